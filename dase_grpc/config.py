@@ -1,0 +1,267 @@
+"""The one configuration of a run: frozen, validated once, read from presets, TOML, flags and `--set`."""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, Self, get_args
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from dase_grpc.errors import ConfigError
+
+Divergence = Literal["jeffreys", "js", "kl", "none", "isolated"]
+Scope = Literal["pooled"]
+DIVERGENCES: Final[tuple[str, ...]] = get_args(Divergence)
+
+_UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?)?b\s*", re.IGNORECASE)
+
+
+class Section(BaseModel):
+    """A frozen group of settings that refuses unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class EnvConfig(Section):
+    """The environment every agent explores its own copy of."""
+
+    id: str = Field("InvertedDoublePendulum-v5", min_length=1, description="Gymnasium id, or `package.module:EnvOrFactory`")
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="keyword arguments for making the environment")
+
+
+class TrainConfig(Section):
+    """The run as a whole."""
+
+    agents: PositiveInt = Field(2, le=1024, description="K, the number of agents that share the buffer")
+    steps: PositiveInt = Field(1_000_000, description="environment steps of each agent")
+    seed: NonNegativeInt = Field(0, description="the run's one seed; every random stream derives from it")
+    log_every: PositiveInt = Field(1_000, description="environment steps between lines of metrics.jsonl")
+    threads: PositiveInt = Field(1, le=256, description="CPU threads of each learner's tensor operations")
+
+
+class AgentConfig(Section):
+    """The learning algorithm; the defaults are the paper's table for TD3."""
+
+    algorithm: Literal["td3"] = Field("td3", description="the algorithm of every agent")
+    hidden: tuple[PositiveInt, ...] = Field((256, 256), min_length=1, description="units of the hidden layers")
+    actor_lr: PositiveFloat = Field(3e-4, description="Adam's learning rate for the actor")
+    critic_lr: PositiveFloat = Field(3e-4, description="Adam's learning rate for the critics")
+    gamma: float = Field(0.99, ge=0, lt=1, description="discount factor")
+    tau: float = Field(5e-3, gt=0, le=1, description="target network step per update")
+    batch_size: PositiveInt = Field(256, le=65_536, description="transitions per update")
+    start_steps: NonNegativeInt = Field(25_000, description="uniformly random steps of each agent before its first update")
+    exploration_noise: NonNegativeFloat = Field(0.1, description="standard deviation of the exploration noise, in normalised action units")
+    policy_delay: PositiveInt = Field(2, description="critic updates per actor update")
+    target_noise: NonNegativeFloat = Field(0.2, description="standard deviation of the target policy's smoothing noise")
+    target_noise_clip: NonNegativeFloat = Field(0.5, description="bound of the smoothing noise")
+
+
+class DpsConfig(Section):
+    """Deterministic policy similarity: how external transitions are weighted (docs/dps.md)."""
+
+    divergence: Divergence = Field("jeffreys", description="the divergence ρ; λ = exp(−ρ)")
+    scope: Scope = Field("pooled", description="which rows share one λ: `pooled` is all external rows of a batch")
+    reference_variance: PositiveFloat = Field(0.1, description="r, the variance of the reference Gaussian N(0, rI), in normalised action units")
+
+
+class ReplayConfig(Section):
+    """The shared replay buffer."""
+
+    capacity: PositiveInt | str = Field(1_000_000, description="transitions kept, the oldest leaves first; or a size such as \"512MiB\"")
+    min_size: PositiveInt = Field(256, description="transitions present before the first batch is served")
+    prefetch: PositiveInt = Field(2, le=64, description="batches the service may send ahead of their use; bounds how stale a batch can be")
+
+    @field_validator("capacity")
+    @classmethod
+    def _capacity_is_readable(cls, value: int | str) -> int | str:
+        capacity_in_transitions(value, row_bytes=1)
+        return value
+
+
+class EvalConfig(Section):
+    """Evaluation: episodes without noise or updates, in fresh environments with fixed seeds."""
+
+    every: PositiveInt = Field(1_000, description="environment steps between evaluations")
+    episodes: PositiveInt = Field(10, le=1_000, description="episodes of one evaluation")
+    max_episode_steps: PositiveInt = Field(10_000, description="steps after which an episode that does not end is cut")
+
+
+class MetricsConfig(Section):
+    """The Prometheus endpoints."""
+
+    port: int = Field(0, ge=0, le=65_535, description="port of the replay node's endpoint, learner i is at port + 1 + i; 0 is off")
+
+
+class RunConfig(Section):
+    """Everything that decides a run. Immutable; made by `resolve` or `RunConfig()`."""
+
+    env: EnvConfig = Field(default_factory=EnvConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    agent: AgentConfig = Field(default_factory=AgentConfig)
+    dps: DpsConfig = Field(default_factory=DpsConfig)
+    replay: ReplayConfig = Field(default_factory=ReplayConfig)
+    eval: EvalConfig = Field(default_factory=EvalConfig)
+    metrics: MetricsConfig = Field(default_factory=MetricsConfig)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if isinstance(self.replay.capacity, int):
+            require_capacity(self, self.replay.capacity)
+        first = self.train.agents * max(self.agent.start_steps, 1)
+        if self.replay.min_size > first:
+            raise ValueError(
+                f"replay.min_size = {self.replay.min_size} exceeds the {first} transitions that "
+                f"{self.train.agents} agent(s) collect before their first update "
+                f"(agent.start_steps = {self.agent.start_steps}), so no update would ever come; "
+                f"set replay.min_size to at most {first}"
+            )
+        last_port = self.metrics.port + self.train.agents
+        if self.metrics.port and last_port > 65_535:
+            raise ValueError(f"metrics.port = {self.metrics.port} leaves no port for agent {self.train.agents - 1}")
+        return self
+
+
+def require_capacity(config: RunConfig, capacity: int) -> None:
+    """Checks what must fit into `capacity` transitions.
+
+    Raises:
+        ValueError: naming both settings (pydantic and `resolve` turn it into a ConfigError).
+    """
+    for key, value in (
+        ("agent.batch_size", config.agent.batch_size),
+        ("agent.start_steps", config.agent.start_steps),
+        ("replay.min_size", config.replay.min_size),
+    ):
+        if value > capacity:
+            raise ValueError(
+                f"{key} = {value} exceeds replay.capacity = {capacity}; raise the capacity or lower {key}"
+            )
+
+
+def capacity_in_transitions(capacity: int | str, *, row_bytes: int) -> int:
+    """How many transitions of `row_bytes` a capacity is; a string is a size in bytes such as "512MiB".
+
+    Raises:
+        ValueError: unreadable, or not room for one transition.
+    """
+    text = str(capacity)
+    if text.strip().isdigit():
+        count = int(text)
+    else:
+        match = _SIZE.fullmatch(text)
+        if match is None:
+            raise ValueError(f'{text!r} is neither a number of transitions nor a size such as "512MiB"')
+        count = int(float(match[1]) * _UNITS[(match[2] or "").lower()]) // row_bytes
+    if count < 1:
+        raise ValueError(f"{text!r} has no room for one transition of {row_bytes} bytes")
+    return count
+
+
+def resolve(*layers: Mapping[str, Any]) -> RunConfig:
+    """Merges nested mappings, later ones win, over the defaults.
+
+    Raises:
+        ConfigError: one sentence naming the key, the value and what is allowed.
+    """
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        _merge(merged, layer)
+    try:
+        return RunConfig.model_validate(merged)
+    except ValidationError as error:
+        raise ConfigError(_sentence(error)) from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The settings in a TOML file; the tables a run directory adds (`versions`, `run`) are left out.
+
+    Raises:
+        ConfigError: the file is missing or is not TOML.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    return {key: value for key, value in values.items() if key not in ("versions", "run")}
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+    """Nested settings from `section.key=value` texts; a value is TOML, or else a plain string.
+
+    Raises:
+        ConfigError: a text without `=` or without a section.
+    """
+    nested: dict[str, Any] = {}
+    for text in assignments:
+        key, equals, value = text.partition("=")
+        parts = [part.strip() for part in key.split(".")]
+        if not equals or len(parts) < 2 or not all(parts):
+            raise ConfigError(f"--set {text!r} is not of the form section.key=value, e.g. --set dps.divergence=kl")
+        branch: Any = _parse_value(value.strip())
+        for part in reversed(parts):
+            branch = {part: branch}
+        _merge(nested, branch)
+    return nested
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _merge(target: dict[str, Any], layer: Mapping[str, Any]) -> None:
+    for key, value in layer.items():
+        if isinstance(value, Mapping) and isinstance(target.get(key), dict):
+            _merge(target[key], value)
+        else:
+            target[key] = dict(value) if isinstance(value, Mapping) else value
+
+
+def _sentence(error: ValidationError) -> str:
+    """The first problem of a pydantic error in one sentence."""
+    first = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in first["loc"] if part not in ("constrained-int", "int", "str"))
+    if first["type"] == "extra_forbidden":
+        return f"unknown setting {key}{_nearest(key)}"
+    message = str(first["msg"]).removeprefix("Value error, ")
+    if not key:
+        return message
+    return f"{key} = {first['input']!r}: {message[:1].lower()}{message[1:]}"
+
+
+def _nearest(key: str) -> str:
+    matches = difflib.get_close_matches(key, setting_names(), n=1)
+    return f"; did you mean {matches[0]}?" if matches else "; `dase config` lists all settings"
+
+
+def setting_names() -> list[str]:
+    """Every setting as `section.key`, in order."""
+    return [
+        f"{section}.{name}"
+        for section, field in RunConfig.model_fields.items()
+        for name in _section(field.annotation).model_fields
+    ]
+
+
+def _section(annotation: Any) -> type[BaseModel]:
+    if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        raise TypeError(f"{annotation} is not a section of the configuration")
+    return annotation

@@ -1,0 +1,98 @@
+"""Every error this project raises on purpose; each message is one sentence a person can act on.
+
+DaseError
+├── UsageError               what this machine's user asked for cannot be done
+│   ├── ConfigError              a setting, a flag or a combination of settings
+│   ├── EnvironmentSpecError     an environment that is missing or that no agent here can act in
+│   ├── DeviceError              a device that is not there
+│   ├── AddressError             an address that cannot be listened on
+│   └── RunDirectoryError        a run directory or checkpoint that is missing, taken or damaged
+├── NodeFailedError          a node of a local cluster ended before its time
+└── RefusalError             what the service answers instead of doing it (wire/status.py: its gRPC status)
+    ├── MalformedError           the request cannot be understood
+    ├── SchemaMismatchError      another transition schema than the buffer's
+    ├── RunMismatchError         another run than the service's
+    ├── NotJoinedError           no learner has joined yet, so there is no schema
+    ├── SequenceGapError         rows are missing before these
+    ├── TooManyWritersError      the table of writers is full
+    ├── AgentTakenError          a live node holds this agent id
+    ├── StaleLeaseError          the lease has ended or was given to another
+    ├── DrainingError            the service is shutting down
+    └── UnreachableError         no answer from the service (raised by the client)
+"""
+
+
+class DaseError(Exception):
+    """Base of all errors raised on purpose; `str(error)` is the sentence to show."""
+
+
+class UsageError(DaseError):
+    """What the user of this machine asked for cannot be done."""
+
+
+class ConfigError(UsageError):
+    """A setting is unknown, out of range, or contradicts another."""
+
+
+class EnvironmentSpecError(UsageError):
+    """An environment is missing, or its spaces cannot be used."""
+
+
+class DeviceError(UsageError):
+    """The requested device does not exist on this machine."""
+
+
+class AddressError(UsageError):
+    """An address cannot be parsed, bound, or must not be listened on without TLS."""
+
+
+class RunDirectoryError(UsageError):
+    """A run directory or checkpoint is missing, already taken, or damaged."""
+
+
+class NodeFailedError(DaseError):
+    """A node of a local cluster ended before its time."""
+
+
+class RefusalError(DaseError):
+    """The service's answer instead of doing what was asked."""
+
+
+class MalformedError(RefusalError):
+    """The request cannot be understood."""
+
+
+class SchemaMismatchError(RefusalError):
+    """The stream's transition schema is not the buffer's."""
+
+
+class RunMismatchError(RefusalError):
+    """The stream belongs to another run."""
+
+
+class NotJoinedError(RefusalError):
+    """Nobody has joined yet, so the service has no schema and no buffer."""
+
+
+class SequenceGapError(RefusalError):
+    """The rows before these have not been committed."""
+
+
+class TooManyWritersError(RefusalError):
+    """The bounded table of writers is full."""
+
+
+class AgentTakenError(RefusalError):
+    """A live node holds the agent id."""
+
+
+class StaleLeaseError(RefusalError):
+    """The lease has ended, or its agent id was given to another node."""
+
+
+class DrainingError(RefusalError):
+    """The service is shutting down and takes nothing more."""
+
+
+class UnreachableError(RefusalError):
+    """The service did not answer in time, or its connection broke."""

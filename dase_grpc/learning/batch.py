@@ -1,0 +1,42 @@
+"""A sampled batch as named tensors: views of one (B, width) tensor of packed rows."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from dase_grpc.schema import TransitionSchema
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Columns of B packed transitions; all are views, nothing is copied.
+
+    observation (B, m), action (B, n), state_action (B, m + n), next_observation (B, m),
+    reward (B,) and bootstrap (B,) are float32; agent_id (B,) and policy_version (B,) int32.
+    """
+
+    observation: Tensor
+    action: Tensor
+    state_action: Tensor
+    next_observation: Tensor
+    reward: Tensor
+    bootstrap: Tensor
+    agent_id: Tensor
+    policy_version: Tensor
+
+    @classmethod
+    def from_rows(cls, schema: TransitionSchema, rows: Tensor) -> Self:
+        """Names the columns of (B, width) float32 rows."""
+        part = schema.columns
+        return cls(
+            observation=rows[:, part["observation"]],
+            action=rows[:, part["action"]],
+            state_action=rows[:, part["observation"].start : part["action"].stop],
+            next_observation=rows[:, part["next_observation"]],
+            reward=rows[:, part["reward"].start],
+            bootstrap=rows[:, part["bootstrap"].start],
+            agent_id=rows[:, part["agent_id"].start].view(torch.int32),
+            policy_version=rows[:, part["policy_version"].start].view(torch.int32),
+        )

@@ -1,0 +1,54 @@
+"""Named settings: the paper's tables, and a quick start for a first run.
+
+Source of `paper/*`: Saglam et al. 2022, arXiv 2207.13453, hyper-parameter tables.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from dase_grpc.errors import ConfigError
+
+_PAPER_SHARED: Final[dict[str, Any]] = {
+    "train": {"agents": 2, "steps": 1_000_000},
+    "dps": {"divergence": "jeffreys", "scope": "pooled", "reference_variance": 0.1},
+    "replay": {"capacity": 1_000_000},
+    "eval": {"every": 1_000, "episodes": 10},
+}
+
+PRESETS: Final[Mapping[str, dict[str, Any]]] = {
+    "paper/td3": {
+        **_PAPER_SHARED,
+        "agent": {
+            "algorithm": "td3",
+            "hidden": [256, 256],
+            "actor_lr": 3e-4,
+            "critic_lr": 3e-4,
+            "gamma": 0.99,
+            "tau": 5e-3,
+            "batch_size": 256,
+            "start_steps": 25_000,
+            "exploration_noise": 0.1,
+            "policy_delay": 2,
+            "target_noise": 0.2,
+            "target_noise_clip": 0.5,
+        },
+    },
+    "quickstart": {
+        "env": {"id": "InvertedDoublePendulum-v5"},
+        "train": {"agents": 2, "steps": 8_000, "log_every": 500},
+        "agent": {"start_steps": 1_000},
+        "replay": {"capacity": 100_000},
+        "eval": {"every": 500, "episodes": 10},
+    },
+}
+
+
+def preset(name: str) -> dict[str, Any]:
+    """The settings of a named preset.
+
+    Raises:
+        ConfigError: no preset has this name.
+    """
+    if name not in PRESETS:
+        raise ConfigError(f"there is no preset {name!r}; there are {', '.join(sorted(PRESETS))}")
+    return PRESETS[name]

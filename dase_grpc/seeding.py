@@ -1,0 +1,39 @@
+"""Derives every random stream of a run from the run's one seed, by NumPy's SeedSequence.
+
+A stream is named by its purpose and its agent, so adding a stream never moves another.
+"""
+
+from enum import IntEnum
+
+import numpy as np
+
+
+class Purpose(IntEnum):
+    """What a random stream is for; the numbers are part of what makes a seed reproducible."""
+
+    NETWORKS = 0
+    EXPLORATION = 1
+    ENVIRONMENT = 2
+    EVALUATION = 3
+    SAMPLING = 4
+    TARGET_NOISE = 5
+    SIMILARITY = 6
+
+
+def sequence(seed: int, purpose: Purpose, *key: int) -> np.random.SeedSequence:
+    """The seed sequence of one purpose; `key` is the agent id and whatever else tells streams apart."""
+    return np.random.SeedSequence(seed, spawn_key=(int(purpose), *key))
+
+
+def generator(seed: int, purpose: Purpose, *key: int) -> np.random.Generator:
+    """A NumPy generator on the stream of `purpose` and `key`."""
+    return np.random.default_rng(sequence(seed, purpose, *key))
+
+
+def integer(seed: int, purpose: Purpose, *key: int) -> int:
+    """A 31-bit integer seed for libraries that take one (torch, Gymnasium).
+
+    Evaluation seeds are odd and all others even, so that no evaluation ever meets a training seed.
+    """
+    state = int(sequence(seed, purpose, *key).generate_state(1)[0]) >> 1
+    return (state | 1) if purpose is Purpose.EVALUATION else (state & ~1)
