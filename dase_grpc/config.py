@@ -39,8 +39,14 @@ class Section(BaseModel):
 class EnvConfig(Section):
     """The environment every agent explores its own copy of."""
 
-    id: str = Field("InvertedDoublePendulum-v5", min_length=1, description="Gymnasium id, or `package.module:EnvOrFactory`")
-    kwargs: dict[str, Any] = Field(default_factory=dict, description="keyword arguments for making the environment")
+    id: str = Field(
+        "InvertedDoublePendulum-v5",
+        min_length=1,
+        description="Gymnasium id, or `package.module:EnvOrFactory`",
+    )
+    kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="keyword arguments for making the environment"
+    )
 
 
 class TrainConfig(Section):
@@ -57,16 +63,24 @@ class AgentConfig(Section):
     """The learning algorithm; the defaults are the paper's table for TD3."""
 
     algorithm: Literal["td3"] = Field("td3", description="the algorithm of every agent")
-    hidden: tuple[PositiveInt, ...] = Field((256, 256), min_length=1, description="units of the hidden layers")
+    hidden: tuple[PositiveInt, ...] = Field(
+        (256, 256), min_length=1, description="units of the hidden layers"
+    )
     actor_lr: PositiveFloat = Field(3e-4, description="Adam's learning rate for the actor")
     critic_lr: PositiveFloat = Field(3e-4, description="Adam's learning rate for the critics")
     gamma: float = Field(0.99, ge=0, lt=1, description="discount factor")
     tau: float = Field(5e-3, gt=0, le=1, description="target network step per update")
     batch_size: PositiveInt = Field(256, le=65_536, description="transitions per update")
-    start_steps: NonNegativeInt = Field(25_000, description="uniformly random steps of each agent before its first update")
-    exploration_noise: NonNegativeFloat = Field(0.1, description="standard deviation of the exploration noise, in normalised action units")
+    start_steps: NonNegativeInt = Field(
+        25_000, description="uniformly random steps of each agent before its first update"
+    )
+    exploration_noise: NonNegativeFloat = Field(
+        0.1, description="standard deviation of the exploration noise, in normalised action units"
+    )
     policy_delay: PositiveInt = Field(2, description="critic updates per actor update")
-    target_noise: NonNegativeFloat = Field(0.2, description="standard deviation of the target policy's smoothing noise")
+    target_noise: NonNegativeFloat = Field(
+        0.2, description="standard deviation of the target policy's smoothing noise"
+    )
     target_noise_clip: NonNegativeFloat = Field(0.5, description="bound of the smoothing noise")
 
 
@@ -74,16 +88,26 @@ class DpsConfig(Section):
     """Deterministic policy similarity: how external transitions are weighted (docs/dps.md)."""
 
     divergence: Divergence = Field("jeffreys", description="the divergence ρ; λ = exp(−ρ)")
-    scope: Scope = Field("pooled", description="which rows share one λ: `pooled` is all external rows of a batch")
-    reference_variance: PositiveFloat = Field(0.1, description="r, the variance of the reference Gaussian N(0, rI), in normalised action units")
+    scope: Scope = Field(
+        "pooled", description="which rows share one λ: `pooled` is all external rows of a batch"
+    )
+    reference_variance: PositiveFloat = Field(
+        0.1, description="r, the variance of the reference Gaussian N(0, rI), in normalised action units"
+    )
 
 
 class ReplayConfig(Section):
     """The shared replay buffer."""
 
-    capacity: PositiveInt | str = Field(1_000_000, description="transitions kept, the oldest leaves first; or a size such as \"512MiB\"")
+    capacity: PositiveInt | str = Field(
+        1_000_000, description='transitions kept, the oldest leaves first; or a size such as "512MiB"'
+    )
     min_size: PositiveInt = Field(256, description="transitions present before the first batch is served")
-    prefetch: PositiveInt = Field(2, le=64, description="batches the service may send ahead of their use; bounds how stale a batch can be")
+    prefetch: PositiveInt = Field(
+        2,
+        le=64,
+        description="batches the service may send ahead of their use; bounds how stale a batch can be",
+    )
 
     @field_validator("capacity")
     @classmethod
@@ -97,13 +121,20 @@ class EvalConfig(Section):
 
     every: PositiveInt = Field(1_000, description="environment steps between evaluations")
     episodes: PositiveInt = Field(10, le=1_000, description="episodes of one evaluation")
-    max_episode_steps: PositiveInt = Field(10_000, description="steps after which an episode that does not end is cut")
+    max_episode_steps: PositiveInt = Field(
+        10_000, description="steps after which an episode that does not end is cut"
+    )
 
 
 class MetricsConfig(Section):
     """The Prometheus endpoints."""
 
-    port: int = Field(0, ge=0, le=65_535, description="port of the replay node's endpoint, learner i is at port + 1 + i; 0 is off")
+    port: int = Field(
+        0,
+        ge=0,
+        le=65_535,
+        description="port of the replay node's endpoint, learner i is at port + 1 + i; 0 is off",
+    )
 
 
 class RunConfig(Section):
@@ -131,7 +162,9 @@ class RunConfig(Section):
             )
         last_port = self.metrics.port + self.train.agents
         if self.metrics.port and last_port > 65_535:
-            raise ValueError(f"metrics.port = {self.metrics.port} leaves no port for agent {self.train.agents - 1}")
+            raise ValueError(
+                f"metrics.port = {self.metrics.port} leaves no port for agent {self.train.agents - 1}"
+            )
         return self
 
 
@@ -212,7 +245,9 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         parts = [part.strip() for part in key.split(".")]
         if not equals or len(parts) < 2 or not all(parts):
-            raise ConfigError(f"--set {text!r} is not of the form section.key=value, e.g. --set dps.divergence=kl")
+            raise ConfigError(
+                f"--set {text!r} is not of the form section.key=value, e.g. --set dps.divergence=kl"
+            )
         branch: Any = _parse_value(value.strip())
         for part in reversed(parts):
             branch = {part: branch}
