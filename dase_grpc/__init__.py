@@ -1,0 +1,1 @@
+"""DASE: K deterministic actor-critics on one shared replay buffer over gRPC."""

@@ -1,7 +1,6 @@
 """The one configuration of a run: frozen, validated once, read from presets, TOML, flags and `--set`."""
 
 import difflib
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,14 +19,12 @@ from pydantic import (
     model_validator,
 )
 
+from dase_grpc.capacity import transitions
 from dase_grpc.errors import ConfigError
 
 Divergence = Literal["jeffreys", "js", "kl", "none", "isolated"]
 Scope = Literal["pooled"]
 DIVERGENCES: Final[tuple[str, ...]] = get_args(Divergence)
-
-_UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?)?b\s*", re.IGNORECASE)
 
 
 class Section(BaseModel):
@@ -112,7 +109,7 @@ class ReplayConfig(Section):
     @field_validator("capacity")
     @classmethod
     def _capacity_is_readable(cls, value: int | str) -> int | str:
-        capacity_in_transitions(value, row_bytes=1)
+        transitions(value, row_bytes=1)
         return value
 
 
@@ -183,25 +180,6 @@ def require_capacity(config: RunConfig, capacity: int) -> None:
             raise ValueError(
                 f"{key} = {value} exceeds replay.capacity = {capacity}; raise the capacity or lower {key}"
             )
-
-
-def capacity_in_transitions(capacity: int | str, *, row_bytes: int) -> int:
-    """How many transitions of `row_bytes` a capacity is; a string is a size in bytes such as "512MiB".
-
-    Raises:
-        ValueError: unreadable, or not room for one transition.
-    """
-    text = str(capacity)
-    if text.strip().isdigit():
-        count = int(text)
-    else:
-        match = _SIZE.fullmatch(text)
-        if match is None:
-            raise ValueError(f'{text!r} is neither a number of transitions nor a size such as "512MiB"')
-        count = int(float(match[1]) * _UNITS[(match[2] or "").lower()]) // row_bytes
-    if count < 1:
-        raise ValueError(f"{text!r} has no room for one transition of {row_bytes} bytes")
-    return count
 
 
 def resolve(*layers: Mapping[str, Any]) -> RunConfig:

@@ -13,6 +13,7 @@ DaseError
     ├── SchemaMismatchError      another transition schema than the buffer's
     ├── RunMismatchError         another run than the service's
     ├── NotJoinedError           no learner has joined yet, so there is no schema
+    ├── CapacityError            the buffer does not fit, or holds too little
     ├── SequenceGapError         rows are missing before these
     ├── TooManyWritersError      the table of writers is full
     ├── AgentTakenError          a live node holds this agent id
@@ -72,6 +73,10 @@ class RunMismatchError(RefusalError):
 
 class NotJoinedError(RefusalError):
     """Nobody has joined yet, so the service has no schema and no buffer."""
+
+
+class CapacityError(RefusalError):
+    """The buffer does not fit into the machine, or holds less than what is asked of it."""
 
 
 class SequenceGapError(RefusalError):

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -156,7 +156,7 @@ class TransitionSchema:
 
     def finite(self, rows: Array) -> npt.NDArray[np.bool_]:
         """Which of the (N, width) rows hold only finite values, (N,) bool."""
-        return np.isfinite(rows[:, : self.float_width]).all(axis=1)
+        return cast("npt.NDArray[np.bool_]", np.isfinite(rows[:, : self.float_width]).all(axis=1))
 
     def require_equal(self, other: "TransitionSchema") -> None:
         """Checks that `other`, what a client states, is this schema.

@@ -1,0 +1,1 @@
+"""Starting runs: a local cluster, lockstep, evaluation."""

@@ -1,0 +1,1 @@
+"""Agents and how they learn: torch and Gymnasium, no network."""

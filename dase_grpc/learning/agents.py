@@ -1,0 +1,71 @@
+"""The table of learning algorithms: from the configuration's name to an agent or a policy."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+
+from dase_grpc.config import AgentConfig
+from dase_grpc.learning import td3
+from dase_grpc.learning.agent import Agent, Policy
+from dase_grpc.schema import TransitionSchema
+
+
+class MakeAgent(Protocol):
+    """Builds an agent from the run's seed."""
+
+    def __call__(
+        self,
+        config: AgentConfig,
+        schema: TransitionSchema,
+        *,
+        seed: int,
+        agent_id: int,
+        device: torch.device,
+    ) -> Agent:
+        """An agent that has not learned anything yet."""
+        ...
+
+
+class LoadPolicy(Protocol):
+    """Builds a policy from an agent's saved state."""
+
+    def __call__(
+        self, config: AgentConfig, schema: TransitionSchema, state: Mapping[str, Any], device: torch.device
+    ) -> Policy:
+        """The policy alone."""
+        ...
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """What one learning algorithm brings."""
+
+    agent: MakeAgent
+    policy: LoadPolicy
+
+
+ALGORITHMS: Final[Mapping[str, Algorithm]] = {
+    "td3": Algorithm(agent=td3.TD3, policy=td3.load_policy),
+}
+
+
+def make_agent(
+    config: AgentConfig, schema: TransitionSchema, *, seed: int, agent_id: int, device: torch.device
+) -> Agent:
+    """A new agent of the configured algorithm; `seed` is the run's, agents differ by `agent_id`."""
+    make = ALGORITHMS[config.algorithm].agent
+    return make(config, schema, seed=seed, agent_id=agent_id, device=device)
+
+
+def load_policy(
+    config: AgentConfig, schema: TransitionSchema, state: Mapping[str, Any], device: torch.device
+) -> Policy:
+    """The policy in an agent's saved state, for evaluation; the `actor.*` tensors are enough.
+
+    Raises:
+        KeyError: a tensor is missing.
+        ValueError: one too many, or one of another shape or dtype.
+    """
+    return ALGORITHMS[config.algorithm].policy(config, schema, state, device)

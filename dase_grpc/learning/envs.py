@@ -1,0 +1,262 @@
+"""Makes environments by name, refuses those no agent here can act in, and maps actions into their units."""
+
+import difflib
+import importlib
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, TypeAlias
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Box, Dict, Tuple
+from gymnasium.wrappers import FlattenObservation
+
+from dase_grpc.errors import EnvironmentSpecError, MalformedError
+from dase_grpc.schema import Array, TransitionSchema
+
+Environment: TypeAlias = gymnasium.Env[Array, Array]
+
+EXPECTED_WARNING: Final = "compiler attribute 'settotalmass' is deprecated"
+"""MuJoCo 4 says so about the half_cheetah.xml that Gymnasium ships, each time a HalfCheetah is made."""
+
+_log = logging.getLogger(__name__)
+_mujoco_hook = threading.RLock()
+
+
+def make_env(env_id: str, kwargs: Mapping[str, Any], *, render_mode: str | None = None) -> Environment:
+    """An environment with flat Box observations and a bounded Box action space.
+
+    env_id is a Gymnasium id, or `package.module:Name` where Name is a class or a function that returns
+    an environment, or an id that importing the module registers. For such a module the current
+    directory joins `sys.path`, as with `python -m`. kwargs go to `gymnasium.make` or to Name; render_mode
+    joins them unless None. Dict, Tuple and multi-dimensional Box observations are flattened by
+    Gymnasium's own wrapper. Gymnasium's passive checker is off unless kwargs ask for it.
+
+    Raises:
+        EnvironmentSpecError: the environment is missing, cannot be made, or has spaces we cannot use.
+    """
+    arguments = dict(kwargs) if render_mode is None else {**kwargs, "render_mode": render_mode}
+    with _quiet_mujoco():
+        env = _create(env_id, arguments)
+    try:
+        if _needs_flattening(getattr(env, "observation_space", None)):
+            env = FlattenObservation(env)
+        schema_of(env, env_id)
+    except BaseException:
+        env.close()
+        raise
+    return env
+
+
+def schema_of(env: Environment, env_id: str) -> TransitionSchema:
+    """The layout of the environment's transitions.
+
+    Raises:
+        EnvironmentSpecError: the observation is no flat Box, or the action no bounded one.
+    """
+    observation, action = (getattr(env, name, None) for name in ("observation_space", "action_space"))
+    if not isinstance(observation, Box) or len(observation.shape) != 1:
+        raise EnvironmentSpecError(
+            f"environment {env_id!r} has the observation space {_text(observation)}, but agents here observe "
+            f"a Box, so wrap it, e.g. in gymnasium.wrappers.FlattenObservation"
+        )
+    if not isinstance(action, Box):
+        raise EnvironmentSpecError(
+            f"environment {env_id!r} has the action space {_text(action)}, but agents here act in a Box, "
+            f"so choose an environment with continuous actions or wrap it"
+        )
+    # an unbounded Box of integers shows its dtype's limits as bounds
+    low = np.where(action.bounded_below, action.low, -np.inf).ravel()
+    high = np.where(action.bounded_above, action.high, np.inf).ravel()
+    try:
+        return TransitionSchema(
+            environment=env_id,
+            observation_size=observation.shape[0],
+            action_size=low.size,
+            action_low=tuple(low.tolist()),
+            action_high=tuple(high.tolist()),
+        )
+    except MalformedError as error:
+        raise EnvironmentSpecError(f"environment {env_id!r}: {error}") from error
+
+
+class ActionMap:
+    """Maps normalised actions in [-1, 1] linearly onto a bounded Box; ±1 are exactly its bounds."""
+
+    def __init__(self, space: gymnasium.Space[Any]) -> None:
+        if not isinstance(space, Box):
+            raise TypeError(f"an ActionMap needs a Box, not {space}")
+        self._shape, self._dtype = space.shape, space.dtype
+        self._whole = np.issubdtype(space.dtype, np.integer)
+        low, high = space.low.ravel(), space.high.ravel()
+        self._identity = space.dtype == np.float32 and bool((low == -1).all() and (high == 1).all())
+        precision = np.dtype(np.float32 if self._identity else np.float64)
+        self._low: npt.NDArray[Any] = low.astype(precision)
+        self._high: npt.NDArray[Any] = high.astype(precision)
+        self._half_low, self._half_high = self._low / 2, self._high / 2
+
+    def __call__(self, action: Array) -> npt.NDArray[Any]:
+        """(n,) normalised -> the Box's shape and dtype, always a new array.
+
+        Out-of-range actions are clipped to the box; whole-number spaces get the nearest number.
+        """
+        if self._identity:
+            values: npt.NDArray[Any] = action
+        else:
+            # this form of low + (a + 1) / 2 * (high - low) has no rounding error at both ends
+            values = (1.0 - action) * self._half_low + (1.0 + action) * self._half_high
+        values = np.minimum(np.maximum(values, self._low), self._high)
+        if self._whole:
+            values = np.rint(values)
+        return values.astype(self._dtype).reshape(self._shape)
+
+
+def to_float32(observation: Any, size: int) -> Array:
+    """A float32 copy of what an environment returned as a flat observation; too large a value becomes ±inf.
+
+    Raises:
+        EnvironmentSpecError: its shape is not (size,), so the environment breaks its own space.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        copied: Array = np.array(observation, np.float32)
+    if copied.shape != (size,):
+        raise EnvironmentSpecError(
+            f"the environment returned an observation of shape {copied.shape}, but its observation space "
+            f"says {(size,)}; correct the environment's reset and step"
+        )
+    return copied
+
+
+def _needs_flattening(space: object) -> bool:
+    return isinstance(space, Dict | Tuple) or (isinstance(space, Box) and len(space.shape) != 1)
+
+
+def _create(env_id: str, arguments: dict[str, Any]) -> Environment:
+    module_name, colon, name = env_id.rpartition(":")
+    factory = _factory(env_id, module_name, name) if colon else None
+    try:
+        env = _gymnasium_make(name, arguments) if factory is None else factory(**arguments)
+    except EnvironmentSpecError:
+        raise
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise EnvironmentSpecError(_missing_package(env_id, error)) from error
+    except ImportError as error:
+        raise EnvironmentSpecError(_missing_package(env_id, error)) from error
+    except Exception as error:
+        if factory is None and isinstance(error, gymnasium.error.Error) and name not in gymnasium.registry:
+            raise EnvironmentSpecError(
+                f"there is no environment {env_id!r}{_nearest(name, gymnasium.registry)} "
+                f"(write another package's as package:Name-v0, your own as package.module:Class)"
+            ) from error
+        given = f" with {_text(arguments)}" if arguments else ""
+        raise EnvironmentSpecError(
+            f"making the environment {env_id!r}{given} failed with {_summary(error)}"
+        ) from error
+    if not isinstance(env, gymnasium.Env):
+        raise EnvironmentSpecError(
+            f"{env_id!r} returned {_kind(env)} instead of a gymnasium.Env, so make it return one"
+        )
+    return env
+
+
+def _factory(env_id: str, module_name: str, name: str) -> Callable[..., object] | None:
+    """What the module calls `name`; None if it rather registers an environment of that name."""
+    module = _import(env_id, module_name)
+    factory = getattr(module, name, None)
+    if factory is None:
+        if any(name in (key, spec.name) for key, spec in gymnasium.registry.items()):
+            return None
+        raise EnvironmentSpecError(
+            f"the module {module_name!r} neither has {name!r} nor registers an environment of that name"
+            f"{_nearest(name, [*vars(module), *gymnasium.registry])}"
+        )
+    if isinstance(factory, gymnasium.Env) or not callable(factory):
+        raise EnvironmentSpecError(
+            f"{env_id!r} is {_kind(factory)}, so name a class or a function that returns a new gymnasium.Env"
+        )
+    return factory  # type: ignore[no-any-return]  # any callable of the user's
+
+
+def _gymnasium_make(name: str, arguments: dict[str, Any]) -> Environment:
+    # The passive checker costs a call per step and repeats its warnings at every evaluation.
+    return gymnasium.make(name, **{"disable_env_checker": True, **arguments})
+
+
+def _import(env_id: str, module_name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{module_name}.".startswith(f"{error.name}."):
+            raise EnvironmentSpecError(
+                f"there is no module {error.name!r} for the environment {env_id!r}, so run in the folder "
+                f"that holds it ({here} does not) or install its package"
+            ) from error
+        raise EnvironmentSpecError(
+            f"the module {module_name!r} of the environment {env_id!r} needs {error.name!r}, "
+            f"which is not installed, so install it"
+        ) from error
+    except Exception as error:
+        raise EnvironmentSpecError(
+            f"importing {module_name!r} for the environment {env_id!r} failed with {_summary(error)}"
+        ) from error
+
+
+def _missing_package(env_id: str, error: Exception) -> str:
+    if "box2d" in str(error).lower():
+        return f'environment {env_id!r} needs Box2D, so run: pip install "dase-grpc[box2d]"'
+    return f"environment {env_id!r} cannot be imported, so install what is missing: {_summary(error)}"
+
+
+def _nearest(name: str, candidates: Iterable[str]) -> str:
+    known = {candidate.lower(): candidate for candidate in candidates if not candidate.startswith("_")}
+    wanted = name.lower()
+    matches = difflib.get_close_matches(wanted, known, n=1)
+    if not matches and len(wanted) > 2:
+        matches = sorted((key for key in known if wanted in key), reverse=True)
+    return f"; did you mean {known[matches[0]]!r}?" if matches else ""
+
+
+def _summary(error: Exception) -> str:
+    text = _text(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _text(value: object) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+def _kind(value: object) -> str:
+    return "nothing" if value is None else f"an object of type {type(value).__name__}"
+
+
+@contextmanager
+def _quiet_mujoco() -> Iterator[None]:
+    """Drops `EXPECTED_WARNING`; every other warning of MuJoCo goes where it went, or else to the log."""
+    import mujoco  # late, so that a program can still set MUJOCO_GL after importing this module
+
+    with _mujoco_hook:
+        previous: Callable[[str], object] | None = mujoco.get_mju_user_warning()
+
+        def warn(message: str) -> None:
+            if not message.startswith(EXPECTED_WARNING):
+                (previous or _log_mujoco)(message)
+
+        mujoco.set_mju_user_warning(warn)
+        try:
+            yield
+        finally:
+            mujoco.set_mju_user_warning(previous)
+
+
+def _log_mujoco(message: str) -> None:
+    _log.warning("MuJoCo: %s", message.strip())

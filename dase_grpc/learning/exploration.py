@@ -1,0 +1,202 @@
+"""One agent's exploration of its own copy of the environment, one packed transition per step."""
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from dase_grpc.learning.agent import Policy
+from dase_grpc.learning.envs import ActionMap, Environment, to_float32
+from dase_grpc.schema import Array, TransitionSchema
+
+REFUSED_IN_A_ROW: Final = 100
+"""Refused rows in a row after which an environment is taken for broken and reset."""
+
+Reason = Literal["observation", "reward"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Episode:
+    """A finished episode: its undiscounted return in float64 and its length in environment steps."""
+
+    return_: float
+    length: int
+
+
+@dataclass(frozen=True)
+class ExploredStep:
+    """What one environment step gave.
+
+    Attributes:
+        row: the packed transition, (width,) float32, owned by the receiver; None if it was refused.
+        reason: what was not finite in float32 when row is None, "observation" (this or the next) before
+            "reward"; else None.
+        episode: the episode this step ended, if it ended one, refused or not.
+    """
+
+    row: Array | None
+    reason: Reason | None
+    episode: Episode | None
+
+
+class Explorer:
+    """Steps one environment with a noisy policy. Owns the environment; one thread at a time.
+
+    The first `start_steps` actions are uniform in [-1, 1]; later ones are the policy's plus
+    N(0, noise), clipped to [-1, 1]. Where the current observation is not finite the action is uniform
+    too. The environment is seeded with env_seed at the first reset only. A resumed explorer gets the
+    counts it had as `steps` and `episodes`, and starts a new episode.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        schema: TransitionSchema,
+        *,
+        agent_id: int,
+        rng: np.random.Generator,
+        env_seed: int,
+        start_steps: int,
+        noise: float,
+        steps: int = 0,
+        episodes: int = 0,
+    ) -> None:
+        self._env = env
+        self._schema = schema
+        self._agent_id = agent_id
+        self._rng = rng
+        self._seed: int | None = env_seed
+        self._start_steps = start_steps
+        self._noise = noise
+        self._steps = steps
+        self._episodes = episodes
+        self._to_env = ActionMap(env.action_space)
+        self._refused: dict[Reason, int] = {"observation": 0, "reward": 0}
+        self._refused_in_a_row = 0
+        self._warned = False
+        self._observation: Array | None = None
+        self._finite = False
+        self._return = 0.0
+        self._length = 0
+
+    @property
+    def steps(self) -> int:
+        """Environment steps taken, refused rows included."""
+        return self._steps
+
+    @property
+    def episodes(self) -> int:
+        """Episodes that ended; one cut because the environment broke is none."""
+        return self._episodes
+
+    @property
+    def refused(self) -> Mapping[Reason, int]:
+        """Refused rows by reason, a copy."""
+        return dict(self._refused)
+
+    def step(self, policy: Policy, version: int) -> ExploredStep:
+        """Performs exactly one environment step, with a reset before it where a new episode begins.
+
+        version is the policy's, stored modulo 2^32.
+
+        Raises:
+            FloatingPointError: the policy gave an action that is not finite.
+            EnvironmentSpecError: the environment returned an observation of another shape than its space's.
+            Exception: whatever the environment raises.
+        """
+        observation = self._reset() if self._observation is None else self._observation
+        action = self._choose(policy, observation)
+        received, given, terminated, truncated, _ = self._env.step(self._to_env(action))
+        reward = float(given)
+        next_observation = to_float32(received, self._schema.observation_size)
+        was_finite, self._finite = self._finite, bool(np.isfinite(next_observation).all())
+        row = self._pack(observation, action, next_observation, reward, bootstrap=not terminated)
+        row.view(np.uint32)[-2:] = self._agent_id, version & 0xFFFF_FFFF
+
+        self._observation = next_observation
+        self._steps += 1
+        self._return += reward
+        self._length += 1
+        episode = self._end_episode() if terminated or truncated else None
+        reason: Reason | None = None
+        if not (was_finite and self._finite):
+            reason = "observation"
+        elif not math.isfinite(row[self._schema.columns["reward"].start]):
+            reason = "reward"
+        if reason is None:
+            self._refused_in_a_row = 0
+            return ExploredStep(row, None, episode)
+        self._refuse(reason)
+        return ExploredStep(None, reason, episode)
+
+    def close(self) -> None:
+        """Closes the environment."""
+        self._env.close()
+
+    def _reset(self) -> Array:
+        received, _ = self._env.reset(seed=self._seed)
+        self._seed = None
+        observation = to_float32(received, self._schema.observation_size)
+        self._observation, self._finite = observation, bool(np.isfinite(observation).all())
+        self._return, self._length = 0.0, 0
+        return observation
+
+    def _choose(self, policy: Policy, observation: Array) -> Array:
+        size = self._schema.action_size
+        if self._steps < self._start_steps or not self._finite:
+            return self._rng.uniform(-1.0, 1.0, size).astype(np.float32)
+        action = policy.act(observation[np.newaxis])[0]
+        require_finite_action(action)
+        noise = self._rng.standard_normal(size, np.float32) * np.float32(self._noise)
+        clipped: Array = np.minimum(np.maximum(action + noise, np.float32(-1)), np.float32(1))
+        return clipped
+
+    def _pack(
+        self, observation: Array, action: Array, next_observation: Array, reward: float, *, bootstrap: bool
+    ) -> Array:
+        m, n = self._schema.observation_size, self._schema.action_size
+        row = np.empty(self._schema.width, np.float32)
+        row[:m] = observation
+        row[m : m + n] = action
+        row[m + n : 2 * m + n] = next_observation
+        with np.errstate(over="ignore"):
+            row[2 * m + n] = reward
+        row[2 * m + n + 1] = bootstrap
+        return row
+
+    def _end_episode(self) -> Episode:
+        self._observation = None
+        self._episodes += 1
+        return Episode(self._return, self._length)
+
+    def _refuse(self, reason: Reason) -> None:
+        self._refused[reason] += 1
+        self._refused_in_a_row += 1
+        if self._refused_in_a_row < REFUSED_IN_A_ROW:
+            return
+        self._observation = None
+        self._refused_in_a_row = 0
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "agent %d: %d transitions in a row were not finite (the last because of the %s); "
+                "the environment is reset, now and whenever it happens again",
+                self._agent_id,
+                REFUSED_IN_A_ROW,
+                reason,
+            )
+
+
+def require_finite_action(action: Array) -> None:
+    """Checks a policy's actions, of any shape.
+
+    Raises:
+        FloatingPointError: naming the actions; the networks have diverged, which is a bug or a setting.
+    """
+    if not np.isfinite(action).all():
+        raise FloatingPointError(f"the policy gave actions that are not finite: {action}")

@@ -1,0 +1,1 @@
+"""Processes with a role: asyncio around the plain objects."""

@@ -1,0 +1,102 @@
+"""How a node starts and ends: signals, logging, exit codes. The only place that handles signals."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+from dase_grpc.errors import DaseError, UsageError
+
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+
+log = logging.getLogger("dase")
+
+
+def run_node(name: str, main: Callable[[asyncio.Event], Awaitable[None]], *, stdin_is_leash: bool) -> int:
+    """Runs a node until it ends or SIGTERM, SIGINT or the end of its leash stops it; returns its exit code.
+
+    `main` gets an event that is set when the node shall drain and return. A refusal or a usage
+    error is logged as one sentence; a bug propagates with its traceback. A second signal kills.
+    """
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s {name} | %(message)s", datefmt="%H:%M:%S"
+    )
+
+    async def guarded() -> int:
+        async with stop_event(stdin_is_leash=stdin_is_leash) as stop:
+            try:
+                await main(stop)
+            except DaseError as error:
+                return _explain(error)
+            except ExceptionGroup as group:
+                refusals, bugs = group.split(DaseError)
+                if refusals is None or bugs is not None:
+                    raise
+                return _explain(first_error(refusals))
+        return EXIT_OK
+
+    return asyncio.run(guarded())
+
+
+@asynccontextmanager
+async def stop_event(*, stdin_is_leash: bool) -> AsyncIterator[asyncio.Event]:
+    """An event set by the first SIGTERM or SIGINT, or when stdin reaches its end if that is a leash.
+
+    A leash is a pipe whose other end a launcher holds: it closes however the launcher dies.
+    """
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+    def on_signal(number: int) -> None:
+        log.info("%s: stopping (once more kills)", signal.Signals(number).name)
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(each)
+            signal.signal(each, signal.SIG_DFL)
+        stop.set()
+
+    for each in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(each, on_signal, each)
+    leash = await _watch_stdin(loop, stop) if stdin_is_leash else None
+    try:
+        yield stop
+    finally:
+        if leash is not None:
+            leash.close()
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(each)
+
+
+class _Leash(asyncio.Protocol):
+    def __init__(self, stop: asyncio.Event) -> None:
+        self._stop = stop
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._stop.is_set():
+            log.info("the launcher is gone: stopping")
+            self._stop.set()
+
+
+async def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> asyncio.BaseTransport:
+    pipe = os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0)
+    transport, _ = await loop.connect_read_pipe(lambda: _Leash(stop), pipe)
+    return transport
+
+
+def first_error(group: ExceptionGroup[DaseError] | DaseError) -> DaseError:
+    """The first of the errors in a group, however deeply nested."""
+    error: Exception = group
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    if not isinstance(error, DaseError):
+        raise TypeError(f"{error!r} is not one of our errors")
+    return error
+
+
+def _explain(error: DaseError) -> int:
+    log.error("error: %s", error)
+    return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED

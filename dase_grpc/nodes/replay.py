@@ -1,0 +1,142 @@
+"""The replay node: the shared buffer behind ReplayService and ClusterService."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from dase_grpc.store.run import SharedRun
+from dase_grpc.telemetry import ReplayCollector, ReplayCounts, make_registry, metrics_endpoint
+from dase_grpc.wire.cluster import ClusterServicer
+from dase_grpc.wire.replay import ReplayServicer
+from dase_grpc.wire.transport import SERVER_OPTIONS, Address, bind, require_private
+from dase_grpc.wire.v1 import cluster_pb2, cluster_pb2_grpc, replay_pb2, replay_pb2_grpc
+
+LEASE_TTL_S: Final = 10.0
+GRACE_S: Final = 2.0
+LEASE_CHECK_S: Final = 1.0
+SERVICES: Final = (
+    replay_pb2.DESCRIPTOR.services_by_name["ReplayService"].full_name,
+    cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"].full_name,
+)
+
+log = logging.getLogger("dase")
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """What a replay node is told on its command line."""
+
+    run_id: str
+    listen: Address
+    capacity: int | str
+    min_size: int
+    seed: int = 0
+    lease_ttl_s: float = LEASE_TTL_S
+    metrics_port: int = 0
+    insecure: bool = False
+
+
+async def run_replay(
+    options: ReplayOptions, stop: asyncio.Event, announce: Callable[[Address], None]
+) -> None:
+    """Serves the run until `stop`; then refuses new work, ends all streams and returns.
+
+    `announce` is called with the real address once the service answers.
+
+    Raises:
+        AddressError: the address is in use, or not private and `insecure` is not set.
+    """
+    require_private(options.listen, insecure=options.insecure)
+    run = SharedRun(
+        options.run_id,
+        capacity=options.capacity,
+        min_size=options.min_size,
+        seed=options.seed,
+        ttl_s=options.lease_ttl_s,
+    )
+    registry = make_registry()
+    registry.register(ReplayCollector(lambda: counts(run)))
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    replay = ReplayServicer(run)
+    cluster = ClusterServicer(run, clock=time.monotonic, on_event=log.info)
+    health = HealthServicer()
+    _register(server, replay, cluster, health)
+    address = bind(server, options.listen)
+    with metrics_endpoint(registry, options.listen.host, options.metrics_port):
+        await server.start()
+        for service in ("", *SERVICES):
+            await health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        announce(address)
+        async with asyncio.TaskGroup() as tasks:
+            watch = tasks.create_task(_watch_leases(run))
+            try:
+                await stop.wait()
+            finally:
+                watch.cancel()
+                await health.enter_graceful_shutdown()
+                cluster.draining = True
+                replay.drain()
+                await server.stop(GRACE_S)
+    log.info("stopped; %s", _summary(run))
+
+
+def counts(run: SharedRun) -> ReplayCounts:
+    """A copy of the run's counters, safe to take from another thread."""
+    if not run.opened:
+        return ReplayCounts()
+    store = run.store
+    return ReplayCounts(
+        capacity=store.ring.capacity,
+        buffer_bytes=len(store.ring) * store.schema.row_bytes,
+        size_by_agent=store.ring.size_by_agent,
+        inserted=dict(store.traffic.inserted),
+        refused=dict(store.traffic.refused),
+        sampled=dict(store.traffic.sampled),
+        evicted=store.traffic.evicted,
+    )
+
+
+def _register(
+    server: grpc.aio.Server, replay: ReplayServicer, cluster: ClusterServicer, health: HealthServicer
+) -> None:
+    replay_pb2_grpc.add_ReplayServiceServicer_to_server(replay, server)
+    cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, server)
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    reflection.enable_server_reflection(
+        (*SERVICES, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME),
+        server,
+    )
+
+
+async def _watch_leases(run: SharedRun) -> None:
+    """Says which leases end because their holder fell silent."""
+    live: set[tuple[int, int]] = set()
+    while True:
+        now = time.monotonic()
+        states = {(lease.agent_id, lease.epoch): lease.state(now) for lease in run.leases.all()}
+        for agent_id, epoch in sorted(live):
+            if states.get((agent_id, epoch)) == "expired":
+                log.warning(
+                    "agent %d was silent for %g s: its lease has ended and its id is free",
+                    agent_id,
+                    run.leases.ttl_s,
+                )
+        live = {key for key, state in states.items() if state == "live"}
+        await asyncio.sleep(LEASE_CHECK_S)
+
+
+def _summary(run: SharedRun) -> str:
+    if not run.opened:
+        return "no learner had joined"
+    now = time.monotonic()
+    live = [str(lease.agent_id) for lease in run.leases.all() if lease.state(now) == "live"]
+    told = f"agents {', '.join(live)} were still training and have been told" if live else "no agent was left"
+    return f"the buffer held {len(run.store.ring)} transitions, {told}"

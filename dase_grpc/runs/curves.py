@@ -1,0 +1,103 @@
+"""What a report shows, as arrays: smoothed curves, means over agents, and series out of metrics.jsonl."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from dase_grpc.runs.evaluations import Evaluations, Floats, Ints
+
+SMOOTHING: Final = 25
+FINAL: Final = 10
+
+
+@dataclass(frozen=True)
+class Series:
+    """Numbers over environment steps; both are (N,)."""
+
+    step: Ints
+    value: Floats
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The evaluations that all agents share: step is (N,), value (K, N)."""
+
+    step: Ints
+    value: Floats
+
+
+def smoothed(values: Floats, window: int = SMOOTHING) -> Floats:
+    """The centred moving average over `window` (odd) values along the last axis, of the same length.
+
+    Near both ends, only the part of the window that exists is averaged.
+    """
+    half = window // 2
+    length = values.shape[-1]
+    sums = np.concatenate([np.zeros((*values.shape[:-1], 1)), values.cumsum(axis=-1)], axis=-1)
+    index = np.arange(length)
+    first, last = np.maximum(index - half, 0), np.minimum(index + half + 1, length)
+    result: Floats = (sums[..., last] - sums[..., first]) / (last - first)
+    return result
+
+
+def returns(evaluations: Evaluations) -> Series:
+    """The mean return over steps, ascending; of a step that was evaluated again, the last counts."""
+    backwards = evaluations.step[::-1]
+    step, index = np.unique(backwards, return_index=True)
+    return Series(step, evaluations.return_mean[::-1][index])
+
+
+def shared_curves(agents: Sequence[Series]) -> Curves:
+    """The agents that have any evaluation, at the steps where all of those have one."""
+    present = [agent for agent in agents if len(agent)]
+    if not present:
+        return Curves(np.empty(0, np.int64), np.empty((0, 0)))
+    step = present[0].step
+    for agent in present[1:]:
+        step = np.intersect1d(step, agent.step)
+    return Curves(step, np.stack([agent.value[np.isin(agent.step, step)] for agent in present]))
+
+
+def spread(values: Floats) -> Floats:
+    """The standard deviation (n−1) over the first axis; zeros where that has one entry."""
+    if len(values) < 2:
+        return np.zeros(values.shape[1:])
+    result: Floats = values.std(axis=0, ddof=1)
+    return result
+
+
+def final_score(curve: Series) -> float | None:
+    """The mean of the last 10 evaluations, or of all when there are fewer; None without any."""
+    return float(curve.value[-FINAL:].mean()) if len(curve) else None
+
+
+def column(records: Iterable[Mapping[str, Any]], key: str) -> Series:
+    """One number of metrics.jsonl over steps; records without it are left out."""
+    return _series((record.get("step"), record.get(key)) for record in records)
+
+
+def similarity(records: Sequence[Mapping[str, Any]]) -> dict[int, Series]:
+    """The mean λ of each collecting agent over steps, by that agent's id."""
+    tables = [(record.get("step"), record.get("similarity") or {}) for record in records]
+    sources = sorted({int(source) for _, table in tables for source in table})
+    series = {
+        source: _series((step, table.get(str(source))) for step, table in tables) for source in sources
+    }
+    return {source: values for source, values in series.items() if len(values)}
+
+
+def recent_mean(series: Series, share: float = 0.25) -> float:
+    """The mean over the last `share` of the values, at least one."""
+    count = max(1, round(len(series) * share))
+    return float(series.value[-count:].mean())
+
+
+def _series(pairs: Iterable[tuple[Any, Any]]) -> Series:
+    kept = [(step, value) for step, value in pairs if step is not None and value is not None]
+    table = np.array(kept, np.float64).reshape(-1, 2)
+    return Series(table[:, 0].astype(np.int64), table[:, 1])

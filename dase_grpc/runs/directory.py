@@ -1,0 +1,225 @@
+"""One run on disk: where everything lies, and run.toml, which says what was run.
+
+run.toml                     the resolved configuration, [run] and [versions]
+agents/<i>/evaluations.csv   metrics.jsonl   checkpoints/   tensorboard/
+logs/  replay/               report.html
+"""
+
+import shlex
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Self
+
+import tomli_w
+
+from dase_grpc.config import RunConfig, resolve
+from dase_grpc.errors import ConfigError, RunDirectoryError
+from dase_grpc.runs.evaluations import EvaluationsFile
+from dase_grpc.runs.files import staged_directory, write_synced
+from dase_grpc.runs.metrics_log import MetricsLog
+from dase_grpc.runs.provenance import derived_seeds, versions
+
+RUN_FILE: Final = "run.toml"
+_ADDED_TABLES: Final = ("run", "versions")
+
+
+@dataclass(frozen=True)
+class AgentDirectory:
+    """The files of one agent; none of them has to exist."""
+
+    path: Path
+
+    @property
+    def agent_id(self) -> int:
+        """The agent this directory belongs to."""
+        return int(self.path.name)
+
+    @property
+    def evaluations(self) -> EvaluationsFile:
+        """evaluations.csv."""
+        return EvaluationsFile(self.path / "evaluations.csv")
+
+    @property
+    def metrics(self) -> MetricsLog:
+        """metrics.jsonl."""
+        return MetricsLog(self.path / "metrics.jsonl")
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints, one directory each."""
+        return self.path / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        """The folder of TensorBoard's event files."""
+        return self.path / "tensorboard"
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """A run on disk, with what its run.toml says.
+
+    Attributes:
+        path: the directory.
+        config: the resolved configuration.
+        run: the [run] table: name, created (UTC), mode, command, and the derived seeds.
+        versions: the [versions] table.
+    """
+
+    path: Path
+    config: RunConfig
+    run: dict[str, Any]
+    versions: dict[str, str]
+
+    @classmethod
+    def create(
+        cls,
+        root: Path,
+        name: str,
+        config: RunConfig,
+        *,
+        mode: str,
+        command: Sequence[str] = (),
+        created: datetime | None = None,
+    ) -> Self:
+        """Makes `root/name` with its run.toml in one step: other processes see all of it or nothing.
+
+        Raises:
+            RunDirectoryError: the name is no folder name, the directory exists and is not empty,
+                or it cannot be written.
+        """
+        if not name or name in (".", "..") or Path(name).name != name:
+            raise RunDirectoryError(f"{name!r} cannot name a run; use a plain folder name")
+        path = root / name
+        tables = _tables(config, name=name, mode=mode, command=command, created=created or datetime.now(UTC))
+        try:
+            with staged_directory(path) as staged:
+                write_synced(staged / RUN_FILE, tomli_w.dumps(tables).encode())
+        except OSError as error:
+            raise RunDirectoryError(_refusal(path, error)) from None
+        return cls.open(path)
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Reads an existing run.
+
+        Raises:
+            RunDirectoryError: there is no run, or run.toml is damaged or of another version.
+        """
+        file = path / RUN_FILE
+        try:
+            tables = tomllib.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise RunDirectoryError(f"{path} is not a run: it has no {RUN_FILE}") from None
+        except OSError as error:
+            raise RunDirectoryError(f"cannot read {file}: {error.strerror or error}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise RunDirectoryError(f"{file} is damaged: {error}") from None
+        return cls(path, *_parse(file, tables))
+
+    @classmethod
+    def ensure(
+        cls,
+        root: Path,
+        name: str,
+        config: RunConfig,
+        *,
+        mode: str,
+        command: Sequence[str] = (),
+        created: datetime | None = None,
+    ) -> Self:
+        """Opens `root/name`, or makes it; for learners that start on their own, all at the same time.
+
+        The first one makes the run; the others find it and must bring the same configuration.
+
+        Raises:
+            RunDirectoryError: as `create`, or the run there has another configuration.
+        """
+        if not (root / name / RUN_FILE).exists():
+            try:
+                return cls.create(root, name, config, mode=mode, command=command, created=created)
+            except RunDirectoryError:
+                if not (root / name / RUN_FILE).exists():
+                    raise
+        existing = cls.open(root / name)
+        if existing.config != config:
+            raise RunDirectoryError(
+                f"{existing.path} is a run with another configuration "
+                f"({_first_difference(existing.config, config)}); choose another name"
+            )
+        return existing
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return str(self.run.get("name", self.path.name))
+
+    @property
+    def logs(self) -> Path:
+        """Where the nodes of a local cluster write their output."""
+        return self.path / "logs"
+
+    @property
+    def replay(self) -> Path:
+        """Where the replay node keeps the buffer, if it keeps one on disk."""
+        return self.path / "replay"
+
+    @property
+    def report(self) -> Path:
+        """The HTML report."""
+        return self.path / "report.html"
+
+    def agent(self, agent_id: int) -> AgentDirectory:
+        """The files of one agent, whether there yet or not."""
+        return AgentDirectory(self.path / "agents" / str(agent_id))
+
+    def agents(self) -> list[AgentDirectory]:
+        """The agents that have a directory, by id."""
+        found = (self.path / "agents").glob("*")
+        return sorted(
+            (AgentDirectory(path) for path in found if path.is_dir() and path.name.isdecimal()),
+            key=lambda agent: agent.agent_id,
+        )
+
+
+def _tables(
+    config: RunConfig, *, name: str, mode: str, command: Sequence[str], created: datetime
+) -> dict[str, Any]:
+    run = {
+        "name": name,
+        "created": created.astimezone(UTC).isoformat(timespec="seconds"),
+        "mode": mode,
+        "command": shlex.join(command),
+        "seeds": derived_seeds(config),
+    }
+    return {**config.model_dump(mode="json"), "run": run, "versions": versions()}
+
+
+def _parse(file: Path, tables: dict[str, Any]) -> tuple[RunConfig, dict[str, Any], dict[str, str]]:
+    run, found = (tables.get(name, {}) for name in _ADDED_TABLES)
+    settings = {key: value for key, value in tables.items() if key not in _ADDED_TABLES}
+    if not settings or not isinstance(run, dict) or not isinstance(found, dict):
+        raise RunDirectoryError(f"{file} is damaged: it holds no configuration of a run")
+    try:
+        config = resolve(settings)
+    except ConfigError as error:
+        raise RunDirectoryError(f"{file} is damaged or of another version: {error}") from None
+    return config, run, {key: str(value) for key, value in found.items()}
+
+
+def _refusal(path: Path, error: OSError) -> str:
+    if path.is_dir() and any(path.iterdir()):
+        return f"{path} exists and is not empty; choose another name or remove it"
+    return f"cannot make the run directory {path}: {error.strerror or error}"
+
+
+def _first_difference(ours: RunConfig, theirs: RunConfig) -> str:
+    left, right = ours.model_dump(mode="json"), theirs.model_dump(mode="json")
+    for section, values in left.items():
+        for key, value in values.items():
+            if value != right[section][key]:
+                return f"{section}.{key} is {value!r} there and {right[section][key]!r} here"
+    return "they differ"

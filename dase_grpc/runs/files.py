@@ -1,0 +1,94 @@
+"""Writing files so that a crash leaves whole lines, whole files and whole directories."""
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+STAGING_PREFIX: Final = ".staging-"
+
+
+def append_line(path: Path, line: str, *, header: str = "") -> None:
+    """Appends one line in one write; `header` becomes the first line of a new or empty file.
+
+    The rest of a line that a killed process left unfinished at the end is cut off first. One writer
+    per file; survives the process, not a power loss.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drop_torn_line(path)
+    with path.open("ab", buffering=0) as file:
+        prefix = f"{header}\n" if header and file.tell() == 0 else ""
+        file.write(f"{prefix}{line}\n".encode())
+
+
+def drop_torn_line(path: Path) -> None:
+    """Cuts off what follows the last line end, if anything does."""
+    if not path.is_file():
+        return
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size == 0:
+            return
+        file.seek(size - 1)
+        if file.read(1) != b"\n":
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+
+
+def whole_lines(path: Path) -> list[str]:
+    """The finished lines of a text file; none if there is no file.
+
+    Raises:
+        UnicodeDecodeError: a finished line is not UTF-8.
+    """
+    data = path.read_bytes() if path.is_file() else b""
+    return data[: data.rfind(b"\n") + 1].decode().splitlines()
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Writes a new file and returns once the disk has it."""
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Makes `path` hold `data`, all at once: a reader sees the old file or the new one."""
+    staged = path.with_name(f"{STAGING_PREFIX}{path.name}-{secrets.token_hex(4)}")
+    try:
+        write_synced(staged, data)
+        staged.replace(path)
+    finally:
+        staged.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def staged_directory(target: Path) -> Iterator[Path]:
+    """A fresh directory beside `target` which takes its place, with all its files, on leaving the block.
+
+    Raises:
+        OSError: `target` exists and is not an empty directory. What was staged is removed.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staged = target.with_name(f"{STAGING_PREFIX}{target.name}-{os.getpid()}-{secrets.token_hex(4)}")
+    staged.mkdir()
+    try:
+        yield staged
+        sync_directory(staged)
+        staged.rename(target)
+        sync_directory(target.parent)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def sync_directory(path: Path) -> None:
+    """Returns once the disk has the directory's entries."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,230 @@
+"""The pictures of a report, each as inline SVG, or None where a run has nothing to show yet."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullLocator
+
+from dase_grpc.runs.curves import (
+    SMOOTHING,
+    Series,
+    column,
+    recent_mean,
+    shared_curves,
+    similarity,
+    smoothed,
+    spread,
+)
+from dase_grpc.runs.figures import GRID, INK, MUTED, PAPER, Sheet, colour
+from dase_grpc.runs.reference import PublishedRow
+
+Records = Sequence[Mapping[str, Any]]
+
+LOWEST_WEIGHT: Final = 1e-9
+NAMED_AGENTS: Final = 10
+"""Up to this many agents are told apart by colour and name."""
+_PANELS: Final = 4
+_MARKERS: Final = ("o", "s", "D", "^", "v", "P", "X")
+
+
+def learning_curves(agents: Mapping[int, Series], published: Sequence[PublishedRow]) -> str | None:
+    """Each agent's evaluations and their smoothed curve, the mean over agents with half a standard deviation.
+
+    The smoothed curves are left out below twice the smoothing's window, where they would hide the run.
+    """
+    agents = {agent: curve for agent, curve in agents.items() if len(curve)}
+    if not agents:
+        return None
+    sheet = Sheet(height_in=4.0)
+    axis = sheet.axes[0]
+    axis.set_ylabel("mean return of an evaluation")
+    for agent, curve in agents.items():
+        _agent_curve(axis, agent, curve, named=len(agents) <= NAMED_AGENTS)
+    if len(agents) > 1:
+        _mean_curve(axis, list(agents.values()))
+    last = max(int(curve.step[-1]) for curve in agents.values())
+    _published_points(axis, published, last_step=last)
+    axis.set_xlim(left=0, right=last * 1.02 or 1)
+    return sheet.svg()
+
+
+def similarity_over_time(agents: Mapping[int, Records]) -> str | None:
+    """λ of each collecting agent over time, one panel for each of the first learners."""
+    tables = {agent: _peers(agent, records) for agent, records in agents.items()}
+    shown = {agent: peers for agent, peers in tables.items() if peers}
+    if not shown:
+        return None
+    panels = list(shown.items())[:_PANELS]
+    sheet = Sheet(len(panels), height_in=2.9, share_y=True)
+    sheet.axes[0].set_ylabel("similarity weight λ")
+    for axis, (agent, peers) in zip(sheet.axes, panels, strict=True):
+        _log_weights(axis)
+        axis.set_xlabel(f"environment steps of agent {agent}")
+        for source, series in peers.items():
+            name = f"from agent {source}" if len(peers) <= NAMED_AGENTS else None
+            _line(axis, Series(series.step, series.value.clip(LOWEST_WEIGHT)), colour(source), name)
+    return sheet.svg()
+
+
+def similarity_map(agents: Mapping[int, Records]) -> str | None:
+    """The recent mean λ of every pair: learners down, collecting agents across. None for one learner."""
+    tables = {agent: _peers(agent, records) for agent, records in agents.items()}
+    ids = sorted({*tables, *(source for peers in tables.values() for source in peers)})
+    if len(ids) < 2 or not any(tables.values()):
+        return None
+    weights = np.full((len(ids), len(ids)), np.nan)
+    for agent, peers in tables.items():
+        for source, series in peers.items():
+            weights[ids.index(agent), ids.index(source)] = recent_mean(series)
+    size = min(1.0 + 0.42 * len(ids), 6.0)
+    sheet = Sheet(height_in=size)
+    _heat_map(sheet.axes[0], ids, weights)
+    return sheet.svg()
+
+
+def divergence_terms(agents: Mapping[int, Records]) -> str | None:
+    """Both summands of the divergence over time: what the covariance and what the mean contributes."""
+    panels = {"covariance term of ρ": "divergence_covariance", "mean term of ρ": "divergence_mean"}
+    return _panels(agents, panels, log=True, share_y=True)
+
+
+def throughput(agents: Mapping[int, Records]) -> str | None:
+    """Updates and environment steps per second of each agent over time."""
+    panels = {"updates per second": "updates_per_second", "environment steps per second": "steps_per_second"}
+    return _panels(agents, panels)
+
+
+def losses(agents: Mapping[int, Records]) -> str | None:
+    """Critic loss and mean action value of each agent over time."""
+    return _panels(agents, {"critic loss": "critic_loss", "mean Q of a batch": "q_mean"})
+
+
+def buffer_fill(agents: Mapping[int, Records], capacity: int | None) -> str | None:
+    """Transitions in the shared buffer, as the agents saw it; `capacity` is drawn where it is known."""
+    sheet = Sheet(height_in=2.3)
+    axis = sheet.axes[0]
+    axis.set_ylabel("transitions")
+    series = [column(records, "buffer_size") for records in agents.values()]
+    if not any(len(values) for values in series):
+        return None
+    longest = max(series, key=len)
+    axis.fill_between(longest.step, longest.value, color=colour(0), alpha=0.25, linewidth=0)
+    _line(axis, longest, colour(0), "in the buffer")
+    if capacity is not None:
+        axis.axhline(capacity, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), label="capacity")
+    axis.set_ylim(bottom=0)
+    axis.set_xlim(left=0)
+    return sheet.svg()
+
+
+def _agent_curve(axis: Axes, agent: int, curve: Series, *, named: bool) -> None:
+    paint, name = (colour(agent), f"agent {agent}") if named else (MUTED, None)
+    smooth = len(curve) >= 2 * SMOOTHING
+    axis.plot(
+        curve.step,
+        curve.value,
+        color=paint,
+        linewidth=0.8 if smooth else 1.2,
+        alpha=0.35 if smooth else 0.9,
+        label=None if smooth else name,
+        marker="o" if len(curve) == 1 else None,
+        markersize=3,
+    )
+    if smooth:
+        _line(axis, Series(curve.step, smoothed(curve.value)), paint, name)
+
+
+def _mean_curve(axis: Axes, agents: Sequence[Series]) -> None:
+    shared = shared_curves(agents)
+    if not len(shared.step):
+        return
+    values = smoothed(shared.value) if len(shared.step) >= 2 * SMOOTHING else shared.value
+    mean, half = values.mean(axis=0), spread(values) / 2
+    axis.fill_between(shared.step, mean - half, mean + half, color=INK, alpha=0.1, linewidth=0)
+    axis.plot(shared.step, mean, color=INK, linewidth=2, label="mean over agents")
+
+
+def _published_points(axis: Axes, published: Sequence[PublishedRow], *, last_step: int) -> None:
+    """Dots with half a standard deviation; hollow where the row carries no information of its own."""
+    for index, row in enumerate(published):
+        points = [point for point in row.points if point.step <= last_step]
+        if not points:
+            continue
+        hollow = row.curves == "combination"
+        axis.errorbar(
+            [point.step for point in points],
+            [point.mean for point in points],
+            yerr=[point.std / 2 for point in points],
+            fmt=_MARKERS[index % len(_MARKERS)],
+            color=MUTED,
+            markerfacecolor=PAPER if hollow else MUTED,
+            markersize=5,
+            capsize=2.5,
+            elinewidth=1,
+            label=f"published: {row.method}{' (combination)' if hollow else ''}",
+            zorder=4,
+        )
+
+
+def _peers(agent: int, records: Records) -> dict[int, Series]:
+    return {source: series for source, series in similarity(records).items() if source != agent}
+
+
+def _log_weights(axis: Axes) -> None:
+    axis.set_yscale("log")
+    axis.set_ylim(LOWEST_WEIGHT / 1.5, 1.5)
+    axis.yaxis.set_major_locator(LogLocator(10, numticks=6))
+    axis.yaxis.set_minor_locator(NullLocator())
+
+
+def _heat_map(axis: Axes, ids: Sequence[int], weights: np.ndarray[Any, np.dtype[np.float64]]) -> None:
+    depth = np.log10(np.clip(weights, LOWEST_WEIGHT, 1))
+    image = axis.imshow(depth, cmap="viridis", vmin=np.log10(LOWEST_WEIGHT), vmax=0, aspect="equal")
+    axis.grid(visible=False)
+    axis.spines[:].set_visible(False)
+    axis.set_xlabel("collecting agent")
+    axis.set_ylabel("learning agent")
+    if len(ids) <= NAMED_AGENTS:
+        axis.set_xticks(range(len(ids)), [str(agent) for agent in ids])
+        axis.set_yticks(range(len(ids)), [str(agent) for agent in ids])
+        for (row, col), weight in np.ndenumerate(weights):
+            if np.isfinite(weight):
+                shade = "#1b1b1b" if weight > 1e-4 else "#f4f4f4"
+                axis.text(col, row, f"{weight:.0e}", ha="center", va="center", color=shade, fontsize=7)
+    figure = axis.get_figure()
+    if figure is not None:
+        bar = figure.colorbar(image, ax=axis, shrink=0.9, label="log10 of λ")
+        bar.outline.set_visible(False)  # type: ignore[operator]  # matplotlib's stub calls it a Spine list
+
+
+def _panels(
+    agents: Mapping[int, Records], panels: Mapping[str, str], *, log: bool = False, share_y: bool = False
+) -> str | None:
+    """One panel for each (label, key), one line for each agent; None where no record has any of them."""
+    sheet = Sheet(len(panels), height_in=2.7, share_y=share_y)
+    found = 0
+    for axis, (label, key) in zip(sheet.axes, panels.items(), strict=True):
+        axis.set_ylabel(label)
+        for agent, records in agents.items():
+            series = column(records, key)
+            found += len(series)
+            name = f"agent {agent}" if len(agents) <= NAMED_AGENTS else None
+            _line(axis, series, colour(agent), name)
+        if log:
+            axis.set_yscale("log")
+            axis.yaxis.set_minor_locator(NullLocator())
+        axis.set_xlim(left=0)
+    return sheet.svg() if found else None
+
+
+def _line(axis: Axes, series: Series, paint: str, name: str | None) -> None:
+    axis.plot(
+        series.step,
+        series.value,
+        color=paint,
+        label=name,
+        marker="o" if len(series) == 1 else None,
+        markersize=3,
+    )

@@ -1,0 +1,8 @@
+"""The state of a run: buffer and leases. Synchronous, NumPy only; time is passed in."""
+
+from dase_grpc.store.leases import Lease, LeaseTable
+from dase_grpc.store.replay import ReplayStore
+from dase_grpc.store.ring import RingBuffer
+from dase_grpc.store.run import SharedRun
+
+__all__ = ["Lease", "LeaseTable", "ReplayStore", "RingBuffer", "SharedRun"]

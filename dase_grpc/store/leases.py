@@ -1,0 +1,102 @@
+"""Who may act as which agent: leases with a time to live and an epoch."""
+
+from dataclasses import dataclass, field, replace
+
+from dase_grpc.errors import AgentTakenError, StaleLeaseError
+from dase_grpc.progress import Progress
+from dase_grpc.store.ring import MAX_AGENT_ID
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to act as one agent until `ttl_s` seconds pass without a heartbeat."""
+
+    agent_id: int
+    epoch: int
+    node_name: str
+    renewed_at: float
+    ttl_s: float
+    progress: Progress = field(default_factory=Progress)
+    left_because: str | None = None
+
+    def state(self, now: float) -> str:
+        """`live`, `left` or `expired`."""
+        if self.left_because is not None:
+            return "left"
+        return "live" if now - self.renewed_at <= self.ttl_s else "expired"
+
+
+class LeaseTable:
+    """The leases of all agents of a run; `now` is a monotonic clock's reading in seconds.
+
+    Each new lease of an agent id has a higher epoch than the one before. A holder that was silent
+    for longer than its time to live may still renew as long as nobody has taken its agent id.
+    """
+
+    def __init__(self, *, ttl_s: float, max_agents: int = MAX_AGENT_ID + 1) -> None:
+        self.ttl_s = ttl_s
+        self._max_agents = max_agents
+        self._leases: dict[int, Lease] = {}
+
+    def join(self, node_name: str, wanted: int | None, now: float) -> Lease:
+        """Leases the agent id asked for, or the lowest one that no live node holds.
+
+        Raises:
+            AgentTakenError: a live node holds the id, or all ids are taken.
+        """
+        agent_id = self._lowest_free(now) if wanted is None else wanted
+        if not 0 <= agent_id < self._max_agents:
+            raise AgentTakenError(f"agent id {agent_id} is outside 0..{self._max_agents - 1}")
+        held = self._leases.get(agent_id)
+        if held is not None and held.state(now) == "live":
+            raise AgentTakenError(
+                f"agent {agent_id} is held by the live node {held.node_name!r}; "
+                f"choose another --agent, or wait up to {held.ttl_s:g} s if that node is gone"
+            )
+        epoch = 1 if held is None else held.epoch + 1
+        lease = Lease(agent_id, epoch, node_name, renewed_at=now, ttl_s=self.ttl_s)
+        self._leases[agent_id] = lease
+        return lease
+
+    def require(self, agent_id: int, epoch: int) -> Lease:
+        """The lease with this epoch.
+
+        Raises:
+            StaleLeaseError: it was given back, given to another node, or never existed.
+        """
+        held = self._leases.get(agent_id)
+        if held is None or held.epoch != epoch or held.left_because is not None:
+            now_held = "no lease" if held is None else f"epoch {held.epoch} of node {held.node_name!r}"
+            raise StaleLeaseError(
+                f"the lease of agent {agent_id} with epoch {epoch} is not valid any more "
+                f"(the service knows {now_held}); join again"
+            )
+        return held
+
+    def renew(self, agent_id: int, epoch: int, now: float, *, progress: Progress) -> None:
+        """Extends a lease to `now` plus its time to live.
+
+        Raises:
+            StaleLeaseError: see `require`.
+        """
+        held = self.require(agent_id, epoch)
+        self._leases[agent_id] = replace(held, renewed_at=now, progress=progress)
+
+    def leave(self, agent_id: int, epoch: int, *, because: str) -> None:
+        """Gives a lease back.
+
+        Raises:
+            StaleLeaseError: see `require`.
+        """
+        held = self.require(agent_id, epoch)
+        self._leases[agent_id] = replace(held, left_because=because)
+
+    def all(self) -> list[Lease]:
+        """The latest lease of each agent id, by agent id."""
+        return [self._leases[agent_id] for agent_id in sorted(self._leases)]
+
+    def _lowest_free(self, now: float) -> int:
+        for agent_id in range(self._max_agents):
+            if agent_id not in self._leases or self._leases[agent_id].state(now) != "live":
+                return agent_id
+        raise AgentTakenError(f"all {self._max_agents} agent ids are held by live nodes")

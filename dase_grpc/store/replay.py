@@ -1,0 +1,94 @@
+"""What each writer has committed to the ring, and what was drawn from it."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dase_grpc.errors import MalformedError, SequenceGapError, TooManyWritersError
+from dase_grpc.schema import Array, TransitionSchema
+from dase_grpc.store.ring import RingBuffer
+
+MAX_WRITERS = 4096
+
+
+@dataclass
+class Traffic:
+    """Running totals; `sampled` is keyed by (sampling agent, collecting agent)."""
+
+    inserted: Counter[int] = field(default_factory=Counter)
+    evicted: int = 0
+    refused: Counter[tuple[int, str]] = field(default_factory=Counter)
+    sampled: Counter[tuple[int, int]] = field(default_factory=Counter)
+
+
+class ReplayStore:
+    """A ring of transitions that stores each sequence number of a writer exactly once.
+
+    Single-threaded; nothing blocks.
+    """
+
+    def __init__(self, ring: RingBuffer, *, max_writers: int = MAX_WRITERS) -> None:
+        self.ring = ring
+        self.traffic = Traffic()
+        self._max_writers = max_writers
+        self._committed: dict[str, int] = {}
+
+    @property
+    def schema(self) -> TransitionSchema:
+        """The layout of the rows."""
+        return self.ring.schema
+
+    def committed(self, writer: str) -> int:
+        """The last sequence number this writer has committed, 0 if none."""
+        return self._committed.get(writer, 0)
+
+    def append(self, writer: str, first_seq: int, rows: Array, *, agent_id: int) -> int:
+        """Stores the rows this writer has not committed yet; returns how many were refused.
+
+        rows is (N, width) float32, numbered first_seq, first_seq + 1, ... Rows already committed
+        are skipped, so resending is safe. A row with a value that is not finite is refused by
+        itself: counted, not stored, its number committed. O(N).
+
+        Raises:
+            SequenceGapError: first_seq is beyond the next expected number.
+            MalformedError: a row carries another agent id than the writer's; nothing is stored.
+            TooManyWritersError: the writer is new and the table is full.
+        """
+        committed = self.committed(writer)
+        if first_seq > committed + 1 or first_seq < 1:
+            raise SequenceGapError(
+                f"writer {writer!r} sent row {first_seq}, but row {committed + 1} comes next; "
+                f"resend from {committed + 1}"
+            )
+        if writer not in self._committed and len(self._committed) >= self._max_writers:
+            raise TooManyWritersError(
+                f"the table of {self._max_writers} writers is full, so writer {writer!r} cannot be added"
+            )
+        fresh = rows[committed + 1 - first_seq :]
+        if (self.schema.agent_ids(fresh) != agent_id).any():
+            raise MalformedError(
+                f"writer {writer!r} sent transitions of another agent than its own, {agent_id}"
+            )
+        refused = self._store(fresh, agent_id)
+        self._committed[writer] = committed + len(fresh)
+        return refused
+
+    def sample(self, count: int, rng: np.random.Generator, *, agent_id: int) -> Array:
+        """Draws a batch for one agent, uniformly with replacement; a new (count, width) array."""
+        rows = self.ring.sample(count, rng)
+        for source, drawn in enumerate(np.bincount(self.schema.agent_ids(rows)).tolist()):
+            if drawn:
+                self.traffic.sampled[agent_id, source] += drawn
+        return rows
+
+    def _store(self, rows: Array, agent_id: int) -> int:
+        finite = self.schema.finite(rows)
+        refused = len(rows) - int(np.count_nonzero(finite))
+        if refused:
+            self.traffic.refused[agent_id, "not_finite"] += refused
+            rows = rows[finite]
+        self.traffic.evicted += max(0, len(self.ring) + len(rows) - self.ring.capacity)
+        self.ring.append(rows)
+        self.traffic.inserted[agent_id] += len(rows)
+        return refused

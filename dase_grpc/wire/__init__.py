@@ -1,0 +1,1 @@
+"""The protocols: gRPC servicers and their clients."""

@@ -1,0 +1,178 @@
+"""ClusterService: its servicer, and the client that holds a lease."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from grpc.aio import Channel
+
+from dase_grpc.errors import DrainingError
+from dase_grpc.progress import Progress
+from dase_grpc.schema import TransitionSchema
+from dase_grpc.store.leases import Lease
+from dase_grpc.store.run import SharedRun
+from dase_grpc.wire.messages import (
+    buffer_to_proto,
+    progress_from_proto,
+    progress_to_proto,
+    schema_from_proto,
+    schema_to_proto,
+)
+from dase_grpc.wire.status import Context, refusals, service
+from dase_grpc.wire.v1 import cluster_pb2, cluster_pb2_grpc
+
+UNARY_TIMEOUT_S: Final = 5.0
+
+
+class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
+    """ClusterService over a SharedRun, whose lease table holds every rule.
+
+    `on_event` is called with one sentence whenever a node joins or leaves.
+    """
+
+    def __init__(
+        self, run: SharedRun, *, clock: Callable[[], float], on_event: Callable[[str], None]
+    ) -> None:
+        self._run = run
+        self._clock = clock
+        self._on_event = on_event
+        self.draining = False
+
+    async def Join(self, request: cluster_pb2.JoinRequest, context: Context) -> cluster_pb2.JoinResponse:
+        async with refusals(context):
+            answer = self._join(request)
+        return answer
+
+    async def Heartbeat(
+        self, request: cluster_pb2.HeartbeatRequest, context: Context
+    ) -> cluster_pb2.HeartbeatResponse:
+        async with refusals(context):
+            self._run.require_run(request.run_id)
+            self._run.leases.renew(
+                request.agent_id,
+                request.epoch,
+                self._clock(),
+                progress=progress_from_proto(request.progress),
+            )
+        return cluster_pb2.HeartbeatResponse(buffer=buffer_to_proto(self._run))
+
+    async def Leave(self, request: cluster_pb2.LeaveRequest, context: Context) -> cluster_pb2.LeaveResponse:
+        async with refusals(context):
+            self._run.require_run(request.run_id)
+            self._run.leases.leave(request.agent_id, request.epoch, because=request.reason)
+            self._on_event(f"agent {request.agent_id} left: {request.reason}")
+        return cluster_pb2.LeaveResponse()
+
+    async def Status(
+        self, request: cluster_pb2.StatusRequest, context: Context
+    ) -> cluster_pb2.StatusResponse:
+        now = self._clock()
+        return cluster_pb2.StatusResponse(
+            run_id=self._run.run_id,
+            buffer=buffer_to_proto(self._run),
+            agents=[_agent_status(lease, now) for lease in self._run.leases.all()],
+            draining=self.draining,
+            environment=self._run.store.schema.environment if self._run.opened else "",
+        )
+
+    def _join(self, request: cluster_pb2.JoinRequest) -> cluster_pb2.JoinResponse:
+        if self.draining:
+            raise DrainingError("the replay service is shutting down and takes no new nodes")
+        lease = self._run.join(
+            request.node_name,
+            wanted=request.agent_id if request.HasField("agent_id") else None,
+            run_id=request.run_id,
+            schema=schema_from_proto(request.schema),
+            now=self._clock(),
+        )
+        self._on_event(f"{lease.node_name} joined as agent {lease.agent_id} (epoch {lease.epoch})")
+        return cluster_pb2.JoinResponse(
+            run_id=self._run.run_id,
+            lease=cluster_pb2.Lease(agent_id=lease.agent_id, epoch=lease.epoch, ttl_seconds=lease.ttl_s),
+            buffer=buffer_to_proto(self._run),
+        )
+
+
+def _agent_status(lease: Lease, now: float) -> cluster_pb2.AgentStatus:
+    return cluster_pb2.AgentStatus(
+        agent_id=lease.agent_id,
+        epoch=lease.epoch,
+        node_name=lease.node_name,
+        lease=lease.state(now),
+        seconds_since_heartbeat=now - lease.renewed_at,
+        progress=progress_to_proto(lease.progress),
+        reason=lease.left_because or "",
+    )
+
+
+@dataclass(frozen=True)
+class Membership:
+    """What a node is within a run: the answer to Join."""
+
+    run_id: str
+    agent_id: int
+    epoch: int
+    ttl_s: float
+    capacity: int
+    min_size: int
+
+
+class ClusterClient:
+    """Calls on ClusterService; every call has a deadline.
+
+    All methods raise the refusals of errors.py, UnreachableError among them.
+    """
+
+    def __init__(self, channel: Channel, address: str) -> None:
+        self._stub = cluster_pb2_grpc.ClusterServiceStub(channel)
+        self._address = address
+
+    async def join(
+        self,
+        *,
+        node_name: str,
+        schema: TransitionSchema,
+        agent_id: int | None,
+        run_id: str = "",
+        timeout_s: float = UNARY_TIMEOUT_S,
+    ) -> Membership:
+        """Leases an agent id, waiting up to `timeout_s` for the service to come up."""
+        request = cluster_pb2.JoinRequest(
+            node_name=node_name, run_id=run_id, agent_id=agent_id, schema=schema_to_proto(schema)
+        )
+        with service(self._address):
+            answer = await self._stub.Join(request, timeout=timeout_s, wait_for_ready=True)
+        return Membership(
+            run_id=answer.run_id,
+            agent_id=answer.lease.agent_id,
+            epoch=answer.lease.epoch,
+            ttl_s=answer.lease.ttl_seconds,
+            capacity=answer.buffer.capacity,
+            min_size=answer.buffer.min_size,
+        )
+
+    async def heartbeat(self, member: Membership, progress: Progress) -> None:
+        """Renews the lease and reports progress."""
+        request = cluster_pb2.HeartbeatRequest(
+            run_id=member.run_id,
+            agent_id=member.agent_id,
+            epoch=member.epoch,
+            progress=progress_to_proto(progress),
+        )
+        with service(self._address):
+            await self._stub.Heartbeat(request, timeout=UNARY_TIMEOUT_S)
+
+    async def leave(self, member: Membership, *, reason: str) -> None:
+        """Gives the lease back."""
+        request = cluster_pb2.LeaveRequest(
+            run_id=member.run_id, agent_id=member.agent_id, epoch=member.epoch, reason=reason
+        )
+        with service(self._address):
+            await self._stub.Leave(request, timeout=UNARY_TIMEOUT_S)
+
+    async def status(self, *, timeout_s: float = UNARY_TIMEOUT_S) -> cluster_pb2.StatusResponse:
+        """The run's agents and buffer."""
+        with service(self._address):
+            return await self._stub.Status(
+                cluster_pb2.StatusRequest(), timeout=timeout_s, wait_for_ready=True
+            )

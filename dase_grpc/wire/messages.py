@@ -1,0 +1,89 @@
+"""Conversions between the wire's messages and the plain objects they carry."""
+
+import math
+
+from dase_grpc.errors import MalformedError
+from dase_grpc.progress import Progress
+from dase_grpc.schema import TransitionSchema
+from dase_grpc.store.run import SharedRun
+from dase_grpc.wire.v1 import cluster_pb2, replay_pb2
+
+
+def schema_to_proto(schema: TransitionSchema) -> replay_pb2.Schema:
+    """The message that states a schema."""
+    return replay_pb2.Schema(
+        environment=schema.environment,
+        observation_size=schema.observation_size,
+        action_size=schema.action_size,
+        action_low=schema.action_low,
+        action_high=schema.action_high,
+    )
+
+
+def schema_from_proto(message: replay_pb2.Schema) -> TransitionSchema:
+    """The schema that a message states.
+
+    Raises:
+        MalformedError: it states none, or an impossible one.
+    """
+    if not message.environment:
+        raise MalformedError("the request states no environment in its schema")
+    return TransitionSchema(
+        environment=message.environment,
+        observation_size=message.observation_size,
+        action_size=message.action_size,
+        action_low=tuple(message.action_low),
+        action_high=tuple(message.action_high),
+    )
+
+
+def progress_to_proto(progress: Progress) -> cluster_pb2.Progress:
+    """The message that carries a learner's progress; numbers that are not finite are left out."""
+    return cluster_pb2.Progress(
+        step=progress.step,
+        total_steps=progress.total_steps,
+        updates=progress.updates,
+        updates_per_second=progress.updates_per_second,
+        episode_return=_known(progress.episode_return),
+        first_evaluation_return=_known(progress.first_evaluation_return),
+        evaluation_return=_known(progress.evaluation_return),
+        similarity={agent: value for agent, value in progress.similarity.items() if math.isfinite(value)},
+        state=progress.state,
+    )
+
+
+def progress_from_proto(message: cluster_pb2.Progress) -> Progress:
+    """The progress that a message carries."""
+    return Progress(
+        step=message.step,
+        total_steps=message.total_steps,
+        updates=message.updates,
+        updates_per_second=message.updates_per_second,
+        episode_return=message.episode_return if message.HasField("episode_return") else None,
+        first_evaluation_return=(
+            message.first_evaluation_return if message.HasField("first_evaluation_return") else None
+        ),
+        evaluation_return=message.evaluation_return if message.HasField("evaluation_return") else None,
+        similarity=dict(message.similarity),
+        state=message.state,
+    )
+
+
+def buffer_to_proto(run: SharedRun) -> replay_pb2.BufferState:
+    """What the buffer holds; all zero but min_size before the first learner has joined."""
+    if not run.opened:
+        return replay_pb2.BufferState(min_size=run.min_size)
+    store = run.store
+    return replay_pb2.BufferState(
+        capacity=store.ring.capacity,
+        size=len(store.ring),
+        min_size=run.min_size,
+        inserted_total=store.traffic.inserted.total(),
+        sampled_total=store.traffic.sampled.total(),
+        refused_total=store.traffic.refused.total(),
+        size_by_agent=store.ring.size_by_agent,
+    )
+
+
+def _known(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

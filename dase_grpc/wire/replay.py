@@ -1,0 +1,168 @@
+"""ReplayService's servicer: streams of rows into and out of a SharedRun."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, Final
+
+import grpc
+
+from dase_grpc import seeding
+from dase_grpc.errors import DrainingError, MalformedError
+from dase_grpc.schema import Array
+from dase_grpc.store.replay import ReplayStore
+from dase_grpc.store.run import SharedRun
+from dase_grpc.wire.messages import buffer_to_proto, schema_to_proto
+from dase_grpc.wire.status import Context, refusals
+from dase_grpc.wire.v1 import replay_pb2, replay_pb2_grpc
+
+FRAME_BYTES: Final = 2**20 - 1024
+MAX_BATCH_SIZE: Final = 65_536
+MAX_CREDITS: Final = 1_024
+MAX_WRITER_ID: Final = 128
+WAITING_EVERY_S: Final = 1.0
+
+
+class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
+    """ReplayService over a SharedRun. Lives on one event loop.
+
+    A commit is synchronous, so a stream that is cut off anywhere leaves whole rows only.
+    """
+
+    def __init__(self, run: SharedRun) -> None:
+        self._run = run
+        self._ready = asyncio.Event()
+        self._draining = asyncio.Event()
+        self._sample_streams: Counter[int] = Counter()
+
+    def drain(self) -> None:
+        """Ends every open stream, and every one to come, with UNAVAILABLE."""
+        self._draining.set()
+
+    async def Describe(
+        self, request: replay_pb2.DescribeRequest, context: Context
+    ) -> replay_pb2.DescribeResponse:
+        answer = replay_pb2.DescribeResponse(run_id=self._run.run_id, buffer=buffer_to_proto(self._run))
+        if self._run.opened:
+            schema = self._run.store.schema
+            answer.schema.CopyFrom(schema_to_proto(schema))
+            answer.schema_fingerprint = schema.fingerprint
+        return answer
+
+    # grpc.aio runs a coroutine that reads and writes its context as well as a generator; the
+    # generated stubs know only the generator.
+    async def Insert(  # type: ignore[override]
+        self, request_iterator: AsyncIterator[replay_pb2.InsertRequest], context: Context
+    ) -> None:
+        async with refusals(context):
+            await self._until_drained(self._insert(context))
+
+    async def Sample(  # type: ignore[override]
+        self, request_iterator: AsyncIterator[replay_pb2.SampleRequest], context: Context
+    ) -> None:
+        async with refusals(context):
+            await self._until_drained(self._sample(context))
+
+    async def _until_drained(self, serving: Coroutine[Any, Any, None]) -> None:
+        """Runs a stream's body to its end, or until the service drains."""
+        body = asyncio.ensure_future(serving)
+        drained = asyncio.ensure_future(self._draining.wait())
+        try:
+            await asyncio.wait((body, drained), return_when=asyncio.FIRST_COMPLETED)
+            if not body.done():
+                raise DrainingError("the replay service is shutting down")
+            body.result()
+        finally:
+            body.cancel()
+            drained.cancel()
+            await asyncio.gather(body, drained, return_exceptions=True)
+
+    async def _insert(self, context: Context) -> None:
+        header = await _first(context, "header")
+        store = self._require(header.stream)
+        writer, agent_id, epoch = header.writer_id, header.stream.agent_id, header.stream.lease_epoch
+        if not 0 < len(writer) <= MAX_WRITER_ID:
+            raise MalformedError(f"a writer id has 1 to {MAX_WRITER_ID} characters, not {len(writer)}")
+        answer = replay_pb2.InsertResponse(committed_seq=store.committed(writer))
+        await context.write(answer)
+        while not answer.finished:
+            request = await context.read()
+            if request is grpc.aio.EOF:
+                return
+            kind = request.WhichOneof("kind")
+            if kind == "chunk":
+                self._run.leases.require(agent_id, epoch)
+                rows = store.schema.from_bytes(request.chunk.rows)
+                refused = store.append(writer, request.chunk.first_seq, rows, agent_id=agent_id)
+                answer.refused_rows += refused
+                if self._run.ready:
+                    self._ready.set()
+            elif kind == "end":
+                answer.finished = True
+            else:
+                raise MalformedError(
+                    f"an Insert stream takes chunks and an end frame, not {kind or 'nothing'}"
+                )
+            answer.committed_seq = store.committed(writer)
+            await context.write(answer)
+
+    async def _sample(self, context: Context) -> None:
+        request = await context.read()
+        if request is grpc.aio.EOF:
+            return
+        if not request.HasField("header"):
+            raise MalformedError("the first request of a Sample stream carries no header")
+        stream, batch_size = request.header.stream, request.header.batch_size
+        store = self._require(stream)
+        if not 1 <= batch_size <= MAX_BATCH_SIZE:
+            raise MalformedError(f"a batch has 1 to {MAX_BATCH_SIZE} transitions, not {batch_size}")
+        key = (stream.agent_id, self._sample_streams[stream.agent_id])
+        self._sample_streams[stream.agent_id] += 1
+        rng = seeding.generator(self._run.seed, seeding.Purpose.SAMPLING, *key)
+        while request is not grpc.aio.EOF:
+            if request.credits > MAX_CREDITS:
+                raise MalformedError(f"a request grants at most {MAX_CREDITS} credits, not {request.credits}")
+            for _ in range(request.credits):
+                await self._wait_until_ready(context)
+                self._run.leases.require(stream.agent_id, stream.lease_epoch)
+                rows = store.sample(batch_size, rng, agent_id=stream.agent_id)
+                await _send(context, rows, buffer_size=len(store.ring))
+            request = await context.read()
+
+    def _require(self, stream: replay_pb2.StreamHeader) -> ReplayStore:
+        return self._run.require_stream(
+            run_id=stream.run_id,
+            agent_id=stream.agent_id,
+            epoch=stream.lease_epoch,
+            fingerprint=stream.schema_fingerprint,
+        )
+
+    async def _wait_until_ready(self, context: Context) -> None:
+        while not self._run.ready:
+            size, wanted = len(self._run.store.ring), self._run.min_size
+            answer = replay_pb2.SampleResponse()
+            answer.waiting.size, answer.waiting.min_size = size, wanted
+            answer.waiting.reason = f"waiting for {wanted - size} more transitions ({size} of {wanted})"
+            await context.write(answer)
+            try:
+                await asyncio.wait_for(self._ready.wait(), WAITING_EVERY_S)
+            except TimeoutError:
+                continue
+
+
+async def _first(context: Context, kind: str) -> Any:
+    request = await context.read()
+    if request is grpc.aio.EOF or request.WhichOneof("kind") != kind:
+        raise MalformedError(f"the first message of this stream must be its {kind}")
+    return getattr(request, kind)
+
+
+async def _send(context: Context, rows: Array, *, buffer_size: int) -> None:
+    """Writes one batch as frames of at most 1 MiB."""
+    data = rows.data.cast("B")
+    for start in range(0, len(data), FRAME_BYTES):
+        answer = replay_pb2.SampleResponse()
+        answer.frame.rows = bytes(data[start : start + FRAME_BYTES])
+        answer.frame.last = start + FRAME_BYTES >= len(data)
+        answer.frame.buffer_size = buffer_size
+        await context.write(answer)

@@ -1,0 +1,102 @@
+"""Addresses, channels and listeners: how nodes reach each other."""
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+
+from dase_grpc.errors import AddressError
+
+KEEPALIVE_TIME_MS: Final = 10_000
+KEEPALIVE_TIMEOUT_MS: Final = 5_000
+MAX_MESSAGE_BYTES: Final = 4 * 2**20
+
+CLIENT_OPTIONS: Final = (
+    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.enable_http_proxy", 0),
+)
+SERVER_OPTIONS: Final = (
+    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),
+)
+
+
+@dataclass(frozen=True)
+class Address:
+    """A host and a port; port 0 asks for a free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def parse_address(text: str) -> Address:
+    """Reads HOST:PORT; an IPv6 host stands in brackets.
+
+    Raises:
+        AddressError: the text is not of that form.
+    """
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
+    bare_ipv6 = ":" in host and not text.startswith("[")
+    if not colon or not host or bare_ipv6 or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise AddressError(f"{text!r} is not an address of the form HOST:PORT, e.g. 127.0.0.1:50051")
+    return Address(host, int(port))
+
+
+def require_private(address: Address, *, insecure: bool) -> None:
+    """Refuses to listen where other machines can connect, unless that was asked for.
+
+    Raises:
+        AddressError: the address is not on loopback and `insecure` is not set.
+    """
+    if not address.loopback and not insecure:
+        raise AddressError(
+            f"{address} can be reached from other machines and traffic is neither encrypted nor "
+            f"authenticated; listen on 127.0.0.1, or pass --insecure on a network you trust"
+        )
+
+
+def open_channel(address: Address) -> grpc.aio.Channel:
+    """A channel to a node; connects when first used."""
+    return grpc.aio.insecure_channel(str(address), options=list(CLIENT_OPTIONS))
+
+
+def bind(server: grpc.aio.Server, address: Address) -> Address:
+    """Binds a server that has not started; returns the address with its real port.
+
+    Raises:
+        AddressError: the port is in use or the host is not this machine's.
+    """
+    try:
+        port = server.add_insecure_port(str(address))
+    except RuntimeError as error:
+        raise AddressError(
+            f"cannot listen on {address} (in use, or not an address of this machine); choose another --listen"
+        ) from error
+    if port == 0:
+        raise AddressError(f"cannot listen on {address}; choose another --listen")
+    return Address(address.host, port)
