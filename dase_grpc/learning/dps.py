@@ -9,7 +9,6 @@ Source: Saglam et al. 2022, arXiv 2207.13453; choices and traps: docs/dps.md.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Final, get_args
 
 import numpy.typing as npt
@@ -78,7 +77,7 @@ def divergence(mean: Values, cov: Values, reference_variance: float, kind: str) 
     if kind in _FIXED:
         return torch.full(centre.shape[:-1], _FIXED[kind], dtype=torch.float64, device=centre.device)
     estimate = relative_gaussian(centre, _float64(cov), reference_variance)
-    return _or_infinite(CLOSENESS[kind](estimate), estimate.definite)
+    return _or_infinite(EQUATIONS[kind](estimate), estimate.definite)
 
 
 def check_options(kind: str, *, scope: str, reference_variance: float) -> None:
@@ -155,9 +154,8 @@ def measure(deviation: Tensor, member: Tensor, *, reference_variance: float, kin
         rho = torch.where(present, _FIXED[kind], math.inf).double()
         degenerate = torch.zeros_like(present)
     else:
-        jeffreys_known = kind == "jeffreys"
-        rho = covariance_part + mean_part if jeffreys_known else CLOSENESS[kind](estimate)
-        rho = _or_infinite(rho, usable)
+        known = kind == "jeffreys"
+        rho = covariance_part + mean_part if known else _or_infinite(EQUATIONS[kind](estimate), usable)
         degenerate = present & rho.isinf()
     return Similarity((-rho).exp(), rho, covariance_part, mean_part, count, degenerate)
 
@@ -259,26 +257,36 @@ def js(p: RelativeGaussian) -> Tensor:
     return (_LN2 - entropy).mean(-1).clamp(0.0, _LN2)
 
 
-CLOSENESS: Final[Mapping[str, Callable[[RelativeGaussian], Tensor]]] = {
+EQUATIONS: Final[Mapping[str, Callable[[RelativeGaussian], Tensor]]] = {
     "jeffreys": jeffreys,
     "js": js,
     "kl": kl,
 }
 
 
-@cache
+# A dictionary, because Dynamo ignores functools.cache and would trace the sampling.
+_samples: Final[dict[tuple[int, int, torch.device], Tensor]] = {}
+
+
 def standard_normal(size: int, samples: int, device: torch.device) -> Tensor:
     """(samples, size) float64 from N(0, I): scrambled Sobol points with a fixed seed, the same everywhere.
 
-    Made on the CPU and kept per device, so only the first call for a device copies; nobody may write to
-    it. Leaves torch's global random state alone.
+    Made on the CPU and kept per device, so that only the first call copies: make it before capturing a
+    graph. Nobody may write to it. Leaves torch's global random state alone.
     """
+    key = (size, samples, device)
+    if key not in _samples:
+        _samples[key] = _draw_standard_normal(size, samples).to(device)
+    return _samples[key]
+
+
+def _draw_standard_normal(size: int, samples: int) -> Tensor:
     sobol = torch.quasirandom.SobolEngine(  # type: ignore[no-untyped-call]  # torch left it untyped
         size, scramble=True, seed=_SAMPLE_SEED
     )
     uniform = sobol.draw(samples, dtype=torch.float64) + _HALF_SOBOL_STEP
     normal: Tensor = torch.special.ndtri(uniform.clamp(max=1.0 - _HALF_SOBOL_STEP))
-    return normal.to(device)
+    return normal
 
 
 def _float64(values: Values, device: torch.device | None = None) -> Tensor:

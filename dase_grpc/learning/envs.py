@@ -45,7 +45,7 @@ def make_env(env_id: str, kwargs: Mapping[str, Any], *, render_mode: str | None 
     with _quiet_mujoco():
         env = _create(env_id, arguments)
     try:
-        if _needs_flattening(getattr(env, "observation_space", None)):
+        if _can_be_flattened(getattr(env, "observation_space", None)):
             env = FlattenObservation(env)
         schema_of(env, env_id)
     except BaseException:
@@ -64,7 +64,7 @@ def schema_of(env: Environment, env_id: str) -> TransitionSchema:
     if not isinstance(observation, Box) or len(observation.shape) != 1:
         raise EnvironmentSpecError(
             f"environment {env_id!r} has the observation space {_text(observation)}, but agents here observe "
-            f"a Box, so wrap it, e.g. in gymnasium.wrappers.FlattenObservation"
+            f"a flat Box, so wrap it in gymnasium.wrappers.FlattenObservation or TransformObservation"
         )
     if not isinstance(action, Box):
         raise EnvironmentSpecError(
@@ -133,27 +133,27 @@ def to_float32(observation: Any, size: int) -> Array:
     return copied
 
 
-def _needs_flattening(space: object) -> bool:
-    return isinstance(space, Dict | Tuple) or (isinstance(space, Box) and len(space.shape) != 1)
+def _can_be_flattened(space: object) -> bool:
+    if isinstance(space, Dict | Tuple):
+        return space.is_np_flattenable and gymnasium.spaces.flatdim(space) > 0
+    return isinstance(space, Box) and len(space.shape) != 1
 
 
 def _create(env_id: str, arguments: dict[str, Any]) -> Environment:
     module_name, colon, name = env_id.rpartition(":")
     factory = _factory(env_id, module_name, name) if colon else None
+    if factory is None and not _is_registered(name):  # Gymnasium would first warn, then refuse
+        raise EnvironmentSpecError(
+            f"there is no environment {env_id!r}{_nearest(name, gymnasium.registry)} "
+            f"(write another package's as package:Name-v0, your own as package.module:Class)"
+        )
     try:
         env = _gymnasium_make(name, arguments) if factory is None else factory(**arguments)
     except EnvironmentSpecError:
         raise
-    except gymnasium.error.DependencyNotInstalled as error:
-        raise EnvironmentSpecError(_missing_package(env_id, error)) from error
-    except ImportError as error:
+    except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
         raise EnvironmentSpecError(_missing_package(env_id, error)) from error
     except Exception as error:
-        if factory is None and isinstance(error, gymnasium.error.Error) and name not in gymnasium.registry:
-            raise EnvironmentSpecError(
-                f"there is no environment {env_id!r}{_nearest(name, gymnasium.registry)} "
-                f"(write another package's as package:Name-v0, your own as package.module:Class)"
-            ) from error
         given = f" with {_text(arguments)}" if arguments else ""
         raise EnvironmentSpecError(
             f"making the environment {env_id!r}{given} failed with {_summary(error)}"
@@ -170,7 +170,7 @@ def _factory(env_id: str, module_name: str, name: str) -> Callable[..., object] 
     module = _import(env_id, module_name)
     factory = getattr(module, name, None)
     if factory is None:
-        if any(name in (key, spec.name) for key, spec in gymnasium.registry.items()):
+        if _is_registered(name):
             return None
         raise EnvironmentSpecError(
             f"the module {module_name!r} neither has {name!r} nor registers an environment of that name"
@@ -208,6 +208,11 @@ def _import(env_id: str, module_name: str) -> ModuleType:
         raise EnvironmentSpecError(
             f"importing {module_name!r} for the environment {env_id!r} failed with {_summary(error)}"
         ) from error
+
+
+def _is_registered(name: str) -> bool:
+    """Whether Gymnasium knows the id, or knows versions of it and would take the latest."""
+    return name in gymnasium.registry or any(key.rpartition("-v")[0] == name for key in gymnasium.registry)
 
 
 def _missing_package(env_id: str, error: Exception) -> str:

@@ -82,7 +82,7 @@ class TwinCritic(nn.Module):
         hidden = state_action
         for weight, bias in inner:
             hidden = torch.relu_(torch.addmm(bias, hidden, weight))
-        return torch.addmv(last_bias.squeeze(-1), hidden, last_weight.squeeze(-1))
+        return torch.addmm(last_bias, hidden, last_weight).squeeze(-1)
 
     def frozen_copy(self) -> Self:
         """A target network: equal values of its own, without gradients."""

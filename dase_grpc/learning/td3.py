@@ -102,11 +102,9 @@ class TD3:
         Returns critic_loss, q_mean (the weighted mean of Q1) and, when the actor was updated,
         actor_loss: scalars that stay on the device. Never synchronises with the host.
         """
-        action = batch.action
-        noise = torch.empty_like(action, memory_format=torch.contiguous_format)
-        return self.update_with(
-            batch, weight, noise.normal_(0, self._config.target_noise, generator=self._noise)
-        )
+        noise = torch.empty_like(batch.action, memory_format=torch.contiguous_format)
+        noise.normal_(0, self._config.target_noise, generator=self._noise)
+        return self.update_with(batch, weight, noise)
 
     def update_with(self, batch: Batch, weight: Tensor, noise: Tensor) -> Mapping[str, Tensor]:
         """`update` with the target's smoothing noise (B, n) given, not clipped yet."""
@@ -142,24 +140,24 @@ class TD3:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` gave; further updates are bit for bit those of the saved agent.
 
-        Only between kinds of device (CPU, CUDA) the noise cannot go on, their generators have
-        nothing in common; it starts a stream of its own that the seed and the updates decide.
+        Between kinds of device (CPU, CUDA) only the noise cannot go on, for their generators have
+        nothing in common: it starts a new stream that the seed and the number of updates decide.
 
         Raises:
             KeyError: a name is missing.
             ValueError: a name too many, or a value of another shape or dtype; nothing is changed.
         """
         updates = torch.zeros((), dtype=torch.int64)
-        noise, saved = self._noise.get_state(), state.get(NOISE_STATE)
-        foreign = isinstance(saved, Tensor) and saved.dtype == noise.dtype and saved.shape != noise.shape
-        if foreign:
-            noise = torch.empty_like(saved)
+        own, saved = self._noise.get_state(), state.get(NOISE_STATE)
+        noise = own
+        if isinstance(saved, Tensor) and saved.dtype == own.dtype:
+            noise = torch.empty_like(saved, device="cpu")  # another kind of device has another size
         restore({**self._tensors, UPDATES: updates, NOISE_STATE: noise}, state)
         self._updates = int(updates)
-        if foreign:
-            self._noise.manual_seed(integer(*self._noise_seed, self._updates))
-        else:
+        if noise.shape == own.shape:
             self._noise.set_state(noise)
+        else:
+            self._noise.manual_seed(integer(*self._noise_seed, self._updates))
 
     def _named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, network in (

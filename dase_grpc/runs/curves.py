@@ -71,9 +71,9 @@ def spread(values: Floats) -> Floats:
     return result
 
 
-def final_score(curve: Series) -> float | None:
-    """The mean of the last 10 evaluations, or of all when there are fewer; None without any."""
-    return float(curve.value[-FINAL:].mean()) if len(curve) else None
+def final_score(curve: Series) -> float:
+    """The mean of the last 10 evaluations, or of all when there are fewer; there is at least one."""
+    return float(curve.value[-FINAL:].mean())
 
 
 def column(records: Iterable[Mapping[str, Any]], key: str) -> Series:
@@ -81,20 +81,27 @@ def column(records: Iterable[Mapping[str, Any]], key: str) -> Series:
     return _series((record.get("step"), record.get(key)) for record in records)
 
 
-def similarity(records: Sequence[Mapping[str, Any]]) -> dict[int, Series]:
-    """The mean λ of each collecting agent over steps, by that agent's id."""
+def peers_of(agent: int, records: Sequence[Mapping[str, Any]]) -> dict[int, Series]:
+    """The mean λ that `agent` gave each other agent's transitions over steps, by that agent's id."""
     tables = [(record.get("step"), record.get("similarity") or {}) for record in records]
-    sources = sorted({int(source) for _, table in tables for source in table})
-    series = {
-        source: _series((step, table.get(str(source))) for step, table in tables) for source in sources
-    }
+    sources = sorted({int(source) for _, table in tables for source in table} - {agent})
+    series = {source: _series((step, table.get(str(source))) for step, table in tables) for source in sources}
     return {source: values for source, values in series.items() if len(values)}
 
 
-def recent_mean(series: Series, share: float = 0.25) -> float:
-    """The mean over the last `share` of the values, at least one."""
-    count = max(1, round(len(series) * share))
-    return float(series.value[-count:].mean())
+def recent_weights(agents: Mapping[int, Sequence[Mapping[str, Any]]]) -> tuple[list[int], Floats]:
+    """All ids, and the mean λ of every pair over the last quarter of its records.
+
+    (K, K), learners down, collecting agents across; NaN where nothing was measured.
+    """
+    tables = {agent: peers_of(agent, records) for agent, records in agents.items()}
+    ids = sorted({*tables, *(source for peers in tables.values() for source in peers)})
+    index = {agent: position for position, agent in enumerate(ids)}
+    weights = np.full((len(ids), len(ids)), np.nan)
+    for agent, peers in tables.items():
+        for source, series in peers.items():
+            weights[index[agent], index[source]] = series.value[-max(1, len(series) // 4) :].mean()
+    return ids, weights
 
 
 def _series(pairs: Iterable[tuple[Any, Any]]) -> Series:

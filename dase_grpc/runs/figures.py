@@ -33,8 +33,12 @@ PALETTE: Final = (
     "#6f8f3a",
     "#7d7f8c",
 )
+NAMED_AGENTS: Final = len(PALETTE)
+"""Up to this many agents are told apart by colour and name."""
 _WIDTH_IN: Final = 9.2
-_STYLE: Final[dict[str, Any]] = {
+_LEGEND_COLUMNS: Final = 6
+# Any keys: matplotlib's newer stubs list every name, its older ones say str.
+_STYLE: Final[dict[Any, Any]] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "dase",
     "font.size": 8.5,
@@ -63,17 +67,15 @@ _STYLE: Final[dict[str, Any]] = {
 }
 
 
-def colour(index: int) -> str:
-    """The colour of an agent, everywhere the same."""
-    return PALETTE[index % len(PALETTE)]
-
-
 class Sheet:
     """One row of axes; `svg` closes it. Uses no state of pyplot."""
 
     def __init__(self, columns: int = 1, *, height_in: float = 3.1, share_y: bool = False) -> None:
         with mpl.rc_context(_STYLE):
             self._figure = Figure(figsize=(_WIDTH_IN, height_in), layout="constrained", facecolor="none")
+            engine = self._figure.get_layout_engine()
+            if engine is not None:
+                engine.set(w_pad=0.1, wspace=0.04)  # type: ignore[call-arg]  # a constrained one
             axes = self._figure.subplots(1, columns, squeeze=False, sharey=share_y)
             self.axes: list[Axes] = list(axes[0])
             for axis in self.axes:
@@ -86,9 +88,16 @@ class Sheet:
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         with mpl.rc_context(_STYLE):
             for axis in self.axes:
-                _legend_above(axis)
+                _legend_above(axis, ncols=_LEGEND_COLUMNS // len(self.axes))
             self._figure.savefig(text, format="svg", metadata=nothing, transparent=True)
         return _inline(text.getvalue())
+
+
+def agent_style(agent: int, *, agents: int, alpha: float = 1.0) -> dict[str, Any]:
+    """How an agent's line looks, the same in every picture; too many to tell apart become one grey."""
+    if agents > NAMED_AGENTS:
+        return {"color": MUTED, "alpha": 0.4 * alpha, "linewidth": 0.9}
+    return {"color": PALETTE[agent % len(PALETTE)], "alpha": alpha}
 
 
 def over_steps(axis: Axes) -> None:
@@ -105,11 +114,10 @@ def thousands(value: float) -> str:
     return f"{value:g}"
 
 
-def _legend_above(axis: Axes) -> None:
-    handles, labels = axis.get_legend_handles_labels()
-    if handles:
+def _legend_above(axis: Axes, *, ncols: int) -> None:
+    if axis.get_legend_handles_labels()[0]:
         axis.legend(
-            handles, labels, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4, borderaxespad=0.2, fontsize=8
+            loc="lower left", bbox_to_anchor=(0, 1), ncols=max(1, ncols), borderaxespad=0.2, fontsize=8
         )
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
 
@@ -11,18 +10,16 @@ from dase_grpc.runs.curves import (
     SMOOTHING,
     Series,
     column,
-    recent_mean,
+    peers_of,
     shared_curves,
-    similarity,
     smoothed,
     spread,
 )
-from dase_grpc.runs.figures import GRID, INK, MUTED, PAPER, Sheet, colour
+from dase_grpc.runs.figures import INK, MUTED, PAPER, Sheet, colour
+from dase_grpc.runs.page import LOWEST_WEIGHT
 from dase_grpc.runs.reference import PublishedRow
 
 Records = Sequence[Mapping[str, Any]]
-
-LOWEST_WEIGHT: Final = 1e-9
 NAMED_AGENTS: Final = 10
 """Up to this many agents are told apart by colour and name."""
 _PANELS: Final = 4
@@ -52,7 +49,7 @@ def learning_curves(agents: Mapping[int, Series], published: Sequence[PublishedR
 
 def similarity_over_time(agents: Mapping[int, Records]) -> str | None:
     """λ of each collecting agent over time, one panel for each of the first learners."""
-    tables = {agent: _peers(agent, records) for agent, records in agents.items()}
+    tables = {agent: peers_of(agent, records) for agent, records in agents.items()}
     shown = {agent: peers for agent, peers in tables.items() if peers}
     if not shown:
         return None
@@ -65,22 +62,6 @@ def similarity_over_time(agents: Mapping[int, Records]) -> str | None:
         for source, series in peers.items():
             name = f"from agent {source}" if len(peers) <= NAMED_AGENTS else None
             _line(axis, Series(series.step, series.value.clip(LOWEST_WEIGHT)), colour(source), name)
-    return sheet.svg()
-
-
-def similarity_map(agents: Mapping[int, Records]) -> str | None:
-    """The recent mean λ of every pair: learners down, collecting agents across. None for one learner."""
-    tables = {agent: _peers(agent, records) for agent, records in agents.items()}
-    ids = sorted({*tables, *(source for peers in tables.values() for source in peers)})
-    if len(ids) < 2 or not any(tables.values()):
-        return None
-    weights = np.full((len(ids), len(ids)), np.nan)
-    for agent, peers in tables.items():
-        for source, series in peers.items():
-            weights[ids.index(agent), ids.index(source)] = recent_mean(series)
-    size = min(1.0 + 0.42 * len(ids), 6.0)
-    sheet = Sheet(height_in=size)
-    _heat_map(sheet.axes[0], ids, weights)
     return sheet.svg()
 
 
@@ -168,35 +149,11 @@ def _published_points(axis: Axes, published: Sequence[PublishedRow], *, last_ste
         )
 
 
-def _peers(agent: int, records: Records) -> dict[int, Series]:
-    return {source: series for source, series in similarity(records).items() if source != agent}
-
-
 def _log_weights(axis: Axes) -> None:
     axis.set_yscale("log")
     axis.set_ylim(LOWEST_WEIGHT / 1.5, 1.5)
     axis.yaxis.set_major_locator(LogLocator(10, numticks=6))
     axis.yaxis.set_minor_locator(NullLocator())
-
-
-def _heat_map(axis: Axes, ids: Sequence[int], weights: np.ndarray[Any, np.dtype[np.float64]]) -> None:
-    depth = np.log10(np.clip(weights, LOWEST_WEIGHT, 1))
-    image = axis.imshow(depth, cmap="viridis", vmin=np.log10(LOWEST_WEIGHT), vmax=0, aspect="equal")
-    axis.grid(visible=False)
-    axis.spines[:].set_visible(False)
-    axis.set_xlabel("collecting agent")
-    axis.set_ylabel("learning agent")
-    if len(ids) <= NAMED_AGENTS:
-        axis.set_xticks(range(len(ids)), [str(agent) for agent in ids])
-        axis.set_yticks(range(len(ids)), [str(agent) for agent in ids])
-        for (row, col), weight in np.ndenumerate(weights):
-            if np.isfinite(weight):
-                shade = "#1b1b1b" if weight > 1e-4 else "#f4f4f4"
-                axis.text(col, row, f"{weight:.0e}", ha="center", va="center", color=shade, fontsize=7)
-    figure = axis.get_figure()
-    if figure is not None:
-        bar = figure.colorbar(image, ax=axis, shrink=0.9, label="log10 of λ")
-        bar.outline.set_visible(False)  # type: ignore[operator]  # matplotlib's stub calls it a Spine list
 
 
 def _panels(

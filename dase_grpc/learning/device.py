@@ -1,0 +1,20 @@
+"""Which device an agent computes on; never a silent fallback."""
+
+import torch
+
+from dase_grpc.errors import DeviceError
+
+
+def pick_device(gpu: int | None) -> torch.device:
+    """The CPU, or the CUDA device with this index.
+
+    Raises:
+        DeviceError: there is no such CUDA device.
+    """
+    if gpu is None:
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if not 0 <= gpu < count:
+        found = "no CUDA device" if count == 0 else f"CUDA devices 0..{count - 1}"
+        raise DeviceError(f"--gpu {gpu}: torch finds {found} on this machine; leave --gpu out to use the CPU")
+    return torch.device("cuda", gpu)

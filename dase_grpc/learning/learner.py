@@ -1,0 +1,278 @@
+"""One agent's training: explore, store, sample, weigh, update, evaluate.
+
+A plain synchronous object. The networked learner node and the lockstep launcher are two drivers of
+it; they differ in where transitions go and where batches come from.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from threading import Event
+from typing import Any, Final, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dase_grpc.config import RunConfig
+from dase_grpc.learning.agent import Agent
+from dase_grpc.learning.batch import Batch
+from dase_grpc.learning.evaluation import Evaluator
+from dase_grpc.learning.exploration import ExploredStep, Explorer
+from dase_grpc.learning.similarity import SimilarityWeigher, Weighing
+from dase_grpc.learning.staging import Staging
+from dase_grpc.learning.statistics import DeviceTotals, Diagnosis, Window, fold, record
+from dase_grpc.progress import Progress
+from dase_grpc.schema import Array, TransitionSchema
+from dase_grpc.telemetry import LearnerMetrics
+
+DIAGNOSE_EVERY: Final = 50
+"""Updates between two looks at losses and similarity; each look waits for the device once."""
+
+
+class Halted(Exception):
+    """The driver closed the sink or the source: training shall end."""
+
+
+class TransitionSink(Protocol):
+    """Where an agent's transitions go."""
+
+    def store(self, row: Array) -> None:
+        """Takes one (width,) packed transition; may block.
+
+        Raises:
+            Halted: training shall end.
+        """
+        ...
+
+
+class BatchSource(Protocol):
+    """Where batches come from."""
+
+    def next(self) -> tuple[Array, int]:
+        """A (B, width) batch, read-only, and the number of transitions in the buffer; may block.
+
+        Raises:
+            Halted: training shall end.
+        """
+        ...
+
+
+class Journal(Protocol):
+    """Where results are written."""
+
+    def evaluation(
+        self, *, step: int, return_mean: float, return_std: float, episodes: int, wall_seconds: float
+    ) -> None:
+        """Notes one evaluation."""
+        ...
+
+    def metrics(self, values: Mapping[str, Any]) -> None:
+        """Notes one line of metrics."""
+        ...
+
+    def checkpoint(self, *, step: int, tensors: Mapping[str, Tensor], scores: Mapping[str, Any]) -> None:
+        """Keeps the agent's state."""
+        ...
+
+
+@dataclass(frozen=True)
+class LearnerParts:
+    """What a learner is made of."""
+
+    config: RunConfig
+    schema: TransitionSchema
+    agent_id: int
+    device: torch.device
+    agent: Agent
+    explorer: Explorer
+    evaluator: Evaluator
+    weigher: SimilarityWeigher
+    sink: TransitionSink
+    source: BatchSource
+    journal: Journal
+    metrics: LearnerMetrics
+    clock: Callable[[], float]
+
+
+class Learner:
+    """Trains one agent for `train.steps` environment steps, one update after each from `start_steps` on.
+
+    Owned by one thread; `progress` may be read from any.
+    """
+
+    def __init__(self, parts: LearnerParts) -> None:
+        self._parts = parts
+        self._config = parts.config
+        self._staging = Staging(parts.schema, parts.config.agent.batch_size, parts.device)
+        self._all_internal = torch.ones(parts.config.agent.batch_size, device=parts.device)
+        self._totals = DeviceTotals(parts.device)
+        self._steps = 0
+        self._buffer_size = 0
+        self._started_at: float | None = None
+        self._window = Window(0.0, 0, 0)
+        self.progress = Progress(total_steps=parts.config.train.steps)
+
+    @property
+    def done(self) -> bool:
+        """Whether the budget of environment steps is spent."""
+        return self._steps >= self._config.train.steps
+
+    def train(self, halt: Event) -> None:
+        """Trains until the budget is spent or `halt` is set; then keeps a final checkpoint.
+
+        Raises:
+            Exception: whatever the environment or the agent raises.
+        """
+        try:
+            self.begin()
+            while not self.done and not halt.is_set():
+                self.step()
+        except Halted:
+            pass
+        self.finish()
+
+    def begin(self) -> None:
+        """Evaluates the policy before any training. Call once, first."""
+        now = self._parts.clock()
+        self._started_at = now
+        self._window = Window(now, 0, 0)
+        self._evaluate()
+
+    def step(self) -> None:
+        """One environment step and what it brings: an update, an evaluation, a line of metrics.
+
+        Raises:
+            Halted: the driver closed the sink or the source.
+        """
+        parts, config = self._parts, self._config
+        explored = parts.explorer.step(parts.agent, parts.agent.updates)
+        self._steps += 1
+        self._note(explored)
+        if explored.row is not None:
+            parts.sink.store(explored.row)
+        if self._steps >= config.agent.start_steps:
+            self._update()
+        if self._steps % config.eval.every == 0:
+            self._evaluate()
+        if self._steps % config.train.log_every == 0:
+            self._log()
+
+    def finish(self) -> None:
+        """Keeps the final checkpoint and closes the environment. Call once, last."""
+        if self._steps > self._window.started_step:
+            self._log()
+        self.progress = replace(self._snapshot(), state="finished" if self.done else "stopped")
+        self._parts.journal.checkpoint(
+            step=self._steps,
+            tensors=self._parts.agent.state_dict(),
+            scores={"evaluation": _plain(self.progress.evaluation_return)},
+        )
+        self._parts.explorer.close()
+
+    def _update(self) -> None:
+        parts = self._parts
+        asked_at = parts.clock()
+        rows, self._buffer_size = parts.source.next()
+        got_at = parts.clock()
+        own = parts.schema.agent_ids(rows) == parts.agent_id
+        batch = self._staging.load(rows)
+        weighing = None if own.all() else self._weigh(batch)
+        if weighing is not None and not own.any() and not bool(weighing.weight.any()):
+            self._window.skipped += 1
+            parts.metrics.skipped("no_weight")
+            return
+        losses = parts.agent.update(batch, self._all_internal if weighing is None else weighing.weight)
+        parts.metrics.updates.inc()
+        parts.metrics.sample_seconds.observe(got_at - asked_at)
+        parts.metrics.update_seconds.observe(parts.clock() - got_at)
+        if parts.agent.updates % DIAGNOSE_EVERY == 0:
+            self._diagnose(batch, weighing, losses)
+            self._measure_lag(rows[own])
+
+    def _weigh(self, batch: Batch) -> Weighing:
+        weighing = self._parts.weigher.weigh(batch, self._parts.agent.policy_actions(batch.observation))
+        self._totals.add(weighing)
+        return weighing
+
+    def _diagnose(self, batch: Batch, weighing: Weighing | None, losses: Mapping[str, Tensor]) -> None:
+        parts, sources = self._parts, None
+        if weighing is not None:
+            sources = parts.weigher.by_source(batch, parts.agent.policy_actions(batch.observation))
+        seen = Diagnosis.read(losses, weighing, sources)
+        fold(self._window, seen)
+        for name, value in seen.losses.items():
+            parts.metrics.loss(name, value)
+        for source, value in seen.similarity.items():
+            parts.metrics.similarity(source, value)
+        parts.metrics.divergence("covariance", seen.covariance_term)
+        parts.metrics.divergence("mean", seen.mean_term)
+        parts.metrics.external_share.set(seen.external_share)
+        known = {**self.progress.similarity, **seen.similarity}
+        self.progress = replace(self._snapshot(), similarity=known)
+
+    def _measure_lag(self, own_rows: Array) -> None:
+        if len(own_rows):
+            column = self._parts.schema.columns["policy_version"].start
+            versions = own_rows[:, column].view(np.uint32)
+            self._window.policy_lag.add(self._parts.agent.updates - float(versions.mean()))
+
+    def _note(self, explored: ExploredStep) -> None:
+        parts = self._parts
+        parts.metrics.env_steps.inc()
+        if explored.reason is not None:
+            self._window.refused[explored.reason] += 1
+            parts.metrics.refused(explored.reason)
+        if explored.episode is not None:
+            self._window.episodes += 1
+            self._window.episode_returns.add(explored.episode.return_)
+            parts.metrics.episodes.inc()
+            parts.metrics.episode_return.set(explored.episode.return_)
+            self.progress = replace(self._snapshot(), episode_return=_plain(explored.episode.return_))
+
+    def _evaluate(self) -> None:
+        parts = self._parts
+        started = parts.clock()
+        result = parts.evaluator.evaluate(parts.agent)
+        now = parts.clock()
+        parts.metrics.evaluation_seconds.observe(now - started)
+        parts.metrics.evaluation_return.set(result.return_mean)
+        parts.journal.evaluation(
+            step=self._steps,
+            return_mean=result.return_mean,
+            return_std=result.return_std,
+            episodes=result.episodes,
+            wall_seconds=now - (self._started_at or now),
+        )
+        latest = _plain(result.return_mean)
+        first = latest if self._steps == 0 else self.progress.first_evaluation_return
+        self.progress = replace(
+            self._snapshot(), first_evaluation_return=first, evaluation_return=latest
+        )
+
+    def _log(self) -> None:
+        parts, now = self._parts, self._parts.clock()
+        values = record(
+            self._window,
+            step=self._steps,
+            updates=parts.agent.updates,
+            now=now,
+            wall_seconds=now - (self._started_at or now),
+            totals=self._totals,
+        )
+        parts.journal.metrics({**values, "buffer_size": self._buffer_size})
+        self.progress = replace(self._snapshot(), updates_per_second=values["updates_per_second"])
+        self._window = Window(now, self._steps, parts.agent.updates)
+
+    def _snapshot(self) -> Progress:
+        training = self._steps >= self._config.agent.start_steps
+        return replace(
+            self.progress,
+            step=self._steps,
+            updates=self._parts.agent.updates,
+            state="training" if training else "exploring",
+        )
+
+
+def _plain(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

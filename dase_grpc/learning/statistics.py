@@ -1,0 +1,141 @@
+"""What a learner measures between two lines of its metrics: sums on the device, read seldom."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dase_grpc.learning.similarity import SourceSimilarity, Weighing
+
+
+@dataclass
+class Mean:
+    """A running mean of finite numbers; None while there are none."""
+
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, value: float) -> None:
+        """Takes a number in, unless it is not finite."""
+        if value - value == 0:
+            self.total += value
+            self.count += 1
+
+    @property
+    def value(self) -> float | None:
+        """The mean so far."""
+        return self.total / self.count if self.count else None
+
+
+@dataclass
+class Window:
+    """Everything counted since the last line of metrics."""
+
+    started_at: float
+    started_step: int
+    started_updates: int
+    episode_returns: Mean = field(default_factory=Mean)
+    episodes: int = 0
+    skipped: int = 0
+    losses: dict[str, Mean] = field(default_factory=dict)
+    similarity: dict[int, Mean] = field(default_factory=dict)
+    terms: dict[str, Mean] = field(default_factory=dict)
+    external_share: Mean = field(default_factory=Mean)
+    policy_lag: Mean = field(default_factory=Mean)
+    refused: Counter[str] = field(default_factory=Counter)
+
+
+class DeviceTotals:
+    """Sums over every weighed update, kept on the device so that no update waits for the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._similarity = torch.zeros((), dtype=torch.float64, device=device)
+        self._weighed = torch.zeros((), dtype=torch.int64, device=device)
+        self._degenerate = torch.zeros((), dtype=torch.int64, device=device)
+
+    def add(self, weighing: Weighing) -> None:
+        """Counts one weighed batch; never synchronises with the host."""
+        self._similarity += weighing.similarity
+        self._weighed += weighing.external > 0
+        self._degenerate += weighing.degenerate
+
+    def take(self) -> tuple[float | None, int]:
+        """The mean λ over batches with external rows, and how many were degenerate; starts afresh."""
+        weighed, degenerate = int(self._weighed), int(self._degenerate)
+        mean = float(self._similarity) / weighed if weighed else None
+        for total in (self._similarity, self._weighed, self._degenerate):
+            total.zero_()
+        return mean, degenerate
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One update looked at closely; read from the device once."""
+
+    losses: Mapping[str, float]
+    similarity: Mapping[int, float]
+    covariance_term: float
+    mean_term: float
+    external_share: float
+
+    @classmethod
+    def read(
+        cls, losses: Mapping[str, Tensor], weighing: Weighing | None, sources: SourceSimilarity | None
+    ) -> "Diagnosis":
+        """Copies the numbers to the host: this waits for the device."""
+        read = {name: float(value) for name, value in losses.items()}
+        if weighing is None or sources is None:
+            return cls(read, {}, float("nan"), float("nan"), 0.0)
+        present = sources.count.tolist()
+        similarity = {
+            agent: value for agent, value in enumerate(sources.similarity.tolist()) if present[agent]
+        }
+        share = float(weighing.external * weighing.similarity / weighing.weight.sum(dtype=torch.float64))
+        return cls(read, similarity, float(weighing.covariance_term), float(weighing.mean_term), share)
+
+
+def fold(window: Window, seen: Diagnosis) -> None:
+    """Takes a diagnosis into a window's means."""
+    for name, value in seen.losses.items():
+        window.losses.setdefault(name, Mean()).add(value)
+    for agent, value in seen.similarity.items():
+        window.similarity.setdefault(agent, Mean()).add(value)
+    window.terms.setdefault("covariance", Mean()).add(seen.covariance_term)
+    window.terms.setdefault("mean", Mean()).add(seen.mean_term)
+    window.external_share.add(seen.external_share)
+
+
+def record(
+    window: Window, *, step: int, updates: int, now: float, wall_seconds: float, totals: DeviceTotals
+) -> dict[str, Any]:
+    """One line of metrics.jsonl; None stands for what was not measured."""
+    seconds = max(now - window.started_at, 1e-9)
+    weight, degenerate = totals.take()
+
+    def mean(means: Mapping[str, Mean], name: str) -> float | None:
+        return means[name].value if name in means else None
+
+    return {
+        "step": step,
+        "wall_seconds": wall_seconds,
+        "updates": updates,
+        "updates_per_second": (updates - window.started_updates) / seconds,
+        "steps_per_second": (step - window.started_step) / seconds,
+        "episode_return": window.episode_returns.value,
+        "episodes": window.episodes,
+        "critic_loss": mean(window.losses, "critic_loss"),
+        "actor_loss": mean(window.losses, "actor_loss"),
+        "q_mean": mean(window.losses, "q_mean"),
+        "skipped_updates": window.skipped,
+        "degenerate_updates": degenerate,
+        "refused": dict(window.refused),
+        "similarity": {str(agent): m.value for agent, m in sorted(window.similarity.items())},
+        "similarity_weight": weight,
+        "divergence_covariance": mean(window.terms, "covariance"),
+        "divergence_mean": mean(window.terms, "mean"),
+        "external_share": window.external_share.value,
+        "policy_lag": window.policy_lag.value,
+    }

@@ -1,0 +1,78 @@
+"""A bounded, closable queue between the compute thread and the event loop's thread."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from dase_grpc.learning.learner import Halted
+
+T = TypeVar("T")
+
+
+class Handoff(Generic[T]):
+    """Carries items between two threads; closing it wakes both sides.
+
+    `on_change` is called, from whichever thread made the change, after items arrived or left; it
+    must not block.
+    """
+
+    def __init__(self, limit: int, *, on_change: Callable[[], None] | None = None) -> None:
+        self._limit = limit
+        self._items: deque[T] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._on_change = on_change
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: T) -> None:
+        """Adds an item; blocks while `limit` items are waiting.
+
+        Raises:
+            Halted: the queue is closed.
+        """
+        with self._changed:
+            while len(self._items) >= self._limit and not self._closed:
+                self._changed.wait()
+            if self._closed:
+                raise Halted
+            self._items.append(item)
+            self._changed.notify_all()
+        self._tell()
+
+    def get(self) -> T:
+        """Takes the oldest item; blocks while there is none.
+
+        Raises:
+            Halted: the queue is closed; items still waiting are not given out any more.
+        """
+        with self._changed:
+            while not self._items and not self._closed:
+                self._changed.wait()
+            if self._closed:
+                raise Halted
+            item = self._items.popleft()
+            self._changed.notify_all()
+        self._tell()
+        return item
+
+    def take_all(self) -> list[T]:
+        """Takes what is there, closed or not, without blocking; oldest first."""
+        with self._changed:
+            items = list(self._items)
+            self._items.clear()
+            self._changed.notify_all()
+        return items
+
+    def close(self) -> None:
+        """Makes `put` and `get` raise Halted, those that wait already included."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._on_change is not None:
+            self._on_change()

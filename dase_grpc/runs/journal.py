@@ -1,0 +1,72 @@
+"""One agent's results on disk, and in TensorBoard where that is installed."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from dase_grpc.config import RunConfig
+from dase_grpc.runs.checkpoint import describe, save_checkpoint
+from dase_grpc.runs.directory import AgentDirectory
+from dase_grpc.runs.tensorboard import ScalarWriter, open_tensorboard
+from dase_grpc.schema import TransitionSchema
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class AgentJournal:
+    """Writes evaluations.csv, metrics.jsonl, checkpoints and scalars of one agent; one thread at a time."""
+
+    def __init__(
+        self,
+        directory: AgentDirectory,
+        *,
+        config: RunConfig,
+        schema: TransitionSchema,
+        tensorboard: ScalarWriter,
+    ) -> None:
+        self._directory = directory
+        self._config = config
+        self._schema = schema
+        self._tensorboard = tensorboard
+        self.last_checkpoint: Path | None = None
+
+    @classmethod
+    def open(cls, directory: AgentDirectory, *, config: RunConfig, schema: TransitionSchema) -> Self:
+        """A journal that also writes to TensorBoard if the extra is installed."""
+        return cls(
+            directory, config=config, schema=schema, tensorboard=open_tensorboard(directory.tensorboard)
+        )
+
+    def evaluation(
+        self, *, step: int, return_mean: float, return_std: float, episodes: int, wall_seconds: float
+    ) -> None:
+        """Appends one line to evaluations.csv."""
+        self._directory.evaluations.append(
+            step=step,
+            return_mean=return_mean,
+            return_std=return_std,
+            episodes=episodes,
+            wall_seconds=wall_seconds,
+        )
+        self._tensorboard.scalars(
+            step, {"evaluation/return_mean": return_mean, "evaluation/return_std": return_std}
+        )
+
+    def metrics(self, values: Mapping[str, Any]) -> None:
+        """Appends one line to metrics.jsonl."""
+        self._directory.metrics.append(values)
+        self._tensorboard.scalars(int(values["step"]), values)
+
+    def checkpoint(self, *, step: int, tensors: Mapping[str, "Tensor"], scores: Mapping[str, Any]) -> None:
+        """Keeps the agent's state, atomically."""
+        self.last_checkpoint = save_checkpoint(
+            self._directory.checkpoints,
+            step=step,
+            tensors=tensors,
+            metadata=describe(self._config, self._schema, agent_id=self._directory.agent_id, **scores),
+        )
+
+    def close(self) -> None:
+        """Flushes and closes TensorBoard's file."""
+        self._tensorboard.close()

@@ -1,0 +1,242 @@
+"""The report of a run: one HTML page that needs nothing beside it, from the files of the run directory."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import tomli_w
+
+from dase_grpc.config import RunConfig
+from dase_grpc.errors import RunDirectoryError
+from dase_grpc.runs import page, plots
+from dase_grpc.runs.curves import FINAL, SMOOTHING, Series, final_score, recent_weights, returns
+from dase_grpc.runs.directory import RunDirectory
+from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.runs.files import replace_file
+from dase_grpc.runs.metrics_log import read_metrics
+from dase_grpc.runs.reference import PublishedRow, published
+
+Records = Mapping[int, Sequence[Mapping[str, Any]]]
+
+_METHODS: Final = {
+    "jeffreys": "DASE",
+    "js": "DASE with the true Jensen-Shannon divergence",
+    "kl": "DASE with the KL divergence",
+    "none": "experience sharing without correction (λ = 1)",
+    "isolated": "isolated agents on one buffer (λ = 0)",
+}
+
+
+def write_report(run: RunDirectory) -> Path:
+    """Writes the run's report.html, all at once, and returns its path; works at any moment of a run.
+
+    Raises:
+        RunDirectoryError: a file of the run is damaged, or the report cannot be written.
+    """
+    agents = run.agents()
+    curves = {agent.agent_id: returns(read_evaluations(agent.evaluations.path)) for agent in agents}
+    records = {agent.agent_id: read_metrics(agent.metrics.path) for agent in agents}
+    text = page.document(
+        f"{run.name} · DASE",
+        page.header(run.config.env.id, f"{method(run.config)} · run {run.name} of {_created(run)}"),
+        page.facts(_facts(run, curves)),
+        page.section("Final score", *_scores(curves)),
+        page.section("Learning curves", *_learning(run.config, curves)),
+        page.section("Similarity", *_similarity(run.config, records)),
+        page.section("Training", *_training(run.config, records)),
+        page.section("How this run was made", *_origin(run)),
+    )
+    try:
+        replace_file(run.report, text.encode())
+    except OSError as error:
+        raise RunDirectoryError(f"cannot write {run.report}: {error.strerror or error}") from None
+    return run.report
+
+
+def method(config: RunConfig) -> str:
+    """What was trained, in a few words."""
+    algorithm = config.agent.algorithm.upper()
+    if config.train.agents == 1:
+        return f"{algorithm}, one agent"
+    return f"{algorithm} with K = {config.train.agents} agents, {_METHODS[config.dps.divergence]}"
+
+
+def comparable(config: RunConfig) -> list[PublishedRow]:
+    """What was published for the same algorithm, buffer and (unchanged) environment."""
+    capacity = config.replay.capacity
+    if not isinstance(capacity, int) or config.env.kwargs:
+        return []
+    return published(config.agent.algorithm, config.env.id, capacity)
+
+
+def _facts(run: RunDirectory, curves: Mapping[int, Series]) -> dict[str, str]:
+    config = run.config
+    done = [int(curve.step[-1]) for curve in curves.values() if len(curve)]
+    capacity = config.replay.capacity
+    return {
+        "Environment": config.env.id,
+        "Algorithm": config.agent.algorithm.upper(),
+        "Similarity": f"{config.dps.divergence}, {config.dps.scope}, r = {config.dps.reference_variance:g}",
+        "Agents (K)": str(config.train.agents),
+        "Steps of each agent": f"{config.train.steps:,}",
+        "Evaluated up to step": f"{min(done):,}" if done else "–",
+        "Random steps": f"{config.agent.start_steps:,}",
+        "Buffer capacity": f"{capacity:,}" if isinstance(capacity, int) else capacity,
+        "Batch": str(config.agent.batch_size),
+        "Seed": str(config.train.seed),
+        "Mode": str(run.run.get("mode", "–")),
+        **{
+            name: run.versions[name]
+            for name in ("dase", "torch", "gymnasium", "mujoco")
+            if name in run.versions
+        },
+    }
+
+
+def _scores(curves: Mapping[int, Series]) -> list[page.Markup]:
+    evaluated = {agent: curve for agent, curve in curves.items() if len(curve)}
+    if not evaluated:
+        return [page.empty("No evaluation has been recorded yet.")]
+    table = np.array([_score(curve) for curve in evaluated.values()])
+    counts = [str(len(curve)) for curve in evaluated.values()]
+    names = [f"agent {agent}" for agent in evaluated]
+    if len(names) > 1:
+        table = np.vstack([table, table.mean(axis=0)])
+        names, counts = [*names, "mean over agents"], [*counts, ""]
+    rows = [
+        [name, *(page.number(value) for value in values), count]
+        for name, values, count in zip(names, table.tolist(), counts, strict=True)
+    ]
+    columns = ("", f"final (mean of last {FINAL})", "first", "best", "last", "evaluations")
+    return [page.table(columns, rows, total=len(evaluated) > 1)]
+
+
+def _score(curve: Series) -> tuple[float, ...]:
+    values = curve.value
+    return final_score(curve), values[0], values.max(), values[-1]
+
+
+def _learning(config: RunConfig, curves: Mapping[int, Series]) -> list[page.Markup]:
+    rows = comparable(config)
+    drawn = [row for row in rows if row.method in ("single", "dase-k2", _published_method(config))]
+    picture = page.figure(
+        plots.learning_curves(curves, drawn),
+        _learning_caption(config, curves),
+        otherwise="There is no learning curve yet: no evaluation has been recorded.",
+    )
+    return [picture, *_published_table(rows)]
+
+
+def _learning_caption(config: RunConfig, curves: Mapping[int, Series]) -> str:
+    longest = max((len(curve) for curve in curves.values()), default=0)
+    raw = f"Each evaluation is the mean return of {config.eval.episodes} episodes without noise or updates."
+    if longest >= 2 * SMOOTHING:
+        smooth = (
+            f"Faint: every evaluation; strong: the paper's smoothing, a centred moving average over "
+            f"{SMOOTHING} evaluations, which near both ends averages only the part of the window that exists."
+        )
+    else:
+        smooth = (
+            f"Not smoothed: the paper's moving average over {SMOOTHING} evaluations needs at least "
+            f"{2 * SMOOTHING} of them to show anything."
+        )
+    band = " The band is half a standard deviation over the agents." if len(curves) > 1 else ""
+    return f"{raw} {smooth}{band}"
+
+
+def _published_table(rows: Sequence[PublishedRow]) -> list[page.Markup]:
+    if not rows:
+        return []
+    steps = [point.step for point in rows[0].points]
+    columns = ("as published", *(f"{step // 1000}k" for step in steps), "final, 1M", "curves")
+    cells = [
+        [
+            row.method,
+            *(page.spread(point.mean, point.std) for point in row.points),
+            page.spread(row.final_mean, row.final_std),
+            f"{row.curves} {row.cell_rank}".strip(),
+        ]
+        for row in sorted(rows, key=lambda row: (row.curves == "combination", row.agents, row.method))
+    ]
+    return [page.note(_published_note(rows[0])), page.table(columns, cells)]
+
+
+def _published_note(row: PublishedRow) -> str:
+    return (
+        f"Published for {row.algorithm} in {row.environment} with a buffer of {row.buffer:,}: mean ± "
+        f"standard deviation over {row.seeds} seeds of the 11 evaluations around a step (Saglam et al. "
+        f"2022, arXiv 2207.13453; from the authors' released curves, MIT license). Their environments are "
+        f"Gym v2 with MuJoCo 1.50 and Box2D 2.3.10: a comparison, not a target. Of curves marked “own”, the "
+        f"fraction says how many of the 30 in this cell are independent; those marked “combination”, hollow "
+        f"in the picture, are exact linear combinations of the others and no evidence of their own."
+    )
+
+
+def _similarity(config: RunConfig, records: Records) -> list[page.Markup]:
+    if config.train.agents == 1:
+        return [page.empty("One agent has no peers, so there is nothing to compare.")]
+    lines = page.figure(
+        plots.similarity_over_time(records),
+        "λ of each collecting agent's transitions by themselves, as each learner saw them: 1 counts like "
+        "the learner's own, 0 not at all. On a logarithmic scale; values under 10⁻⁹, 0 included, are drawn there.",
+        otherwise="No similarity weight has been recorded yet.",
+    )
+    terms = page.figure(
+        plots.divergence_terms(records),
+        "The two summands of ρ, in nats; λ = exp(−ρ). The covariance term is large when a collector's "
+        "actions vary by much more or much less than the reference variance, the mean term when they are "
+        "shifted.",
+        otherwise="No term of the divergence has been recorded yet.",
+    )
+    return [lines, *_weights_by_pair(records), terms]
+
+
+def _weights_by_pair(records: Records) -> list[page.Markup]:
+    ids, weights = recent_weights(records)
+    if not np.isfinite(weights).any():
+        return []
+    cut = f" The first {page.SHOWN_CELLS} agents are shown." if len(ids) > page.SHOWN_CELLS else ""
+    return [
+        page.note(f"Mean λ of each pair over the last quarter of the run.{cut}"),
+        page.heat_map(ids, weights),
+    ]
+
+
+def _training(config: RunConfig, records: Records) -> list[page.Markup]:
+    capacity = config.replay.capacity
+    return [
+        page.figure(
+            plots.losses(records),
+            "Means over the updates between two records.",
+            otherwise="No update has been recorded yet.",
+        ),
+        page.figure(
+            plots.throughput(records),
+            "Of each agent by itself; all share the machine they run on.",
+            otherwise="No throughput has been recorded yet.",
+        ),
+        page.figure(
+            plots.buffer_fill(records, capacity if isinstance(capacity, int) else None),
+            "Transitions of all agents in the shared buffer.",
+            otherwise="The buffer's size has not been recorded yet.",
+        ),
+    ]
+
+
+def _origin(run: RunDirectory) -> list[page.Markup]:
+    facts = {"Command": str(run.run.get("command") or "–"), "Created": _created(run)}
+    settings = tomli_w.dumps(run.config.model_dump(mode="json"))
+    return [
+        page.facts({**facts, **run.versions}),
+        page.folded("Full configuration", page.preformatted(settings)),
+    ]
+
+
+def _created(run: RunDirectory) -> str:
+    return str(run.run.get("created", "–")).replace("T", " ").replace("+00:00", " UTC")
+
+
+def _published_method(config: RunConfig) -> str:
+    suffix = {"kl": "-kl", "none": "-uncorrected"}.get(config.dps.divergence, "")
+    return f"dase-k{config.train.agents}{suffix}"

@@ -1,0 +1,334 @@
+import logging
+import sys
+import warnings
+from pathlib import Path
+
+import gymnasium
+import mujoco
+import numpy as np
+import pytest
+import worlds
+from gymnasium.spaces import Box
+
+from dase_grpc.errors import EnvironmentSpecError
+from dase_grpc.learning.envs import EXPECTED_WARNING, ActionMap, make_env, schema_of, to_float32
+
+SUPPORTED = [
+    "Ant-v5",
+    "HalfCheetah-v5",
+    "Hopper-v5",
+    "Humanoid-v5",
+    "Swimmer-v5",
+    "Walker2d-v5",
+    "InvertedPendulum-v5",
+    "InvertedDoublePendulum-v5",
+    "LunarLanderContinuous-v3",
+    "BipedalWalker-v3",
+    "Pendulum-v1",
+]
+
+
+def refusal(env_id, kwargs=None, **options):
+    with pytest.raises(EnvironmentSpecError) as caught:
+        make_env(env_id, kwargs or {}, **options)
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    assert "Traceback" not in sentence
+    return sentence
+
+
+# --- making ---
+
+
+@pytest.mark.parametrize("env_id", SUPPORTED)
+def test_the_supported_environments_step_without_a_word(env_id, capfd, caplog, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # MuJoCo would leave its MUJOCO_LOG.TXT here
+    env = make_env(env_id, {})
+    schema = schema_of(env, env_id)
+    observation, _ = env.reset(seed=1)
+    assert to_float32(observation, schema.observation_size).shape == (schema.observation_size,)
+    env.step(ActionMap(env.action_space)(np.zeros(schema.action_size, np.float32)))
+    env.close()
+    assert capfd.readouterr() == ("", "")
+    assert not caplog.records
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_keyword_arguments_reach_the_environment():
+    assert make_env("worlds:PointGoal", {"length": 3}).unwrapped.length == 3
+    assert make_env("Pendulum-v1", {"g": 3.0}).unwrapped.g == 3.0
+    assert make_env("Pendulum-v1", {"max_episode_steps": 4}).spec.max_episode_steps == 4
+    assert make_env("worlds:limited", {"max_episode_steps": 4})._max_episode_steps == 4
+
+
+def test_the_render_mode_reaches_the_environment_only_where_it_is_given():
+    assert make_env("worlds:PointGoal", {}, render_mode="rgb_array").render_mode == "rgb_array"
+    assert make_env("worlds:PointGoal", {}).render_mode is None
+    assert make_env("Pendulum-v1", {}, render_mode="rgb_array").render_mode == "rgb_array"
+    assert "render_mode" in refusal("worlds:BothFlags", render_mode="rgb_array")
+
+
+def test_a_module_may_register_the_environment_instead_of_holding_it():
+    assert make_env("worlds:RegisteredWorld-v0", {}).spec.max_episode_steps == 5
+    assert isinstance(make_env("RegisteredWorld-v0", {}).unwrapped, worlds.PointGoal)
+
+
+def test_a_module_in_the_current_directory_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    Path("my_own_world.py").write_text("from worlds import PointGoal as Mine\n", encoding="utf-8")
+    assert isinstance(make_env("my_own_world:Mine", {}).unwrapped, worlds.PointGoal)
+
+
+def test_gymnasiums_passive_checker_runs_only_where_it_is_asked_for():
+    assert "PassiveEnvChecker" not in str(make_env("Pendulum-v1", {}))
+    assert "PassiveEnvChecker" in str(make_env("Pendulum-v1", {"disable_env_checker": False}))
+
+
+# --- what cannot be made ---
+
+
+def test_a_missing_environment_is_refused_with_the_nearest_name():
+    assert "did you mean 'HalfCheetah-v5'?" in refusal("HalfCheeta-v5")
+    assert "did you mean 'HalfCheetah-v5'?" in refusal("HalfCheetah-v9")
+    assert "did you mean 'HalfCheetah-v5'?" in refusal("cheetah")
+    assert "did you mean 'LunarLanderContinuous-v3'?" in refusal("LunarLanderContinuous-v2")
+    assert "did you mean 'Walker2d-v5'?" in refusal("walker2d")
+    assert "package:Name-v0" in refusal("ALE/Pong-v5")
+    assert "there is no environment 'two words!'" in refusal("two words!")
+
+
+def test_a_missing_name_in_a_module_is_refused_with_the_nearest_name():
+    sentence = refusal("worlds:PointGaol")
+    assert "neither has 'PointGaol' nor registers" in sentence
+    assert "did you mean 'PointGoal'?" in sentence
+
+
+def test_a_name_that_the_module_does_not_register_is_refused():
+    assert "did you mean 'RegisteredWorld-v0'?" in refusal("worlds:RegisteredWorld-v3")
+    assert "no module 'Pendulum'" in refusal("Pendulum:v1")
+
+
+def test_a_missing_module_is_refused_and_says_where_it_was_looked_for():
+    sentence = refusal("no_such_world:Env")
+    assert "no module 'no_such_world'" in sentence
+    assert str(Path.cwd()) in sentence
+    assert "no module 'worlds.nothing'" in refusal("worlds.nothing:Env")
+    assert "importing ''" in refusal(":Env")
+
+
+def test_a_module_that_needs_a_missing_package_names_that_package(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "needy_world.py").write_text("import no_such_package\n", encoding="utf-8")
+    assert "needs 'no_such_package'" in refusal("needy_world:Env")
+
+
+def test_a_module_that_raises_while_it_is_imported_is_refused(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "broken_world.py").write_text("1 / 0\n", encoding="utf-8")
+    assert "ZeroDivisionError: division by zero" in refusal("broken_world:Env")
+
+
+def test_without_box2d_the_extra_to_install_is_named(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith(("Box2D", "gymnasium.envs.box2d"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "Box2D", None)
+    assert 'pip install "dase-grpc[box2d]"' in refusal("LunarLanderContinuous-v3")
+
+
+def test_any_other_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax", None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert "jax" in refusal("phys2d/CartPole-v1")
+        assert "gymnasium-robotics" in refusal("Hopper-v3")
+
+
+def test_a_factory_that_raises_is_refused_in_one_line_with_its_cause():
+    sentence = refusal("worlds:RefusesToStart")
+    assert "ValueError: no licence for this simulator" in sentence
+    with pytest.raises(EnvironmentSpecError) as caught:
+        make_env("worlds:RefusesToStart", {})
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_unknown_keyword_arguments_are_refused_and_shown():
+    for env_id in ("worlds:PointGoal", "Pendulum-v1"):
+        sentence = refusal(env_id, {"gravity": 3})
+        assert "{'gravity': 3}" in sentence
+        assert "unexpected keyword argument 'gravity'" in sentence
+
+
+def test_a_factorys_own_refusal_is_passed_on_unchanged(monkeypatch):
+    monkeypatch.setattr(worlds, "wraps", lambda: make_env("CartPole-v1", {}), raising=False)
+    assert refusal("worlds:wraps") == refusal("CartPole-v1")
+
+
+def test_what_is_no_factory_of_environments_is_refused():
+    assert "returned nothing instead of a gymnasium.Env" in refusal("worlds:returns_nothing")
+    assert "returned an object of type ConstantPolicy" in refusal("worlds:ConstantPolicy")
+    assert "an object of type Endless, so name a class" in refusal("worlds:an_instance")
+    assert "an object of type int, so name a class" in refusal("worlds:not_callable")
+
+
+# --- spaces ---
+
+
+def test_dict_tuple_and_picture_observations_are_flattened():
+    for name, size in (("DictObservation", 8), ("TupleObservation", 3), ("PictureObservation", 12)):
+        env = make_env(f"worlds:{name}", {})
+        assert schema_of(env, name).observation_size == size
+        assert to_float32(env.reset(seed=0)[0], size).shape == (size,)
+        assert to_float32(env.step(np.float32([0]))[0], size).shape == (size,)
+
+
+def test_other_observations_are_refused_with_a_remedy():
+    for name, space in (
+        ("DiscreteObservation", "Discrete(5)"),
+        ("DiscretesObservation", "MultiDiscrete([2 3])"),
+        ("SequenceObservation", "Dict('past': Sequence("),
+        ("EmptyObservation", "Dict()"),
+    ):
+        sentence = refusal(f"worlds:{name}")
+        assert space in sentence
+        assert "FlattenObservation" in sentence
+    assert "None" in refusal("worlds:NoSpaces")
+    assert "shrink the observation" in refusal("worlds:WideObservation")
+
+
+def test_other_actions_than_a_box_are_refused():
+    assert "Discrete(3)" in refusal("worlds:DiscreteAction")
+    assert "Discrete(2)" in refusal("CartPole-v1")
+
+
+def test_unbounded_and_huge_actions_are_refused_naming_the_dimension():
+    assert "action dimension 1 has the bounds [-1.0, inf]" in refusal("worlds:UnboundedAction")
+    assert "action dimension 0" in refusal("worlds:HugeAction")
+    assert "action dimension 0 has the bounds [-inf, inf]" in refusal("worlds:UnboundedIntegerAction")
+
+
+def test_a_refused_environment_is_closed(monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        worlds, "kept", lambda: made.append(worlds.DiscreteAction()) or made[0], raising=False
+    )
+    refusal("worlds:kept")
+    assert made[0].closed == 1
+
+
+def test_the_schema_holds_sizes_and_flat_bounds_in_the_environments_units():
+    schema = schema_of(make_env("worlds:MatrixAction", {}), "worlds:MatrixAction")
+    assert (schema.environment, schema.observation_size, schema.action_size) == ("worlds:MatrixAction", 2, 6)
+    assert schema.action_low == (0,) * 6
+    assert schema.action_high == (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+    pendulum = schema_of(make_env("Pendulum-v1", {}), "Pendulum-v1")
+    assert (pendulum.action_low, pendulum.action_high) == ((-2.0,), (2.0,))
+
+
+# --- actions and observations ---
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        Box(np.float32([-1, 0, 0]), np.float32([1, 1, 1])),
+        Box(-1, 1, (3,), np.float32),
+        Box(np.float32([-0.1, 0.3, -1e30]), np.float32([0.3, 0.7, 1e-30])),
+        Box(np.array([-0.1, 0.1, -1e-300]), np.array([0.3, 0.3, 1e300]), dtype=np.float64),
+        Box(0.1, 0.7, (2, 3), np.float64),
+        Box(-0.4, 0.4, (), np.float32),
+        Box(-2, 5, (2,), np.int32),
+        Box(0, 255, (2,), np.uint8),
+    ],
+    ids=str,
+)
+def test_normalised_actions_reach_both_ends_exactly_and_never_leave_the_box(space):
+    to_env = ActionMap(space)
+    size = int(np.prod(space.shape))
+    assert (to_env(np.full(size, -1, np.float32)) == space.low).all()
+    assert (to_env(np.full(size, 1, np.float32)) == space.high).all()
+    assert (to_env(np.full(size, 1.5, np.float32)) == space.high).all()
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        action = to_env(rng.uniform(-1, 1, size).astype(np.float32))
+        assert action.dtype == space.dtype
+        assert action.shape == space.shape
+        assert space.contains(action)
+
+
+def test_normalised_actions_are_mapped_linearly_per_dimension():
+    to_env = ActionMap(Box(np.float32([-1, 0, -2]), np.float32([1, 1, 6])))
+    assert to_env(np.float32([0, 0, 0])).tolist() == [0, 0.5, 2]
+    assert to_env(np.float32([0.5, 0.5, -0.5])).tolist() == [0.5, 0.75, 0]
+
+
+def test_whole_number_actions_are_rounded_to_the_nearest():
+    to_env = ActionMap(make_env("worlds:IntegerAction", {}).action_space)
+    assert to_env(np.float32([0.99])).tolist() == [5]
+    assert to_env(np.float32([-0.99])).tolist() == [-2]
+
+
+@pytest.mark.parametrize("space", [Box(-1, 1, (2,), np.float32), Box(-2, 2, (2,), np.float32)], ids=str)
+def test_the_mapped_action_is_a_new_array(space):
+    action = np.zeros(2, np.float32)
+    ActionMap(space)(action)[:] = 9
+    assert action.tolist() == [0, 0]
+
+
+def test_observations_become_float32_copies_without_a_warning_where_they_overflow():
+    received = np.array([1e300, -1e300, np.nan, 0.5])
+    copied = to_float32(received, 4)
+    assert copied.dtype == np.float32
+    assert np.array_equal(copied, np.float32([np.inf, -np.inf, np.nan, 0.5]), equal_nan=True)
+    same = np.zeros(2, np.float32)
+    assert not np.shares_memory(to_float32(same, 2), same)
+
+
+def test_an_observation_of_another_shape_than_the_spaces_is_refused():
+    with pytest.raises(EnvironmentSpecError, match=r"shape \(1,\).*says \(2,\)"):
+        to_float32(np.zeros(1), 2)
+
+
+# --- MuJoCo's warnings ---
+
+
+def test_only_the_expected_mujoco_warning_is_silenced(monkeypatch, caplog):
+    hook = []
+
+    def make():
+        hook.append(mujoco.get_mju_user_warning())
+        hook[0](EXPECTED_WARNING + " and will be removed")
+        hook[0]("the simulation is unstable\n")
+        return worlds.Endless()
+
+    monkeypatch.setattr(worlds, "warns", make, raising=False)
+    with caplog.at_level(logging.WARNING):
+        make_env("worlds:warns", {})
+    assert [record.getMessage() for record in caplog.records] == ["MuJoCo: the simulation is unstable"]
+    assert mujoco.get_mju_user_warning() is None
+
+
+def test_a_users_own_mujoco_warning_hook_is_kept_and_gets_the_other_warnings(monkeypatch):
+    heard = []
+    mujoco.set_mju_user_warning(heard.append)
+    try:
+        monkeypatch.setattr(
+            worlds, "warns", lambda: mujoco.get_mju_user_warning()("odd") or worlds.Endless(), raising=False
+        )
+        make_env("worlds:warns", {})
+        refusal("worlds:RefusesToStart")
+        make_env("HalfCheetah-v5", {}).close()
+        assert heard == ["odd"]
+        mujoco.get_mju_user_warning()("again")
+        assert heard == ["odd", "again"]
+    finally:
+        mujoco.set_mju_user_warning(None)
+
+
+def test_gymnasium_still_says_the_expected_warning_without_us(capfd, tmp_path, monkeypatch):
+    """When this fails, Gymnasium or MuJoCo has changed and `EXPECTED_WARNING` can go."""
+    if int(mujoco.__version__.split(".")[0]) < 4:
+        pytest.skip("MuJoCo 4 was the first to say it")
+    monkeypatch.chdir(tmp_path)
+    gymnasium.make("HalfCheetah-v5").close()
+    assert EXPECTED_WARNING in capfd.readouterr().err

@@ -1,0 +1,275 @@
+import logging
+
+import numpy as np
+import pytest
+import worlds
+
+from dase_grpc.errors import EnvironmentSpecError
+from dase_grpc.learning.envs import schema_of
+from dase_grpc.learning.exploration import Episode, Explorer
+from dase_grpc.schema import TransitionSchema
+
+POLICY = worlds.ConstantPolicy(0.25)
+
+
+def explorer(env, *, seed=0, agent_id=0, env_seed=100, start_steps=0, noise=0.0, **counts) -> Explorer:
+    return Explorer(
+        env,
+        schema_of(env, "a world"),
+        agent_id=agent_id,
+        rng=np.random.default_rng(seed),
+        env_seed=env_seed,
+        start_steps=start_steps,
+        noise=noise,
+        **counts,
+    )
+
+
+def explore(env, count, policy=POLICY, version=0, **options):
+    exploring = explorer(env, **options)
+    return exploring, [exploring.step(policy, version) for _ in range(count)]
+
+
+def named(env, steps):
+    schema: TransitionSchema = schema_of(env, "a world")
+    return schema.named(np.stack([step.row for step in steps if step.row is not None]))
+
+
+def test_a_row_holds_what_the_environment_returned():
+    env = worlds.Clock()
+    _, steps = explore(env, 3, agent_id=7, version=5)
+    rows = named(env, steps)
+    assert steps[0].row.dtype == np.float32
+    assert steps[0].row.shape == (schema_of(env, "").width,)
+    assert rows["observation"].tolist() == [[0, 0], [1, 0], [2, 0]]
+    assert rows["next_observation"].tolist() == [[1, 0], [2, 0], [3, 0]]
+    assert rows["action"].tolist() == [[0.25]] * 3
+    assert rows["reward"].tolist() == [1, 1, 1]
+    assert rows["bootstrap"].tolist() == [1, 1, 1]
+    assert rows["agent_id"].tolist() == [7, 7, 7]
+    assert rows["policy_version"].tolist() == [5, 5, 5]
+
+
+def test_large_policy_versions_keep_their_bit_pattern():
+    env = worlds.Clock()
+    _, steps = explore(env, 1, version=2**32 - 1, agent_id=2**31 - 1)
+    assert named(env, steps)["policy_version"].tolist() == [2**32 - 1]
+    assert named(env, steps)["agent_id"].tolist() == [2**31 - 1]
+
+
+def test_nothing_happens_before_the_first_step():
+    env = worlds.Clock()
+    exploring = explorer(env)
+    assert (env.seeds, exploring.steps, exploring.episodes) == ([], 0, 0)
+
+
+def test_the_environment_is_seeded_at_the_first_reset_only():
+    env = worlds.Clock()
+    explore(env, 25, env_seed=42)
+    assert env.seeds == [42, None, None]
+
+
+def test_each_step_is_exactly_one_environment_step():
+    env = worlds.Clock()
+    exploring, _ = explore(env, 25)
+    assert len(env.actions) == exploring.steps == 25
+
+
+def test_the_stored_next_observation_is_the_last_of_the_episode_and_then_a_new_one_begins():
+    env = worlds.Clock()
+    _, steps = explore(env, 11)
+    rows = named(env, steps)
+    assert rows["next_observation"][9].tolist() == [10, 0]
+    assert rows["observation"][10].tolist() == [0, 0]
+
+
+def test_truncation_bootstraps():
+    env = worlds.ConstantReward()
+    _, steps = explore(env, 20)
+    assert named(env, steps)["bootstrap"].tolist() == [1] * 20
+
+
+def test_termination_does_not_bootstrap():
+    env = worlds.Terminating()
+    _, steps = explore(env, 20)
+    assert named(env, steps)["bootstrap"].tolist() == ([1] * 9 + [0]) * 2
+
+
+def test_termination_wins_where_both_flags_are_set():
+    env = worlds.BothFlags()
+    _, steps = explore(env, 10)
+    assert named(env, steps)["bootstrap"].tolist() == [1] * 9 + [0]
+    assert steps[-1].episode == Episode(10.0, 10)
+
+
+def test_an_ended_episode_is_reported_with_return_and_length():
+    exploring, steps = explore(worlds.Clock(), 20)
+    assert [step.episode for step in steps] == ([None] * 9 + [Episode(10.0, 10)]) * 2
+    assert exploring.episodes == 2
+
+
+def test_an_episodes_return_is_kept_in_float64():
+    _, steps = explore(worlds.HugeReward(), 10)
+    assert steps[-1].episode == Episode(1e300, 10)
+
+
+def test_copies_are_stored_where_the_environment_reuses_its_buffer():
+    env = worlds.BufferReuse()
+    _, steps = explore(env, 3)
+    rows = named(env, steps)
+    assert rows["observation"][:, 0].tolist() == [0, 1, 2]
+    assert rows["next_observation"][:, 0].tolist() == [1, 2, 3]
+
+
+def test_the_stored_action_survives_an_environment_that_overwrites_it():
+    env = worlds.SpoilsActions()
+    _, steps = explore(env, 3)
+    assert named(env, steps)["action"].tolist() == [[0.25]] * 3
+
+
+def test_a_row_belongs_to_the_receiver():
+    exploring = explorer(worlds.Clock())
+    first = exploring.step(POLICY, 0).row
+    first[:] = 99
+    assert exploring.step(POLICY, 0).row[0] == 1
+
+
+def test_the_first_actions_are_uniform_and_the_policy_is_not_asked():
+    policy = worlds.ConstantPolicy(0.25)
+    env = worlds.Clock()
+    _, steps = explore(env, 501, policy, start_steps=500)
+    actions = named(env, steps)["action"][:500]
+    assert len(policy.asked) == 1
+    assert len(np.unique(actions)) > 490
+    assert actions.min() < -0.9
+    assert actions.max() > 0.9
+    assert abs(actions.mean()) < 0.1
+
+
+def test_later_actions_are_the_policys_plus_noise():
+    env = worlds.Clock()
+    _, steps = explore(env, 1000, noise=0.1)
+    actions = named(env, steps)["action"]
+    assert actions.mean() == pytest.approx(0.25, abs=0.02)
+    assert actions.std() == pytest.approx(0.1, abs=0.01)
+
+
+def test_the_stored_action_is_normalised_and_clipped_and_the_environments_is_in_its_units():
+    env = worlds.EndpointAction()
+    _, steps = explore(env, 50, worlds.ConstantPolicy(1.0, -1.0, 0.0), noise=0.5)
+    actions = named(env, steps)["action"]
+    assert np.abs(actions).max() == 1
+    assert np.allclose(np.stack(env.actions), actions * [1, 0.5, 0.5] + [0, 0.5, 0.5])
+
+
+def test_the_policy_is_asked_with_one_float32_row():
+    policy = worlds.ConstantPolicy(0.0)
+    explore(worlds.Clock(), 2, policy)
+    assert policy.asked[1].dtype == np.float32
+    assert policy.asked[1].tolist() == [[1, 0]]
+
+
+def test_the_same_seeds_give_the_same_rows_and_another_seed_gives_others():
+    def rows(seed):
+        return [
+            s.row.tobytes() for s in explore(worlds.PointGoal(), 40, start_steps=20, noise=0.1, seed=seed)[1]
+        ]
+
+    assert rows(1) == rows(1)
+    assert rows(1) != rows(2)
+
+
+def test_rows_around_a_nan_observation_are_refused_and_nothing_else_is_lost():
+    env = worlds.NanAtStep50()
+    policy = worlds.ConstantPolicy(0.25)
+    exploring, steps = explore(env, 100, policy)
+    assert [index for index, step in enumerate(steps) if step.row is None] == [49, 50]
+    assert [step.reason for step in steps[48:52]] == [None, "observation", "observation", None]
+    assert exploring.refused == {"observation": 2, "reward": 0}
+    assert steps[-1].episode == Episode(100.0, 100)
+    assert exploring.steps == 100
+
+
+def test_while_the_observation_is_not_finite_the_action_is_random_and_the_policy_is_not_asked():
+    env = worlds.NanAtStep50()
+    policy = worlds.ConstantPolicy(0.25)
+    explore(env, 100, policy)
+    assert len(policy.asked) == 99
+    assert np.isfinite(np.stack(policy.asked)).all()
+    assert [index for index, action in enumerate(env.actions) if action[0] != 0.25] == [50]
+
+
+def test_an_observation_too_large_for_float32_is_refused_without_a_warning():
+    exploring, steps = explore(worlds.HugeObservation(), 10)
+    assert [step.reason for step in steps if step.reason] == ["observation"] * 2
+    assert exploring.refused == {"observation": 2, "reward": 0}
+
+
+@pytest.mark.parametrize(("world", "at"), [(worlds.HugeReward, 6), (worlds.NanReward, 2)])
+def test_a_reward_that_float32_cannot_hold_is_refused_without_a_warning(world, at):
+    exploring, steps = explore(world(), 10)
+    assert [index for index, step in enumerate(steps) if step.row is None] == [at]
+    assert steps[at].reason == "reward"
+    assert exploring.refused == {"observation": 0, "reward": 1}
+
+
+def test_the_step_that_ends_an_episode_reports_it_even_if_its_row_is_refused():
+    class NanAtTheEnd(worlds.Clock):
+        def observe(self):
+            return np.array([np.nan if self.time == 10 else 0, 0])
+
+    _, steps = explore(NanAtTheEnd(), 11)
+    assert (steps[9].row, steps[9].reason, steps[9].episode) == (None, "observation", Episode(10.0, 10))
+    assert steps[10].row is not None
+
+
+def test_after_a_hundred_refused_rows_in_a_row_the_environment_is_reset_and_that_is_logged_once(caplog):
+    env = worlds.AlwaysNan()
+    with caplog.at_level(logging.WARNING):
+        exploring, steps = explore(env, 350, agent_id=3)
+    assert env.seeds == [100, None, None, None]
+    assert exploring.refused == {"observation": 350, "reward": 0}
+    assert all(step.row is None and step.episode is None for step in steps)
+    assert exploring.episodes == 0
+    (record,) = caplog.records
+    assert record.getMessage().startswith("agent 3: 100 transitions in a row were not finite")
+
+
+def test_a_good_row_starts_the_count_of_refused_ones_anew():
+    class MostlyNan(worlds.Endless):
+        def observe(self):
+            return np.array([0 if self.time % 100 < 2 else np.nan, 0])
+
+    env = MostlyNan()
+    explore(env, 1000)
+    assert env.seeds == [100]
+
+
+def test_a_policy_that_gives_no_finite_action_is_an_error_that_says_so():
+    exploring = explorer(worlds.Clock())
+    for bad in (np.nan, np.inf):
+        with pytest.raises(FloatingPointError, match="the policy gave actions that are not finite"):
+            exploring.step(worlds.ConstantPolicy(bad), 0)
+
+
+def test_an_environment_that_breaks_its_own_observation_space_is_refused():
+    with pytest.raises(EnvironmentSpecError, match="shape"):
+        explore(worlds.WrongShape(), 1)
+
+
+def test_what_the_environment_raises_surfaces():
+    with pytest.raises(RuntimeError, match="the simulator broke at step 3"):
+        explore(worlds.RaisesAtStep(3), 3)
+
+
+def test_a_resumed_explorer_goes_on_counting_and_is_past_its_random_start():
+    policy = worlds.ConstantPolicy(0.25)
+    exploring, _ = explore(worlds.Clock(), 10, policy, start_steps=20, steps=15, episodes=4)
+    assert (exploring.steps, exploring.episodes) == (25, 5)
+    assert len(policy.asked) == 5
+
+
+def test_closing_closes_the_environment():
+    env = worlds.Clock()
+    explorer(env).close()
+    assert env.closed == 1

@@ -1,0 +1,153 @@
+"""The actor and the twin critics against the plain modules they stand for."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dase_grpc.learning.networks import Actor, TwinCritic, restore
+
+CPU = torch.device("cpu")
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def make_actor(*sizes: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Actor:
+    return Actor(sizes, seeded(seed), device=CPU, dtype=dtype)
+
+
+def make_critic(*sizes: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> TwinCritic:
+    return TwinCritic(sizes, seeded(seed), device=CPU, dtype=dtype)
+
+
+def plain_actor(actor: Actor) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for weight, bias in zip(actor.weight, actor.bias, strict=True):
+        linear = nn.Linear(weight.shape[1], weight.shape[0], dtype=weight.dtype)
+        linear.load_state_dict({"weight": weight.detach(), "bias": bias.detach()})
+        layers += [linear, nn.ReLU()]
+    return nn.Sequential(*layers[:-1], nn.Tanh())
+
+
+def plain_critic(critic: TwinCritic, index: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for weight, bias in zip(critic.weight, critic.bias, strict=True):
+        linear = nn.Linear(weight.shape[1], weight.shape[2], dtype=weight.dtype)
+        linear.load_state_dict({"weight": weight.detach()[index].T, "bias": bias.detach()[index, 0]})
+        layers += [linear, nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+@pytest.mark.parametrize("hidden", [(5,), (6, 5), (6, 5, 4)])
+def test_the_actor_is_relu_layers_and_a_tanh(hidden):
+    actor = make_actor(3, *hidden, 2, dtype=torch.float64)
+    x = torch.randn(7, 3, dtype=torch.float64, generator=seeded(1))
+    torch.testing.assert_close(actor.actions(x), plain_actor(actor)(x))
+
+
+@pytest.mark.parametrize("hidden", [(5,), (6, 5), (6, 5, 4)])
+def test_the_twin_critics_are_two_separate_networks(hidden):
+    critic = make_critic(4, *hidden, 1, dtype=torch.float64)
+    x = torch.randn(7, 4, dtype=torch.float64, generator=seeded(1))
+    separate = torch.stack([plain_critic(critic, i)(x)[:, 0] for i in range(2)])
+    both = critic.both(x)
+    assert both.shape == (2, 7)
+    torch.testing.assert_close(both, separate)
+    torch.testing.assert_close(critic.first(x), separate[0])
+    assert not torch.equal(both[0], both[1])
+
+
+def test_gradients_of_the_twin_critics_are_those_of_two_separate_networks():
+    critic = make_critic(4, 6, 5, 1, dtype=torch.float64)
+    x = torch.randn(7, 4, dtype=torch.float64, generator=seeded(1))
+    critic.both(x).square().sum().backward()
+    for index in range(2):
+        plain = plain_critic(critic, index)
+        plain(x).square().sum().backward()
+        linears = [layer for layer in plain if isinstance(layer, nn.Linear)]
+        for linear, weight, bias in zip(linears, critic.weight, critic.bias, strict=True):
+            torch.testing.assert_close(weight.grad[index], linear.weight.grad.T)
+            torch.testing.assert_close(bias.grad[index, 0], linear.bias.grad)
+
+
+def test_the_first_critic_alone_sends_gradients_to_its_input_only():
+    critic = make_critic(4, 6, 1)
+    x = torch.randn(7, 4, generator=seeded(1), requires_grad=True)
+    critic.first(x).sum().backward()
+    assert x.grad is not None
+    assert all(parameter.grad is None for parameter in critic.parameters())
+
+
+def test_a_strided_view_of_packed_rows_is_an_input_like_any_other():
+    critic = make_critic(4, 6, 5, 1)
+    rows = torch.randn(7, 11, generator=seeded(1))
+    torch.testing.assert_close(critic.both(rows[:, :4]), critic.both(rows[:, :4].contiguous()))
+
+
+def test_initial_values_are_spread_like_those_of_a_torch_linear_layer():
+    sizes = (17, 256, 256, 6)
+    actor, critic = make_actor(*sizes), make_critic(*sizes[:-1], 1)
+    for network in (actor, critic):
+        for weight, bias, (inputs, _) in zip(network.weight, network.bias, pairwise(sizes), strict=True):
+            bound = 1 / math.sqrt(inputs)
+            for values in (weight, bias):
+                assert values.abs().max() <= bound
+            assert weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)
+
+
+def test_every_initial_number_is_drawn_anew():
+    values = torch.cat([p.flatten() for p in make_critic(4, 6, 5, 1).parameters()])
+    assert len(values.unique()) == len(values)
+
+
+def test_initial_values_depend_on_the_generator_and_on_no_global_state():
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = make_actor(3, 8, 2)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    again, other = make_actor(3, 8, 2), make_actor(3, 8, 2, seed=1)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+    assert not torch.equal(first.weight[0], other.weight[0])
+
+
+def test_a_frozen_copy_is_equal_shares_no_memory_and_takes_no_gradient():
+    for network in (make_actor(3, 8, 2), make_critic(3, 8, 1)):
+        frozen = network.frozen_copy()
+        for ours, theirs in zip(network.parameters(), frozen.parameters(), strict=True):
+            assert torch.equal(ours, theirs)
+            assert ours.data_ptr() != theirs.data_ptr()
+            assert not theirs.requires_grad
+    actor = make_actor(3, 8, 2)
+    frozen, x = actor.frozen_copy(), np.ones((1, 3), np.float32)
+    before = frozen.act(x)
+    with torch.no_grad():
+        for parameter in frozen.parameters():
+            parameter.add_(1)
+    assert not np.array_equal(frozen.act(x), before)
+
+
+@pytest.mark.parametrize("count", [1, 10])
+def test_act_returns_new_float32_actions_within_bounds(count):
+    actor = make_actor(3, 8, 2)
+    observation = np.full((count, 3), 1e6, np.float32)
+    observation.setflags(write=False)
+    first, second = actor.act(observation), actor.act(observation)
+    assert first.shape == (count, 2)
+    assert first.dtype == np.float32
+    assert np.abs(first).max() <= 1
+    first[:] = 7
+    assert not np.array_equal(first, second)
+    assert np.array_equal(actor.act(observation), second)
+
+
+def test_restore_changes_nothing_when_one_tensor_does_not_fit():
+    ours = {"a": torch.zeros(2), "b": torch.zeros(3)}
+    with pytest.raises(ValueError, match=r"float32\[4\] for b, not float32\[3\]"):
+        restore(ours, {"a": torch.ones(2), "b": torch.ones(4)})
+    assert torch.equal(ours["a"], torch.zeros(2))
