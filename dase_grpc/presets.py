@@ -3,9 +3,11 @@
 Source of `paper/*`: Saglam et al. 2022, arXiv 2207.13453, hyper-parameter tables.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
+from dase_grpc.config import RunConfig, parse_assignments, read_toml, resolve
 from dase_grpc.errors import ConfigError
 
 _PAPER_SHARED: Final[dict[str, Any]] = {
@@ -52,3 +54,28 @@ def preset(name: str) -> dict[str, Any]:
     if name not in PRESETS:
         raise ConfigError(f"there is no preset {name!r}; there are {', '.join(sorted(PRESETS))}")
     return PRESETS[name]
+
+
+def layered(
+    *,
+    preset_name: str | None,
+    file: Path | None,
+    flags: Mapping[str, Any],
+    assignments: Sequence[str],
+    otherwise: str,
+) -> RunConfig:
+    """The configuration a command line asks for: preset, then file, then flags, then `--set`.
+
+    flags maps `section.key` to a value; None stands for a flag that was not given. `otherwise` names
+    the preset to start from when neither a preset nor a file is given.
+
+    Raises:
+        ConfigError: in one sentence.
+    """
+    base = preset(preset_name or otherwise) if preset_name or file is None else {}
+    given: dict[str, Any] = {}
+    for key, value in flags.items():
+        section, _, name = key.partition(".")
+        if value is not None:
+            given.setdefault(section, {})[name] = value
+    return resolve(base, read_toml(file) if file else {}, given, parse_assignments(assignments))

@@ -177,7 +177,7 @@ def _check_bounds(index: int, low: float, high: float) -> None:
     if not (math.isfinite(low) and math.isfinite(high)) or max(abs(low), abs(high)) >= HUGE:
         raise MalformedError(
             f"action dimension {index} has the bounds [{low}, {high}]; actions need finite bounds, "
-            f"so wrap the environment in gymnasium.wrappers.RescaleAction or give its Box real limits"
+            f"so give the environment's action Box real limits"
         )
     if low >= high:
         raise MalformedError(f"action dimension {index} has the empty range [{low}, {high}]")

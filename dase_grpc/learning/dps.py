@@ -290,7 +290,7 @@ def _draw_standard_normal(size: int, samples: int) -> Tensor:
 
 
 def _float64(values: Values, device: torch.device | None = None) -> Tensor:
-    return torch.as_tensor(values, device=device).detach().to(torch.float64)
+    return torch.as_tensor(values, dtype=torch.float64, device=device).detach()
 
 
 def _or_infinite(value: Tensor, usable: Tensor) -> Tensor:

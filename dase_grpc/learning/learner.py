@@ -246,9 +246,7 @@ class Learner:
         )
         latest = _plain(result.return_mean)
         first = latest if self._steps == 0 else self.progress.first_evaluation_return
-        self.progress = replace(
-            self._snapshot(), first_evaluation_return=first, evaluation_return=latest
-        )
+        self.progress = replace(self._snapshot(), first_evaluation_return=first, evaluation_return=latest)
 
     def _log(self) -> None:
         parts, now = self._parts, self._parts.clock()

@@ -74,7 +74,8 @@ class TwinCritic(nn.Module):
         for weight, bias in inner:
             hidden = torch.relu_(torch.baddbmm(bias, hidden, weight))
         # One output: a batched product of width 1 costs 5 % of a whole update more than this sum.
-        return torch.linalg.vecdot(hidden, last_weight.mT) + last_bias.squeeze(-1)
+        values: Tensor = torch.linalg.vecdot(hidden, last_weight.mT) + last_bias.squeeze(-1)
+        return values
 
     def first(self, state_action: Tensor) -> Tensor:
         """Q1 with the parameters held constant, so a gradient reaches the input only; -> (B,)."""

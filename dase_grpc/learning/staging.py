@@ -17,7 +17,9 @@ class Staging:
         self._host = torch.empty((batch_size, schema.width), dtype=torch.float32, pin_memory=on_gpu)
         self._host_rows: Array = self._host.numpy()
         self._device_rows = torch.empty_like(self._host, device=device) if on_gpu else self._host
-        self._copied = torch.cuda.Event() if on_gpu else None
+        self._copied: torch.cuda.Event | None = None
+        if on_gpu:
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own annotation
         self._batch = Batch.from_rows(schema, self._device_rows)
 
     def load(self, rows: Array) -> Batch:

@@ -34,14 +34,17 @@ class Curves:
 def smoothed(values: Floats, window: int = SMOOTHING) -> Floats:
     """The centred moving average over `window` (odd) values along the last axis, of the same length.
 
-    Near both ends, only the part of the window that exists is averaged.
+    Near both ends, only the part of the window that exists is averaged. Values that are not finite
+    are left out; NaN where a window holds none.
     """
-    half = window // 2
-    length = values.shape[-1]
-    sums = np.concatenate([np.zeros((*values.shape[:-1], 1)), values.cumsum(axis=-1)], axis=-1)
+    half, length = window // 2, values.shape[-1]
     index = np.arange(length)
     first, last = np.maximum(index - half, 0), np.minimum(index + half + 1, length)
-    result: Floats = (sums[..., last] - sums[..., first]) / (last - first)
+    finite = np.isfinite(values)
+    sums = _running_sum(np.where(finite, values, 0.0))
+    counts = _running_sum(finite.astype(np.float64))
+    count = counts[..., last] - counts[..., first]
+    result: Floats = np.where(count > 0, (sums[..., last] - sums[..., first]) / np.maximum(count, 1), np.nan)
     return result
 
 
@@ -102,6 +105,11 @@ def recent_weights(agents: Mapping[int, Sequence[Mapping[str, Any]]]) -> tuple[l
         for source, series in peers.items():
             weights[index[agent], index[source]] = series.value[-max(1, len(series) // 4) :].mean()
     return ids, weights
+
+
+def _running_sum(values: Floats) -> Floats:
+    zero = np.zeros((*values.shape[:-1], 1))
+    return np.concatenate([zero, values.cumsum(axis=-1)], axis=-1)
 
 
 def _series(pairs: Iterable[tuple[Any, Any]]) -> Series:

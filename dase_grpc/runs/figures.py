@@ -5,6 +5,7 @@ import re
 from typing import Any, Final
 
 import matplotlib as mpl
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
@@ -64,6 +65,9 @@ _STYLE: Final[dict[Any, Any]] = {
     "lines.solid_capstyle": "round",
     "legend.frameon": False,
     "legend.handlelength": 1.6,
+    "legend.fontsize": 8,
+    "legend.borderaxespad": 0.2,
+    "legend.borderpad": 0.2,
 }
 
 
@@ -72,10 +76,8 @@ class Sheet:
 
     def __init__(self, columns: int = 1, *, height_in: float = 3.1, share_y: bool = False) -> None:
         with mpl.rc_context(_STYLE):
-            self._figure = Figure(figsize=(_WIDTH_IN, height_in), layout="constrained", facecolor="none")
-            engine = self._figure.get_layout_engine()
-            if engine is not None:
-                engine.set(w_pad=0.1, wspace=0.04)  # type: ignore[call-arg]  # a constrained one
+            self._figure = Figure(figsize=(_WIDTH_IN, height_in), facecolor="none")
+            self._figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.05, wspace=0.05)
             axes = self._figure.subplots(1, columns, squeeze=False, sharey=share_y)
             self.axes: list[Axes] = list(axes[0])
             for axis in self.axes:
@@ -87,38 +89,43 @@ class Sheet:
         text = io.StringIO()
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         with mpl.rc_context(_STYLE):
-            for axis in self.axes:
-                _legend_above(axis, ncols=_LEGEND_COLUMNS // len(self.axes))
+            self._legend()
             self._figure.savefig(text, format="svg", metadata=nothing, transparent=True)
         return _inline(text.getvalue())
 
+    def _legend(self) -> None:
+        """One legend above all axes; a name that several of them use is said once."""
+        named: dict[str, Artist] = {}
+        for axis in self.axes:
+            shown, labels = axis.get_legend_handles_labels()
+            named.update(zip(labels, shown, strict=True))
+        # Each panel leaves out another agent, so only the names together have an order.
+        names = sorted(named, key=lambda name: (len(name), name)) if len(self.axes) > 1 else list(named)
+        if names:
+            handles = [named[name] for name in names]
+            self._figure.legend(handles, names, loc="outside upper left", ncols=_LEGEND_COLUMNS)
 
-def agent_style(agent: int, *, agents: int, alpha: float = 1.0) -> dict[str, Any]:
-    """How an agent's line looks, the same in every picture; too many to tell apart become one grey."""
-    if agents > NAMED_AGENTS:
-        return {"color": MUTED, "alpha": 0.4 * alpha, "linewidth": 0.9}
-    return {"color": PALETTE[agent % len(PALETTE)], "alpha": alpha}
+
+def agent_colour(agent: int, *, of: int) -> str:
+    """An agent's colour, the same in every picture; one grey where there are too many to tell apart."""
+    return PALETTE[agent % len(PALETTE)] if of <= NAMED_AGENTS else MUTED
 
 
 def over_steps(axis: Axes) -> None:
     """Labels the horizontal axis as environment steps."""
     axis.set_xlabel("environment steps of each agent")
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: thousands(value)))
+    axis.xaxis.set_major_formatter(THOUSANDS)
 
 
 def thousands(value: float) -> str:
-    """A short form of a number of steps: 1500 is 1.5k, 2000000 is 2M."""
+    """A short form of a count: 1500 is 1.5k, 2000000 is 2M."""
     for size, unit in ((1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g}{unit}"
     return f"{value:g}"
 
 
-def _legend_above(axis: Axes, *, ncols: int) -> None:
-    if axis.get_legend_handles_labels()[0]:
-        axis.legend(
-            loc="lower left", bbox_to_anchor=(0, 1), ncols=max(1, ncols), borderaxespad=0.2, fontsize=8
-        )
+THOUSANDS: Final = FuncFormatter(lambda value, _: thousands(value))
 
 
 def _inline(document: str) -> str:

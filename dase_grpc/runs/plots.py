@@ -15,13 +15,12 @@ from dase_grpc.runs.curves import (
     smoothed,
     spread,
 )
-from dase_grpc.runs.figures import INK, MUTED, PAPER, Sheet, colour
+from dase_grpc.runs.figures import INK, MUTED, NAMED_AGENTS, PALETTE, PAPER, THOUSANDS, Sheet, agent_colour
 from dase_grpc.runs.page import LOWEST_WEIGHT
 from dase_grpc.runs.reference import PublishedRow
 
 Records = Sequence[Mapping[str, Any]]
-NAMED_AGENTS: Final = 10
-"""Up to this many agents are told apart by colour and name."""
+
 _PANELS: Final = 4
 _MARKERS: Final = ("o", "s", "D", "^", "v", "P", "X")
 
@@ -38,7 +37,7 @@ def learning_curves(agents: Mapping[int, Series], published: Sequence[PublishedR
     axis = sheet.axes[0]
     axis.set_ylabel("mean return of an evaluation")
     for agent, curve in agents.items():
-        _agent_curve(axis, agent, curve, named=len(agents) <= NAMED_AGENTS)
+        _agent_curve(axis, agent, curve, of=len(agents))
     if len(agents) > 1:
         _mean_curve(axis, list(agents.values()))
     last = max(int(curve.step[-1]) for curve in agents.values())
@@ -50,49 +49,60 @@ def learning_curves(agents: Mapping[int, Series], published: Sequence[PublishedR
 def similarity_over_time(agents: Mapping[int, Records]) -> str | None:
     """λ of each collecting agent over time, one panel for each of the first learners."""
     tables = {agent: peers_of(agent, records) for agent, records in agents.items()}
-    shown = {agent: peers for agent, peers in tables.items() if peers}
-    if not shown:
+    panels = [(agent, peers) for agent, peers in tables.items() if peers][:_PANELS]
+    if not panels:
         return None
-    panels = list(shown.items())[:_PANELS]
     sheet = Sheet(len(panels), height_in=2.9, share_y=True)
     sheet.axes[0].set_ylabel("similarity weight λ")
     for axis, (agent, peers) in zip(sheet.axes, panels, strict=True):
         _log_weights(axis)
         axis.set_xlabel(f"environment steps of agent {agent}")
         for source, series in peers.items():
-            name = f"from agent {source}" if len(peers) <= NAMED_AGENTS else None
-            _line(axis, Series(series.step, series.value.clip(LOWEST_WEIGHT)), colour(source), name)
+            shown = Series(series.step, series.value.clip(LOWEST_WEIGHT))
+            _agent_line(axis, source, shown, name=f"from agent {source}", of=len(agents))
+        axis.set_xlim(left=0)
     return sheet.svg()
 
 
 def divergence_terms(agents: Mapping[int, Records]) -> str | None:
     """Both summands of the divergence over time: what the covariance and what the mean contributes."""
-    panels = {"covariance term of ρ": "divergence_covariance", "mean term of ρ": "divergence_mean"}
-    return _panels(agents, panels, log=True, share_y=True)
+    terms = {"covariance term of ρ": "divergence_covariance", "mean term of ρ": "divergence_mean"}
+    sheet = _panels(agents, terms, share_y=True)
+    if sheet is None:
+        return None
+    for axis in sheet.axes:
+        axis.set_yscale("log")
+        axis.yaxis.set_minor_locator(NullLocator())
+    return sheet.svg()
 
 
 def throughput(agents: Mapping[int, Records]) -> str | None:
     """Updates and environment steps per second of each agent over time."""
-    panels = {"updates per second": "updates_per_second", "environment steps per second": "steps_per_second"}
-    return _panels(agents, panels)
+    rates = {"updates per second": "updates_per_second", "environment steps per second": "steps_per_second"}
+    sheet = _panels(agents, rates, share_y=True)
+    if sheet is None:
+        return None
+    sheet.axes[0].set_ylim(bottom=0)
+    return sheet.svg()
 
 
 def losses(agents: Mapping[int, Records]) -> str | None:
     """Critic loss and mean action value of each agent over time."""
-    return _panels(agents, {"critic loss": "critic_loss", "mean Q of a batch": "q_mean"})
+    sheet = _panels(agents, {"critic loss": "critic_loss", "mean Q of a batch": "q_mean"})
+    return None if sheet is None else sheet.svg()
 
 
 def buffer_fill(agents: Mapping[int, Records], capacity: int | None) -> str | None:
-    """Transitions in the shared buffer, as the agents saw it; `capacity` is drawn where it is known."""
+    """Transitions in the shared buffer, as the agent with the most records saw it; `capacity` where known."""
+    series = max((column(records, "buffer_size") for records in agents.values()), key=len, default=None)
+    if not series:
+        return None
     sheet = Sheet(height_in=2.3)
     axis = sheet.axes[0]
     axis.set_ylabel("transitions")
-    series = [column(records, "buffer_size") for records in agents.values()]
-    if not any(len(values) for values in series):
-        return None
-    longest = max(series, key=len)
-    axis.fill_between(longest.step, longest.value, color=colour(0), alpha=0.25, linewidth=0)
-    _line(axis, longest, colour(0), "in the buffer")
+    axis.yaxis.set_major_formatter(THOUSANDS)
+    axis.fill_between(series.step, series.value, color=PALETTE[0], alpha=0.25, linewidth=0)
+    _line(axis, series, color=PALETTE[0], label="in the buffer")
     if capacity is not None:
         axis.axhline(capacity, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), label="capacity")
     axis.set_ylim(bottom=0)
@@ -100,21 +110,13 @@ def buffer_fill(agents: Mapping[int, Records], capacity: int | None) -> str | No
     return sheet.svg()
 
 
-def _agent_curve(axis: Axes, agent: int, curve: Series, *, named: bool) -> None:
-    paint, name = (colour(agent), f"agent {agent}") if named else (MUTED, None)
-    smooth = len(curve) >= 2 * SMOOTHING
-    axis.plot(
-        curve.step,
-        curve.value,
-        color=paint,
-        linewidth=0.8 if smooth else 1.2,
-        alpha=0.35 if smooth else 0.9,
-        label=None if smooth else name,
-        marker="o" if len(curve) == 1 else None,
-        markersize=3,
-    )
-    if smooth:
-        _line(axis, Series(curve.step, smoothed(curve.value)), paint, name)
+def _agent_curve(axis: Axes, agent: int, curve: Series, *, of: int) -> None:
+    name = f"agent {agent}"
+    if len(curve) < 2 * SMOOTHING:
+        _agent_line(axis, agent, curve, name=name, of=of)
+        return
+    _line(axis, curve, color=agent_colour(agent, of=of), linewidth=0.8, alpha=0.35)
+    _agent_line(axis, agent, Series(curve.step, smoothed(curve.value)), name=name, of=of)
 
 
 def _mean_curve(axis: Axes, agents: Sequence[Series]) -> None:
@@ -157,31 +159,32 @@ def _log_weights(axis: Axes) -> None:
 
 
 def _panels(
-    agents: Mapping[int, Records], panels: Mapping[str, str], *, log: bool = False, share_y: bool = False
-) -> str | None:
+    agents: Mapping[int, Records], panels: Mapping[str, str], *, share_y: bool = False
+) -> Sheet | None:
     """One panel for each (label, key), one line for each agent; None where no record has any of them."""
+    table = [
+        (position, agent, column(records, key))
+        for position, key in enumerate(panels.values())
+        for agent, records in agents.items()
+    ]
+    if not any(len(series) for _, _, series in table):
+        return None
     sheet = Sheet(len(panels), height_in=2.7, share_y=share_y)
-    found = 0
-    for axis, (label, key) in zip(sheet.axes, panels.items(), strict=True):
+    for axis, label in zip(sheet.axes, panels, strict=True):
         axis.set_ylabel(label)
-        for agent, records in agents.items():
-            series = column(records, key)
-            found += len(series)
-            name = f"agent {agent}" if len(agents) <= NAMED_AGENTS else None
-            _line(axis, series, colour(agent), name)
-        if log:
-            axis.set_yscale("log")
-            axis.yaxis.set_minor_locator(NullLocator())
-        axis.set_xlim(left=0)
-    return sheet.svg() if found else None
+    for position, agent, series in table:
+        _agent_line(sheet.axes[position], agent, series, name=f"agent {agent}", of=len(agents))
+        sheet.axes[position].set_xlim(left=0)
+    return sheet
 
 
-def _line(axis: Axes, series: Series, paint: str, name: str | None) -> None:
-    axis.plot(
-        series.step,
-        series.value,
-        color=paint,
-        label=name,
-        marker="o" if len(series) == 1 else None,
-        markersize=3,
-    )
+def _agent_line(axis: Axes, agent: int, series: Series, *, name: str, of: int) -> None:
+    crowded = of > NAMED_AGENTS
+    label = None if crowded else name
+    alpha, width = (0.35, 0.9) if crowded else (1.0, 1.5)
+    _line(axis, series, color=agent_colour(agent, of=of), label=label, alpha=alpha, linewidth=width)
+
+
+def _line(axis: Axes, series: Series, **style: Any) -> None:
+    dot = "o" if len(series) == 1 else None
+    axis.plot(series.step, series.value, marker=dot, markersize=3, **style)

@@ -39,7 +39,7 @@ def write_report(run: RunDirectory) -> Path:
     records = {agent.agent_id: read_metrics(agent.metrics.path) for agent in agents}
     text = page.document(
         f"{run.name} · DASE",
-        page.header(run.config.env.id, f"{method(run.config)} · run {run.name} of {_created(run)}"),
+        page.header(run.config.env.id, f"{method(run.config)} · run {run.name} of {_created(run)[:10]}"),
         page.facts(_facts(run, curves)),
         page.section("Final score", *_scores(curves)),
         page.section("Learning curves", *_learning(run.config, curves)),
@@ -179,7 +179,8 @@ def _similarity(config: RunConfig, records: Records) -> list[page.Markup]:
     lines = page.figure(
         plots.similarity_over_time(records),
         "λ of each collecting agent's transitions by themselves, as each learner saw them: 1 counts like "
-        "the learner's own, 0 not at all. On a logarithmic scale; values under 10⁻⁹, 0 included, are drawn there.",
+        "the learner's own, 0 not at all. On a logarithmic scale; values under 10⁻⁹, 0 included, are drawn "
+        "there.",
         otherwise="No similarity weight has been recorded yet.",
     )
     terms = page.figure(

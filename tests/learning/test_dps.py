@@ -1,7 +1,9 @@
 """DPS against oracles that share no code with it: NumPy, SciPy's entropies and numerical integration."""
 
 import math
+import runpy
 from collections.abc import Callable
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -491,6 +493,12 @@ def test_float64_inputs_give_the_same_weights_as_the_same_values_in_float32():
     assert torch.equal(wide, similarity_weights(actions, policy, ids, OWN))
 
 
+def test_lists_of_python_floats_keep_their_double_precision():
+    mean, cov = gaussian(19, 3)
+    expected = divergence(mean, cov, 0.1, "jeffreys")
+    assert torch.equal(divergence(mean.tolist(), cov.tolist(), 0.1, "jeffreys"), expected)
+
+
 def test_half_precision_inputs_are_measured_in_float64():
     actions, policy, ids = rows(12, external=30)
     half = torch.as_tensor(actions).half(), torch.as_tensor(policy).bfloat16()
@@ -596,3 +604,9 @@ def test_shapes_that_do_not_fit_are_refused_instead_of_broadcast():
         similarity_weights(np.zeros(4), np.zeros(4), [0] * 4, OWN)
     with pytest.raises(ValueError, match="need as many agent ids"):
         similarity_weights(np.zeros((4, 2)), np.zeros((4, 2)), [0] * 3, OWN)
+
+
+def test_the_documented_table_is_what_the_example_prints(capsys):
+    root = Path(__file__).parents[2]
+    runpy.run_path(str(root / "examples/similarity_of_identical_policies.py"), run_name="__main__")
+    assert capsys.readouterr().out in (root / "docs/dps.md").read_text(encoding="utf-8")

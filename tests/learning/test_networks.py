@@ -132,9 +132,10 @@ def test_a_frozen_copy_is_equal_shares_no_memory_and_takes_no_gradient():
     assert not np.array_equal(frozen.act(x), before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("count", [1, 10])
-def test_act_returns_new_float32_actions_within_bounds(count):
-    actor = make_actor(3, 8, 2)
+def test_act_returns_new_float32_actions_within_bounds(count, dtype):
+    actor = make_actor(3, 8, 2, dtype=dtype)
     observation = np.full((count, 3), 1e6, np.float32)
     observation.setflags(write=False)
     first, second = actor.act(observation), actor.act(observation)

@@ -1,0 +1,137 @@
+"""Films one episode of a policy and writes it as .mp4 or .gif."""
+
+import ctypes.util
+import math
+import os
+import sys
+from collections.abc import MutableMapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from dase_grpc.errors import EnvironmentSpecError, UsageError
+from dase_grpc.learning.agent import Policy
+from dase_grpc.learning.envs import Environment, make_env
+from dase_grpc.learning.evaluation import record_episode
+from dase_grpc.schema import TransitionSchema
+
+Frames = Sequence[npt.NDArray[np.uint8]]
+
+FORMATS: Final = (".mp4", ".gif")
+MAX_STEPS: Final = 1_000
+"""Longer episodes are cut: a thousand frames of MuJoCo's 480 x 480 take 700 MB before they are written."""
+_DEFAULT_FPS: Final = 30
+_GIF_FPS: Final = 25
+"""Browsers slow down pictures that are shorter than 20 ms."""
+_INSTALL_GL: Final = (
+    "install a software renderer (Debian, Ubuntu: apt-get install libegl1 libgl1-mesa-dri, or libosmesa6 "
+    "and MUJOCO_GL=osmesa)"
+)
+
+
+def check_video(path: Path) -> None:
+    """Checks before any work is done that `path` can be written here.
+
+    Raises:
+        UsageError: another ending than .mp4 or .gif, no such folder, or the extra for .mp4 is missing.
+    """
+    if path.suffix.lower() not in FORMATS:
+        raise UsageError(f"--video {path}: the file's ending must be one of {', '.join(FORMATS)}")
+    if not path.parent.is_dir():
+        raise UsageError(f"--video {path}: there is no folder {path.parent}")
+    if path.suffix.lower() == ".mp4":
+        _mp4_writer()
+
+
+def film(
+    path: Path, env_id: str, kwargs: dict[str, Any], *, policy: Policy, schema: TransitionSchema, seed: int
+) -> float:
+    """Plays one noise-free episode, at most `MAX_STEPS` long, writes its video; returns what it returned.
+
+    Raises:
+        EnvironmentSpecError: the environment cannot render here; says what to install.
+        UsageError: the file cannot be written.
+    """
+    choose_mujoco_backend(os.environ)
+    env = make_env(env_id, kwargs, render_mode="rgb_array")
+    try:
+        frames, total = record_episode(env, policy, schema, seed=seed, max_episode_steps=MAX_STEPS)
+        fps = float(env.metadata.get("render_fps") or _DEFAULT_FPS)
+    except EnvironmentSpecError as error:
+        if error.__cause__ is None or not _is_mujoco(env):
+            raise
+        raise EnvironmentSpecError(
+            f"MuJoCo cannot draw {env_id!r} on this machine ({_summary(error.__cause__)}), so {_INSTALL_GL}"
+        ) from error
+    finally:
+        env.close()
+    write_video(path, frames, fps=fps)
+    return total
+
+
+def choose_mujoco_backend(environ: MutableMapping[str, str]) -> None:
+    """Without a display, makes MuJoCo render by EGL, or else OSMesa, unless MUJOCO_GL says otherwise.
+
+    Must come before MuJoCo draws for the first time in this process.
+    """
+    if "MUJOCO_GL" in environ or not sys.platform.startswith("linux"):
+        return
+    if environ.get("DISPLAY") or environ.get("WAYLAND_DISPLAY"):
+        return
+    for backend, library in (("egl", "EGL"), ("osmesa", "OSMesa")):
+        if ctypes.util.find_library(library):
+            environ["MUJOCO_GL"] = backend
+            return
+
+
+def write_video(path: Path, frames: Frames, *, fps: float) -> None:
+    """Writes (H, W, 3) frames as the format that the path's ending names.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    try:
+        if path.suffix.lower() == ".gif":
+            _write_gif(path, frames, fps=fps)
+        else:
+            # libx264 wants even sides; its default of 16 would resize some pictures.
+            _mp4_writer().mimwrite(path, list(frames), fps=fps, macro_block_size=2)
+    except OSError as error:
+        raise UsageError(f"cannot write the video {path}: {error.strerror or error}") from None
+
+
+def _write_gif(path: Path, frames: Frames, *, fps: float) -> None:
+    stride = max(1, math.ceil(fps / _GIF_FPS))
+    first, *others = (Image.fromarray(frame).quantize(128) for frame in frames[::stride])
+    first.save(
+        path,
+        format="GIF",
+        save_all=True,
+        append_images=others,
+        duration=round(1000 * stride / fps),
+        loop=0,
+    )
+
+
+def _mp4_writer() -> Any:
+    try:
+        import imageio.v2
+        import imageio_ffmpeg  # type: ignore[import-untyped]  # it ships no types
+
+        imageio_ffmpeg.get_ffmpeg_exe()
+    except (ImportError, RuntimeError) as error:
+        raise UsageError(
+            f'writing .mp4 needs ffmpeg ({error}), so run: pip install "dase-grpc[video]", or choose .gif'
+        ) from None
+    return imageio.v2
+
+
+def _is_mujoco(env: Environment) -> bool:
+    return any(base.__module__.startswith("gymnasium.envs.mujoco") for base in type(env.unwrapped).__mro__)
+
+
+def _summary(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,0 +1,250 @@
+"""The learner node: one agent's training on a thread, its streams to the replay on the event loop."""
+
+import asyncio
+import logging
+import platform
+import threading
+from collections.abc import Coroutine
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import torch
+
+from dase_grpc.config import RunConfig, require_capacity
+from dase_grpc.errors import ConfigError, RefusalError, RunDirectoryError, UnreachableError
+from dase_grpc.learning.build import build_learner
+from dase_grpc.learning.device import pick_device
+from dase_grpc.learning.envs import make_env, schema_of
+from dase_grpc.learning.learner import Learner
+from dase_grpc.nodes.link import ReplayLink
+from dase_grpc.runs.directory import RunDirectory
+from dase_grpc.runs.journal import AgentJournal
+from dase_grpc.telemetry import LearnerMetrics, make_registry, metrics_endpoint
+from dase_grpc.wire.cluster import ClusterClient, Membership
+from dase_grpc.wire.replay_client import StreamTarget
+from dase_grpc.wire.transport import Address, open_channel
+
+HEARTBEAT_S: Final = 0.5
+DRAIN_S: Final = 30.0
+SAY_UNREACHABLE_AFTER_S: Final = 2.0
+
+log = logging.getLogger("dase")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class LearnerOptions:
+    """What a learner node is told on its command line."""
+
+    replay: Address
+    config: RunConfig
+    agent_id: int | None = None
+    gpu: int | None = None
+    run_id: str = ""
+    run_dir: Path | None = None
+    metrics_port: int = 0
+    metrics_host: str = "127.0.0.1"
+    connect_timeout_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class Session:
+    """A learner that has joined a run, and what it is connected to."""
+
+    cluster: ClusterClient
+    member: Membership
+    link: ReplayLink
+    learner: Learner
+    metrics: LearnerMetrics
+
+
+async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
+    """Trains until the budget is spent or `stop`; returns once every transition is acknowledged.
+
+    Leaves a final checkpoint behind and gives the lease back, also when the replay is lost.
+
+    Raises:
+        UsageError: the environment, the device, the settings or the run directory cannot be used.
+        RefusalError: the replay refused, was lost or is shutting down.
+        Exception: a bug, or whatever the environment raises.
+    """
+    config = options.config
+    device = pick_device(options.gpu)
+    torch.set_num_threads(config.train.threads)
+    env = make_env(config.env.id, config.env.kwargs)
+    with ExitStack() as cleanup:
+        cleanup.callback(env.close)
+        schema = schema_of(env, config.env.id)
+        registry = make_registry()
+        cleanup.enter_context(metrics_endpoint(registry, options.metrics_host, options.metrics_port))
+        async with open_channel(options.replay) as channel:
+            address = str(options.replay)
+            cluster = ClusterClient(channel, address)
+            join = partial(
+                cluster.join,
+                node_name=f"learner@{platform.node()}",
+                schema=schema,
+                agent_id=options.agent_id,
+                run_id=options.run_id,
+                timeout_s=options.connect_timeout_s,
+            )
+            member = await _unless(stop, _saying_unreachable(join(), address))
+            if member is None:
+                log.info("stopped before joining")
+                return
+            log.info("joined run %s as agent %d", member.run_id, member.agent_id)
+            _require_fit(config, member)
+            journal = _open_journal(options, member, schema)
+            cleanup.enter_context(closing(journal))
+            metrics = LearnerMetrics(registry, member.agent_id)
+            link = ReplayLink(
+                StreamTarget(channel, address, member, schema),
+                batch_size=config.agent.batch_size,
+                prefetch=config.replay.prefetch,
+                writer_id=f"learner-{member.agent_id}",
+            )
+            learner = build_learner(
+                config,
+                schema,
+                env=env,
+                agent_id=member.agent_id,
+                device=device,
+                sink=link,
+                source=link,
+                journal=journal,
+                metrics=metrics,
+            )
+            await _train_and_leave(Session(cluster, member, link, learner, metrics), stop, journal)
+
+
+async def _train_and_leave(session: Session, stop: asyncio.Event, journal: AgentJournal) -> None:
+    reason = "failed"
+    try:
+        await _train(session, stop)
+        reason = f"{session.learner.progress.state} after {session.learner.progress.step} steps"
+    finally:
+        if journal.last_checkpoint is not None:
+            log.info("step %d is kept in %s", session.learner.progress.step, journal.last_checkpoint)
+        await _leave(session, reason)
+    log.info("%s", reason)
+
+
+async def _train(session: Session, stop: asyncio.Event) -> None:
+    """Runs the compute thread beside its streams; the thread has ended when this returns or raises."""
+    learner, link, halt = session.learner, session.link, threading.Event()
+    compute = asyncio.ensure_future(asyncio.to_thread(learner.train, halt))
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            inserting = tasks.create_task(link.insert_rows())
+            others = [
+                tasks.create_task(job)
+                for job in (link.fetch_batches(), link.say_waits(), _heartbeats(session))
+            ]
+            await _unless(stop, asyncio.wait({compute}))
+            halt.set()
+            link.stop_batches()
+            await _drain(compute, inserting, link)
+            for task in others:
+                task.cancel()
+    finally:
+        halt.set()
+        link.close()
+        await asyncio.wait({compute})
+
+
+async def _drain(compute: "asyncio.Future[None]", inserting: "asyncio.Task[None]", link: ReplayLink) -> None:
+    try:
+        async with asyncio.timeout(DRAIN_S):
+            await asyncio.wait({compute})
+            compute.result()
+            link.no_more_rows()
+            await asyncio.wait({inserting})
+    except TimeoutError:
+        raise UnreachableError(
+            f"could not drain within {DRAIN_S:g} s: {link.inserter.unacknowledged} transitions "
+            f"are not acknowledged"
+        ) from None
+
+
+async def _heartbeats(session: Session) -> None:
+    """Renews the lease and reports progress until cancelled."""
+    period_s = min(HEARTBEAT_S, session.member.ttl_s / 4)
+    while True:
+        waiting = session.link.waiting
+        progress = session.learner.progress
+        if waiting is not None:
+            progress = replace(progress, state=f"waiting: {waiting.removeprefix('waiting for ')}")
+        session.metrics.unacknowledged.set(session.link.inserter.unacknowledged)
+        await session.cluster.heartbeat(session.member, progress)
+        await asyncio.sleep(period_s)
+
+
+async def _leave(session: Session, reason: str) -> None:
+    """Reports the last progress and gives the lease back, if the replay is still there to take it."""
+    try:
+        await session.cluster.heartbeat(session.member, session.learner.progress)
+        await session.cluster.leave(session.member, reason=reason)
+    except RefusalError as error:
+        log.info("could not give the lease back: %s", error)
+
+
+async def _saying_unreachable(joining: Coroutine[Any, Any, Membership], address: str) -> Membership:
+    async with asyncio.TaskGroup() as tasks:
+        join = tasks.create_task(joining)
+        done, _ = await asyncio.wait({join}, timeout=SAY_UNREACHABLE_AFTER_S)
+        if not done:
+            log.info("waiting for the replay service at %s", address)
+    return join.result()
+
+
+async def _unless(stop: asyncio.Event, awaited: Coroutine[Any, Any, T]) -> T | None:
+    """What `awaited` gives, or None if `stop` is set first; then `awaited` is cancelled."""
+    work = asyncio.ensure_future(awaited)
+    stopped = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else None
+    finally:
+        for task in (work, stopped):
+            task.cancel()
+        await asyncio.gather(work, stopped, return_exceptions=True)
+
+
+def _require_fit(config: RunConfig, member: Membership) -> None:
+    """Checks this learner's settings against the replay's.
+
+    Raises:
+        ConfigError: they contradict each other.
+    """
+    agents = config.train.agents
+    if member.agent_id >= agents:
+        raise ConfigError(
+            f"the replay gave this learner agent id {member.agent_id}, but its configuration knows agents "
+            f"0..{agents - 1}; start every learner with --agents {member.agent_id + 1}"
+        )
+    try:
+        require_capacity(config, member.capacity)
+        first = agents * max(config.agent.start_steps, 1)
+        if member.min_size > first:
+            raise ValueError(
+                f"the replay serves no batch before {member.min_size} transitions are there, but {agents} "
+                f"agent(s) collect only {first} before their first update; raise agent.start_steps or "
+                f"lower the replay's --min-size"
+            )
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _open_journal(options: LearnerOptions, member: Membership, schema: Any) -> AgentJournal:
+    path = options.run_dir if options.run_dir is not None else Path("runs") / member.run_id
+    directory = RunDirectory.ensure(path.parent, path.name, options.config, mode="node").agent(
+        member.agent_id
+    )
+    if directory.evaluations.path.exists():
+        raise RunDirectoryError(
+            f"{directory.path} already holds results of agent {member.agent_id}; choose another --run-dir"
+        )
+    return AgentJournal.open(directory, config=options.config, schema=schema)
