@@ -42,7 +42,9 @@ class Display(Protocol):
         ...
 
 
-def make_display(console: Console, config: RunConfig, *, clock: Callable[[], float] = time.monotonic) -> Display:
+def make_display(
+    console: Console, config: RunConfig, *, clock: Callable[[], float] = time.monotonic
+) -> Display:
     """A table that redraws itself on a terminal, and lines now and then where there is none."""
     if console.is_terminal:
         return LiveTable(console, config, clock)

@@ -14,13 +14,11 @@ from typing import IO, Final
 from dase_grpc.config import RunConfig
 from dase_grpc.errors import NodeFailedError, RefusalError
 from dase_grpc.launch.display import Display, Snapshot
+from dase_grpc.nodes.lifecycle import READY_PREFIX
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.wire.cluster import ClusterClient
 from dase_grpc.wire.messages import progress_from_proto
 from dase_grpc.wire.transport import Address, open_channel, parse_address
-
-READY_PREFIX: Final = "listening on "
-"""What a replay node prints on stdout, before its address, once it answers."""
 
 READY_S: Final = 30.0
 POLL_S: Final = 0.5

@@ -1,5 +1,6 @@
 """All agents round-robin in one process, bit-for-bit reproducible from the run's seed."""
 
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Event
@@ -17,7 +18,7 @@ from dase_grpc.progress import Progress
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.files import replace_file
 from dase_grpc.runs.journal import AgentJournal
-from dase_grpc.schema import Array, TransitionSchema
+from dase_grpc.schema import Array
 from dase_grpc.store import ReplayStore, RingBuffer
 from dase_grpc.telemetry import LearnerMetrics, make_registry
 
@@ -122,21 +123,6 @@ def save_buffer(run: LockstepRun) -> None:
 
 
 def _npy(rows: Array) -> bytes:
-    import io
-
     stream = io.BytesIO()
     np.save(stream, rows, allow_pickle=False)
     return stream.getvalue()
-
-
-def schema_for(config: RunConfig) -> TransitionSchema:
-    """The schema of the run's environment; makes and closes one.
-
-    Raises:
-        EnvironmentSpecError: it cannot be made or used.
-    """
-    env = make_env(config.env.id, config.env.kwargs)
-    try:
-        return schema_of(env, config.env.id)
-    finally:
-        env.close()

@@ -19,6 +19,7 @@ from dase_grpc.learning.build import build_learner
 from dase_grpc.learning.device import pick_device
 from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.learning.learner import Learner
+from dase_grpc.nodes.lifecycle import run_node
 from dase_grpc.nodes.link import ReplayLink
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.journal import AgentJournal
@@ -59,6 +60,11 @@ class Session:
     link: ReplayLink
     learner: Learner
     metrics: LearnerMetrics
+
+
+def learner_main(options: LearnerOptions, *, stdin_is_leash: bool) -> int:
+    """Runs a learner node as a process."""
+    return run_node("learner", lambda stop: run_learner(options, stop), stdin_is_leash=stdin_is_leash)
 
 
 async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:

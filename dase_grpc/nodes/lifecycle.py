@@ -5,8 +5,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
 from dase_grpc.errors import DaseError, UsageError
@@ -14,6 +15,11 @@ from dase_grpc.errors import DaseError, UsageError
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
+
+READY_PREFIX: Final = "listening on "
+"""What a node that listens prints on stdout, before its address, once it answers."""
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 log = logging.getLogger("dase")
 
@@ -44,6 +50,24 @@ def run_node(name: str, main: Callable[[asyncio.Event], Awaitable[None]], *, std
     return asyncio.run(guarded())
 
 
+@contextmanager
+def halt_event() -> Iterator[threading.Event]:
+    """`stop_event` for a program without an event loop: set by the first SIGTERM or SIGINT."""
+    halt = threading.Event()
+
+    def on_signal(number: int, frame: object) -> None:
+        for each in _SIGNALS:
+            signal.signal(each, signal.SIG_DFL)
+        halt.set()
+
+    before = {each: signal.signal(each, on_signal) for each in _SIGNALS}
+    try:
+        yield halt
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
 @asynccontextmanager
 async def stop_event(*, stdin_is_leash: bool) -> AsyncIterator[asyncio.Event]:
     """An event set by the first SIGTERM or SIGINT, or when stdin reaches its end if that is a leash.
@@ -54,12 +78,12 @@ async def stop_event(*, stdin_is_leash: bool) -> AsyncIterator[asyncio.Event]:
 
     def on_signal(number: int) -> None:
         log.info("%s: stopping (once more kills)", signal.Signals(number).name)
-        for each in (signal.SIGTERM, signal.SIGINT):
+        for each in _SIGNALS:
             loop.remove_signal_handler(each)
             signal.signal(each, signal.SIG_DFL)
         stop.set()
 
-    for each in (signal.SIGTERM, signal.SIGINT):
+    for each in _SIGNALS:
         loop.add_signal_handler(each, on_signal, each)
     leash = await _watch_stdin(loop, stop) if stdin_is_leash else None
     try:
@@ -67,7 +91,7 @@ async def stop_event(*, stdin_is_leash: bool) -> AsyncIterator[asyncio.Event]:
     finally:
         if leash is not None:
             leash.close()
-        for each in (signal.SIGTERM, signal.SIGINT):
+        for each in _SIGNALS:
             loop.remove_signal_handler(each)
 
 

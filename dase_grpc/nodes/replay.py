@@ -2,21 +2,25 @@
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
+from dase_grpc.capacity import transitions
+from dase_grpc.errors import ConfigError
+from dase_grpc.nodes.lifecycle import READY_PREFIX, run_node
 from dase_grpc.store.run import SharedRun
 from dase_grpc.telemetry import ReplayCollector, ReplayCounts, make_registry, metrics_endpoint
 from dase_grpc.wire.cluster import ClusterServicer
 from dase_grpc.wire.replay import ReplayServicer
-from dase_grpc.wire.transport import SERVER_OPTIONS, Address, bind, require_private
+from dase_grpc.wire.transport import SERVER_OPTIONS, Address, bind, parse_address, require_private
 from dase_grpc.wire.v1 import cluster_pb2, cluster_pb2_grpc, replay_pb2, replay_pb2_grpc
 
 LEASE_TTL_S: Final = 10.0
@@ -42,6 +46,47 @@ class ReplayOptions:
     lease_ttl_s: float = LEASE_TTL_S
     metrics_port: int = 0
     insecure: bool = False
+
+    @classmethod
+    def parse(
+        cls,
+        *,
+        run_id: str | None,
+        listen: str,
+        capacity: str,
+        min_size: int,
+        seed: int,
+        metrics_port: int,
+        insecure: bool,
+    ) -> Self:
+        """Reads the texts of a command line; a run that is not named gets a name.
+
+        Raises:
+            AddressError, ConfigError: in one sentence.
+        """
+        try:
+            transitions(capacity, row_bytes=1)
+        except ValueError as error:
+            raise ConfigError(f"--capacity: {error}") from None
+        return cls(
+            run_id=run_id or f"run-{secrets.token_hex(4)}",
+            listen=parse_address(listen),
+            capacity=capacity,
+            min_size=min_size,
+            seed=seed,
+            metrics_port=metrics_port,
+            insecure=insecure,
+        )
+
+
+def replay_main(options: ReplayOptions, *, stdin_is_leash: bool) -> int:
+    """Runs a replay node as a process; prints its address on stdout once it answers."""
+
+    def announce(address: Address) -> None:
+        print(f"{READY_PREFIX}{address}", flush=True)  # noqa: T201 - scripts and launchers read it
+        log.info("run %s: replay at %s, capacity %s", options.run_id, address, options.capacity)
+
+    return run_node("replay", lambda stop: run_replay(options, stop, announce), stdin_is_leash=stdin_is_leash)
 
 
 async def run_replay(

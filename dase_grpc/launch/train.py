@@ -1,0 +1,147 @@
+"""`dase train`: checks, makes the run directory, runs the cluster or lockstep, says where results are."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from dase_grpc.capacity import transitions
+from dase_grpc.config import RunConfig, require_capacity
+from dase_grpc.errors import ConfigError
+from dase_grpc.launch.display import Snapshot, make_display, number
+from dase_grpc.launch.local import run_cluster
+from dase_grpc.learning.envs import make_env, schema_of
+from dase_grpc.nodes.lifecycle import halt_event, stop_event
+from dase_grpc.progress import Progress
+from dase_grpc.runs.directory import RunDirectory
+from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.runs.report import write_report
+
+REDRAW_S: Final = 0.25
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """What `dase train` is told besides the configuration."""
+
+    config: RunConfig
+    root: Path
+    name: str | None = None
+    gpu: int | None = None
+    lockstep: bool = False
+    command: Sequence[str] = ()
+
+
+def train_here(options: TrainOptions) -> None:
+    """Trains on this machine until the budget is spent or a signal comes; prints where results are.
+
+    Raises:
+        UsageError: before any process starts, when the environment or the settings cannot be used.
+        NodeFailedError: a node ended before its time; the others were stopped.
+    """
+    console = Console()
+    config = options.config
+    check(config)
+    mode = "lockstep" if options.lockstep else "cluster"
+    directory = RunDirectory.create(
+        options.root, options.name or run_name(config), config, mode=mode, command=options.command
+    )
+    _say(
+        console,
+        f"{_method(config)} on {config.env.id}, {config.train.steps:,} steps each, seed {config.train.seed}",
+    )
+    if config.train.steps <= config.agent.start_steps:
+        _say(
+            console,
+            f"note: agent.start_steps = {config.agent.start_steps} covers the whole run, so nothing is learned",
+        )
+    try:
+        if options.lockstep:
+            _train_in_lockstep(options, directory, console)
+        else:
+            asyncio.run(_train_in_cluster(options, directory, console))
+    finally:
+        _say_results(directory, console)
+
+
+def check(config: RunConfig) -> None:
+    """Checks what can only be known with the environment at hand.
+
+    Raises:
+        EnvironmentSpecError: the environment cannot be made, or no agent here can act in it.
+        ConfigError: a capacity in bytes holds too few of its transitions.
+    """
+    env = make_env(config.env.id, config.env.kwargs)
+    try:
+        schema = schema_of(env, config.env.id)
+    finally:
+        env.close()
+    try:
+        require_capacity(config, transitions(config.replay.capacity, row_bytes=schema.row_bytes))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def run_name(config: RunConfig) -> str:
+    """A folder name that says what the run is and when it began."""
+    env = "".join(c if c.isalnum() or c in "-_" else "-" for c in config.env.id)
+    when = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+    return f"{env}-{config.agent.algorithm}-k{config.train.agents}-seed{config.train.seed}-{when}"
+
+
+def _train_in_lockstep(options: TrainOptions, directory: RunDirectory, console: Console) -> None:
+    from dase_grpc.launch.lockstep import open_lockstep, run_lockstep
+
+    run = open_lockstep(options.config, directory, gpu=options.gpu)
+    capacity, drawn_at = run.store.ring.capacity, 0.0
+    with halt_event() as halt, make_display(console, options.config) as display:
+
+        def on_round(agents: list[Progress], size: int) -> None:
+            nonlocal drawn_at
+            if time.monotonic() - drawn_at > REDRAW_S:
+                display.show(Snapshot(agents, size, capacity))
+                drawn_at = time.monotonic()
+
+        run_lockstep(run, halt, on_round)
+        display.show(Snapshot([learner.progress for learner in run.learners], len(run.store.ring), capacity))
+
+
+async def _train_in_cluster(options: TrainOptions, directory: RunDirectory, console: Console) -> None:
+    async with stop_event(stdin_is_leash=False) as stop:
+        await run_cluster(
+            options.config,
+            directory,
+            gpu=options.gpu,
+            stop=stop,
+            display=make_display(console, options.config),
+        )
+
+
+def _method(config: RunConfig) -> str:
+    algorithm, agents = config.agent.algorithm.upper(), config.train.agents
+    return f"one {algorithm} agent" if agents == 1 else f"{agents} {algorithm} agents sharing one replay"
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def _say_results(directory: RunDirectory, console: Console) -> None:
+    for agent in directory.agents():
+        curve = read_evaluations(agent.evaluations.path)
+        if len(curve):
+            first, last = float(curve.return_mean[0]), float(curve.return_mean[-1])
+            _say(
+                console,
+                f"agent {agent.agent_id}: evaluation return {number(first)} at step {int(curve.step[0]):,}, "
+                f"{number(last)} at step {int(curve.step[-1]):,}",
+            )
+    _say(console, f"results: {directory.path}")
+    if directory.agents():
+        _say(console, f"report:  {write_report(directory)}")
+        _say(console, f"next:    dase evaluate {directory.path}")
