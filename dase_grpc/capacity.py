@@ -1,10 +1,13 @@
 """Reads how large a buffer shall be: a number of transitions, or a size in bytes."""
 
 import re
+import reprlib
+from fractions import Fraction
 from typing import Final
 
-_UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?)?b\s*", re.IGNORECASE)
+_PREFIXES: Final = "kmgt"
+_COUNT: Final = re.compile(r"-?[0-9]{1,30}")
+_SIZE: Final = re.compile(rf"([0-9]{{1,30}}(?:\.[0-9]{{1,30}})?)\s*(?:([{_PREFIXES}])(i?))?b", re.IGNORECASE)
 
 
 def transitions(capacity: int | str, *, row_bytes: int) -> int:
@@ -14,13 +17,17 @@ def transitions(capacity: int | str, *, row_bytes: int) -> int:
         ValueError: unreadable, or not room for one transition.
     """
     text = str(capacity).strip()
-    if text.lstrip("-").isdigit():
+    if _COUNT.fullmatch(text):
         count = int(text)
     else:
         match = _SIZE.fullmatch(text)
         if match is None:
-            raise ValueError(f'{text!r} is neither a number of transitions nor a size such as "512MiB"')
-        count = int(float(match[1]) * _UNITS[(match[2] or "").lower()]) // row_bytes
+            raise ValueError(
+                f'{reprlib.repr(text)} is neither a number of transitions nor a size such as "512MiB"'
+            )
+        power = _PREFIXES.index(match[2].lower()) + 1 if match[2] else 0
+        count = int(Fraction(match[1]) * (1024 if match[3] else 1000) ** power) // row_bytes
     if count < 1:
-        raise ValueError(f"a capacity of {text} has no room for one transition of {row_bytes} bytes")
+        size = f" of {row_bytes} bytes" if row_bytes > 1 else ""
+        raise ValueError(f"a capacity of {text} has no room for one transition{size}")
     return count

@@ -1,6 +1,7 @@
 """The one configuration of a run: frozen, validated once, read from presets, TOML, flags and `--set`."""
 
 import difflib
+import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from dase_grpc.capacity import transitions
 from dase_grpc.errors import ConfigError
@@ -26,11 +28,44 @@ Divergence = Literal["jeffreys", "js", "kl", "none", "isolated"]
 Scope = Literal["pooled"]
 DIVERGENCES: Final[tuple[str, ...]] = get_args(Divergence)
 
+_BRANCHES: Final = ("constrained-int", "int", "str")
+"""What pydantic adds to a location for the alternatives of a union."""
+
+_PHRASES: Final[Mapping[str, str]] = {
+    "boolean": "must not be true or false",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_type": "must be a whole number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "finite_number": "must be finite",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be {expected}",
+    "string_type": "must be a text",
+    "string_too_short": "must not be empty",
+    "too_short": "must not be empty",
+    "tuple_type": "must be a list",
+    "dict_type": "must be a table",
+    "model_type": "must be a table of settings",
+}
+"""Pydantic's kinds of error in words that follow `key = value`."""
+
 
 class Section(BaseModel):
     """A frozen group of settings that refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_no_boolean(cls, value: Any) -> Any:
+        """No setting is true or false, and pydantic would read them as 1 and 0."""
+        if isinstance(value, bool):
+            raise PydanticCustomError("boolean", "must not be true or false")
+        return value
 
 
 class EnvConfig(Section):
@@ -110,7 +145,7 @@ class ReplayConfig(Section):
     @classmethod
     def _capacity_is_readable(cls, value: int | str) -> int | str:
         transitions(value, row_bytes=1)
-        return value
+        return int(value) if str(value).strip().isdecimal() else value
 
 
 class EvalConfig(Section):
@@ -241,28 +276,39 @@ def _parse_value(text: str) -> Any:
 
 
 def _merge(target: dict[str, Any], layer: Mapping[str, Any]) -> None:
+    """Copies a layer into `target`; no table of `target` is ever one of a layer's."""
     for key, value in layer.items():
-        if isinstance(value, Mapping) and isinstance(target.get(key), dict):
-            _merge(target[key], value)
-        else:
-            target[key] = dict(value) if isinstance(value, Mapping) else value
+        if not isinstance(value, Mapping):
+            target[key] = value
+            continue
+        if not isinstance(target.get(key), dict):
+            target[key] = {}
+        _merge(target[key], value)
 
 
 def _sentence(error: ValidationError) -> str:
     """The first problem of a pydantic error in one sentence."""
     first = error.errors(include_url=False)[0]
-    key = ".".join(str(part) for part in first["loc"] if part not in ("constrained-int", "int", "str"))
-    if first["type"] == "extra_forbidden":
-        return f"unknown setting {key}{_nearest(key)}"
-    message = str(first["msg"]).removeprefix("Value error, ")
-    if not key:
-        return message
-    return f"{key} = {first['input']!r}: {message[:1].lower()}{message[1:]}"
+    kind, value = first["type"], first["input"]
+    key = ".".join(str(part) for part in first["loc"] if part not in _BRANCHES)
+    if kind == "extra_forbidden":
+        return _unknown(key, value)
+    if kind == "value_error":  # our own words, which name the value
+        message = str(first["msg"]).removeprefix("Value error, ")
+        return f"{key}: {message}" if key else message
+    phrase = _PHRASES.get(kind)
+    words = phrase.format(**first.get("ctx", {})) if phrase else f"is refused: {first['msg']}"
+    return f"{key} = {json.dumps(value, default=str, ensure_ascii=False)} {words}"
 
 
-def _nearest(key: str) -> str:
-    matches = difflib.get_close_matches(key, setting_names(), n=1)
-    return f"; did you mean {matches[0]}?" if matches else "; `dase config` lists all settings"
+def _unknown(key: str, value: Any) -> str:
+    if "." not in key and isinstance(value, Mapping) and value:
+        key = f"{key}.{next(iter(value))}"
+    known = setting_names()
+    elsewhere = [name for name in known if name.partition(".")[2] == key.rpartition(".")[2]]
+    guess = next(iter(elsewhere or difflib.get_close_matches(key, known, n=1)), None)
+    hint = f"did you mean {guess}?" if guess else "`dase config` lists all settings"
+    return f"unknown setting {key}; {hint}"
 
 
 def setting_names() -> list[str]:

@@ -123,8 +123,8 @@ class TransitionSchema:
                 "environment": self.environment,
                 "columns": [(name, part.stop - part.start) for name, part in self.columns.items()],
                 "dtypes": ["<f4"] * 5 + ["<i4", "<u4"],
-                "action_low": [float(x).hex() for x in self.action_low],
-                "action_high": [float(x).hex() for x in self.action_high],
+                "action_low": [_exact(x) for x in self.action_low],
+                "action_high": [_exact(x) for x in self.action_high],
             },
             sort_keys=True,
         )
@@ -181,6 +181,11 @@ def _check_bounds(index: int, low: float, high: float) -> None:
         )
     if low >= high:
         raise MalformedError(f"action dimension {index} has the empty range [{low}, {high}]")
+
+
+def _exact(bound: float) -> str:
+    """All digits of a bound; equal bounds give equal texts, so minus zero is written as zero."""
+    return (float(bound) + 0.0).hex()
 
 
 def _short(value: Any) -> str:

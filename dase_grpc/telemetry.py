@@ -72,7 +72,7 @@ class ReplayCounts:
     inserted: Mapping[int, int] = field(default_factory=dict)
     refused: Mapping[tuple[int, str], int] = field(default_factory=dict)
     sampled: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    evicted: int = 0
+    evicted: Mapping[int, int] = field(default_factory=dict)
 
 
 class ReplayCollector(Collector):
@@ -90,14 +90,16 @@ class ReplayCollector(Collector):
         yield GaugeMetricFamily(
             "dase_replay_buffer_bytes", "Bytes of the transitions present.", now.buffer_bytes
         )
-        yield CounterMetricFamily(
-            "dase_replay_evicted_transitions", "Transitions that made room for newer ones.", now.evicted
-        )
         size = GaugeMetricFamily(
             "dase_replay_buffer_transitions", "Transitions present.", labels=["agent_id"]
         )
         inserted = CounterMetricFamily(
             "dase_replay_inserted_transitions", "Transitions stored.", labels=["agent_id"]
+        )
+        evicted = CounterMetricFamily(
+            "dase_replay_evicted_transitions",
+            "Transitions that made room for newer ones.",
+            labels=["agent_id"],
         )
         refused = CounterMetricFamily(
             "dase_replay_rejected_transitions", "Transitions refused.", labels=["agent_id", "reason"]
@@ -111,12 +113,14 @@ class ReplayCollector(Collector):
             size.add_metric([str(agent)], count)
         for agent, count in now.inserted.items():
             inserted.add_metric([str(agent)], count)
+        for agent, count in now.evicted.items():
+            evicted.add_metric([str(agent)], count)
         for (agent, reason), count in now.refused.items():
             refused.add_metric([str(agent), reason], count)
         for (agent, source), count in now.sampled.items():
             if max(agent, source) < MAX_PAIRED_AGENTS:
                 sampled.add_metric([str(agent), str(source)], count)
-        yield from (size, inserted, refused, sampled)
+        yield from (size, inserted, evicted, refused, sampled)
 
 
 class LearnerMetrics:
@@ -196,8 +200,8 @@ class LearnerMetrics:
         self._loss.labels(self._agent, name).set(value)
 
     def similarity(self, source: int, weight: float) -> None:
-        """Shows the similarity weight of one agent's transitions; agents from 64 on are left out."""
-        if source < MAX_PAIRED_AGENTS:
+        """Shows the similarity weight of one agent's transitions, for pairs among the first 64 agents."""
+        if max(int(self._agent), source) < MAX_PAIRED_AGENTS:
             self._similarity.labels(self._agent, str(source)).set(weight)
 
     def divergence(self, term: str, nats: float) -> None:

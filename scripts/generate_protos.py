@@ -4,6 +4,7 @@ Usage: python scripts/generate_protos.py [--out DIRECTORY]
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -13,7 +14,13 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def generate(out: Path) -> int:
-    """Writes the message, service and stub modules below `out`; returns protoc's exit status."""
+    """Writes the message, service and stub modules below `out`; returns protoc's exit status.
+
+    protoc looks for mypy-protobuf's plugins on PATH, and finds them beside this interpreter even
+    where its virtual environment is not activated.
+    """
+    beside = str(Path(sys.executable).parent)
+    os.environ["PATH"] = os.pathsep.join((beside, os.environ.get("PATH", os.defpath)))
     protos = sorted((ROOT / "protos").rglob("*.proto"))
     return int(
         protoc.main(

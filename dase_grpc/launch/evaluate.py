@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from dase_grpc.errors import DaseError, EnvironmentSpecError, RunDirectoryError
-from dase_grpc.launch.video import check_video, film
+from dase_grpc.launch.video import film, prepare_video
 from dase_grpc.learning.agent import Policy
 from dase_grpc.learning.agents import load_policy
 from dase_grpc.learning.device import pick_device
@@ -23,7 +23,7 @@ class EvaluatedCheckpoint:
     Attributes:
         agent_id, step: whose policy it is, after how many environment steps.
         seed: that of the first episode; episode i has `seed + 2 * i`.
-        video: the film of the first episode, where one was asked for.
+        video: the film of the first episode, where there is one.
     """
 
     checkpoint: Path
@@ -34,14 +34,25 @@ class EvaluatedCheckpoint:
     evaluation: Evaluation
     video: Path | None
 
+    def __str__(self) -> str:
+        """One line for a person to read."""
+        result = self.evaluation
+        cut = f", {result.cut} of them cut" if result.cut else ""
+        film = f"; video: {self.video}" if self.video else ""
+        return (
+            f"agent {self.agent_id} in {self.environment} after {self.step:,} steps: mean return "
+            f"{result.return_mean:.1f} ± {result.return_std:.1f} over {result.episodes} episodes{cut}{film}"
+        )
+
 
 def evaluate_checkpoint(
     target: Path, episodes: int, *, seed: int | None = None, video: Path | None = None
 ) -> list[EvaluatedCheckpoint]:
     """Evaluates the latest checkpoint of each agent of a run, or of one agent, or one checkpoint.
 
-    With the run's seed (`seed` left out) and its number of episodes, these are the training's own
-    evaluation episodes. Of several agents, each gets a video named after it. Blocks for all episodes.
+    `seed` is that of the first episode; left out, it is the training's, so that with eval.episodes
+    episodes these are the training's own. `video` films the first episode of the first agent. Blocks
+    for all episodes.
 
     Raises:
         RunDirectoryError: no checkpoint there, or a damaged one.
@@ -49,11 +60,11 @@ def evaluate_checkpoint(
         UsageError: the video cannot be written.
     """
     if video is not None:
-        check_video(video)
+        prepare_video(video)
     checkpoints = [load_checkpoint(path) for path in find_checkpoints(target)]
     return [
-        _evaluate(checkpoint, episodes, seed=seed, video=_video_of(checkpoint, video, len(checkpoints)))
-        for checkpoint in checkpoints
+        _evaluate(checkpoint, episodes, seed=seed, video=None if index else video)
+        for index, checkpoint in enumerate(checkpoints)
     ]
 
 
@@ -83,10 +94,9 @@ def _evaluate(
     checkpoint: Checkpoint, episodes: int, *, seed: int | None, video: Path | None
 ) -> EvaluatedCheckpoint:
     config, schema = checkpoint.config, checkpoint.schema
-    first_seed = integer(config.train.seed if seed is None else seed, Purpose.EVALUATION)
+    first_seed = integer(config.train.seed, Purpose.EVALUATION) if seed is None else seed
     policy = _policy(checkpoint)
     if video is not None:
-        # Before the evaluation, because MuJoCo has to be told how to draw before it starts.
         film(video, config.env.id, config.env.kwargs, policy=policy, schema=schema, seed=first_seed)
     evaluator = Evaluator(
         partial(make_env, config.env.id, config.env.kwargs),
@@ -123,9 +133,3 @@ def _policy(checkpoint: Checkpoint) -> Policy:
         raise RunDirectoryError(
             f"the checkpoint {checkpoint.path} does not hold the policy its configuration describes: {error}"
         ) from None
-
-
-def _video_of(checkpoint: Checkpoint, video: Path | None, count: int) -> Path | None:
-    if video is None or count == 1:
-        return video
-    return video.with_stem(f"{video.stem}-agent{checkpoint.agent_id}")

@@ -5,25 +5,29 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Sequence
-from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from types import TracebackType
+from typing import IO, Any, Final, Self, TypeVar
 
 from dase_grpc.config import RunConfig
 from dase_grpc.errors import NodeFailedError, RefusalError
 from dase_grpc.launch.display import Display, Snapshot
-from dase_grpc.nodes.lifecycle import READY_PREFIX
+from dase_grpc.nodes.lifecycle import READY_PREFIX, first_error
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.wire.cluster import ClusterClient
 from dase_grpc.wire.messages import progress_from_proto
 from dase_grpc.wire.transport import Address, open_channel, parse_address
 
+PROGRAM: Final = (sys.executable, "-m", "dase_grpc")
 READY_S: Final = 30.0
 POLL_S: Final = 0.5
 STOP_S: Final = 45.0
 SHOWN_LOG_LINES: Final = 60
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -35,193 +39,272 @@ class Node:
     log: Path
 
 
-@dataclass
 class LocalCluster:
-    """The processes of one run. None outlives `close`, or this process however it dies.
+    """The processes of one run, for the time of an `async with` block; none outlives it.
 
-    Each child holds the read end of a pipe whose write end only this process has: a child whose
-    pipe closes drains and ends by itself.
+    Nor does any outlive this process, however it dies: each child's stdin is a pipe whose other end
+    only this process holds, and a child whose stdin closes drains and ends by itself.
+
+    `program` is the command that is `dase`.
     """
 
-    config: RunConfig
-    directory: RunDirectory
-    gpu: int | None = None
-    replay: Node | None = None
-    learners: list[Node] = field(default_factory=list)
+    def __init__(
+        self,
+        config: RunConfig,
+        directory: RunDirectory,
+        *,
+        gpu: int | None = None,
+        program: Sequence[str] = PROGRAM,
+    ) -> None:
+        self._config = config
+        self._directory = directory
+        self._gpu = gpu
+        self._program = program
+        self._stopping = False
+        self.replay: Node | None = None
+        self.learners: list[Node] = []
 
-    async def start_replay(self) -> Address:
-        """Starts the replay node and waits until it answers.
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> Address:
+        """Starts the replay node and, once it answers, the learners, which join by themselves.
 
         Raises:
-            NodeFailedError: it ended or stayed silent instead.
+            NodeFailedError: the replay ended or stayed silent instead.
         """
-        replay, metrics = self.config.replay, self.config.metrics.port
-        self.replay = await self._spawn(
+        address = await self._start_replay()
+        for agent_id in range(self._config.train.agents):
+            self.learners.append(await self._start_learner(agent_id, address))
+        return address
+
+    async def wait(self) -> None:
+        """Returns when all learners have ended well; may be cancelled and called again.
+
+        Raises:
+            NodeFailedError: a node ended before its time; carries the end of its log.
+        """
+        with _plain_failures():
+            async with asyncio.TaskGroup() as tasks:
+                replay = tasks.create_task(self._replay_until_cancelled())
+                for learner in [tasks.create_task(self._learner_to_its_end(each)) for each in self.learners]:
+                    await learner
+                replay.cancel()
+
+    async def stop_learners(self) -> None:
+        """Lets the learners drain, keep their checkpoints and leave; those that do not are killed."""
+        self._stopping = True
+        await _end(self.learners)
+
+    async def close(self) -> None:
+        """Ends every process: the learners first, so that they can drain, then the replay."""
+        try:
+            await self.stop_learners()
+        finally:
+            await _end([self.replay] if self.replay else [])
+
+    async def _start_replay(self) -> Address:
+        replay, metrics = self._config.replay, self._config.metrics.port
+        self.replay = node = await self._spawn(
             "replay",
             "--role=replay",
             "--listen=127.0.0.1:0",
             f"--capacity={replay.capacity}",
             f"--min-size={replay.min_size}",
-            f"--seed={self.config.train.seed}",
-            f"--run-id={self.directory.name}",
+            f"--seed={self._config.train.seed}",
+            f"--run-id={self._directory.name}",
             f"--metrics-port={metrics}",
+            stdout=PIPE,
         )
-        output = self.replay.process.stdout
-        if output is None:
+        if node.process.stdout is None:
             raise TypeError("the replay's stdout is not a pipe")
-        line = ""
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(READY_S):
-                line = (await output.readline()).decode()
+                line = (await node.process.stdout.readline()).decode(errors="replace").strip()
+                if not line:
+                    await node.process.wait()
+        except TimeoutError:
+            raise _failure(node, f"did not answer within {READY_S:g} s") from None
         if not line.startswith(READY_PREFIX):
-            raise await self._failure(self.replay, f"did not come up within {READY_S:g} s")
-        return parse_address(line.removeprefix(READY_PREFIX).strip())
+            raise _failure(node, f"said {line!r} instead of its address" if line else "could not start")
+        return parse_address(line.removeprefix(READY_PREFIX))
 
-    async def start_learners(self, address: Address) -> None:
-        """Starts all learners; they join by themselves."""
-        for agent_id in range(self.config.train.agents):
-            port = self.config.metrics.port and self.config.metrics.port + 1 + agent_id
-            gpu = () if self.gpu is None else (f"--gpu={self.gpu}",)
-            self.learners.append(
-                await self._spawn(
-                    f"learner-{agent_id}",
-                    "--role=learner",
-                    f"--replay={address}",
-                    f"--agent={agent_id}",
-                    f"--config={self.directory.path / 'run.toml'}",
-                    f"--run-dir={self.directory.path}",
-                    f"--metrics-port={port}",
-                    *gpu,
-                )
+    async def _start_learner(self, agent_id: int, address: Address) -> Node:
+        port = self._config.metrics.port and self._config.metrics.port + 1 + agent_id
+        gpu = () if self._gpu is None else (f"--gpu={self._gpu}",)
+        return await self._spawn(
+            f"learner-{agent_id}",
+            "--role=learner",
+            f"--replay={address}",
+            f"--agent={agent_id}",
+            f"--config={self._directory.path / 'run.toml'}",
+            f"--run-dir={self._directory.path}",
+            f"--metrics-port={port}",
+            *gpu,
+        )
+
+    async def _spawn(self, name: str, *arguments: str, stdout: int | None = None) -> Node:
+        """Starts a node; what it prints goes to its log, or to a pipe that the caller reads."""
+        self._directory.logs.mkdir(parents=True, exist_ok=True)
+        path = self._directory.logs / f"{name}.log"
+        with path.open("wb") as log:
+            process = await _spawn(
+                (*self._program, "node", "--stdin-is-leash", *arguments),
+                log,
+                stdout=log if stdout is None else stdout,
+                threads=self._config.train.threads,
             )
-
-    async def wait(self) -> None:
-        """Returns when all learners have ended well.
-
-        Raises:
-            NodeFailedError: a node ended before its time; carries the end of its log.
-        """
-        if self.replay is None:
-            raise TypeError("the replay has not been started")
-        async with asyncio.TaskGroup() as tasks:
-            replay = tasks.create_task(self._replay_until_cancelled(self.replay))
-            learners = [tasks.create_task(self._learner_to_its_end(node)) for node in self.learners]
-            await asyncio.wait(learners)
-            replay.cancel()
-
-    async def close(self) -> None:
-        """Ends every process: the learners first, so that they can drain, then the replay."""
-        await _end([node.process for node in self.learners])
-        await _end([self.replay.process] if self.replay else [])
+        return Node(name, process, path)
 
     async def _learner_to_its_end(self, node: Node) -> None:
-        if await node.process.wait() != 0:
-            raise await self._failure(node, "ended")
+        code = await node.process.wait()
+        told_early = self._stopping and code == -signal.SIGTERM  # before it could handle the signal
+        if code != 0 and not told_early:
+            raise _failure(node, "ended")
 
-    async def _replay_until_cancelled(self, node: Node) -> None:
-        await node.process.wait()
-        raise await self._failure(node, "ended while learners were training")
-
-    async def _failure(self, node: Node, what: str) -> NodeFailedError:
-        code = node.process.returncode
-        how = "" if code is None else f" ({exit_text(code)})"
-        tail = "\n".join(node.log.read_text(errors="replace").splitlines()[-SHOWN_LOG_LINES:])
-        return NodeFailedError(f"{node.name} {what}{how}; the end of {node.log}:\n{tail or '(empty)'}")
-
-    async def _spawn(self, name: str, *arguments: str) -> Node:
-        self.directory.logs.mkdir(parents=True, exist_ok=True)
-        path = self.directory.logs / f"{name}.log"
-        with path.open("wb") as log:
-            process = await _spawn(("node", "--stdin-is-leash", *arguments), log, self.config.train.threads)
-        return Node(name, process, path)
+    async def _replay_until_cancelled(self) -> None:
+        if self.replay is not None:
+            await self.replay.process.wait()
+            raise _failure(self.replay, "ended while learners were training")
 
 
 async def run_cluster(
-    config: RunConfig, directory: RunDirectory, *, gpu: int | None, stop: asyncio.Event, display: Display
+    config: RunConfig,
+    directory: RunDirectory,
+    *,
+    gpu: int | None,
+    stop: asyncio.Event,
+    display: Display,
+    say: Callable[[str], None],
+    program: Sequence[str] = PROGRAM,
 ) -> None:
     """Runs a local cluster to its end, or until `stop`; no process is left when it returns or raises.
+
+    `say` gets a sentence when `stop` was set; the display has ended by then.
 
     Raises:
         NodeFailedError: a node ended before its time; the others were stopped.
     """
-    cluster = LocalCluster(config, directory, gpu)
-    try:
-        address = await cluster.start_replay()
-        await cluster.start_learners(address)
-        async with AsyncExitStack() as stack:
-            channel = await stack.enter_async_context(open_channel(address))
-            stack.enter_context(display)
-            client = ClusterClient(channel, str(address))
-            watching = asyncio.ensure_future(_watch(client, config, display))
-            finished = asyncio.ensure_future(cluster.wait())
-            stopped = asyncio.ensure_future(stop.wait())
-            try:
-                await asyncio.wait({finished, stopped, watching}, return_when=asyncio.FIRST_COMPLETED)
-                if not finished.done() and not stopped.done():
-                    watching.result()
-                if stopped.done() and not finished.done():
-                    await _end([node.process for node in cluster.learners])
-                    await asyncio.wait({finished})
-                finished.result()
-            finally:
-                for task in (watching, finished, stopped):
-                    task.cancel()
-                await asyncio.gather(watching, finished, stopped, return_exceptions=True)
-                with suppress(RefusalError):
-                    display.show(await _snapshot(client, config))
-    except ExceptionGroup as group:
-        raise group.exceptions[0] from None
-    finally:
-        await cluster.close()
+    with _plain_failures():
+        async with LocalCluster(config, directory, gpu=gpu, program=program) as cluster:
+            address = await _unless(stop, cluster.start())
+            if address is not None:
+                with display:
+                    await _unless(stop, _train(cluster, address, config, display))
+            if stop.is_set():
+                say("stopping: the learners send what is left and keep their checkpoints (Ctrl-C kills)")
+            if stop.is_set() and address is not None:
+                await cluster.stop_learners()
+                await cluster.wait()
+
+
+async def _train(cluster: LocalCluster, address: Address, config: RunConfig, display: Display) -> None:
+    """Shows the run until all learners have ended well."""
+    async with open_channel(address) as channel:
+        client = ClusterClient(channel, str(address))
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(_watch(client, config, display))
+            await cluster.wait()
+            watching.cancel()
+        await _show(client, config, display)
 
 
 async def _watch(client: ClusterClient, config: RunConfig, display: Display) -> None:
-    """Shows the run's status until cancelled; a replay that does not answer is the cluster's to report."""
+    """Shows the run's status until cancelled."""
     while True:
-        with suppress(RefusalError):
-            display.show(await _snapshot(client, config))
+        await _show(client, config, display)
         await asyncio.sleep(POLL_S)
 
 
-async def _snapshot(client: ClusterClient, config: RunConfig) -> Snapshot:
-    status = await client.status(timeout_s=2.0)
-    known = {agent.agent_id: progress_from_proto(agent.progress) for agent in status.agents}
-    return Snapshot(
-        agents=[known.get(agent_id) for agent_id in range(config.train.agents)],
-        buffer_size=status.buffer.size,
-        buffer_capacity=status.buffer.capacity,
-    )
+async def _show(client: ClusterClient, config: RunConfig, display: Display) -> None:
+    with suppress(RefusalError):  # a replay that does not answer is the cluster's to report
+        status = await client.status(timeout_s=2.0)
+        known = {agent.agent_id: progress_from_proto(agent.progress) for agent in status.agents}
+        display.show(
+            Snapshot(
+                agents=[known.get(agent_id) for agent_id in range(config.train.agents)],
+                buffer_size=status.buffer.size,
+                buffer_capacity=status.buffer.capacity,
+            )
+        )
 
 
-async def _spawn(arguments: Sequence[str], log: IO[bytes], threads: int) -> Process:
+async def _unless(stop: asyncio.Event, awaited: Coroutine[Any, Any, T]) -> T | None:
+    """What `awaited` gives, or None if `stop` is set first; then `awaited` is cancelled.
+
+    Raises:
+        ExceptionGroup: what `awaited` raises.
+    """
+    async with asyncio.TaskGroup() as tasks:
+        work = tasks.create_task(awaited)
+        stopped = tasks.create_task(stop.wait())
+        await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        work.cancel()
+        stopped.cancel()
+    return None if work.cancelled() else work.result()
+
+
+@contextmanager
+def _plain_failures() -> Iterator[None]:
+    """Raises the first NodeFailedError of a group by itself; a group with anything else passes through."""
+    try:
+        yield
+    except ExceptionGroup as group:
+        failures, others = group.split(NodeFailedError)
+        if failures is None or others is not None:
+            raise
+        raise first_error(failures) from None
+
+
+def _failure(node: Node, what: str) -> NodeFailedError:
+    code = node.process.returncode
+    how = "" if code is None else f" ({exit_text(code)})"
+    tail = "\n".join(node.log.read_text(errors="replace").splitlines()[-SHOWN_LOG_LINES:])
+    return NodeFailedError(f"{node.name} {what}{how}; the end of {node.log}:\n{tail or '(empty)'}")
+
+
+async def _spawn(
+    command: Sequence[str], log: IO[bytes], *, stdout: IO[bytes] | int, threads: int
+) -> Process:
     limits = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "dase_grpc",
-        *arguments,
+        *command,
         stdin=PIPE,
-        stdout=PIPE,
+        stdout=stdout,
         stderr=log,
         env={**os.environ, **limits},
-        start_new_session=True,
+        start_new_session=True,  # Ctrl-C in the terminal is for this process, which then asks its nodes
     )
 
 
-async def _end(processes: Sequence[Process]) -> None:
-    """Asks processes to end, waits, and kills those that do not."""
+async def _end(nodes: Sequence[Node]) -> None:
+    """Asks nodes to end and waits; kills those that take too long, or all that are left if cancelled."""
+    processes = [node.process for node in nodes]
+    try:
+        _signal(processes, signal.SIGTERM)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                await _ended(processes)
+    finally:
+        _signal(processes, signal.SIGKILL)
+    await _ended(processes)
+
+
+async def _ended(processes: Sequence[Process]) -> None:
+    for process in processes:
+        await process.wait()
+
+
+def _signal(processes: Sequence[Process], number: signal.Signals) -> None:
     for process in processes:
         if process.returncode is None:
             with suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
-    with suppress(TimeoutError):
-        async with asyncio.timeout(STOP_S):
-            await asyncio.gather(*(process.wait() for process in processes))
-    for process in processes:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+                process.send_signal(number)
 
 
 def exit_text(code: int) -> str:

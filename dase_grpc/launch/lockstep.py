@@ -1,9 +1,11 @@
 """All agents round-robin in one process, bit-for-bit reproducible from the run's seed."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from threading import Event
+from typing import Final
 
 import numpy as np
 import torch
@@ -12,7 +14,7 @@ from dase_grpc import seeding
 from dase_grpc.config import RunConfig
 from dase_grpc.learning.build import build_learner
 from dase_grpc.learning.device import pick_device
-from dase_grpc.learning.envs import make_env, schema_of
+from dase_grpc.learning.envs import Environment, make_env, schema_of
 from dase_grpc.learning.learner import Halted, Learner
 from dase_grpc.progress import Progress
 from dase_grpc.runs.directory import RunDirectory
@@ -22,7 +24,7 @@ from dase_grpc.schema import Array
 from dase_grpc.store import ReplayStore, RingBuffer
 from dase_grpc.telemetry import LearnerMetrics, make_registry
 
-BUFFER_FILE = "buffer.npy"
+BUFFER_FILE: Final = "buffer.npy"
 
 
 class LocalReplay:
@@ -41,46 +43,48 @@ class LocalReplay:
         first = self._store.committed(self._writer) + 1
         self._store.append(self._writer, first, row[np.newaxis], agent_id=self._agent_id)
 
-    def next(self) -> tuple[Array, int]:
-        """Draws a batch.
-
-        Raises:
-            Halted: the buffer is short of replay.min_size although every agent has explored.
-        """
+    def next(self) -> tuple[Array, int] | None:
+        """Draws a batch; None while the buffer is short of replay.min_size."""
         size = len(self._store.ring)
         if size < self._min_size:
-            raise Halted
+            return None
         return self._store.sample(self._batch_size, self._rng, agent_id=self._agent_id), size
 
 
 @dataclass(frozen=True)
 class LockstepRun:
-    """A run in one process: its learners, its buffer and its journals."""
+    """A run in one process: its learners, by agent id, and their buffer."""
 
     learners: list[Learner]
     store: ReplayStore
-    journals: list[AgentJournal]
     directory: RunDirectory
 
+    @property
+    def progress(self) -> list[Progress]:
+        """How far each agent is."""
+        return [learner.progress for learner in self.learners]
 
-def open_lockstep(config: RunConfig, directory: RunDirectory, *, gpu: int | None = None) -> LockstepRun:
-    """Builds everything; the first environment decides the schema.
+
+@contextmanager
+def open_lockstep(
+    config: RunConfig, directory: RunDirectory, *, gpu: int | None = None
+) -> Iterator[LockstepRun]:
+    """Builds everything; environments and journals are closed when the block ends, however it ends.
 
     Raises:
         EnvironmentSpecError, DeviceError, CapacityError: in one sentence.
     """
     device = pick_device(gpu)
     torch.set_num_threads(config.train.threads)
-    envs = [make_env(config.env.id, config.env.kwargs) for _ in range(config.train.agents)]
-    schema = schema_of(envs[0], config.env.id)
-    store = ReplayStore(RingBuffer(schema, config.replay.capacity))
-    journals, learners = [], []
-    for agent_id, env in enumerate(envs):
-        journal = AgentJournal.open(directory.agent(agent_id), config=config, schema=schema)
-        replay = LocalReplay(store, config, agent_id)
-        journals.append(journal)
-        learners.append(
-            build_learner(
+    with ExitStack() as stack:
+        envs = [_open_env(config, stack) for _ in range(config.train.agents)]
+        schema = schema_of(envs[0], config.env.id)
+        store = ReplayStore(RingBuffer(schema, config.replay.capacity))
+
+        def build(agent_id: int, env: Environment) -> Learner:
+            journal = AgentJournal.open(directory.agent(agent_id), config=config, schema=schema)
+            replay = LocalReplay(store, config, agent_id)
+            return build_learner(
                 config,
                 schema,
                 env=env,
@@ -88,38 +92,41 @@ def open_lockstep(config: RunConfig, directory: RunDirectory, *, gpu: int | None
                 device=device,
                 sink=replay,
                 source=replay,
-                journal=journal,
+                journal=stack.enter_context(closing(journal)),
                 metrics=LearnerMetrics(make_registry(), agent_id),
             )
-        )
-    return LockstepRun(learners, store, journals, directory)
+
+        yield LockstepRun([build(*each) for each in enumerate(envs)], store, directory)
 
 
-def run_lockstep(run: LockstepRun, halt: Event, on_round: Callable[[list[Progress], int], None]) -> None:
+def run_lockstep(run: LockstepRun, halt: Event, on_round: Callable[[], None]) -> None:
     """Trains all agents to their budget, or until `halt`; each takes one step per round, in order.
 
-    `on_round` gets every agent's progress and the buffer's size after each round. At the end the
-    checkpoints and the buffer (replay/buffer.npy, oldest transition first) are written.
+    `on_round` is called after each round. At the end the checkpoints and the buffer
+    (replay/buffer.npy, oldest transition first) are written.
     """
-    try:
+    with suppress(Halted):
         for learner in run.learners:
-            learner.begin()
+            learner.begin(halt)
         while not halt.is_set() and not all(learner.done for learner in run.learners):
             for learner in run.learners:
                 learner.step()
-            on_round([learner.progress for learner in run.learners], len(run.store.ring))
-        for learner in run.learners:
-            learner.finish()
-        save_buffer(run)
-    finally:
-        for journal in run.journals:
-            journal.close()
+            on_round()
+    for learner in run.learners:
+        learner.finish()
+    save_buffer(run)
 
 
 def save_buffer(run: LockstepRun) -> None:
     """Writes the buffer's packed rows; `numpy.load` reads them, `TransitionSchema.named` names them."""
     run.directory.replay.mkdir(parents=True, exist_ok=True)
     replace_file(run.directory.replay / BUFFER_FILE, _npy(run.store.ring.ordered()))
+
+
+def _open_env(config: RunConfig, stack: ExitStack) -> Environment:
+    env = make_env(config.env.id, config.env.kwargs)
+    stack.callback(env.close)
+    return env
 
 
 def _npy(rows: Array) -> bytes:

@@ -1,6 +1,7 @@
 """Films one episode of a policy and writes it as .mp4 or .gif."""
 
 import ctypes.util
+import importlib
 import math
 import os
 import sys
@@ -32,11 +33,14 @@ _INSTALL_GL: Final = (
 )
 
 
-def check_video(path: Path) -> None:
-    """Checks before any work is done that `path` can be written here.
+def prepare_video(path: Path) -> None:
+    """Checks before any work is done that `path` can be written here, and picks MuJoCo's renderer.
+
+    Must come before the first environment of this process, because MuJoCo looks once.
 
     Raises:
         UsageError: another ending than .mp4 or .gif, no such folder, or the extra for .mp4 is missing.
+        EnvironmentSpecError: MUJOCO_GL names a renderer that is not there.
     """
     if path.suffix.lower() not in FORMATS:
         raise UsageError(f"--video {path}: the file's ending must be one of {', '.join(FORMATS)}")
@@ -44,18 +48,27 @@ def check_video(path: Path) -> None:
         raise UsageError(f"--video {path}: there is no folder {path.parent}")
     if path.suffix.lower() == ".mp4":
         _mp4_writer()
+    choose_mujoco_backend(os.environ)
+    try:
+        importlib.import_module("mujoco")
+    except Exception as error:  # PyOpenGL fails with whatever its missing library makes of it
+        raise EnvironmentSpecError(
+            f"MuJoCo cannot draw with MUJOCO_GL={os.environ.get('MUJOCO_GL')} on this machine "
+            f"({_summary(error)}), so unset it or {_INSTALL_GL}"
+        ) from error
 
 
 def film(
     path: Path, env_id: str, kwargs: dict[str, Any], *, policy: Policy, schema: TransitionSchema, seed: int
 ) -> float:
-    """Plays one noise-free episode, at most `MAX_STEPS` long, writes its video; returns what it returned.
+    """Plays one noise-free episode, at most `MAX_STEPS` long, writes its video and returns its return.
+
+    `prepare_video` comes first.
 
     Raises:
         EnvironmentSpecError: the environment cannot render here; says what to install.
         UsageError: the file cannot be written.
     """
-    choose_mujoco_backend(os.environ)
     env = make_env(env_id, kwargs, render_mode="rgb_array")
     try:
         frames, total = record_episode(env, policy, schema, seed=seed, max_episode_steps=MAX_STEPS)
@@ -73,10 +86,7 @@ def film(
 
 
 def choose_mujoco_backend(environ: MutableMapping[str, str]) -> None:
-    """Without a display, makes MuJoCo render by EGL, or else OSMesa, unless MUJOCO_GL says otherwise.
-
-    Must come before MuJoCo draws for the first time in this process.
-    """
+    """Without a display, makes MuJoCo render by EGL, or else OSMesa, unless MUJOCO_GL says otherwise."""
     if "MUJOCO_GL" in environ or not sys.platform.startswith("linux"):
         return
     if environ.get("DISPLAY") or environ.get("WAYLAND_DISPLAY"):

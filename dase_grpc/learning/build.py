@@ -29,7 +29,7 @@ def build_learner(
     journal: Journal,
     metrics: LearnerMetrics,
 ) -> Learner:
-    """A learner for one agent; it owns `env` from now on."""
+    """A learner for one agent; `env` is its own until it has ended, then the caller closes it."""
     seed, purpose = config.train.seed, seeding.Purpose
     explorer = Explorer(
         env,

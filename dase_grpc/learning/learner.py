@@ -6,6 +6,7 @@ it; they differ in where transitions go and where batches come from.
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from threading import Event
 from typing import Any, Final, Protocol
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dase_grpc.config import RunConfig
-from dase_grpc.learning.agent import Agent
+from dase_grpc.learning.agent import Agent, Policy
 from dase_grpc.learning.batch import Batch
 from dase_grpc.learning.evaluation import Evaluator
 from dase_grpc.learning.exploration import ExploredStep, Explorer
@@ -49,8 +50,10 @@ class TransitionSink(Protocol):
 class BatchSource(Protocol):
     """Where batches come from."""
 
-    def next(self) -> tuple[Array, int]:
+    def next(self) -> tuple[Array, int] | None:
         """A (B, width) batch, read-only, and the number of transitions in the buffer; may block.
+
+        None where the buffer holds too little and waiting would not change that: the update is left out.
 
         Raises:
             Halted: training shall end.
@@ -98,7 +101,10 @@ class LearnerParts:
 class Learner:
     """Trains one agent for `train.steps` environment steps, one update after each from `start_steps` on.
 
-    Owned by one thread; `progress` may be read from any.
+    Steps whose transition was refused do not count towards `start_steps`, so that K agents before their
+    first update have stored K * start_steps transitions, which is what `replay.min_size` relies on.
+
+    Owned by one thread; `progress` may be read from any. The environment stays its maker's to close.
     """
 
     def __init__(self, parts: LearnerParts) -> None:
@@ -107,9 +113,11 @@ class Learner:
         self._staging = Staging(parts.schema, parts.config.agent.batch_size, parts.device)
         self._all_internal = torch.ones(parts.config.agent.batch_size, device=parts.device)
         self._totals = DeviceTotals(parts.device)
+        self._halt = Event()
         self._steps = 0
+        self._stored = 0
         self._buffer_size = 0
-        self._started_at: float | None = None
+        self._started_at = 0.0
         self._window = Window(0.0, 0, 0)
         self.progress = Progress(total_steps=parts.config.train.steps)
 
@@ -124,16 +132,19 @@ class Learner:
         Raises:
             Exception: whatever the environment or the agent raises.
         """
-        try:
-            self.begin()
+        with suppress(Halted):
+            self.begin(halt)
             while not self.done and not halt.is_set():
                 self.step()
-        except Halted:
-            pass
         self.finish()
 
-    def begin(self) -> None:
-        """Evaluates the policy before any training. Call once, first."""
+    def begin(self, halt: Event) -> None:
+        """Evaluates the policy before any training. Call once, first.
+
+        Raises:
+            Halted: `halt` was set meanwhile; it also ends every later evaluation.
+        """
+        self._halt = halt
         now = self._parts.clock()
         self._started_at = now
         self._window = Window(now, 0, 0)
@@ -142,8 +153,10 @@ class Learner:
     def step(self) -> None:
         """One environment step and what it brings: an update, an evaluation, a line of metrics.
 
+        The last step is followed by an evaluation in any case.
+
         Raises:
-            Halted: the driver closed the sink or the source.
+            Halted: the driver closed the sink or the source, or set `halt` during an evaluation.
         """
         parts, config = self._parts, self._config
         explored = parts.explorer.step(parts.agent, parts.agent.updates)
@@ -151,15 +164,16 @@ class Learner:
         self._note(explored)
         if explored.row is not None:
             parts.sink.store(explored.row)
-        if self._steps >= config.agent.start_steps:
+            self._stored += 1
+        if self._may_update:
             self._update()
-        if self._steps % config.eval.every == 0:
+        if self._steps % config.eval.every == 0 or self.done:
             self._evaluate()
         if self._steps % config.train.log_every == 0:
             self._log()
 
     def finish(self) -> None:
-        """Keeps the final checkpoint and closes the environment. Call once, last."""
+        """Keeps the final checkpoint. Call once, last."""
         if self._steps > self._window.started_step:
             self._log()
         self.progress = replace(self._snapshot(), state="finished" if self.done else "stopped")
@@ -168,19 +182,25 @@ class Learner:
             tensors=self._parts.agent.state_dict(),
             scores={"evaluation": _plain(self.progress.evaluation_return)},
         )
-        self._parts.explorer.close()
+
+    @property
+    def _may_update(self) -> bool:
+        return self._stored >= max(self._config.agent.start_steps, 1)
 
     def _update(self) -> None:
         parts = self._parts
         asked_at = parts.clock()
-        rows, self._buffer_size = parts.source.next()
+        received = parts.source.next()
+        if received is None:
+            self._skip("no_batch")
+            return
+        rows, self._buffer_size = received
         got_at = parts.clock()
         own = parts.schema.agent_ids(rows) == parts.agent_id
         batch = self._staging.load(rows)
         weighing = None if own.all() else self._weigh(batch)
         if weighing is not None and not own.any() and not bool(weighing.weight.any()):
-            self._window.skipped += 1
-            parts.metrics.skipped("no_weight")
+            self._skip("no_weight")
             return
         losses = parts.agent.update(batch, self._all_internal if weighing is None else weighing.weight)
         parts.metrics.updates.inc()
@@ -189,6 +209,10 @@ class Learner:
         if parts.agent.updates % DIAGNOSE_EVERY == 0:
             self._diagnose(batch, weighing, losses)
             self._measure_lag(rows[own])
+
+    def _skip(self, reason: str) -> None:
+        self._window.skipped += 1
+        self._parts.metrics.skipped(reason)
 
     def _weigh(self, batch: Batch) -> Weighing:
         weighing = self._parts.weigher.weigh(batch, self._parts.agent.policy_actions(batch.observation))
@@ -205,8 +229,8 @@ class Learner:
             parts.metrics.loss(name, value)
         for source, value in seen.similarity.items():
             parts.metrics.similarity(source, value)
-        parts.metrics.divergence("covariance", seen.covariance_term)
-        parts.metrics.divergence("mean", seen.mean_term)
+        for term, nats in seen.terms.items():
+            parts.metrics.divergence(term, nats)
         parts.metrics.external_share.set(seen.external_share)
         known = {**self.progress.similarity, **seen.similarity}
         self.progress = replace(self._snapshot(), similarity=known)
@@ -233,7 +257,7 @@ class Learner:
     def _evaluate(self) -> None:
         parts = self._parts
         started = parts.clock()
-        result = parts.evaluator.evaluate(parts.agent)
+        result = parts.evaluator.evaluate(_Interruptible(parts.agent, self._halt))
         now = parts.clock()
         parts.metrics.evaluation_seconds.observe(now - started)
         parts.metrics.evaluation_return.set(result.return_mean)
@@ -242,7 +266,7 @@ class Learner:
             return_mean=result.return_mean,
             return_std=result.return_std,
             episodes=result.episodes,
-            wall_seconds=now - (self._started_at or now),
+            wall_seconds=now - self._started_at,
         )
         latest = _plain(result.return_mean)
         first = latest if self._steps == 0 else self.progress.first_evaluation_return
@@ -255,7 +279,7 @@ class Learner:
             step=self._steps,
             updates=parts.agent.updates,
             now=now,
-            wall_seconds=now - (self._started_at or now),
+            wall_seconds=now - self._started_at,
             totals=self._totals,
         )
         parts.journal.metrics({**values, "buffer_size": self._buffer_size})
@@ -263,13 +287,30 @@ class Learner:
         self._window = Window(now, self._steps, parts.agent.updates)
 
     def _snapshot(self) -> Progress:
-        training = self._steps >= self._config.agent.start_steps
         return replace(
             self.progress,
             step=self._steps,
             updates=self._parts.agent.updates,
-            state="training" if training else "exploring",
+            state="training" if self._may_update else "exploring",
         )
+
+
+@dataclass(frozen=True)
+class _Interruptible:
+    """A policy that raises Halted once `halt` is set, so that no evaluation outlives its run."""
+
+    policy: Policy
+    halt: Event
+
+    def act(self, observation: Array) -> Array:
+        """The policy's actions.
+
+        Raises:
+            Halted: training shall end.
+        """
+        if self.halt.is_set():
+            raise Halted
+        return self.policy.act(observation)
 
 
 def _plain(value: float | None) -> float | None:

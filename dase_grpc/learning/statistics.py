@@ -73,12 +73,15 @@ class DeviceTotals:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One update looked at closely; read from the device once."""
+    """One update looked at closely; read from the device once.
+
+    similarity is by collecting agent, terms are the summands of the divergence by name; both are
+    empty where the batch had no external rows.
+    """
 
     losses: Mapping[str, float]
     similarity: Mapping[int, float]
-    covariance_term: float
-    mean_term: float
+    terms: Mapping[str, float]
     external_share: float
 
     @classmethod
@@ -88,13 +91,14 @@ class Diagnosis:
         """Copies the numbers to the host: this waits for the device."""
         read = {name: float(value) for name, value in losses.items()}
         if weighing is None or sources is None:
-            return cls(read, {}, float("nan"), float("nan"), 0.0)
+            return cls(read, {}, {}, 0.0)
         present = sources.count.tolist()
         similarity = {
             agent: value for agent, value in enumerate(sources.similarity.tolist()) if present[agent]
         }
+        terms = {"covariance": float(weighing.covariance_term), "mean": float(weighing.mean_term)}
         share = float(weighing.external * weighing.similarity / weighing.weight.sum(dtype=torch.float64))
-        return cls(read, similarity, float(weighing.covariance_term), float(weighing.mean_term), share)
+        return cls(read, similarity, terms, share)
 
 
 def fold(window: Window, seen: Diagnosis) -> None:
@@ -103,8 +107,8 @@ def fold(window: Window, seen: Diagnosis) -> None:
         window.losses.setdefault(name, Mean()).add(value)
     for agent, value in seen.similarity.items():
         window.similarity.setdefault(agent, Mean()).add(value)
-    window.terms.setdefault("covariance", Mean()).add(seen.covariance_term)
-    window.terms.setdefault("mean", Mean()).add(seen.mean_term)
+    for name, value in seen.terms.items():
+        window.terms.setdefault(name, Mean()).add(value)
     window.external_share.add(seen.external_share)
 
 

@@ -22,6 +22,8 @@ from dase_grpc.errors import DaseError, RunDirectoryError
 from dase_grpc.runs.files import STAGING_PREFIX, staged_directory, write_synced
 from dase_grpc.schema import TransitionSchema
 
+Tensors = Mapping[str, Tensor]
+
 FORMAT_VERSION: Final = 1
 KEEP: Final = 2
 STATE_FILE: Final = "state.safetensors"
@@ -88,7 +90,7 @@ def save_checkpoint(
     directory: Path,
     *,
     step: int,
-    tensors: Mapping[str, Tensor],
+    tensors: Tensors,
     metadata: Mapping[str, Any],
     keep: int = KEEP,
 ) -> Path:

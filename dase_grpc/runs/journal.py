@@ -2,16 +2,13 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from dase_grpc.config import RunConfig
-from dase_grpc.runs.checkpoint import describe, save_checkpoint
+from dase_grpc.runs.checkpoint import Tensors, describe, save_checkpoint
 from dase_grpc.runs.directory import AgentDirectory
 from dase_grpc.runs.tensorboard import ScalarWriter, open_tensorboard
 from dase_grpc.schema import TransitionSchema
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class AgentJournal:
@@ -58,7 +55,7 @@ class AgentJournal:
         self._directory.metrics.append(values)
         self._tensorboard.scalars(int(values["step"]), values)
 
-    def checkpoint(self, *, step: int, tensors: Mapping[str, "Tensor"], scores: Mapping[str, Any]) -> None:
+    def checkpoint(self, *, step: int, tensors: Tensors, scores: Mapping[str, Any]) -> None:
         """Keeps the agent's state, atomically."""
         self.last_checkpoint = save_checkpoint(
             self._directory.checkpoints,

@@ -3,12 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
 
 from dase_grpc.runs.curves import (
     SMOOTHING,
     Series,
+    at_least,
     column,
     peers_of,
     shared_curves,
@@ -67,7 +69,7 @@ def similarity_over_time(agents: Mapping[int, Records]) -> str | None:
 def divergence_terms(agents: Mapping[int, Records]) -> str | None:
     """Both summands of the divergence over time: what the covariance and what the mean contributes."""
     terms = {"covariance term of ρ": "divergence_covariance", "mean term of ρ": "divergence_mean"}
-    sheet = _panels(agents, terms, share_y=True)
+    sheet = _panels(agents, terms, share_y=True, positive=True)
     if sheet is None:
         return None
     for axis in sheet.axes:
@@ -159,11 +161,15 @@ def _log_weights(axis: Axes) -> None:
 
 
 def _panels(
-    agents: Mapping[int, Records], panels: Mapping[str, str], *, share_y: bool = False
+    agents: Mapping[int, Records], panels: Mapping[str, str], *, share_y: bool = False, positive: bool = False
 ) -> Sheet | None:
-    """One panel for each (label, key), one line for each agent; None where no record has any of them."""
+    """One panel for each (label, key), one line for each agent; None where no record has any of them.
+
+    With `positive`, other numbers are left out, as a logarithmic scale asks for.
+    """
+    least = np.nextafter(0, 1) if positive else -np.inf
     table = [
-        (position, agent, column(records, key))
+        (position, agent, at_least(column(records, key), least))
         for position, key in enumerate(panels.values())
         for agent, records in agents.items()
     ]

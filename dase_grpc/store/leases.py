@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from dase_grpc.errors import AgentTakenError, StaleLeaseError
+from dase_grpc.errors import AgentTakenError, MalformedError, StaleLeaseError
 from dase_grpc.progress import Progress
 from dase_grpc.store.ring import MAX_AGENT_ID
 
@@ -43,10 +43,11 @@ class LeaseTable:
 
         Raises:
             AgentTakenError: a live node holds the id, or all ids are taken.
+            MalformedError: there is no such agent id.
         """
         agent_id = self._lowest_free(now) if wanted is None else wanted
         if not 0 <= agent_id < self._max_agents:
-            raise AgentTakenError(f"agent id {agent_id} is outside 0..{self._max_agents - 1}")
+            raise MalformedError(f"agent id {agent_id} is outside 0..{self._max_agents - 1}")
         held = self._leases.get(agent_id)
         if held is not None and held.state(now) == "live":
             raise AgentTakenError(
@@ -66,10 +67,9 @@ class LeaseTable:
         """
         held = self._leases.get(agent_id)
         if held is None or held.epoch != epoch or held.left_because is not None:
-            now_held = "no lease" if held is None else f"epoch {held.epoch} of node {held.node_name!r}"
             raise StaleLeaseError(
-                f"the lease of agent {agent_id} with epoch {epoch} is not valid any more "
-                f"(the service knows {now_held}); join again"
+                f"the lease of agent {agent_id} with epoch {epoch} is not valid "
+                f"({_what_holds(held)}); join again"
             )
         return held
 
@@ -100,3 +100,11 @@ class LeaseTable:
             if agent_id not in self._leases or self._leases[agent_id].state(now) != "live":
                 return agent_id
         raise AgentTakenError(f"all {self._max_agents} agent ids are held by live nodes")
+
+
+def _what_holds(lease: Lease | None) -> str:
+    if lease is None:
+        return "the service knows no lease of this agent"
+    if lease.left_because is not None:
+        return f"node {lease.node_name!r} gave epoch {lease.epoch} back: {lease.left_because}"
+    return f"the service knows epoch {lease.epoch} of node {lease.node_name!r}"

@@ -14,12 +14,20 @@ MAX_WRITERS = 4096
 
 @dataclass
 class Traffic:
-    """Running totals; `sampled` is keyed by (sampling agent, collecting agent)."""
+    """Running totals by collecting agent.
 
+    `refused` is keyed by (agent, reason), `sampled` by (sampling agent, collecting agent).
+    """
+
+    ring: RingBuffer
     inserted: Counter[int] = field(default_factory=Counter)
-    evicted: int = 0
     refused: Counter[tuple[int, str]] = field(default_factory=Counter)
     sampled: Counter[tuple[int, int]] = field(default_factory=Counter)
+
+    @property
+    def evicted(self) -> dict[int, int]:
+        """Transitions that made room for newer ones."""
+        return self.ring.evicted_by_agent
 
 
 class ReplayStore:
@@ -30,7 +38,7 @@ class ReplayStore:
 
     def __init__(self, ring: RingBuffer, *, max_writers: int = MAX_WRITERS) -> None:
         self.ring = ring
-        self.traffic = Traffic()
+        self.traffic = Traffic(ring)
         self._max_writers = max_writers
         self._committed: dict[str, int] = {}
 
@@ -52,11 +60,14 @@ class ReplayStore:
 
         Raises:
             SequenceGapError: first_seq is beyond the next expected number.
-            MalformedError: a row carries another agent id than the writer's; nothing is stored.
+            MalformedError: first_seq is below 1, or a row carries another agent id than the
+                writer's; nothing is stored.
             TooManyWritersError: the writer is new and the table is full.
         """
         committed = self.committed(writer)
-        if first_seq > committed + 1 or first_seq < 1:
+        if first_seq < 1:
+            raise MalformedError(f"writer {writer!r} sent row {first_seq}, but rows are numbered from 1")
+        if first_seq > committed + 1:
             raise SequenceGapError(
                 f"writer {writer!r} sent row {first_seq}, but row {committed + 1} comes next; "
                 f"resend from {committed + 1}"
@@ -86,9 +97,9 @@ class ReplayStore:
         finite = self.schema.finite(rows)
         refused = len(rows) - int(np.count_nonzero(finite))
         if refused:
-            self.traffic.refused[agent_id, "not_finite"] += refused
             rows = rows[finite]
-        self.traffic.evicted += max(0, len(self.ring) + len(rows) - self.ring.capacity)
         self.ring.append(rows)
         self.traffic.inserted[agent_id] += len(rows)
+        if refused:
+            self.traffic.refused[agent_id, "not_finite"] += refused
         return refused

@@ -1,13 +1,13 @@
 """The shared buffer's rows: a ring in memory, first in first out, sampled uniformly."""
 
-from collections import Counter
-
 import numpy as np
 import numpy.typing as npt
 
 from dase_grpc.capacity import transitions
 from dase_grpc.errors import CapacityError, MalformedError
 from dase_grpc.schema import Array, TransitionSchema
+
+Counts = npt.NDArray[np.int64]
 
 MAX_AGENT_ID = 1023
 
@@ -30,7 +30,8 @@ class RingBuffer:
         self._rows = _reserve(schema, capacity)
         self._cursor = 0
         self._size = 0
-        self._size_by_agent: Counter[int] = Counter()
+        self._present: Counts = np.zeros(MAX_AGENT_ID + 1, np.int64)
+        self._evicted: Counts = np.zeros(MAX_AGENT_ID + 1, np.int64)
 
     def __len__(self) -> int:
         return self._size
@@ -43,7 +44,12 @@ class RingBuffer:
     @property
     def size_by_agent(self) -> dict[int, int]:
         """How many of the transitions present each agent collected."""
-        return {agent: count for agent, count in sorted(dict(self._size_by_agent).items()) if count}
+        return _positive(self._present)
+
+    @property
+    def evicted_by_agent(self) -> dict[int, int]:
+        """How many transitions of each agent have made room for newer ones, ever."""
+        return _positive(self._evicted)
 
     def append(self, rows: Array) -> None:
         """Stores (N, width) float32 rows, in order; the oldest make room. O(N).
@@ -56,13 +62,13 @@ class RingBuffer:
                 f"rows of shape {rows.shape} and type {rows.dtype} are not "
                 f"(N, {self.schema.width}) float32 transitions"
             )
-        counts = self._count(rows)
+        self._require_agents(rows)
         dropped = max(0, len(rows) - self.capacity)
+        evicted = self._overwrite(rows[dropped:], start=(self._cursor + dropped) % self.capacity)
         if dropped:
-            counts -= self._count(rows[:dropped])
-            self._cursor = (self._cursor + dropped) % self.capacity
-        self._overwrite(rows[dropped:])
-        self._size_by_agent += counts
+            evicted += self._count(rows[:dropped])
+        self._evicted += evicted
+        self._present += self._count(rows) - evicted
         self._size = min(self._size + len(rows), self.capacity)
 
     def sample(self, count: int, rng: np.random.Generator) -> Array:
@@ -80,38 +86,43 @@ class RingBuffer:
         start = self._cursor if self._size == self.capacity else 0
         return np.concatenate([self._rows[start : self._size], self._rows[:start]])
 
-    def _overwrite(self, rows: Array) -> None:
-        done = 0
-        while done < len(rows):
-            part = min(len(rows) - done, self.capacity - self._cursor)
-            target = self._rows[self._cursor : self._cursor + part]
-            evicted = max(0, min(self._size - self._cursor, part))
-            if evicted:
-                self._size_by_agent -= self._count(target[:evicted])
-            target[:] = rows[done : done + part]
-            self._cursor = (self._cursor + part) % self.capacity
-            done += part
+    def _overwrite(self, rows: Array, *, start: int) -> Counts:
+        """Writes at most `capacity` rows from `start` on; returns what was there, by agent."""
+        evicted = np.zeros(MAX_AGENT_ID + 1, np.int64)
+        self._cursor = start
+        while len(rows):
+            target = self._rows[self._cursor : self._cursor + len(rows)]
+            present = self._size - self._cursor
+            if present > 0:
+                evicted += self._count(target[:present])
+            target[:] = rows[: len(target)]
+            self._cursor = (self._cursor + len(target)) % self.capacity
+            rows = rows[len(target) :]
+        return evicted
 
-    def _count(self, rows: Array) -> Counter[int]:
-        ids: npt.NDArray[np.int32] = self.schema.agent_ids(rows)
-        if not len(ids):
-            return Counter()
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high > MAX_AGENT_ID:
-            raise MalformedError(f"agent ids {low}..{high} are outside 0..{MAX_AGENT_ID}")
-        if low == high:
-            return Counter({low: len(ids)})
-        return Counter({agent: int(n) for agent, n in enumerate(np.bincount(ids)) if n})
+    def _require_agents(self, rows: Array) -> None:
+        ids = self.schema.agent_ids(rows)
+        # As unsigned numbers the negative ones are large, so one pass finds both.
+        if len(ids) and ids.view(np.uint32).max() > MAX_AGENT_ID:
+            raise MalformedError(f"agent ids {ids.min()}..{ids.max()} are outside 0..{MAX_AGENT_ID}")
+
+    def _count(self, rows: Array) -> Counts:
+        return np.bincount(self.schema.agent_ids(rows), minlength=MAX_AGENT_ID + 1)
+
+
+def _positive(counts: Counts) -> dict[int, int]:
+    return {agent: count for agent, count in enumerate(counts.tolist()) if count}
 
 
 def _reserve(schema: TransitionSchema, capacity: int | str) -> Array:
     try:
         count = transitions(capacity, row_bytes=schema.row_bytes)
+    except ValueError as error:
+        raise CapacityError(f"replay.capacity: {error}") from None
+    try:
         return schema.empty(count)
-    except (MemoryError, OverflowError):
+    except (MemoryError, ValueError):  # NumPy's ValueError: more bytes than an address can count
         gib = count * schema.row_bytes / 2**30
         raise CapacityError(
             f"replay.capacity = {capacity} needs {gib:,.1f} GiB, more than this machine can reserve; lower it"
         ) from None
-    except ValueError as error:
-        raise CapacityError(f"replay.capacity: {error}") from None

@@ -49,16 +49,18 @@ class SharedRun:
         """Leases an agent id; the first to join opens the buffer with its schema.
 
         Raises:
-            RunMismatchError, SchemaMismatchError, AgentTakenError: see errors.py.
+            RunMismatchError, SchemaMismatchError, AgentTakenError, MalformedError: see errors.py.
             CapacityError: the buffer does not fit into this machine's memory.
         """
         if run_id:
             self.require_run(run_id)
-        if self._store is None:
-            self._open(schema)
-        else:
-            self._store.schema.require_equal(schema)
-        return self.leases.join(node_name, wanted, now)
+        store = self._store
+        if store is None:
+            store = self._make_store(schema)
+        store.schema.require_equal(schema)
+        lease = self.leases.join(node_name, wanted, now)
+        self._store = store  # only now: a node that is refused must not decide the schema
+        return lease
 
     def require_run(self, run_id: str) -> None:
         """Checks that a client means this run.
@@ -86,11 +88,11 @@ class SharedRun:
         self.leases.require(agent_id, epoch)
         return self.store
 
-    def _open(self, schema: TransitionSchema) -> None:
+    def _make_store(self, schema: TransitionSchema) -> ReplayStore:
         ring = RingBuffer(schema, self._capacity)
         if self.min_size > ring.capacity:
             raise CapacityError(
                 f"replay.min_size = {self.min_size} exceeds the {ring.capacity} transitions of "
                 f"{schema.row_bytes} bytes that replay.capacity = {self._capacity} holds"
             )
-        self._store = ReplayStore(ring)
+        return ReplayStore(ring)

@@ -1,0 +1,50 @@
+# Every target sets itself up: the first one to run makes .venv and installs the project into it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help train test fast check format protos docs bench clean
+
+help:  ## List the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "DASE needs Python 3.11 or newer; set PYTHON=...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $(STAMP)
+
+train: $(STAMP)  ## Train two agents on a small MuJoCo task (about two minutes)
+	$(BIN)/dase train
+
+test: $(STAMP)  ## Run every test
+	$(BIN)/python -m pytest
+
+fast: $(STAMP)  ## Run the tests of the developer loop
+	$(BIN)/python -m pytest -m 'not slow'
+
+check: $(STAMP)  ## Format, lint, types, import rules, fast tests
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -m 'not slow'
+
+format: $(STAMP)  ## Format the code
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+protos: $(STAMP)  ## Generate dase_grpc/wire/v1 from protos/
+	$(BIN)/python scripts/generate_protos.py
+
+docs: $(STAMP)  ## Generate docs/configuration.md
+	$(BIN)/python -m dase_grpc.config_reference > docs/configuration.md
+
+bench: $(STAMP)  ## Measure the replay service
+	$(BIN)/python benchmarks/replay.py
+
+clean:  ## Remove what the targets made
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

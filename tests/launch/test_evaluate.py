@@ -1,0 +1,208 @@
+"""Evaluating checkpoints, and filming them."""
+
+import ctypes.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from worlds import PointGoal
+
+from dase_grpc.config import RunConfig, resolve
+from dase_grpc.errors import EnvironmentSpecError, RunDirectoryError, UsageError
+from dase_grpc.launch.evaluate import evaluate_checkpoint, find_checkpoints
+from dase_grpc.launch.video import choose_mujoco_backend, write_video
+from dase_grpc.learning.agents import make_agent
+from dase_grpc.learning.envs import make_env, schema_of
+from dase_grpc.learning.evaluation import Evaluator
+from dase_grpc.runs.checkpoint import describe, save_checkpoint
+from dase_grpc.runs.directory import RunDirectory
+from dase_grpc.seeding import Purpose, integer
+
+HAS_GL = sys.platform.startswith("linux") and ctypes.util.find_library("EGL") is not None
+
+
+def make_config(env_id: str = "worlds:PointGoal") -> RunConfig:
+    return resolve({"env": {"id": env_id}, "train": {"seed": 3}, "agent": {"hidden": [8]}})
+
+
+def save(directory: Path, config: RunConfig, *, agent_id: int = 0, step: int = 500) -> Path:
+    env = make_env(config.env.id, config.env.kwargs)
+    schema = schema_of(env, config.env.id)
+    env.close()
+    agent = make_agent(
+        config.agent, schema, seed=config.train.seed, agent_id=agent_id, device=torch.device("cpu")
+    )
+    metadata = describe(config, schema, agent_id=agent_id)
+    return save_checkpoint(directory, step=step, tensors=agent.state_dict(), metadata=metadata)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    run = RunDirectory.create(tmp_path, "run", make_config(), mode="lockstep")
+    for agent_id in range(2):
+        for step in (500, 1000):
+            save(run.agent(agent_id).checkpoints, run.config, agent_id=agent_id, step=step)
+    run.agent(2).checkpoints.mkdir(parents=True)
+    return run
+
+
+def test_a_run_stands_for_the_latest_checkpoint_of_each_agent(run: RunDirectory) -> None:
+    results = evaluate_checkpoint(run.path, 3)
+    assert [(result.agent_id, result.step) for result in results] == [(0, 1000), (1, 1000)]
+    assert results[0].evaluation.episodes == 3
+    assert results[0].evaluation.returns != results[1].evaluation.returns
+
+
+def test_an_agent_its_checkpoints_and_one_checkpoint_are_found(run: RunDirectory) -> None:
+    agent = run.agent(1)
+    last = agent.checkpoints / "step-000001000"
+    first = agent.checkpoints / "step-000000500"
+    assert find_checkpoints(agent.path) == find_checkpoints(agent.checkpoints) == [last]
+    assert find_checkpoints(first) == [first]
+
+
+def test_the_episodes_are_those_of_training_unless_a_seed_is_given(run: RunDirectory) -> None:
+    target = run.agent(0).path
+    env = PointGoal()
+    evaluator = Evaluator(
+        PointGoal,
+        schema_of(env, "worlds:PointGoal"),
+        episodes=2,
+        max_episode_steps=100,
+        seed=integer(3, Purpose.EVALUATION),
+    )
+    agent = make_agent(
+        run.config.agent,
+        schema_of(env, "worlds:PointGoal"),
+        seed=3,
+        agent_id=0,
+        device=torch.device("cpu"),
+    )
+    (same,) = evaluate_checkpoint(target, 2)
+    (other,) = evaluate_checkpoint(target, 2, seed=7)
+    assert same.evaluation == evaluator.evaluate(agent)
+    assert same.evaluation.returns != other.evaluation.returns
+    assert other.seed == 7
+
+
+def test_a_result_reads_as_one_line(run: RunDirectory) -> None:
+    (result,) = evaluate_checkpoint(run.agent(1).path, 2)
+    assert str(result).startswith("agent 1 in worlds:PointGoal after 1,000 steps: mean return -")
+    assert str(result).endswith(" over 2 episodes")
+
+
+def test_what_is_no_checkpoint_is_refused_in_one_sentence(run: RunDirectory, tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match=r"there is no .*missing"):
+        find_checkpoints(tmp_path / "missing")
+    with pytest.raises(RunDirectoryError, match="has no checkpoint yet"):
+        find_checkpoints(run.agent(2).path)
+    with pytest.raises(RunDirectoryError, match="is neither a run, an agent's directory nor a checkpoint"):
+        find_checkpoints(tmp_path)
+    with pytest.raises(RunDirectoryError, match="has no checkpoint yet"):
+        find_checkpoints(RunDirectory.create(tmp_path, "new", make_config(), mode="node").path)
+
+
+def test_a_checkpoint_without_its_policy_is_refused(tmp_path: Path) -> None:
+    config = make_config()
+    env = PointGoal()
+    path = save_checkpoint(
+        tmp_path,
+        step=1,
+        tensors={},
+        metadata=describe(config, schema_of(env, config.env.id), agent_id=0),
+    )
+    with pytest.raises(RunDirectoryError, match="does not hold the policy its configuration describes"):
+        evaluate_checkpoint(path, 1)
+
+
+def test_an_environment_that_has_changed_is_refused(tmp_path: Path) -> None:
+    config = make_config("worlds:EndpointAction")
+    env = PointGoal()
+    path = save_checkpoint(
+        tmp_path, step=1, tensors={}, metadata=describe(config, schema_of(env, config.env.id), agent_id=0)
+    )
+    with pytest.raises(
+        EnvironmentSpecError, match=r"is not the one the agent learned in: .*observation_size"
+    ):
+        evaluate_checkpoint(path, 1)
+
+
+def test_a_gif_shows_the_first_agents_first_episode(run: RunDirectory, tmp_path: Path) -> None:
+    results = evaluate_checkpoint(run.path, 1, video=tmp_path / "film.gif")
+    assert [result.video for result in results] == [tmp_path / "film.gif", None]
+    with Image.open(tmp_path / "film.gif") as film:
+        assert film.size == (32, 16)
+        assert film.info["duration"] % 50 == 0  # pictures that do not change are merged
+        assert film.n_frames > 1
+
+
+def test_an_mp4_has_every_frame(tmp_path: Path) -> None:
+    imageio = pytest.importorskip("imageio.v2")
+    pytest.importorskip("imageio_ffmpeg")
+    frames = [np.full((50, 70, 3), 10 * index, np.uint8) for index in range(20)]
+    write_video(tmp_path / "film.mp4", frames, fps=10)
+    with imageio.get_reader(tmp_path / "film.mp4") as film:
+        assert film.get_meta_data()["size"] == (70, 50)
+        assert film.count_frames() == 20
+
+
+def test_a_fast_gif_leaves_out_frames_and_keeps_its_speed(tmp_path: Path) -> None:
+    frames = [np.full((8, 8, 3), 10 * index, np.uint8) for index in range(20)]
+    write_video(tmp_path / "film.gif", frames, fps=100)
+    with Image.open(tmp_path / "film.gif") as film:
+        assert (film.n_frames, film.info["duration"]) == (5, 40)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("film.avi", "must be one of .mp4, .gif"),
+        ("film", "must be one of"),
+        ("no/film.gif", "there is no folder"),
+    ],
+)
+def test_a_video_that_cannot_be_written_is_refused_before_any_work(
+    run: RunDirectory, tmp_path: Path, name: str, reason: str
+) -> None:
+    with pytest.raises(UsageError, match=reason):
+        evaluate_checkpoint(run.path, 1, video=tmp_path / name)
+
+
+def test_an_environment_that_cannot_draw_is_refused(tmp_path: Path) -> None:
+    blind = save(tmp_path, make_config("worlds:ConstantReward"))
+    with pytest.raises(EnvironmentSpecError, match="render_mode"):
+        evaluate_checkpoint(blind, 1, video=tmp_path / "film.gif")
+
+
+def test_a_disk_that_refuses_the_video_is_one_sentence(run: RunDirectory, tmp_path: Path) -> None:
+    (tmp_path / "film.gif").mkdir()
+    with pytest.raises(UsageError, match=r"cannot write the video .*: Is a directory"):
+        evaluate_checkpoint(run.path, 1, video=tmp_path / "film.gif")
+
+
+@pytest.mark.skipif(not HAS_GL, reason="needs libEGL")
+def test_mujoco_is_filmed_without_a_display(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    path = save(tmp_path, make_config("InvertedDoublePendulum-v5"))
+    evaluate_checkpoint(path, 1, video=tmp_path / "film.gif")
+    with Image.open(tmp_path / "film.gif") as film:
+        assert film.size == (480, 480)
+        assert np.asarray(film.convert("L")).std() > 1
+
+
+@pytest.mark.skipif(not HAS_GL, reason="needs libEGL")
+def test_the_renderer_is_chosen_only_where_nobody_chose_one_and_there_is_no_display() -> None:
+    for environ, expected in (
+        ({}, "egl"),
+        ({"MUJOCO_GL": "glfw"}, "glfw"),
+        ({"DISPLAY": ":0"}, None),
+        ({"WAYLAND_DISPLAY": "wayland-0"}, None),
+        ({"DISPLAY": ""}, "egl"),
+    ):
+        choose_mujoco_backend(environ)
+        assert environ.get("MUJOCO_GL") == expected

@@ -1,0 +1,161 @@
+"""Checkpoints: atomic, checksummed, the same bytes for the same state."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dase_grpc.config import resolve
+from dase_grpc.errors import RunDirectoryError
+from dase_grpc.runs.checkpoint import checkpoints, describe, latest, load_checkpoint, save_checkpoint
+from dase_grpc.runs.files import staged_directory
+from dase_grpc.schema import TransitionSchema
+
+CONFIG = resolve({"env": {"id": "worlds:PointGoal"}, "train": {"seed": 3}})
+SCHEMA = TransitionSchema("worlds:PointGoal", 3, 2, (-1.0, 0.1), (1.0, 0.3))
+
+
+def state() -> dict[str, Tensor]:
+    return {
+        "weight": torch.arange(6.0).reshape(2, 3),
+        "transposed": torch.arange(6, dtype=torch.float64).reshape(2, 3).T,
+        "step": torch.tensor(7.0),
+        "count": torch.tensor([1, 2]),
+        "random": torch.Generator().get_state(),
+        "empty": torch.zeros(0),
+    }
+
+
+def save(directory: Path, step: int = 1000, **more: Any) -> Path:
+    return save_checkpoint(
+        directory, step=step, tensors=state(), metadata=describe(CONFIG, SCHEMA, agent_id=1, **more)
+    )
+
+
+def test_everything_comes_back_bit_by_bit(tmp_path: Path) -> None:
+    found = load_checkpoint(save(tmp_path, evaluation=-1.5, exploration={"words": [2**80]}))
+    assert (found.step, found.agent_id) == (1000, 1)
+    assert found.config == CONFIG
+    assert found.schema == SCHEMA
+    assert found.schema.fingerprint == SCHEMA.fingerprint
+    assert found.metadata["evaluation"] == -1.5
+    assert found.metadata["exploration"] == {"words": [2**80]}
+    assert found.tensors.keys() == state().keys()
+    for name, tensor in state().items():
+        assert found.tensors[name].dtype == tensor.dtype
+        assert torch.equal(found.tensors[name], tensor)
+
+
+def test_tensors_may_share_memory(tmp_path: Path) -> None:
+    flat = torch.arange(8.0)
+    tensors = {"all": flat, "part": flat[2:4], "again": flat.view(2, 4)}
+    found = load_checkpoint(save_checkpoint(tmp_path, step=1, tensors=tensors, metadata={}))
+    assert all(torch.equal(found.tensors[name], tensor) for name, tensor in tensors.items())
+
+
+def test_the_same_state_is_the_same_bytes_whatever_the_order(tmp_path: Path) -> None:
+    first = save(tmp_path / "a")
+    backwards = dict(reversed(state().items()))
+    second = save_checkpoint(
+        tmp_path / "b", step=1000, tensors=backwards, metadata=describe(CONFIG, SCHEMA, agent_id=1)
+    )
+    for name in ("state.safetensors", "checkpoint.json"):
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+
+
+def test_the_last_two_are_kept(tmp_path: Path) -> None:
+    assert latest(tmp_path / "missing") is None
+    for step in (1000, 3000, 2_000_000_000):
+        save(tmp_path, step)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-000003000", "step-2000000000"]
+    assert latest(tmp_path) == tmp_path / "step-2000000000"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
+    save(tmp_path, evaluation=1)
+    save(tmp_path, evaluation=2)
+    assert load_checkpoint(tmp_path / "step-000001000").metadata["evaluation"] == 2
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_a_killed_writer_left_is_never_seen_and_removed_by_the_next(tmp_path: Path) -> None:
+    path = save(tmp_path)
+    shutil.copytree(path, tmp_path / ".staging-step-000002000-1-abcd")
+    assert latest(tmp_path) == path
+    save(tmp_path, 3000)
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["step-000001000", "step-000003000"]
+
+
+def test_a_directory_that_fails_half_way_does_not_appear(tmp_path: Path) -> None:
+    def write_half() -> None:
+        with staged_directory(tmp_path / "target") as staged:
+            (staged / "half").write_text("x")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_half()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
+    path = save(tmp_path)
+    data = bytearray((path / "state.safetensors").read_bytes())
+    data[-1] ^= 1
+    (path / "state.safetensors").write_bytes(data)
+    with pytest.raises(RunDirectoryError, match="is damaged: its checksum does not match"):
+        load_checkpoint(path)
+
+
+def test_a_missing_piece_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match=r"is not a checkpoint: it has no checkpoint\.json"):
+        load_checkpoint(tmp_path / "nothing")
+    path = save(tmp_path)
+    (path / "state.safetensors").unlink()
+    with pytest.raises(RunDirectoryError, match=r"cannot read .*state\.safetensors: No such file"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "is damaged"),
+        ("[]", "it is not a JSON object"),
+        ('{"format_version": 99}', "has format 99, this version of dase reads format 1"),
+    ],
+)
+def test_unreadable_metadata_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    path = save(tmp_path)
+    (path / "checkpoint.json").write_text(text)
+    with pytest.raises(RunDirectoryError, match=reason):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"config": {"agent": {"nonsense": 1}}}, "of another version: unknown setting agent.nonsense"),
+        ({"config": None}, r"has no config in its checkpoint\.json"),
+        ({"schema": {"observation_size": 3}}, "has a damaged schema"),
+        ({"agent_id": None}, "does not say whose state it is"),
+    ],
+)
+def test_metadata_of_another_version_is_refused_when_it_is_asked_for(
+    tmp_path: Path, change: dict[str, Any], reason: str
+) -> None:
+    path = save(tmp_path)
+    document = json.loads((path / "checkpoint.json").read_text())
+    (path / "checkpoint.json").write_text(json.dumps({**document, **change}))
+    found = load_checkpoint(path)
+    with pytest.raises(RunDirectoryError, match=reason):
+        getattr(found, next(iter(change)))
+
+
+def test_a_disk_that_refuses_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirectoryError, match="cannot write the checkpoint"):
+        save(tmp_path / "file")

@@ -1,0 +1,97 @@
+"""The arrays behind the report."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from dase_grpc.runs.curves import (
+    Series,
+    column,
+    final_score,
+    peers_of,
+    recent_weights,
+    returns,
+    shared_curves,
+    smoothed,
+    spread,
+)
+from dase_grpc.runs.evaluations import Evaluations
+
+
+def series(*values: float, every: int = 1000) -> Series:
+    return Series(np.arange(len(values)) * every, np.array(values))
+
+
+@given(
+    hnp.arrays(np.float64, st.integers(0, 60), elements=st.floats(-1e6, 1e6)),
+    st.sampled_from([1, 3, 25]),
+)
+def test_smoothing_is_the_mean_of_the_part_of_the_window_that_exists(values: Any, window: int) -> None:
+    half = window // 2
+    plain = [values[max(0, i - half) : i + half + 1].mean() for i in range(len(values))]
+    np.testing.assert_allclose(smoothed(values, window), plain, atol=1e-6)
+
+
+def test_smoothing_goes_along_the_last_axis() -> None:
+    values = np.random.default_rng(0).normal(size=(3, 40))
+    np.testing.assert_allclose(smoothed(values), [smoothed(row) for row in values])
+
+
+def test_smoothing_leaves_out_what_is_not_finite() -> None:
+    np.testing.assert_allclose(smoothed(np.array([1, np.nan, 3, np.inf]), 3), [1, 2, 3, 3])
+    np.testing.assert_array_equal(smoothed(np.array([np.nan]), 3), [np.nan])
+
+
+def test_of_a_step_evaluated_again_the_last_counts() -> None:
+    nothing = np.zeros(4)
+    found = returns(
+        Evaluations(np.array([1, 2, 3, 2]), np.array([1.0, 2, 3, 20]), nothing, nothing.astype(int), nothing)
+    )
+    assert (found.step.tolist(), found.value.tolist()) == ([1, 2, 3], [1, 20, 3])
+
+
+def test_agents_are_averaged_where_all_have_been_evaluated() -> None:
+    shared = shared_curves([series(1, 2, 3), series(), series(10, 20)])
+    assert shared.step.tolist() == [0, 1000]
+    assert shared.value.tolist() == [[1, 2], [10, 20]]
+    assert shared_curves([]).value.shape == (0, 0)
+
+
+def test_the_spread_of_one_agent_is_zero_and_of_two_is_theirs() -> None:
+    assert spread(np.array([[1.0, 2.0]])).tolist() == [0, 0]
+    np.testing.assert_allclose(spread(np.array([[1.0], [3.0]])), [np.sqrt(2)])
+
+
+@pytest.mark.parametrize(("count", "score"), [(1, 0), (10, 4.5), (12, 6.5)])
+def test_the_final_score_is_the_mean_of_the_last_ten(count: int, score: float) -> None:
+    assert final_score(series(*range(count))) == score
+
+
+def test_records_without_a_number_are_left_out() -> None:
+    records = [{"step": 1, "a": 2}, {"step": 2, "a": None}, {"step": 3}, {"a": 1}, {"step": 5, "a": 4.5}]
+    found = column(records, "a")
+    assert (found.step.tolist(), found.value.tolist()) == ([1, 5], [2, 4.5])
+    assert len(column([], "a")) == 0
+
+
+def test_peers_are_by_number_without_oneself() -> None:
+    records = [
+        {"step": 1, "similarity": {"0": 1.0, "10": 0.5, "2": None}},
+        {"step": 2, "similarity": None},
+        {"step": 3, "similarity": {"2": 0.25}},
+        {"step": 4},
+    ]
+    found = peers_of(0, records)
+    assert list(found) == [2, 10]
+    assert (found[2].step.tolist(), found[2].value.tolist()) == ([3], [0.25])
+
+
+def test_recent_weights_are_the_mean_of_the_last_quarter_of_each_pair() -> None:
+    records = [{"step": step, "similarity": {"3": float(step)}} for step in range(8)]
+    ids, weights = recent_weights({0: records, 1: []})
+    assert ids == [0, 1, 3]
+    np.testing.assert_array_equal(weights, [[np.nan, np.nan, 6.5], [np.nan] * 3, [np.nan] * 3])

@@ -1,0 +1,31 @@
+"""docs/configuration.md is what the settings say."""
+
+from pathlib import Path
+
+from dase_grpc.config import setting_names
+from dase_grpc.config_reference import document
+from dase_grpc.presets import PRESETS
+
+PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
+
+
+def test_the_committed_page_is_the_generated_one() -> None:
+    assert PAGE.read_text(encoding="utf-8") == document(), (
+        "run: python -m dase_grpc.config_reference > docs/configuration.md"
+    )
+
+
+def test_every_setting_and_preset_is_described() -> None:
+    page = document()
+    rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
+    assert list(rows) == setting_names()
+    assert all(not line.endswith("|  |") for line in rows.values())
+    assert all(f"### `{name}`" in page for name in PRESETS)
+
+
+def test_constraints_are_shown_in_words() -> None:
+    rows = {line.split("`")[1]: line for line in document().splitlines() if line.startswith("| `")}
+    assert "| ≥ 0, < 1 |" in rows["agent.gamma"]
+    assert "| list of integers | `[256, 256]` | not empty, each > 0 |" in rows["agent.hidden"]
+    assert "| integer or text |" in rows["replay.capacity"]
+    assert '`"jeffreys"`, `"js"`' in rows["dps.divergence"]
