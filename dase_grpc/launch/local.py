@@ -1,20 +1,17 @@
 """A whole run on one machine: one replay and K learner processes, watched from here."""
 
 import asyncio
-import os
 import signal
 import sys
-from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from dase_grpc.config import RunConfig
 from dase_grpc.errors import NodeFailedError, RefusalError
 from dase_grpc.launch.display import Display, Snapshot
+from dase_grpc.launch.processes import Node, end_nodes, start_node
 from dase_grpc.nodes.lifecycle import READY_PREFIX, first_error
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.wire.cluster import ClusterClient
@@ -24,28 +21,15 @@ from dase_grpc.wire.transport import Address, open_channel, parse_address
 PROGRAM: Final = (sys.executable, "-m", "dase_grpc")
 READY_S: Final = 30.0
 POLL_S: Final = 0.5
-STOP_S: Final = 45.0
-SHOWN_LOG_LINES: Final = 60
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Node:
-    """A child process with a name and a log file."""
-
-    name: str
-    process: Process
-    log: Path
 
 
 class LocalCluster:
     """The processes of one run, for the time of an `async with` block; none outlives it.
 
-    Nor does any outlive this process, however it dies: each child's stdin is a pipe whose other end
-    only this process holds, and a child whose stdin closes drains and ends by itself.
-
-    `program` is the command that is `dase`.
+    Nor does any outlive this process, however it dies: a node whose leash closes drains and ends by
+    itself. `program` is the command that is `dase`.
     """
 
     def __init__(
@@ -99,18 +83,18 @@ class LocalCluster:
     async def stop_learners(self) -> None:
         """Lets the learners drain, keep their checkpoints and leave; those that do not are killed."""
         self._stopping = True
-        await _end(self.learners)
+        await end_nodes(self.learners)
 
     async def close(self) -> None:
         """Ends every process: the learners first, so that they can drain, then the replay."""
         try:
             await self.stop_learners()
         finally:
-            await _end([self.replay] if self.replay else [])
+            await end_nodes([self.replay] if self.replay else [])
 
     async def _start_replay(self) -> Address:
         replay, metrics = self._config.replay, self._config.metrics.port
-        self.replay = node = await self._spawn(
+        self.replay = node = await self._start(
             "replay",
             "--role=replay",
             "--listen=127.0.0.1:0",
@@ -119,7 +103,7 @@ class LocalCluster:
             f"--seed={self._config.train.seed}",
             f"--run-id={self._directory.name}",
             f"--metrics-port={metrics}",
-            stdout=PIPE,
+            read_stdout=True,
         )
         if node.process.stdout is None:
             raise TypeError("the replay's stdout is not a pipe")
@@ -129,15 +113,15 @@ class LocalCluster:
                 if not line:
                     await node.process.wait()
         except TimeoutError:
-            raise _failure(node, f"did not answer within {READY_S:g} s") from None
+            raise node.failure(f"did not answer within {READY_S:g} s") from None
         if not line.startswith(READY_PREFIX):
-            raise _failure(node, f"said {line!r} instead of its address" if line else "could not start")
+            raise node.failure(f"said {line!r} instead of its address" if line else "could not start")
         return parse_address(line.removeprefix(READY_PREFIX))
 
     async def _start_learner(self, agent_id: int, address: Address) -> Node:
         port = self._config.metrics.port and self._config.metrics.port + 1 + agent_id
         gpu = () if self._gpu is None else (f"--gpu={self._gpu}",)
-        return await self._spawn(
+        return await self._start(
             f"learner-{agent_id}",
             "--role=learner",
             f"--replay={address}",
@@ -148,29 +132,25 @@ class LocalCluster:
             *gpu,
         )
 
-    async def _spawn(self, name: str, *arguments: str, stdout: int | None = None) -> Node:
-        """Starts a node; what it prints goes to its log, or to a pipe that the caller reads."""
-        self._directory.logs.mkdir(parents=True, exist_ok=True)
-        path = self._directory.logs / f"{name}.log"
-        with path.open("wb") as log:
-            process = await _spawn(
-                (*self._program, "node", "--stdin-is-leash", *arguments),
-                log,
-                stdout=log if stdout is None else stdout,
-                threads=self._config.train.threads,
-            )
-        return Node(name, process, path)
+    async def _start(self, name: str, *arguments: str, read_stdout: bool = False) -> Node:
+        return await start_node(
+            name,
+            (*self._program, "node", "--stdin-is-leash", *arguments),
+            log=self._directory.logs / f"{name}.log",
+            threads=self._config.train.threads,
+            read_stdout=read_stdout,
+        )
 
     async def _learner_to_its_end(self, node: Node) -> None:
         code = await node.process.wait()
         told_early = self._stopping and code == -signal.SIGTERM  # before it could handle the signal
         if code != 0 and not told_early:
-            raise _failure(node, "ended")
+            raise node.failure("ended")
 
     async def _replay_until_cancelled(self) -> None:
         if self.replay is not None:
             await self.replay.process.wait()
-            raise _failure(self.replay, "ended while learners were training")
+            raise self.replay.failure("ended while learners were training")
 
 
 async def run_cluster(
@@ -259,59 +239,3 @@ def _plain_failures() -> Iterator[None]:
         if failures is None or others is not None:
             raise
         raise first_error(failures) from None
-
-
-def _failure(node: Node, what: str) -> NodeFailedError:
-    code = node.process.returncode
-    how = "" if code is None else f" ({exit_text(code)})"
-    tail = "\n".join(node.log.read_text(errors="replace").splitlines()[-SHOWN_LOG_LINES:])
-    return NodeFailedError(f"{node.name} {what}{how}; the end of {node.log}:\n{tail or '(empty)'}")
-
-
-async def _spawn(
-    command: Sequence[str], log: IO[bytes], *, stdout: IO[bytes] | int, threads: int
-) -> Process:
-    limits = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    return await asyncio.create_subprocess_exec(
-        *command,
-        stdin=PIPE,
-        stdout=stdout,
-        stderr=log,
-        env={**os.environ, **limits},
-        start_new_session=True,  # Ctrl-C in the terminal is for this process, which then asks its nodes
-    )
-
-
-async def _end(nodes: Sequence[Node]) -> None:
-    """Asks nodes to end and waits; kills those that take too long, or all that are left if cancelled."""
-    processes = [node.process for node in nodes]
-    try:
-        _signal(processes, signal.SIGTERM)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(STOP_S):
-                await _ended(processes)
-    finally:
-        _signal(processes, signal.SIGKILL)
-    await _ended(processes)
-
-
-async def _ended(processes: Sequence[Process]) -> None:
-    for process in processes:
-        await process.wait()
-
-
-def _signal(processes: Sequence[Process], number: signal.Signals) -> None:
-    for process in processes:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.send_signal(number)
-
-
-def exit_text(code: int) -> str:
-    """How a process ended, in words."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"

@@ -1,0 +1,90 @@
+"""Nodes as child processes: each has a name, a log, and a leash that ends it when this process dies."""
+
+import asyncio
+import os
+import signal
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dase_grpc.errors import NodeFailedError
+
+STOP_S: Final = 45.0
+SHOWN_LOG_LINES: Final = 60
+
+
+@dataclass(frozen=True)
+class Node:
+    """A child process. Its stdin is a pipe whose other end only this process holds: the leash."""
+
+    name: str
+    process: Process
+    log: Path
+
+    def failure(self, what: str) -> NodeFailedError:
+        """An error that says what happened, how the process ended if it has, and the end of its log."""
+        code = self.process.returncode
+        how = "" if code is None else f" ({exit_text(code)})"
+        tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-SHOWN_LOG_LINES:])
+        return NodeFailedError(f"{self.name} {what}{how}; the end of {self.log}:\n{tail or '(empty)'}")
+
+
+async def start_node(
+    name: str, command: Sequence[str], *, log: Path, threads: int, read_stdout: bool = False
+) -> Node:
+    """Starts a process in a session of its own, so that the terminal's Ctrl-C does not reach it.
+
+    stderr goes to `log`, and stdout too unless the caller reads it. Cancelled, it leaves no process behind.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    limits = {variable: str(threads) for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    with log.open("wb") as file:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=PIPE,
+            stdout=PIPE if read_stdout else file,
+            stderr=file,
+            env={**os.environ, **limits},
+            start_new_session=True,
+        )
+    return Node(name, process, log)
+
+
+async def end_nodes(nodes: Sequence[Node], *, within_s: float = STOP_S) -> None:
+    """Asks nodes to end and returns when they have.
+
+    Those that need longer than `within_s` are killed, with all that they have started; so are all that
+    are left when this is cancelled.
+    """
+    for node in _running(nodes):
+        node.process.terminate()
+    try:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await _ended(nodes)
+    finally:
+        for node in _running(nodes):
+            os.killpg(node.process.pid, signal.SIGKILL)
+    await _ended(nodes)
+
+
+async def _ended(nodes: Sequence[Node]) -> None:
+    for node in nodes:
+        await node.process.wait()
+
+
+def _running(nodes: Sequence[Node]) -> list[Node]:
+    return [node for node in nodes if node.process.returncode is None]
+
+
+def exit_text(code: int) -> str:
+    """How a process ended, in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
