@@ -2,12 +2,14 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 
 from dase_grpc.config import RunConfig
 from dase_grpc.errors import ConfigError, DaseError, UsageError
+
+DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
 
 app = typer.Typer(
     help="DASE: deterministic actor-critics that share one replay buffer over gRPC.",
@@ -16,34 +18,82 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Env = Annotated[
-    str | None,
-    typer.Option("--env", help="Gymnasium id, or package.module:EnvOrFactory.", show_default=False),
-]
-Agents = Annotated[
-    int | None, typer.Option("--agents", help="K, the agents that share the buffer.", show_default=False)
-]
-Steps = Annotated[
-    int | None, typer.Option("--steps", help="Environment steps of each agent.", show_default=False)
-]
-Seed = Annotated[int | None, typer.Option("--seed", help="The run's one seed.", show_default=False)]
-Preset = Annotated[str | None, typer.Option("--preset", help="quickstart or paper/td3.", show_default=False)]
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="A TOML file, e.g. a run.toml.", show_default=False)
-]
+
+def _option(flag: str, text: str, *, panel: str | None = None, **more: Any) -> Any:
+    return typer.Option(flag, help=text, rich_help_panel=panel, show_default=False, **more)
+
+
+SETTINGS: Final = "Settings"
+Env = Annotated[str | None, _option("--env", "Gymnasium id, or package.module:EnvOrFactory.", panel=SETTINGS)]
+Agents = Annotated[int | None, _option("--agents", "K, the agents that share the buffer.", panel=SETTINGS)]
+Steps = Annotated[int | None, _option("--steps", "Environment steps of each agent.", panel=SETTINGS)]
+Seed = Annotated[int | None, _option("--seed", "The run's one seed.", panel=SETTINGS)]
+Preset = Annotated[str | None, _option("--preset", "quickstart or paper/td3.", panel=SETTINGS)]
+ConfigFile = Annotated[Path | None, _option("--config", "A TOML file, e.g. a run.toml.", panel=SETTINGS)]
 Assignments = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="SECTION.KEY=VALUE", help="Any setting; may be repeated.", show_default=False
+    _option("--set", "Any setting; may be repeated.", panel=SETTINGS, metavar="SECTION.KEY=VALUE"),
+]
+
+Gpu = Annotated[int | None, _option("--gpu", "CUDA device index; without it the CPU.")]
+Lockstep = Annotated[bool, _option("--lockstep", "One process, bit-for-bit reproducible from the seed.")]
+Name = Annotated[str | None, _option("--name", "The run's folder name.")]
+Runs = Annotated[Path, _option("--runs", "Where runs are kept; else runs.")]
+
+Role = Annotated[str, _option("--role", "replay or learner.")]
+RunId = Annotated[
+    str | None, _option("--run-id", "The run's name; a learner without it joins whatever run it finds.")
+]
+MetricsPort = Annotated[
+    int, _option("--metrics-port", "Prometheus endpoint; 0, the default, is off.", min=0, max=65_535)
+]
+Leash = Annotated[bool, typer.Option("--stdin-is-leash", hidden=True)]
+
+REPLAY_NODE: Final = "Replay node"
+Listen = Annotated[
+    str,
+    _option(
+        "--listen",
+        f"Where to listen, else {DEFAULT_ADDRESS}; port 0 is any.",
+        panel=REPLAY_NODE,
+        metavar="HOST:PORT",
     ),
 ]
-Gpu = Annotated[
-    int | None, typer.Option("--gpu", help="CUDA device index; without it the CPU.", show_default=False)
+Capacity = Annotated[
+    str,
+    _option("--capacity", 'Transitions kept, else 1000000; or a size such as "512MiB".', panel=REPLAY_NODE),
+]
+MinSize = Annotated[
+    int,
+    _option(
+        "--min-size", "Transitions present before batches are served, else 256.", panel=REPLAY_NODE, min=1
+    ),
+]
+Insecure = Annotated[
+    bool, _option("--insecure", "Allow listening beyond loopback without TLS.", panel=REPLAY_NODE)
+]
+
+LEARNER_NODE: Final = "Learner node"
+Replay = Annotated[
+    str,
+    _option(
+        "--replay",
+        f"The replay's address, else {DEFAULT_ADDRESS}.",
+        panel=LEARNER_NODE,
+        metavar="HOST:PORT",
+    ),
+]
+AgentId = Annotated[
+    int | None, _option("--agent", "The agent id to take; else the next free one.", panel=LEARNER_NODE, min=0)
+]
+RunDir = Annotated[
+    Path | None, _option("--run-dir", "Where results go; else runs/RUN_ID.", panel=LEARNER_NODE)
 ]
 
 
 @app.command()
 def train(
+    *,
     env: Env = None,
     agents: Agents = None,
     steps: Steps = None,
@@ -52,13 +102,9 @@ def train(
     config: ConfigFile = None,
     assignments: Assignments = None,
     gpu: Gpu = None,
-    lockstep: Annotated[
-        bool, typer.Option("--lockstep", help="One process, bit-for-bit reproducible from the seed.")
-    ] = False,
-    name: Annotated[
-        str | None, typer.Option("--name", help="The run's folder name.", show_default=False)
-    ] = None,
-    runs: Annotated[Path, typer.Option("--runs", help="Where runs are kept.")] = Path("runs"),
+    lockstep: Lockstep = False,
+    name: Name = None,
+    runs: Runs = Path("runs"),
 ) -> None:
     """Trains K agents on this machine: one replay service and K learner processes.
 
@@ -67,41 +113,23 @@ def train(
     """
     from dase_grpc.launch.train import TrainOptions, train_here
 
-    settings = _settings(
-        preset,
-        config,
-        assignments,
-        env=env,
-        agents=agents,
-        steps=steps,
-        seed=seed,
-        otherwise="quickstart" if env is None else "paper/td3",
-    )
+    settings = _settings(preset, config, assignments, env=env, agents=agents, steps=steps, seed=seed)
     train_here(TrainOptions(settings, runs, name=name, gpu=gpu, lockstep=lockstep, command=sys.argv))
 
 
 @app.command()
 def node(
-    role: Annotated[str, typer.Option("--role", help="replay or learner.")],
-    listen: Annotated[
-        str, typer.Option("--listen", metavar="HOST:PORT", help="replay: where to listen; port 0 is any.")
-    ] = "127.0.0.1:50051",
-    capacity: Annotated[
-        str, typer.Option("--capacity", help='replay: transitions kept, or a size such as "512MiB".')
-    ] = "1000000",
-    min_size: Annotated[
-        int, typer.Option("--min-size", min=1, help="replay: transitions present before batches are served.")
-    ] = 256,
-    run_id: Annotated[
-        str | None, typer.Option("--run-id", help="The run's name; a learner joins whatever run it finds.")
-    ] = None,
-    replay: Annotated[
-        str, typer.Option("--replay", metavar="HOST:PORT", help="learner: the replay's address.")
-    ] = "127.0.0.1:50051",
-    agent: Annotated[
-        int | None,
-        typer.Option("--agent", min=0, help="learner: the agent id to take; else the next free one."),
-    ] = None,
+    *,
+    role: Role,
+    run_id: RunId = None,
+    metrics_port: MetricsPort = 0,
+    listen: Listen = DEFAULT_ADDRESS,
+    capacity: Capacity = "1000000",
+    min_size: MinSize = 256,
+    insecure: Insecure = False,
+    replay: Replay = DEFAULT_ADDRESS,
+    agent: AgentId = None,
+    run_dir: RunDir = None,
     gpu: Gpu = None,
     env: Env = None,
     agents: Agents = None,
@@ -110,16 +138,7 @@ def node(
     preset: Preset = None,
     config: ConfigFile = None,
     assignments: Assignments = None,
-    run_dir: Annotated[
-        Path | None, typer.Option("--run-dir", help="learner: where results go; else runs/RUN_ID.")
-    ] = None,
-    metrics_port: Annotated[
-        int, typer.Option("--metrics-port", min=0, max=65_535, help="Prometheus endpoint; 0 is off.")
-    ] = 0,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="replay: allow listening beyond loopback without TLS.")
-    ] = False,
-    stdin_is_leash: Annotated[bool, typer.Option("--stdin-is-leash", hidden=True)] = False,
+    stdin_is_leash: Leash = False,
 ) -> None:
     """Runs one node of a cluster until it is done or stopped."""
     if role == "replay":
@@ -139,12 +158,9 @@ def node(
         from dase_grpc.nodes.learner import LearnerOptions, learner_main
         from dase_grpc.wire.transport import parse_address
 
-        settings = _settings(
-            preset, config, assignments, env=env, agents=agents, steps=steps, seed=seed, otherwise="paper/td3"
-        )
         learner = LearnerOptions(
             parse_address(replay),
-            settings,
+            _settings(preset, config, assignments, env=env, agents=agents, steps=steps, seed=seed),
             agent_id=agent,
             gpu=gpu,
             run_id=run_id or "",
@@ -157,6 +173,7 @@ def node(
 
 @app.command("config")
 def show_config(
+    *,
     env: Env = None,
     agents: Agents = None,
     steps: Steps = None,
@@ -168,16 +185,7 @@ def show_config(
     """Prints the resolved configuration as TOML."""
     import tomli_w
 
-    settings = _settings(
-        preset,
-        config,
-        assignments,
-        env=env,
-        agents=agents,
-        steps=steps,
-        seed=seed,
-        otherwise="quickstart" if env is None else "paper/td3",
-    )
+    settings = _settings(preset, config, assignments, env=env, agents=agents, steps=steps, seed=seed)
     typer.echo(tomli_w.dumps(settings.model_dump(mode="json")), nl=False)
 
 
@@ -186,12 +194,13 @@ def evaluate(
     target: Annotated[
         Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run's folder or a checkpoint's.")
     ],
+    *,
     episodes: Annotated[int, typer.Option("--episodes", min=1, help="Episodes per agent.")] = 10,
     seed: Annotated[
-        int | None, typer.Option("--seed", help="Seed of the first episode; else that of training.")
+        int | None, _option("--seed", "Seed of the first episode; else that of training.")
     ] = None,
     video: Annotated[
-        Path | None, typer.Option("--video", help="Film the first agent's first episode (.mp4 or .gif).")
+        Path | None, _option("--video", "Film the first agent's first episode (.mp4 or .gif).")
     ] = None,
 ) -> None:
     """Evaluates the latest checkpoints of a run, or one checkpoint, without noise."""
@@ -236,11 +245,14 @@ def _settings(
     agents: int | None,
     steps: int | None,
     seed: int | None,
-    otherwise: str,
 ) -> RunConfig:
+    """The paper's settings for an environment that is named, else the quick start's, then what was given."""
     from dase_grpc.presets import layered
 
-    flags = {"env.id": env, "train.agents": agents, "train.steps": steps, "train.seed": seed}
     return layered(
-        preset_name=preset, file=file, flags=flags, assignments=assignments or [], otherwise=otherwise
+        preset_name=preset,
+        file=file,
+        flags={"env.id": env, "train.agents": agents, "train.steps": steps, "train.seed": seed},
+        assignments=assignments or [],
+        otherwise="quickstart" if env is None else "paper/td3",
     )

@@ -34,6 +34,7 @@ _BRANCHES: Final = ("constrained-int", "int", "str")
 _PHRASES: Final[Mapping[str, str]] = {
     "boolean": "must not be true or false",
     "int_parsing": "must be a whole number",
+    "int_parsing_size": "is too large",
     "int_from_float": "must be a whole number",
     "int_type": "must be a whole number",
     "float_parsing": "must be a number",
@@ -298,7 +299,12 @@ def _sentence(error: ValidationError) -> str:
         return f"{key}: {message}" if key else message
     phrase = _PHRASES.get(kind)
     words = phrase.format(**first.get("ctx", {})) if phrase else f"is refused: {first['msg']}"
-    return f"{key} = {json.dumps(value, default=str, ensure_ascii=False)} {words}"
+    return f"{key} = {_shown(value)} {words}"
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _unknown(key: str, value: Any) -> str:

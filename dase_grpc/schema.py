@@ -8,7 +8,6 @@ so `observation | action` is one contiguous slice and every column is a view.
 import hashlib
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, cast
@@ -162,15 +161,20 @@ class TransitionSchema:
         """Checks that `other`, what a client states, is this schema.
 
         Raises:
-            SchemaMismatchError: naming the first field that differs and both values.
+            SchemaMismatchError: naming the first field (of bounds, the first component) that
+                differs and both values.
         """
         for field in self.__dataclass_fields__:
-            ours, theirs = getattr(self, field), getattr(other, field)
-            if ours != theirs:
-                raise SchemaMismatchError(
-                    f"the buffer holds transitions with {field} = {_short(ours)}, "
-                    f"this node brings {field} = {_short(theirs)}"
-                )
+            name, ours, theirs = field, getattr(self, field), getattr(other, field)
+            if ours == theirs:
+                continue
+            if isinstance(ours, tuple):  # as long as theirs, for action_size was compared before
+                index = next(index for index, bound in enumerate(ours) if bound != theirs[index])
+                name, ours, theirs = f"{field}[{index}]", ours[index], theirs[index]
+            raise SchemaMismatchError(
+                f"the buffer holds transitions with {name} = {_short(ours)}, "
+                f"this node brings {name} = {_short(theirs)}"
+            )
 
 
 def _check_bounds(index: int, low: float, high: float) -> None:
@@ -189,5 +193,5 @@ def _exact(bound: float) -> str:
 
 
 def _short(value: Any) -> str:
-    text = str(list(value)) if isinstance(value, Sequence) and not isinstance(value, str) else repr(value)
+    text = repr(value)
     return text if len(text) <= 120 else text[:117] + "..."

@@ -1,9 +1,10 @@
 """What a person sees of a run in progress: a live table on a terminal, plain lines elsewhere."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, Self
+from typing import Final, Protocol, Self, TypeGuard
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -55,9 +56,8 @@ class LiveTable:
     """One line per agent, redrawn in place."""
 
     def __init__(self, console: Console, config: RunConfig, clock: Callable[[], float]) -> None:
-        self._config = config
         self._clock = clock
-        self._eta = TimeLeft(config.train.steps)
+        self._time_left = TimeLeft(config.train.steps)
         self._live = Live(console=console, refresh_per_second=4, transient=False)
 
     def __enter__(self) -> Self:
@@ -69,32 +69,27 @@ class LiveTable:
 
     def show(self, snapshot: Snapshot) -> None:
         """Redraws."""
+        self._time_left.observe(snapshot, self._clock())
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for name, justify in (
-            ("agent", "right"),
-            ("step", "right"),
-            ("return", "right"),
-            ("evaluation", "right"),
-            ("updates/s", "right"),
-            ("similarity λ", "left"),
-            ("state", "left"),
-        ):
-            table.add_column(name, justify="right" if justify == "right" else "left", no_wrap=True)
+        for name in ("agent", "step", "return", "evaluation", "updates/s"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for name in ("similarity λ", "state"):
+            table.add_column(name, no_wrap=True)
         for agent_id, progress in enumerate(snapshot.agents):
             table.add_row(str(agent_id), *agent_cells(agent_id, progress))
-        footer = Text(f"{buffer_text(snapshot)}, {self._eta.text(snapshot, self._clock())}", style="dim")
+        footer = Text(f"{buffer_text(snapshot)}, {self._time_left}", style="dim")
         self._live.update(Group(table, footer))
 
 
 class PlainLines:
-    """One line per agent every few seconds, and whenever an agent has a new evaluation."""
+    """A line for an agent that has a new evaluation or has ended, and for every agent now and then."""
 
     def __init__(self, console: Console, config: RunConfig, clock: Callable[[], float]) -> None:
         self._console = console
         self._clock = clock
-        self._eta = TimeLeft(config.train.steps)
-        self._said_at: float | None = None
-        self._said: Snapshot | None = None
+        self._time_left = TimeLeft(config.train.steps)
+        self._all_said_at = clock()
+        self._said: dict[int, Progress] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -103,24 +98,27 @@ class PlainLines:
         return
 
     def show(self, snapshot: Snapshot) -> None:
-        """Prints, unless nothing changed or it did so a moment ago."""
+        """Prints what is new, if it is worth a line."""
         now = self._clock()
-        due = self._said_at is None or now - self._said_at >= PLAIN_EVERY_S
-        finished = all(p is not None and p.state == "finished" for p in snapshot.agents)
-        if snapshot == self._said or not any(snapshot.agents) or not (due or finished):
-            return
-        self._said_at, self._said = now, snapshot
+        self._time_left.observe(snapshot, now)
+        due = now - self._all_said_at >= PLAIN_EVERY_S
+        told = 0
         for agent_id, progress in enumerate(snapshot.agents):
-            step, episode, evaluation, rate, similarity, state = agent_cells(agent_id, progress)
-            self._console.print(
-                f"agent {agent_id}: step {step}, return {episode}, evaluation {evaluation}, "
-                f"{rate} updates/s, similarity {similarity}, {state}",
-                highlight=False,
-                soft_wrap=True,
-            )
-        self._console.print(
-            f"{buffer_text(snapshot)}, {self._eta.text(snapshot, now)}", highlight=False, soft_wrap=True
-        )
+            if has_started(progress) and self._is_news(agent_id, progress, due=due):
+                self._said[agent_id] = progress
+                self._say(agent_line(agent_id, progress))
+                told += 1
+        if told and (due or all(map(has_ended, snapshot.agents))):
+            self._all_said_at = now
+            self._say(f"{buffer_text(snapshot)}, {self._time_left}")
+
+    def _is_news(self, agent_id: int, progress: Progress, *, due: bool) -> bool:
+        before = self._said.get(agent_id, Progress())
+        evaluated = progress.evaluation_return != before.evaluation_return
+        return progress != before and (due or evaluated or has_ended(progress))
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 class TimeLeft:
@@ -129,25 +127,46 @@ class TimeLeft:
     def __init__(self, total_steps: int, *, horizon_s: float = 60.0) -> None:
         self._total = total_steps
         self._horizon_s = horizon_s
-        self._seen: list[tuple[float, int]] = []
+        self._seen: deque[tuple[float, int]] = deque()
 
-    def text(self, snapshot: Snapshot, now: float) -> str:
+    def observe(self, snapshot: Snapshot, now: float) -> None:
+        """Takes in how far the slowest agent is."""
+        self._seen.append((now, min((p.step if p else 0 for p in snapshot.agents), default=0)))
+        while len(self._seen) > 2 and now - self._seen[0][0] > self._horizon_s:
+            self._seen.popleft()
+
+    def __str__(self) -> str:
         """For example "about 2 min 10 s left"."""
-        step = min((p.step if p else 0 for p in snapshot.agents), default=0)
-        self._seen.append((now, step))
-        while now - self._seen[0][0] > self._horizon_s:
-            self._seen.pop(0)
-        (since, first), left = self._seen[0], self._total - step
-        if left <= 0:
+        (since, first), (now, step) = self._seen[0], self._seen[-1]
+        if step >= self._total:
             return "all steps done"
         if step <= first or now <= since:
             return "time left not known yet"
-        return f"about {duration_text(left * (now - since) / (step - first))} left"
+        return f"about {duration_text((self._total - step) * (now - since) / (step - first))} left"
+
+
+def has_started(progress: Progress | None) -> TypeGuard[Progress]:
+    """Whether the agent has joined and told its progress."""
+    return progress is not None and progress.total_steps > 0
+
+
+def has_ended(progress: Progress | None) -> bool:
+    """Whether the agent will not go on."""
+    return progress is not None and progress.state in ("finished", "stopped")
+
+
+def agent_line(agent_id: int, progress: Progress) -> str:
+    """An agent's numbers in one line."""
+    step, episode, evaluation, rate, similarity, state = agent_cells(agent_id, progress)
+    return (
+        f"agent {agent_id}: step {step}, return {episode}, evaluation {evaluation}, "
+        f"{rate} updates/s, similarity {similarity}, {state}"
+    )
 
 
 def agent_cells(agent_id: int, progress: Progress | None) -> tuple[str, str, str, str, str, str]:
     """Step, episode return, evaluation, updates/s, similarity by source, state."""
-    if progress is None:
+    if not has_started(progress):
         return ("-", "-", "-", "-", "-", "starting")
     evaluation = number(progress.evaluation_return)
     if progress.first_evaluation_return is not None:
@@ -181,7 +200,9 @@ def buffer_text(snapshot: Snapshot) -> str:
 
 def number(value: float | None) -> str:
     """A return, short."""
-    return "-" if value is None else f"{value:,.1f}"
+    if value is None:
+        return "-"
+    return f"{value:,.1f}" if abs(value) < 1e7 else f"{value:.3g}"
 
 
 def duration_text(seconds: float) -> str:

@@ -21,6 +21,7 @@ from dase_grpc.wire.transport import Address, open_channel, parse_address
 PROGRAM: Final = (sys.executable, "-m", "dase_grpc")
 READY_S: Final = 30.0
 POLL_S: Final = 0.5
+STATUS_S: Final = 2.0
 
 T = TypeVar("T")
 
@@ -76,8 +77,8 @@ class LocalCluster:
         with _plain_failures():
             async with asyncio.TaskGroup() as tasks:
                 replay = tasks.create_task(self._replay_until_cancelled())
-                for learner in [tasks.create_task(self._learner_to_its_end(each)) for each in self.learners]:
-                    await learner
+                learners = [tasks.create_task(self._learner_to_its_end(node)) for node in self.learners]
+                await asyncio.wait(learners)
                 replay.cancel()
 
     async def stop_learners(self) -> None:
@@ -203,7 +204,7 @@ async def _watch(client: ClusterClient, config: RunConfig, display: Display) -> 
 
 async def _show(client: ClusterClient, config: RunConfig, display: Display) -> None:
     with suppress(RefusalError):  # a replay that does not answer is the cluster's to report
-        status = await client.status(timeout_s=2.0)
+        status = await client.status(timeout_s=STATUS_S)
         known = {agent.agent_id: progress_from_proto(agent.progress) for agent in status.agents}
         display.show(
             Snapshot(

@@ -60,15 +60,18 @@ async def end_nodes(nodes: Sequence[Node], *, within_s: float = STOP_S) -> None:
     are left when this is cancelled.
     """
     for node in _running(nodes):
-        node.process.terminate()
+        with suppress(ProcessLookupError):
+            # not Popen's own, which polls first and so may take the exit code away from asyncio
+            os.kill(node.process.pid, signal.SIGTERM)
     try:
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await _ended(nodes)
     finally:
         for node in _running(nodes):
-            os.killpg(node.process.pid, signal.SIGKILL)
-    await _ended(nodes)
+            with suppress(ProcessLookupError):
+                os.killpg(node.process.pid, signal.SIGKILL)
+        await _ended(nodes)
 
 
 async def _ended(nodes: Sequence[Node]) -> None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -12,13 +13,12 @@ from rich.console import Console
 
 from dase_grpc.capacity import transitions
 from dase_grpc.config import RunConfig, require_capacity
-from dase_grpc.errors import ConfigError
+from dase_grpc.errors import ConfigError, DaseError
 from dase_grpc.launch.display import Snapshot, make_display, number
 from dase_grpc.launch.local import run_cluster
 from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.nodes.lifecycle import halt_event, stop_event
-from dase_grpc.progress import Progress
-from dase_grpc.runs.directory import RunDirectory
+from dase_grpc.runs.directory import AgentDirectory, RunDirectory
 from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.report import write_report
 
@@ -46,7 +46,7 @@ def train_here(options: TrainOptions) -> None:
     """
     console = Console()
     config = options.config
-    check(config)
+    check(config, gpu=options.gpu)
     mode = "lockstep" if options.lockstep else "cluster"
     directory = RunDirectory.create(
         options.root, options.name or run_name(config), config, mode=mode, command=options.command
@@ -58,7 +58,8 @@ def train_here(options: TrainOptions) -> None:
     if config.train.steps <= config.agent.start_steps:
         _say(
             console,
-            f"note: agent.start_steps = {config.agent.start_steps} covers the whole run, so nothing is learned",
+            f"note: agent.start_steps = {config.agent.start_steps} covers the whole run, "
+            f"so hardly anything is learned",
         )
     try:
         if options.lockstep:
@@ -69,13 +70,18 @@ def train_here(options: TrainOptions) -> None:
         _say_results(directory, console)
 
 
-def check(config: RunConfig) -> None:
-    """Checks what can only be known with the environment at hand.
+def check(config: RunConfig, *, gpu: int | None = None) -> None:
+    """Checks what can only be known with the environment and the machine at hand.
 
     Raises:
+        DeviceError: there is no such GPU.
         EnvironmentSpecError: the environment cannot be made, or no agent here can act in it.
         ConfigError: a capacity in bytes holds too few of its transitions.
     """
+    if gpu is not None:
+        from dase_grpc.learning.device import pick_device  # torch takes seconds to import
+
+        pick_device(gpu)
     env = make_env(config.env.id, config.env.kwargs)
     try:
         schema = schema_of(env, config.env.id)
@@ -97,18 +103,25 @@ def run_name(config: RunConfig) -> str:
 def _train_in_lockstep(options: TrainOptions, directory: RunDirectory, console: Console) -> None:
     from dase_grpc.launch.lockstep import open_lockstep, run_lockstep
 
-    run = open_lockstep(options.config, directory, gpu=options.gpu)
-    capacity, drawn_at = run.store.ring.capacity, 0.0
-    with halt_event() as halt, make_display(console, options.config) as display:
+    drawn_at = 0.0
+    with (
+        halt_event() as halt,
+        open_lockstep(options.config, directory, gpu=options.gpu) as run,
+        make_display(console, options.config) as display,
+    ):
 
-        def on_round(agents: list[Progress], size: int) -> None:
+        def show() -> None:
+            ring = run.store.ring
+            display.show(Snapshot(run.progress, len(ring), ring.capacity))
+
+        def on_round() -> None:
             nonlocal drawn_at
             if time.monotonic() - drawn_at > REDRAW_S:
-                display.show(Snapshot(agents, size, capacity))
+                show()
                 drawn_at = time.monotonic()
 
         run_lockstep(run, halt, on_round)
-        display.show(Snapshot([learner.progress for learner in run.learners], len(run.store.ring), capacity))
+        show()
 
 
 async def _train_in_cluster(options: TrainOptions, directory: RunDirectory, console: Console) -> None:
@@ -119,6 +132,7 @@ async def _train_in_cluster(options: TrainOptions, directory: RunDirectory, cons
             gpu=options.gpu,
             stop=stop,
             display=make_display(console, options.config),
+            say=partial(_say, console),
         )
 
 
@@ -132,16 +146,25 @@ def _say(console: Console, text: str) -> None:
 
 
 def _say_results(directory: RunDirectory, console: Console) -> None:
-    for agent in directory.agents():
-        curve = read_evaluations(agent.evaluations.path)
-        if len(curve):
-            first, last = float(curve.return_mean[0]), float(curve.return_mean[-1])
-            _say(
-                console,
-                f"agent {agent.agent_id}: evaluation return {number(first)} at step {int(curve.step[0]):,}, "
-                f"{number(last)} at step {int(curve.step[-1]):,}",
-            )
+    """Says how the agents did and where everything is; whatever cannot be read is said too."""
     _say(console, f"results: {directory.path}")
-    if directory.agents():
-        _say(console, f"report:  {write_report(directory)}")
-        _say(console, f"next:    dase evaluate {directory.path}")
+    agents = directory.agents()
+    try:
+        for agent in agents:
+            _say_curve(agent, console)
+        if agents:
+            _say(console, f"report:  {write_report(directory)}")
+            _say(console, f"next:    dase evaluate {directory.path}")
+    except DaseError as error:
+        _say(console, f"no report: {error}")
+
+
+def _say_curve(agent: AgentDirectory, console: Console) -> None:
+    curve = read_evaluations(agent.evaluations.path)
+    if len(curve):
+        first, last = float(curve.return_mean[0]), float(curve.return_mean[-1])
+        _say(
+            console,
+            f"agent {agent.agent_id}: evaluation return {number(first)} at step {int(curve.step[0]):,}, "
+            f"{number(last)} at step {int(curve.step[-1]):,}",
+        )

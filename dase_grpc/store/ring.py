@@ -64,7 +64,7 @@ class RingBuffer:
             )
         self._require_agents(rows)
         dropped = max(0, len(rows) - self.capacity)
-        evicted = self._overwrite(rows[dropped:], start=(self._cursor + dropped) % self.capacity)
+        evicted = self._overwrite(rows[dropped:])
         if dropped:
             evicted += self._count(rows[:dropped])
         self._evicted += evicted
@@ -86,10 +86,9 @@ class RingBuffer:
         start = self._cursor if self._size == self.capacity else 0
         return np.concatenate([self._rows[start : self._size], self._rows[:start]])
 
-    def _overwrite(self, rows: Array, *, start: int) -> Counts:
-        """Writes at most `capacity` rows from `start` on; returns what was there, by agent."""
+    def _overwrite(self, rows: Array) -> Counts:
+        """Writes at most `capacity` rows at the cursor and moves it; returns what was there, by agent."""
         evicted = np.zeros(MAX_AGENT_ID + 1, np.int64)
-        self._cursor = start
         while len(rows):
             target = self._rows[self._cursor : self._cursor + len(rows)]
             present = self._size - self._cursor
