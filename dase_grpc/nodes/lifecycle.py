@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
 from dase_grpc.errors import DaseError, UsageError
+from dase_grpc.nodes.memory import keep_freed_memory
 
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
@@ -30,6 +31,7 @@ def run_node(name: str, main: Callable[[asyncio.Event], Awaitable[None]], *, std
     `main` gets an event that is set when the node shall drain and return. A refusal or a usage
     error is logged as one sentence; a bug propagates with its traceback. A second signal kills.
     """
+    keep_freed_memory()
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s {name} | %(message)s", datefmt="%H:%M:%S"
     )
@@ -37,14 +39,11 @@ def run_node(name: str, main: Callable[[asyncio.Event], Awaitable[None]], *, std
     async def guarded() -> int:
         async with stop_event(stdin_is_leash=stdin_is_leash) as stop:
             try:
-                await main(stop)
+                with first_cause():
+                    await main(stop)
             except DaseError as error:
-                return _explain(error)
-            except ExceptionGroup as group:
-                refusals, bugs = group.split(DaseError)
-                if refusals is None or bugs is not None:
-                    raise
-                return _explain(first_error(refusals))
+                log.error("error: %s", error)
+                return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
         return EXIT_OK
 
     return asyncio.run(guarded())
@@ -111,16 +110,33 @@ async def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> 
     return transport
 
 
-def first_error(group: ExceptionGroup[DaseError] | DaseError) -> DaseError:
-    """The first of the errors in a group, however deeply nested."""
+@contextmanager
+def first_cause() -> Iterator[None]:
+    """Raises, instead of a group of errors, the one to show.
+
+    That is the only bug in it, or the whole group if there are several, or else the first of our errors.
+    """
+    try:
+        yield
+    except ExceptionGroup as group:
+        bugs = group.split(DaseError)[1]
+        cause = _only(bugs) if bugs is not None else _first(group)
+        if cause is None:
+            raise
+        raise cause from cause.__cause__
+
+
+def _first(group: ExceptionGroup[Exception]) -> Exception:
     error: Exception = group
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
-    if not isinstance(error, DaseError):
-        raise TypeError(f"{error!r} is not one of our errors")
     return error
 
 
-def _explain(error: DaseError) -> int:
-    log.error("error: %s", error)
-    return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
+def _only(group: ExceptionGroup[Exception]) -> Exception | None:
+    error: Exception = group
+    while isinstance(error, ExceptionGroup):
+        if len(error.exceptions) > 1:
+            return None
+        error = error.exceptions[0]
+    return error

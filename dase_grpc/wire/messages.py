@@ -43,7 +43,7 @@ def progress_to_proto(progress: Progress) -> cluster_pb2.Progress:
         step=progress.step,
         total_steps=progress.total_steps,
         updates=progress.updates,
-        updates_per_second=progress.updates_per_second,
+        updates_per_second=_known(progress.updates_per_second) or 0.0,
         episode_return=_known(progress.episode_return),
         first_evaluation_return=_known(progress.first_evaluation_return),
         evaluation_return=_known(progress.evaluation_return),

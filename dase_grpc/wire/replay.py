@@ -12,12 +12,14 @@ from dase_grpc.errors import DrainingError, MalformedError
 from dase_grpc.schema import Array
 from dase_grpc.store.replay import ReplayStore
 from dase_grpc.store.run import SharedRun
+from dase_grpc.wire.acknowledging import Acknowledger
 from dase_grpc.wire.messages import buffer_to_proto, schema_to_proto
 from dase_grpc.wire.status import Context, refusals
 from dase_grpc.wire.v1 import replay_pb2, replay_pb2_grpc
 
 FRAME_BYTES: Final = 2**20 - 1024
 MAX_BATCH_SIZE: Final = 65_536
+MAX_BATCH_BYTES: Final = 2**30
 MAX_CREDITS: Final = 1_024
 MAX_WRITER_ID: Final = 128
 WAITING_EVERY_S: Final = 1.0
@@ -80,31 +82,40 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     async def _insert(self, context: Context) -> None:
         header = await _first(context, "header")
         store = self._require(header.stream)
+        if not 0 < len(header.writer_id) <= MAX_WRITER_ID:
+            raise MalformedError(
+                f"a writer id has 1 to {MAX_WRITER_ID} characters, not {len(header.writer_id)}"
+            )
+        acks = Acknowledger(context, committed_seq=store.committed(header.writer_id))
+        acknowledging = asyncio.ensure_future(acks.run())
+        try:
+            if await self._commit_chunks(context, header, store, acks):
+                acks.finish()
+                await acknowledging
+        finally:
+            acknowledging.cancel()
+            await asyncio.gather(acknowledging, return_exceptions=True)
+
+    async def _commit_chunks(
+        self, context: Context, header: replay_pb2.InsertHeader, store: ReplayStore, acks: Acknowledger
+    ) -> bool:
+        """Commits each chunk as it comes; returns whether the stream ended with an end frame."""
         writer, agent_id, epoch = header.writer_id, header.stream.agent_id, header.stream.lease_epoch
-        if not 0 < len(writer) <= MAX_WRITER_ID:
-            raise MalformedError(f"a writer id has 1 to {MAX_WRITER_ID} characters, not {len(writer)}")
-        answer = replay_pb2.InsertResponse(committed_seq=store.committed(writer))
-        await context.write(answer)
-        while not answer.finished:
-            request = await context.read()
-            if request is grpc.aio.EOF:
-                return
+        while (request := await context.read()) is not grpc.aio.EOF:
             kind = request.WhichOneof("kind")
-            if kind == "chunk":
-                self._run.leases.require(agent_id, epoch)
-                rows = store.schema.from_bytes(request.chunk.rows)
-                refused = store.append(writer, request.chunk.first_seq, rows, agent_id=agent_id)
-                answer.refused_rows += refused
-                if self._run.ready:
-                    self._ready.set()
-            elif kind == "end":
-                answer.finished = True
-            else:
+            if kind == "end":
+                return True
+            if kind != "chunk":
                 raise MalformedError(
                     f"an Insert stream takes chunks and an end frame, not {kind or 'nothing'}"
                 )
-            answer.committed_seq = store.committed(writer)
-            await context.write(answer)
+            self._run.leases.require(agent_id, epoch)
+            rows = store.schema.from_bytes(request.chunk.rows)
+            refused = store.append(writer, request.chunk.first_seq, rows, agent_id=agent_id)
+            acks.committed(store.committed(writer), refused=refused)
+            if self._run.ready:
+                self._ready.set()
+        return False
 
     async def _sample(self, context: Context) -> None:
         request = await context.read()
@@ -114,8 +125,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             raise MalformedError("the first request of a Sample stream carries no header")
         stream, batch_size = request.header.stream, request.header.batch_size
         store = self._require(stream)
-        if not 1 <= batch_size <= MAX_BATCH_SIZE:
-            raise MalformedError(f"a batch has 1 to {MAX_BATCH_SIZE} transitions, not {batch_size}")
+        _require_batch_size(batch_size, row_bytes=store.schema.row_bytes)
         key = (stream.agent_id, self._sample_streams[stream.agent_id])
         self._sample_streams[stream.agent_id] += 1
         rng = seeding.generator(self._run.seed, seeding.Purpose.SAMPLING, *key)
@@ -123,11 +133,13 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             if request.credits > MAX_CREDITS:
                 raise MalformedError(f"a request grants at most {MAX_CREDITS} credits, not {request.credits}")
             for _ in range(request.credits):
-                await self._wait_until_ready(context)
+                await self._wait_until_ready(context, stream)
                 self._run.leases.require(stream.agent_id, stream.lease_epoch)
                 rows = store.sample(batch_size, rng, agent_id=stream.agent_id)
                 await _send(context, rows, buffer_size=len(store.ring))
             request = await context.read()
+            if request is not grpc.aio.EOF and request.HasField("header"):
+                raise MalformedError("only the first request of a Sample stream carries a header")
 
     def _require(self, stream: replay_pb2.StreamHeader) -> ReplayStore:
         return self._run.require_stream(
@@ -137,8 +149,9 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             fingerprint=stream.schema_fingerprint,
         )
 
-    async def _wait_until_ready(self, context: Context) -> None:
+    async def _wait_until_ready(self, context: Context, stream: replay_pb2.StreamHeader) -> None:
         while not self._run.ready:
+            self._run.leases.require(stream.agent_id, stream.lease_epoch)
             size, wanted = len(self._run.store.ring), self._run.min_size
             answer = replay_pb2.SampleResponse()
             answer.waiting.size, answer.waiting.min_size = size, wanted
@@ -155,6 +168,15 @@ async def _first(context: Context, kind: str) -> Any:
     if request is grpc.aio.EOF or request.WhichOneof("kind") != kind:
         raise MalformedError(f"the first message of this stream must be its {kind}")
     return getattr(request, kind)
+
+
+def _require_batch_size(batch_size: int, *, row_bytes: int) -> None:
+    if not 1 <= batch_size <= MAX_BATCH_SIZE:
+        raise MalformedError(f"a batch has 1 to {MAX_BATCH_SIZE} transitions, not {batch_size}")
+    if batch_size * row_bytes > MAX_BATCH_BYTES:
+        raise MalformedError(
+            f"a batch has at most {MAX_BATCH_BYTES} bytes, not {batch_size} transitions of {row_bytes}"
+        )
 
 
 async def _send(context: Context, rows: Array, *, buffer_size: int) -> None:

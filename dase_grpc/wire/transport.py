@@ -1,6 +1,7 @@
 """Addresses, channels and listeners: how nodes reach each other."""
 
 import ipaddress
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,6 +12,10 @@ from dase_grpc.errors import AddressError
 KEEPALIVE_TIME_MS: Final = 10_000
 KEEPALIVE_TIMEOUT_MS: Final = 5_000
 MAX_MESSAGE_BYTES: Final = 4 * 2**20
+
+_ADDRESS: Final = re.compile(
+    r"(?:\[(?P<ipv6>[^\s\[\]]*:[^\s\[\]]*)\]|(?P<host>[^\s:/\[\]]+)):(?P<port>[0-9]{1,5})"
+)
 
 CLIENT_OPTIONS: Final = (
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
@@ -59,12 +64,10 @@ def parse_address(text: str) -> Address:
     Raises:
         AddressError: the text is not of that form.
     """
-    host, colon, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
-    bare_ipv6 = ":" in host and not text.startswith("[")
-    if not colon or not host or bare_ipv6 or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+    match = _ADDRESS.fullmatch(text)
+    if match is None or int(match["port"]) > 65_535:
         raise AddressError(f"{text!r} is not an address of the form HOST:PORT, e.g. 127.0.0.1:50051")
-    return Address(host, int(port))
+    return Address(match["ipv6"] or match["host"], int(match["port"]))
 
 
 def require_private(address: Address, *, insecure: bool) -> None:

@@ -1,0 +1,101 @@
+"""A client's end of a bidirectional stream: each way in which it can fail is one of our errors."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Final
+
+import grpc
+from grpc.aio import AioRpcError
+
+from dase_grpc.errors import DaseError, UnreachableError
+from dase_grpc.wire.status import refusal_of
+
+_BROKEN_WRITE: Final = "Internal error from Core"
+_STATUS_POLL_S: Final = 0.01
+_STATUS_POLLS: Final = 20
+
+
+class ClientStream:
+    """One bidirectional call on the service at `address`; one task may write while another reads.
+
+    The methods raise what the service refused the stream with, UnreachableError when the connection
+    broke, `cancel` was called or the service ended the stream early, and DaseError for a bug of the
+    service. None has a time limit of its own: keepalive ends a connection that is dead.
+    """
+
+    def __init__(self, call: Any, address: str) -> None:
+        self._call = call
+        self._address = address
+        self._status: AioRpcError | None = None
+        call.add_done_callback(self._keep_status)
+
+    async def write(self, message: Any) -> None:
+        """Sends a message; waits while the service is behind."""
+        try:
+            await self._call.write(message)
+        except (AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError) as error:
+            raise await self._reason(error) from None
+
+    async def end_writing(self) -> None:
+        """Says that no message follows."""
+        try:
+            await self._call.done_writing()
+        except (grpc.aio.InternalError, asyncio.CancelledError) as error:
+            raise await self._reason(error) from None
+
+    async def read(self) -> Any:
+        """The next message; waits for it."""
+        answer = await self._read()
+        if answer is grpc.aio.EOF:
+            raise UnreachableError(f"the replay service at {self._address} ended the stream too early")
+        return answer
+
+    async def read_end(self) -> None:
+        """Waits until the service ends the stream well; whatever it still sends is dropped."""
+        while await self._read() is not grpc.aio.EOF:
+            pass
+
+    def cancel(self) -> None:
+        """Ends the stream; has no effect once it has ended."""
+        self._call.cancel()
+
+    async def _read(self) -> Any:
+        try:
+            return await self._call.read()
+        except (AioRpcError, asyncio.CancelledError) as error:
+            raise await self._reason(error) from None
+
+    async def _reason(self, error: BaseException) -> DaseError:
+        """Why the stream ended; raises `error` again if it is the cancellation of the current task.
+
+        grpc.aio replaces the status of a stream that ends under a write by one of its own, before
+        or after the service's arrives; so the first one is kept, and one to come gets a moment.
+        """
+        if isinstance(error, asyncio.CancelledError):
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise error
+            return UnreachableError(f"the stream to the replay service at {self._address} was cancelled")
+        for _ in range(_STATUS_POLLS):
+            self._keep_status()
+            if self._status is not None:
+                return refusal_of(self._status, self._address)
+            await asyncio.sleep(_STATUS_POLL_S)
+        return UnreachableError(f"the stream to the replay service at {self._address} broke under a write")
+
+    def _keep_status(self, _: Any = None) -> None:
+        if self._status is None and self._call.done():
+            code, details = _at_once(self._call.code()), _at_once(self._call.details())
+            if details != _BROKEN_WRITE:
+                trailer = _at_once(self._call.trailing_metadata())
+                self._status = AioRpcError(code, grpc.aio.Metadata(), trailer, details)
+
+
+def _at_once(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine that does not wait; those of a call that is done do not."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    coroutine.close()
+    raise TypeError(f"{coroutine!r} waits")

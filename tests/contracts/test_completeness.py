@@ -1,0 +1,71 @@
+"""Tables that must not miss an entry, and names that outside users rely on."""
+
+import inspect
+from types import ModuleType
+
+import grpc
+import pytest
+
+from dase_grpc import errors, store
+from dase_grpc.errors import RefusalError
+from dase_grpc.learning import dps
+from dase_grpc.schema import TransitionSchema
+from dase_grpc.wire.status import STATUS
+
+
+def below(cls: type[RefusalError]) -> set[type[RefusalError]]:
+    """All subclasses of a class, however deep."""
+    return {deeper for sub in cls.__subclasses__() for deeper in ({sub} | below(sub))}
+
+
+def test_every_refusal_has_a_status_and_every_status_a_refusal():
+    assert set(STATUS) == below(RefusalError)
+
+
+def test_no_refusal_means_success_or_an_unknown_failure():
+    unclear = {grpc.StatusCode.OK, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL}
+    assert not set(STATUS.values()) & unclear
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (errors.MalformedError, "INVALID_ARGUMENT"),
+        (errors.SchemaMismatchError, "FAILED_PRECONDITION"),
+        (errors.RunMismatchError, "FAILED_PRECONDITION"),
+        (errors.AgentTakenError, "ALREADY_EXISTS"),
+        (errors.StaleLeaseError, "ABORTED"),
+        (errors.DrainingError, "UNAVAILABLE"),
+    ],
+)
+def test_statuses_are_those_of_the_design(error, status):
+    assert STATUS[error].name == status
+
+
+def test_the_store_exports_exactly_what_it_lists():
+    public = {
+        name
+        for name, value in vars(store).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType)
+    }
+    assert public == set(store.__all__)
+    assert store.__all__ == sorted(store.__all__)
+
+
+def test_the_names_that_examples_and_outside_checks_use_are_there():
+    assert TransitionSchema.__module__ == "dase_grpc.schema"
+    assert store.RingBuffer
+    weights = inspect.signature(dps.similarity_weights).parameters
+    assert list(weights) == [
+        "actions",
+        "policy_actions",
+        "agent_ids",
+        "own_id",
+        "reference_variance",
+        "divergence",
+        "scope",
+    ]
+    defaults = {name: weights[name].default for name in ("reference_variance", "divergence", "scope")}
+    assert defaults == {"reference_variance": 0.1, "divergence": "jeffreys", "scope": "pooled"}
+    assert all(weights[name].kind is inspect.Parameter.KEYWORD_ONLY for name in defaults)
+    assert list(inspect.signature(dps.divergence).parameters) == ["mean", "cov", "reference_variance", "kind"]

@@ -1,0 +1,140 @@
+"""What may import what: import-linter's contracts, and what it cannot see."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from contracts.source import importers, modules, reached_from
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+LEARNING = {"torch", "safetensors", "gymnasium", "mujoco", "matplotlib", "tensorboard", "PIL"}
+NETWORK = {"grpc", "grpc_health", "grpc_reflection", "google"}
+
+SERVE_ONCE = """
+import asyncio
+from dase_grpc.nodes.replay import ReplayOptions, run_replay
+
+options = ReplayOptions.parse(
+    run_id="r", listen="127.0.0.1:0", capacity="1kb", min_size=1, seed=0, metrics_port=0, insecure=False
+)
+
+async def serve():
+    stop = asyncio.Event()
+    await run_replay(options, stop, lambda address: stop.set())
+
+asyncio.run(serve())
+"""
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    """Runs code in a fresh interpreter."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=PROJECT,
+        env={**os.environ, "NO_COLOR": "1", "COLUMNS": "200"},
+    )
+
+
+def libraries_after(code: str) -> set[str]:
+    """The top-level packages that are loaded once `code` has run in a fresh interpreter."""
+    report = "import json, sys; print('\\n' + json.dumps([name.partition('.')[0] for name in sys.modules]))"
+    answer = python(f"{code}\n{report}")
+    assert answer.returncode == 0, answer.stderr
+    return set(json.loads(answer.stdout.splitlines()[-1]))
+
+
+def command(*arguments: str) -> str:
+    """Code that runs the command line and goes on."""
+    return f"from dase_grpc.cli import app; app({list(arguments)!r}, standalone_mode=False)"
+
+
+def test_the_import_contracts_in_pyproject_hold():
+    pytest.importorskip("importlinter")
+    answer = python("from importlinter.cli import lint_imports_command; lint_imports_command()")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "0 broken" in answer.stdout
+
+
+def test_asyncio_is_used_only_where_there_are_streams_or_processes():
+    """import-linter does not see the standard library."""
+    rooms = ("dase_grpc.wire.", "dase_grpc.nodes.")
+    launchers = {
+        "dase_grpc.launch.local",
+        "dase_grpc.launch.processes",
+        "dase_grpc.launch.train",
+    }
+    others = {name for name in importers("asyncio") if not name.startswith(rooms)}
+    assert others <= launchers
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "dase_grpc.launch.lockstep",
+        "dase_grpc.launch.evaluate",
+        "dase_grpc.learning.build",
+        "dase_grpc.store",
+        "dase_grpc.runs.report",
+    ],
+)
+def test_what_is_synchronous_reaches_no_asyncio_and_no_network(start):
+    reached = reached_from(start)
+    assert start in reached
+    assert not reached & importers("asyncio")
+    assert not reached & importers("grpc")
+    assert not {name for name in reached if name.startswith(("dase_grpc.wire", "dase_grpc.nodes"))}
+
+
+def test_nothing_in_the_package_imports_a_pickle():
+    """No pickle ever crosses the wire or lies in a file."""
+    for library in ("pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"):
+        assert importers(library) == set()
+
+
+def test_nothing_in_the_package_imports_its_tests_or_their_tools():
+    for library in ("pytest", "hypothesis", "scipy", "worlds", "tests"):
+        assert importers(library) == set()
+
+
+def test_imports_are_absolute():
+    for name, tree in modules().items():
+        relative = [node for node in tree.body if getattr(node, "level", 0)]
+        assert not relative, name
+
+
+@pytest.mark.parametrize("module", ["dase_grpc.nodes.replay", "dase_grpc.wire.replay", "dase_grpc.store"])
+def test_the_replay_and_what_it_stands_on_load_nothing_that_learns_or_simulates(module):
+    assert not libraries_after(f"import {module}") & LEARNING
+
+
+def test_the_replay_node_serves_without_anything_that_learns_or_simulates():
+    loaded = libraries_after(SERVE_ONCE)
+    assert "grpc" in loaded
+    assert not loaded & (LEARNING | {"rich", "typer"})
+
+
+@pytest.mark.parametrize("module", ["dase_grpc.store", "dase_grpc.schema", "dase_grpc.config"])
+def test_the_state_and_the_base_load_no_network(module):
+    assert not libraries_after(f"import {module}") & NETWORK
+
+
+@pytest.mark.parametrize("arguments", [("config",), ("--help",), ("train", "--help"), ("version",)])
+def test_the_command_line_answers_without_loading_torch_or_grpc(arguments):
+    loaded = libraries_after(command(*arguments))
+    assert "typer" in loaded
+    assert not loaded & (LEARNING | NETWORK)
+
+
+@pytest.mark.slow
+def test_lockstep_loads_no_network():
+    loaded = libraries_after("import dase_grpc.launch.lockstep")
+    assert "torch" in loaded
+    assert not loaded & {"grpc", "grpc_health", "grpc_reflection"}

@@ -1,0 +1,79 @@
+"""Whole runs in lockstep on worlds whose answer is known."""
+
+import threading
+from pathlib import Path
+
+import pytest
+from small import new_run, small_config
+
+from dase_grpc.config import RunConfig
+from dase_grpc.launch.lockstep import open_lockstep, run_lockstep
+from dase_grpc.runs.directory import AgentDirectory
+from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.runs.metrics_log import read_metrics
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+def trained(root: Path, config: RunConfig) -> list[AgentDirectory]:
+    directory = new_run(root, config)
+    with open_lockstep(config, directory) as run:
+        run_lockstep(run, threading.Event(), lambda: None)
+    return directory.agents()
+
+
+def q_values(agent: AgentDirectory) -> list[float]:
+    return [record["q_mean"] for record in read_metrics(agent.metrics.path) if record["q_mean"] is not None]
+
+
+QUICK_CRITIC = {
+    "agent__hidden": [32, 32],
+    "agent__critic_lr": 3e-3,
+    "agent__tau": 0.3,
+    "agent__policy_delay": 1,
+    "eval__every": 10_000,
+    "train__log_every": 250,
+}
+
+
+def test_q_tends_to_one_over_one_minus_gamma_through_a_time_limit_that_is_not_observed(tmp_path):
+    config = small_config("worlds:ConstantReward", train__steps=2_000, **QUICK_CRITIC)
+    assert config.agent.gamma == 0.99
+    for agent in trained(tmp_path, config):
+        assert read_evaluations(agent.evaluations.path).return_mean.tolist() == [10.0, 10.0]
+        assert q_values(agent)[-1] == pytest.approx(100, abs=4)
+
+
+def test_q_stays_below_the_episode_length_where_episodes_are_terminated(tmp_path):
+    config = small_config("worlds:Terminating", train__agents=1, train__steps=1_500, **QUICK_CRITIC)
+    (agent,) = trained(tmp_path, config)
+    assert 3 < q_values(agent)[-1] < 10
+
+
+@pytest.mark.parametrize("upper", [False, True])
+def test_actions_at_both_ends_of_an_uneven_box_are_reached(tmp_path, upper):
+    config = small_config(
+        "worlds:EndpointAction",
+        env__kwargs={"upper": upper},
+        train__steps=1_000,
+        agent__hidden=[32, 32],
+        agent__actor_lr=3e-3,
+        agent__critic_lr=3e-3,
+        agent__start_steps=200,
+        eval__every=500,
+        eval__episodes=1,
+    )
+    for agent in trained(tmp_path, config):
+        first, *_, last = read_evaluations(agent.evaluations.path).return_mean
+        assert first < -5
+        assert last > -0.1  # ten steps, three components: each within 0.003 of its end
+
+
+def test_two_agents_learn_to_reach_the_goal(tmp_path):
+    config = small_config(
+        train__steps=1_000, agent__start_steps=200, agent__actor_lr=3e-3, agent__critic_lr=3e-3
+    )
+    for agent in trained(tmp_path, config):
+        curve = read_evaluations(agent.evaluations.path).return_mean
+        assert curve[-3:].mean() > -2
+        assert curve[-3:].mean() > curve[0] + 5

@@ -1,0 +1,79 @@
+"""Stands for `dase node` in tests of the launcher: starts in milliseconds and behaves as it is told.
+
+Arguments: a folder for pid files, a JSON object from node name to behaviour, then those of `dase`.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+READY = "listening on 127.0.0.1:1"  # nobody listens there
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def until_told(*, patient: bool = False) -> None:
+    """Waits for SIGTERM or the end of the leash; a patient one for SIGKILL only."""
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if not patient:
+            say("told to end")
+            sys.exit(0)
+
+    signal.signal(signal.SIGTERM, on_signal)
+    say("waiting")
+    while sys.stdin.read(1) or patient:
+        time.sleep(0.01)
+
+
+def behave(behaviour: str) -> None:
+    match behaviour:
+        case "serve":
+            say(READY)
+            until_told()
+        case "serve briefly":
+            say(READY)
+            time.sleep(0.3)
+            sys.exit(1)
+        case "say nonsense":
+            say("good morning")
+            until_told()
+        case "train":
+            until_told()
+        case "ignore SIGTERM":
+            subprocess.Popen(["sleep", "60"])
+            until_told(patient=True)
+        case "import slowly":
+            time.sleep(60)
+        case "flood":
+            say("x" * 1_000_000)
+        case "raise":
+            raise RuntimeError("the simulator broke")
+        case "refuse":
+            sys.exit(2)
+        case "be killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "end":
+            pass
+
+
+def main() -> None:
+    folder, behaviours, *arguments = sys.argv[1:]
+    flags = dict(part.removeprefix("--").split("=", 1) for part in arguments if "=" in part)
+    name = "replay" if flags["role"] == "replay" else f"learner-{flags['agent']}"
+    pid = Path(folder) / name
+    pid.with_suffix(".args").write_text(json.dumps([*arguments, f"OMP={os.environ['OMP_NUM_THREADS']}"]))
+    pid.with_suffix(".pid").write_text(str(os.getpid()))
+    behave(json.loads(behaviours)[name])
+
+
+if __name__ == "__main__":
+    main()

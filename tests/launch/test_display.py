@@ -1,0 +1,272 @@
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from small import small_config
+
+from dase_grpc.launch.display import (
+    LiveTable,
+    PlainLines,
+    Snapshot,
+    TimeLeft,
+    agent_cells,
+    buffer_text,
+    duration_text,
+    make_display,
+    number,
+    similarity_text,
+)
+from dase_grpc.progress import Progress
+
+EXPLORING = Progress(
+    step=100,
+    total_steps=1_000,
+    first_evaluation_return=-10.5,
+    evaluation_return=-10.5,
+    state="exploring",
+)
+TRAINING = Progress(
+    step=400,
+    total_steps=1_000,
+    updates=300,
+    updates_per_second=91.4,
+    episode_return=-3.25,
+    first_evaluation_return=-10.5,
+    evaluation_return=-2.0,
+    similarity={0: 1.0, 1: 0.21, 2: 3e-05},
+    state="training",
+)
+FINISHED = replace(TRAINING, step=1_000, updates=900, evaluation_return=-0.5, state="finished")
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Screen:
+    def __init__(self, kind, *, terminal=False, width=120):
+        self.clock = Clock()
+        self.console = Console(
+            file=io.StringIO(), force_terminal=terminal, width=width, height=40, color_system=None
+        )
+        self.display = kind(self.console, small_config(train__steps=1_000), self.clock)
+
+    def show(self, *agents, at, size=500, capacity=1_000):
+        self.clock.now = at
+        self.display.show(Snapshot(agents, size, capacity))
+
+    def lines(self):
+        text = self.console.file.getvalue()
+        self.console.file.seek(0)
+        self.console.file.truncate()
+        return text.splitlines()
+
+
+# -- the pieces ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("progress", [None, Progress(), Progress(state="starting")])
+def test_an_agent_that_has_told_nothing_is_starting(progress):
+    assert agent_cells(0, progress) == ("-", "-", "-", "-", "-", "starting")
+
+
+def test_an_agent_that_evaluates_for_the_first_time_shows_its_budget():
+    assert agent_cells(0, Progress(total_steps=5_000)) == ("0/5,000", "-", "-", "0", "-", "starting")
+
+
+def test_the_cells_of_an_agent_in_training():
+    assert agent_cells(0, TRAINING) == (
+        "400/1,000",
+        "-3.2",
+        "-2.0 (first -10.5)",
+        "91",
+        "1: 0.21  2: 3e-05",
+        "training",
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (0.04, "0.0"), (-1234.56, "-1,234.6"), (9.9e6, "9,900,000.0"), (1e300, "1e+300")],
+)
+def test_numbers_are_short(value, text):
+    assert number(value) == text
+
+
+def test_similarity_leaves_out_the_own_rows_and_many_others():
+    similarity = {agent_id: agent_id / 10 for agent_id in range(10)}
+    assert similarity_text(1, Progress(similarity=similarity)) == (
+        "0: 0  2: 0.2  3: 0.3  4: 0.4  5: 0.5  6: 0.6  ..."
+    )
+    assert similarity_text(0, Progress(similarity={0: 1.0})) == "-"
+
+
+def test_the_buffer_is_shown_as_a_share_once_it_is_open():
+    assert buffer_text(Snapshot([], 0, 0)) == "buffer not open yet"
+    assert buffer_text(Snapshot([], 1_500, 6_000)) == "buffer 1,500 of 6,000 (25%)"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (59.4, "59 s"), (59.6, "1 min 0 s"), (130, "2 min 10 s"), (7_320, "2 h 2 min")],
+)
+def test_durations_are_read_at_a_glance(seconds, text):
+    assert duration_text(seconds) == text
+
+
+# -- time left ----------------------------------------------------------------------------------------
+
+
+def observed(*points, total=1_000):
+    """Points are (seconds, step of agent 0, step of agent 1)."""
+    left = TimeLeft(total)
+    for now, *steps in points:
+        agents = [None if step is None else Progress(step=step, total_steps=total) for step in steps]
+        left.observe(Snapshot(agents, 0, 0), now)
+    return str(left)
+
+
+def test_time_left_follows_the_slowest_agent():
+    assert observed((0, 0, 0), (10, 500, 100)) == "about 1 min 30 s left"
+
+
+def test_time_left_follows_the_last_minute_and_not_the_quick_start():
+    assert observed((0, 0), (10, 400), (20, 410), (80, 470)) == "about 8 min 50 s left"
+
+
+@pytest.mark.parametrize(
+    "points", [[(0, 0)], [(0, 0), (5, 0)], [(3, 0), (3, 5)], [(0, 0, None), (9, 9, None)]]
+)
+def test_time_left_is_not_known_without_progress_of_all(points):
+    assert observed(*points) == "time left not known yet"
+
+
+def test_time_left_says_when_all_steps_are_done():
+    assert observed((0, 0, 0), (10, 1_000, 1_000)) == "all steps done"
+
+
+def test_time_left_does_not_need_frequent_looks():
+    assert observed((0, 0), (100, 100), (200, 200)) == "about 13 min 20 s left"
+
+
+# -- plain lines --------------------------------------------------------------------------------------
+
+
+def test_no_terminal_gets_plain_lines_and_a_terminal_gets_the_table():
+    config = small_config()
+    assert isinstance(make_display(Console(file=io.StringIO()), config), PlainLines)
+    assert isinstance(make_display(Console(file=io.StringIO(), force_terminal=True), config), LiveTable)
+
+
+def test_nothing_is_said_before_an_agent_has_told_something():
+    screen = Screen(PlainLines)
+    screen.show(None, Progress(), at=30)
+    assert screen.lines() == []
+
+
+def test_a_new_evaluation_is_said_at_once_for_that_agent_only():
+    screen = Screen(PlainLines)
+    screen.show(EXPLORING, None, at=1)
+    assert screen.lines() == [
+        "agent 0: step 100/1,000, return -, evaluation -10.5 (first -10.5), 0 updates/s, similarity -, "
+        "exploring"
+    ]
+    screen.show(replace(EXPLORING, step=150), None, at=2)
+    assert screen.lines() == []
+    screen.show(replace(EXPLORING, step=160), TRAINING, at=3)
+    (line,) = screen.lines()
+    assert line.startswith("agent 1: step 400/1,000, return -3.2, evaluation -2.0")
+
+
+def test_every_ten_seconds_all_agents_and_the_buffer_are_said():
+    screen = Screen(PlainLines)
+    screen.show(EXPLORING, EXPLORING, at=1)
+    screen.lines()
+    later = replace(EXPLORING, step=200)
+    screen.show(later, later, at=11)
+    first, second, footer = screen.lines()
+    assert first.startswith("agent 0: step 200")
+    assert second.startswith("agent 1: step 200")
+    assert footer == "buffer 500 of 1,000 (50%), about 1 min 20 s left"
+
+
+def test_what_has_been_said_is_not_said_again():
+    screen = Screen(PlainLines)
+    for now in range(0, 60, 5):
+        screen.show(EXPLORING, at=now)
+    assert len(screen.lines()) == 1
+
+
+def test_the_end_is_said_at_once_and_once():
+    screen = Screen(PlainLines)
+    screen.show(TRAINING, TRAINING, at=1)
+    screen.lines()
+    screen.show(FINISHED, replace(TRAINING, step=990), at=2)
+    assert [line.split(":")[0] for line in screen.lines()] == ["agent 0"]
+    screen.show(FINISHED, FINISHED, at=3)
+    last, footer = screen.lines()
+    assert last.endswith("finished")
+    assert footer.endswith("all steps done")
+    screen.show(FINISHED, FINISHED, at=30)
+    assert screen.lines() == []
+
+
+def test_what_a_service_says_is_not_taken_for_markup():
+    screen = Screen(PlainLines)
+    screen.show(replace(TRAINING, state="waiting: for [bold]5[/bold] more"), at=1)
+    assert screen.lines()[0].endswith("waiting: for [bold]5[/bold] more")
+
+
+def test_lines_are_not_broken_where_the_output_is_narrow():
+    screen = Screen(PlainLines, width=40)
+    screen.show(TRAINING, at=1)
+    assert len(screen.lines()) == 1
+
+
+# -- the table ----------------------------------------------------------------------------------------
+
+
+def table_of(*agents, at=5.0, **options):
+    screen = Screen(LiveTable, terminal=True, **options)
+    with screen.display as display:
+        screen.show(None, None, at=0)
+        screen.show(*agents, at=at)
+        assert display is screen.display
+    return "\n".join(screen.lines())
+
+
+def test_the_table_has_a_line_per_agent_and_the_buffer_below():
+    text = table_of(TRAINING, None)
+    for column in ("agent", "step", "return", "evaluation", "updates/s", "similarity λ", "state"):
+        assert column in text
+    assert "400/1,000" in text
+    assert "1: 0.21  2: 3e-05" in text
+    assert "starting" in text
+    assert "buffer 500 of 1,000 (50%), time left not known yet" in text
+
+
+def test_the_last_table_stays_on_the_screen_and_the_cursor_comes_back():
+    screen = Screen(LiveTable, terminal=True)
+    with screen.display:
+        screen.show(TRAINING, at=0)
+        screen.show(FINISHED, at=10)
+    text = "\n".join(screen.lines())
+    assert "1,000/1,000" in text
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+
+
+def test_the_table_ends_although_the_block_raises():
+    screen = Screen(LiveTable, terminal=True)
+    with pytest.raises(ZeroDivisionError), screen.display:
+        screen.show(TRAINING, at=1 / 0)
+    assert "\x1b[?25h" in screen.console.file.getvalue()
+
+
+def test_many_agents_are_shown():
+    text = table_of(*[TRAINING] * 30)
+    assert "29" in text

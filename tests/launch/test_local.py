@@ -1,0 +1,363 @@
+import asyncio
+import json
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from small import new_run, small_config
+
+from dase_grpc.errors import NodeFailedError
+from dase_grpc.launch import local, processes
+from dase_grpc.launch.local import LocalCluster, run_cluster
+from dase_grpc.launch.processes import end_nodes, exit_text, start_node
+
+FAKE = Path(__file__).with_name("fake_node.py")
+
+
+class NullDisplay:
+    """Notes whether it is shown."""
+
+    def __init__(self):
+        self.shown = False
+
+    def __enter__(self):
+        self.shown = True
+        return self
+
+    def __exit__(self, *exc):
+        self.shown = False
+
+    def show(self, snapshot):
+        raise AssertionError("the fake replay answers nothing")
+
+
+class Launch:
+    """A cluster of fake nodes, and what is left of it."""
+
+    def __init__(self, root: Path, behaviours: dict[str, str], **settings):
+        self.pids = root / "pids"
+        self.pids.mkdir()
+        self.config = small_config(**settings)
+        self.directory = new_run(root, self.config)
+        self.stop = asyncio.Event()
+        self.said: list[str] = []
+        self.display = NullDisplay()
+        self.program = (sys.executable, "-S", str(FAKE), str(self.pids), json.dumps(behaviours))
+
+    async def run(self, *, gpu=None) -> None:
+        await run_cluster(
+            self.config,
+            self.directory,
+            gpu=gpu,
+            stop=self.stop,
+            display=self.display,
+            say=self.say,
+            program=self.program,
+        )
+
+    def say(self, text):
+        assert not self.display.shown
+        self.said.append(text)
+
+    def cluster(self, **options) -> LocalCluster:
+        return LocalCluster(self.config, self.directory, program=self.program, **options)
+
+    async def until_logged(self, text: str, *names: str) -> None:
+        await until(lambda: all(text in self.log(name) for name in names))
+
+    def log(self, name: str) -> str:
+        with suppress(FileNotFoundError):
+            return (self.directory.logs / f"{name}.log").read_text()
+        return ""
+
+    def arguments(self, name: str) -> list[str]:
+        return json.loads((self.pids / f"{name}.args").read_text())
+
+    @property
+    def left(self) -> list[str]:
+        return [path.stem for path in self.pids.glob("*.pid") if is_running(int(path.read_text()))]
+
+
+async def until(condition):
+    """Returns once another process has made the condition true."""
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)  # noqa: ASYNC110 - processes set no Event
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def lives(pid: int) -> bool:
+    """The same for another's child, which may stay as a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(local, "STATUS_S", 0.05)
+
+
+@pytest.fixture
+def launch(tmp_path):
+    return lambda replay="serve", first="end", second="end", **settings: Launch(
+        tmp_path, {"replay": replay, "learner-0": first, "learner-1": second}, **settings
+    )
+
+
+# -- a good run ---------------------------------------------------------------------------------------
+
+
+async def test_a_run_ends_when_all_learners_have_ended_and_nobody_is_left(launch):
+    cluster = launch()
+    await cluster.run()
+    assert cluster.left == []
+    assert "told to end" not in cluster.log("learner-0")
+    assert cluster.said == []
+
+
+async def test_nodes_are_told_what_the_configuration_says(launch):
+    cluster = launch(train__seed=3, train__threads=2, replay__capacity="1MiB", metrics__port=9_000)
+    await cluster.run(gpu=1)
+    path = cluster.directory.path
+    assert cluster.arguments("replay") == [
+        "node",
+        "--stdin-is-leash",
+        "--role=replay",
+        "--listen=127.0.0.1:0",
+        "--capacity=1MiB",
+        "--min-size=20",
+        "--seed=3",
+        "--run-id=run",
+        "--metrics-port=9000",
+        "OMP=2",
+    ]
+    assert cluster.arguments("learner-1") == [
+        "node",
+        "--stdin-is-leash",
+        "--role=learner",
+        "--replay=127.0.0.1:1",
+        "--agent=1",
+        f"--config={path / 'run.toml'}",
+        f"--run-dir={path}",
+        "--metrics-port=9002",
+        "--gpu=1",
+        "OMP=2",
+    ]
+
+
+async def test_a_metrics_port_of_zero_is_off_for_all(launch):
+    cluster = launch()
+    await cluster.run()
+    assert "--metrics-port=0" in cluster.arguments("replay")
+    assert "--metrics-port=0" in cluster.arguments("learner-1")
+
+
+async def test_an_environment_that_prints_a_lot_blocks_nobody_and_lands_in_the_log(launch):
+    cluster = launch(first="flood")
+    await cluster.run()
+    assert len(cluster.log("learner-0")) > 1_000_000
+
+
+# -- failures -----------------------------------------------------------------------------------------
+
+
+async def test_a_learner_that_raises_is_shown_with_its_traceback_and_the_others_drain(launch):
+    cluster = launch(first="train", second="raise")
+    with pytest.raises(NodeFailedError) as caught:
+        await cluster.run()
+    text = str(caught.value)
+    assert text.startswith(f"learner-1 ended (exit code 1); the end of {cluster.directory.logs}")
+    assert "Traceback" in text
+    assert text.endswith("RuntimeError: the simulator broke")
+    assert cluster.left == []
+
+
+async def test_a_learner_that_is_killed_is_named(launch):
+    cluster = launch(first="be killed", second="train")
+    with pytest.raises(NodeFailedError, match=r"learner-0 ended \(killed by SIGKILL\).*\n\(empty\)"):
+        await cluster.run()
+    assert cluster.left == []
+
+
+async def test_learners_that_fail_together_are_reported_as_one(launch):
+    cluster = launch(first="raise", second="raise")
+    with pytest.raises(NodeFailedError, match=r"learner-[01] ended"):
+        await cluster.run()
+    assert cluster.left == []
+
+
+async def test_a_replay_that_ends_during_training_is_named_and_the_learners_are_told(launch):
+    cluster = launch(replay="serve briefly", first="train", second="train")
+    with pytest.raises(NodeFailedError, match=r"replay ended while learners were training \(exit code 1\)"):
+        await cluster.run()
+    assert cluster.left == []
+
+
+async def test_a_replay_that_cannot_start_is_named_with_its_exit_code_and_no_learner_is_started(launch):
+    cluster = launch(replay="refuse")
+    with pytest.raises(NodeFailedError, match=r"replay could not start \(exit code 2\)"):
+        await cluster.run()
+    assert not (cluster.pids / "learner-0.pid").exists()
+    assert cluster.left == []
+
+
+async def test_a_replay_that_says_something_else_than_its_address_is_ended(launch):
+    cluster = launch(replay="say nonsense")
+    with pytest.raises(NodeFailedError, match="replay said 'good morning' instead of its address"):
+        await cluster.run()
+    assert cluster.left == []
+
+
+async def test_a_replay_that_stays_silent_is_ended(launch, monkeypatch):
+    monkeypatch.setattr(local, "READY_S", 0.5)
+    cluster = launch(replay="import slowly")
+    with pytest.raises(NodeFailedError, match=r"replay did not answer within 0\.5 s"):
+        await cluster.run()
+    assert cluster.left == []
+
+
+async def test_a_program_that_is_not_there_leaves_nothing_behind(launch):
+    cluster = launch()
+    cluster.program = ("/no/such/program",)
+    with pytest.raises(ExceptionGroup) as caught:
+        await cluster.run()
+    assert caught.group_contains(FileNotFoundError, match="/no/such/program")
+
+
+async def test_a_display_that_fails_ends_the_nodes(launch):
+    cluster = launch(first="train", second="train")
+
+    def broken():
+        raise ValueError("no such terminal")
+
+    cluster.display.__class__ = type("Broken", (NullDisplay,), {"__enter__": lambda self: broken()})
+    with pytest.raises(ValueError, match="no such terminal"):
+        await cluster.run()
+    assert cluster.left == []
+
+
+# -- stopping -----------------------------------------------------------------------------------------
+
+
+async def test_stop_lets_the_learners_drain_before_the_replay_goes(launch):
+    cluster = launch(first="train", second="train")
+    running = asyncio.create_task(cluster.run())
+    await cluster.until_logged("waiting", "learner-0", "learner-1")
+    cluster.stop.set()
+    await running
+    assert cluster.left == []
+    assert "told to end" in cluster.log("learner-0")
+    assert "told to end" in cluster.log("learner-1")
+    (sentence,) = cluster.said
+    assert sentence.startswith("stopping: ")
+
+
+async def test_stop_before_the_replay_answers_ends_it(launch):
+    cluster = launch(replay="import slowly")
+    running = asyncio.create_task(cluster.run())
+    await until(lambda: (cluster.pids / "replay.pid").exists())
+    cluster.stop.set()
+    await running
+    assert cluster.left == []
+
+
+async def test_stop_before_anything_has_started_starts_nothing_that_stays(launch):
+    cluster = launch()
+    cluster.stop.set()
+    await cluster.run()
+    assert cluster.left == []
+
+
+async def test_stop_while_learners_are_still_importing_is_a_good_end(launch):
+    cluster = launch(first="import slowly", second="import slowly")
+    running = asyncio.create_task(cluster.run())
+    await until(lambda: len(list(cluster.pids.glob("learner-*.pid"))) == 2)
+    cluster.stop.set()
+    await running
+    assert cluster.left == []
+
+
+async def test_a_learner_that_fails_to_drain_makes_the_stop_a_failure(launch, monkeypatch):
+    cluster = launch(first="ignore SIGTERM", second="train")
+    monkeypatch.setattr(processes.end_nodes, "__kwdefaults__", {"within_s": 0.2})
+    running = asyncio.create_task(cluster.run())
+    await cluster.until_logged("waiting", "learner-0", "learner-1")
+    cluster.stop.set()
+    with pytest.raises(NodeFailedError, match=r"learner-0 ended \(killed by SIGKILL\)"):
+        await running
+    assert cluster.left == []
+
+
+async def test_cancelling_kills_what_does_not_end_at_once(launch):
+    cluster = launch(first="ignore SIGTERM", second="train")
+    running = asyncio.create_task(cluster.run())
+    await cluster.until_logged("waiting", "learner-0", "learner-1")
+    running.cancel()
+    await cluster.until_logged("told to end", "learner-1")
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert cluster.left == []
+
+
+async def test_waiting_may_be_cancelled_and_taken_up_again(launch):
+    cluster = launch(first="train", second="train")
+    async with cluster.cluster() as running:
+        await running.start()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await running.wait()
+        await running.stop_learners()
+        await running.wait()
+    assert cluster.left == []
+
+
+# -- processes ----------------------------------------------------------------------------------------
+
+
+async def test_killing_a_node_kills_what_it_has_started(tmp_path):
+    script = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True); input()"
+    command = (sys.executable, "-c", f"import signal; signal.signal(15, lambda *_: 0); {script}")
+    node = await start_node("node", command, log=tmp_path / "node.log", threads=1, read_stdout=True)
+    assert node.process.stdout is not None
+    child = int(await node.process.stdout.readline())
+    await end_nodes([node], within_s=0.1)
+    assert node.process.returncode == -9
+    await until(lambda: not lives(child))
+
+
+async def test_ending_nodes_that_have_ended_does_nothing(tmp_path):
+    node = await start_node("node", (sys.executable, "-c", ""), log=tmp_path / "node.log", threads=1)
+    await node.process.wait()
+    await end_nodes([node])
+    await end_nodes([])
+
+
+async def test_a_failure_shows_the_end_of_a_long_log_even_if_it_is_no_text(tmp_path):
+    log = tmp_path / "node.log"
+    command = (sys.executable, "-c", "import os; os.write(2, b'line\\n' * 1000 + b'\\xff last')")
+    node = await start_node("node", command, log=log, threads=1)
+    await node.process.wait()
+    text = str(node.failure("ended"))
+    assert text.startswith(f"node ended (exit code 0); the end of {log}:\n")
+    assert len(text.splitlines()) == 1 + processes.SHOWN_LOG_LINES
+    assert text.endswith("\ufffd last")
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [(0, "exit code 0"), (2, "exit code 2"), (-9, "killed by SIGKILL"), (-63, "killed by signal 63")],
+)
+def test_the_end_of_a_process_is_told_in_words(code, text):
+    assert exit_text(code) == text

@@ -1,0 +1,29 @@
+import pytest
+import torch
+
+from dase_grpc.errors import DeviceError
+from dase_grpc.learning.device import pick_device
+
+
+def test_without_an_index_the_cpu_is_used_whatever_the_machine_has(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert pick_device(None) == torch.device("cpu")
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_an_index_picks_that_gpu(monkeypatch, index):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert pick_device(index) == torch.device("cuda", index)
+
+
+@pytest.mark.parametrize("index", [-1, 2, 9])
+def test_an_index_that_is_not_there_is_refused_and_says_which_are(monkeypatch, index):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(DeviceError, match=rf"--gpu {index}: torch finds CUDA devices 0\.\.1 "):
+        pick_device(index)
+
+
+def test_a_machine_without_a_gpu_is_no_silent_cpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(DeviceError, match="torch finds no CUDA device on this machine; leave --gpu out"):
+        pick_device(0)

@@ -1,0 +1,178 @@
+"""RingBuffer: first in first out, sampled uniformly, sized in transitions or bytes."""
+
+import numpy as np
+import pytest
+from contracts.sentences import assert_one_sentence
+from scipy import stats
+from store_cases import SCHEMA, WIDER, rows_of, serials_of
+
+from dase_grpc.errors import CapacityError, MalformedError
+from dase_grpc.store import RingBuffer
+
+
+def full_ring(*, capacity: int, appended: int) -> RingBuffer:
+    ring = RingBuffer(SCHEMA, capacity)
+    ring.append(rows_of(range(appended), 0))
+    return ring
+
+
+def test_a_new_ring_is_empty_and_knows_its_capacity():
+    ring = RingBuffer(SCHEMA, 5)
+    assert (len(ring), ring.capacity, ring.size_by_agent, ring.evicted_by_agent) == (0, 5, {}, {})
+    assert ring.ordered().shape == (0, SCHEMA.width)
+
+
+def test_the_oldest_transitions_leave_first():
+    ring = full_ring(capacity=4, appended=3)
+    ring.append(rows_of([3, 4], 1))
+    assert serials_of(ring.ordered()) == [1, 2, 3, 4]
+    assert ring.size_by_agent == {0: 2, 1: 2}
+    assert ring.evicted_by_agent == {0: 1}
+
+
+def test_an_append_of_several_capacities_keeps_its_last_rows_in_order():
+    ring = full_ring(capacity=4, appended=2)
+    ring.append(rows_of(range(2, 15), 1))
+    assert serials_of(ring.ordered()) == [11, 12, 13, 14]
+    assert ring.size_by_agent == {1: 4}
+    assert ring.evicted_by_agent == {0: 2, 1: 9}
+
+
+def test_a_ring_of_one_transition_holds_the_latest():
+    ring = full_ring(capacity=1, appended=7)
+    assert serials_of(ring.ordered()) == [6]
+    assert serials_of(ring.sample(3, np.random.default_rng(0))) == [6, 6, 6]
+
+
+def test_what_is_appended_and_what_is_handed_out_are_copies():
+    ring = RingBuffer(SCHEMA, 4)
+    rows = rows_of(range(4), 0)
+    ring.append(rows)
+    rows[:] = -1
+    ring.ordered()[:] = -2
+    drawn = ring.sample(8, np.random.default_rng(0))
+    kept = drawn.copy()
+    ring.sample(8, np.random.default_rng(1))[:] = -3
+    assert np.array_equal(drawn, kept)
+    assert serials_of(ring.ordered()) == [0, 1, 2, 3]
+
+
+def test_rows_that_are_not_contiguous_are_stored_all_the_same():
+    ring = RingBuffer(SCHEMA, 4)
+    ring.append(rows_of(range(6), 0)[::2])
+    assert serials_of(ring.ordered()) == [0, 2, 4]
+
+
+def test_every_bit_of_a_row_is_kept():
+    row = SCHEMA.empty(1)
+    row.view(np.uint32)[0, :-2] = 0x7FC0_1234  # a NaN with a payload
+    row.view(np.uint32)[0, -2:] = (1023, 0xFFFF_FFFF)
+    ring = RingBuffer(SCHEMA, 2)
+    ring.append(row)
+    assert ring.ordered().tobytes() == row.tobytes()
+    assert ring.sample(1, np.random.default_rng(0)).tobytes() == row.tobytes()
+
+
+@pytest.mark.parametrize("appended", [30, 50, 73])
+def test_sampling_is_uniform_over_all_transitions_present(appended):
+    ring = full_ring(capacity=50, appended=appended)
+    rng = np.random.default_rng(7)
+    drawn = np.concatenate([serials_of(ring.sample(256, rng)) for _ in range(100)])
+    present = serials_of(ring.ordered())
+    counts = [np.count_nonzero(drawn == serial) for serial in present]
+    assert sum(counts) == len(drawn)  # nothing but what is stored
+    assert stats.chisquare(counts).pvalue > 0.01
+
+
+def test_draws_within_a_batch_are_independent():
+    ring = full_ring(capacity=8, appended=8)
+    rng = np.random.default_rng(3)
+    pairs = np.array([serials_of(ring.sample(2, rng)) for _ in range(6_400)])
+    counts = np.bincount(pairs[:, 0] * 8 + pairs[:, 1], minlength=64)
+    assert stats.chisquare(counts).pvalue > 0.01
+
+
+def test_the_same_generator_draws_the_same_batch():
+    ring = full_ring(capacity=50, appended=50)
+    one, two = (ring.sample(20, np.random.default_rng(5)) for _ in range(2))
+    assert np.array_equal(one, two)
+
+
+def test_an_empty_ring_cannot_be_sampled():
+    with pytest.raises(IndexError, match="empty"):
+        RingBuffer(SCHEMA, 4).sample(1, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("capacity", "transitions"),
+    [
+        (36, 36),
+        ("36", 36),
+        ("36b", 1),
+        ("71 B", 1),
+        ("1kb", 27),
+        ("1KiB", 28),
+        ("0.5 MiB", 14_563),
+        (" 2mb ", 55_555),
+        ("0.001GB", 27_777),
+    ],
+)
+def test_a_capacity_is_a_number_of_transitions_or_a_size_in_bytes(capacity, transitions):
+    assert SCHEMA.row_bytes == 36
+    assert RingBuffer(SCHEMA, capacity).capacity == transitions
+
+
+@pytest.mark.parametrize(
+    "capacity", [10**14, 10**18, 10**20, 2**63, "1000000GiB", "999999999999TiB", "9" * 30, "9" * 29 + "b"]
+)
+def test_a_capacity_beyond_this_machine_is_refused_with_the_memory_it_would_need(capacity):
+    with pytest.raises(CapacityError) as refusal:
+        RingBuffer(SCHEMA, capacity)
+    assert_one_sentence(refusal.value, "replay.capacity", str(capacity), "GiB", "lower it")
+
+
+@pytest.mark.parametrize(
+    "capacity",
+    [0, -1, "0", "0b", "35b", "", "many", "5 parsecs", "1.5", 1.5, "1e6", "--5", "²", "٣", "9" * 400 + "b"],
+)
+def test_a_capacity_that_is_no_size_or_holds_nothing_is_refused(capacity):
+    with pytest.raises(CapacityError) as refusal:
+        RingBuffer(SCHEMA, capacity)
+    assert_one_sentence(refusal.value, "replay.capacity")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        rows_of([5], 0)[0],
+        rows_of([5], 0)[np.newaxis],
+        rows_of([5], 0, WIDER),
+        rows_of([5], 0)[:, :-1],
+        rows_of([5], 0).astype(np.float64),
+        rows_of([5], 0).view(np.int32),
+        rows_of([5], 0).astype(">f4"),
+    ],
+    ids=["one row", "a batch of batches", "too wide", "too narrow", "float64", "int32", "big-endian"],
+)
+def test_rows_of_another_shape_or_type_are_refused_and_nothing_is_stored(rows):
+    ring = full_ring(capacity=4, appended=3)
+    with pytest.raises(MalformedError) as refusal:
+        ring.append(rows)
+    assert_one_sentence(refusal.value, str(rows.dtype), "float32")
+    assert serials_of(ring.ordered()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("agents", [[0, -1], [1024, 0], [0, 2**31 - 1], [0, -(2**31)]])
+def test_rows_of_an_impossible_agent_are_refused_and_nothing_is_stored(agents):
+    ring = full_ring(capacity=4, appended=3)
+    with pytest.raises(MalformedError) as refusal:
+        ring.append(rows_of([5, 6], agents))
+    assert_one_sentence(refusal.value, str(min(agents)), str(max(agents)), "0..1023")
+    assert serials_of(ring.ordered()) == [0, 1, 2]
+    assert (ring.size_by_agent, ring.evicted_by_agent) == ({0: 3}, {})
+
+
+def test_the_first_and_the_last_agent_id_are_accepted():
+    ring = RingBuffer(SCHEMA, 4)
+    ring.append(rows_of([1, 2, 3], [0, 1023, 1023]))
+    assert ring.size_by_agent == {0: 1, 1023: 2}

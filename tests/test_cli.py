@@ -1,0 +1,289 @@
+import re
+import socket
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from small import small_flags
+
+from dase_grpc.cli import main
+from dase_grpc.config import resolve
+from dase_grpc.runs.directory import RunDirectory
+from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.runs.metrics_log import read_metrics
+
+COMMANDS = ("train", "node", "config", "evaluate", "report", "version")
+
+
+@pytest.fixture
+def dase(monkeypatch, capsys, tmp_path):
+    """Runs a command line in this process, in an empty folder; gives exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["dase", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+def node(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs a node as a process to its end, which must come by itself."""
+    command = [sys.executable, "-m", "dase_grpc", "node", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=25, check=False)
+
+
+# -- the shape of the command line --------------------------------------------------------------------
+
+
+def test_help_names_every_command(dase):
+    code, out, _ = dase("--help")
+    assert code == 0
+    assert all(re.search(rf"^│ {command} ", out, re.MULTILINE) for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(dase, command):
+    code, out, _ = dase(command, "--help")
+    assert code == 0
+    assert f"Usage: dase {command}" in out
+
+
+def test_no_command_shows_the_help(dase):
+    code, out, err = dase()
+    assert code != 0
+    assert "Commands" in out + err
+
+
+@pytest.mark.parametrize("flag", ["--env", "--agents", "--steps", "--gpu", "--lockstep", "--set", "--config"])
+def test_train_has_the_flags_that_the_documents_name(dase, flag):
+    assert flag in dase("train", "--help")[1]
+
+
+@pytest.mark.parametrize(
+    "flag", ["--role", "--listen", "--capacity", "--replay", "--env", "--gpu", "--agent", "--insecure"]
+)
+def test_node_has_the_flags_that_the_documents_name(dase, flag):
+    assert flag in dase("node", "--help")[1]
+
+
+def test_the_leash_is_not_for_people(dase):
+    assert "leash" not in dase("node", "--help")[1]
+
+
+def test_the_version_is_that_of_the_package(dase):
+    assert dase("version") == (0, f"{version('dase-grpc')}\n", "")
+
+
+def test_python_dash_m_is_the_same_command():
+    command = [sys.executable, "-m", "dase_grpc", "version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=25, check=True)
+    assert done.stdout == f"{version('dase-grpc')}\n"
+
+
+# -- the configuration --------------------------------------------------------------------------------
+
+
+def test_config_prints_toml_that_reads_back_to_the_same_configuration(dase, tmp_path):
+    arguments = ("--env", "HalfCheetah-v5", "--agents", 3, "--steps", 9_000, "--seed", 4)
+    code, out, _ = dase("config", *arguments, "--set", "dps.divergence=kl", "--set", "replay.capacity=64MiB")
+    assert code == 0
+    config = resolve(tomllib.loads(out))
+    assert (config.env.id, config.train.agents, config.train.steps) == ("HalfCheetah-v5", 3, 9_000)
+    assert (config.train.seed, config.dps.divergence, config.replay.capacity) == (4, "kl", "64MiB")
+    (tmp_path / "again.toml").write_text(out)
+    assert dase("config", "--config", "again.toml") == (0, out, "")
+
+
+def test_without_an_environment_the_quick_start_is_configured_and_with_one_the_paper(dase):
+    quick = resolve(tomllib.loads(dase("config")[1]))
+    paper = resolve(tomllib.loads(dase("config", "--env", "Hopper-v5")[1]))
+    assert quick == resolve(tomllib.loads(dase("config", "--preset", "quickstart")[1]))
+    assert quick.train.steps < 100_000
+    assert paper.agent.start_steps == 25_000
+
+
+def test_flags_win_over_the_file_and_set_over_both(dase, tmp_path):
+    (tmp_path / "run.toml").write_text("[train]\nsteps = 10\nseed = 1\nagents = 1\n")
+    code, out, _ = dase("config", "--config", "run.toml", "--steps", 20, "--seed", 2, "--set", "train.seed=3")
+    train = resolve(tomllib.loads(out)).train
+    assert (code, train.agents, train.steps, train.seed) == (0, 1, 20, 3)
+
+
+# -- refusals: one sentence, no traceback, nothing left behind ----------------------------------------
+
+
+def world(name: str, *more: object) -> tuple[object, ...]:
+    return ("train", "--env", f"worlds:{name}", *more)
+
+
+REFUSED = {
+    "an unbounded action": (world("UnboundedAction"), r"action dimension 1 has the bounds \[-1\.0, inf\]"),
+    "a huge action": (world("HugeAction"), r"action dimension 0 has the bounds"),
+    "a discrete action": (
+        world("DiscreteAction"),
+        r"has the action space Discrete\(3\), but agents here act",
+    ),
+    "a discrete observation": (world("DiscreteObservation"), r"has the observation space Discrete\(5\)"),
+    "an environment that cannot be made": (world("RefusesToStart"), r"failed with ValueError: no licence"),
+    "a missing environment": (
+        ("train", "--env", "HalfCheeta-v5"),
+        r"there is no environment 'HalfCheeta-v5'; did you mean 'HalfCheetah-v5'\?",
+    ),
+    "a missing module": (("train", "--env", "no_such_package:Env-v0"), r"no module 'no_such_package'"),
+    "a missing package": (
+        ("train", "--env", "lacking:Env"),
+        r"needs 'robot_simulator', which is not installed",
+    ),
+    "a GPU that is not there": (world("PointGoal", "--gpu", 9), r"--gpu 9: torch finds .* on this machine"),
+    "a negative GPU": (world("PointGoal", "--gpu", -1), r"--gpu -1: torch finds"),
+    "a capacity of one": (
+        world("PointGoal", "--set", "replay.capacity=1"),
+        r"= \d+ exceeds replay\.capacity = 1;",
+    ),
+    "a capacity in bytes that holds too little": (
+        world("PointGoal", "--set", "replay.capacity=1KiB"),
+        r"exceeds replay\.capacity = 32;",
+    ),
+    "an unreadable capacity": (world("PointGoal", "--set", "replay.capacity=lots"), r"neither a number of"),
+    "no steps": (world("PointGoal", "--steps", 0), r"train\.steps = 0 must be greater than 0"),
+    "no agents": (world("PointGoal", "--agents", 0), r"train\.agents = 0 must be greater than 0"),
+    "an unknown setting": (
+        ("config", "--set", "dps.divergance=kl"),
+        r"unknown setting dps\.divergance; did you mean dps\.divergence\?",
+    ),
+    "an unknown divergence": (("config", "--set", "dps.divergence=tv"), r"dps\.divergence = \"tv\" must be"),
+    "a setting without a value": (
+        ("config", "--set", "dps.divergence"),
+        r"not of the form section\.key=value",
+    ),
+    "an unknown preset": (("config", "--preset", "paper/ppo"), r"there is no preset 'paper/ppo'; there are"),
+    "a file that is no TOML": (("config", "--config", "bad.toml"), r"bad\.toml is not valid TOML"),
+    "a file that is not there": (
+        ("config", "--config", "missing.toml"),
+        r"cannot read .* missing\.toml: No such",
+    ),
+    "an unknown role": (("node", "--role", "nonsense"), r"--role 'nonsense' is neither replay nor learner"),
+    "no address": (("node", "--role", "replay", "--listen", "here"), r"'here' is not an address of the form"),
+    "an unreadable capacity of a node": (
+        ("node", "--role", "replay", "--capacity", "lots"),
+        r"--capacity: 'lots' is neither",
+    ),
+    "no address of the replay": (
+        ("node", "--role", "learner", "--replay", "here"),
+        r"'here' is not an address",
+    ),
+    "evaluating no run": (("evaluate", "nothing"), r"there is no nothing"),
+    "evaluating another folder": (("evaluate", "empty"), r"empty is neither a run, an agent's directory nor"),
+    "reporting on no run": (("report", "empty"), r"empty is not a run: it has no run\.toml"),
+    "a run name that is a path": (world("PointGoal", "--name", "a/b"), r"'a/b' cannot name a run"),
+    "a run name that is taken": (
+        world("PointGoal", "--name", "taken"),
+        r"runs/taken exists and is not empty",
+    ),
+}
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), REFUSED.values(), ids=REFUSED.keys())
+def test_refuses_in_one_sentence(dase, tmp_path, arguments, sentence):
+    (tmp_path / "bad.toml").write_text("[train\n")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "runs" / "taken").mkdir(parents=True)
+    (tmp_path / "runs" / "taken" / "mine.txt").touch()
+    (tmp_path / "lacking.py").write_text("import robot_simulator\n")
+    code, out, err = dase(*arguments)
+    assert code == 2
+    assert re.fullmatch(rf"error: .*{sentence}.*\n", err)
+    assert out == ""
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["taken"]
+
+
+def test_a_flag_that_does_not_exist_is_a_usage_error(dase):
+    code, _, err = dase("train", "--stepz", 5)
+    assert code == 2
+    assert "No such option: --stepz" in err
+    assert "Traceback" not in err
+
+
+def test_a_port_in_use_is_told_in_one_sentence():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = node("--role", "replay", "--listen", f"127.0.0.1:{port}")
+    assert done.returncode == 2
+    assert f"error: cannot listen on 127.0.0.1:{port} (in use" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_listening_where_others_can_connect_needs_a_word():
+    done = node("--role", "replay", "--listen", "0.0.0.0:0")
+    assert done.returncode == 2
+    assert "error: 0.0.0.0:0 can be reached from other machines" in done.stderr
+    assert "--insecure" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# -- training in lockstep -----------------------------------------------------------------------------
+
+
+def trained(dase, *arguments: object) -> tuple[RunDirectory, str]:
+    code, out, err = dase("train", "--lockstep", "--name", "run", *arguments)
+    assert (code, err) == (0, "")
+    return RunDirectory.open(Path("runs/run")), out
+
+
+def test_lockstep_says_what_it_does_and_where_the_results_are(dase):
+    directory, out = trained(dase, *small_flags())
+    assert out.startswith("2 TD3 agents sharing one replay on worlds:PointGoal, 120 steps each, seed 0\n")
+    assert re.search(
+        r"^agent 1: evaluation return -[\d.]+ at step 0, -[\d.]+ at step 120$", out, re.MULTILINE
+    )
+    assert "results: runs/run\n" in out
+    assert "report:  runs/run/report.html\n" in out
+    assert out.endswith("next:    dase evaluate runs/run\n")
+    assert directory.report.is_file()
+    assert directory.run["mode"] == "lockstep"
+    assert directory.run["command"].startswith("dase train --lockstep --name run")
+    assert [read_evaluations(agent.evaluations.path).step.tolist() for agent in directory.agents()] == [
+        [0, 50, 100, 120]
+    ] * 2
+
+
+def test_what_was_trained_can_be_evaluated_and_reported(dase):
+    trained(dase, *small_flags(train__agents=1))
+    code, out, _ = dase("evaluate", "runs/run", "--episodes", 2)
+    assert code == 0
+    assert re.fullmatch(r"agent 0 in worlds:PointGoal after 120 steps: mean return .* over 2 episodes\n", out)
+    assert dase("report", "runs/run") == (0, "runs/run/report.html\n", "")
+
+
+def test_a_run_whose_steps_are_all_random_says_so(dase):
+    _, out = trained(dase, *small_flags(train__steps=20))
+    assert "note: agent.start_steps = 20 covers the whole run, so hardly anything is learned\n" in out
+
+
+@pytest.mark.parametrize(
+    ("env", "refused"),
+    [("worlds:NanAtStep50", {"observation": 2}), ("worlds:HugeReward", {"reward": 10})],
+    ids=["an observation that is NaN at step 50", "a reward of 1e300"],
+)
+def test_what_is_not_finite_is_refused_and_counted_and_the_run_goes_on(dase, env, refused):
+    directory, _ = trained(dase, *small_flags(env, train__steps=100, train__log_every=100))
+    for agent in directory.agents():
+        (record,) = read_metrics(agent.metrics.path)
+        assert record["refused"] == refused
+        assert record["updates"] >= 75
+        assert record["critic_loss"] is not None
+
+
+def test_an_error_of_the_environment_is_shown_with_its_traceback_after_the_results(dase, capsys):
+    flags = small_flags("worlds:RaisesAtStep", env__kwargs="{at=30}", eval__max_episode_steps=5)
+    with pytest.raises(RuntimeError, match="the simulator broke at step 30"):
+        dase("train", "--lockstep", "--name", "run", *flags)
+    assert "results: runs/run\n" in capsys.readouterr().out

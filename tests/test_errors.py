@@ -1,0 +1,46 @@
+"""The tree of errors: drawn once, complete, and told apart by who has to act."""
+
+import inspect
+import re
+
+import pytest
+
+from dase_grpc import errors
+from dase_grpc.errors import DaseError, NodeFailedError, RefusalError, UsageError
+
+CLASSES = {name: cls for name, cls in vars(errors).items() if inspect.isclass(cls)}
+LINE = re.compile(r"(?P<branches>(?:[│ ]   )*)(?:[├└]── )(?P<name>\w+)  +\S")
+
+
+def drawn_parents() -> dict[str, str]:
+    """The parent of each class as the tree in the module's docstring draws it."""
+    parents, path = {}, ["DaseError"]
+    for line in (errors.__doc__ or "").splitlines():
+        match = LINE.match(line)
+        if match:
+            depth = len(match["branches"]) // 4 + 1
+            path[depth:] = [match["name"]]
+            parents[match["name"]] = path[depth - 1]
+    return parents
+
+
+def test_the_tree_in_the_docstring_names_every_class_under_its_parent():
+    parents = {name: cls.__bases__[0].__name__ for name, cls in CLASSES.items() if cls is not DaseError}
+    assert drawn_parents() == parents
+
+
+def test_the_tree_is_drawn_in_the_order_of_the_code():
+    assert ["DaseError", *drawn_parents()] == list(CLASSES)
+
+
+@pytest.mark.parametrize("cls", CLASSES.values())
+def test_every_error_is_ours_explains_itself_and_carries_its_sentence(cls):
+    assert issubclass(cls, DaseError)
+    assert cls.__doc__
+    assert str(cls("what, value, limit, remedy")) == "what, value, limit, remedy"
+
+
+def test_users_nodes_and_services_are_three_different_things_to_blame():
+    branches = (UsageError, NodeFailedError, RefusalError)
+    for cls in CLASSES.values():
+        assert sum(issubclass(cls, branch) for branch in branches) == (cls is not DaseError)

@@ -1,0 +1,69 @@
+"""Every random stream of a run comes from its one seed, and no two are alike."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from dase_grpc.seeding import Purpose, generator, integer, sequence
+
+
+def test_the_same_name_gives_the_same_stream():
+    for purpose in Purpose:
+        one, two = (generator(3, purpose, 1, 2).random(8) for _ in range(2))
+        assert np.array_equal(one, two)
+        assert integer(3, purpose, 1, 2) == integer(3, purpose, 1, 2)
+
+
+def test_seed_purpose_agent_and_further_keys_each_make_another_stream():
+    names = product((0, 1, 2**40), Purpose, (0, 1, 1023), (0, 1))
+    drawn = [tuple(sequence(seed, purpose, *key).generate_state(4)) for seed, purpose, *key in names]
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_a_stream_without_a_key_is_none_of_the_agents():
+    alone = sequence(0, Purpose.EVALUATION).generate_state(4)
+    assert not np.array_equal(alone, sequence(0, Purpose.EVALUATION, 0).generate_state(4))
+
+
+def test_no_evaluation_seed_ever_meets_a_training_seed():
+    training = [purpose for purpose in Purpose if purpose is not Purpose.EVALUATION]
+    for seed in range(200):
+        assert integer(seed, Purpose.EVALUATION) % 2 == 1
+        assert all(integer(seed, purpose, 0) % 2 == 0 for purpose in training)
+
+
+def test_integers_are_seeds_that_every_library_takes():
+    drawn = [integer(seed, purpose, 1) for seed in range(50) for purpose in Purpose]
+    assert all(0 <= value < 2**31 for value in drawn)
+    assert max(drawn) > 2**30
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**32, 2**100])
+def test_seeds_of_any_size_are_accepted(seed):
+    assert integer(seed, Purpose.NETWORKS, 0) >= 0
+
+
+def test_the_numbers_of_the_purposes_never_change():
+    """They are part of what makes a published seed reproducible: append, never renumber."""
+    assert {purpose.name: purpose.value for purpose in Purpose} == {
+        "NETWORKS": 0,
+        "EXPLORATION": 1,
+        "ENVIRONMENT": 2,
+        "EVALUATION": 3,
+        "SAMPLING": 4,
+        "TARGET_NOISE": 5,
+        "SIMILARITY": 6,
+    }
+
+
+def test_known_seeds_stay_as_they_are():
+    assert [integer(0, purpose, 0) for purpose in Purpose] == [
+        2044266242,
+        1976665982,
+        980756182,
+        1188727675,
+        952996942,
+        1909843588,
+        1386216128,
+    ]

@@ -1,0 +1,210 @@
+"""Metrics: the names of the table, base units, and an endpoint that comes and goes without a trace."""
+
+import http.client
+import re
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+from contracts.sentences import assert_one_sentence
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from dase_grpc.errors import AddressError
+from dase_grpc.telemetry import (
+    MAX_PAIRED_AGENTS,
+    LearnerMetrics,
+    ReplayCollector,
+    ReplayCounts,
+    make_registry,
+    metrics_endpoint,
+)
+
+C, G, H = "counter", "gauge", "histogram"
+EVERY_ROLE = {"dase_build_info": (G, {"version", "python"})}
+REPLAY = EVERY_ROLE | {
+    "dase_replay_inserted_transitions_total": (C, {"agent_id"}),
+    "dase_replay_evicted_transitions_total": (C, {"agent_id"}),
+    "dase_replay_rejected_transitions_total": (C, {"agent_id", "reason"}),
+    "dase_replay_sampled_transitions_total": (C, {"agent_id", "source_agent_id"}),
+    "dase_replay_buffer_transitions": (G, {"agent_id"}),
+    "dase_replay_buffer_capacity_transitions": (G, set()),
+    "dase_replay_buffer_bytes": (G, set()),
+}
+LEARNER = EVERY_ROLE | {
+    "dase_learner_updates_total": (C, {"agent_id"}),
+    "dase_learner_update_duration_seconds": (H, {"agent_id", "stage"}),
+    "dase_learner_loss": (G, {"agent_id", "loss"}),
+    "dase_learner_skipped_updates_total": (C, {"agent_id", "reason"}),
+    "dase_similarity_weight_ratio": (G, {"agent_id", "source_agent_id"}),
+    "dase_similarity_divergence_nats": (G, {"agent_id", "term"}),
+    "dase_similarity_external_share_ratio": (G, {"agent_id"}),
+    "dase_explorer_env_steps_total": (C, {"agent_id"}),
+    "dase_explorer_episodes_total": (C, {"agent_id"}),
+    "dase_explorer_episode_return": (G, {"agent_id"}),
+    "dase_explorer_unacknowledged_transitions": (G, {"agent_id"}),
+    "dase_explorer_refused_transitions_total": (C, {"agent_id", "reason"}),  # beyond the table
+    "dase_evaluation_return_mean": (G, {"agent_id"}),
+    "dase_evaluation_duration_seconds": (H, {"agent_id"}),
+}
+COUNTS = ReplayCounts(
+    capacity=10,
+    buffer_bytes=480,
+    size_by_agent={0: 4, 70: 6},
+    inserted={0: 9, 70: 8},
+    evicted={0: 5, 70: 2},
+    refused={(70, "not_finite"): 3},
+    sampled={(0, 0): 11, (0, 70): 12, (70, 0): 13, (70, 70): 14},
+)
+
+
+def replay_registry() -> CollectorRegistry:
+    registry = make_registry()
+    registry.register(ReplayCollector(lambda: COUNTS))
+    return registry
+
+
+def learner_registry(agent_id: int = 1) -> CollectorRegistry:
+    """A learner's registry in which every series has been touched."""
+    registry = make_registry()
+    metrics = LearnerMetrics(registry, agent_id)
+    metrics.env_steps.inc()
+    metrics.update_seconds.observe(0.01)
+    metrics.sample_seconds.observe(0.01)
+    metrics.evaluation_seconds.observe(1.0)
+    metrics.skipped("no_weight")
+    metrics.refused("not_finite")
+    metrics.loss("critic", 0.5)
+    metrics.similarity(0, 0.25)
+    metrics.similarity(MAX_PAIRED_AGENTS, 0.75)
+    metrics.divergence("mean", 2.0)
+    return registry
+
+
+def families(registry: CollectorRegistry) -> dict[str, tuple[str, set[str]]]:
+    """Type and label names of each family, by the name under which it is queried."""
+    found = {}
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        name = family.name + ("_total" if family.type == C else "")
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        found[name] = (family.type, labels)
+    return found
+
+
+def series(registry: CollectorRegistry, name: str) -> dict[tuple[str, ...], float]:
+    samples = (sample for family in registry.collect() for sample in family.samples)
+    return {tuple(sample.labels.values()): sample.value for sample in samples if sample.name == name}
+
+
+@pytest.mark.parametrize(
+    ("registry", "table"),
+    [(replay_registry(), REPLAY), (learner_registry(), LEARNER)],
+    ids=["replay", "learner"],
+)
+def test_a_role_exports_the_names_types_and_labels_of_the_table(registry, table):
+    assert families(registry) == table
+
+
+@pytest.mark.parametrize("registry", [replay_registry(), learner_registry()], ids=["replay", "learner"])
+def test_metrics_follow_prometheus_conventions(registry):
+    for family in registry.collect():
+        assert re.fullmatch(r"dase_[a-z]+(_[a-z]+)+", family.name)
+        assert family.documentation.endswith(".")
+        words = family.name.split("_")
+        assert not {"ms", "us", "milliseconds", "minutes", "kb", "mb", "mib", "percent", "count"} & set(words)
+        assert family.type == C or not family.name.endswith("_total")
+        assert family.type != H or family.name.endswith("_seconds")
+        for sample in family.samples:
+            assert not sample.name.endswith("_created")
+            assert not {"run", "run_id", "host", "actor", "episode", "instance", "job"} & set(sample.labels)
+            assert family.type != C or sample.name.endswith("_total")
+
+
+def test_the_replays_counters_are_read_when_scraped():
+    registry = replay_registry()
+    assert series(registry, "dase_replay_buffer_capacity_transitions") == {(): 10}
+    assert series(registry, "dase_replay_buffer_bytes") == {(): 480}
+    assert series(registry, "dase_replay_buffer_transitions") == {("0",): 4, ("70",): 6}
+    assert series(registry, "dase_replay_inserted_transitions_total") == {("0",): 9, ("70",): 8}
+    assert series(registry, "dase_replay_evicted_transitions_total") == {("0",): 5, ("70",): 2}
+    assert series(registry, "dase_replay_rejected_transitions_total") == {("70", "not_finite"): 3}
+
+
+def test_pairs_are_exported_only_among_the_first_agents():
+    assert series(replay_registry(), "dase_replay_sampled_transitions_total") == {("0", "0"): 11}
+    assert series(learner_registry(1), "dase_similarity_weight_ratio") == {("1", "0"): 0.25}
+    assert series(learner_registry(MAX_PAIRED_AGENTS), "dase_similarity_weight_ratio") == {}
+
+
+def test_a_learners_numbers_carry_its_agent_id():
+    registry = learner_registry(5)
+    assert series(registry, "dase_explorer_env_steps_total") == {("5",): 1}
+    assert series(registry, "dase_learner_loss") == {("5", "critic"): 0.5}
+    assert series(registry, "dase_learner_update_duration_seconds_count") == {
+        ("5", "sample"): 1,
+        ("5", "update"): 1,
+    }
+
+
+def test_registries_are_independent():
+    LearnerMetrics(make_registry(), 0).updates.inc()
+    other = make_registry()
+    LearnerMetrics(other, 0)
+    assert series(other, "dase_learner_updates_total") == {("0",): 0}
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture
+def busy_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def servers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if "serve_forever" in thread.name]
+
+
+def test_an_endpoint_serves_while_its_block_runs_and_leaves_no_port_and_no_thread(free_port):
+    with metrics_endpoint(replay_registry(), "127.0.0.1", free_port) as port:
+        assert port == free_port
+        assert len(servers()) == 1
+        client = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        client.request("GET", "/metrics")
+        answer = client.getresponse()
+        assert answer.status == 200
+        assert b'dase_replay_inserted_transitions_total{agent_id="0"} 9.0' in answer.read()
+        client.close()
+    assert servers() == []
+    with socket.create_server(("127.0.0.1", free_port)):
+        pass
+
+
+def test_an_endpoint_is_gone_after_an_error_in_its_block(free_port):
+    with pytest.raises(RuntimeError), metrics_endpoint(make_registry(), "127.0.0.1", free_port):
+        raise RuntimeError
+    assert servers() == []
+
+
+def test_a_port_in_use_is_refused_with_what_to_do(busy_port):
+    with pytest.raises(AddressError) as refusal, metrics_endpoint(make_registry(), "127.0.0.1", busy_port):
+        pass
+    assert_one_sentence(refusal.value, f"127.0.0.1:{busy_port}", "in use", "0 for none")
+
+
+def test_a_host_that_is_not_this_machine_is_refused(free_port):
+    with pytest.raises(AddressError) as refusal, metrics_endpoint(make_registry(), "192.0.2.1", free_port):
+        pass
+    assert_one_sentence(refusal.value, "192.0.2.1")
+
+
+def test_port_zero_is_off():
+    with metrics_endpoint(make_registry(), "127.0.0.1", 0) as port:
+        assert port is None
+        assert servers() == []
