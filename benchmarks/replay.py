@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dase_grpc.nodes.lifecycle import READY_PREFIX
+from dase_grpc.nodes.memory import keep_freed_memory
 from dase_grpc.schema import Array, TransitionSchema
 from dase_grpc.wire.cluster import ClusterClient
 from dase_grpc.wire.replay_client import Inserter, Sampler, StreamTarget
@@ -141,6 +142,7 @@ def main() -> None:
     parser.add_argument("--fill", type=int, default=100_000, help="transitions present while sampling")
     options = parser.parse_args()
     console = Console(width=130)
+    keep_freed_memory()  # as every node does
     console.print(
         f"{_machine()}; median of {options.rounds} rounds of {options.seconds:g} s (minimum to maximum)"
     )

@@ -149,7 +149,7 @@ REFUSED = {
     ),
     "a capacity in bytes that holds too little": (
         world("PointGoal", "--set", "replay.capacity=1KiB"),
-        r"exceeds replay\.capacity = 32;",
+        r"exceeds replay\.capacity = 36;",
     ),
     "an unreadable capacity": (world("PointGoal", "--set", "replay.capacity=lots"), r"neither a number of"),
     "no steps": (world("PointGoal", "--steps", 0), r"train\.steps = 0 must be greater than 0"),
@@ -283,7 +283,7 @@ def test_what_is_not_finite_is_refused_and_counted_and_the_run_goes_on(dase, env
 
 
 def test_an_error_of_the_environment_is_shown_with_its_traceback_after_the_results(dase, capsys):
-    flags = small_flags("worlds:RaisesAtStep", env__kwargs="{at=30}", eval__max_episode_steps=5)
-    with pytest.raises(RuntimeError, match="the simulator broke at step 30"):
+    flags = small_flags("worlds:RaisesAtStep", env__kwargs="{at=9}", eval__max_episode_steps=5)
+    with pytest.raises(RuntimeError, match="the simulator broke at step 9"):
         dase("train", "--lockstep", "--name", "run", *flags)
     assert "results: runs/run\n" in capsys.readouterr().out

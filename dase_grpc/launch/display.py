@@ -56,6 +56,7 @@ class LiveTable:
     """One line per agent, redrawn in place."""
 
     def __init__(self, console: Console, config: RunConfig, clock: Callable[[], float]) -> None:
+        self._steps = config.train.steps
         self._clock = clock
         self._time_left = TimeLeft(config.train.steps)
         self._live = Live(console=console, refresh_per_second=4, transient=False)
@@ -70,15 +71,15 @@ class LiveTable:
     def show(self, snapshot: Snapshot) -> None:
         """Redraws."""
         self._time_left.observe(snapshot, self._clock())
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for name in ("agent", "step", "return", "evaluation", "updates/s"):
+        table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
+        for name in ("agent", "step", "return", "evaluation", "first", "updates/s"):
             table.add_column(name, justify="right", no_wrap=True)
         for name in ("similarity λ", "state"):
-            table.add_column(name, no_wrap=True)
+            table.add_column(name)
         for agent_id, progress in enumerate(snapshot.agents):
-            table.add_row(str(agent_id), *agent_cells(agent_id, progress))
-        footer = Text(f"{buffer_text(snapshot)}, {self._time_left}", style="dim")
-        self._live.update(Group(table, footer))
+            table.add_row(str(agent_id), *map(Text, agent_cells(agent_id, progress)))
+        footer = f"{self._steps:,} steps each, {buffer_text(snapshot)}, {self._time_left}"
+        self._live.update(Group(table, Text(footer, style="dim")))
 
 
 class PlainLines:
@@ -157,24 +158,22 @@ def has_ended(progress: Progress | None) -> bool:
 
 def agent_line(agent_id: int, progress: Progress) -> str:
     """An agent's numbers in one line."""
-    step, episode, evaluation, rate, similarity, state = agent_cells(agent_id, progress)
+    step, episode, evaluation, first, rate, similarity, state = agent_cells(agent_id, progress)
     return (
-        f"agent {agent_id}: step {step}, return {episode}, evaluation {evaluation}, "
-        f"{rate} updates/s, similarity {similarity}, {state}"
+        f"agent {agent_id}: step {step} of {progress.total_steps:,}, return {episode}, "
+        f"evaluation {evaluation} (first {first}), {rate} updates/s, similarity {similarity}, {state}"
     )
 
 
-def agent_cells(agent_id: int, progress: Progress | None) -> tuple[str, str, str, str, str, str]:
-    """Step, episode return, evaluation, updates/s, similarity by source, state."""
+def agent_cells(agent_id: int, progress: Progress | None) -> tuple[str, str, str, str, str, str, str]:
+    """Step, episode return, evaluation, first evaluation, updates/s, similarity by source, state."""
     if not has_started(progress):
-        return ("-", "-", "-", "-", "-", "starting")
-    evaluation = number(progress.evaluation_return)
-    if progress.first_evaluation_return is not None:
-        evaluation += f" (first {number(progress.first_evaluation_return)})"
+        return ("-", "-", "-", "-", "-", "-", "starting")
     return (
-        f"{progress.step:,}/{progress.total_steps:,}",
+        f"{progress.step:,}",
         number(progress.episode_return),
-        evaluation,
+        number(progress.evaluation_return),
+        number(progress.first_evaluation_return),
         f"{progress.updates_per_second:.0f}",
         similarity_text(agent_id, progress),
         progress.state,

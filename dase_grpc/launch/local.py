@@ -3,16 +3,16 @@
 import asyncio
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from dase_grpc.config import RunConfig
-from dase_grpc.errors import NodeFailedError, RefusalError
+from dase_grpc.errors import RefusalError
 from dase_grpc.launch.display import Display, Snapshot
 from dase_grpc.launch.processes import Node, end_nodes, start_node
-from dase_grpc.nodes.lifecycle import READY_PREFIX, first_error
+from dase_grpc.nodes.lifecycle import READY_PREFIX, first_cause
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.wire.cluster import ClusterClient
 from dase_grpc.wire.messages import progress_from_proto
@@ -74,7 +74,7 @@ class LocalCluster:
         Raises:
             NodeFailedError: a node ended before its time; carries the end of its log.
         """
-        with _plain_failures():
+        with first_cause():
             async with asyncio.TaskGroup() as tasks:
                 replay = tasks.create_task(self._replay_until_cancelled())
                 learners = [tasks.create_task(self._learner_to_its_end(node)) for node in self.learners]
@@ -171,7 +171,7 @@ async def run_cluster(
     Raises:
         NodeFailedError: a node ended before its time; the others were stopped.
     """
-    with _plain_failures():
+    with first_cause():
         async with LocalCluster(config, directory, gpu=gpu, program=program) as cluster:
             address = await _unless(stop, cluster.start())
             if address is not None:
@@ -228,15 +228,3 @@ async def _unless(stop: asyncio.Event, awaited: Coroutine[Any, Any, T]) -> T | N
         work.cancel()
         stopped.cancel()
     return None if work.cancelled() else work.result()
-
-
-@contextmanager
-def _plain_failures() -> Iterator[None]:
-    """Raises the first NodeFailedError of a group by itself; a group with anything else passes through."""
-    try:
-        yield
-    except ExceptionGroup as group:
-        failures, others = group.split(NodeFailedError)
-        if failures is None or others is not None:
-            raise
-        raise first_error(failures) from None

@@ -13,7 +13,7 @@ from typing import Final
 from dase_grpc.errors import NodeFailedError
 
 STOP_S: Final = 45.0
-SHOWN_LOG_LINES: Final = 60
+SHOWN_LOG_LINES: Final = 100
 
 
 @dataclass(frozen=True)

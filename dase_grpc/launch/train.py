@@ -147,16 +147,16 @@ def _say(console: Console, text: str) -> None:
 
 def _say_results(directory: RunDirectory, console: Console) -> None:
     """Says how the agents did and where everything is; whatever cannot be read is said too."""
-    _say(console, f"results: {directory.path}")
-    agents = directory.agents()
+    agents, found = directory.agents(), [f"results: {directory.path}"]
     try:
         for agent in agents:
             _say_curve(agent, console)
         if agents:
-            _say(console, f"report:  {write_report(directory)}")
-            _say(console, f"next:    dase evaluate {directory.path}")
+            found += [f"report:  {write_report(directory)}", f"next:    dase evaluate {directory.path}"]
     except DaseError as error:
-        _say(console, f"no report: {error}")
+        found += [f"no report: {error}"]
+    for text in found:
+        _say(console, text)
 
 
 def _say_curve(agent: AgentDirectory, console: Console) -> None:

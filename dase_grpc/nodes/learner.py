@@ -4,10 +4,9 @@ import asyncio
 import logging
 import platform
 import threading
-from collections.abc import Coroutine
-from contextlib import ExitStack, closing
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -19,17 +18,21 @@ from dase_grpc.learning.build import build_learner
 from dase_grpc.learning.device import pick_device
 from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.learning.learner import Learner
-from dase_grpc.nodes.lifecycle import run_node
+from dase_grpc.nodes.lifecycle import first_cause, run_node
 from dase_grpc.nodes.link import ReplayLink
+from dase_grpc.progress import Progress
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.journal import AgentJournal
+from dase_grpc.schema import TransitionSchema
 from dase_grpc.telemetry import LearnerMetrics, make_registry, metrics_endpoint
 from dase_grpc.wire.cluster import ClusterClient, Membership
 from dase_grpc.wire.replay_client import StreamTarget
 from dase_grpc.wire.transport import Address, open_channel
 
 HEARTBEAT_S: Final = 0.5
-DRAIN_S: Final = 30.0
+DRAIN_S: Final = 15.0
+"""How long the replay may take, at the end, to accept the rows queued, and then to acknowledge them."""
+
 SAY_UNREACHABLE_AFTER_S: Final = 2.0
 
 log = logging.getLogger("dase")
@@ -62,6 +65,14 @@ class Session:
     metrics: LearnerMetrics
 
 
+@dataclass
+class Farewell:
+    """What a learner says when it gives its lease back."""
+
+    reason: str = "failed"
+    progress: Progress | None = None
+
+
 def learner_main(options: LearnerOptions, *, stdin_is_leash: bool) -> int:
     """Runs a learner node as a process."""
     return run_node("learner", lambda stop: run_learner(options, stop), stdin_is_leash=stdin_is_leash)
@@ -70,7 +81,7 @@ def learner_main(options: LearnerOptions, *, stdin_is_leash: bool) -> int:
 async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
     """Trains until the budget is spent or `stop`; returns once every transition is acknowledged.
 
-    Leaves a final checkpoint behind and gives the lease back, also when the replay is lost.
+    Leaves a final checkpoint behind, also when the replay is lost, and gives the lease back.
 
     Raises:
         UsageError: the environment, the device, the settings or the run directory cannot be used.
@@ -87,59 +98,96 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
         registry = make_registry()
         cleanup.enter_context(metrics_endpoint(registry, options.metrics_host, options.metrics_port))
         async with open_channel(options.replay) as channel:
-            address = str(options.replay)
-            cluster = ClusterClient(channel, address)
-            join = partial(
-                cluster.join,
-                node_name=f"learner@{platform.node()}",
-                schema=schema,
-                agent_id=options.agent_id,
-                run_id=options.run_id,
-                timeout_s=options.connect_timeout_s,
-            )
-            member = await _unless(stop, _saying_unreachable(join(), address))
+            cluster = ClusterClient(channel, str(options.replay))
+            member = await _unless(stop, _join(cluster, options, schema))
             if member is None:
                 log.info("stopped before joining")
                 return
-            log.info("joined run %s as agent %d", member.run_id, member.agent_id)
-            _require_fit(config, member)
-            journal = _open_journal(options, member, schema)
-            cleanup.enter_context(closing(journal))
-            metrics = LearnerMetrics(registry, member.agent_id)
-            link = ReplayLink(
-                StreamTarget(channel, address, member, schema),
-                batch_size=config.agent.batch_size,
-                prefetch=config.replay.prefetch,
-                writer_id=f"learner-{member.agent_id}",
-            )
-            learner = build_learner(
-                config,
-                schema,
-                env=env,
-                agent_id=member.agent_id,
-                device=device,
-                sink=link,
-                source=link,
-                journal=journal,
-                metrics=metrics,
-            )
-            await _train_and_leave(Session(cluster, member, link, learner, metrics), stop, journal)
+            async with _lease(cluster, member) as farewell:
+                _require_fit(config, member)
+                journal = _open_journal(options, member, schema)
+                cleanup.enter_context(closing(journal))
+                metrics = LearnerMetrics(registry, member.agent_id)
+                link = ReplayLink(
+                    StreamTarget(channel, str(options.replay), member, schema),
+                    batch_size=config.agent.batch_size,
+                    prefetch=config.replay.prefetch,
+                    writer_id=f"learner-{member.agent_id}",
+                )
+                learner = build_learner(
+                    config,
+                    schema,
+                    env=env,
+                    agent_id=member.agent_id,
+                    device=device,
+                    sink=link,
+                    source=link,
+                    journal=journal,
+                    metrics=metrics,
+                )
+                await _train_to_the_end(
+                    Session(cluster, member, link, learner, metrics), stop, farewell, journal
+                )
 
 
-async def _train_and_leave(session: Session, stop: asyncio.Event, journal: AgentJournal) -> None:
-    reason = "failed"
+async def _join(cluster: ClusterClient, options: LearnerOptions, schema: TransitionSchema) -> Membership:
+    """Joins the run; says so when the replay is not there yet."""
+    joining = asyncio.ensure_future(
+        cluster.join(
+            node_name=f"learner@{platform.node()}",
+            schema=schema,
+            agent_id=options.agent_id,
+            run_id=options.run_id,
+            timeout_s=options.connect_timeout_s,
+        )
+    )
     try:
-        await _train(session, stop)
-        reason = f"{session.learner.progress.state} after {session.learner.progress.step} steps"
+        done, _ = await asyncio.wait({joining}, timeout=SAY_UNREACHABLE_AFTER_S)
+        if not done:
+            log.info("waiting for the replay service at %s", options.replay)
+        return await joining
     finally:
+        joining.cancel()
+
+
+@asynccontextmanager
+async def _lease(cluster: ClusterClient, member: Membership) -> AsyncIterator[Farewell]:
+    """Gives the lease back at the end of the block, however it ends."""
+    log.info("joined run %s as agent %d", member.run_id, member.agent_id)
+    farewell = Farewell()
+    try:
+        yield farewell
+    finally:
+        try:
+            if farewell.progress is not None:
+                await cluster.heartbeat(member, farewell.progress)
+            await cluster.leave(member, reason=farewell.reason)
+        except RefusalError as error:
+            log.info("could not give the lease back: %s", error)
+
+
+async def _train_to_the_end(
+    session: Session, stop: asyncio.Event, farewell: Farewell, journal: AgentJournal
+) -> None:
+    learner = session.learner
+    try:
+        with first_cause():
+            await _train(session, stop)
+        farewell.reason = f"{learner.progress.state} after {learner.progress.step} steps"
+        log.info("%s", farewell.reason)
+    finally:
+        farewell.progress = learner.progress
         if journal.last_checkpoint is not None:
-            log.info("step %d is kept in %s", session.learner.progress.step, journal.last_checkpoint)
-        await _leave(session, reason)
-    log.info("%s", reason)
+            log.info("step %d is kept in %s", learner.progress.step, journal.last_checkpoint)
 
 
 async def _train(session: Session, stop: asyncio.Event) -> None:
-    """Runs the compute thread beside its streams; the thread has ended when this returns or raises."""
+    """Runs the compute thread beside its streams; the thread has ended when this returns or raises.
+
+    Raises:
+        ExceptionGroup: of what broke a stream.
+        Exception: what the compute thread raised, whatever the streams did then.
+    """
     learner, link, halt = session.learner, session.link, threading.Event()
     compute = asyncio.ensure_future(asyncio.to_thread(learner.train, halt))
     try:
@@ -159,20 +207,28 @@ async def _train(session: Session, stop: asyncio.Event) -> None:
         halt.set()
         link.close()
         await asyncio.wait({compute})
+        if (error := compute.exception()) is not None:
+            raise error from error.__cause__
 
 
 async def _drain(compute: "asyncio.Future[None]", inserting: "asyncio.Task[None]", link: ReplayLink) -> None:
-    try:
-        async with asyncio.timeout(DRAIN_S):
-            await asyncio.wait({compute})
-            compute.result()
-            link.no_more_rows()
-            await asyncio.wait({inserting})
-    except TimeoutError:
+    """Lets the compute thread end, then the last rows be acknowledged.
+
+    Raises:
+        UnreachableError: the replay takes no rows any more.
+        Exception: what the compute thread raised.
+    """
+    await asyncio.wait({compute}, timeout=DRAIN_S)
+    if not compute.done():  # it evaluates, or it waits for room in a queue that does not move
+        link.close()
+        await asyncio.wait({compute})
+    compute.result()
+    link.no_more_rows()
+    await asyncio.wait({inserting}, timeout=DRAIN_S)
+    if not inserting.done() or link.unacknowledged:
         raise UnreachableError(
-            f"could not drain within {DRAIN_S:g} s: {link.inserter.unacknowledged} transitions "
-            f"are not acknowledged"
-        ) from None
+            f"the replay service has not acknowledged {link.unacknowledged} transitions within {DRAIN_S:g} s"
+        )
 
 
 async def _heartbeats(session: Session) -> None:
@@ -183,27 +239,9 @@ async def _heartbeats(session: Session) -> None:
         progress = session.learner.progress
         if waiting is not None:
             progress = replace(progress, state=f"waiting: {waiting.removeprefix('waiting for ')}")
-        session.metrics.unacknowledged.set(session.link.inserter.unacknowledged)
+        session.metrics.unacknowledged.set(session.link.unacknowledged)
         await session.cluster.heartbeat(session.member, progress)
         await asyncio.sleep(period_s)
-
-
-async def _leave(session: Session, reason: str) -> None:
-    """Reports the last progress and gives the lease back, if the replay is still there to take it."""
-    try:
-        await session.cluster.heartbeat(session.member, session.learner.progress)
-        await session.cluster.leave(session.member, reason=reason)
-    except RefusalError as error:
-        log.info("could not give the lease back: %s", error)
-
-
-async def _saying_unreachable(joining: Coroutine[Any, Any, Membership], address: str) -> Membership:
-    async with asyncio.TaskGroup() as tasks:
-        join = tasks.create_task(joining)
-        done, _ = await asyncio.wait({join}, timeout=SAY_UNREACHABLE_AFTER_S)
-        if not done:
-            log.info("waiting for the replay service at %s", address)
-    return join.result()
 
 
 async def _unless(stop: asyncio.Event, awaited: Coroutine[Any, Any, T]) -> T | None:
@@ -244,7 +282,7 @@ def _require_fit(config: RunConfig, member: Membership) -> None:
         raise ConfigError(str(error)) from None
 
 
-def _open_journal(options: LearnerOptions, member: Membership, schema: Any) -> AgentJournal:
+def _open_journal(options: LearnerOptions, member: Membership, schema: TransitionSchema) -> AgentJournal:
     path = options.run_dir if options.run_dir is not None else Path("runs") / member.run_id
     directory = RunDirectory.ensure(path.parent, path.name, options.config, mode="node").agent(
         member.agent_id

@@ -42,8 +42,7 @@ def run_node(name: str, main: Callable[[asyncio.Event], Awaitable[None]], *, std
                 with first_cause():
                     await main(stop)
             except DaseError as error:
-                log.error("error: %s", error)
-                return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
+                return _explain(error)
         return EXIT_OK
 
     return asyncio.run(guarded())
@@ -82,6 +81,7 @@ async def stop_event(*, stdin_is_leash: bool) -> AsyncIterator[asyncio.Event]:
             signal.signal(each, signal.SIG_DFL)
         stop.set()
 
+    before = {each: signal.getsignal(each) for each in _SIGNALS}
     for each in _SIGNALS:
         loop.add_signal_handler(each, on_signal, each)
     leash = await _watch_stdin(loop, stop) if stdin_is_leash else None
@@ -90,8 +90,9 @@ async def stop_event(*, stdin_is_leash: bool) -> AsyncIterator[asyncio.Event]:
     finally:
         if leash is not None:
             leash.close()
-        for each in _SIGNALS:
+        for each, handler in before.items():
             loop.remove_signal_handler(each)
+            signal.signal(each, handler)
 
 
 class _Leash(asyncio.Protocol):
@@ -114,29 +115,32 @@ async def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> 
 def first_cause() -> Iterator[None]:
     """Raises, instead of a group of errors, the one to show.
 
-    That is the only bug in it, or the whole group if there are several, or else the first of our errors.
+    That is its only bug, or the group itself if it has several, or else the first of our errors.
     """
     try:
         yield
     except ExceptionGroup as group:
-        bugs = group.split(DaseError)[1]
-        cause = _only(bugs) if bugs is not None else _first(group)
-        if cause is None:
+        refusals, bugs = group.split(DaseError)
+        cause: Exception | None = bugs
+        while isinstance(cause, ExceptionGroup) and len(cause.exceptions) == 1:
+            cause = cause.exceptions[0]
+        if cause is None and refusals is not None:
+            cause = first_error(refusals)
+        if cause is None or isinstance(cause, ExceptionGroup):
             raise
         raise cause from cause.__cause__
 
 
-def _first(group: ExceptionGroup[Exception]) -> Exception:
+def first_error(group: ExceptionGroup[DaseError] | DaseError) -> DaseError:
+    """The first of the errors in a group, however deeply nested."""
     error: Exception = group
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
+    if not isinstance(error, DaseError):
+        raise TypeError(f"{error!r} is not one of our errors")
     return error
 
 
-def _only(group: ExceptionGroup[Exception]) -> Exception | None:
-    error: Exception = group
-    while isinstance(error, ExceptionGroup):
-        if len(error.exceptions) > 1:
-            return None
-        error = error.exceptions[0]
-    return error
+def _explain(error: DaseError) -> int:
+    log.error("error: %s", error)
+    return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED

@@ -4,10 +4,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import numpy as np
 
+from dase_grpc.learning.learner import Halted
 from dase_grpc.nodes.handoff import Handoff
 from dase_grpc.schema import Array
 from dase_grpc.wire.replay_client import Inserter, Sampler, StreamTarget
@@ -40,14 +42,16 @@ class ReplayLink:
         )
         self._prefetch = prefetch
         self._asked = asyncio.Event()
+        self._stored = 0
         self._delivered = 0
         self._waiting_since: float | None = None
         self._no_more_rows = False
-        self.inserter = Inserter(target, writer_id=writer_id)
+        self._inserter = Inserter(target, writer_id=writer_id)
         self._sampler = Sampler(target, batch_size=batch_size)
 
     def store(self, row: Array) -> None:
         """Queues one transition; blocks while the stream is far behind."""
+        self._stored += 1
         self._rows.put(row)
 
     def next(self) -> tuple[Array, int]:
@@ -59,6 +63,11 @@ class ReplayLink:
             return self._batches.get()
         finally:
             self._waiting_since = None
+
+    @property
+    def unacknowledged(self) -> int:
+        """Transitions that `store` was called with and whose commit is not acknowledged."""
+        return self._stored - self._inserter.acknowledged_rows
 
     @property
     def waiting(self) -> str | None:
@@ -73,7 +82,7 @@ class ReplayLink:
         self._batches.close()
 
     def close(self) -> None:
-        """Ends every wait of the compute thread; rows still queued are given up."""
+        """Ends every wait of the compute thread, for good."""
         self._batches.close()
         self._rows.close()
 
@@ -84,30 +93,35 @@ class ReplayLink:
 
     async def insert_rows(self) -> None:
         """Sends queued rows; returns after `no_more_rows`, when the last is acknowledged."""
-        await self.inserter.open()
+        await self._inserter.open()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.inserter.receive())
+            tasks.create_task(self._inserter.receive())
             while True:
                 self._rows_moved.clear()
                 rows = self._rows.take_all()
                 if rows:
-                    await self.inserter.append(np.stack(rows))
+                    await self._inserter.append(np.stack(rows))
                 elif self._no_more_rows:
                     break
                 else:
                     await self._rows_moved.wait()
-            await self.inserter.finish()
+            await self._inserter.finish()
 
     async def fetch_batches(self) -> None:
-        """Keeps up to `prefetch` batches drawn ahead, from the first one asked for; runs until cancelled."""
+        """Keeps up to `prefetch` batches drawn ahead, from the first one asked for.
+
+        Runs until cancelled; after `stop_batches` until one more batch has come.
+        """
         await self._sampler.open(credits=0)
         await self._asked.wait()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._grant())
-            while True:
-                batch = await self._sampler.next()
-                self._delivered += 1
-                self._batches.put((batch.rows, batch.buffer_size))
+            granting = tasks.create_task(self._grant())
+            with suppress(Halted):
+                while True:
+                    batch = await self._sampler.next()
+                    self._delivered += 1
+                    self._batches.put((batch.rows, batch.buffer_size))
+            granting.cancel()
 
     async def say_waits(self) -> None:
         """Logs each long wait for a batch, once, with its reason; runs until cancelled."""

@@ -114,8 +114,8 @@ async def run_replay(
     cluster = ClusterServicer(run, clock=time.monotonic, on_event=log.info)
     health = HealthServicer()
     _register(server, replay, cluster, health)
-    address = bind(server, options.listen)
     with metrics_endpoint(registry, options.listen.host, options.metrics_port):
+        address = bind(server, options.listen)
         await server.start()
         for service in ("", *SERVICES):
             await health.set(service, health_pb2.HealthCheckResponse.SERVING)

@@ -57,16 +57,18 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         self, request_iterator: AsyncIterator[replay_pb2.InsertRequest], context: Context
     ) -> None:
         async with refusals(context):
-            await self._until_drained(self._insert(context))
+            await self._until_drained(context, self._insert(context))
 
     async def Sample(  # type: ignore[override]
         self, request_iterator: AsyncIterator[replay_pb2.SampleRequest], context: Context
     ) -> None:
         async with refusals(context):
-            await self._until_drained(self._sample(context))
+            await self._until_drained(context, self._sample(context))
 
-    async def _until_drained(self, serving: Coroutine[Any, Any, None]) -> None:
+    async def _until_drained(self, context: Context, serving: Coroutine[Any, Any, None]) -> None:
         """Runs a stream's body to its end, or until the service drains."""
+        # else it goes out with the first message, and a stream that ends in between gets no status
+        await context.send_initial_metadata(())
         body = asyncio.ensure_future(serving)
         drained = asyncio.ensure_future(self._draining.wait())
         try:

@@ -66,6 +66,7 @@ class Inserter:
         self._stream: ClientStream | None = None
         self._moved = asyncio.Event()
         self._broken: DaseError | None = None
+        self._start_seq = 0
         self.sent_seq = 0
         self.acknowledged_seq = 0
         self.refused_rows = 0
@@ -76,6 +77,11 @@ class Inserter:
         """Rows sent whose commit has not been acknowledged."""
         return self.sent_seq - self.acknowledged_seq
 
+    @property
+    def acknowledged_rows(self) -> int:
+        """Rows of this stream whose commit has been acknowledged."""
+        return self.acknowledged_seq - self._start_seq
+
     async def open(self) -> Self:
         """Starts the stream; the next row's number follows what the service has committed."""
         header = replay_pb2.InsertHeader(stream=self._target.header(), writer_id=self._writer_id)
@@ -83,7 +89,7 @@ class Inserter:
         async with _answer_in_time(stream, self._target.address):
             await stream.write(replay_pb2.InsertRequest(header=header))
             answer = await stream.read()
-        self.sent_seq = self.acknowledged_seq = answer.committed_seq
+        self._start_seq = self.sent_seq = self.acknowledged_seq = answer.committed_seq
         return self
 
     async def append(self, rows: Array) -> None:

@@ -1,7 +1,7 @@
 """A client's end of a bidirectional stream: each way in which it can fail is one of our errors."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any, Final
 
 import grpc
@@ -26,6 +26,9 @@ class ClientStream:
     def __init__(self, call: Any, address: str) -> None:
         self._call = call
         self._address = address
+        # read() of a call that a failed write has ended would not give what is still to be read,
+        # and the service's status comes only after all of that
+        self._answers: AsyncIterator[Any] = aiter(call)
         self._status: AioRpcError | None = None
         call.add_done_callback(self._keep_status)
 
@@ -45,31 +48,30 @@ class ClientStream:
 
     async def read(self) -> Any:
         """The next message; waits for it."""
-        answer = await self._read()
-        if answer is grpc.aio.EOF:
-            raise UnreachableError(f"the replay service at {self._address} ended the stream too early")
-        return answer
+        try:
+            return await anext(self._answers)
+        except (AioRpcError, StopAsyncIteration, asyncio.CancelledError) as error:
+            raise await self._reason(error) from None
 
     async def read_end(self) -> None:
         """Waits until the service ends the stream well; whatever it still sends is dropped."""
-        while await self._read() is not grpc.aio.EOF:
-            pass
+        try:
+            async for _ in self._answers:
+                pass
+        except (AioRpcError, asyncio.CancelledError) as error:
+            raise await self._reason(error) from None
+        if self._status is not None and self._status.code() is not grpc.StatusCode.OK:
+            raise self._meaning(self._status)
 
     def cancel(self) -> None:
         """Ends the stream; has no effect once it has ended."""
         self._call.cancel()
 
-    async def _read(self) -> Any:
-        try:
-            return await self._call.read()
-        except (AioRpcError, asyncio.CancelledError) as error:
-            raise await self._reason(error) from None
-
     async def _reason(self, error: BaseException) -> DaseError:
         """Why the stream ended; raises `error` again if it is the cancellation of the current task.
 
-        grpc.aio replaces the status of a stream that ends under a write by one of its own, before
-        or after the service's arrives; so the first one is kept, and one to come gets a moment.
+        grpc.aio gives a stream that ends under a write a status of its own, before or after the
+        service's arrives; so the service's is kept if it comes first, and else gets a moment.
         """
         if isinstance(error, asyncio.CancelledError):
             task = asyncio.current_task()
@@ -79,9 +81,14 @@ class ClientStream:
         for _ in range(_STATUS_POLLS):
             self._keep_status()
             if self._status is not None:
-                return refusal_of(self._status, self._address)
+                return self._meaning(self._status)
             await asyncio.sleep(_STATUS_POLL_S)
         return UnreachableError(f"the stream to the replay service at {self._address} broke under a write")
+
+    def _meaning(self, status: AioRpcError) -> DaseError:
+        if status.code() is grpc.StatusCode.OK:
+            return UnreachableError(f"the replay service at {self._address} ended the stream too early")
+        return refusal_of(status, self._address)
 
     def _keep_status(self, _: Any = None) -> None:
         if self._status is None and self._call.done():

@@ -69,9 +69,10 @@ def main() -> None:
     folder, behaviours, *arguments = sys.argv[1:]
     flags = dict(part.removeprefix("--").split("=", 1) for part in arguments if "=" in part)
     name = "replay" if flags["role"] == "replay" else f"learner-{flags['agent']}"
-    pid = Path(folder) / name
-    pid.with_suffix(".args").write_text(json.dumps([*arguments, f"OMP={os.environ['OMP_NUM_THREADS']}"]))
-    pid.with_suffix(".pid").write_text(str(os.getpid()))
+    file = Path(folder) / name
+    file.with_suffix(".args").write_text(json.dumps([*arguments, f"OMP={os.environ['OMP_NUM_THREADS']}"]))
+    file.with_suffix(".new").write_text(str(os.getpid()))
+    file.with_suffix(".new").rename(file.with_suffix(".pid"))  # whole, or not there
     behave(json.loads(behaviours)[name])
 
 

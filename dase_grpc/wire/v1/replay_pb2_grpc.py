@@ -59,8 +59,9 @@ class ReplayServiceServicer:
 
         The client sends a header, then chunks, then an end frame. The server answers the header with
         the last sequence number it has committed for this writer, and acknowledges cumulatively after
-        each commit. The end frame is answered by a last acknowledgement with `finished` set. A stream
-        that ends without an end frame commits nothing beyond the last acknowledged row.
+        the commits, one acknowledgement for one or several chunks. The end frame is answered by a last
+        acknowledgement with `finished` set. A stream that ends without an end frame keeps the chunks
+        that arrived whole, acknowledged or not.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -40,8 +40,9 @@ class ReplayServiceStub:
 
     The client sends a header, then chunks, then an end frame. The server answers the header with
     the last sequence number it has committed for this writer, and acknowledges cumulatively after
-    each commit. The end frame is answered by a last acknowledgement with `finished` set. A stream
-    that ends without an end frame commits nothing beyond the last acknowledged row.
+    the commits, one acknowledgement for one or several chunks. The end frame is answered by a last
+    acknowledgement with `finished` set. A stream that ends without an end frame keeps the chunks
+    that arrived whole, acknowledged or not.
     """
     Sample: _grpc.StreamStreamMultiCallable[_replay_pb2.SampleRequest, _replay_pb2.SampleResponse]
     """Sends uniformly sampled batches, never more than the client has granted credits for.
@@ -60,8 +61,9 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
 
     The client sends a header, then chunks, then an end frame. The server answers the header with
     the last sequence number it has committed for this writer, and acknowledges cumulatively after
-    each commit. The end frame is answered by a last acknowledgement with `finished` set. A stream
-    that ends without an end frame commits nothing beyond the last acknowledged row.
+    the commits, one acknowledgement for one or several chunks. The end frame is answered by a last
+    acknowledgement with `finished` set. A stream that ends without an end frame keeps the chunks
+    that arrived whole, acknowledged or not.
     """
     Sample: _aio.StreamStreamMultiCallable[_replay_pb2.SampleRequest, _replay_pb2.SampleResponse]  # type: ignore[assignment]
     """Sends uniformly sampled batches, never more than the client has granted credits for.
@@ -83,8 +85,9 @@ class ReplayServiceServicer(metaclass=_abc_1.ABCMeta):
 
         The client sends a header, then chunks, then an end frame. The server answers the header with
         the last sequence number it has committed for this writer, and acknowledges cumulatively after
-        each commit. The end frame is answered by a last acknowledgement with `finished` set. A stream
-        that ends without an end frame commits nothing beyond the last acknowledged row.
+        the commits, one acknowledgement for one or several chunks. The end frame is answered by a last
+        acknowledgement with `finished` set. A stream that ends without an end frame keeps the chunks
+        that arrived whole, acknowledged or not.
         """
 
     @_abc_1.abstractmethod

@@ -1,0 +1,303 @@
+"""`dase train` as a person runs it: real processes, real gRPC, and every way in which it can end."""
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from small import small_flags
+
+from dase_grpc.runs.checkpoint import latest, load_checkpoint
+from dase_grpc.runs.directory import RunDirectory
+from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.runs.metrics_log import read_metrics
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+TESTS = Path(__file__).parents[1]
+PATIENCE_S = 90.0
+ENDLESS = 10_000_000
+
+
+class Train:
+    """A `dase train` process in a folder of its own, named after that folder."""
+
+    def __init__(self, folder: Path, *arguments: object, stdout: int | None = None) -> None:
+        self.folder = folder
+        self.name = f"{folder.parent.name}-{folder.name}"
+        self.output_file = folder / "output.txt"
+        command = [sys.executable, "-m", "dase_grpc", "train", "--name", self.name, *map(str, arguments)]
+        with self.output_file.open("wb") as output:
+            self.process = subprocess.Popen(
+                command,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output if stdout is None else stdout,
+                stderr=output if stdout is None else stdout,
+                env={**os.environ, "PYTHONPATH": str(TESTS), "TERM": "xterm"},
+            )
+
+    @property
+    def directory(self) -> RunDirectory:
+        return RunDirectory.open(self.folder / "runs" / self.name)
+
+    @property
+    def output(self) -> str:
+        return self.output_file.read_text()
+
+    def log(self, name: str) -> str:
+        return (self.directory.logs / f"{name}.log").read_text()
+
+    def nodes(self) -> dict[str, int]:
+        """The pids of this run's nodes that live, by role or agent; launched by us or left behind."""
+        found = {}
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                command = path.read_bytes().decode().split("\0")
+            except OSError:
+                continue
+            if "node" in command and any(self.name in part for part in command):
+                role = next(part for part in command if part.startswith(("--agent=", "--role=replay")))
+                found[role.removeprefix("--role=").removeprefix("--")] = int(path.parent.name)
+        return found
+
+    def until_training(self) -> None:
+        """Returns once both agents have trained for a while."""
+        self.until(lambda: all(len(self.curve(agent_id).step) >= 3 for agent_id in (0, 1)))
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        limit = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert self.process.poll() is None, self.output
+            assert time.monotonic() < limit, self.output
+            time.sleep(0.05)
+
+    def curve(self, agent_id: int):
+        path = self.folder / "runs" / self.name / "agents" / str(agent_id) / "evaluations.csv"
+        return read_evaluations(path)
+
+    def end(self) -> int:
+        return self.process.wait(PATIENCE_S)
+
+
+@pytest.fixture
+def train(tmp_path) -> Iterator[Callable[..., Train]]:
+    started = []
+
+    def start(*arguments: object, **options) -> Train:
+        started.append(Train(tmp_path, *arguments, **options))
+        return started[-1]
+
+    yield start
+    for each in started:
+        if each.process.poll() is None:
+            each.process.kill()
+            each.process.wait()
+        for pid in each.nodes().values():
+            os.kill(pid, signal.SIGKILL)
+
+
+def nobody_left_within(run: Train, seconds: float) -> bool:
+    limit = time.monotonic() + seconds
+    while run.nodes() and time.monotonic() < limit:
+        time.sleep(0.05)
+    return not run.nodes()
+
+
+def assert_kept_until_the_end(run: Train) -> None:
+    """Both agents have a checkpoint that can be read, of the step that their last record names."""
+    for agent in run.directory.agents():
+        path = latest(agent.checkpoints)
+        assert path is not None
+        assert load_checkpoint(path).step == read_metrics(agent.metrics.path)[-1]["step"]
+
+
+# -- a run that ends well -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Train:
+    run = Train(tmp_path_factory.mktemp("finished"), *small_flags(train__steps=300))
+    assert run.end() == 0, run.output
+    return run
+
+
+def test_a_run_leaves_everything_in_its_folder(finished):
+    directory = finished.directory
+    assert directory.config.train.steps == 300
+    assert directory.run["mode"] == "cluster"
+    assert directory.report.is_file()
+    assert [agent.agent_id for agent in directory.agents()] == [0, 1]
+    for agent in directory.agents():
+        assert read_evaluations(agent.evaluations.path).step.tolist() == [0, 50, 100, 150, 200, 250, 300]
+        assert read_metrics(agent.metrics.path)[-1]["updates"] == 281
+        path = latest(agent.checkpoints)
+        assert path is not None
+        assert path.name == "step-000000300"
+
+
+def test_a_run_exchanges_every_transition_through_the_replay(finished):
+    assert "the buffer held 600 transitions, no agent was left" in finished.log("replay")
+    similarity = [
+        record["similarity"]
+        for agent in finished.directory.agents()
+        for record in read_metrics(agent.metrics.path)
+    ]
+    assert {"0", "1"} in map(set, similarity)
+
+
+def test_a_run_says_where_it_stands_and_where_the_results_are(finished):
+    lines = finished.output.splitlines()
+    assert lines[0] == "2 TD3 agents sharing one replay on worlds:PointGoal, 300 steps each, seed 0"
+    assert "step 0 of 0" not in finished.output
+    assert any(re.match(r"agent 1: step 300 of 300, .*, finished$", line) for line in lines)
+    assert any(
+        re.match(r"agent 0: evaluation return -[\d.]+ at step 0, -[\d.]+ at step 300$", x) for x in lines
+    )
+    assert lines[-1] == f"next:    dase evaluate runs/{finished.name}"
+
+
+def test_a_run_leaves_no_process_and_no_port(finished):
+    assert finished.nodes() == {}
+    match = re.search(r"replay at 127\.0\.0\.1:(\d+)", finished.log("replay"))
+    assert match is not None
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", int(match[1])), timeout=2)
+
+
+# -- the other ends -----------------------------------------------------------------------------------
+
+
+def test_ctrl_c_on_a_terminal_drains_keeps_checkpoints_and_exits_0(train):
+    screen, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    run = train(*small_flags(train__steps=ENDLESS), stdout=terminal)
+    os.close(terminal)
+    text, told = "", False
+    while chunk := read_screen(screen):
+        text += chunk
+        if not told and re.search(r"1: [\d.e-]+ +training", text) and len(run.curve(1)) > 2:
+            run.process.send_signal(signal.SIGINT)
+            told = True
+    os.close(screen)
+    assert run.end() == 0
+    assert run.nodes() == {}
+    for title in ("evaluation", "updates/s", "similarity λ", "10,000,000 steps each, buffer"):
+        assert title in text
+    shown, _, after = text.rpartition("\x1b[?25h")  # the cursor is back before the nodes have ended
+    assert "\x1b[?25l" in shown
+    assert "stopping: the learners send what is left and keep their checkpoints" in after
+    assert f"results: runs/{run.name}" in after
+    assert_kept_until_the_end(run)
+    assert "no agent was left" in run.log("replay")
+    assert "stopped after" in run.log("learner-0")
+
+
+def read_screen(screen: int) -> str:
+    """What the terminal shows next; nothing once the program has ended."""
+    ready, _, _ = select.select([screen], [], [], PATIENCE_S)
+    assert ready, "nothing was shown for a long time"
+    try:
+        return os.read(screen, 65_536).decode(errors="replace")
+    except OSError:  # how Linux says that nobody holds the other side any more
+        return ""
+
+
+def test_a_killed_learner_is_named_and_the_others_keep_their_state(train):
+    run = train(*small_flags(train__steps=ENDLESS))
+    run.until_training()
+    os.kill(run.nodes()["agent=1"], signal.SIGKILL)
+    assert run.end() == 1
+    assert "error: learner-1 ended (killed by SIGKILL); the end of" in run.output
+    assert run.nodes() == {}
+    assert latest(run.directory.agent(0).checkpoints) is not None
+    assert latest(run.directory.agent(1).checkpoints) is None
+
+
+def test_a_killed_replay_is_named_and_the_learners_keep_their_state(train):
+    run = train(*small_flags(train__steps=ENDLESS))
+    run.until_training()
+    os.kill(run.nodes()["replay"], signal.SIGKILL)
+    assert run.end() == 1
+    assert "error: replay ended while learners were training (killed by SIGKILL)" in run.output
+    assert run.nodes() == {}
+    assert_kept_until_the_end(run)
+
+
+RAISES_IN_ONE = """
+import os
+
+from worlds import PointGoal
+
+
+class RaisesInOneProcess(PointGoal):
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 60:
+            self.steps = 0
+            break_unless_another_did()
+        return super().step(action)
+
+
+def break_unless_another_did():
+    try:
+        os.mkdir("broken")
+    except FileExistsError:
+        return
+    raise RuntimeError("the gear is stuck")
+"""
+
+
+def test_an_environment_that_raises_is_shown_with_its_own_traceback(train, tmp_path):
+    (tmp_path / "gearbox.py").write_text(RAISES_IN_ONE)
+    run = train(*small_flags("gearbox:RaisesInOneProcess", train__steps=ENDLESS))
+    assert run.end() == 1
+    assert re.search(r"error: learner-[01] ended \(exit code 1\); the end of", run.output)
+    assert run.output.count("Traceback (most recent call last)") >= 1
+    assert "in break_unless_another_did" in run.output
+    assert "RuntimeError: the gear is stuck" in run.output
+    assert "report: " in run.output
+    assert run.nodes() == {}
+
+
+def test_nodes_end_by_themselves_when_the_launcher_is_killed(train):
+    run = train(*small_flags(train__steps=ENDLESS))
+    run.until_training()
+    assert set(run.nodes()) == {"replay", "agent=0", "agent=1"}
+    run.process.kill()
+    run.process.wait()
+    assert nobody_left_within(run, 10)
+    assert_kept_until_the_end(run)
+
+
+def test_a_second_ctrl_c_ends_the_launcher_at_once_and_the_nodes_follow(train):
+    run = train(*small_flags(train__steps=ENDLESS))
+    run.until_training()
+    run.process.send_signal(signal.SIGINT)
+    run.until(lambda: "stopping" in run.output)
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == -signal.SIGINT
+    assert nobody_left_within(run, 10)
+
+
+def test_ctrl_c_in_lockstep_keeps_everything_and_exits_0(train):
+    run = train("--lockstep", *small_flags(train__steps=ENDLESS))
+    run.until_training()
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == 0, run.output
+    assert_kept_until_the_end(run)
+    assert (run.directory.replay / "buffer.npy").is_file()
+    assert "results: " in run.output

@@ -1,0 +1,102 @@
+"""Learners that cost next to nothing: a tiny world, tiny networks, few steps."""
+
+import asyncio
+import sys
+import threading
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from wire.services import promptly
+
+from dase_grpc.config import RunConfig, resolve
+from dase_grpc.nodes.learner import LearnerOptions, run_learner
+from dase_grpc.progress import Progress
+from dase_grpc.runs import checkpoint
+from dase_grpc.wire.cluster import ClusterClient
+from dase_grpc.wire.messages import progress_from_proto
+from dase_grpc.wire.transport import Address, open_channel
+from dase_grpc.wire.v1 import cluster_pb2
+
+FOREVER = 10_000_000
+SETTINGS: dict[str, dict[str, Any]] = {
+    "env": {"id": "worlds:PointGoal"},
+    "train": {"agents": 1, "steps": 80, "seed": 3, "log_every": 20},
+    "agent": {"hidden": [8], "batch_size": 16, "start_steps": 20},
+    "replay": {"capacity": 1_000, "min_size": 20},
+    "eval": {"every": 40, "episodes": 1, "max_episode_steps": 20},
+}
+
+
+def tiny_config(**settings: Any) -> RunConfig:
+    """The settings of a tiny run; changes are given as `section__key=value`."""
+    named = ((*name.split("__", 1), value) for name, value in settings.items())
+    changes = [{section: {key: value}} for section, key, value in named]
+    return resolve(SETTINGS, *changes)
+
+
+def learner_options(address: Address, run_dir: Path, **changes: Any) -> LearnerOptions:
+    """Options of a learner of a tiny run; settings are given as `section__key=value`."""
+    settings = {key: changes.pop(key) for key in list(changes) if "__" in key}
+    return LearnerOptions(replay=address, config=tiny_config(**settings), run_dir=run_dir, **changes)
+
+
+@asynccontextmanager
+async def learning(options: LearnerOptions):
+    """A learner in this event loop: its task and the event that stops it; it has ended with the block."""
+    stop = asyncio.Event()
+    task = asyncio.ensure_future(run_learner(options, stop))
+    try:
+        yield task, stop
+    finally:
+        stop.set()
+        await promptly(asyncio.gather(task, return_exceptions=True), within_s=15)
+
+
+async def status_of(address: Address) -> cluster_pb2.StatusResponse:
+    async with open_channel(address) as channel:
+        return await ClusterClient(channel, str(address)).status()
+
+
+async def until_trained(
+    address: Address,
+    *,
+    agent_id: int = 0,
+    epoch: int = 1,
+    updates: int = 3,
+    task: "asyncio.Task[None] | None" = None,
+    within_s: float = 20.0,
+) -> Progress:
+    """Waits until an agent has reported some updates; what its learner raised meanwhile is raised."""
+    async with open_channel(address) as channel, asyncio.timeout(within_s):
+        client = ClusterClient(channel, str(address))
+        while True:
+            if task is not None and task.done():
+                task.result()
+                raise AssertionError("the learner has ended")
+            for agent in (await client.status()).agents:
+                progress = progress_from_proto(agent.progress)
+                if (agent.agent_id, agent.epoch) == (agent_id, epoch) and progress.updates >= updates:
+                    return progress
+            await asyncio.sleep(0.01)
+
+
+def checkpoint_step(run_dir: Path, agent_id: int = 0) -> int:
+    """The step of an agent's latest checkpoint, which must be readable."""
+    latest = checkpoint.latest(run_dir / "agents" / str(agent_id) / "checkpoints")
+    assert latest is not None
+    return checkpoint.load_checkpoint(latest).step
+
+
+def compute_threads() -> list[str]:
+    """Threads of learners that have not ended: those that are not idle in the loop's pool."""
+    return [thread.name for thread in threading.enumerate() if _trains(thread)]
+
+
+def _trains(thread: threading.Thread) -> bool:
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None:
+        if frame.f_code.co_qualname == "Learner.train":
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,57 @@
+"""Nodes in the test's own event loop."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from wire.services import LOOPBACK, SCHEMA, promptly
+
+from dase_grpc.nodes.replay import ReplayOptions, run_replay
+from dase_grpc.schema import TransitionSchema
+from dase_grpc.wire.cluster import ClusterClient
+from dase_grpc.wire.replay_client import StreamTarget
+from dase_grpc.wire.transport import Address, open_channel
+
+OPTIONS = ReplayOptions(run_id="the-run", listen=LOOPBACK, capacity=10_000, min_size=1, seed=7)
+
+
+@dataclass
+class RunningReplay:
+    """A replay node, its address, and the two ways to end it."""
+
+    address: Address
+    stop: asyncio.Event
+    ended: "asyncio.Task[None]"
+
+    async def end(self) -> None:
+        """Asks it to stop; returns when it has, which must not take long."""
+        self.stop.set()
+        await promptly(self.ended)
+
+
+@asynccontextmanager
+async def replay_node(**changes: Any) -> AsyncIterator[RunningReplay]:
+    """A replay node on a free port; `changes` are options."""
+    stop, found = asyncio.Event(), asyncio.get_running_loop().create_future()
+    node = asyncio.ensure_future(run_replay(replace(OPTIONS, **changes), stop, found.set_result))
+    await asyncio.wait({node, found}, return_when=asyncio.FIRST_COMPLETED)
+    if node.done():
+        node.result()
+    running = RunningReplay(await found, stop, node)
+    try:
+        yield running
+    finally:
+        await running.end()
+
+
+@asynccontextmanager
+async def joined(
+    address: Address, *, agent_id: int = 0, schema: TransitionSchema = SCHEMA
+) -> AsyncIterator[StreamTarget]:
+    """What a new member's streams connect to."""
+    async with open_channel(address) as channel:
+        client = ClusterClient(channel, str(address))
+        member = await client.join(node_name="test", schema=schema, agent_id=agent_id)
+        yield StreamTarget(channel, str(address), member, schema)

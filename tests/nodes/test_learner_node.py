@@ -1,0 +1,369 @@
+"""The learner node: it trains to its budget, and however it ends nothing hangs and nothing is lost."""
+
+import asyncio
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from nodes.learning_cases import (
+    FOREVER,
+    checkpoint_step,
+    compute_threads,
+    learner_options,
+    learning,
+    status_of,
+    until_trained,
+)
+from nodes.running import replay_node
+from wire.services import eventually, listening, promptly, serving
+
+from dase_grpc.errors import (
+    AgentTakenError,
+    ConfigError,
+    DeviceError,
+    DrainingError,
+    EnvironmentSpecError,
+    RunDirectoryError,
+    RunMismatchError,
+    SchemaMismatchError,
+    StaleLeaseError,
+    UnreachableError,
+)
+from dase_grpc.learning.envs import make_env, schema_of
+from dase_grpc.nodes.learner import run_learner
+from dase_grpc.runs.directory import RunDirectory
+from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.wire.replay import ReplayServicer
+from dase_grpc.wire.replay_client import WINDOW_ROWS
+from dase_grpc.wire.transport import Address
+from dase_grpc.wire.v1 import replay_pb2
+
+
+@pytest.fixture(autouse=True)
+def no_compute_thread_is_left():
+    yield
+    assert compute_threads() == []
+
+
+async def train(options):
+    await promptly(run_learner(options, asyncio.Event()), within_s=20)
+
+
+async def test_a_learner_trains_to_its_budget_and_says_why_it_leaves(service, tmp_path):
+    await train(learner_options(service.address, tmp_path / "run"))
+    assert service.run.store.traffic.inserted == {0: 80}
+    agent = (await service.client.status()).agents[0]
+    assert (agent.lease, agent.reason) == ("left", "finished after 80 steps")
+    assert (agent.progress.state, agent.progress.step, agent.progress.updates) == ("finished", 80, 61)
+    assert checkpoint_step(tmp_path / "run") == 80
+    evaluations = read_evaluations(RunDirectory.open(tmp_path / "run").agent(0).evaluations.path)
+    assert evaluations.step.tolist() == [0, 40, 80]
+
+
+async def test_every_transition_of_every_agent_is_in_the_buffer_once_and_in_order(service, tmp_path):
+    options = [
+        learner_options(service.address, tmp_path / "run", agent_id=agent_id, train__agents=2)
+        for agent_id in (0, 1)
+    ]
+    await promptly(asyncio.gather(*(run_learner(o, asyncio.Event()) for o in options)), within_s=20)
+    store = service.run.store
+    rows, schema = store.ring.ordered(), store.schema
+    assert store.ring.size_by_agent == {0: 80, 1: 80}
+    assert store.traffic.refused == {}
+    firsts = []
+    for agent_id in (0, 1):
+        own = schema.named(np.ascontiguousarray(rows[schema.agent_ids(rows) == agent_id]))
+        within_episode = np.arange(79) % 20 != 19
+        assert (own["next_observation"][:-1] == own["observation"][1:])[within_episode].all()
+        assert (own["bootstrap"] == 1).all()
+        assert (own["reward"] == -np.abs(own["next_observation"][:, 0])).all()
+        assert (np.diff(own["policy_version"].astype(int)) >= 0).all()
+        assert own["policy_version"][[0, -1]].tolist() == [0, 60]
+        firsts.append(own["observation"][0, 0])
+    assert firsts[0] != firsts[1]
+
+
+async def test_a_learner_without_an_id_takes_the_next_free_one(service, tmp_path):
+    for agent_id in (0, 1):
+        # the first has left, so its id must stay taken by somebody else
+        if agent_id:
+            env = make_env("worlds:PointGoal", {})
+            await service.client.join(node_name="x", schema=schema_of(env, "worlds:PointGoal"), agent_id=0)
+            env.close()
+        await train(learner_options(service.address, tmp_path / f"run{agent_id}", train__agents=2))
+        assert (tmp_path / f"run{agent_id}" / "agents" / str(agent_id) / "evaluations.csv").exists()
+
+
+async def test_stopping_in_the_middle_drains_keeps_a_checkpoint_and_leaves(service, tmp_path):
+    options = learner_options(service.address, tmp_path / "run", train__steps=FOREVER, eval__every=10_000)
+    async with learning(options) as (task, stop):
+        await until_trained(service.address, updates=20, task=task)
+        stop.set()
+        await promptly(task)
+    agent = (await service.client.status()).agents[0]
+    steps = agent.progress.step
+    assert agent.reason == f"stopped after {steps} steps"
+    assert checkpoint_step(tmp_path / "run") == steps
+    assert service.run.store.traffic.inserted == {0: steps}
+
+
+@pytest.mark.parametrize("attempt", range(5))
+async def test_stopping_at_any_moment_ends_well(service, tmp_path, attempt):
+    """A batch that is on its way when the thread takes no more used to be an error."""
+    options = learner_options(
+        service.address, tmp_path / "run", train__steps=FOREVER, eval__every=10_000, replay__prefetch=8
+    )
+    async with learning(options) as (task, stop):
+        await until_trained(service.address, updates=10 * attempt, task=task)
+        stop.set()
+        await promptly(task)
+
+
+async def test_stopping_before_training_starts_ends_well(service, tmp_path):
+    stop = asyncio.Event()
+    stop.set()
+    await promptly(run_learner(learner_options(service.address, tmp_path / "run"), stop))
+    assert not (await service.client.status()).agents
+
+
+async def test_stopping_while_transitions_are_missing_ends_well(tmp_path):
+    async with serving(min_size=50) as service:
+        options = learner_options(
+            service.address, tmp_path / "run", train__agents=3, agent__start_steps=20, replay__min_size=50
+        )
+        async with learning(options) as (task, stop):
+            await eventually(lambda: service.run.opened and len(service.run.store.ring) == 20)
+            await service.round_trips()
+            stop.set()
+            await promptly(task)
+        agent = (await service.client.status()).agents[0]
+        assert (agent.progress.step, agent.reason) == (20, "stopped after 20 steps")
+        assert checkpoint_step(tmp_path / "run") == 20
+
+
+async def test_a_wait_is_shown_in_the_status(tmp_path, monkeypatch):
+    monkeypatch.setattr("dase_grpc.nodes.link.SAY_AFTER_S", 0.05)
+    async with serving(min_size=50) as service:
+        options = learner_options(service.address, tmp_path / "run", train__agents=3, replay__min_size=50)
+        async with learning(options):
+            await eventually(lambda: any("waiting" in state for state in states(service)))
+            assert "waiting: 30 more transitions (20 of 50)" in states(service)
+
+
+def states(service):
+    return [lease.progress.state for lease in service.run.leases.all()]
+
+
+async def test_a_replay_that_shuts_down_ends_the_learner_promptly_with_a_checkpoint(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "dase")
+    async with replay_node() as replay:
+        options = learner_options(replay.address, tmp_path / "run", train__steps=FOREVER, eval__every=10_000)
+        async with learning(options) as (task, _):
+            await until_trained(replay.address, task=task)
+            await replay.end()
+            with pytest.raises((DrainingError, UnreachableError)):
+                await promptly(task)
+    assert checkpoint_step(tmp_path / "run") > 20
+    assert "is kept in" in caplog.text
+    assert "could not give the lease back" in caplog.text
+
+
+async def test_a_replay_that_shuts_down_ends_a_learner_that_waits_for_transitions(tmp_path):
+    async with replay_node(min_size=50) as replay:
+        options = learner_options(replay.address, tmp_path / "run", train__agents=3, replay__min_size=50)
+        async with learning(options) as (task, _):
+            while (await status_of(replay.address)).buffer.size < 20:
+                await asyncio.sleep(0.01)
+            await replay.end()
+            with pytest.raises((DrainingError, UnreachableError)):
+                await promptly(task)
+    assert checkpoint_step(tmp_path / "run") == 20
+
+
+async def test_a_server_that_is_torn_down_without_draining_ends_the_learner(service, tmp_path):
+    options = learner_options(service.address, tmp_path / "run", train__steps=FOREVER, eval__every=10_000)
+    async with learning(options) as (task, _):
+        await until_trained(service.address, task=task)
+        await service.server.stop(None)
+        with pytest.raises(UnreachableError):
+            await promptly(task)
+    assert checkpoint_step(tmp_path / "run") > 20
+
+
+async def test_a_learner_whose_lease_was_taken_ends_as_such(service, tmp_path):
+    options = learner_options(service.address, tmp_path / "run", train__steps=FOREVER, eval__every=10_000)
+    async with learning(options) as (task, _):
+        await until_trained(service.address, task=task)
+        service.clock.now += 100
+        service.run.leases.join("usurper", 0, service.clock.now)
+        with pytest.raises(StaleLeaseError, match="usurper"):
+            await promptly(task)
+    assert service.run.leases.all()[0].state(service.clock.now) == "live"
+
+
+async def test_what_the_environment_raises_is_raised_and_the_lease_is_given_back(service, tmp_path):
+    options = learner_options(
+        service.address,
+        tmp_path / "run",
+        env__id="worlds:RaisesAtStep",
+        env__kwargs={"at": 7},
+        eval__max_episode_steps=5,
+    )
+    with pytest.raises(RuntimeError, match="broke at step 7") as caught:
+        await train(options)
+    assert any(entry.name == "reward" for entry in caught.traceback)
+    agent = (await service.client.status()).agents[0]
+    assert (agent.lease, agent.reason) == ("left", "failed")
+
+
+async def test_an_environment_that_breaks_its_own_space_is_a_usage_error(service, tmp_path):
+    with pytest.raises(EnvironmentSpecError, match="shape"):
+        await train(learner_options(service.address, tmp_path / "run", env__id="worlds:WrongShape"))
+    assert (await service.client.status()).agents[0].reason == "failed"
+
+
+async def test_transitions_that_are_not_finite_are_left_out_and_training_goes_on(service, tmp_path):
+    options = learner_options(
+        service.address, tmp_path / "run", env__id="worlds:NanAtStep50", train__steps=120, replay__min_size=16
+    )
+    await train(options)
+    assert service.run.store.traffic.inserted == {0: 118}
+    assert (await service.client.status()).agents[0].reason == "finished after 120 steps"
+
+
+async def test_a_replay_that_never_answers_is_given_up_after_the_connect_timeout(
+    tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr("dase_grpc.nodes.learner.SAY_UNREACHABLE_AFTER_S", 0.05)
+    caplog.set_level(logging.INFO, "dase")
+    nobody = Address("127.0.0.1", 1)
+    with pytest.raises(UnreachableError, match="127.0.0.1:1 does not answer"):
+        await train(learner_options(nobody, tmp_path / "run", connect_timeout_s=0.3))
+    assert caplog.text.count("waiting for the replay service at 127.0.0.1:1") == 1
+    assert not (tmp_path / "run").exists()
+
+
+async def test_stopping_while_the_replay_is_not_there_yet_ends_well(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "dase")
+    async with learning(learner_options(Address("127.0.0.1", 1), tmp_path / "run")) as (task, stop):
+        await asyncio.sleep(0)
+        stop.set()
+        await promptly(task)
+    assert "stopped before joining" in caplog.text
+
+
+async def test_a_replay_that_comes_later_is_joined(tmp_path):
+    async with replay_node() as first:
+        address = first.address
+    options = learner_options(address, tmp_path / "run")
+    async with learning(options) as (task, _):
+        await asyncio.sleep(0.05)
+        async with replay_node(listen=address):
+            await promptly(task, within_s=15)
+    assert checkpoint_step(tmp_path / "run") == 80
+
+
+async def refused(service, options, error, match):
+    """Checks that a learner is refused, and that its lease does not keep the next one out."""
+    with pytest.raises(error, match=match):
+        await train(options)
+    assert [agent.lease for agent in (await service.client.status()).agents] == ["left"]
+
+
+async def test_a_minimum_that_is_never_reached_is_a_config_error(tmp_path):
+    async with serving(min_size=21) as service:
+        await refused(
+            service, learner_options(service.address, tmp_path / "run"), ConfigError, "no batch before 21"
+        )
+
+
+async def test_a_batch_or_warm_up_beyond_the_replays_capacity_is_a_config_error(tmp_path):
+    async with serving(capacity=15) as service:
+        options = learner_options(service.address, tmp_path / "run")
+        await refused(service, options, ConfigError, "exceeds replay.capacity = 15")
+
+
+async def test_an_agent_id_beyond_the_configured_agents_is_a_config_error(service, tmp_path):
+    options = learner_options(service.address, tmp_path / "run", agent_id=1)
+    await refused(service, options, ConfigError, "agent id 1.*--agents 2")
+
+
+async def test_results_are_never_overwritten(service, tmp_path):
+    await train(learner_options(service.address, tmp_path / "run"))
+    options = learner_options(service.address, tmp_path / "run")
+    await refused(service, options, RunDirectoryError, "already holds results of agent 0.*--run-dir")
+
+
+async def test_another_configuration_in_the_run_directory_is_refused(service, tmp_path):
+    await train(learner_options(service.address, tmp_path / "run"))
+    options = learner_options(service.address, tmp_path / "run", agent__gamma=0.5)
+    await refused(service, options, RunDirectoryError, "agent.gamma is 0.99 there and 0.5 here")
+
+
+async def test_a_taken_id_another_run_and_another_environment_are_refused_without_a_trace(service, tmp_path):
+    await service.join(0)
+    options = learner_options(service.address, tmp_path / "run", agent_id=0)
+    with pytest.raises(RunMismatchError):
+        await train(replace(options, run_id="another"))
+    with pytest.raises(SchemaMismatchError, match="worlds:PointGoal"):
+        await train(options)
+    with pytest.raises(SchemaMismatchError):
+        await train(replace(options, agent_id=None))
+    assert not (tmp_path / "run").exists()
+
+
+async def test_a_live_holder_of_the_id_is_named(service, tmp_path):
+    options = learner_options(service.address, tmp_path / "run", agent_id=0, train__steps=FOREVER)
+    async with learning(options) as (task, _):
+        await until_trained(service.address, task=task)
+        with pytest.raises(AgentTakenError, match="held by the live node 'learner@"):
+            await train(replace(options, run_dir=tmp_path / "other"))
+
+
+async def test_a_device_that_is_not_there_is_refused_before_anything_is_joined(service, tmp_path):
+    with pytest.raises(DeviceError, match="--gpu 99"):
+        await train(learner_options(service.address, tmp_path / "run", gpu=99))
+    assert not service.run.opened
+
+
+class Motionless(ReplayServicer):
+    """Opens Insert streams and reads nothing from them."""
+
+    opened = 0
+
+    async def Insert(self, request_iterator, context):
+        await context.read()
+        await context.write(replay_pb2.InsertResponse())
+        self.opened += 1
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("steps", [500, 9_000], ids=["rows are not acknowledged", "store blocks"])
+async def test_a_learner_whose_rows_nobody_takes_is_ended_by_a_limit(tmp_path, monkeypatch, steps):
+    monkeypatch.setattr("dase_grpc.nodes.learner.DRAIN_S", 0.2)
+    monkeypatch.setattr("dase_grpc.nodes.link.QUEUED_ROWS", 10)
+    async with serving(capacity=steps) as service:
+        replay = Motionless(service.run)
+        async with listening(replay, service.cluster) as (_, address):
+            options = learner_options(
+                address,
+                tmp_path / "run",
+                train__steps=FOREVER,
+                agent__start_steps=steps,
+                replay__capacity=steps,
+                eval__every=FOREVER,
+            )
+            async with learning(options) as (task, stop):
+                await eventually(lambda: step_of(service) >= min(steps, WINDOW_ROWS) - 20)
+                await service.round_trips()
+                stop.set()
+                with pytest.raises(
+                    UnreachableError, match="has not acknowledged [0-9]+ transitions within 0.2 s"
+                ):
+                    await promptly(task)
+    assert checkpoint_step(tmp_path / "run") > 0
+
+
+def step_of(service):
+    return max((lease.progress.step for lease in service.run.leases.all()), default=0)

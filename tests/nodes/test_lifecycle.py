@@ -1,0 +1,259 @@
+"""A node's process: exit codes, signals, the leash, and what stands in its log."""
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from contextlib import contextmanager
+
+import pytest
+
+from dase_grpc.errors import AddressError, ConfigError, DaseError, DrainingError, UnreachableError
+from dase_grpc.nodes.lifecycle import first_cause, halt_event, run_node
+
+PROGRAM = """
+import asyncio, sys
+from dase_grpc.errors import *
+from dase_grpc.nodes.lifecycle import run_node
+
+async def until_stopped(stop):
+    print("ready", flush=True)
+    await stop.wait()
+    print("draining", flush=True)
+
+{main}
+
+sys.exit(run_node("tester", main, stdin_is_leash={leash}))
+"""
+WAITS = "main = until_stopped"
+HANGS = """
+async def main(stop):
+    await until_stopped(stop)
+    await asyncio.Event().wait()
+"""
+
+
+@contextmanager
+def node(main=WAITS, *, leash=False):
+    """A process that runs `main` as a node, once it is ready."""
+    program = PROGRAM.format(main=textwrap.dedent(main), leash=leash)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ready(process):
+    assert process.stdout.readline() == "ready\n"
+
+
+def end_of(process):
+    """Its exit code, and what it still wrote."""
+    output, log = process.communicate(timeout=20)
+    return process.returncode, output, log
+
+
+def test_a_node_that_is_done_exits_0():
+    with node("async def main(stop): pass") as process:
+        assert end_of(process) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        ("DrainingError", 1),
+        ("UnreachableError", 1),
+        ("DaseError", 1),
+        ("ConfigError", 2),
+        ("AddressError", 2),
+        ("EnvironmentSpecError", 2),
+    ],
+)
+def test_an_error_of_ours_is_one_line_in_the_log_and_a_code(error, code):
+    with node(f"async def main(stop): raise {error}('it is so; do that')") as process:
+        returned, _, log = end_of(process)
+    assert returned == code
+    assert log.endswith("tester | error: it is so; do that\n")
+    assert len(log.splitlines()) == 1
+
+
+def test_errors_of_ours_in_nested_groups_are_one_line_too():
+    main = """
+    async def fail(error):
+        raise error
+
+    async def main(stop):
+        async with asyncio.TaskGroup() as outer:
+            async def inner():
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(fail(ConfigError("a setting")))
+            outer.create_task(inner())
+    """
+    with node(main) as process:
+        returned, _, log = end_of(process)
+    assert returned == 2
+    assert log.endswith("error: a setting\n")
+    assert len(log.splitlines()) == 1
+
+
+def test_a_bug_keeps_its_traceback_and_exits_1():
+    with node("async def main(stop): return 1 / 0") as process:
+        returned, _, log = end_of(process)
+    assert returned == 1
+    assert "in main" in log
+    assert log.endswith("ZeroDivisionError: division by zero\n")
+
+
+def test_a_bug_beside_refusals_is_what_the_traceback_shows():
+    main = """
+    async def refuse():
+        raise DrainingError("over")
+
+    async def fail():
+        return 1 / 0
+
+    async def main(stop):
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(refuse())
+            tasks.create_task(fail())
+    """
+    with node(main) as process:
+        returned, _, log = end_of(process)
+    assert returned == 1
+    assert log.endswith("ZeroDivisionError: division by zero\n")
+    assert "in fail" in log
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_signal_stops_the_node_which_drains_and_exits_0(number):
+    with node() as process:
+        ready(process)
+        process.send_signal(number)
+        returned, output, log = end_of(process)
+    assert (returned, output) == (0, "draining\n")
+    assert f"{number.name}: stopping (once more kills)" in log
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_second_signal_kills_a_node_that_does_not_drain(first, second):
+    with node(HANGS) as process:
+        ready(process)
+        process.send_signal(first)
+        assert process.stdout.readline() == "draining\n"
+        process.send_signal(second)
+        assert end_of(process)[0] == -second
+
+
+def test_a_node_whose_leash_is_let_go_stops_and_exits_0():
+    with node(leash=True) as process:
+        ready(process)
+        process.stdin.close()
+        process.stdin = None
+        returned, output, log = end_of(process)
+    assert (returned, output) == (0, "draining\n")
+    assert "the launcher is gone: stopping" in log
+
+
+def test_what_is_written_into_a_leash_does_not_stop_the_node():
+    with node(leash=True) as process:
+        ready(process)
+        process.stdin.write("hello\n" * 100)
+        process.stdin.flush()
+        process.send_signal(signal.SIGTERM)
+        returned, _, log = end_of(process)
+    assert returned == 0
+    assert "launcher is gone" not in log
+
+
+def test_a_node_without_a_leash_does_not_mind_the_end_of_stdin():
+    with node() as process:
+        ready(process)
+        process.stdin.close()
+        process.stdin = None
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=0.3)
+        process.send_signal(signal.SIGTERM)
+        assert end_of(process)[0] == 0
+
+
+def test_running_a_node_restores_the_signals(caplog):
+    caplog.set_level(logging.INFO, "dase")
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+
+    async def main(stop):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await stop.wait()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+
+    assert run_node("tester", main, stdin_is_leash=False) == 0
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    assert "SIGTERM: stopping" in caplog.text
+
+
+def test_a_halt_event_is_set_by_a_signal_and_gives_the_handlers_back():
+    before = signal.getsignal(signal.SIGTERM)
+    with halt_event() as halt:
+        assert not halt.is_set()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert halt.wait(5)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+REFUSALS = [DrainingError("a"), UnreachableError("b")]
+BUG, OTHER_BUG = ZeroDivisionError("c"), KeyError("d")
+
+
+@pytest.mark.parametrize(
+    ("errors", "shown"),
+    [
+        ([REFUSALS[0]], REFUSALS[0]),
+        (REFUSALS, REFUSALS[0]),
+        ([ExceptionGroup("", [REFUSALS[1]]), REFUSALS[0]], REFUSALS[1]),
+        ([BUG], BUG),
+        ([REFUSALS[0], BUG], BUG),
+        ([ExceptionGroup("", [REFUSALS[0], ExceptionGroup("", [BUG])])], BUG),
+    ],
+)
+def test_of_a_group_its_bug_is_shown_and_else_its_first_refusal(errors, shown):
+    with pytest.raises(type(shown)) as caught, first_cause():
+        raise ExceptionGroup("several", errors)
+    assert caught.value is shown
+
+
+def test_a_group_with_two_bugs_is_shown_as_it_is():
+    group = ExceptionGroup("several", [REFUSALS[0], BUG, OTHER_BUG])
+    with pytest.raises(ExceptionGroup) as caught, first_cause():
+        raise group
+    assert caught.value is group
+
+
+@pytest.mark.parametrize("error", [ConfigError("x"), KeyError("y"), AddressError("z"), DaseError("d")])
+def test_an_error_that_is_no_group_passes_through(error):
+    with pytest.raises(type(error)) as caught, first_cause():
+        raise error
+    assert caught.value is error
+
+
+async def test_a_cancellation_passes_through():
+    async def main():
+        with first_cause():
+            await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(main())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -1,0 +1,225 @@
+"""ReplayLink: rows of the compute thread go out and are acknowledged, batches come in, a little ahead."""
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager
+
+import pytest
+from nodes.running import joined, replay_node
+from wire.services import SCHEMA, eventually, promptly, rows_of, serials_of, serving
+
+from dase_grpc import seeding
+from dase_grpc.errors import DrainingError, MalformedError, StaleLeaseError, UnreachableError
+from dase_grpc.learning.learner import Halted
+from dase_grpc.nodes.link import QUEUED_ROWS, ReplayLink
+
+BATCH = 4
+
+
+def link_to(target, *, prefetch=2, batch_size=BATCH):
+    return ReplayLink(target, batch_size=batch_size, prefetch=prefetch, writer_id="w")
+
+
+@asynccontextmanager
+async def running(link):
+    """Runs the link's streams; they end with the block."""
+    async with asyncio.TaskGroup() as tasks:
+        inserting = tasks.create_task(link.insert_rows())
+        fetching = tasks.create_task(link.fetch_batches())
+        yield inserting, fetching
+        inserting.cancel()
+        fetching.cancel()
+        link.close()
+
+
+async def on_thread(call, *arguments):
+    """What a blocking call gives, which must not take long."""
+    return await promptly(asyncio.to_thread(call, *arguments))
+
+
+async def store_all(link, rows):
+    for row in rows:
+        await asyncio.to_thread(link.store, row)
+
+
+async def test_all_rows_arrive_in_order_and_are_acknowledged_after_no_more_rows(service):
+    link = link_to(await service.target())
+    inserting = asyncio.ensure_future(link.insert_rows())
+    await store_all(link, rows_of(1, 50))
+    link.no_more_rows()
+    await promptly(inserting)
+    assert service.stored() == list(range(1, 51))
+    assert link.unacknowledged == 0
+
+
+async def test_rows_that_are_queued_before_the_stream_is_open_go_out_too(service):
+    link = link_to(await service.target())
+    await store_all(link, rows_of(1, 5))
+    assert link.unacknowledged == 5
+    link.no_more_rows()
+    await promptly(link.insert_rows())
+    assert (service.stored(), link.unacknowledged) == ([1, 2, 3, 4, 5], 0)
+
+
+async def test_rows_go_out_without_waiting_for_more(service):
+    link = link_to(await service.target())
+    async with running(link):
+        for serial in range(1, 4):
+            await store_all(link, rows_of(serial, serial))
+            await eventually(lambda n=serial: service.stored() == list(range(1, n + 1)))
+
+
+async def test_many_rows_of_a_fast_thread_all_arrive():
+    async with serving(capacity=20_000) as service:
+        link = link_to(await service.target())
+        inserting = asyncio.ensure_future(link.insert_rows())
+        rows = rows_of(1, 10_000)
+        await on_thread(lambda: [link.store(row) for row in rows])
+        link.no_more_rows()
+        await promptly(inserting)
+        assert service.stored() == list(range(1, 10_001))
+
+
+async def test_store_blocks_while_the_stream_does_not_move_and_closing_wakes_it(service):
+    link = link_to(await service.target())
+    rows = rows_of(1, QUEUED_ROWS + 1)
+    await on_thread(lambda: [link.store(row) for row in rows[:-1]])
+    blocked = asyncio.ensure_future(asyncio.to_thread(link.store, rows[-1]))
+    await service.round_trips()
+    assert not blocked.done()
+    link.close()
+    with pytest.raises(Halted):
+        await promptly(blocked)
+    assert link.unacknowledged == QUEUED_ROWS + 1
+
+
+async def test_no_batch_is_drawn_before_the_first_one_is_asked_for(service):
+    service_target = await service.target()
+    service.fill(10)
+    link = link_to(service_target)
+    async with running(link):
+        await service.round_trips()
+        assert service.run.store.traffic.sampled.total() == 0
+        rows, buffer_size = await on_thread(link.next)
+        assert (rows.shape, buffer_size) == ((BATCH, SCHEMA.width), 10)
+
+
+@pytest.mark.parametrize("prefetch", [1, 2, 5])
+async def test_never_more_than_prefetch_batches_are_drawn_ahead_of_their_use(service, prefetch):
+    target = await service.target()
+    service.fill(10)
+    link = link_to(target, prefetch=prefetch)
+    sampled = service.run.store.traffic.sampled
+    async with running(link):
+        for used in range(1, 6):
+            await on_thread(link.next)
+            await eventually(lambda n=used: sampled.total() == BATCH * (n + prefetch))
+            await service.round_trips()
+            assert sampled.total() == BATCH * (used + prefetch)
+
+
+async def test_batches_come_in_the_order_in_which_they_were_drawn(service):
+    target = await service.target()
+    service.fill(100)
+    link = link_to(target, batch_size=1, prefetch=3)
+    async with running(link):
+        drawn = [serials_of((await on_thread(link.next))[0]) for _ in range(10)]
+    rng = seeding.generator(7, seeding.Purpose.SAMPLING, 0, 0)
+    assert drawn == [serials_of(service.run.store.ring.sample(1, rng)) for _ in range(10)]
+
+
+async def test_a_wait_is_explained_by_the_service_after_a_while(monkeypatch, caplog):
+    monkeypatch.setattr("dase_grpc.nodes.link.SAY_AFTER_S", 0.05)
+    caplog.set_level(logging.INFO, "dase")
+    async with serving(min_size=10) as service:
+        link = link_to(await service.target())
+        assert link.waiting is None
+        async with running(link):
+            saying = asyncio.ensure_future(link.say_waits())
+            asking = asyncio.ensure_future(asyncio.to_thread(link.next))
+            await eventually(lambda: link.waiting is not None and "more" in link.waiting)
+            assert link.waiting == "waiting for 10 more transitions (0 of 10)"
+            await eventually(lambda: "waiting for" in caplog.text)
+            service.fill(10)
+            await promptly(asking)
+            assert link.waiting is None
+            saying.cancel()
+    assert caplog.text.count("waiting for") == 1
+
+
+@pytest.mark.parametrize("asked", [False, True])
+async def test_stopping_batches_wakes_the_thread_and_a_batch_that_still_comes_is_no_error(asked):
+    async with serving(min_size=10) as service:
+        link = link_to(await service.target())
+        async with running(link) as (inserting, fetching):
+            asking = asyncio.ensure_future(asyncio.to_thread(link.next))
+            await eventually(lambda: link._sampler.waiting is not None)
+            link.stop_batches()
+            with pytest.raises(Halted):
+                await promptly(asking)
+            if asked:
+                service.fill(10)
+                await promptly(fetching)
+            await store_all(link, rows_of(1, 3))
+            link.no_more_rows()
+            await promptly(inserting)
+            assert link.unacknowledged == 0
+
+
+async def test_closing_wakes_a_thread_that_waits_for_a_batch():
+    async with serving(min_size=10) as service:
+        link = link_to(await service.target())
+        async with running(link):
+            asking = asyncio.ensure_future(asyncio.to_thread(link.next))
+            await eventually(lambda: link._sampler.waiting is not None)
+            link.close()
+            with pytest.raises(Halted):
+                await promptly(asking)
+
+
+async def test_a_refused_row_reaches_the_caller_of_insert_rows(service):
+    link = link_to(await service.target(0))
+    inserting = asyncio.ensure_future(link.insert_rows())
+    await store_all(link, rows_of(1, 1, agent_id=5))
+    with pytest.raises(ExceptionGroup) as caught:
+        await promptly(inserting)
+    assert caught.group_contains(MalformedError, match="another agent than its own")
+    assert link.unacknowledged == 1
+
+
+async def test_a_lost_lease_reaches_the_callers_of_both_streams(service):
+    target = await service.target()
+    service.fill(5)
+    link = link_to(target)
+    inserting, fetching = (
+        asyncio.ensure_future(link.insert_rows()),
+        asyncio.ensure_future(link.fetch_batches()),
+    )
+    await on_thread(link.next)
+    await service.client.leave(target.member, reason="test")
+    await store_all(link, rows_of(1, 1))
+    asking = asyncio.ensure_future(asyncio.to_thread(lambda: [link.next() for _ in range(10)]))
+    for stream in (inserting, fetching):
+        with pytest.raises(ExceptionGroup) as caught:
+            await promptly(stream)
+        assert caught.group_contains(StaleLeaseError)
+    link.close()
+    with pytest.raises(Halted):
+        await promptly(asking)
+
+
+async def test_a_draining_replay_reaches_the_callers_of_both_streams():
+    async with replay_node() as replay, joined(replay.address) as target:
+        link = link_to(target)
+        streams = [
+            asyncio.ensure_future(link.insert_rows()),
+            asyncio.ensure_future(link.fetch_batches()),
+        ]
+        await store_all(link, rows_of(1, 3))
+        await on_thread(link.next)
+        await replay.end()
+        for stream in streams:
+            with pytest.raises(ExceptionGroup) as caught:
+                await promptly(stream)
+            assert caught.group_contains((DrainingError, UnreachableError))
+        link.close()

@@ -1,0 +1,150 @@
+"""Nodes as real processes that are stopped, killed and frozen: the others end well, and nothing hangs."""
+
+import signal
+import time
+
+import pytest
+from nodes.learning_cases import checkpoint_step, status_of, until_trained
+from nodes.processes import learner_arguments, process, replay_process
+
+from dase_grpc.wire.transport import parse_address
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+async def trained(address, **arguments):
+    """Waits until an agent has trained a little."""
+    await until_trained(parse_address(address), within_s=60, **arguments)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+async def test_a_signal_ends_a_learner_and_then_the_replay_with_exit_code_0(number, tmp_path):
+    with (
+        replay_process() as (replay, address),
+        process(*learner_arguments(address, tmp_path / "run")) as learner,
+    ):
+        await trained(address)
+        learner.send(number)
+        assert learner.exit_code() == 0, learner.log
+        step = checkpoint_step(tmp_path / "run")
+        assert f"stopped after {step} steps" in learner.log
+        agent = (await status_of(parse_address(address))).agents[0]
+        assert (agent.lease, agent.reason) == ("left", f"stopped after {step} steps")
+        replay.send(number)
+        assert replay.exit_code(within_s=3) == 0
+        assert "no agent was left" in replay.log
+
+
+async def test_a_replay_that_is_stopped_ends_its_learners_with_exit_code_1_and_a_checkpoint(tmp_path):
+    with (
+        replay_process() as (replay, address),
+        process(*learner_arguments(address, tmp_path / "run")) as learner,
+    ):
+        await trained(address)
+        replay.send(signal.SIGTERM)
+        assert replay.exit_code(within_s=3) == 0
+        assert "agents 0 were still training and have been told" in replay.log
+        assert learner.exit_code(within_s=5) == 1
+        assert "error: the replay service" in learner.log
+        assert "is kept in" in learner.log
+        assert "Traceback" not in learner.log
+        assert checkpoint_step(tmp_path / "run") > 0
+
+
+async def test_a_replay_that_is_killed_ends_its_learners_with_exit_code_1_and_a_checkpoint(tmp_path):
+    with (
+        replay_process() as (replay, address),
+        process(*learner_arguments(address, tmp_path / "run")) as learner,
+    ):
+        await trained(address)
+        replay.send(signal.SIGKILL)
+        assert learner.exit_code(within_s=10) == 1
+        assert f"error: the replay service at {address} does not answer" in learner.log
+        assert "Traceback" not in learner.log
+        assert checkpoint_step(tmp_path / "run") > 0
+
+
+async def test_a_replay_that_is_frozen_ends_its_learners_within_20_s_with_a_checkpoint(tmp_path):
+    with (
+        replay_process() as (replay, address),
+        process(*learner_arguments(address, tmp_path / "run")) as learner,
+    ):
+        await trained(address)
+        replay.send(signal.SIGSTOP)
+        assert learner.exit_code(within_s=20) == 1
+        assert f"error: the replay service at {address} does not answer" in learner.log
+        assert "Traceback" not in learner.log
+        assert checkpoint_step(tmp_path / "run") > 0
+
+
+async def test_a_learner_whose_replay_is_frozen_can_still_be_stopped(tmp_path):
+    with (
+        replay_process() as (replay, address),
+        process(*learner_arguments(address, tmp_path / "run")) as learner,
+    ):
+        await trained(address)
+        replay.send(signal.SIGSTOP)
+        learner.send(signal.SIGTERM)
+        assert learner.exit_code(within_s=20) == 1
+        assert checkpoint_step(tmp_path / "run") > 0
+
+
+async def test_a_learner_that_was_killed_is_replaced_when_its_lease_ends(tmp_path):
+    with replay_process() as (replay, address):
+        with process(*learner_arguments(address, tmp_path / "first"), "--agent=0") as first:
+            await trained(address)
+            first.send(signal.SIGKILL)
+            assert first.exit_code() == -signal.SIGKILL
+        with process(*learner_arguments(address, tmp_path / "second"), "--agent=0") as early:
+            assert early.exit_code(within_s=30) == 1
+            assert "agent 0 is held by the live node" in early.log
+            assert "choose another --agent, or wait up to 10 s" in early.log
+        replay.until_says("agent 0 was silent for 10 s", within_s=15)
+        with process(*learner_arguments(address, tmp_path / "second"), "--agent=0") as second:
+            await trained(address, epoch=2)
+            second.send(signal.SIGTERM)
+            assert second.exit_code() == 0
+
+
+async def test_a_learner_that_was_frozen_for_a_while_goes_on(tmp_path):
+    with (
+        replay_process() as (_, address),
+        process(*learner_arguments(address, tmp_path / "run")) as learner,
+    ):
+        await trained(address)
+        learner.send(signal.SIGSTOP)
+        time.sleep(3)
+        learner.send(signal.SIGCONT)
+        steps = (await status_of(parse_address(address))).agents[0].progress.updates
+        await trained(address, updates=steps + 100)
+        learner.send(signal.SIGTERM)
+        assert learner.exit_code() == 0
+
+
+async def test_what_the_environment_raises_stands_in_the_log_with_its_traceback(tmp_path):
+    arguments = {"env__id": "worlds:RaisesAtStep", "env__kwargs": "{at=9}", "eval__max_episode_steps": 5}
+    with (
+        replay_process() as (_, address),
+        process(*learner_arguments(address, tmp_path / "run", **arguments)) as learner,
+    ):
+        assert learner.exit_code(within_s=60) == 1
+        assert "worlds.py" in learner.log
+        assert learner.log.endswith("RuntimeError: the simulator broke at step 9\n")
+        assert "Exception Group" not in learner.log
+        assert (await status_of(parse_address(address))).agents[0].reason == "failed"
+
+
+def test_what_a_user_can_put_right_is_one_line_and_exit_code_2(tmp_path):
+    with replay_process() as (_, address):
+        cases = {
+            f"cannot listen on {address}": ("--role=replay", f"--listen={address}"),
+            "--insecure": ("--role=replay", "--listen=0.0.0.0:0"),
+            "--gpu 9": (*learner_arguments(address, tmp_path / "run"), "--gpu=9"),
+            "neither has 'Nothing'": learner_arguments(address, tmp_path / "run", env__id="worlds:Nothing"),
+            "--agents 8": (*learner_arguments(address, tmp_path / "run"), "--agent=7"),
+        }
+        for sentence, arguments in cases.items():
+            with process(*arguments) as node:
+                assert node.exit_code(within_s=60) == 2, node.log
+            assert sentence in node.log
+            assert "Traceback" not in node.log

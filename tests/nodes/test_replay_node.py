@@ -1,0 +1,316 @@
+"""The replay node: it answers, refuses bad addresses, and ends in order, whatever its clients do."""
+
+import asyncio
+import gc
+import socket
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from nodes.running import OPTIONS, joined, replay_node
+from wire.services import SCHEMA, WIDE, eventually, promptly, rows_of
+
+from dase_grpc.errors import AddressError, ConfigError, DrainingError, UnreachableError
+from dase_grpc.nodes.replay import SERVICES, ReplayOptions, run_replay
+from dase_grpc.wire.cluster import ClusterClient
+from dase_grpc.wire.replay_client import Inserter, Sampler
+from dase_grpc.wire.transport import Address, open_channel
+
+Health = health_pb2.HealthCheckResponse
+
+
+async def health_of(channel, service=""):
+    stub = health_pb2_grpc.HealthStub(channel)
+    return (await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)).status
+
+
+async def test_health_is_serving_for_the_node_and_each_of_its_services(replay):
+    async with open_channel(replay.address) as channel:
+        for service in ("", *SERVICES):
+            assert await health_of(channel, service) == Health.SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await health_of(channel, "dase.v1.Nothing")
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_reflection_lists_the_services_and_describes_their_messages(replay):
+    async with open_channel(replay.address) as channel:
+        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
+        await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+        listed = {service.name for service in (await call.read()).list_services_response.service}
+        assert listed == {
+            "dase.v1.ReplayService",
+            "dase.v1.ClusterService",
+            "grpc.health.v1.Health",
+            "grpc.reflection.v1alpha.ServerReflection",
+        }
+        for symbol in ("dase.v1.ReplayService", "dase.v1.ClusterService", "dase.v1.InsertChunk"):
+            await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol))
+            answer = await call.read()
+            assert answer.file_descriptor_response.file_descriptor_proto
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+
+
+async def test_health_says_not_serving_before_the_streams_end(monkeypatch):
+    monkeypatch.setattr("dase_grpc.nodes.replay.GRACE_S", 0.2)
+    order = []
+    async with replay_node() as replay, joined(replay.address) as target:
+        inserter = await Inserter(target, writer_id="w").open()
+        watching = health_pb2_grpc.HealthStub(target.channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await watching.read()).status == Health.SERVING
+
+        async def watch_health():
+            assert (await watching.read()).status == Health.NOT_SERVING
+            order.append("not serving")
+
+        async def watch_stream():
+            with pytest.raises(DrainingError):
+                await inserter.receive()
+            order.append("stream ended")
+
+        watchers = asyncio.gather(watch_health(), watch_stream())
+        await replay.end()
+        await watchers
+    assert order == ["not serving", "stream ended"]
+
+
+async def test_an_idle_node_ends_at_once():
+    async with replay_node() as replay:
+        replay.stop.set()
+        await promptly(replay.ended, within_s=1.0)
+
+
+async def test_idle_streams_end_at_once_with_draining(replay):
+    async with joined(replay.address) as target:
+        inserter = await Inserter(target, writer_id="w").open()
+        sampler = await Sampler(target, batch_size=4).open(credits=0)
+        await ClusterClient(target.channel, target.address).status()
+        batch = asyncio.ensure_future(sampler.next())
+        replay.stop.set()
+        await promptly(replay.ended, within_s=1.0)
+        with pytest.raises(DrainingError, match="shutting down"):
+            await inserter.receive()
+        with pytest.raises(DrainingError, match="shutting down"):
+            await batch
+
+
+async def test_a_sampler_that_waits_for_transitions_ends_at_once_with_draining():
+    async with replay_node(min_size=100) as replay, joined(replay.address) as target:
+        sampler = await Sampler(target, batch_size=4).open(credits=2)
+        batch = asyncio.ensure_future(sampler.next())
+        await eventually(lambda: sampler.waiting is not None)
+        replay.stop.set()
+        await promptly(replay.ended, within_s=1.0)
+        with pytest.raises(DrainingError):
+            await batch
+
+
+async def test_a_sampler_that_reads_nothing_does_not_keep_the_node(replay):
+    async with joined(replay.address, schema=WIDE) as target:
+        await insert(target, rows_of(1, 20, schema=WIDE))
+        sampler = await Sampler(target, batch_size=200).open(credits=1_000)
+        client, sampled = ClusterClient(target.channel, target.address), [0, 1]
+        while sampled[-1] != sampled[-2]:  # until the service is stuck in a write
+            sampled.append((await client.status()).buffer.sampled_total)
+            await asyncio.sleep(0.01)
+        await replay.end()
+        with pytest.raises((DrainingError, UnreachableError)):
+            await read_all(sampler)
+
+
+async def test_a_writing_inserter_ends_with_draining(replay):
+    async with joined(replay.address) as target:
+        inserter = await Inserter(target, writer_id="w").open()
+        tasks = [asyncio.ensure_future(job) for job in (inserter.receive(), write_forever(inserter))]
+        await eventually(lambda: inserter.acknowledged_seq > 1_000)
+        await replay.end()
+        errors = await promptly(asyncio.gather(*tasks, return_exceptions=True))
+        assert {type(error) for error in errors} == {DrainingError}
+
+
+async def test_other_peoples_open_streams_do_not_keep_the_node(replay, monkeypatch):
+    monkeypatch.setattr("dase_grpc.nodes.replay.GRACE_S", 0.2)
+    async with open_channel(replay.address) as channel:
+        watching = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        await watching.read()
+        reflecting = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
+        await reflecting.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+        await reflecting.read()
+        await replay.end()
+
+
+async def test_after_the_end_the_port_is_free_and_nothing_answers(replay):
+    async with joined(replay.address) as target:
+        await Inserter(target, writer_id="w").open()
+        await replay.end()
+        with socket.socket() as again:
+            again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            again.bind((replay.address.host, replay.address.port))
+        with pytest.raises(UnreachableError):
+            await ClusterClient(target.channel, target.address).status(timeout_s=0.2)
+
+
+async def test_a_new_node_takes_the_port_over_at_once():
+    async with replay_node() as first:
+        address = first.address
+    async with replay_node(listen=address) as second, open_channel(address) as channel:
+        assert second.address == address
+        assert (await ClusterClient(channel, str(address)).status()).run_id == "the-run"
+
+
+async def test_after_the_end_no_task_is_left():
+    before = asyncio.all_tasks()
+    async with replay_node(min_size=100) as replay, joined(replay.address) as target:
+        inserter = await Inserter(target, writer_id="w").open()
+        sampler = await Sampler(target, batch_size=4).open(credits=1)
+        reading = asyncio.gather(inserter.receive(), sampler.next(), return_exceptions=True)
+        await eventually(lambda: sampler.waiting is not None)
+        await replay.end()
+        await reading
+    gc.collect()
+    await eventually(lambda: asyncio.all_tasks() == before)
+
+
+async def test_a_client_that_vanishes_leaves_the_node_serving_and_its_log_clean(replay, caplog):
+    for _ in range(3):
+        async with joined(replay.address) as target:
+            inserter = await Inserter(target, writer_id="w").open()
+            sampler = await Sampler(target, batch_size=4).open(credits=1_000)
+            tasks = [
+                asyncio.ensure_future(job)
+                for job in (inserter.receive(), write_forever(inserter), read_all(sampler))
+            ]
+            await eventually(lambda inserter=inserter: inserter.acknowledged_seq > 1_000)
+            await ClusterClient(target.channel, target.address).leave(target.member, reason="vanishing")
+            await target.channel.close()
+            await promptly(asyncio.gather(*tasks, return_exceptions=True))
+    async with open_channel(replay.address) as channel:
+        assert await health_of(channel) == Health.SERVING
+    await replay.end()
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def test_a_draining_node_refuses_to_be_joined():
+    async with replay_node() as replay, open_channel(replay.address) as channel:
+        client = ClusterClient(channel, str(replay.address))
+        await client.status()
+        replay.stop.set()
+        with pytest.raises((DrainingError, UnreachableError)):
+            await client.join(node_name="late", schema=SCHEMA, agent_id=0, timeout_s=1.0)
+
+
+async def test_a_port_in_use_is_an_address_error_and_leaves_the_first_node_alone(replay):
+    with pytest.raises(AddressError, match=str(replay.address)):
+        async with replay_node(listen=replay.address):
+            pass
+    async with open_channel(replay.address) as channel:
+        assert await health_of(channel) == Health.SERVING
+
+
+async def test_listening_beyond_loopback_needs_insecure():
+    everywhere = Address("0.0.0.0", 0)
+    with pytest.raises(AddressError, match="--insecure"):
+        await run_replay(
+            ReplayOptions("r", everywhere, 10, 1), asyncio.Event(), lambda address: pytest.fail(str(address))
+        )
+    async with replay_node(listen=everywhere, insecure=True) as replay:
+        async with open_channel(Address("127.0.0.1", replay.address.port)) as channel:
+            assert await health_of(channel) == Health.SERVING
+
+
+async def test_a_metrics_port_in_use_is_an_address_error_and_frees_the_nodes_own_port():
+    with socket.socket() as taken, socket.socket() as free:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        free.bind(("127.0.0.1", 0))
+        own = Address("127.0.0.1", free.getsockname()[1])
+        free.close()
+        with pytest.raises(AddressError, match="metrics"):
+            async with replay_node(listen=own, metrics_port=taken.getsockname()[1]):
+                pass
+    async with replay_node(listen=own):
+        pass
+
+
+async def test_the_metrics_endpoint_counts_what_was_inserted_and_sampled(replay):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    async with replay_node(metrics_port=port) as replay, joined(replay.address) as target:
+        await insert(target, rows_of(1, 20))
+        sampler = await Sampler(target, batch_size=4).open(credits=2)
+        await sampler.next()
+        await sampler.next()
+        text = await asyncio.to_thread(scrape, port)
+        sampler.cancel()
+    assert 'dase_replay_inserted_transitions_total{agent_id="0"} 20.0' in text
+    assert 'dase_replay_sampled_transitions_total{agent_id="0",source_agent_id="0"} 8.0' in text
+    assert 'dase_replay_buffer_transitions{agent_id="0"} 20.0' in text
+
+
+async def test_a_lease_that_ends_in_silence_is_said_in_the_log(caplog, monkeypatch):
+    monkeypatch.setattr("dase_grpc.nodes.replay.LEASE_CHECK_S", 0.01)
+    async with replay_node(lease_ttl_s=0.05) as replay, joined(replay.address):
+        await eventually(lambda: "agent 0 was silent for 0.05 s" in caplog.text)
+    assert caplog.text.count("was silent") == 1
+
+
+@pytest.mark.parametrize("capacity", ["0", "-5", "x", "", "0kB"])
+def test_an_unreadable_capacity_is_a_config_error(capacity):
+    with pytest.raises(ConfigError, match="--capacity"):
+        ReplayOptions.parse(
+            run_id=None,
+            listen="127.0.0.1:0",
+            capacity=capacity,
+            min_size=1,
+            seed=0,
+            metrics_port=0,
+            insecure=False,
+        )
+
+
+def test_a_run_that_is_not_named_gets_a_name_of_its_own():
+    parsed = [
+        ReplayOptions.parse(
+            run_id=None,
+            listen="127.0.0.1:0",
+            capacity="1GB",
+            min_size=3,
+            seed=4,
+            metrics_port=5,
+            insecure=True,
+        )
+        for _ in range(2)
+    ]
+    assert parsed[0].run_id != parsed[1].run_id
+    assert parsed[0] == ReplayOptions(
+        parsed[0].run_id, OPTIONS.listen, "1GB", 3, seed=4, metrics_port=5, insecure=True
+    )
+
+
+async def insert(target, rows):
+    """Stores rows, every one acknowledged."""
+    async with asyncio.TaskGroup() as tasks:
+        inserter = await Inserter(target, writer_id="w").open()
+        tasks.create_task(inserter.receive())
+        await inserter.append(rows)
+        await inserter.finish()
+
+
+async def write_forever(inserter):
+    rows = rows_of(1, 100)
+    while True:
+        await inserter.append(rows)
+
+
+async def read_all(sampler):
+    while True:
+        await sampler.next()
+
+
+def scrape(port):
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        return b"".join(iter(lambda: connection.recv(65_536), b"")).decode()

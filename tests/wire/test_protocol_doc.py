@@ -1,0 +1,98 @@
+"""docs/protocol.md says what the code does: its tables are compared."""
+
+import re
+from pathlib import Path
+
+import pytest
+from wire.services import SCHEMA
+
+from dase_grpc import schema
+from dase_grpc.nodes import learner as learner_node
+from dase_grpc.nodes import replay as replay_node
+from dase_grpc.store.replay import MAX_WRITERS
+from dase_grpc.store.ring import MAX_AGENT_ID
+from dase_grpc.wire import acknowledging, cluster, replay, replay_client, transport
+from dase_grpc.wire.status import REFUSAL_KEY, STATUS
+from dase_grpc.wire.v1 import cluster_pb2, replay_pb2
+
+TEXT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
+
+
+def table(section: str) -> list[list[str]]:
+    """The rows of the first table of a section, without its head."""
+    body = TEXT.split(f"## {section}\n", 1)[1].split("\n## ", 1)[0]
+    lines = [line for line in body.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_the_error_table_is_the_one_of_the_code_in_its_order():
+    documented = [(name, status) for name, status, *_ in table("Errors")]
+    assert documented == [(error.__name__, status.name) for error, status in STATUS.items()]
+    assert f"`{REFUSAL_KEY}`" in TEXT
+
+
+def test_the_row_is_the_one_of_the_code():
+    sizes = {"m": SCHEMA.observation_size, "n": SCHEMA.action_size, "1": 1}
+    documented = {name: (sizes[count], kind) for name, count, kind, _ in table("The packed row")}
+    fields = {
+        name: (column.stop - column.start, SCHEMA.dtype[name].base.name)
+        for name, column in SCHEMA.columns.items()
+    }
+    assert list(documented.items()) == list(fields.items())
+
+
+def test_the_limits_are_those_of_the_code():
+    documented = [int(re.match(r"\d+", limit)[0]) for _, limit in table("Limits")]
+    assert documented == [
+        replay.FRAME_BYTES,
+        transport.MAX_MESSAGE_BYTES,
+        schema.MAX_ROW_BYTES,
+        replay.MAX_BATCH_SIZE,
+        replay.MAX_BATCH_BYTES,
+        replay.MAX_CREDITS,
+        replay.MAX_WRITER_ID,
+        MAX_WRITERS,
+        MAX_AGENT_ID,
+    ]
+    assert replay_client.CHUNK_BYTES <= 2**20
+
+
+@pytest.mark.parametrize(
+    ("sentence", "value", "scale"),
+    [
+        (r"at most (\d+) rows unacknowledged", replay_client.WINDOW_ROWS, 1),
+        (r"about (\d+) ms after a commit", acknowledging.ACK_AFTER_S, 1_000),
+        (r"at once for (\d+) rows", acknowledging.ACK_ROWS, 1),
+        (r"the start of a stream, (\d+) s", cluster.UNARY_TIMEOUT_S, 1),
+        (r"after (\d+) s without an answer to a heartbeat", cluster.UNARY_TIMEOUT_S, 1),
+        (r"keepalive ping after (\d+) s", transport.KEEPALIVE_TIME_MS, 1e-3),
+        (r"does not answer it within (\d+) s", transport.KEEPALIVE_TIMEOUT_MS, 1e-3),
+        (r"`ttl_seconds` \((\d+)\)", replay_node.LEASE_TTL_S, 1),
+        (r"its lease ends after (\d+) s", replay_node.LEASE_TTL_S, 1),
+        (r"Learners send one every (\d+\.\d+) s", learner_node.HEARTBEAT_S, 1),
+        (r"does not take within (\d+) s", learner_node.DRAIN_S, 1),
+    ],
+)
+def test_the_numbers_in_the_text_are_those_of_the_code(sentence, value, scale):
+    found = re.findall(sentence, TEXT)
+    assert [float(number) for number in found] == [pytest.approx(value * scale)]
+
+
+def test_every_call_is_named():
+    for module in (replay_pb2, cluster_pb2):
+        for service in module.DESCRIPTOR.services_by_name.values():
+            assert f"`{service.name}`" in TEXT
+            for method in service.methods:
+                assert re.search(rf"\b{method.name}\b", TEXT), method.name
+
+
+def test_every_field_that_is_named_exists():
+    fields = {
+        field.name
+        for module in (replay_pb2, cluster_pb2)
+        for message in module.DESCRIPTOR.message_types_by_name.values()
+        for field in message.fields
+    }
+    named = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)`", TEXT))
+    assert named - fields <= set()
+    assert {"committed_seq", "first_seq", "refused_rows", "writer_id", "batch_size"} <= named

@@ -1,0 +1,133 @@
+"""Addresses: what they are read from, who may listen on them, and whose they already are."""
+
+import grpc
+import pytest
+from wire.services import LOOPBACK, serving
+
+from dase_grpc.errors import AddressError
+from dase_grpc.wire.replay import FRAME_BYTES
+from dase_grpc.wire.replay_client import CHUNK_BYTES
+from dase_grpc.wire.transport import (
+    MAX_MESSAGE_BYTES,
+    SERVER_OPTIONS,
+    Address,
+    bind,
+    open_channel,
+    parse_address,
+    require_private,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("127.0.0.1:50051", "127.0.0.1", 50_051),
+        ("localhost:0", "localhost", 0),
+        ("0.0.0.0:65535", "0.0.0.0", 65_535),
+        ("replay.default.svc.cluster.local:1", "replay.default.svc.cluster.local", 1),
+        ("node_1-a:80", "node_1-a", 80),
+        ("[::1]:50051", "::1", 50_051),
+        ("[fe80::1%eth0]:7", "fe80::1%eth0", 7),
+    ],
+)
+def test_an_address_is_read_and_written_the_same(text, host, port):
+    assert parse_address(text) == Address(host, port)
+    assert str(parse_address(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "127.0.0.1",
+        ":50051",
+        "127.0.0.1:",
+        "127.0.0.1:x",
+        "127.0.0.1:-1",
+        "127.0.0.1:65536",
+        "127.0.0.1:999999999999",
+        "127.0.0.1:٣",
+        "127.0.0.1: 5",
+        " 127.0.0.1:5",
+        "::1:50051",
+        "[::1]",
+        "[::1:50051",
+        "::1]:50051",
+        "[]:5",
+        "http://127.0.0.1:50051",
+        "a/b:5",
+        "127.0.0.1:5\n",
+    ],
+)
+def test_what_is_no_address_is_refused_with_an_example(text):
+    with pytest.raises(AddressError, match=r"HOST:PORT, e\.g\. 127\.0\.0\.1:50051") as caught:
+        parse_address(text)
+    assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.9.10", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("replay", False),
+        ("localhost.example.org", False),
+    ],
+)
+def test_only_loopback_may_be_listened_on_without_saying_insecure(host, loopback):
+    address = Address(host, 1)
+    assert address.loopback is loopback
+    require_private(address, insecure=True)
+    if loopback:
+        require_private(address, insecure=False)
+    else:
+        with pytest.raises(AddressError, match="--insecure"):
+            require_private(address, insecure=False)
+
+
+async def test_port_0_becomes_a_real_one():
+    async with serving() as service:
+        assert service.address.port > 0
+        assert (await service.client.status()).run_id == "the-run"
+
+
+async def test_a_port_in_use_is_refused():
+    async with serving() as service:
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        with pytest.raises(AddressError, match=f"cannot listen on {service.address}.*--listen"):
+            bind(server, service.address)
+
+
+async def test_a_host_that_is_not_this_machines_is_refused():
+    with pytest.raises(AddressError, match=r"203\.0\.113\.7"):
+        bind(grpc.aio.server(options=SERVER_OPTIONS), Address("203.0.113.7", 0))
+
+
+async def test_a_message_of_the_limit_passes_in_both_directions():
+    size = MAX_MESSAGE_BYTES
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler("raw", {"Echo": grpc.unary_unary_rpc_method_handler(_echo)})]
+    )
+    address = bind(server, LOOPBACK)
+    await server.start()
+    async with open_channel(address) as channel:
+        echo = channel.unary_unary("/raw/Echo")
+        assert len(await echo(bytes(size), timeout=10)) == size
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await echo(bytes(size + 1), timeout=10)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    await server.stop(None)
+
+
+async def _echo(request, context):
+    return request
+
+
+def test_frames_and_chunks_stay_below_1_mib_with_what_surrounds_them():
+    assert max(FRAME_BYTES, CHUNK_BYTES) + 64 <= 2**20 <= MAX_MESSAGE_BYTES
