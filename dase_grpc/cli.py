@@ -28,7 +28,12 @@ Env = Annotated[str | None, _option("--env", "Gymnasium id, or package.module:En
 Agents = Annotated[int | None, _option("--agents", "K, the agents that share the buffer.", panel=SETTINGS)]
 Steps = Annotated[int | None, _option("--steps", "Environment steps of each agent.", panel=SETTINGS)]
 Seed = Annotated[int | None, _option("--seed", "The run's one seed.", panel=SETTINGS)]
-Preset = Annotated[str | None, _option("--preset", "quickstart or paper/td3.", panel=SETTINGS)]
+Algo = Annotated[
+    str | None, _option("--algo", "td3, ddpg or sac, with the paper's settings.", panel=SETTINGS)
+]
+Preset = Annotated[
+    str | None, _option("--preset", "quickstart, paper/ALGO or paper/ALGO/ENV.", panel=SETTINGS)
+]
 ConfigFile = Annotated[Path | None, _option("--config", "A TOML file, e.g. a run.toml.", panel=SETTINGS)]
 Assignments = Annotated[
     list[str] | None,
@@ -98,6 +103,7 @@ def train(
     agents: Agents = None,
     steps: Steps = None,
     seed: Seed = None,
+    algo: Algo = None,
     preset: Preset = None,
     config: ConfigFile = None,
     assignments: Assignments = None,
@@ -108,12 +114,14 @@ def train(
 ) -> None:
     """Trains K agents on this machine: one replay service and K learner processes.
 
-    With no arguments it runs the quick start, about two minutes on two cores. With --env it
-    uses the paper's settings for TD3.
+    With no arguments it runs the quick start, about two minutes on two cores. With --env or
+    --algo it uses the paper's settings, those for TD3 unless another algorithm is named.
     """
     from dase_grpc.launch.train import TrainOptions, train_here
 
-    settings = _settings(preset, config, assignments, env=env, agents=agents, steps=steps, seed=seed)
+    settings = _settings(
+        preset, config, assignments, algo=algo, env=env, agents=agents, steps=steps, seed=seed
+    )
     train_here(TrainOptions(settings, runs, name=name, gpu=gpu, lockstep=lockstep, command=sys.argv))
 
 
@@ -135,6 +143,7 @@ def node(
     agents: Agents = None,
     steps: Steps = None,
     seed: Seed = None,
+    algo: Algo = None,
     preset: Preset = None,
     config: ConfigFile = None,
     assignments: Assignments = None,
@@ -160,7 +169,7 @@ def node(
 
         learner = LearnerOptions(
             parse_address(replay),
-            _settings(preset, config, assignments, env=env, agents=agents, steps=steps, seed=seed),
+            _settings(preset, config, assignments, algo=algo, env=env, agents=agents, steps=steps, seed=seed),
             agent_id=agent,
             gpu=gpu,
             run_id=run_id or "",
@@ -178,6 +187,7 @@ def show_config(
     agents: Agents = None,
     steps: Steps = None,
     seed: Seed = None,
+    algo: Algo = None,
     preset: Preset = None,
     config: ConfigFile = None,
     assignments: Assignments = None,
@@ -185,7 +195,9 @@ def show_config(
     """Prints the resolved configuration as TOML."""
     import tomli_w
 
-    settings = _settings(preset, config, assignments, env=env, agents=agents, steps=steps, seed=seed)
+    settings = _settings(
+        preset, config, assignments, algo=algo, env=env, agents=agents, steps=steps, seed=seed
+    )
     typer.echo(tomli_w.dumps(settings.model_dump(mode="json")), nl=False)
 
 
@@ -241,18 +253,25 @@ def _settings(
     file: Path | None,
     assignments: list[str] | None,
     *,
+    algo: str | None,
     env: str | None,
     agents: int | None,
     steps: int | None,
     seed: int | None,
 ) -> RunConfig:
-    """The paper's settings for an environment that is named, else the quick start's, then what was given."""
-    from dase_grpc.presets import layered
+    """The paper's settings for what is named, else the quick start's, then what was given."""
+    from dase_grpc.presets import layered, paper_preset
 
     return layered(
         preset_name=preset,
         file=file,
-        flags={"env.id": env, "train.agents": agents, "train.steps": steps, "train.seed": seed},
+        flags={
+            "env.id": env,
+            "agent.algorithm": algo,
+            "train.agents": agents,
+            "train.steps": steps,
+            "train.seed": seed,
+        },
         assignments=assignments or [],
-        otherwise="quickstart" if env is None else "paper/td3",
+        otherwise="quickstart" if env is None else paper_preset("td3", env),
     )

@@ -16,6 +16,7 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -24,15 +25,28 @@ from pydantic_core import PydanticCustomError
 from dase_grpc.capacity import transitions
 from dase_grpc.errors import ConfigError
 
+Algorithm = Literal["td3", "ddpg", "sac"]
 Divergence = Literal["jeffreys", "js", "kl", "none", "isolated"]
 Scope = Literal["pooled"]
+ALGORITHMS: Final[tuple[str, ...]] = get_args(Algorithm)
 DIVERGENCES: Final[tuple[str, ...]] = get_args(Divergence)
+
+READ_BY_ONE: Final[Mapping[str, str]] = {
+    "policy_delay": "td3",
+    "target_noise": "td3",
+    "target_noise_clip": "td3",
+    "policy_noise": "sac",
+    "policy_noise_clip": "sac",
+}
+"""The settings of `agent` that one algorithm alone reads; the others refuse a value but the default."""
 
 _BRANCHES: Final = ("constrained-int", "int", "str")
 """What pydantic adds to a location for the alternatives of a union."""
 
 _PHRASES: Final[Mapping[str, str]] = {
     "boolean": "must not be true or false",
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
     "int_parsing": "must be a whole number",
     "int_parsing_size": "is too large",
     "int_from_float": "must be a whole number",
@@ -62,9 +76,9 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _is_no_boolean(cls, value: Any) -> Any:
-        """No setting is true or false, and pydantic would read them as 1 and 0."""
-        if isinstance(value, bool):
+    def _is_no_boolean(cls, value: Any, info: ValidationInfo) -> Any:
+        """Where a number or a text is wanted, pydantic would read true and false as 1 and 0."""
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
             raise PydanticCustomError("boolean", "must not be true or false")
         return value
 
@@ -93,28 +107,54 @@ class TrainConfig(Section):
 
 
 class AgentConfig(Section):
-    """The learning algorithm; the defaults are the paper's table for TD3."""
+    """The learning algorithm; the defaults are the paper's for TD3, `--algo` brings the others'."""
 
-    algorithm: Literal["td3"] = Field("td3", description="the algorithm of every agent")
+    algorithm: Algorithm = Field(
+        "td3", description="the algorithm of every agent; alone it changes no other setting, `--algo` does"
+    )
     hidden: tuple[PositiveInt, ...] = Field(
         (256, 256), min_length=1, description="units of the hidden layers"
     )
     actor_lr: PositiveFloat = Field(3e-4, description="Adam's learning rate for the actor")
     critic_lr: PositiveFloat = Field(3e-4, description="Adam's learning rate for the critics")
+    critic_weight_decay: NonNegativeFloat = Field(
+        0.0, description="factor of the L2 term that Adam adds to the critics' gradients"
+    )
     gamma: float = Field(0.99, ge=0, lt=1, description="discount factor")
     tau: float = Field(5e-3, gt=0, le=1, description="target network step per update")
     batch_size: PositiveInt = Field(256, le=65_536, description="transitions per update")
+    reward_scale: PositiveFloat = Field(
+        1.0, description="what rewards are multiplied by in the critics' target; stored ones stay raw"
+    )
+    normalise_observations: bool = Field(
+        False, description="whether the networks see observations normalised by running statistics"
+    )
     start_steps: NonNegativeInt = Field(
         25_000, description="uniformly random steps of each agent before its first update"
     )
     exploration_noise: NonNegativeFloat = Field(
         0.1, description="standard deviation of the exploration noise, in normalised action units"
     )
-    policy_delay: PositiveInt = Field(2, description="critic updates per actor update")
+    policy_delay: PositiveInt = Field(2, description="critic updates per actor update (td3 only)")
     target_noise: NonNegativeFloat = Field(
-        0.2, description="standard deviation of the target policy's smoothing noise"
+        0.2, description="standard deviation of the target policy's smoothing noise (td3 only)"
     )
-    target_noise_clip: NonNegativeFloat = Field(0.5, description="bound of the smoothing noise")
+    target_noise_clip: NonNegativeFloat = Field(0.5, description="bound of the smoothing noise (td3 only)")
+    policy_noise: NonNegativeFloat = Field(
+        0.1, description="standard deviation of the noise in the actions that an update samples (sac only)"
+    )
+    policy_noise_clip: NonNegativeFloat = Field(0.25, description="bound of the sampling noise (sac only)")
+
+    @model_validator(mode="after")
+    def _sets_nothing_in_vain(self) -> Self:
+        for key, reader in READ_BY_ONE.items():
+            value = getattr(self, key)
+            if reader != self.algorithm and value != type(self).model_fields[key].default:
+                raise ValueError(
+                    f"{key} = {value} is read by {reader} only, but the algorithm is {self.algorithm}; "
+                    f"leave {key} out or set agent.algorithm to {reader}"
+                )
+        return self
 
 
 class DpsConfig(Section):

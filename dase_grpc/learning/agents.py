@@ -7,8 +7,11 @@ from typing import Any, Final, Protocol
 import torch
 
 from dase_grpc.config import AgentConfig
-from dase_grpc.learning import td3
+from dase_grpc.learning import policy
 from dase_grpc.learning.agent import Agent, Policy
+from dase_grpc.learning.ddpg import DDPG
+from dase_grpc.learning.sac import SAC
+from dase_grpc.learning.td3 import TD3
 from dase_grpc.schema import TransitionSchema
 
 
@@ -47,7 +50,9 @@ class Algorithm:
 
 
 ALGORITHMS: Final[Mapping[str, Algorithm]] = {
-    "td3": Algorithm(agent=td3.TD3, policy=td3.load_policy),
+    "td3": Algorithm(agent=TD3, policy=policy.load_policy),
+    "ddpg": Algorithm(agent=DDPG, policy=policy.load_policy),
+    "sac": Algorithm(agent=SAC, policy=policy.load_policy),
 }
 
 
@@ -62,7 +67,7 @@ def make_agent(
 def load_policy(
     config: AgentConfig, schema: TransitionSchema, state: Mapping[str, Any], device: torch.device
 ) -> Policy:
-    """The policy in an agent's saved state, for evaluation; the `actor.*` tensors are enough.
+    """The policy in an agent's saved state, for evaluation; its `policy_tensors` are enough.
 
     Raises:
         KeyError: a tensor is missing.

@@ -1,11 +1,7 @@
-"""The networks of deterministic actor-critics, initialised from a generator of their own.
-
-Weights and biases start uniform within ±1/sqrt(inputs), torch's default for a linear layer, as in
-the released code of TD3 (Fujimoto et al. 2018, arXiv 1802.09477) and of DASE.
-"""
+"""The networks of deterministic actor-critics, initialised from a generator of their own."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Self
 
@@ -13,20 +9,40 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everyone knows
 from torch import Tensor, nn
 
-from dase_grpc.schema import Array
+Bounds = Callable[[int, int], tuple[float, float]]
+"""From a layer's inputs and outputs to the bounds that its weights and its biases start uniform within."""
+
+
+def linear_bounds(inputs: int, outputs: int) -> tuple[float, float]:
+    """±1/sqrt(inputs), torch's default for a linear layer.
+
+    As in the released code of TD3 (Fujimoto et al. 2018, arXiv 1802.09477) and DASE's DDPG and TD3.
+    """
+    return inputs**-0.5, inputs**-0.5
+
+
+def xavier_bounds(inputs: int, outputs: int) -> tuple[float, float]:
+    """Glorot & Bengio 2010 for the weights, biases of zero, as in the released code of DASE's SAC."""
+    return (6 / (inputs + outputs)) ** 0.5, 0.0
 
 
 class Actor(nn.Module):
-    """π(s): ReLU layers, then tanh; also the policy that evaluation runs.
+    """π(s): ReLU layers, then tanh.
 
     `sizes` is (m, *hidden, n). Layer k has `weight.k` (out, in) and `bias.k` (out,), as in nn.Linear.
     """
 
     def __init__(
-        self, sizes: Sequence[int], generator: torch.Generator, *, device: torch.device, dtype: torch.dtype
+        self,
+        sizes: Sequence[int],
+        generator: torch.Generator,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        bounds: Bounds = linear_bounds,
     ) -> None:
         super().__init__()
-        drawn = _draw(sizes, 1, generator, device=device, dtype=dtype)
+        drawn = _draw(pairwise(sizes), 1, generator, bounds=bounds, device=device, dtype=dtype)
         self.weight = nn.ParameterList(weight[0].T.contiguous() for weight, _ in drawn)
         self.bias = nn.ParameterList(bias[0, 0] for _, bias in drawn)
         self._layers = tuple(zip(self.weight, self.bias, strict=True))  # the lists are slow to index
@@ -38,14 +54,6 @@ class Actor(nn.Module):
         for weight, bias in inner:
             hidden = torch.relu_(F.linear(hidden, weight, bias))
         return torch.tanh(F.linear(hidden, *last))
-
-    @torch.inference_mode()
-    def act(self, observation: Array) -> Array:
-        """Noise-free actions in [-1, 1]; (B, m) float32 -> (B, n) float32, a new array."""
-        weight = self._layers[0][0]
-        actions = self.actions(torch.tensor(observation, dtype=weight.dtype, device=weight.device))
-        result: Array = actions.to("cpu", torch.float32).numpy()
-        return result
 
     def frozen_copy(self) -> Self:
         """A target network: equal values of its own, without gradients."""
@@ -59,23 +67,27 @@ class TwinCritic(nn.Module):
     """
 
     def __init__(
-        self, sizes: Sequence[int], generator: torch.Generator, *, device: torch.device, dtype: torch.dtype
+        self,
+        sizes: Sequence[int],
+        generator: torch.Generator,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        bounds: Bounds = linear_bounds,
     ) -> None:
         super().__init__()
-        drawn = _draw(sizes, 2, generator, device=device, dtype=dtype)
+        drawn = _draw(pairwise(sizes), 2, generator, bounds=bounds, device=device, dtype=dtype)
         self.weight = nn.ParameterList(weight for weight, _ in drawn)
         self.bias = nn.ParameterList(bias for _, bias in drawn)
         self._layers = tuple(zip(self.weight, self.bias, strict=True))
 
     def both(self, state_action: Tensor) -> Tensor:
         """Both values; (B, m + n) -> (2, B)."""
-        *inner, (last_weight, last_bias) = self._layers
-        hidden = state_action.expand(2, *state_action.shape)
-        for weight, bias in inner:
-            hidden = torch.relu_(torch.baddbmm(bias, hidden, weight))
-        # One output: a batched product of width 1 costs 5 % of a whole update more than this sum.
-        values: Tensor = torch.linalg.vecdot(hidden, last_weight.mT) + last_bias.squeeze(-1)
-        return values
+        return _both(self._layers, state_action)
+
+    def lowest(self, state_action: Tensor) -> Tensor:
+        """min(Q1, Q2) with the parameters held constant, so a gradient reaches the input only; -> (B,)."""
+        return _both([(w.detach(), b.detach()) for w, b in self._layers], state_action).amin(dim=0)
 
     def first(self, state_action: Tensor) -> Tensor:
         """Q1 with the parameters held constant, so a gradient reaches the input only; -> (B,)."""
@@ -84,6 +96,48 @@ class TwinCritic(nn.Module):
         for weight, bias in inner:
             hidden = torch.relu_(torch.addmm(bias, hidden, weight))
         return torch.addmm(last_bias, hidden, last_weight).squeeze(-1)
+
+    def frozen_copy(self) -> Self:
+        """A target network: equal values of its own, without gradients."""
+        return copy.deepcopy(self).requires_grad_(False)
+
+
+class LateActionCritic(nn.Module):
+    """Q(s, a) whose action enters at the second layer, beside the first one's output (Lillicrap et al. 2015).
+
+    `sizes` is (m, *hidden, 1), n the action's size. Layer k has `weight.k` (in, out) and `bias.k` (out,);
+    the rows of the second layer that multiply the action are `action_weight` (n, out).
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        action_size: int,
+        generator: torch.Generator,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        first, second, *others = pairwise(sizes)
+        layers = [first, (second[0] + action_size, second[1]), *others]
+        drawn = _draw(layers, 1, generator, bounds=linear_bounds, device=device, dtype=dtype)
+        weights = [weight[0] for weight, _ in drawn]
+        beside = weights[1]
+        weights[1] = beside[: second[0]].clone()
+        self.weight = nn.ParameterList(weights)
+        self.action_weight = nn.Parameter(beside[second[0] :].clone())
+        self.bias = nn.ParameterList(bias[0, 0] for _, bias in drawn)
+        self._layers = tuple(zip(self.weight, self.bias, strict=True))
+
+    def value(self, observation: Tensor, action: Tensor) -> Tensor:
+        """Q(s, a); (B, m) and (B, n) -> (B,)."""
+        return _late(self._layers, self.action_weight, observation, action)
+
+    def fixed_value(self, observation: Tensor, action: Tensor) -> Tensor:
+        """`value` with the parameters held constant, so a gradient reaches the inputs only."""
+        layers = [(weight.detach(), bias.detach()) for weight, bias in self._layers]
+        return _late(layers, self.action_weight.detach(), observation, action)
 
     def frozen_copy(self) -> Self:
         """A target network: equal values of its own, without gradients."""
@@ -120,15 +174,37 @@ def _describe(value: Any) -> str:
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
 
+def _both(layers: Sequence[tuple[Tensor, Tensor]], state_action: Tensor) -> Tensor:
+    *inner, (last_weight, last_bias) = layers
+    hidden = state_action.expand(2, *state_action.shape)
+    for weight, bias in inner:
+        hidden = torch.relu_(torch.baddbmm(bias, hidden, weight))
+    # One output: a batched product of width 1 costs 5 % of a whole update more than this sum.
+    values: Tensor = torch.linalg.vecdot(hidden, last_weight.mT) + last_bias.squeeze(-1)
+    return values
+
+
+def _late(
+    layers: Sequence[tuple[Tensor, Tensor]], action_weight: Tensor, observation: Tensor, action: Tensor
+) -> Tensor:
+    (weight, bias), *others = layers
+    linear = torch.addmm(bias, observation, weight)
+    for index, (weight, bias) in enumerate(others):
+        given = torch.addmm(bias, action, action_weight) if index == 0 else bias
+        linear = torch.addmm(given, torch.relu_(linear), weight)
+    return linear.squeeze(-1)
+
+
 def _draw(
-    sizes: Sequence[int],
+    layers: Iterable[tuple[int, int]],
     count: int,
     generator: torch.Generator,
     *,
+    bounds: Bounds,
     device: torch.device,
     dtype: torch.dtype,
 ) -> list[tuple[Tensor, Tensor]]:
-    """For each layer a (count, in, out) weight and a (count, 1, out) bias.
+    """For each layer of (inputs, outputs) a (count, in, out) weight and a (count, 1, out) bias.
 
     Drawn on the CPU in float32, so that every device starts from the same bits.
     """
@@ -137,10 +213,9 @@ def _draw(
         values = torch.empty(shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
         return values.to(device, dtype)
 
-    return [
-        (
-            uniform(count, inputs, outputs, bound=inputs**-0.5),
-            uniform(count, 1, outputs, bound=inputs**-0.5),
-        )
-        for inputs, outputs in pairwise(sizes)
-    ]
+    drawn = []
+    for inputs, outputs in layers:
+        weight_bound, bias_bound = bounds(inputs, outputs)
+        weight = uniform(count, inputs, outputs, bound=weight_bound)
+        drawn.append((weight, uniform(count, 1, outputs, bound=bias_bound)))
+    return drawn

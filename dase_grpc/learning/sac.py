@@ -1,0 +1,107 @@
+"""SAC with a deterministic actor: soft actor-critic (Haarnoja et al. 2018, arXiv 1801.01290) at α = 0.
+
+As in DASE's released code: no entropy term, no target actor, and Gaussian noise inside the actor's
+sample, both in the target and in the actor's loss, where the smaller of the two critics counts. The
+noise is added after the tanh, so the gradient of a sample is that of π(s). In two points this is not
+that code: each row draws its own noise (there one vector serves the whole batch), and the sum is
+clipped to the actions' bounds, since no action in our buffer lies beyond them (there some do).
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from dase_grpc.config import AgentConfig
+from dase_grpc.learning.actor_critic import ActorCritic, bellman, critic_loss, minimise, network_generator
+from dase_grpc.learning.batch import Batch
+from dase_grpc.learning.networks import Actor, TwinCritic, xavier_bounds
+from dase_grpc.learning.noise import NoiseStream, perturbed
+from dase_grpc.schema import TransitionSchema
+
+
+def sample(actor: Actor, observation: Tensor, noise: Tensor, *, config: AgentConfig) -> Tensor:
+    """The action clip(π(s) + clip(ε, ±c), ±1); noise ε is (B, n) and not clipped yet."""
+    return perturbed(actor.actions(observation), noise, limit=config.policy_noise_clip)
+
+
+@torch.no_grad()
+def target_value(
+    actor: Actor, critic: TwinCritic, batch: Batch, noise: Tensor, *, config: AgentConfig
+) -> Tensor:
+    """The target y = scale · r + γ · bootstrap · min(Q1', Q2')(s', a') with a' sampled; (B,).
+
+    critic is the target network, actor the agent's own.
+    """
+    action = sample(actor, batch.next_observation, noise, config=config)
+    both = critic.both(torch.cat((batch.next_observation, action), dim=1))
+    return bellman(batch, both.amin(dim=0), config=config)
+
+
+def actor_loss(
+    actor: Actor,
+    critic: TwinCritic,
+    observation: Tensor,
+    noise: Tensor,
+    share: Tensor,
+    *,
+    config: AgentConfig,
+) -> Tensor:
+    """−Σ share · min(Q1, Q2)(s, a) with a sampled; a gradient reaches the actor only."""
+    action = sample(actor, observation, noise, config=config)
+    return -(critic.lowest(torch.cat((observation, action), dim=1)) @ share)
+
+
+class SAC(ActorCritic):
+    """An `Agent` that learns by SAC with a deterministic actor."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        schema: TransitionSchema,
+        *,
+        seed: int,
+        agent_id: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        start = network_generator(seed, agent_id)
+        m, n = schema.observation_size, schema.action_size
+        self._actor = Actor((m, *config.hidden, n), start, device=device, dtype=dtype, bounds=xavier_bounds)
+        self._critic = TwinCritic(
+            (m + n, *config.hidden, 1), start, device=device, dtype=dtype, bounds=xavier_bounds
+        )
+        self._target_critic = self._critic.frozen_copy()
+        self._stream = NoiseStream(seed, agent_id, device)
+        super().__init__(
+            config,
+            actor=self._actor,
+            critic=self._critic,
+            targets={"critic": self._target_critic},
+            noise=self._stream,
+        )
+
+    def update(self, batch: Batch, weight: Tensor) -> Mapping[str, Tensor]:
+        """One training iteration, as `ActorCritic.update` promises."""
+        std = self._config.policy_noise
+        next_noise, noise = (self._stream.normal(batch.action, std) for _ in range(2))
+        return self.update_with(batch, weight, next_noise, noise)
+
+    def update_with(
+        self, batch: Batch, weight: Tensor, next_noise: Tensor, noise: Tensor
+    ) -> Mapping[str, Tensor]:
+        """`update` with the noise of the target and of the actor's loss given, (B, n), not clipped yet."""
+        config = self._config
+        share = weight / weight.sum()
+        batch = self._seen(batch, weight)
+
+        target = target_value(self._actor, self._target_critic, batch, next_noise, config=config)
+        both = self._critic.both(batch.state_action)
+        loss = minimise(critic_loss(both, target, share), self._critic_optimizer)
+        losses = {"critic_loss": loss, "q_mean": both.detach()[0] @ share}
+
+        loss = actor_loss(self._actor, self._critic, batch.observation, noise, share, config=config)
+        losses["actor_loss"] = minimise(loss, self._actor_optimizer)
+        self._follow()
+        self._updates += 1
+        return losses
