@@ -38,17 +38,18 @@ def backward(layers: Layers, inputs: list[Array], output_gradient: Array) -> tup
 
 
 class Adam:
-    """Kingma & Ba 2015, algorithm 1, with torch's defaults."""
+    """Kingma & Ba 2015, algorithm 1, with torch's defaults; decay is the factor of an L2 term."""
 
-    def __init__(self, layers: Layers, lr: float) -> None:
-        self.lr, self.t = lr, 0
+    def __init__(self, layers: Layers, lr: float, decay: float = 0.0) -> None:
+        self.lr, self.decay, self.t = lr, decay, 0
         self.m = [[np.zeros_like(p) for p in layer] for layer in layers]
         self.v = [[np.zeros_like(p) for p in layer] for layer in layers]
 
     def step(self, layers: Layers, gradients: Layers) -> None:
         self.t += 1
         for layer, grads, ms, vs in zip(layers, gradients, self.m, self.v, strict=True):
-            for p, g, m, v in zip(layer, grads, ms, vs, strict=True):
+            for p, loss_gradient, m, v in zip(layer, grads, ms, vs, strict=True):
+                g = loss_gradient + self.decay * p
                 m[...] = 0.9 * m + 0.1 * g
                 v[...] = 0.999 * v + 0.001 * g * g
                 m_hat, v_hat = m / (1 - 0.9**self.t), v / (1 - 0.999**self.t)
@@ -89,6 +90,34 @@ class OracleNormaliser:
 
     def normalise(self, observation: Array) -> Array:
         return np.clip((observation - self.mean) / np.maximum(np.sqrt(self.variance), 0.1), -5, 5)
+
+
+class Oracle:
+    """What the twins share: the batch as the networks see it, and the policy."""
+
+    actor: Layers
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.normaliser = OracleNormaliser() if config.normalise_observations else None
+
+    def seen(self, batch: Mapping[str, Array], share: Array) -> dict[str, Array]:
+        result = {**batch, "reward": batch["reward"] * self.config.reward_scale}
+        if self.normaliser is not None:
+            self.normaliser.learn(batch["observation"], share)
+            for name in ("observation", "next_observation"):
+                result[name] = self.normaliser.normalise(batch[name])
+        return result
+
+    def act(self, observation: Array) -> Array:
+        seen = observation if self.normaliser is None else self.normaliser.normalise(observation)
+        return np.tanh(forward(self.actor, seen)[0])
+
+    def name_normaliser(self, result: dict[str, Array]) -> None:
+        if self.normaliser is not None:
+            result["normaliser.mean"] = self.normaliser.mean
+            result["normaliser.variance"] = self.normaliser.variance
+            result["normaliser.count"] = np.array(float(len(self.normaliser.means)))
 
 
 def actor_layers(state: Mapping[str, Any], name: str) -> Layers:

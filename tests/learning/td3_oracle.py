@@ -8,6 +8,7 @@ from learning.oracle import (
     Adam,
     Array,
     Layers,
+    Oracle,
     actor_layers,
     backward,
     critic_layers,
@@ -15,20 +16,24 @@ from learning.oracle import (
     move,
     name_actor,
     name_critics,
+    shares,
 )
 
 
-class OracleTD3:
+class OracleTD3(Oracle):
     """Starts from an agent's state and repeats its updates by hand."""
 
     def __init__(self, state: Mapping[str, Any], config: Any) -> None:
-        self.config, self.updates = config, 0
+        super().__init__(config)
+        self.updates = 0
         self.actor = actor_layers(state, "actor")
         self.target_actor = actor_layers(state, "target_actor")
         self.critics = [critic_layers(state, "critic", i) for i in range(2)]
         self.target_critics = [critic_layers(state, "target_critic", i) for i in range(2)]
         self.actor_adam = Adam(self.actor, config.actor_lr)
-        self.critic_adams = [Adam(critic, config.critic_lr) for critic in self.critics]
+        self.critic_adams = [
+            Adam(critic, config.critic_lr, config.critic_weight_decay) for critic in self.critics
+        ]
 
     def target(self, batch: Mapping[str, Array], noise: Array) -> Array:
         c = self.config
@@ -38,30 +43,31 @@ class OracleTD3:
         q1, q2 = (forward(critic, x)[0][:, 0] for critic in self.target_critics)
         return batch["reward"] + c.gamma * batch["bootstrap"] * np.minimum(q1, q2)
 
-    def update(self, batch: Mapping[str, Array], weight: Array, noise: Array) -> dict[str, float]:
-        y, total = self.target(batch, noise), weight.sum()
+    def update(self, batch: Mapping[str, Array], weight: Array | None, noise: Array) -> dict[str, float]:
+        share = shares(weight, len(batch["reward"]))
+        batch = self.seen(batch, share)
+        y = self.target(batch, noise)
         x = np.concatenate([batch["observation"], batch["action"]], axis=1)
         losses = {"critic_loss": 0.0}
         for index, (critic, adam) in enumerate(zip(self.critics, self.critic_adams, strict=True)):
             q, inputs = forward(critic, x)
             error = q[:, 0] - y
-            losses["critic_loss"] += (weight * error**2).sum() / total
+            losses["critic_loss"] += (share * error**2).sum()
             if index == 0:
-                losses["q_mean"] = (weight * q[:, 0]).sum() / total
-            gradients, _ = backward(critic, inputs, (2 * weight * error / total)[:, None])
+                losses["q_mean"] = (share * q[:, 0]).sum()
+            gradients, _ = backward(critic, inputs, (2 * share * error)[:, None])
             adam.step(critic, gradients)
         self.updates += 1
         if self.updates % self.config.policy_delay == 0:
-            losses["actor_loss"], gradients = self.actor_gradients(batch["observation"], weight)
+            losses["actor_loss"], gradients = self.actor_gradients(batch["observation"], share)
             self.actor_adam.step(self.actor, gradients)
             self._move_targets()
         return losses
 
-    def actor_gradients(self, observation: Array, weight: Array) -> tuple[float, Layers]:
+    def actor_gradients(self, observation: Array, share: Array) -> tuple[float, Layers]:
         z, actor_inputs = forward(self.actor, observation)
         action = np.tanh(z)
         q, inputs = forward(self.critics[0], np.concatenate([observation, action], axis=1))
-        share = weight / weight.sum()
         _, input_gradient = backward(self.critics[0], inputs, -share[:, None])
         action_gradient = input_gradient[:, observation.shape[1] :]
         gradients, _ = backward(self.actor, actor_inputs, action_gradient * (1 - action**2))
@@ -75,6 +81,7 @@ class OracleTD3:
     def tensors(self) -> dict[str, Array]:
         """Everything under the names and in the layout of the agent's `state_dict`."""
         result: dict[str, Array] = {}
+        self.name_normaliser(result)
         for name, actor in (("actor", self.actor), ("target_actor", self.target_actor)):
             name_actor(result, name, actor)
         for name, critics in (("critic", self.critics), ("target_critic", self.target_critics)):

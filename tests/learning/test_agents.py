@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from learning.td3_cases import (
     CPU,
     SCHEMA,
@@ -14,6 +15,8 @@ from learning.td3_cases import (
 from dase_grpc.config import AgentConfig
 from dase_grpc.learning.agent import Agent
 from dase_grpc.learning.agents import ALGORITHMS, load_policy, make_agent
+from dase_grpc.learning.networks import Actor
+from dase_grpc.learning.policy import ActorPolicy
 from dase_grpc.learning.td3 import TD3
 
 
@@ -44,3 +47,18 @@ def test_load_policy_refuses_another_size_and_a_missing_tensor():
     del state["actor.bias.2"]
     with pytest.raises(KeyError, match=r"lacks actor.bias.2"):
         load_policy(TINY, SCHEMA, state, CPU)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [1, 10])
+def test_act_returns_new_float32_actions_within_bounds(count, dtype):
+    policy = ActorPolicy(Actor((3, 8, 2), torch.Generator(), device=CPU, dtype=dtype), None)
+    observation = np.full((count, 3), 1e6, np.float32)
+    observation.setflags(write=False)
+    first, second = policy.act(observation), policy.act(observation)
+    assert first.shape == (count, 2)
+    assert first.dtype == np.float32
+    assert np.abs(first).max() <= 1
+    first[:] = 7
+    assert not np.array_equal(first, second)
+    assert np.array_equal(policy.act(observation), second)

@@ -3,12 +3,11 @@
 import math
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from dase_grpc.learning.networks import Actor, TwinCritic, restore
+from dase_grpc.learning.networks import Actor, LateActionCritic, TwinCritic, restore, xavier_bounds
 
 CPU = torch.device("cpu")
 
@@ -23,6 +22,10 @@ def make_actor(*sizes: int, seed: int = 0, dtype: torch.dtype = torch.float32) -
 
 def make_critic(*sizes: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> TwinCritic:
     return TwinCritic(sizes, seeded(seed), device=CPU, dtype=dtype)
+
+
+def make_late_critic(*sizes: int, actions: int = 2, dtype: torch.dtype = torch.float32) -> LateActionCritic:
+    return LateActionCritic(sizes, actions, seeded(), device=CPU, dtype=dtype)
 
 
 def plain_actor(actor: Actor) -> nn.Sequential:
@@ -41,6 +44,16 @@ def plain_critic(critic: TwinCritic, index: int) -> nn.Sequential:
         linear.load_state_dict({"weight": weight.detach()[index].T, "bias": bias.detach()[index, 0]})
         layers += [linear, nn.ReLU()]
     return nn.Sequential(*layers[:-1])
+
+
+def plain_late_critic(critic: LateActionCritic, s: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    linear = s @ critic.weight[0] + critic.bias[0]
+    for k in range(1, len(critic.weight)):
+        hidden = torch.relu(linear)
+        linear = hidden @ critic.weight[k] + critic.bias[k]
+        if k == 1:
+            linear = linear + a @ critic.action_weight
+    return linear[:, 0]
 
 
 @pytest.mark.parametrize("hidden", [(5,), (6, 5), (6, 5, 4)])
@@ -83,6 +96,63 @@ def test_the_first_critic_alone_sends_gradients_to_its_input_only():
     assert all(parameter.grad is None for parameter in critic.parameters())
 
 
+def test_the_lower_critic_sends_gradients_to_its_input_only():
+    critic = make_critic(4, 6, 5, 1, dtype=torch.float64)
+    x = torch.randn(9, 4, dtype=torch.float64, generator=seeded(1), requires_grad=True)
+    lowest = critic.lowest(x)
+    torch.testing.assert_close(lowest, torch.minimum(*critic.both(x)))
+    lowest.sum().backward()
+    assert all(parameter.grad is None for parameter in critic.parameters())
+    gradient = x.grad.clone()
+    x.grad = None
+    torch.minimum(*critic.both(x)).sum().backward()
+    torch.testing.assert_close(x.grad, gradient)
+
+
+@pytest.mark.parametrize("hidden", [(5,), (6, 5), (6, 5, 4)])
+def test_the_action_enters_the_late_critic_at_its_second_layer(hidden):
+    critic = make_late_critic(3, *hidden, 1, dtype=torch.float64)
+    s, a = (torch.randn(7, size, dtype=torch.float64, generator=seeded(size)) for size in (3, 2))
+    s.requires_grad_()
+    a.requires_grad_()
+    value = critic.value(s, a)
+    assert value.shape == (7,)
+    torch.testing.assert_close(value, plain_late_critic(critic, s, a))
+    names, parameters = zip(*critic.named_parameters(), strict=True)
+    assert "action_weight" in names
+    ours = torch.autograd.grad(value.square().sum(), (s, a, *parameters))
+    theirs = torch.autograd.grad(plain_late_critic(critic, s, a).square().sum(), (s, a, *parameters))
+    for first, second in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(first, second)
+
+
+def test_the_fixed_value_of_the_late_critic_sends_gradients_to_its_inputs_only():
+    critic = make_late_critic(3, 6, 5, 1)
+    s, a = (torch.randn(7, size, generator=seeded(size), requires_grad=True) for size in (3, 2))
+    assert torch.equal(critic.fixed_value(s, a), critic.value(s, a))
+    critic.fixed_value(s, a).sum().backward()
+    assert s.grad.any()
+    assert a.grad.any()
+    assert all(parameter.grad is None for parameter in critic.parameters())
+
+
+def test_the_second_layer_of_the_late_critic_is_drawn_as_one_layer_of_both_inputs():
+    critic = make_late_critic(17, 400, 300, 1, actions=6)
+    bound = 1 / math.sqrt(406)
+    for values in (critic.weight[1], critic.action_weight, critic.bias[1]):
+        assert 0.95 * bound < values.abs().max() <= bound
+        assert values.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.06)
+
+
+def test_xavier_bounds_depend_on_both_sides_of_a_layer_and_leave_biases_zero():
+    actor = Actor((17, 256, 6), seeded(), device=CPU, dtype=torch.float32, bounds=xavier_bounds)
+    for weight, bias, (inputs, outputs) in zip(actor.weight, actor.bias, [(17, 256), (256, 6)], strict=True):
+        bound = math.sqrt(6 / (inputs + outputs))
+        assert 0.95 * bound < weight.abs().max() <= bound
+        assert weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)
+        assert not bias.any()
+
+
 def test_a_strided_view_of_packed_rows_is_an_input_like_any_other():
     critic = make_critic(4, 6, 5, 1)
     rows = torch.randn(7, 11, generator=seeded(1))
@@ -117,34 +187,19 @@ def test_initial_values_depend_on_the_generator_and_on_no_global_state():
 
 
 def test_a_frozen_copy_is_equal_shares_no_memory_and_takes_no_gradient():
-    for network in (make_actor(3, 8, 2), make_critic(3, 8, 1)):
+    for network in (make_actor(3, 8, 2), make_critic(3, 8, 1), make_late_critic(3, 8, 1)):
         frozen = network.frozen_copy()
         for ours, theirs in zip(network.parameters(), frozen.parameters(), strict=True):
             assert torch.equal(ours, theirs)
             assert ours.data_ptr() != theirs.data_ptr()
             assert not theirs.requires_grad
     actor = make_actor(3, 8, 2)
-    frozen, x = actor.frozen_copy(), np.ones((1, 3), np.float32)
-    before = frozen.act(x)
+    frozen, x = actor.frozen_copy(), torch.ones(1, 3)
+    before = frozen.actions(x)
     with torch.no_grad():
         for parameter in frozen.parameters():
             parameter.add_(1)
-    assert not np.array_equal(frozen.act(x), before)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("count", [1, 10])
-def test_act_returns_new_float32_actions_within_bounds(count, dtype):
-    actor = make_actor(3, 8, 2, dtype=dtype)
-    observation = np.full((count, 3), 1e6, np.float32)
-    observation.setflags(write=False)
-    first, second = actor.act(observation), actor.act(observation)
-    assert first.shape == (count, 2)
-    assert first.dtype == np.float32
-    assert np.abs(first).max() <= 1
-    first[:] = 7
-    assert not np.array_equal(first, second)
-    assert np.array_equal(actor.act(observation), second)
+    assert not torch.equal(frozen.actions(x), before)
 
 
 def test_restore_changes_nothing_when_one_tensor_does_not_fit():

@@ -1,7 +1,5 @@
 """TD3 against the paper's equations worked out by hand (td3_oracle)."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -9,14 +7,6 @@ from learning.td3_cases import TINY, B, N, as_batch, assert_same, columns, make,
 from learning.td3_oracle import OracleTD3
 
 from dase_grpc.learning.td3 import actor_loss, critic_loss, target_value
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("delay", [1, 2, 3])

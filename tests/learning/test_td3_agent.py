@@ -1,6 +1,5 @@
 """What TD3 promises as an agent: the order of an update, seeds, acting, saving, trivial environments."""
 
-from collections.abc import Iterator
 from dataclasses import fields
 
 import numpy as np
@@ -22,15 +21,6 @@ from learning.td3_cases import (
 
 from dase_grpc.config import AgentConfig
 from dase_grpc.learning.td3 import TD3, actor_loss
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
 
 # The order of an update
 

@@ -1,0 +1,55 @@
+"""Tiny agents of every algorithm and their reference twins, shared by the tests that hold for all."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from learning.ddpg_oracle import OracleDDPG
+from learning.sac_oracle import OracleSAC
+from learning.td3_cases import CPU, SCHEMA, B, N, as_batch
+from learning.td3_oracle import OracleTD3
+
+from dase_grpc.config import AgentConfig
+from dase_grpc.learning.actor_critic import ActorCritic
+from dase_grpc.learning.ddpg import DDPG
+from dase_grpc.learning.sac import SAC
+from dase_grpc.learning.td3 import TD3
+
+AGENTS: dict[str, type[ActorCritic]] = {"td3": TD3, "ddpg": DDPG, "sac": SAC}
+ORACLES: dict[str, type[Any]] = {"td3": OracleTD3, "ddpg": OracleDDPG, "sac": OracleSAC}
+DRAWS = {"td3": 1, "ddpg": 0, "sac": 2}
+
+
+def tiny(algorithm: str, **settings: Any) -> AgentConfig:
+    given = {"hidden": (6, 5), "actor_lr": 1e-2, "critic_lr": 2e-2, "tau": 0.1, "batch_size": B}
+    return AgentConfig(algorithm=algorithm, **{**given, **settings})
+
+
+CONFIGS = {
+    "td3": tiny("td3", policy_delay=1),
+    "td3 normalised": tiny("td3", policy_delay=1, normalise_observations=True),
+    "ddpg": tiny("ddpg", critic_weight_decay=0.1, normalise_observations=True),
+    "ddpg raw": tiny("ddpg"),
+    "sac": tiny("sac", reward_scale=5.0),
+    "sac normalised": tiny("sac", reward_scale=5.0, normalise_observations=True),
+}
+
+
+def make(config: AgentConfig, *, seed: int = 1, agent_id: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+    return AGENTS[config.algorithm](config, SCHEMA, seed=seed, agent_id=agent_id, device=CPU, dtype=dtype)
+
+
+def noises(config: AgentConfig, seed: int = 0, count: int = B) -> list[np.ndarray]:
+    """What an update of this algorithm draws, wide enough to meet its clips."""
+    rng = np.random.default_rng(seed)
+    return [rng.normal(scale=0.6, size=(count, N)) for _ in range(DRAWS[config.algorithm])]
+
+
+def update_by(
+    agent: Any, data: Mapping[str, np.ndarray], weight: np.ndarray, noise: Sequence[np.ndarray]
+) -> Mapping[str, torch.Tensor]:
+    """One update in float64 with the noise given."""
+    tensors = [torch.from_numpy(values) for values in noise]
+    update = agent.update_with if tensors else agent.update
+    return update(as_batch(data, torch.float64), torch.from_numpy(weight), *tensors)

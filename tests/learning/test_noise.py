@@ -1,0 +1,53 @@
+"""The noise stream: its size, its state, and the clipped sum it goes into."""
+
+import pytest
+import torch
+
+from dase_grpc.learning.noise import NoiseStream, perturbed
+
+CPU = torch.device("cpu")
+LIKE = torch.empty(5, 3, dtype=torch.float64).T
+
+
+def test_noise_takes_shape_and_dtype_and_is_contiguous_and_new_each_time():
+    stream = NoiseStream(1, 0, CPU)
+    first, second = stream.normal(LIKE, 0.1), stream.normal(LIKE, 0.1)
+    assert (first.shape, first.dtype, first.is_contiguous()) == ((3, 5), torch.float64, True)
+    assert not torch.equal(first, second)
+
+
+def test_a_resumed_stream_goes_on_with_the_same_numbers():
+    straight, resumed = NoiseStream(1, 0, CPU), NoiseStream(9, 9, CPU)
+    straight.normal(LIKE, 0.1)
+    state = straight.state()
+    room = resumed.room_for(state)
+    assert (room.shape, room.dtype) == (state.shape, state.dtype)
+    resumed.resume(state, updates=1)
+    assert torch.equal(straight.normal(LIKE, 0.1), resumed.normal(LIKE, 0.1))
+
+
+def test_a_state_of_another_size_starts_a_stream_that_seed_and_updates_decide():
+    foreign = torch.zeros(16, dtype=torch.uint8)
+    drawn = []
+    for seed, updates in ((1, 40), (1, 40), (1, 41), (2, 40)):
+        stream = NoiseStream(seed, 0, CPU)
+        assert stream.room_for(foreign).shape == (16,)
+        stream.resume(foreign, updates=updates)
+        drawn.append(stream.normal(LIKE, 0.1))
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    assert not torch.equal(drawn[0], drawn[3])
+
+
+@pytest.mark.parametrize("saved", [None, "text", torch.zeros(16)])
+def test_there_is_only_room_for_a_generators_state(saved):
+    stream = NoiseStream(1, 0, CPU)
+    assert stream.room_for(saved).shape == stream.state().shape
+
+
+def test_a_perturbed_action_passes_its_gradient_on_unless_a_bound_cuts_it():
+    action = torch.tensor([[0.5, 0.95, -0.95, -0.2]], requires_grad=True)
+    result = perturbed(action, torch.tensor([[9.0, 0.2, -0.2, -9.0]]), limit=0.25)
+    torch.testing.assert_close(result.detach(), torch.tensor([[0.75, 1.0, -1.0, -0.45]]))
+    result.sum().backward()
+    assert action.grad.tolist() == [[1.0, 0.0, 0.0, 1.0]]

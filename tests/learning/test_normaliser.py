@@ -1,0 +1,126 @@
+"""The running normaliser against NumPy over everything it has seen."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dase_grpc.learning.networks import restore
+from dase_grpc.learning.normaliser import CLIP, MIN_DEVIATION, Normaliser
+
+CPU = torch.device("cpu")
+M = 4
+
+
+def batches(count: int, rows: int = 32, seed: int = 0) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    spread, centre = np.array([1.0, 20.0, 0.3, 5.0]), np.array([0.0, 1e4, -7.0, 1.0])
+    return [(centre + spread * rng.normal(size=(rows, M)) * (1 + k)).astype(np.float32) for k in range(count)]
+
+
+def learned(data: list[np.ndarray], weight: torch.Tensor | None = None) -> Normaliser:
+    normaliser = Normaliser(M, CPU)
+    for batch in data:
+        normaliser.learn(torch.from_numpy(batch), torch.ones(len(batch)) if weight is None else weight)
+    return normaliser
+
+
+def values(normaliser: Normaliser) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in normaliser.named_tensors("n")}
+
+
+@pytest.mark.parametrize("count", [1, 2, 30])
+def test_mean_and_variance_are_those_of_all_rows_seen(count):
+    data = batches(count)
+    rows = np.concatenate(data).astype(float)
+    found = values(learned(data))
+    np.testing.assert_allclose(found["n.mean"], rows.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(found["n.variance"], rows.var(axis=0), rtol=1e-9)
+    assert found["n.count"] == count
+
+
+def test_a_mean_far_from_zero_costs_no_digits():
+    data = [batch + np.float32(1e6) for batch in batches(20)]
+    rows = np.concatenate(data).astype(float)
+    found = values(learned(data))
+    np.testing.assert_allclose(found["n.variance"], rows.var(axis=0), rtol=1e-8)
+
+
+def test_rows_count_by_their_weights():
+    data = batches(6)
+    weight = np.random.default_rng(1).uniform(size=32)
+    rows, w = np.concatenate(data).astype(float), np.tile(weight, 6)
+    mean = np.average(rows, axis=0, weights=w)
+    found = values(learned(data, torch.from_numpy(weight)))
+    np.testing.assert_allclose(found["n.mean"], mean, rtol=1e-12)
+    np.testing.assert_allclose(
+        found["n.variance"], np.average((rows - mean) ** 2, axis=0, weights=w), rtol=1e-9
+    )
+
+
+def test_rows_of_weight_zero_leave_no_trace():
+    data, weight = batches(3), torch.ones(32)
+    weight[5:] = 0
+    other = [np.concatenate((batch[:5], 7 * batch[5:])) for batch in data]
+    first, second = values(learned(data, weight)), values(learned(other, weight))
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+
+
+@settings(deadline=None, max_examples=30)
+@given(order=st.permutations(range(6)))
+def test_the_order_of_the_batches_does_not_matter(order):
+    data = batches(6)
+    first, second = values(learned(data)), values(learned([data[k] for k in order]))
+    for name in first:
+        np.testing.assert_allclose(first[name], second[name], rtol=1e-10)
+
+
+def test_what_was_seen_becomes_of_mean_zero_and_deviation_one_and_is_clipped():
+    data = batches(10)
+    normaliser = learned(data)
+    rows = torch.from_numpy(np.concatenate(data))
+    z = normaliser.normalise(rows)
+    assert z.dtype == torch.float32
+    assert z.abs().max() <= CLIP
+    assert z.mean(dim=0).abs().max() < 0.05
+    torch.testing.assert_close(z.std(dim=0), torch.ones(M), atol=0.05, rtol=0)
+    assert torch.equal(normaliser.normalise(rows + 1e9), torch.full_like(rows, CLIP))
+
+
+def test_a_dimension_that_hardly_varies_is_not_blown_up():
+    rows = torch.zeros(64, M)
+    rows[:, 1] = 3 + 1e-4 * torch.randn(64, generator=torch.Generator())
+    normaliser = Normaliser(M, CPU)
+    normaliser.learn(rows, torch.ones(64))
+    z = normaliser.normalise(rows)
+    assert z.abs().max() < 1e-3 / MIN_DEVIATION
+    assert torch.equal(z[:, 0], torch.zeros(64))
+
+
+def test_before_it_has_learned_it_only_clips():
+    rows = torch.randn(8, M, generator=torch.Generator()) * 4
+    assert torch.equal(Normaliser(M, CPU).normalise(rows), rows.clamp(-CLIP, CLIP))
+
+
+def test_normalising_changes_neither_the_rows_nor_the_statistics():
+    normaliser = learned(batches(2))
+    before = {name: value.copy() for name, value in values(normaliser).items()}
+    rows = torch.from_numpy(batches(1)[0])
+    kept = rows.clone()
+    normaliser.normalise(rows)
+    assert torch.equal(rows, kept)
+    assert all(np.array_equal(values(normaliser)[name], before[name]) for name in before)
+
+
+def test_a_restored_normaliser_goes_on_bit_for_bit():
+    data = batches(8)
+    straight, resumed = learned(data[:4]), Normaliser(M, CPU)
+    saved = {name: tensor.clone() for name, tensor in straight.named_tensors("n")}
+    restore(dict(resumed.named_tensors("n")), saved)
+    for batch in data[4:]:
+        for normaliser in (straight, resumed):
+            normaliser.learn(torch.from_numpy(batch), torch.ones(32))
+    first, second = values(straight), values(resumed)
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+    assert {name: value.dtype for name, value in first.items()} == dict.fromkeys(first, np.dtype(np.float64))
