@@ -145,17 +145,6 @@ class AgentConfig(Section):
     )
     policy_noise_clip: NonNegativeFloat = Field(0.25, description="bound of the sampling noise (sac only)")
 
-    @model_validator(mode="after")
-    def _sets_nothing_in_vain(self) -> Self:
-        for key, reader in READ_BY_ONE.items():
-            value = getattr(self, key)
-            if reader != self.algorithm and value != type(self).model_fields[key].default:
-                raise ValueError(
-                    f"{key} = {value} is read by {reader} only, but the algorithm is {self.algorithm}; "
-                    f"leave {key} out or set agent.algorithm to {reader}"
-                )
-        return self
-
 
 class DpsConfig(Section):
     """Deterministic policy similarity: how external transitions are weighted (docs/dps.md)."""
@@ -220,6 +209,17 @@ class RunConfig(Section):
     replay: ReplayConfig = Field(default_factory=ReplayConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)
+
+    @model_validator(mode="after")
+    def _sets_nothing_in_vain(self) -> Self:
+        for key, reader in READ_BY_ONE.items():
+            value, default = getattr(self.agent, key), AgentConfig.model_fields[key].default
+            if reader != self.agent.algorithm and value != default:
+                raise ValueError(
+                    f"agent.{key} = {value} is read by {reader} only, and agent.algorithm is "
+                    f"{self.agent.algorithm}; leave {key} out or choose {reader}"
+                )
+        return self
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -95,7 +95,7 @@ BASE_PRESETS: Final[Mapping[str, dict[str, Any]]] = {
 def _in_environment(algorithm: str, environment: str) -> dict[str, Any]:
     base = BASE_PRESETS[f"paper/{algorithm}"]
     own = {"reward_scale": 20.0} if (algorithm, environment) == ("sac", "Humanoid") else {}
-    return {**base, "env": {"id": ENVIRONMENTS[environment]}, "agent": {**base["agent"], **own}}
+    return {"env": {"id": ENVIRONMENTS[environment]}, **base, "agent": {**base["agent"], **own}}
 
 
 PRESETS: Final[Mapping[str, dict[str, Any]]] = {

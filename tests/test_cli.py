@@ -61,7 +61,9 @@ def test_no_command_shows_the_help(dase):
     assert "Commands" in out + err
 
 
-@pytest.mark.parametrize("flag", ["--env", "--agents", "--steps", "--gpu", "--lockstep", "--set", "--config"])
+@pytest.mark.parametrize(
+    "flag", ["--env", "--algo", "--agents", "--steps", "--gpu", "--lockstep", "--set", "--config"]
+)
 def test_train_has_the_flags_that_the_documents_name(dase, flag):
     assert flag in dase("train", "--help")[1]
 
@@ -107,6 +109,16 @@ def test_without_an_environment_the_quick_start_is_configured_and_with_one_the_p
     assert quick == resolve(tomllib.loads(dase("config", "--preset", "quickstart")[1]))
     assert quick.train.steps < 100_000
     assert paper.agent.start_steps == 25_000
+
+
+def test_an_algorithm_brings_the_papers_settings(dase):
+    for arguments, preset in (
+        (("--algo", "ddpg"), "paper/ddpg"),
+        (("--algo", "sac", "--env", "Humanoid-v5"), "paper/sac/Humanoid"),
+        (("--env", "Ant-v5"), "paper/td3/Ant"),
+    ):
+        code, out, _ = dase("config", *arguments)
+        assert (code, out) == (0, dase("config", "--preset", preset)[1])
 
 
 def test_flags_win_over_the_file_and_set_over_both(dase, tmp_path):
@@ -164,6 +176,15 @@ REFUSED = {
         r"not of the form section\.key=value",
     ),
     "an unknown preset": (("config", "--preset", "paper/ppo"), r"there is no preset 'paper/ppo'; there are"),
+    "an unknown algorithm": (("config", "--algo", "ppo"), r"there is no preset 'paper/ppo'; there are"),
+    "an algorithm and a preset": (
+        ("config", "--algo", "sac", "--preset", "quickstart"),
+        r"--algo sac and --preset quickstart both choose",
+    ),
+    "a setting of another algorithm": (
+        ("config", "--algo", "sac", "--set", "agent.policy_delay=3"),
+        r"agent\.policy_delay = 3 is read by td3 only",
+    ),
     "a file that is no TOML": (("config", "--config", "bad.toml"), r"bad\.toml is not valid TOML"),
     "a file that is not there": (
         ("config", "--config", "missing.toml"),

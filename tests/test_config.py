@@ -11,7 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from dase_grpc.config import DIVERGENCES, RunConfig, parse_assignments, read_toml, resolve, setting_names
+from dase_grpc.config import (
+    ALGORITHMS,
+    DIVERGENCES,
+    READ_BY_ONE,
+    RunConfig,
+    parse_assignments,
+    read_toml,
+    resolve,
+    setting_names,
+)
 from dase_grpc.errors import ConfigError
 
 FIXED_NAMES = {
@@ -95,6 +104,8 @@ configurations = st.fixed_dictionaries(
                 "hidden": st.lists(st.integers(1, 9), min_size=1, max_size=3),
                 "actor_lr": st.floats(min_value=1e-300, allow_infinity=False, exclude_min=True),
                 "gamma": st.floats(0, 1, exclude_max=True),
+                "algorithm": st.sampled_from(ALGORITHMS),
+                "normalise_observations": st.booleans(),
             },
         ),
         "replay": st.fixed_dictionaries(
@@ -195,7 +206,11 @@ WRONG = {
     "agent.actor_lr=inf": "agent.actor_lr = Infinity must be finite",
     "agent.gamma=1": "agent.gamma = 1 must be less than 1.0",
     "agent.tau=0": "agent.tau = 0 must be greater than 0.0",
-    "agent.algorithm=ppo": "agent.algorithm = \"ppo\" must be 'td3'",
+    "agent.algorithm=ppo": "agent.algorithm = \"ppo\" must be 'td3', 'ddpg' or 'sac'",
+    "agent.reward_scale=0": "agent.reward_scale = 0 must be greater than 0",
+    "agent.critic_weight_decay=-1": "agent.critic_weight_decay = -1 must be at least 0",
+    "agent.normalise_observations=maybe": 'agent.normalise_observations = "maybe" must be true or false',
+    "agent.normalise_observations=[]": "agent.normalise_observations = [] must be true or false",
     "dps.divergence=l2": "dps.divergence = \"l2\" must be 'jeffreys', 'js', 'kl', 'none' or 'isolated'",
     "dps.scope=everyone": "dps.scope = \"everyone\" must be 'pooled'",
     "dps.reference_variance=0": "dps.reference_variance = 0 must be greater than 0.0",
@@ -219,6 +234,20 @@ def test_a_wrong_value_is_refused_with_the_setting_and_the_value(assignment):
     assert str(error).startswith(WRONG[assignment])
 
 
+def test_a_setting_that_one_algorithm_alone_reads_says_so():
+    fields = SECTIONS["agent"].model_fields
+    assert set(READ_BY_ONE.values()) < set(ALGORITHMS)
+    for key, field in fields.items():
+        reader = READ_BY_ONE.get(key)
+        named = [name for name in ALGORITHMS if f"({name} only)" in str(field.description)]
+        assert named == ([reader] if reader else [])
+
+
+def test_a_setting_that_is_true_or_false_is_written_so():
+    assert setting("agent.normalise_observations=true").agent.normalise_observations is True
+    assert setting("agent.normalise_observations=false").agent.normalise_observations is False
+
+
 @pytest.mark.parametrize("section", SECTIONS)
 def test_a_section_that_is_no_table_is_refused(section):
     with pytest.raises(ConfigError) as refusal:
@@ -240,6 +269,11 @@ IMPOSSIBLE = {
     ("agent.start_steps=0",): "replay.min_size = 256 exceeds the 2 transitions",
     ("replay.capacity=1",): "agent.batch_size = 256 exceeds replay.capacity = 1",
     ("metrics.port=65535",): "metrics.port = 65535 leaves no port for agent 1",
+    (
+        "agent.algorithm=ddpg",
+        "agent.target_noise=0.3",
+    ): "agent.target_noise = 0.3 is read by td3 only, and agent.algorithm is ddpg;",
+    ("agent.policy_noise=0",): "agent.policy_noise = 0.0 is read by sac only, and agent.algorithm is td3;",
 }
 
 
@@ -259,6 +293,8 @@ def test_settings_that_cannot_work_together_are_refused_naming_both(assignments)
         ("agent.start_steps=0", "replay.min_size=2"),
         ("metrics.port=65533",),
         ("train.agents=1024",),
+        ("agent.algorithm=sac", "agent.policy_noise=0.2", "agent.target_noise=0.2"),
+        ("agent.algorithm=ddpg", "agent.normalise_observations=true"),
     ],
 )
 def test_the_last_combinations_that_work_are_accepted(assignments):

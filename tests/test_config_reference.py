@@ -4,7 +4,7 @@ from pathlib import Path
 
 from dase_grpc.config import setting_names
 from dase_grpc.config_reference import document
-from dase_grpc.presets import PRESETS
+from dase_grpc.presets import BASE_PRESETS, PRESETS
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
 
@@ -18,9 +18,10 @@ def test_the_committed_page_is_the_generated_one() -> None:
 def test_every_setting_and_preset_is_described() -> None:
     page = document()
     rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
-    assert list(rows) == setting_names()
+    assert list(rows) == [*setting_names(), *(name for name in PRESETS if name not in BASE_PRESETS)]
     assert all(not line.endswith("|  |") for line in rows.values())
-    assert all(f"### `{name}`" in page for name in PRESETS)
+    assert all(f"### `{name}`" in page for name in BASE_PRESETS)
+    assert '`env.id = "Humanoid-v5"`, `agent.reward_scale = 20.0`' in rows["paper/sac/Humanoid"]
 
 
 def test_constraints_are_shown_in_words() -> None:

@@ -6,9 +6,9 @@ import pytest
 import tomli_w
 from contracts.sentences import assert_one_sentence
 
-from dase_grpc.config import RunConfig, resolve
+from dase_grpc.config import ALGORITHMS, READ_BY_ONE, AgentConfig, RunConfig, resolve
 from dase_grpc.errors import ConfigError
-from dase_grpc.presets import PRESETS, layered, preset
+from dase_grpc.presets import BASE_PRESETS, ENVIRONMENTS, PRESETS, layered, paper_preset, preset
 
 PAPER = {
     "dps.divergence": "jeffreys",
@@ -21,15 +21,39 @@ PAPER = {
     "agent.start_steps": 25_000,
     "agent.batch_size": 256,
 }
-PAPER_TD3 = PAPER | {
-    "agent.algorithm": "td3",
-    "agent.critic_lr": 3e-4,
-    "agent.actor_lr": 3e-4,
-    "agent.tau": 5e-3,
-    "agent.hidden": (256, 256),
-    "agent.policy_delay": 2,
-    "agent.target_noise": 0.2,
-    "agent.target_noise_clip": 0.5,
+TABLES = {
+    "td3": {
+        "agent.critic_lr": 3e-4,
+        "agent.actor_lr": 3e-4,
+        "agent.critic_weight_decay": 0.0,
+        "agent.tau": 5e-3,
+        "agent.hidden": (256, 256),
+        "agent.reward_scale": 1.0,
+        "agent.normalise_observations": False,
+        "agent.policy_delay": 2,
+        "agent.target_noise": 0.2,
+        "agent.target_noise_clip": 0.5,
+    },
+    "ddpg": {
+        "agent.critic_lr": 1e-3,
+        "agent.actor_lr": 1e-4,
+        "agent.critic_weight_decay": 1e-2,
+        "agent.tau": 1e-3,
+        "agent.hidden": (400, 300),
+        "agent.reward_scale": 1.0,
+        "agent.normalise_observations": True,
+    },
+    "sac": {
+        "agent.critic_lr": 3e-4,
+        "agent.actor_lr": 3e-4,
+        "agent.critic_weight_decay": 0.0,
+        "agent.tau": 5e-3,
+        "agent.hidden": (256, 256),
+        "agent.reward_scale": 5.0,
+        "agent.normalise_observations": False,
+        "agent.policy_noise": 0.1,
+        "agent.policy_noise_clip": 0.25,
+    },
 }
 
 
@@ -38,9 +62,11 @@ def value(config: RunConfig, key: str) -> object:
     return getattr(getattr(config, section), name)
 
 
-@pytest.mark.parametrize("key", PAPER_TD3)
-def test_the_paper_preset_is_the_papers_table_for_td3(key):
-    assert value(resolve(preset("paper/td3")), key) == PAPER_TD3[key]
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_each_paper_preset_is_the_papers_table_for_its_algorithm(algorithm):
+    config = resolve(preset(f"paper/{algorithm}"))
+    table = PAPER | TABLES[algorithm] | {"agent.algorithm": algorithm}
+    assert {key: value(config, key) for key in table} == table
 
 
 def test_the_defaults_are_the_papers_table_for_td3():
@@ -48,13 +74,34 @@ def test_the_defaults_are_the_papers_table_for_td3():
     assert RunConfig().dps == resolve(preset("paper/td3")).dps
 
 
-def test_the_paper_preset_leaves_no_setting_of_an_algorithm_to_the_defaults():
-    assert set(preset("paper/td3")["agent"]) == set(type(RunConfig().agent).model_fields)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_paper_preset_leaves_no_setting_that_its_algorithm_reads_to_the_defaults(algorithm):
+    read = {key for key in AgentConfig.model_fields if READ_BY_ONE.get(key, algorithm) == algorithm}
+    assert set(preset(f"paper/{algorithm}")["agent"]) == read
 
 
-def test_the_paper_preset_chooses_no_environment_and_no_seed():
-    assert "env" not in preset("paper/td3")
-    assert "seed" not in preset("paper/td3")["train"]
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_paper_preset_chooses_no_environment_and_no_seed(algorithm):
+    assert "env" not in preset(f"paper/{algorithm}")
+    assert "seed" not in preset(f"paper/{algorithm}")["train"]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_the_preset_of_an_environment_adds_it_and_the_papers_exception_for_the_humanoid(algorithm, name):
+    base, own = resolve(preset(f"paper/{algorithm}")), resolve(preset(f"paper/{algorithm}/{name}"))
+    assert own.env.id == ENVIRONMENTS[name]
+    scale = 20.0 if (algorithm, name) == ("sac", "Humanoid") else base.agent.reward_scale
+    assert own == base.model_copy(
+        update={"env": own.env, "agent": base.agent.model_copy(update={"reward_scale": scale})}
+    )
+
+
+def test_the_environments_are_the_papers_eight_in_versions_that_gymnasium_has():
+    gymnasium = pytest.importorskip("gymnasium")
+    assert len(ENVIRONMENTS) == 8
+    assert set(ENVIRONMENTS.values()) <= set(gymnasium.registry)
+    assert len(PRESETS) == 1 + 3 + 3 * 8
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -72,7 +119,7 @@ def test_the_quick_start_is_a_small_mujoco_task_with_two_agents():
 def test_an_unknown_preset_is_refused_and_the_known_ones_are_named():
     with pytest.raises(ConfigError) as refusal:
         preset("paper/td4")
-    assert_one_sentence(refusal.value, "'paper/td4'", *PRESETS)
+    assert_one_sentence(refusal.value, "'paper/td4'", *BASE_PRESETS, *ENVIRONMENTS)
 
 
 @pytest.fixture
@@ -90,6 +137,59 @@ def layers(**given: object) -> RunConfig:
 def test_without_preset_and_file_the_command_chooses_the_preset():
     assert layers(otherwise="quickstart") == resolve(preset("quickstart"))
     assert layers(otherwise="paper/td3") == resolve(preset("paper/td3"))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_an_algorithm_chooses_the_papers_preset_with_and_without_an_environment(algorithm):
+    flags = {"agent.algorithm": algorithm, "env.id": None}
+    assert layers(flags=flags, otherwise="quickstart") == resolve(preset(f"paper/{algorithm}"))
+    flags["env.id"] = "Humanoid-v5"
+    assert layers(flags=flags) == resolve(preset(f"paper/{algorithm}/Humanoid"))
+
+
+@pytest.mark.parametrize("way", ["flags", "assignments", "file"])
+def test_the_environments_own_preset_is_found_however_the_environment_is_named(way, tmp_path):
+    flags: dict[str, object] = {"agent.algorithm": "sac"}
+    given: dict[str, object] = {}
+    if way == "flags":
+        flags["env.id"] = "Humanoid-v4"
+    elif way == "assignments":
+        given["assignments"] = ["env.id=Humanoid-v4"]
+    else:
+        given["file"] = tmp_path / "env.toml"
+        (tmp_path / "env.toml").write_text('[env]\nid = "Humanoid-v4"\n')
+    config = layers(flags=flags, **given)
+    assert (config.env.id, config.agent.reward_scale) == ("Humanoid-v4", 20.0)
+
+
+def test_an_algorithm_that_is_named_wins_over_the_files_and_the_file_over_its_preset(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('[agent]\nalgorithm = "td3"\nreward_scale = 2.0\n')
+    config = layers(file=path, flags={"agent.algorithm": "ddpg"})
+    assert (config.agent.algorithm, config.agent.reward_scale, config.agent.tau) == ("ddpg", 2.0, 1e-3)
+
+
+def test_an_algorithm_and_a_preset_are_not_given_together():
+    with pytest.raises(ConfigError) as refusal:
+        layers(preset_name="quickstart", flags={"agent.algorithm": "sac"})
+    assert_one_sentence(refusal.value, "--algo sac", "--preset quickstart", "--preset paper/sac")
+
+
+@pytest.mark.parametrize(
+    ("env_id", "name"),
+    [
+        (None, "paper/sac"),
+        ("Ant-v5", "paper/sac/Ant"),
+        ("Ant-v4", "paper/sac/Ant"),
+        ("AntMaze-v5", "paper/sac"),
+        ("LunarLander-v3", "paper/sac"),
+        ("my_package:Ant-v5", "paper/sac"),
+        ("LunarLanderContinuous-v3", "paper/sac/LunarLanderContinuous"),
+    ],
+)
+def test_an_environment_has_its_own_preset_where_the_paper_has_it(env_id, name):
+    assert paper_preset("sac", env_id) == name
+    assert preset(name)
 
 
 def test_a_preset_that_is_named_wins_over_the_commands_choice():
