@@ -143,23 +143,12 @@ def node(
     stdin_is_leash: Leash = False,
 ) -> None:
     """Runs one node of a cluster until it is done or stopped."""
-    for_replay = {"--listen": listen, "--capacity": capacity, "--min-size": min_size}
-    for_learner = {
-        "--replay": replay,
-        "--agent": agent,
-        "--run-dir": run_dir,
-        "--gpu": gpu,
-        "--env": env,
-        "--agents": agents,
-        "--steps": steps,
-        "--preset": preset,
-        "--config": config,
-        "--set": assignments,
-    }
     if role == "replay":
         from dase_grpc.nodes.replay import ReplayOptions, replay_main
 
-        _refuse(for_learner, role)
+        learners = {"replay": replay, "agent": agent, "run-dir": run_dir, "gpu": gpu, "preset": preset}
+        settings = {"env": env, "agents": agents, "steps": steps, "config": config, "set": assignments}
+        _refuse({**learners, **settings}, role)
         options = ReplayOptions.parse(
             run_id=run_id,
             listen=listen or DEFAULT_ADDRESS,
@@ -174,7 +163,7 @@ def node(
     if role == "learner":
         from dase_grpc.nodes.learner import LearnerOptions, learner_main
 
-        _refuse(for_replay, role)
+        _refuse({"listen": listen, "capacity": capacity, "min-size": min_size}, role)
         learner = LearnerOptions.parse(
             _settings(preset, config, assignments, env=env, agents=agents, steps=steps, seed=seed),
             replay=replay or DEFAULT_ADDRESS,
@@ -260,7 +249,7 @@ def _refuse(flags: Mapping[str, object], role: str) -> None:
     """Refuses flags that mean nothing to this role, rather than ignoring them."""
     for flag, value in flags.items():
         if value is not None:
-            raise ConfigError(f"{flag} is not for --role {role}; leave it out, or start the node it is for")
+            raise ConfigError(f"--{flag} is not for --role {role}; leave it out, or start the node it is for")
 
 
 def _settings(
