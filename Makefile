@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help train test fast check format protos docs bench clean
+.PHONY: help train test fast lint check format protos docs bench clean
 
 help:  ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -26,12 +26,13 @@ test: $(STAMP)  ## Run every test
 fast: $(STAMP)  ## Run the tests of the developer loop
 	$(BIN)/python -m pytest -m 'not slow'
 
-check: $(STAMP)  ## Format, lint, types, import rules, fast tests
+lint: $(STAMP)  ## Check format, lint, types and import rules
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -m 'not slow'
+
+check: lint fast  ## The developer loop: lint and fast tests
 
 format: $(STAMP)  ## Format the code
 	$(BIN)/ruff format

@@ -10,6 +10,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -58,8 +59,8 @@ def main() -> None:
     end = time.perf_counter() + given.seconds * len(agents)
     while time.perf_counter() < end:
         for name, agent in agents.items():
-            update[name].append(microseconds(lambda agent=agent: agent.update(batch, weight), UPDATES))
-            act[name].append(microseconds(lambda agent=agent: agent.act(observation), ACTIONS))
+            update[name].append(microseconds(partial(agent.update, batch, weight), UPDATES))
+            act[name].append(microseconds(partial(agent.act, observation), ACTIONS))
     for name in agents:
         print(
             f"{name:5} update {statistics.median(update[name]):6.0f} µs (best {min(update[name]):.0f})   "

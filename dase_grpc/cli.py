@@ -1,6 +1,7 @@
 """The `dase` command: parse, call, print. No logic."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -50,13 +51,18 @@ RunId = Annotated[
     str | None, _option("--run-id", "The run's name; a learner without it joins whatever run it finds.")
 ]
 MetricsPort = Annotated[
-    int, _option("--metrics-port", "Prometheus endpoint; 0, the default, is off.", min=0, max=65_535)
+    int | None,
+    _option("--metrics-port", "Prometheus endpoint; 0 is off, the default.", min=0, max=65_535),
 ]
+MetricsHost = Annotated[
+    str, _option("--metrics-host", "Where the Prometheus endpoint listens; else 127.0.0.1.")
+]
+Insecure = Annotated[bool, _option("--insecure", "Allow listening beyond loopback without TLS.")]
 Leash = Annotated[bool, typer.Option("--stdin-is-leash", hidden=True)]
 
 REPLAY_NODE: Final = "Replay node"
 Listen = Annotated[
-    str,
+    str | None,
     _option(
         "--listen",
         f"Where to listen, else {DEFAULT_ADDRESS}; port 0 is any.",
@@ -65,22 +71,17 @@ Listen = Annotated[
     ),
 ]
 Capacity = Annotated[
-    str,
+    str | None,
     _option("--capacity", 'Transitions kept, else 1000000; or a size such as "512MiB".', panel=REPLAY_NODE),
 ]
 MinSize = Annotated[
-    int,
-    _option(
-        "--min-size", "Transitions present before batches are served, else 256.", panel=REPLAY_NODE, min=1
-    ),
-]
-Insecure = Annotated[
-    bool, _option("--insecure", "Allow listening beyond loopback without TLS.", panel=REPLAY_NODE)
+    int | None,
+    _option("--min-size", "Transitions present before batches are served, else 1.", panel=REPLAY_NODE, min=1),
 ]
 
 LEARNER_NODE: Final = "Learner node"
 Replay = Annotated[
-    str,
+    str | None,
     _option(
         "--replay",
         f"The replay's address, else {DEFAULT_ADDRESS}.",
@@ -130,19 +131,20 @@ def node(
     *,
     role: Role,
     run_id: RunId = None,
-    metrics_port: MetricsPort = 0,
-    listen: Listen = DEFAULT_ADDRESS,
-    capacity: Capacity = "1000000",
-    min_size: MinSize = 256,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = "127.0.0.1",
     insecure: Insecure = False,
-    replay: Replay = DEFAULT_ADDRESS,
+    seed: Seed = None,
+    listen: Listen = None,
+    capacity: Capacity = None,
+    min_size: MinSize = None,
+    replay: Replay = None,
     agent: AgentId = None,
     run_dir: RunDir = None,
     gpu: Gpu = None,
     env: Env = None,
     agents: Agents = None,
     steps: Steps = None,
-    seed: Seed = None,
     algo: Algo = None,
     preset: Preset = None,
     config: ConfigFile = None,
@@ -153,28 +155,42 @@ def node(
     if role == "replay":
         from dase_grpc.nodes.replay import ReplayOptions, replay_main
 
+        learners = {"replay": replay, "agent": agent, "run-dir": run_dir, "gpu": gpu, "preset": preset}
+        settings = {
+            "algo": algo,
+            "env": env,
+            "agents": agents,
+            "steps": steps,
+            "config": config,
+            "set": assignments,
+        }
+        _refuse({**learners, **settings}, role)
         options = ReplayOptions.parse(
             run_id=run_id,
-            listen=listen,
-            capacity=capacity,
-            min_size=min_size,
+            listen=listen or DEFAULT_ADDRESS,
+            capacity=capacity or "1000000",
+            min_size=min_size or 1,
             seed=seed or 0,
-            metrics_port=metrics_port,
+            metrics_port=metrics_port or 0,
+            metrics_host=metrics_host,
             insecure=insecure,
         )
         raise typer.Exit(replay_main(options, stdin_is_leash=stdin_is_leash))
     if role == "learner":
         from dase_grpc.nodes.learner import LearnerOptions, learner_main
-        from dase_grpc.wire.transport import parse_address
 
-        learner = LearnerOptions(
-            parse_address(replay),
+        _refuse({"listen": listen, "capacity": capacity, "min-size": min_size}, role)
+        learner = LearnerOptions.parse(
             _settings(preset, config, assignments, algo=algo, env=env, agents=agents, steps=steps, seed=seed),
+            replay=replay or DEFAULT_ADDRESS,
             agent_id=agent,
             gpu=gpu,
             run_id=run_id or "",
             run_dir=run_dir,
             metrics_port=metrics_port,
+            metrics_host=metrics_host,
+            insecure=insecure,
+            command=sys.argv,
         )
         raise typer.Exit(learner_main(learner, stdin_is_leash=stdin_is_leash))
     raise ConfigError(f"--role {role!r} is neither replay nor learner")
@@ -242,10 +258,17 @@ def version() -> None:
 def main() -> None:
     """Runs the command line; errors of ours become one sentence and an exit code."""
     try:
-        app()
+        app(prog_name="dase")
     except DaseError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2 if isinstance(error, UsageError) else 1)
+
+
+def _refuse(flags: Mapping[str, object], role: str) -> None:
+    """Refuses flags that mean nothing to this role, rather than ignoring them."""
+    for flag, value in flags.items():
+        if value is not None:
+            raise ConfigError(f"--{flag} is not for --role {role}; leave it out, or start the node it is for")
 
 
 def _settings(

@@ -103,6 +103,7 @@ class TrainConfig(Section):
     steps: PositiveInt = Field(1_000_000, description="environment steps of each agent")
     seed: NonNegativeInt = Field(0, description="the run's one seed; every random stream derives from it")
     log_every: PositiveInt = Field(1_000, description="environment steps between lines of metrics.jsonl")
+    checkpoint_every: PositiveInt = Field(10_000, description="environment steps between checkpoints")
     threads: PositiveInt = Field(1, le=256, description="CPU threads of each learner's tensor operations")
 
 
@@ -164,7 +165,7 @@ class ReplayConfig(Section):
     capacity: PositiveInt | str = Field(
         1_000_000, description='transitions kept, the oldest leaves first; or a size such as "512MiB"'
     )
-    min_size: PositiveInt = Field(256, description="transitions present before the first batch is served")
+    min_size: PositiveInt = Field(1, description="transitions present before the first batch is served")
     prefetch: PositiveInt = Field(
         2,
         le=64,

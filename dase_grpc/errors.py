@@ -8,6 +8,7 @@ DaseError
 │   ├── AddressError             an address that cannot be listened on
 │   └── RunDirectoryError        a run directory or checkpoint that is missing, taken or damaged
 ├── NodeFailedError          a node of a local cluster ended before its time
+├── DivergedError            an agent's networks hold numbers that are not finite
 └── RefusalError             what the service answers instead of doing it (wire/status.py: its gRPC status)
     ├── MalformedError           the request cannot be understood
     ├── SchemaMismatchError      another transition schema than the buffer's
@@ -53,6 +54,10 @@ class RunDirectoryError(UsageError):
 
 class NodeFailedError(DaseError):
     """A node of a local cluster ended before its time."""
+
+
+class DivergedError(DaseError):
+    """An agent's networks hold numbers that are not finite, so it cannot go on."""
 
 
 class RefusalError(DaseError):

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 class Progress:
     """A learner's latest numbers; None where one is not known yet.
 
-    similarity maps the agent that collected transitions to their latest similarity weight.
-    state is one of "starting", "exploring", "training", "waiting: <for what>", "finished".
+    similarity_weight is the latest λ that weighed a batch's external transitions, one for all of them.
+    similarity maps each agent that collected some to λ of its own alone, a diagnostic that weighs nothing.
+    state is one of "starting", "exploring", "training", "waiting: <for what>", "finished", "stopped".
     """
 
     step: int = 0
@@ -20,4 +21,5 @@ class Progress:
     first_evaluation_return: float | None = None
     evaluation_return: float | None = None
     similarity: Mapping[int, float] = field(default_factory=dict)
+    similarity_weight: float | None = None
     state: str = "starting"

@@ -17,7 +17,6 @@ class Purpose(IntEnum):
     EVALUATION = 3
     SAMPLING = 4
     TARGET_NOISE = 5
-    SIMILARITY = 6
 
 
 def sequence(seed: int, purpose: Purpose, *key: int) -> np.random.SeedSequence:

@@ -155,6 +155,10 @@ class LearnerMetrics:
             "dase_similarity_external_share_ratio",
             "Share of the loss weights that external transitions have.",
         )
+        self.pooled_weight = gauge(
+            "dase_similarity_pooled_weight_ratio",
+            "Similarity weight that all external transitions of a batch have in the loss.",
+        )
         self._update_seconds = Histogram(
             "dase_learner_update_duration_seconds",
             "Duration of a training iteration by stage: waiting for the batch, and updating.",
@@ -176,7 +180,7 @@ class LearnerMetrics:
         )
         self._similarity = Gauge(
             "dase_similarity_weight_ratio",
-            "Similarity weight of each agent's transitions for this agent.",
+            "Similarity of each agent's transitions by themselves: a diagnostic, the pooled weight weighs.",
             ["agent_id", "source_agent_id"],
             registry=registry,
         )
@@ -200,7 +204,7 @@ class LearnerMetrics:
         self._loss.labels(self._agent, name).set(value)
 
     def similarity(self, source: int, weight: float) -> None:
-        """Shows the similarity weight of one agent's transitions, for pairs among the first 64 agents."""
+        """Shows the similarity of one agent's transitions, for pairs among the first 64 agents."""
         if max(int(self._agent), source) < MAX_PAIRED_AGENTS:
             self._similarity.labels(self._agent, str(source)).set(weight)
 

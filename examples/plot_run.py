@@ -23,7 +23,7 @@ def draw(runs: list[RunDirectory]) -> Figure:
             axis.plot(curve.step, curve.value, color=line.get_color(), alpha=0.3)
         axis.set_title(f"{run.config.env.id}, {run.config.train.agents} agents, seed {run.config.train.seed}")
         axis.set_xlabel("environment steps of each agent")
-        axis.set_ylabel("mean return of 10 episodes")
+        axis.set_ylabel(f"mean return of {run.config.eval.episodes} episodes")
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(frameon=False)
     return figure

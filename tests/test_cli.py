@@ -308,3 +308,39 @@ def test_an_error_of_the_environment_is_shown_with_its_traceback_after_the_resul
     with pytest.raises(RuntimeError, match="the simulator broke at step 9"):
         dase("train", "--lockstep", "--name", "run", *flags)
     assert "results: runs/run\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("role", "flag", "value"),
+    [
+        ("replay", "--env", "Pendulum-v1"),
+        ("replay", "--set", "replay.capacity=5"),
+        ("replay", "--steps", 5),
+        ("learner", "--capacity", 5),
+        ("learner", "--listen", "127.0.0.1:1"),
+    ],
+)
+def test_a_flag_of_another_role_is_refused_rather_than_ignored(dase, role, flag, value):
+    code, _, err = dase("node", "--role", role, flag, value)
+    assert code == 2
+    assert f"{flag} is not for --role {role}" in err
+
+
+def test_a_learner_takes_its_metrics_port_from_the_configuration():
+    from dase_grpc.config import resolve
+    from dase_grpc.nodes.learner import LearnerOptions
+
+    config = resolve({"metrics": {"port": 9_000}})
+    texts = {"replay": "127.0.0.1:1", "agent_id": 2, "gpu": None, "run_id": "", "run_dir": None}
+    texts |= {"metrics_host": "127.0.0.1", "insecure": False, "command": ()}
+    assert LearnerOptions.parse(config, metrics_port=None, **texts).metrics_port == 9_003
+    assert LearnerOptions.parse(config, metrics_port=0, **texts).metrics_port == 0
+    assert LearnerOptions.parse(config, metrics_port=7, **texts).metrics_port == 7
+
+
+def test_metrics_beyond_loopback_need_insecure():
+    ended = node(
+        "--role", "replay", "--listen", "127.0.0.1:0", "--metrics-host", "0.0.0.0", "--metrics-port", 9_123
+    )
+    assert ended.returncode == 2
+    assert "--insecure" in ended.stderr

@@ -266,7 +266,7 @@ IMPOSSIBLE = {
         "agent.start_steps=900",
     ): "replay.min_size = 1001 exceeds replay.capacity = 1000",
     ("replay.min_size=50001",): "replay.min_size = 50001 exceeds the 50000 transitions",
-    ("agent.start_steps=0",): "replay.min_size = 256 exceeds the 2 transitions",
+    ("agent.start_steps=0", "replay.min_size=3"): "replay.min_size = 3 exceeds the 2 transitions",
     ("replay.capacity=1",): "agent.batch_size = 256 exceeds replay.capacity = 1",
     ("metrics.port=65535",): "metrics.port = 65535 leaves no port for agent 1",
     (

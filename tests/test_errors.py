@@ -6,7 +6,7 @@ import re
 import pytest
 
 from dase_grpc import errors
-from dase_grpc.errors import DaseError, NodeFailedError, RefusalError, UsageError
+from dase_grpc.errors import DaseError, DivergedError, NodeFailedError, RefusalError, UsageError
 
 CLASSES = {name: cls for name, cls in vars(errors).items() if inspect.isclass(cls)}
 LINE = re.compile(r"(?P<branches>(?:[│ ]   )*)(?:[├└]── )(?P<name>\w+)  +\S")
@@ -40,7 +40,7 @@ def test_every_error_is_ours_explains_itself_and_carries_its_sentence(cls):
     assert str(cls("what, value, limit, remedy")) == "what, value, limit, remedy"
 
 
-def test_users_nodes_and_services_are_three_different_things_to_blame():
-    branches = (UsageError, NodeFailedError, RefusalError)
+def test_users_nodes_networks_and_services_are_different_things_to_blame():
+    branches = (UsageError, NodeFailedError, DivergedError, RefusalError)
     for cls in CLASSES.values():
         assert sum(issubclass(cls, branch) for branch in branches) == (cls is not DaseError)

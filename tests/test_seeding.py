@@ -53,7 +53,6 @@ def test_the_numbers_of_the_purposes_never_change():
         "EVALUATION": 3,
         "SAMPLING": 4,
         "TARGET_NOISE": 5,
-        "SIMILARITY": 6,
     }
 
 
@@ -65,5 +64,4 @@ def test_known_seeds_stay_as_they_are():
         1188727675,
         952996942,
         1909843588,
-        1386216128,
     ]

@@ -38,6 +38,7 @@ LEARNER = EVERY_ROLE | {
     "dase_learner_loss": (G, {"agent_id", "loss"}),
     "dase_learner_skipped_updates_total": (C, {"agent_id", "reason"}),
     "dase_similarity_weight_ratio": (G, {"agent_id", "source_agent_id"}),
+    "dase_similarity_pooled_weight_ratio": (G, {"agent_id"}),
     "dase_similarity_divergence_nats": (G, {"agent_id", "term"}),
     "dase_similarity_external_share_ratio": (G, {"agent_id"}),
     "dase_explorer_env_steps_total": (C, {"agent_id"}),

@@ -166,7 +166,7 @@ def agent_line(agent_id: int, progress: Progress) -> str:
 
 
 def agent_cells(agent_id: int, progress: Progress | None) -> tuple[str, str, str, str, str, str, str]:
-    """Step, episode return, evaluation, first evaluation, updates/s, similarity by source, state."""
+    """Step, episode return, evaluation, first evaluation, updates/s, similarity, state."""
     if not has_started(progress):
         return ("-", "-", "-", "-", "-", "-", "starting")
     return (
@@ -181,12 +181,16 @@ def agent_cells(agent_id: int, progress: Progress | None) -> tuple[str, str, str
 
 
 def similarity_text(agent_id: int, progress: Progress) -> str:
-    """λ by the agent that collected, own rows left out: "1: 0.21  2: 3e-05"."""
+    """The λ that weighs, and in brackets that of each peer alone where there are several.
+
+    For example "0.05 (1: 0.21  2: 3e-05)"; of a single peer both are the same.
+    """
     others = [(source, value) for source, value in sorted(progress.similarity.items()) if source != agent_id]
-    if not others:
-        return "-"
+    used = "-" if progress.similarity_weight is None else f"{progress.similarity_weight:.2g}"
+    if len(others) < 2:
+        return used
     shown = "  ".join(f"{source}: {value:.2g}" for source, value in others[:SHOWN_SOURCES])
-    return shown + ("  ..." if len(others) > SHOWN_SOURCES else "")
+    return f"{used} ({shown}{'  ...' if len(others) > SHOWN_SOURCES else ''})"
 
 
 def buffer_text(snapshot: Snapshot) -> str:

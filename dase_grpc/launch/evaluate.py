@@ -1,5 +1,6 @@
 """Evaluates checkpoints by the run's own protocol, without the run's services."""
 
+import logging
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,8 @@ from dase_grpc.learning.evaluation import Evaluation, Evaluator
 from dase_grpc.runs.checkpoint import METADATA_FILE, Checkpoint, latest, load_checkpoint
 from dase_grpc.runs.directory import RUN_FILE, AgentDirectory, RunDirectory
 from dase_grpc.seeding import Purpose, integer
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -71,13 +74,15 @@ def evaluate_checkpoint(
 def find_checkpoints(target: Path) -> list[Path]:
     """The checkpoint directories that a run, an agent's or a checkpoint's directory stands for.
 
+    Logs a warning that names the agents of a run which have none yet.
+
     Raises:
         RunDirectoryError: `target` is none of these, or has no checkpoint yet.
     """
     if (target / METADATA_FILE).exists():
         return [target]
     if (target / RUN_FILE).exists():
-        folders = [agent.checkpoints for agent in RunDirectory.open(target).agents()]
+        folders = _folders_of(RunDirectory.open(target))
     else:
         folders = [AgentDirectory(target).checkpoints, target]
     found = [path for path in map(latest, folders) if path is not None]
@@ -86,8 +91,20 @@ def find_checkpoints(target: Path) -> list[Path]:
     if not target.exists():
         raise RunDirectoryError(f"there is no {target}")
     if (target / RUN_FILE).exists() or folders[0].is_dir():
-        raise RunDirectoryError(f"{target} has no checkpoint yet; a run writes one when it ends")
+        raise RunDirectoryError(
+            f"{target} has no checkpoint yet; "
+            "a run writes one every train.checkpoint_every steps and when it ends"
+        )
     raise RunDirectoryError(f"{target} is neither a run, an agent's directory nor a checkpoint")
+
+
+def _folders_of(run: RunDirectory) -> list[Path]:
+    ids = {*range(run.config.train.agents), *(agent.agent_id for agent in run.agents())}
+    folders = {agent_id: run.agent(agent_id).checkpoints for agent_id in sorted(ids)}
+    missing = [str(agent_id) for agent_id, folder in folders.items() if latest(folder) is None]
+    if missing and len(missing) < len(folders):
+        _log.warning("left out for lack of a checkpoint: agent %s", ", ".join(missing))
+    return list(folders.values())
 
 
 def _evaluate(

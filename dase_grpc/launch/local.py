@@ -3,16 +3,16 @@
 import asyncio
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Final, Self
 
 from dase_grpc.config import RunConfig
-from dase_grpc.errors import RefusalError
+from dase_grpc.errors import DaseError
 from dase_grpc.launch.display import Display, Snapshot
 from dase_grpc.launch.processes import Node, end_nodes, start_node
-from dase_grpc.nodes.lifecycle import READY_PREFIX, first_cause
+from dase_grpc.nodes.lifecycle import READY_PREFIX, first_cause, unless
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.wire.cluster import ClusterClient
 from dase_grpc.wire.messages import progress_from_proto
@@ -22,8 +22,6 @@ PROGRAM: Final = (sys.executable, "-m", "dase_grpc")
 READY_S: Final = 30.0
 POLL_S: Final = 0.5
 STATUS_S: Final = 2.0
-
-T = TypeVar("T")
 
 
 class LocalCluster:
@@ -173,10 +171,10 @@ async def run_cluster(
     """
     with first_cause():
         async with LocalCluster(config, directory, gpu=gpu, program=program) as cluster:
-            address = await _unless(stop, cluster.start())
+            address = await unless(stop, cluster.start())
             if address is not None:
                 with display:
-                    await _unless(stop, _train(cluster, address, config, display))
+                    await unless(stop, _train(cluster, address, config, display))
             if stop.is_set():
                 say("stopping: the learners send what is left and keep their checkpoints (Ctrl-C kills)")
             if stop.is_set() and address is not None:
@@ -203,7 +201,7 @@ async def _watch(client: ClusterClient, config: RunConfig, display: Display) -> 
 
 
 async def _show(client: ClusterClient, config: RunConfig, display: Display) -> None:
-    with suppress(RefusalError):  # a replay that does not answer is the cluster's to report
+    with suppress(DaseError):  # a replay that does not answer is the cluster's to report
         status = await client.status(timeout_s=STATUS_S)
         known = {agent.agent_id: progress_from_proto(agent.progress) for agent in status.agents}
         display.show(
@@ -213,18 +211,3 @@ async def _show(client: ClusterClient, config: RunConfig, display: Display) -> N
                 buffer_capacity=status.buffer.capacity,
             )
         )
-
-
-async def _unless(stop: asyncio.Event, awaited: Coroutine[Any, Any, T]) -> T | None:
-    """What `awaited` gives, or None if `stop` is set first; then `awaited` is cancelled.
-
-    Raises:
-        ExceptionGroup: what `awaited` raises.
-    """
-    async with asyncio.TaskGroup() as tasks:
-        work = tasks.create_task(awaited)
-        stopped = tasks.create_task(stop.wait())
-        await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        work.cancel()
-        stopped.cancel()
-    return None if work.cancelled() else work.result()

@@ -1,6 +1,5 @@
 """All agents round-robin in one process, bit-for-bit reproducible from the run's seed."""
 
-import io
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from numpy.lib.format import header_data_from_array_1_0, write_array_header_1_0
 
 from dase_grpc import seeding
 from dase_grpc.config import RunConfig
@@ -18,7 +18,7 @@ from dase_grpc.learning.envs import Environment, make_env, schema_of
 from dase_grpc.learning.learner import Halted, Learner
 from dase_grpc.progress import Progress
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.runs.files import replace_file
+from dase_grpc.runs.files import staged_file
 from dase_grpc.runs.journal import AgentJournal
 from dase_grpc.schema import Array
 from dase_grpc.store import ReplayStore, RingBuffer
@@ -40,7 +40,7 @@ class LocalReplay:
 
     def store(self, row: Array) -> None:
         """Stores a transition at once."""
-        first = self._store.committed(self._writer) + 1
+        first = self._store.committed(self._writer, agent_id=self._agent_id) + 1
         self._store.append(self._writer, first, row[np.newaxis], agent_id=self._agent_id)
 
     def next(self) -> tuple[Array, int] | None:
@@ -120,16 +120,15 @@ def run_lockstep(run: LockstepRun, halt: Event, on_round: Callable[[], None]) ->
 def save_buffer(run: LockstepRun) -> None:
     """Writes the buffer's packed rows; `numpy.load` reads them, `TransitionSchema.named` names them."""
     run.directory.replay.mkdir(parents=True, exist_ok=True)
-    replace_file(run.directory.replay / BUFFER_FILE, _npy(run.store.ring.ordered()))
+    parts = run.store.ring.slices()  # written as they lie: a full buffer is not held twice
+    header = {**header_data_from_array_1_0(parts[0]), "shape": (len(run.store.ring), parts[0].shape[1])}
+    with staged_file(run.directory.replay / BUFFER_FILE) as file:
+        write_array_header_1_0(file, header)
+        for part in parts:
+            file.write(part.data)
 
 
 def _open_env(config: RunConfig, stack: ExitStack) -> Environment:
     env = make_env(config.env.id, config.env.kwargs)
     stack.callback(env.close)
     return env
-
-
-def _npy(rows: Array) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, rows, allow_pickle=False)
-    return stream.getvalue()

@@ -18,3 +18,9 @@ def pick_device(gpu: int | None) -> torch.device:
         found = "no CUDA device" if count == 0 else f"CUDA devices 0..{count - 1}"
         raise DeviceError(f"--gpu {gpu}: torch finds {found} on this machine; leave --gpu out to use the CPU")
     return torch.device("cuda", gpu)
+
+
+def use(device: torch.device) -> None:
+    """Makes a CUDA device the calling thread's current one, which each thread has of its own."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)

@@ -133,6 +133,21 @@ def to_float32(observation: Any, size: int) -> Array:
     return copied
 
 
+def to_reward(given: Any) -> float:
+    """What an environment returned as a reward, as a float; an array with one element counts as that.
+
+    Raises:
+        EnvironmentSpecError: it is no single number.
+    """
+    try:
+        return float(given if isinstance(given, (float, int)) else np.asarray(given).item())
+    except (TypeError, ValueError, OverflowError):
+        raise EnvironmentSpecError(
+            f"the environment returned the reward {_text(given)[:80]}, which is not one number; "
+            f"correct the environment's step"
+        ) from None
+
+
 def _can_be_flattened(space: object) -> bool:
     if isinstance(space, Dict | Tuple):
         return space.is_np_flattenable and gymnasium.spaces.flatdim(space) > 0

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from dase_grpc.errors import EnvironmentSpecError
 from dase_grpc.learning.agent import Policy
-from dase_grpc.learning.envs import ActionMap, Environment, to_float32
+from dase_grpc.learning.envs import ActionMap, Environment, to_float32, to_reward
 from dase_grpc.learning.exploration import require_finite_action
 from dase_grpc.schema import Array, TransitionSchema
 
@@ -63,7 +63,7 @@ class Evaluator:
         happens. The same policy gives the same result.
 
         Raises:
-            FloatingPointError: the policy gave an action that is not finite.
+            DivergedError: the policy gave an action that is not finite.
             EnvironmentSpecError: the environment cannot be made or breaks its own spaces.
         """
         with ExitStack() as stack:
@@ -89,7 +89,7 @@ class Evaluator:
             for index, action in zip(active, actions, strict=True):
                 received, reward, terminated, truncated, _ = envs[index].step(to_env(action))
                 observations[index] = to_float32(received, size)
-                returns[index] += float(reward)
+                returns[index] += to_reward(reward)
                 lengths[index] += 1
                 if terminated or truncated:
                     ended.add(index)
@@ -103,7 +103,7 @@ def greedy_actions(policy: Policy, observation: Array, action_size: int) -> Arra
     """The policy's actions, (B, m) -> (B, n); zero where an observation is not finite.
 
     Raises:
-        FloatingPointError: the policy gave an action that is not finite.
+        DivergedError: the policy gave an action that is not finite.
     """
     finite: npt.NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(observation), axis=1)
     if not finite.any():
@@ -126,7 +126,7 @@ def record_episode(
 
     Raises:
         EnvironmentSpecError: the environment cannot render on this machine, or not to RGB arrays.
-        FloatingPointError: the policy gave an action that is not finite.
+        DivergedError: the policy gave an action that is not finite.
     """
     to_env = ActionMap(env.action_space)
     observation: Any = env.reset(seed=seed)[0]
@@ -135,7 +135,7 @@ def record_episode(
         row = to_float32(observation, schema.observation_size)[np.newaxis]
         action = greedy_actions(policy, row, schema.action_size)[0]
         observation, reward, terminated, truncated, _ = env.step(to_env(action))
-        total += float(reward)
+        total += to_reward(reward)
         frames.append(_frame(env, schema))
         if terminated or truncated:
             break

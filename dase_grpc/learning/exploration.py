@@ -2,14 +2,14 @@
 
 import logging
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
 
+from dase_grpc.errors import DivergedError
 from dase_grpc.learning.agent import Policy
-from dase_grpc.learning.envs import ActionMap, Environment, to_float32
+from dase_grpc.learning.envs import ActionMap, Environment, to_float32, to_reward
 from dase_grpc.schema import Array, TransitionSchema
 
 REFUSED_IN_A_ROW: Final = 100
@@ -45,12 +45,11 @@ class ExploredStep:
 
 
 class Explorer:
-    """Steps one environment with a noisy policy. Owns the environment; one thread at a time.
+    """Steps one environment with a noisy policy; one thread at a time.
 
     The first `start_steps` actions are uniform in [-1, 1]; later ones are the policy's plus
     N(0, noise), clipped to [-1, 1]. Where the current observation is not finite the action is uniform
-    too. The environment is seeded with env_seed at the first reset only. A resumed explorer gets the
-    counts it had as `steps` and `episodes`, and starts a new episode.
+    too. The environment is seeded with env_seed at the first reset only, and stays its maker's to close.
     """
 
     def __init__(
@@ -63,8 +62,6 @@ class Explorer:
         env_seed: int,
         start_steps: int,
         noise: float,
-        steps: int = 0,
-        episodes: int = 0,
     ) -> None:
         self._env = env
         self._schema = schema
@@ -73,10 +70,8 @@ class Explorer:
         self._seed: int | None = env_seed
         self._start_steps = start_steps
         self._noise = noise
-        self._steps = steps
-        self._episodes = episodes
+        self._steps = 0
         self._to_env = ActionMap(env.action_space)
-        self._refused: dict[Reason, int] = {"observation": 0, "reward": 0}
         self._refused_in_a_row = 0
         self._warned = False
         self._observation: Array | None = None
@@ -84,35 +79,21 @@ class Explorer:
         self._return = 0.0
         self._length = 0
 
-    @property
-    def steps(self) -> int:
-        """Environment steps taken, refused rows included."""
-        return self._steps
-
-    @property
-    def episodes(self) -> int:
-        """Episodes that ended; one cut because the environment broke is none."""
-        return self._episodes
-
-    @property
-    def refused(self) -> Mapping[Reason, int]:
-        """Refused rows by reason, a copy."""
-        return dict(self._refused)
-
     def step(self, policy: Policy, version: int) -> ExploredStep:
         """Performs exactly one environment step, with a reset before it where a new episode begins.
 
         version is the policy's, stored modulo 2^32.
 
         Raises:
-            FloatingPointError: the policy gave an action that is not finite.
-            EnvironmentSpecError: the environment returned an observation of another shape than its space's.
+            DivergedError: the policy gave an action that is not finite.
+            EnvironmentSpecError: the environment returned an observation of another shape than its space's,
+                or a reward that is not one number.
             Exception: whatever the environment raises.
         """
         observation = self._reset() if self._observation is None else self._observation
         action = self._choose(policy, observation)
         received, given, terminated, truncated, _ = self._env.step(self._to_env(action))
-        reward = float(given)
+        reward = to_reward(given)
         next_observation = to_float32(received, self._schema.observation_size)
         was_finite, self._finite = self._finite, bool(np.isfinite(next_observation).all())
         row = self._pack(observation, action, next_observation, reward, bootstrap=not terminated)
@@ -134,10 +115,6 @@ class Explorer:
         self._refuse(reason)
         return ExploredStep(None, reason, episode)
 
-    def close(self) -> None:
-        """Closes the environment."""
-        self._env.close()
-
     def _reset(self) -> Array:
         received, _ = self._env.reset(seed=self._seed)
         self._seed = None
@@ -151,7 +128,7 @@ class Explorer:
         if self._steps < self._start_steps or not self._finite:
             return self._rng.uniform(-1.0, 1.0, size).astype(np.float32)
         action = policy.act(observation[np.newaxis])[0]
-        require_finite_action(action)
+        require_finite_action(action, of=f"agent {self._agent_id} at step {self._steps:,}")
         noise = self._rng.standard_normal(size, np.float32) * np.float32(self._noise)
         clipped: Array = np.minimum(np.maximum(action + noise, np.float32(-1)), np.float32(1))
         return clipped
@@ -171,11 +148,9 @@ class Explorer:
 
     def _end_episode(self) -> Episode:
         self._observation = None
-        self._episodes += 1
         return Episode(self._return, self._length)
 
     def _refuse(self, reason: Reason) -> None:
-        self._refused[reason] += 1
         self._refused_in_a_row += 1
         if self._refused_in_a_row < REFUSED_IN_A_ROW:
             return
@@ -192,11 +167,19 @@ class Explorer:
             )
 
 
-def require_finite_action(action: Array) -> None:
-    """Checks a policy's actions, of any shape.
+def require_finite_action(action: Array, *, of: str = "the policy") -> None:
+    """Checks a policy's actions, of any shape; `of` says whose they are.
 
     Raises:
-        FloatingPointError: naming the actions; the networks have diverged, which is a bug or a setting.
+        DivergedError: its networks have diverged.
     """
     if not np.isfinite(action).all():
-        raise FloatingPointError(f"the policy gave actions that are not finite: {action}")
+        raise diverged(of, "its actions are not finite")
+
+
+def diverged(who: str, finding: str) -> DivergedError:
+    """The error that says who has diverged, by what that was noticed, and what to do."""
+    return DivergedError(
+        f"{who} has diverged: {finding}; lower agent.actor_lr or agent.critic_lr, or scale the reward "
+        f"(the last checkpoint is kept)"
+    )

@@ -18,8 +18,9 @@ from torch import Tensor
 from dase_grpc.config import RunConfig
 from dase_grpc.learning.agent import Agent, Policy
 from dase_grpc.learning.batch import Batch
+from dase_grpc.learning.device import use
 from dase_grpc.learning.evaluation import Evaluator
-from dase_grpc.learning.exploration import ExploredStep, Explorer
+from dase_grpc.learning.exploration import ExploredStep, Explorer, diverged, require_finite_action
 from dase_grpc.learning.similarity import SimilarityWeigher, Weighing
 from dase_grpc.learning.staging import Staging
 from dase_grpc.learning.statistics import DeviceTotals, Diagnosis, Window, fold, record
@@ -116,7 +117,7 @@ class Learner:
         self._halt = Event()
         self._steps = 0
         self._stored = 0
-        self._buffer_size = 0
+        self._buffer_size: int | None = None
         self._started_at = 0.0
         self._window = Window(0.0, 0, 0)
         self.progress = Progress(total_steps=parts.config.train.steps)
@@ -130,6 +131,7 @@ class Learner:
         """Trains until the budget is spent or `halt` is set; then keeps a final checkpoint.
 
         Raises:
+            DivergedError: the networks hold numbers that are not finite.
             Exception: whatever the environment or the agent raises.
         """
         with suppress(Halted):
@@ -139,11 +141,12 @@ class Learner:
         self.finish()
 
     def begin(self, halt: Event) -> None:
-        """Evaluates the policy before any training. Call once, first.
+        """Evaluates the policy before any training. Call once, first, on the thread that trains.
 
         Raises:
             Halted: `halt` was set meanwhile; it also ends every later evaluation.
         """
+        use(self._parts.device)
         self._halt = halt
         now = self._parts.clock()
         self._started_at = now
@@ -151,11 +154,12 @@ class Learner:
         self._evaluate()
 
     def step(self) -> None:
-        """One environment step and what it brings: an update, an evaluation, a line of metrics.
+        """One environment step and what it brings: an update, a checkpoint, an evaluation, metrics.
 
-        The last step is followed by an evaluation in any case.
+        The last step is followed by an evaluation in any case; its checkpoint is `finish`'s.
 
         Raises:
+            DivergedError: the networks hold numbers that are not finite.
             Halted: the driver closed the sink or the source, or set `halt` during an evaluation.
         """
         parts, config = self._parts, self._config
@@ -167,6 +171,8 @@ class Learner:
             self._stored += 1
         if self._may_update:
             self._update()
+        if self._steps % config.train.checkpoint_every == 0 and not self.done:
+            self._keep(self._finite_state())
         if self._steps % config.eval.every == 0 or self.done:
             self._evaluate()
         if self._steps % config.train.log_every == 0:
@@ -177,9 +183,12 @@ class Learner:
         if self._steps > self._window.started_step:
             self._log()
         self.progress = replace(self._snapshot(), state="finished" if self.done else "stopped")
+        self._keep(self._parts.agent.state_dict())
+
+    def _keep(self, state: Mapping[str, Tensor]) -> None:
         self._parts.journal.checkpoint(
             step=self._steps,
-            tensors=self._parts.agent.state_dict(),
+            tensors=state,
             scores={"evaluation": _plain(self.progress.evaluation_return)},
         )
 
@@ -219,11 +228,30 @@ class Learner:
         self._totals.add(weighing)
         return weighing
 
+    @property
+    def _name(self) -> str:
+        return f"agent {self._parts.agent_id} at step {self._steps:,}"
+
+    def _finite_state(self) -> Mapping[str, Tensor]:
+        """The agent's state, so that no checkpoint worth going back to makes room for a ruined one.
+
+        Raises:
+            DivergedError: a number in it is not finite.
+        """
+        state = self._parts.agent.state_dict()
+        for name, tensor in state.items():
+            if not bool(tensor.isfinite().all()):
+                raise diverged(self._name, f"{name} is not finite")
+        return state
+
     def _diagnose(self, batch: Batch, weighing: Weighing | None, losses: Mapping[str, Tensor]) -> None:
         parts, sources = self._parts, None
         if weighing is not None:
             sources = parts.weigher.by_source(batch, parts.agent.policy_actions(batch.observation))
         seen = Diagnosis.read(losses, weighing, sources)
+        critic_loss = seen.losses.get("critic_loss", 0.0)
+        if not math.isfinite(critic_loss):
+            raise diverged(self._name, f"its critic loss is {critic_loss}")
         fold(self._window, seen)
         for name, value in seen.losses.items():
             parts.metrics.loss(name, value)
@@ -234,6 +262,9 @@ class Learner:
         parts.metrics.external_share.set(seen.external_share)
         known = {**self.progress.similarity, **seen.similarity}
         self.progress = replace(self._snapshot(), similarity=known)
+        if seen.similarity_weight is not None:
+            parts.metrics.pooled_weight.set(seen.similarity_weight)
+            self.progress = replace(self.progress, similarity_weight=seen.similarity_weight)
 
     def _measure_lag(self, own_rows: Array) -> None:
         if len(own_rows):
@@ -257,7 +288,7 @@ class Learner:
     def _evaluate(self) -> None:
         parts = self._parts
         started = parts.clock()
-        result = parts.evaluator.evaluate(_Interruptible(parts.agent, self._halt))
+        result = parts.evaluator.evaluate(_Evaluated(parts.agent, self._halt, self._name))
         now = parts.clock()
         parts.metrics.evaluation_seconds.observe(now - started)
         parts.metrics.evaluation_return.set(result.return_mean)
@@ -296,21 +327,25 @@ class Learner:
 
 
 @dataclass(frozen=True)
-class _Interruptible:
+class _Evaluated:
     """A policy that raises Halted once `halt` is set, so that no evaluation outlives its run."""
 
     policy: Policy
     halt: Event
+    name: str
 
     def act(self, observation: Array) -> Array:
         """The policy's actions.
 
         Raises:
             Halted: training shall end.
+            DivergedError: an action is not finite.
         """
         if self.halt.is_set():
             raise Halted
-        return self.policy.act(observation)
+        actions = self.policy.act(observation)
+        require_finite_action(actions, of=self.name)
+        return actions
 
 
 def _plain(value: float | None) -> float | None:

@@ -1,6 +1,6 @@
 """Weighs a learner's batches by deterministic policy similarity, and says how similar each peer is."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -30,15 +30,6 @@ class Weighing:
     mean_term: Tensor
     external: Tensor
     degenerate: Tensor
-
-
-@dataclass(frozen=True)
-class SourceSimilarity(Similarity):
-    """λ of each collecting agent's rows by themselves: (K,) tensors, never NaN.
-
-    An agent without rows in the batch has count 0 and similarity 0: skip it. The weigher's own id has
-    similarity 1, ρ 0 and both terms 0, and counts its rows.
-    """
 
 
 class SimilarityWeigher:
@@ -79,20 +70,22 @@ class SimilarityWeigher:
             degenerate=pooled.degenerate[0],
         )
 
-    def by_source(self, batch: Batch, policy_actions: Tensor) -> SourceSimilarity:
-        """How similar each collecting agent is by its own rows, a diagnostic that weighs nothing.
+    def by_source(self, batch: Batch, policy_actions: Tensor) -> Similarity:
+        """How similar each collecting agent is by its own rows, (K,); a diagnostic that weighs nothing.
 
+        An agent without rows in the batch has count 0 and similarity 0: skip it. The weigher's own id
+        has similarity 1, ρ 0 and both terms 0, and counts its rows.
         Rows of agents outside 0..K-1 belong to nobody here. Never synchronises with the host.
         """
         agents = torch.arange(self._agents, device=batch.agent_id.device)
         found = self._measure(batch, policy_actions, member=batch.agent_id == agents[:, None])
         own = agents == self._own_id
-        return SourceSimilarity(
+        return replace(
+            found,
             similarity=found.similarity.masked_fill(own, 1.0),
             rho=found.rho.masked_fill(own, 0.0),
             covariance_term=found.covariance_term.masked_fill(own, 0.0),
             mean_term=found.mean_term.masked_fill(own, 0.0),
-            count=found.count,
             degenerate=found.degenerate & ~own,
         )
 

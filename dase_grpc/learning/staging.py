@@ -1,5 +1,7 @@
 """Brings sampled rows to the agent's device with one copy on the host and one to the device."""
 
+from contextlib import nullcontext
+
 import torch
 
 from dase_grpc.learning.batch import Batch
@@ -14,7 +16,10 @@ class Staging:
 
     def __init__(self, schema: TransitionSchema, batch_size: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
-        self._host = torch.empty((batch_size, schema.width), dtype=torch.float32, pin_memory=on_gpu)
+        self._device = device
+        # Pinning needs a context on a GPU: on this one, else torch opens one on the first.
+        with torch.cuda.device(device) if on_gpu else nullcontext():
+            self._host = torch.empty((batch_size, schema.width), dtype=torch.float32, pin_memory=on_gpu)
         self._host_rows: Array = self._host.numpy()
         self._device_rows = torch.empty_like(self._host, device=device) if on_gpu else self._host
         self._copied: torch.cuda.Event | None = None
@@ -29,5 +34,5 @@ class Staging:
         self._host_rows[:] = rows
         if self._copied is not None:
             self._device_rows.copy_(self._host, non_blocking=True)
-            self._copied.record()
+            self._copied.record(torch.cuda.current_stream(self._device))
         return self._batch

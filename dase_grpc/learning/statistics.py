@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dase_grpc.learning.similarity import SourceSimilarity, Weighing
+from dase_grpc.learning.dps import Similarity
+from dase_grpc.learning.similarity import Weighing
 
 
 @dataclass
@@ -75,30 +76,32 @@ class DeviceTotals:
 class Diagnosis:
     """One update looked at closely; read from the device once.
 
-    similarity is by collecting agent, terms are the summands of the divergence by name; both are
-    empty where the batch had no external rows.
+    similarity is by collecting agent, without those it could not be measured for, and weighs nothing;
+    similarity_weight is the λ that weighed. terms are the summands of the divergence by name. Where the
+    batch had no external rows, the mappings are empty and the weight is None.
     """
 
     losses: Mapping[str, float]
     similarity: Mapping[int, float]
     terms: Mapping[str, float]
     external_share: float
+    similarity_weight: float | None = None
 
     @classmethod
     def read(
-        cls, losses: Mapping[str, Tensor], weighing: Weighing | None, sources: SourceSimilarity | None
+        cls, losses: Mapping[str, Tensor], weighing: Weighing | None, sources: Similarity | None
     ) -> "Diagnosis":
         """Copies the numbers to the host: this waits for the device."""
         read = {name: float(value) for name, value in losses.items()}
         if weighing is None or sources is None:
             return cls(read, {}, {}, 0.0)
-        present = sources.count.tolist()
+        measured = ((sources.count > 0) & ~sources.degenerate).tolist()
         similarity = {
-            agent: value for agent, value in enumerate(sources.similarity.tolist()) if present[agent]
+            agent: value for agent, value in enumerate(sources.similarity.tolist()) if measured[agent]
         }
         terms = {"covariance": float(weighing.covariance_term), "mean": float(weighing.mean_term)}
         share = float(weighing.external * weighing.similarity / weighing.weight.sum(dtype=torch.float64))
-        return cls(read, similarity, terms, share)
+        return cls(read, similarity, terms, share, float(weighing.similarity))
 
 
 def fold(window: Window, seen: Diagnosis) -> None:

@@ -4,21 +4,22 @@ import asyncio
 import logging
 import platform
 import threading
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, Self
 
 import torch
 
+from dase_grpc.capacity import transitions
 from dase_grpc.config import RunConfig, require_capacity
-from dase_grpc.errors import ConfigError, RefusalError, RunDirectoryError, UnreachableError
+from dase_grpc.errors import ConfigError, DaseError, RefusalError, RunDirectoryError, UnreachableError
 from dase_grpc.learning.build import build_learner
 from dase_grpc.learning.device import pick_device
 from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.learning.learner import Learner
-from dase_grpc.nodes.lifecycle import first_cause, run_node
+from dase_grpc.nodes.lifecycle import first_cause, run_node, unless
 from dase_grpc.nodes.link import ReplayLink
 from dase_grpc.progress import Progress
 from dase_grpc.runs.directory import RunDirectory
@@ -27,16 +28,16 @@ from dase_grpc.schema import TransitionSchema
 from dase_grpc.telemetry import LearnerMetrics, make_registry, metrics_endpoint
 from dase_grpc.wire.cluster import ClusterClient, Membership
 from dase_grpc.wire.replay_client import StreamTarget
-from dase_grpc.wire.transport import Address, open_channel
+from dase_grpc.wire.transport import Address, open_channel, parse_address, require_private
 
 HEARTBEAT_S: Final = 0.5
 DRAIN_S: Final = 15.0
 """How long the replay may take, at the end, to accept the rows queued, and then to acknowledge them."""
 
+FAREWELL_S: Final = 2.0
 SAY_UNREACHABLE_AFTER_S: Final = 2.0
 
 log = logging.getLogger("dase")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,44 @@ class LearnerOptions:
     run_dir: Path | None = None
     metrics_port: int = 0
     metrics_host: str = "127.0.0.1"
+    insecure: bool = False
+    command: Sequence[str] = ()
     connect_timeout_s: float = 60.0
+
+    @classmethod
+    def parse(
+        cls,
+        config: RunConfig,
+        *,
+        replay: str,
+        agent_id: int | None,
+        gpu: int | None,
+        run_id: str,
+        run_dir: Path | None,
+        metrics_port: int | None,
+        metrics_host: str,
+        insecure: bool,
+        command: Sequence[str],
+    ) -> Self:
+        """Reads the texts of a command line; without a metrics port the configuration's counts.
+
+        Raises:
+            AddressError: in one sentence.
+        """
+        if metrics_port is None:
+            metrics_port = config.metrics.port and config.metrics.port + 1 + (agent_id or 0)
+        return cls(
+            parse_address(replay),
+            config,
+            agent_id=agent_id,
+            gpu=gpu,
+            run_id=run_id,
+            run_dir=run_dir,
+            metrics_port=metrics_port,
+            metrics_host=metrics_host,
+            insecure=insecure,
+            command=command,
+        )
 
 
 @dataclass(frozen=True)
@@ -89,6 +127,8 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
         Exception: a bug, or whatever the environment raises.
     """
     config = options.config
+    if options.metrics_port:
+        require_private(Address(options.metrics_host, options.metrics_port), insecure=options.insecure)
     device = pick_device(options.gpu)
     torch.set_num_threads(config.train.threads)
     env = make_env(config.env.id, config.env.kwargs)
@@ -99,7 +139,7 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
         cleanup.enter_context(metrics_endpoint(registry, options.metrics_host, options.metrics_port))
         async with open_channel(options.replay) as channel:
             cluster = ClusterClient(channel, str(options.replay))
-            member = await _unless(stop, _join(cluster, options, schema))
+            member = await unless(stop, _join(cluster, options, schema))
             if member is None:
                 log.info("stopped before joining")
                 return
@@ -160,8 +200,8 @@ async def _lease(cluster: ClusterClient, member: Membership) -> AsyncIterator[Fa
     finally:
         try:
             if farewell.progress is not None:
-                await cluster.heartbeat(member, farewell.progress)
-            await cluster.leave(member, reason=farewell.reason)
+                await cluster.heartbeat(member, farewell.progress, timeout_s=FAREWELL_S)
+            await cluster.leave(member, reason=farewell.reason, timeout_s=FAREWELL_S)
         except RefusalError as error:
             log.info("could not give the lease back: %s", error)
 
@@ -175,6 +215,12 @@ async def _train_to_the_end(
             await _train(session, stop)
         farewell.reason = f"{learner.progress.state} after {learner.progress.step} steps"
         log.info("%s", farewell.reason)
+    except DaseError as error:
+        farewell.reason = f"failed: {error}"
+        raise
+    except Exception as error:
+        farewell.reason = f"failed: {type(error).__name__}: {error}"
+        raise
     finally:
         farewell.progress = learner.progress
         if journal.last_checkpoint is not None:
@@ -197,7 +243,7 @@ async def _train(session: Session, stop: asyncio.Event) -> None:
                 tasks.create_task(job)
                 for job in (link.fetch_batches(), link.say_waits(), _heartbeats(session))
             ]
-            await _unless(stop, asyncio.wait({compute}))
+            await unless(stop, asyncio.wait({compute}))
             halt.set()
             link.stop_batches()
             await _drain(compute, inserting, link)
@@ -232,29 +278,32 @@ async def _drain(compute: "asyncio.Future[None]", inserting: "asyncio.Task[None]
 
 
 async def _heartbeats(session: Session) -> None:
-    """Renews the lease and reports progress until cancelled."""
-    period_s = min(HEARTBEAT_S, session.member.ttl_s / 4)
+    """Renews the lease and reports progress until cancelled; rides out a silence shorter than the lease.
+
+    Raises:
+        UnreachableError: the replay has not answered for as long as the lease lives.
+        RefusalError: it refused.
+    """
+    member, now = session.member, asyncio.get_running_loop().time
+    answered_at = now()
     while True:
-        waiting = session.link.waiting
-        progress = session.learner.progress
-        if waiting is not None:
-            progress = replace(progress, state=f"waiting: {waiting.removeprefix('waiting for ')}")
         session.metrics.unacknowledged.set(session.link.unacknowledged)
-        await session.cluster.heartbeat(session.member, progress)
-        await asyncio.sleep(period_s)
+        try:
+            await session.cluster.heartbeat(member, _progress(session))
+            answered_at = now()
+        except UnreachableError as error:
+            if now() - answered_at > member.ttl_s:
+                raise
+            log.info("a heartbeat failed, trying on: %s", error)
+        await asyncio.sleep(min(HEARTBEAT_S, member.ttl_s / 4))
 
 
-async def _unless(stop: asyncio.Event, awaited: Coroutine[Any, Any, T]) -> T | None:
-    """What `awaited` gives, or None if `stop` is set first; then `awaited` is cancelled."""
-    work = asyncio.ensure_future(awaited)
-    stopped = asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        return work.result() if work.done() else None
-    finally:
-        for task in (work, stopped):
-            task.cancel()
-        await asyncio.gather(work, stopped, return_exceptions=True)
+def _progress(session: Session) -> Progress:
+    """The learner's progress, or what it waits for."""
+    progress, waiting = session.learner.progress, session.link.waiting
+    if waiting is None:
+        return progress
+    return replace(progress, state=f"waiting: {waiting.removeprefix('waiting for ')}")
 
 
 def _require_fit(config: RunConfig, member: Membership) -> None:
@@ -283,12 +332,28 @@ def _require_fit(config: RunConfig, member: Membership) -> None:
 
 
 def _open_journal(options: LearnerOptions, member: Membership, schema: TransitionSchema) -> AgentJournal:
+    """Where this agent's results go: the given run directory, or one named after the run.
+
+    Raises:
+        RunDirectoryError: the run's id cannot name a folder, or its folder holds another configuration or
+            results of this agent.
+    """
     path = options.run_dir if options.run_dir is not None else Path("runs") / member.run_id
-    directory = RunDirectory.ensure(path.parent, path.name, options.config, mode="node").agent(
-        member.agent_id
-    )
+    if options.run_dir is None and path.name != member.run_id:
+        raise RunDirectoryError(f"the run id {member.run_id!r} cannot name a folder; choose a --run-dir")
+    config = _as_run(options.config, member, schema)
+    run = RunDirectory.ensure(path.parent, path.name, config, mode="node", command=options.command)
+    directory = run.agent(member.agent_id)
     if directory.evaluations.path.exists():
         raise RunDirectoryError(
             f"{directory.path} already holds results of agent {member.agent_id}; choose another --run-dir"
         )
-    return AgentJournal.open(directory, config=options.config, schema=schema)
+    return AgentJournal.open(directory, config=config, schema=schema)
+
+
+def _as_run(config: RunConfig, member: Membership, schema: TransitionSchema) -> RunConfig:
+    """The configuration to record: what the replay really holds, where this learner's says otherwise."""
+    known: dict[str, int] = {"min_size": member.min_size}
+    if transitions(config.replay.capacity, row_bytes=schema.row_bytes) != member.capacity:
+        known["capacity"] = member.capacity
+    return config.model_copy(update={"replay": config.replay.model_copy(update=known)})

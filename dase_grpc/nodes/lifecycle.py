@@ -6,9 +6,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from dase_grpc.errors import DaseError, UsageError
 from dase_grpc.nodes.memory import keep_freed_memory
@@ -23,6 +23,7 @@ READY_PREFIX: Final = "listening on "
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 log = logging.getLogger("dase")
+T = TypeVar("T")
 
 
 def run_node(name: str, main: Callable[[asyncio.Event], Awaitable[None]], *, stdin_is_leash: bool) -> int:
@@ -89,26 +90,51 @@ async def stop_event(*, stdin_is_leash: bool) -> AsyncIterator[asyncio.Event]:
         yield stop
     finally:
         if leash is not None:
-            leash.close()
+            leash.release()
         for each, handler in before.items():
             loop.remove_signal_handler(each)
             signal.signal(each, handler)
 
 
 class _Leash(asyncio.Protocol):
+    """Sets `stop` when the launcher's end of the pipe closes, but not when this end does."""
+
     def __init__(self, stop: asyncio.Event) -> None:
         self._stop = stop
+        self._transport: asyncio.BaseTransport | None = None
+        self._released = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self._stop.is_set():
+        if not self._released and not self._stop.is_set():
             log.info("the launcher is gone: stopping")
             self._stop.set()
 
+    def release(self) -> None:
+        self._released = True
+        if self._transport is not None:
+            self._transport.close()
 
-async def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> asyncio.BaseTransport:
+
+async def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> _Leash:
     pipe = os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0)
-    transport, _ = await loop.connect_read_pipe(lambda: _Leash(stop), pipe)
-    return transport
+    _, leash = await loop.connect_read_pipe(lambda: _Leash(stop), pipe)
+    return leash
+
+
+async def unless(stop: asyncio.Event, awaited: Coroutine[Any, Any, T]) -> T | None:
+    """What `awaited` gives, or None if `stop` is set first; then `awaited` is cancelled and has ended."""
+    work = asyncio.ensure_future(awaited)
+    stopped = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else None
+    finally:
+        for task in (work, stopped):
+            task.cancel()
+        await asyncio.gather(work, stopped, return_exceptions=True)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Self
 
 import grpc
@@ -45,6 +46,7 @@ class ReplayOptions:
     seed: int = 0
     lease_ttl_s: float = LEASE_TTL_S
     metrics_port: int = 0
+    metrics_host: str = "127.0.0.1"
     insecure: bool = False
 
     @classmethod
@@ -57,6 +59,7 @@ class ReplayOptions:
         min_size: int,
         seed: int,
         metrics_port: int,
+        metrics_host: str = "127.0.0.1",
         insecure: bool,
     ) -> Self:
         """Reads the texts of a command line; a run that is not named gets a name.
@@ -65,16 +68,24 @@ class ReplayOptions:
             AddressError, ConfigError: in one sentence.
         """
         try:
-            transitions(capacity, row_bytes=1)
+            held = transitions(capacity, row_bytes=1)
         except ValueError as error:
             raise ConfigError(f"--capacity: {error}") from None
+        if min_size > held:
+            raise ConfigError(
+                f"--min-size {min_size} exceeds --capacity {capacity}, so no batch would ever be served"
+            )
+        run_id = run_id or f"run-{secrets.token_hex(4)}"
+        if Path(run_id).name != run_id or run_id in (".", "..") or not run_id.isprintable():
+            raise ConfigError(f"--run-id {run_id!r} names a folder of results; use a plain folder name")
         return cls(
-            run_id=run_id or f"run-{secrets.token_hex(4)}",
+            run_id=run_id,
             listen=parse_address(listen),
             capacity=capacity,
             min_size=min_size,
             seed=seed,
             metrics_port=metrics_port,
+            metrics_host=metrics_host,
             insecure=insecure,
         )
 
@@ -100,6 +111,8 @@ async def run_replay(
         AddressError: the address is in use, or not private and `insecure` is not set.
     """
     require_private(options.listen, insecure=options.insecure)
+    if options.metrics_port:
+        require_private(Address(options.metrics_host, options.metrics_port), insecure=options.insecure)
     run = SharedRun(
         options.run_id,
         capacity=options.capacity,
@@ -114,7 +127,7 @@ async def run_replay(
     cluster = ClusterServicer(run, clock=time.monotonic, on_event=log.info)
     health = HealthServicer()
     _register(server, replay, cluster, health)
-    with metrics_endpoint(registry, options.listen.host, options.metrics_port):
+    with metrics_endpoint(registry, options.metrics_host, options.metrics_port):
         address = bind(server, options.listen)
         await server.start()
         for service in ("", *SERVICES):

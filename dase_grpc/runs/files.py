@@ -6,7 +6,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 STAGING_PREFIX: Final = ".staging-"
 
@@ -58,9 +58,19 @@ def write_synced(path: Path, data: bytes) -> None:
 
 def replace_file(path: Path, data: bytes) -> None:
     """Makes `path` hold `data`, all at once: a reader sees the old file or the new one."""
+    with staged_file(path) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def staged_file(path: Path) -> Iterator[BinaryIO]:
+    """A new file that takes the place of `path`, all at once, on leaving the block without an error."""
     staged = path.with_name(f"{STAGING_PREFIX}{path.name}-{secrets.token_hex(4)}")
     try:
-        write_synced(staged, data)
+        with staged.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
         staged.replace(path)
     finally:
         staged.unlink(missing_ok=True)

@@ -49,9 +49,10 @@ def learning_curves(agents: Mapping[int, Series], published: Sequence[PublishedR
 
 
 def similarity_over_time(agents: Mapping[int, Records]) -> str | None:
-    """λ of each collecting agent over time, one panel for each of the first learners."""
+    """The λ that weighed and that of each collecting agent over time, a panel per learner, of the first."""
     tables = {agent: peers_of(agent, records) for agent, records in agents.items()}
-    panels = [(agent, peers) for agent, peers in tables.items() if peers][:_PANELS]
+    used = {agent: column(records, "similarity_weight") for agent, records in agents.items()}
+    panels = [(agent, peers) for agent, peers in tables.items() if peers or len(used[agent])][:_PANELS]
     if not panels:
         return None
     sheet = Sheet(len(panels), height_in=2.9, share_y=True)
@@ -62,6 +63,9 @@ def similarity_over_time(agents: Mapping[int, Records]) -> str | None:
         for source, series in peers.items():
             shown = Series(series.step, series.value.clip(LOWEST_WEIGHT))
             _agent_line(axis, source, shown, name=f"from agent {source}", of=len(agents))
+        if len(used[agent]):
+            shown = Series(used[agent].step, used[agent].value.clip(LOWEST_WEIGHT))
+            _line(axis, shown, color=INK, label="weight used", linewidth=1.5, linestyle=(0, (3, 1)))
         axis.set_xlim(left=0)
     return sheet.svg()
 

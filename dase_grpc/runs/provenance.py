@@ -51,11 +51,13 @@ def git_revision(checkout: Path) -> str | None:
 
 
 def derived_seeds(config: RunConfig) -> dict[str, Any]:
-    """Every integer seed that `dase_grpc.seeding` derives from train.seed; lists go by agent id."""
+    """The integer seeds that training derives from train.seed; lists go by agent id.
+
+    Exploring and sampling draw from NumPy's generators, which have no such number.
+    """
     seed, agents = config.train.seed, range(config.train.agents)
     of_agents = {
         purpose.name.lower(): [integer(seed, purpose, agent) for agent in agents]
-        for purpose in Purpose
-        if purpose is not Purpose.EVALUATION
+        for purpose in (Purpose.NETWORKS, Purpose.ENVIRONMENT, Purpose.TARGET_NOISE)
     }
     return {"evaluation": integer(seed, Purpose.EVALUATION), **of_agents}

@@ -178,9 +178,10 @@ def _similarity(config: RunConfig, records: Records) -> list[page.Markup]:
         return [page.empty("One agent has no peers, so there is nothing to compare.")]
     lines = page.figure(
         plots.similarity_over_time(records),
-        "λ of each collecting agent's transitions by themselves, as each learner saw them: 1 counts like "
-        "the learner's own, 0 not at all. On a logarithmic scale; values under 10⁻⁹, 0 included, are drawn "
-        "there.",
+        "Dashed: the weight used, one λ for all external transitions of a batch, mean over the updates "
+        "between two records; 1 counts like the learner's own, 0 not at all. In colour: λ of each "
+        "collecting agent's transitions by themselves, a diagnostic that weighs nothing. On a logarithmic "
+        "scale; values under 10⁻⁹, 0 included, are drawn there.",
         otherwise="No similarity weight has been recorded yet.",
     )
     terms = page.figure(
@@ -199,7 +200,10 @@ def _weights_by_pair(records: Records) -> list[page.Markup]:
         return []
     cut = f" The first {page.SHOWN_CELLS} agents are shown." if len(ids) > page.SHOWN_CELLS else ""
     return [
-        page.note(f"Mean λ of each pair over the last quarter of the run.{cut}"),
+        page.note(
+            f"Mean λ of each pair by itself over the last quarter of the run: a diagnostic, what weighs is "
+            f"the λ of all external transitions together.{cut}"
+        ),
         page.heat_map(ids, weights),
     ]
 

@@ -14,7 +14,7 @@ MAX_WRITERS = 4096
 
 @dataclass
 class Traffic:
-    """Running totals by collecting agent.
+    """Running totals by collecting agent, and over all agents, so that nobody has to sum K² pairs.
 
     `refused` is keyed by (agent, reason), `sampled` by (sampling agent, collecting agent).
     """
@@ -23,6 +23,9 @@ class Traffic:
     inserted: Counter[int] = field(default_factory=Counter)
     refused: Counter[tuple[int, str]] = field(default_factory=Counter)
     sampled: Counter[tuple[int, int]] = field(default_factory=Counter)
+    inserted_total: int = 0
+    refused_total: int = 0
+    sampled_total: int = 0
 
     @property
     def evicted(self) -> dict[int, int]:
@@ -40,23 +43,24 @@ class ReplayStore:
         self.ring = ring
         self.traffic = Traffic(ring)
         self._max_writers = max_writers
-        self._committed: dict[str, int] = {}
+        self._committed: dict[tuple[int, str], int] = {}
 
     @property
     def schema(self) -> TransitionSchema:
         """The layout of the rows."""
         return self.ring.schema
 
-    def committed(self, writer: str) -> int:
-        """The last sequence number this writer has committed, 0 if none."""
-        return self._committed.get(writer, 0)
+    def committed(self, writer: str, *, agent_id: int) -> int:
+        """The last sequence number that this writer of the agent has committed, 0 if none."""
+        return self._committed.get((agent_id, writer), 0)
 
     def append(self, writer: str, first_seq: int, rows: Array, *, agent_id: int) -> int:
         """Stores the rows this writer has not committed yet; returns how many were refused.
 
-        rows is (N, width) float32, numbered first_seq, first_seq + 1, ... Rows already committed
-        are skipped, so resending is safe. A row with a value that is not finite is refused by
-        itself: counted, not stored, its number committed. O(N).
+        Writers belong to their agent: two agents may each have one of the same name. rows is (N, width)
+        float32, numbered first_seq, first_seq + 1, ... Rows already committed are skipped, so resending
+        is safe. A row with a value that is not finite is refused by itself: counted, not stored, its
+        number committed. O(N).
 
         Raises:
             SequenceGapError: first_seq is beyond the next expected number.
@@ -64,7 +68,7 @@ class ReplayStore:
                 writer's; nothing is stored.
             TooManyWritersError: the writer is new and the table is full.
         """
-        committed = self.committed(writer)
+        committed = self.committed(writer, agent_id=agent_id)
         if first_seq < 1:
             raise MalformedError(f"writer {writer!r} sent row {first_seq}, but rows are numbered from 1")
         if first_seq > committed + 1:
@@ -72,7 +76,7 @@ class ReplayStore:
                 f"writer {writer!r} sent row {first_seq}, but row {committed + 1} comes next; "
                 f"resend from {committed + 1}"
             )
-        if writer not in self._committed and len(self._committed) >= self._max_writers:
+        if (agent_id, writer) not in self._committed and len(self._committed) >= self._max_writers:
             raise TooManyWritersError(
                 f"the table of {self._max_writers} writers is full, so writer {writer!r} cannot be added"
             )
@@ -82,7 +86,7 @@ class ReplayStore:
                 f"writer {writer!r} sent transitions of another agent than its own, {agent_id}"
             )
         refused = self._store(fresh, agent_id)
-        self._committed[writer] = committed + len(fresh)
+        self._committed[agent_id, writer] = committed + len(fresh)
         return refused
 
     def sample(self, count: int, rng: np.random.Generator, *, agent_id: int) -> Array:
@@ -91,6 +95,7 @@ class ReplayStore:
         for source, drawn in enumerate(np.bincount(self.schema.agent_ids(rows)).tolist()):
             if drawn:
                 self.traffic.sampled[agent_id, source] += drawn
+        self.traffic.sampled_total += count
         return rows
 
     def _store(self, rows: Array, agent_id: int) -> int:
@@ -100,6 +105,8 @@ class ReplayStore:
             rows = rows[finite]
         self.ring.append(rows)
         self.traffic.inserted[agent_id] += len(rows)
+        self.traffic.inserted_total += len(rows)
         if refused:
             self.traffic.refused[agent_id, "not_finite"] += refused
+            self.traffic.refused_total += refused
         return refused

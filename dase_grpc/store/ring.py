@@ -83,8 +83,12 @@ class RingBuffer:
 
     def ordered(self) -> Array:
         """A copy of all transitions present, the oldest first, (len, width)."""
+        return np.concatenate(self.slices())
+
+    def slices(self) -> tuple[Array, Array]:
+        """All transitions present, the oldest first, as two views which the next `append` changes."""
         start = self._cursor if self._size == self.capacity else 0
-        return np.concatenate([self._rows[start : self._size], self._rows[:start]])
+        return self._rows[start : self._size], self._rows[:start]
 
     def _overwrite(self, rows: Array) -> Counts:
         """Writes at most `capacity` rows at the cursor and moves it; returns what was there, by agent."""

@@ -17,6 +17,7 @@ from dase_grpc.wire.messages import (
     progress_to_proto,
     schema_from_proto,
     schema_to_proto,
+    shown,
 )
 from dase_grpc.wire.status import Context, refusals, service
 from dase_grpc.wire.v1 import cluster_pb2, cluster_pb2_grpc
@@ -59,8 +60,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def Leave(self, request: cluster_pb2.LeaveRequest, context: Context) -> cluster_pb2.LeaveResponse:
         async with refusals(context):
             self._run.require_run(request.run_id)
-            self._run.leases.leave(request.agent_id, request.epoch, because=request.reason)
-            self._on_event(f"agent {request.agent_id} left: {request.reason}")
+            self._run.leases.leave(request.agent_id, request.epoch, because=shown(request.reason))
+            self._on_event(f"agent {request.agent_id} left: {shown(request.reason)}")
         return cluster_pb2.LeaveResponse()
 
     async def Status(
@@ -79,7 +80,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         if self.draining:
             raise DrainingError("the replay service is shutting down and takes no new nodes")
         lease = self._run.join(
-            request.node_name,
+            shown(request.node_name),
             wanted=request.agent_id if request.HasField("agent_id") else None,
             run_id=request.run_id,
             schema=schema_from_proto(request.schema),
@@ -151,7 +152,9 @@ class ClusterClient:
             min_size=answer.buffer.min_size,
         )
 
-    async def heartbeat(self, member: Membership, progress: Progress) -> None:
+    async def heartbeat(
+        self, member: Membership, progress: Progress, *, timeout_s: float = UNARY_TIMEOUT_S
+    ) -> None:
         """Renews the lease and reports progress."""
         request = cluster_pb2.HeartbeatRequest(
             run_id=member.run_id,
@@ -160,15 +163,15 @@ class ClusterClient:
             progress=progress_to_proto(progress),
         )
         with service(self._address):
-            await self._stub.Heartbeat(request, timeout=UNARY_TIMEOUT_S)
+            await self._stub.Heartbeat(request, timeout=timeout_s)
 
-    async def leave(self, member: Membership, *, reason: str) -> None:
+    async def leave(self, member: Membership, *, reason: str, timeout_s: float = UNARY_TIMEOUT_S) -> None:
         """Gives the lease back."""
         request = cluster_pb2.LeaveRequest(
             run_id=member.run_id, agent_id=member.agent_id, epoch=member.epoch, reason=reason
         )
         with service(self._address):
-            await self._stub.Leave(request, timeout=UNARY_TIMEOUT_S)
+            await self._stub.Leave(request, timeout=timeout_s)
 
     async def status(self, *, timeout_s: float = UNARY_TIMEOUT_S) -> cluster_pb2.StatusResponse:
         """The run's agents and buffer."""

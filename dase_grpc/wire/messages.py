@@ -1,12 +1,25 @@
 """Conversions between the wire's messages and the plain objects they carry."""
 
 import math
+from typing import Final
 
 from dase_grpc.errors import MalformedError
 from dase_grpc.progress import Progress
 from dase_grpc.schema import TransitionSchema
+from dase_grpc.store.ring import MAX_AGENT_ID
 from dase_grpc.store.run import SharedRun
 from dase_grpc.wire.v1 import cluster_pb2, replay_pb2
+
+MAX_TEXT: Final = 200
+"""Characters of a text for people that are kept; what the network sends is not trusted to be short."""
+
+MAX_ENVIRONMENT: Final = 500
+
+
+def shown(text: str) -> str:
+    """A text from the network as one short line that is safe to log and to show."""
+    line = "".join(character if character.isprintable() else " " for character in text[: MAX_TEXT + 1])
+    return line if len(line) <= MAX_TEXT else line[: MAX_TEXT - 1] + "…"
 
 
 def schema_to_proto(schema: TransitionSchema) -> replay_pb2.Schema:
@@ -26,8 +39,11 @@ def schema_from_proto(message: replay_pb2.Schema) -> TransitionSchema:
     Raises:
         MalformedError: it states none, or an impossible one.
     """
-    if not message.environment:
-        raise MalformedError("the request states no environment in its schema")
+    if not 1 <= len(message.environment) <= MAX_ENVIRONMENT:
+        raise MalformedError(
+            f"a schema names its environment in 1 to {MAX_ENVIRONMENT} characters, "
+            f"not {len(message.environment)}"
+        )
     return TransitionSchema(
         environment=message.environment,
         observation_size=message.observation_size,
@@ -49,6 +65,7 @@ def progress_to_proto(progress: Progress) -> cluster_pb2.Progress:
         evaluation_return=_known(progress.evaluation_return),
         similarity={agent: value for agent, value in progress.similarity.items() if math.isfinite(value)},
         state=progress.state,
+        similarity_weight=_known(progress.similarity_weight),
     )
 
 
@@ -64,8 +81,9 @@ def progress_from_proto(message: cluster_pb2.Progress) -> Progress:
             message.first_evaluation_return if message.HasField("first_evaluation_return") else None
         ),
         evaluation_return=message.evaluation_return if message.HasField("evaluation_return") else None,
-        similarity=dict(message.similarity),
-        state=message.state,
+        similarity={agent: value for agent, value in message.similarity.items() if agent <= MAX_AGENT_ID},
+        state=shown(message.state),
+        similarity_weight=message.similarity_weight if message.HasField("similarity_weight") else None,
     )
 
 
@@ -78,9 +96,9 @@ def buffer_to_proto(run: SharedRun) -> replay_pb2.BufferState:
         capacity=store.ring.capacity,
         size=len(store.ring),
         min_size=run.min_size,
-        inserted_total=store.traffic.inserted.total(),
-        sampled_total=store.traffic.sampled.total(),
-        refused_total=store.traffic.refused.total(),
+        inserted_total=store.traffic.inserted_total,
+        sampled_total=store.traffic.sampled_total,
+        refused_total=store.traffic.refused_total,
         size_by_agent=store.ring.size_by_agent,
     )
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Final
 
 import grpc
@@ -19,7 +19,7 @@ from dase_grpc.wire.v1 import replay_pb2, replay_pb2_grpc
 
 FRAME_BYTES: Final = 2**20 - 1024
 MAX_BATCH_SIZE: Final = 65_536
-MAX_BATCH_BYTES: Final = 2**30
+MAX_BATCH_BYTES: Final = 64 * 2**20
 MAX_CREDITS: Final = 1_024
 MAX_WRITER_ID: Final = 128
 WAITING_EVERY_S: Final = 1.0
@@ -57,19 +57,21 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         self, request_iterator: AsyncIterator[replay_pb2.InsertRequest], context: Context
     ) -> None:
         async with refusals(context):
-            await self._until_drained(context, self._insert(context))
+            await self._until_drained(context, self._insert)
 
     async def Sample(  # type: ignore[override]
         self, request_iterator: AsyncIterator[replay_pb2.SampleRequest], context: Context
     ) -> None:
         async with refusals(context):
-            await self._until_drained(context, self._sample(context))
+            await self._until_drained(context, self._sample)
 
-    async def _until_drained(self, context: Context, serving: Coroutine[Any, Any, None]) -> None:
+    async def _until_drained(
+        self, context: Context, serve: Callable[[Context], Coroutine[Any, Any, None]]
+    ) -> None:
         """Runs a stream's body to its end, or until the service drains."""
         # else it goes out with the first message, and a stream that ends in between gets no status
         await context.send_initial_metadata(())
-        body = asyncio.ensure_future(serving)
+        body = asyncio.ensure_future(serve(context))
         drained = asyncio.ensure_future(self._draining.wait())
         try:
             await asyncio.wait((body, drained), return_when=asyncio.FIRST_COMPLETED)
@@ -88,7 +90,9 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             raise MalformedError(
                 f"a writer id has 1 to {MAX_WRITER_ID} characters, not {len(header.writer_id)}"
             )
-        acks = Acknowledger(context, committed_seq=store.committed(header.writer_id))
+        acks = Acknowledger(
+            context, committed_seq=store.committed(header.writer_id, agent_id=header.stream.agent_id)
+        )
         acknowledging = asyncio.ensure_future(acks.run())
         try:
             if await self._commit_chunks(context, header, store, acks):
@@ -114,7 +118,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             self._run.leases.require(agent_id, epoch)
             rows = store.schema.from_bytes(request.chunk.rows)
             refused = store.append(writer, request.chunk.first_seq, rows, agent_id=agent_id)
-            acks.committed(store.committed(writer), refused=refused)
+            acks.committed(store.committed(writer, agent_id=agent_id), refused=refused)
             if self._run.ready:
                 self._ready.set()
         return False

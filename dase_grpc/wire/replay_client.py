@@ -155,14 +155,20 @@ class SampledBatch:
 class Sampler:
     """One Sample stream: batches arrive ahead of their use, at most as many as were granted.
 
-    All methods raise the refusals of errors.py when the stream breaks.
+    All methods raise the refusals of errors.py when the stream breaks, and DaseError when the service
+    sends more than was granted or another size of batch.
     """
 
     def __init__(self, target: StreamTarget, *, batch_size: int) -> None:
         self._target = target
         self._batch_size = batch_size
         self._stream: ClientStream | None = None
+        self._owed = 0
         self.waiting: str | None = None
+
+    @property
+    def _batch_bytes(self) -> int:
+        return self._batch_size * self._target.schema.row_bytes
 
     async def open(self, *, credits: int) -> Self:
         """Starts the stream and grants the first credits."""
@@ -170,15 +176,17 @@ class Sampler:
         self._stream = stream = self._target.sample_stream()
         async with _answer_in_time(stream, self._target.address):
             await stream.write(replay_pb2.SampleRequest(header=header, credits=credits))
+        self._owed = credits
         return self
 
     async def grant(self, credits: int) -> None:
         """Lets the service send this many more batches."""
+        self._owed += credits
         await _opened(self._stream).write(replay_pb2.SampleRequest(credits=credits))
 
     async def next(self) -> SampledBatch:
         """The next batch; while it is not there, `waiting` says what the service waits for."""
-        stream, pieces = _opened(self._stream), list[bytes]()
+        stream, pieces, missing = _opened(self._stream), list[bytes](), self._batch_bytes
         while True:
             answer = await stream.read()
             if answer.WhichOneof("kind") == "waiting":
@@ -186,8 +194,12 @@ class Sampler:
                 continue
             self.waiting = None
             pieces.append(answer.frame.rows)
+            missing -= len(answer.frame.rows)
+            if missing < 0 or not self._owed or (answer.frame.last and missing):
+                raise DaseError(f"the replay service at {self._target.address} sent what was not asked for")
             if answer.frame.last:
                 break
+        self._owed -= 1
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         rows = np.frombuffer(data, np.float32).reshape(self._batch_size, self._target.schema.width)
         return SampledBatch(rows, answer.frame.buffer_size)

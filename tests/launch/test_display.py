@@ -36,6 +36,7 @@ TRAINING = Progress(
     first_evaluation_return=-10.5,
     evaluation_return=-2.0,
     similarity={0: 1.0, 1: 0.21, 2: 3e-05},
+    similarity_weight=0.05,
     state="training",
 )
 FINISHED = replace(TRAINING, step=1_000, updates=900, evaluation_return=-0.5, state="finished")
@@ -87,7 +88,7 @@ def test_the_cells_of_an_agent_in_training():
         "-2.0",
         "-10.5",
         "91",
-        "1: 0.21  2: 3e-05",
+        "0.05 (1: 0.21  2: 3e-05)",
         "training",
     )
 
@@ -102,10 +103,15 @@ def test_numbers_are_short(value, text):
 
 def test_similarity_leaves_out_the_own_rows_and_many_others():
     similarity = {agent_id: agent_id / 10 for agent_id in range(10)}
-    assert similarity_text(1, Progress(similarity=similarity)) == (
-        "0: 0  2: 0.2  3: 0.3  4: 0.4  5: 0.5  6: 0.6  ..."
+    assert similarity_text(1, Progress(similarity=similarity, similarity_weight=0.25)) == (
+        "0.25 (0: 0  2: 0.2  3: 0.3  4: 0.4  5: 0.5  6: 0.6  ...)"
     )
+
+
+def test_similarity_is_the_weight_that_is_used_alone_where_it_is_that_of_the_only_peer():
+    assert similarity_text(0, Progress(similarity={0: 1.0, 1: 0.21}, similarity_weight=0.21)) == "0.21"
     assert similarity_text(0, Progress(similarity={0: 1.0})) == "-"
+    assert similarity_text(0, Progress(similarity={0: 1.0}, similarity_weight=0.0)) == "0"
 
 
 def test_the_buffer_is_shown_as_a_share_once_it_is_open():
@@ -247,7 +253,7 @@ def test_the_table_has_a_line_per_agent_and_the_buffer_below():
     lines = [re.sub(r"\x1b\[[\d?]*\w", "", line) for line in text.splitlines()[-5:-1]]
     titles, first, second, footer = (re.sub(" +", " ", line).strip() for line in lines)
     assert titles == "agent step return evaluation first updates/s similarity λ state"
-    assert first == "0 400 -3.2 -2.0 -10.5 91 1: 0.21 2: 3e-05 training"
+    assert first == "0 400 -3.2 -2.0 -10.5 91 0.05 (1: 0.21 2: 3e-05) training"
     assert second == "1 - - - - - - starting"
     assert footer == "1,000 steps each, buffer 500 of 1,000 (50%), time left not known yet"
 
@@ -260,6 +266,7 @@ def test_nothing_is_cut_off_on_80_columns():
         first_evaluation_return=-1_234.5,
         evaluation_return=-1_234.5,
         similarity={0: 1.0, 1: 3.1e-07},
+        similarity_weight=3.1e-07,
         state="exploring",
     )
     text = table_of(cheetah, replace(cheetah, state="waiting: for 25,000 more transitions"), width=80)

@@ -56,6 +56,18 @@ def test_a_run_stands_for_the_latest_checkpoint_of_each_agent(run: RunDirectory)
     assert results[0].evaluation.returns != results[1].evaluation.returns
 
 
+def test_agents_without_a_checkpoint_are_named(
+    run: RunDirectory, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    find_checkpoints(run.path)
+    assert caplog.messages == ["left out for lack of a checkpoint: agent 2"]
+    caplog.clear()
+    three = RunDirectory.create(tmp_path, "three", resolve({"train": {"agents": 3}}), mode="lockstep")
+    save(three.agent(1).checkpoints, make_config(), agent_id=1)
+    find_checkpoints(three.path)
+    assert caplog.messages == ["left out for lack of a checkpoint: agent 0, 2"]
+
+
 def test_an_agent_its_checkpoints_and_one_checkpoint_are_found(run: RunDirectory) -> None:
     agent = run.agent(1)
     last = agent.checkpoints / "step-000001000"

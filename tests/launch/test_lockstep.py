@@ -1,3 +1,5 @@
+import io
+import itertools
 import json
 import threading
 from pathlib import Path
@@ -11,7 +13,7 @@ from dase_grpc.errors import CapacityError
 from dase_grpc.launch import lockstep
 from dase_grpc.launch.lockstep import BUFFER_FILE, LockstepRun, open_lockstep, run_lockstep
 from dase_grpc.learning.envs import make_env, schema_of
-from dase_grpc.runs.checkpoint import METADATA_FILE, STATE_FILE, latest
+from dase_grpc.runs.checkpoint import METADATA_FILE, STATE_FILE, checkpoints, latest
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.metrics_log import read_metrics
 
@@ -212,6 +214,34 @@ def test_an_environment_that_raises_shows_its_error_and_everything_is_closed(tmp
         run(tmp_path, config)
     assert "worlds.py" in {entry.path.name for entry in caught.traceback}
     assert [env.closed for env in made] == [1, 1]
+
+
+def test_when_an_agent_fails_every_agent_has_its_checkpoints_until_then(tmp_path):
+    rounds = itertools.count(1)
+
+    def broken():
+        raise RuntimeError("the simulator broke")
+
+    def on_round(opened):
+        if next(rounds) == 25:
+            opened.learners[1].step = broken
+
+    with pytest.raises(RuntimeError, match="the simulator broke"):
+        run(tmp_path, small_config(train__checkpoint_every=10), on_round=on_round)
+    directory = RunDirectory.open(tmp_path / "run")
+    for agent_id in (0, 1):
+        kept = [path.name for path in checkpoints(directory.agent(agent_id).checkpoints)]
+        assert kept == ["step-000000010", "step-000000020"]
+
+
+def test_the_buffer_is_written_as_numpy_writes_it_without_a_copy_of_all(tmp_path):
+    config = small_config(replay__capacity=70, train__steps=50)
+    directory = new_run(tmp_path, config)
+    with open_lockstep(config, directory) as opened:
+        run_lockstep(opened, threading.Event(), lambda: None)
+        stream = io.BytesIO()
+        np.save(stream, opened.store.ring.ordered())
+    assert buffer_bytes(directory) == stream.getvalue()
 
 
 def test_everything_is_closed_once_after_a_good_end(tmp_path, made):

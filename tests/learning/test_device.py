@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from dase_grpc.errors import DeviceError
-from dase_grpc.learning.device import pick_device
+from dase_grpc.learning.device import pick_device, use
 
 
 def test_without_an_index_the_cpu_is_used_whatever_the_machine_has(monkeypatch):
@@ -27,3 +27,11 @@ def test_a_machine_without_a_gpu_is_no_silent_cpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(DeviceError, match="torch finds no CUDA device on this machine; leave --gpu out"):
         pick_device(0)
+
+
+def test_a_gpu_is_made_the_current_one_and_a_cpu_changes_nothing(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    use(torch.device("cpu"))
+    use(torch.device("cuda", 1))
+    assert chosen == [torch.device("cuda", 1)]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import worlds
 
-from dase_grpc.errors import EnvironmentSpecError
+from dase_grpc.errors import DivergedError, EnvironmentSpecError
 from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.learning.evaluation import Evaluation, Evaluator, record_episode
 
@@ -136,6 +136,14 @@ def test_an_infinite_return_gives_no_warning():
     assert math.isnan(result.return_std)
 
 
+def test_rewards_may_be_arrays_of_one():
+    class ArrayReward(worlds.Clock):
+        def reward(self, action):
+            return np.array([1.0])
+
+    assert Maker(ArrayReward).evaluator().evaluate(worlds.ConstantPolicy(0.0)).return_mean == 10
+
+
 def test_environments_are_closed_when_one_of_them_raises():
     maker = Maker(worlds.RaisesAtStep)
     with pytest.raises(RuntimeError, match="broke at step 3"):
@@ -158,7 +166,7 @@ def test_environments_are_closed_when_the_next_cannot_be_made():
 
 
 def test_a_policy_that_gives_no_finite_action_is_an_error_that_says_so():
-    with pytest.raises(FloatingPointError, match="the policy gave actions that are not finite"):
+    with pytest.raises(DivergedError, match="the policy has diverged: its actions are not finite; lower "):
         Maker(worlds.Clock).evaluator().evaluate(worlds.ConstantPolicy(np.nan))
 
 

@@ -3,8 +3,9 @@ import logging
 import numpy as np
 import pytest
 import worlds
+from contracts.sentences import assert_one_sentence
 
-from dase_grpc.errors import EnvironmentSpecError
+from dase_grpc.errors import DivergedError, EnvironmentSpecError
 from dase_grpc.learning.envs import schema_of
 from dase_grpc.learning.exploration import Episode, Explorer
 from dase_grpc.schema import TransitionSchema
@@ -12,7 +13,7 @@ from dase_grpc.schema import TransitionSchema
 POLICY = worlds.ConstantPolicy(0.25)
 
 
-def explorer(env, *, seed=0, agent_id=0, env_seed=100, start_steps=0, noise=0.0, **counts) -> Explorer:
+def explorer(env, *, seed=0, agent_id=0, env_seed=100, start_steps=0, noise=0.0) -> Explorer:
     return Explorer(
         env,
         schema_of(env, "a world"),
@@ -21,7 +22,6 @@ def explorer(env, *, seed=0, agent_id=0, env_seed=100, start_steps=0, noise=0.0,
         env_seed=env_seed,
         start_steps=start_steps,
         noise=noise,
-        **counts,
     )
 
 
@@ -59,8 +59,8 @@ def test_large_policy_versions_keep_their_bit_pattern():
 
 def test_nothing_happens_before_the_first_step():
     env = worlds.Clock()
-    exploring = explorer(env)
-    assert (env.seeds, exploring.steps, exploring.episodes) == ([], 0, 0)
+    explorer(env)
+    assert (env.seeds, env.actions) == ([], [])
 
 
 def test_the_environment_is_seeded_at_the_first_reset_only():
@@ -71,8 +71,8 @@ def test_the_environment_is_seeded_at_the_first_reset_only():
 
 def test_each_step_is_exactly_one_environment_step():
     env = worlds.Clock()
-    exploring, _ = explore(env, 25)
-    assert len(env.actions) == exploring.steps == 25
+    explore(env, 25)
+    assert len(env.actions) == 25
 
 
 def test_the_stored_next_observation_is_the_last_of_the_episode_and_then_a_new_one_begins():
@@ -103,9 +103,8 @@ def test_termination_wins_where_both_flags_are_set():
 
 
 def test_an_ended_episode_is_reported_with_return_and_length():
-    exploring, steps = explore(worlds.Clock(), 20)
+    _, steps = explore(worlds.Clock(), 20)
     assert [step.episode for step in steps] == ([None] * 9 + [Episode(10.0, 10)]) * 2
-    assert exploring.episodes == 2
 
 
 def test_an_episodes_return_is_kept_in_float64():
@@ -182,12 +181,10 @@ def test_the_same_seeds_give_the_same_rows_and_another_seed_gives_others():
 def test_rows_around_a_nan_observation_are_refused_and_nothing_else_is_lost():
     env = worlds.NanAtStep50()
     policy = worlds.ConstantPolicy(0.25)
-    exploring, steps = explore(env, 100, policy)
+    _, steps = explore(env, 100, policy)
     assert [index for index, step in enumerate(steps) if step.row is None] == [49, 50]
     assert [step.reason for step in steps[48:52]] == [None, "observation", "observation", None]
-    assert exploring.refused == {"observation": 2, "reward": 0}
     assert steps[-1].episode == Episode(100.0, 100)
-    assert exploring.steps == 100
 
 
 def test_while_the_observation_is_not_finite_the_action_is_random_and_the_policy_is_not_asked():
@@ -200,17 +197,15 @@ def test_while_the_observation_is_not_finite_the_action_is_random_and_the_policy
 
 
 def test_an_observation_too_large_for_float32_is_refused_without_a_warning():
-    exploring, steps = explore(worlds.HugeObservation(), 10)
+    _, steps = explore(worlds.HugeObservation(), 10)
     assert [step.reason for step in steps if step.reason] == ["observation"] * 2
-    assert exploring.refused == {"observation": 2, "reward": 0}
 
 
 @pytest.mark.parametrize(("world", "at"), [(worlds.HugeReward, 6), (worlds.NanReward, 2)])
 def test_a_reward_that_float32_cannot_hold_is_refused_without_a_warning(world, at):
-    exploring, steps = explore(world(), 10)
+    _, steps = explore(world(), 10)
     assert [index for index, step in enumerate(steps) if step.row is None] == [at]
     assert steps[at].reason == "reward"
-    assert exploring.refused == {"observation": 0, "reward": 1}
 
 
 def test_the_step_that_ends_an_episode_reports_it_even_if_its_row_is_refused():
@@ -226,11 +221,10 @@ def test_the_step_that_ends_an_episode_reports_it_even_if_its_row_is_refused():
 def test_after_a_hundred_refused_rows_in_a_row_the_environment_is_reset_and_that_is_logged_once(caplog):
     env = worlds.AlwaysNan()
     with caplog.at_level(logging.WARNING):
-        exploring, steps = explore(env, 350, agent_id=3)
+        _, steps = explore(env, 350, agent_id=3)
     assert env.seeds == [100, None, None, None]
-    assert exploring.refused == {"observation": 350, "reward": 0}
     assert all(step.row is None and step.episode is None for step in steps)
-    assert exploring.episodes == 0
+    assert {step.reason for step in steps} == {"observation"}
     (record,) = caplog.records
     assert record.getMessage().startswith("agent 3: 100 transitions in a row were not finite")
 
@@ -246,10 +240,12 @@ def test_a_good_row_starts_the_count_of_refused_ones_anew():
 
 
 def test_a_policy_that_gives_no_finite_action_is_an_error_that_says_so():
-    exploring = explorer(worlds.Clock())
+    exploring = explorer(worlds.Clock(), agent_id=3)
+    exploring.step(POLICY, 0)
     for bad in (np.nan, np.inf):
-        with pytest.raises(FloatingPointError, match="the policy gave actions that are not finite"):
+        with pytest.raises(DivergedError) as caught:
             exploring.step(worlds.ConstantPolicy(bad), 0)
+        assert_one_sentence(caught.value, "agent 3 at step 1 ", "lower agent.actor_lr")
 
 
 def test_an_environment_that_breaks_its_own_observation_space_is_refused():
@@ -262,14 +258,30 @@ def test_what_the_environment_raises_surfaces():
         explore(worlds.RaisesAtStep(3), 3)
 
 
-def test_a_resumed_explorer_goes_on_counting_and_is_past_its_random_start():
-    policy = worlds.ConstantPolicy(0.25)
-    exploring, _ = explore(worlds.Clock(), 10, policy, start_steps=20, steps=15, episodes=4)
-    assert (exploring.steps, exploring.episodes) == (25, 5)
-    assert len(policy.asked) == 5
+class GivenReward(worlds.Clock):
+    """Gives one reward of any type."""
+
+    def __init__(self, reward):
+        super().__init__()
+        self._reward = reward
+
+    def reward(self, action):
+        return self._reward
 
 
-def test_closing_closes_the_environment():
-    env = worlds.Clock()
-    explorer(env).close()
-    assert env.closed == 1
+@pytest.mark.parametrize(
+    "reward",
+    [2, np.float32(2), np.array(2.0), np.array([2.0]), np.array([[2]]), [2.0], np.array([2], np.float32)],
+)
+def test_a_reward_may_be_any_single_number_and_an_array_of_one(reward):
+    env = GivenReward(reward)
+    _, steps = explore(env, 10)
+    assert named(env, steps)["reward"].tolist() == [2] * 10
+    assert steps[-1].episode == Episode(20.0, 10)
+
+
+@pytest.mark.parametrize("reward", [np.zeros(2), np.zeros(0), None, "much", [[1], [2, 3]], 10**400])
+def test_a_reward_that_is_not_one_number_is_refused_in_one_sentence(reward):
+    with pytest.raises(EnvironmentSpecError) as refusal:
+        explore(GivenReward(reward), 1)
+    assert_one_sentence(refusal.value, "which is not one number", "correct the environment's step")

@@ -1,4 +1,5 @@
 import json
+import math
 import threading
 from dataclasses import dataclass, field
 from functools import partial
@@ -7,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 import worlds
+from contracts.sentences import assert_one_sentence
 from worlds import PointGoal
 
 from dase_grpc.config import RunConfig, resolve
+from dase_grpc.errors import DivergedError
 from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.learning.evaluation import Evaluator
 from dase_grpc.learning.exploration import Explorer
@@ -261,6 +264,14 @@ def test_the_final_checkpoint_holds_the_state_after_the_last_update_and_the_late
     assert scores == {"evaluation": bench.journal.evaluations[-1]["return_mean"]}
 
 
+def test_between_checkpoints_lie_checkpoint_every_steps_and_the_last_is_not_kept_twice():
+    bench = Bench(train__steps=6, train__checkpoint_every=2, eval__every=2)
+    bench.train()
+    kept = [(step, int(tensors["updates"])) for step, tensors, _ in bench.journal.checkpoints]
+    assert kept == [(2, 1), (4, 3), (6, 5)]
+    assert bench.journal.checkpoints[0][2] == {"evaluation": bench.journal.evaluations[0]["return_mean"]}
+
+
 def test_exploration_is_recorded_with_the_version_of_the_policy_that_acted():
     bench = Bench()
     bench.train()
@@ -413,6 +424,44 @@ def test_what_the_environment_raises_is_raised_and_no_checkpoint_pretends_that_a
     assert bench.journal.checkpoints == []
 
 
+def test_an_agent_that_fails_keeps_its_checkpoints_until_then():
+    bench = Bench(worlds.RaisesAtStep(at=5), train__checkpoint_every=2)
+    bench.make_evaluated = worlds.Clock
+    with pytest.raises(RuntimeError, match="broke at step 5"):
+        bench.train()
+    assert [step for step, _, _ in bench.journal.checkpoints] == [2, 4]
+
+
+def test_a_critic_loss_that_is_not_finite_ends_training_in_one_sentence():
+    bench = Bench(train__steps=DIAGNOSE_EVERY + 10)
+    bench.agent.losses["critic_loss"] = float("nan")
+    with pytest.raises(DivergedError) as caught:
+        bench.train()
+    assert_one_sentence(
+        caught.value,
+        f"agent {OWN} at step {DIAGNOSE_EVERY + 1} has diverged",
+        "its critic loss is nan",
+        "lower agent.actor_lr or agent.critic_lr, or scale the reward",
+        "the last checkpoint is kept",
+    )
+    assert bench.journal.checkpoints == []
+
+
+def test_no_checkpoint_makes_room_for_one_of_an_agent_that_has_diverged():
+    bench = Bench(train__checkpoint_every=4)
+    bench.agent.state_dict = lambda: {"critic.0.weight": torch.tensor([0.0, math.inf])}
+    with pytest.raises(DivergedError, match=r"agent 0 at step 4 has diverged: critic\.0\.weight is not"):
+        bench.train()
+    assert bench.journal.checkpoints == []
+
+
+def test_a_policy_that_diverges_is_named_by_the_evaluation_that_notices():
+    bench = Bench()
+    bench.agent.act = lambda observation: np.full((len(observation), 1), np.nan, np.float32)
+    with pytest.raises(DivergedError, match="agent 0 at step 0 has diverged: its actions are not finite"):
+        bench.train()
+
+
 def test_the_environment_stays_open_for_its_maker_to_close():
     env = worlds.Clock()
     bench = Bench(env)
@@ -428,12 +477,12 @@ def test_the_environment_stays_open_for_its_maker_to_close():
 @pytest.mark.parametrize("steps", [1, DIAGNOSE_EVERY + 2])
 def test_a_record_has_every_key_and_no_number_that_json_cannot_hold(collectors, steps):
     bench = Bench(collectors=collectors, train__steps=steps)
-    bench.agent.losses["critic_loss"] = float("nan")
+    bench.agent.losses["q_mean"] = float("nan")
     bench.train()
     (record,) = bench.journal.records
     assert set(record) == RECORD_KEYS
     assert json.loads(json.dumps(record, allow_nan=False)) == record
-    assert record["critic_loss"] is None
+    assert record["q_mean"] is None
 
 
 def test_records_cover_the_time_since_the_one_before():
@@ -449,6 +498,12 @@ def test_records_cover_the_time_since_the_one_before():
     assert second["buffer_size"] == 1_000
 
 
+def test_the_size_of_the_buffer_is_not_known_before_the_first_batch():
+    bench = Bench(train__steps=6, train__log_every=3, agent__start_steps=5)
+    bench.train()
+    assert [record["buffer_size"] for record in bench.journal.records] == [None, 1_000]
+
+
 def test_losses_and_similarity_are_looked_at_every_fiftieth_update():
     bench = Bench(collectors=[0, 0, 1, 1, 1, 2, 2, 2], agents=4, train__steps=DIAGNOSE_EVERY + 1)
     learner = bench.train()
@@ -460,6 +515,19 @@ def test_losses_and_similarity_are_looked_at_every_fiftieth_update():
     assert 0 < record["similarity_weight"] < 1
     assert 0 < record["external_share"] < 1
     assert set(learner.progress.similarity) == {0, 1, 2}
+
+
+def test_progress_and_metrics_show_the_weight_that_all_external_rows_have_together():
+    bench = Bench(collectors=[0, 0, 1, 1, 1, 2, 2, 2], agents=3, train__steps=DIAGNOSE_EVERY + 1)
+    learner = bench.train()
+    weight = float(bench.agent.weights[-1][-1])
+    assert learner.progress.similarity_weight == pytest.approx(weight)
+    assert bench.metric("similarity_pooled_weight_ratio") == pytest.approx(weight)
+    assert weight not in [pytest.approx(learner.progress.similarity[source]) for source in (1, 2)]
+
+
+def test_a_lone_agent_has_no_similarity_weight():
+    assert Bench(agents=1, train__steps=DIAGNOSE_EVERY + 1).train().progress.similarity_weight is None
 
 
 def test_the_policy_lag_is_the_mean_age_in_updates_of_the_own_rows():

@@ -83,6 +83,13 @@ def test_a_diagnosis_names_the_agents_in_the_batch_only():
     assert set(seen.terms) == {"covariance", "mean"}
 
 
+def test_a_diagnosis_leaves_out_agents_whose_similarity_cannot_be_measured():
+    weighed = weighing(0, 1, 2, 2, 2)
+    seen = Diagnosis.read({}, weighed, sources(0, 1, 2, 2, 2))
+    assert set(seen.similarity) == {0, 2}
+    assert seen.similarity_weight == pytest.approx(float(weighed.similarity))
+
+
 def test_the_external_share_is_the_part_of_the_loss_weights_that_others_have():
     weighed = weighing(0, 1, 1, 1)
     seen = Diagnosis.read({}, weighed, sources(0, 1, 1, 1))

@@ -81,6 +81,14 @@ async def until_trained(
             await asyncio.sleep(0.01)
 
 
+async def until_stored(address: Address, transitions: int) -> None:
+    """Waits until the buffer holds as many."""
+    async with open_channel(address) as channel, asyncio.timeout(20):
+        client = ClusterClient(channel, str(address))
+        while (await client.status()).buffer.size < transitions:  # noqa: ASYNC110 - another node's state
+            await asyncio.sleep(0.01)
+
+
 def checkpoint_step(run_dir: Path, agent_id: int = 0) -> int:
     """The step of an agent's latest checkpoint, which must be readable."""
     latest = checkpoint.latest(run_dir / "agents" / str(agent_id) / "checkpoints")

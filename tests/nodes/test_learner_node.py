@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import grpc
 import numpy as np
 import pytest
 from nodes.learning_cases import (
@@ -12,7 +14,7 @@ from nodes.learning_cases import (
     compute_threads,
     learner_options,
     learning,
-    status_of,
+    until_stored,
     until_trained,
 )
 from nodes.running import replay_node
@@ -34,6 +36,7 @@ from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.nodes.learner import run_learner
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.wire.cluster import ClusterServicer
 from dase_grpc.wire.replay import ReplayServicer
 from dase_grpc.wire.replay_client import WINDOW_ROWS
 from dase_grpc.wire.transport import Address
@@ -41,7 +44,8 @@ from dase_grpc.wire.v1 import replay_pb2
 
 
 @pytest.fixture(autouse=True)
-def no_compute_thread_is_left():
+def no_compute_thread_is_left(monkeypatch):
+    monkeypatch.setattr("dase_grpc.nodes.learner.HEARTBEAT_S", 0.05)
     yield
     assert compute_threads() == []
 
@@ -147,8 +151,7 @@ async def test_a_wait_is_shown_in_the_status(tmp_path, monkeypatch):
     async with serving(min_size=50) as service:
         options = learner_options(service.address, tmp_path / "run", train__agents=3, replay__min_size=50)
         async with learning(options):
-            await eventually(lambda: any("waiting" in state for state in states(service)))
-            assert "waiting: 30 more transitions (20 of 50)" in states(service)
+            await eventually(lambda: "waiting: 30 more transitions (20 of 50)" in states(service))
 
 
 def states(service):
@@ -173,8 +176,7 @@ async def test_a_replay_that_shuts_down_ends_a_learner_that_waits_for_transition
     async with replay_node(min_size=50) as replay:
         options = learner_options(replay.address, tmp_path / "run", train__agents=3, replay__min_size=50)
         async with learning(options) as (task, _):
-            while (await status_of(replay.address)).buffer.size < 20:
-                await asyncio.sleep(0.01)
+            await until_stored(replay.address, 20)
             await replay.end()
             with pytest.raises((DrainingError, UnreachableError)):
                 await promptly(task)
@@ -214,13 +216,14 @@ async def test_what_the_environment_raises_is_raised_and_the_lease_is_given_back
         await train(options)
     assert any(entry.name == "reward" for entry in caught.traceback)
     agent = (await service.client.status()).agents[0]
-    assert (agent.lease, agent.reason) == ("left", "failed")
+    assert agent.lease == "left"
+    assert agent.reason == "failed: RuntimeError: the simulator broke at step 7"
 
 
 async def test_an_environment_that_breaks_its_own_space_is_a_usage_error(service, tmp_path):
     with pytest.raises(EnvironmentSpecError, match="shape"):
         await train(learner_options(service.address, tmp_path / "run", env__id="worlds:WrongShape"))
-    assert (await service.client.status()).agents[0].reason == "failed"
+    assert (await service.client.status()).agents[0].reason.startswith("failed: the environment returned")
 
 
 async def test_transitions_that_are_not_finite_are_left_out_and_training_goes_on(service, tmp_path):
@@ -232,13 +235,11 @@ async def test_transitions_that_are_not_finite_are_left_out_and_training_goes_on
     assert (await service.client.status()).agents[0].reason == "finished after 120 steps"
 
 
-async def test_a_replay_that_never_answers_is_given_up_after_the_connect_timeout(
-    tmp_path, caplog, monkeypatch
-):
+async def test_a_replay_that_never_answers_is_given_up_in_time(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("dase_grpc.nodes.learner.SAY_UNREACHABLE_AFTER_S", 0.05)
     caplog.set_level(logging.INFO, "dase")
     nobody = Address("127.0.0.1", 1)
-    with pytest.raises(UnreachableError, match="127.0.0.1:1 does not answer"):
+    with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:1 does not answer"):
         await train(learner_options(nobody, tmp_path / "run", connect_timeout_s=0.3))
     assert caplog.text.count("waiting for the replay service at 127.0.0.1:1") == 1
     assert not (tmp_path / "run").exists()
@@ -327,6 +328,55 @@ async def test_a_device_that_is_not_there_is_refused_before_anything_is_joined(s
     assert not service.run.opened
 
 
+class Hiccup(ClusterServicer):
+    """Fails heartbeats while `failing`, as if they were lost."""
+
+    failing = False
+    failed = 0
+
+    async def Heartbeat(self, request, context):
+        if self.failing:
+            self.failed += 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "a hiccup")
+        return await super().Heartbeat(request, context)
+
+
+@asynccontextmanager
+async def hiccuping(ttl_s):
+    """A service whose heartbeats can fail while its streams go on, and its address."""
+    async with serving(ttl_s=ttl_s) as service:
+        cluster = Hiccup(service.run, clock=service.clock, on_event=service.events.append)
+        async with listening(service.replay, cluster) as (_, address):
+            yield cluster, address
+            service.replay.drain()
+
+
+async def test_heartbeats_that_fail_for_less_than_the_lease_are_ridden_out(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "dase")
+    async with hiccuping(ttl_s=60) as (cluster, address):
+        options = learner_options(address, tmp_path / "run", train__steps=FOREVER, eval__every=10_000)
+        async with learning(options) as (task, stop):
+            progress = await until_trained(address, task=task)
+            cluster.failing = True
+            await eventually(lambda: cluster.failed > 3)
+            cluster.failing = False
+            await until_trained(address, updates=progress.updates + 20, task=task)
+            stop.set()
+            await promptly(task)
+    assert "a heartbeat failed, trying on" in caplog.text
+
+
+async def test_heartbeats_that_fail_for_as_long_as_the_lease_lives_end_the_learner(tmp_path):
+    async with hiccuping(ttl_s=0.3) as (cluster, address):
+        options = learner_options(address, tmp_path / "run", train__steps=FOREVER, eval__every=10_000)
+        async with learning(options) as (task, _):
+            await until_trained(address, task=task)
+            cluster.failing = True
+            with pytest.raises(UnreachableError, match="a hiccup"):
+                await promptly(task)
+    assert checkpoint_step(tmp_path / "run") > 20
+
+
 class Motionless(ReplayServicer):
     """Opens Insert streams and reads nothing from them."""
 
@@ -359,7 +409,7 @@ async def test_a_learner_whose_rows_nobody_takes_is_ended_by_a_limit(tmp_path, m
                 await service.round_trips()
                 stop.set()
                 with pytest.raises(
-                    UnreachableError, match="has not acknowledged [0-9]+ transitions within 0.2 s"
+                    UnreachableError, match=r"has not acknowledged \d+ transitions within 0\.2 s"
                 ):
                     await promptly(task)
     assert checkpoint_step(tmp_path / "run") > 0
@@ -367,3 +417,21 @@ async def test_a_learner_whose_rows_nobody_takes_is_ended_by_a_limit(tmp_path, m
 
 def step_of(service):
     return max((lease.progress.step for lease in service.run.leases.all()), default=0)
+
+
+async def test_the_recorded_configuration_says_what_the_replay_really_holds(service, tmp_path):
+    options = learner_options(service.address, tmp_path / "run", replay__capacity=777_777)
+    await train(replace(options, command=("dase", "node")))
+    run = RunDirectory.open(tmp_path / "run")
+    assert run.config.replay.capacity == service.run.store.ring.capacity
+    assert run.config.replay.min_size == service.run.min_size
+    assert run.run["command"] == "dase node"
+
+
+async def test_a_run_id_that_leads_out_of_the_folder_of_runs_is_refused(service, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    service.run.run_id = "../elsewhere"
+    options = replace(learner_options(service.address, tmp_path / "run"), run_dir=None)
+    with pytest.raises(RunDirectoryError, match="cannot name a folder"):
+        await train(options)
+    assert list(tmp_path.parent.glob("elsewhere")) == []

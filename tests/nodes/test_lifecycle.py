@@ -166,12 +166,19 @@ def test_a_node_whose_leash_is_let_go_stops_and_exits_0():
     assert "the launcher is gone: stopping" in log
 
 
+def test_a_node_that_ends_by_itself_does_not_say_that_its_launcher_is_gone():
+    with node("async def main(stop): print('done', flush=True)", leash=True) as process:
+        process.wait(timeout=20)  # before anybody lets go of the leash
+        assert end_of(process) == (0, "done\n", "")
+
+
 def test_what_is_written_into_a_leash_does_not_stop_the_node():
     with node(leash=True) as process:
         ready(process)
         process.stdin.write("hello\n" * 100)
         process.stdin.flush()
         process.send_signal(signal.SIGTERM)
+        process.wait(timeout=20)  # before anybody lets go of the leash
         returned, _, log = end_of(process)
     assert returned == 0
     assert "launcher is gone" not in log

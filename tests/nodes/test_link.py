@@ -198,14 +198,18 @@ async def test_a_lost_lease_reaches_the_callers_of_both_streams(service):
     await on_thread(link.next)
     await service.client.leave(target.member, reason="test")
     await store_all(link, rows_of(1, 1))
-    asking = asyncio.ensure_future(asyncio.to_thread(lambda: [link.next() for _ in range(10)]))
-    for stream in (inserting, fetching):
-        with pytest.raises(ExceptionGroup) as caught:
-            await promptly(stream)
-        assert caught.group_contains(StaleLeaseError)
-    link.close()
-    with pytest.raises(Halted):
-        await promptly(asking)
+    taking = asyncio.gather(
+        asyncio.to_thread(lambda: [link.next() for _ in range(10)]), return_exceptions=True
+    )
+    try:
+        for stream in (inserting, fetching):
+            with pytest.raises(ExceptionGroup) as caught:
+                await promptly(stream)
+            assert caught.group_contains(StaleLeaseError)
+    finally:
+        link.close()
+        (outcome,) = await promptly(taking)
+    assert isinstance(outcome, Halted)
 
 
 async def test_a_draining_replay_reaches_the_callers_of_both_streams():

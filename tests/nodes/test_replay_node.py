@@ -107,7 +107,8 @@ async def test_a_sampler_that_waits_for_transitions_ends_at_once_with_draining()
             await batch
 
 
-async def test_a_sampler_that_reads_nothing_does_not_keep_the_node(replay):
+async def test_a_sampler_that_reads_nothing_does_not_keep_the_node(replay, monkeypatch):
+    monkeypatch.setattr("dase_grpc.nodes.replay.GRACE_S", 0.5)
     async with joined(replay.address, schema=WIDE) as target:
         await insert(target, rows_of(1, 20, schema=WIDE))
         sampler = await Sampler(target, batch_size=200).open(credits=1_000)
@@ -198,7 +199,7 @@ async def test_a_draining_node_refuses_to_be_joined():
         await client.status()
         replay.stop.set()
         with pytest.raises((DrainingError, UnreachableError)):
-            await client.join(node_name="late", schema=SCHEMA, agent_id=0, timeout_s=1.0)
+            await client.join(node_name="late", schema=SCHEMA, agent_id=0, timeout_s=0.2)
 
 
 async def test_a_port_in_use_is_an_address_error_and_leaves_the_first_node_alone(replay):
@@ -215,9 +216,11 @@ async def test_listening_beyond_loopback_needs_insecure():
         await run_replay(
             ReplayOptions("r", everywhere, 10, 1), asyncio.Event(), lambda address: pytest.fail(str(address))
         )
-    async with replay_node(listen=everywhere, insecure=True) as replay:
-        async with open_channel(Address("127.0.0.1", replay.address.port)) as channel:
-            assert await health_of(channel) == Health.SERVING
+    async with (
+        replay_node(listen=everywhere, insecure=True) as replay,
+        open_channel(Address("127.0.0.1", replay.address.port)) as channel,
+    ):
+        assert await health_of(channel) == Health.SERVING
 
 
 async def test_a_metrics_port_in_use_is_an_address_error_and_frees_the_nodes_own_port():
@@ -234,7 +237,7 @@ async def test_a_metrics_port_in_use_is_an_address_error_and_frees_the_nodes_own
         pass
 
 
-async def test_the_metrics_endpoint_counts_what_was_inserted_and_sampled(replay):
+async def test_the_metrics_endpoint_counts_what_was_inserted_and_sampled():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -257,36 +260,50 @@ async def test_a_lease_that_ends_in_silence_is_said_in_the_log(caplog, monkeypat
     assert caplog.text.count("was silent") == 1
 
 
+async def test_metrics_beyond_loopback_need_insecure():
+    with pytest.raises(AddressError, match="--insecure"):
+        async with replay_node(metrics_host="0.0.0.0", metrics_port=1):
+            pass
+
+
+def parsed(**changes):
+    """Options read from the texts of a command line."""
+    texts = {
+        "run_id": None,
+        "listen": "127.0.0.1:0",
+        "capacity": "1GB",
+        "min_size": 3,
+        "seed": 4,
+        "metrics_port": 5,
+        "metrics_host": "127.0.0.1",
+        "insecure": True,
+    }
+    return ReplayOptions.parse(**{**texts, **changes})
+
+
 @pytest.mark.parametrize("capacity", ["0", "-5", "x", "", "0kB"])
 def test_an_unreadable_capacity_is_a_config_error(capacity):
     with pytest.raises(ConfigError, match="--capacity"):
-        ReplayOptions.parse(
-            run_id=None,
-            listen="127.0.0.1:0",
-            capacity=capacity,
-            min_size=1,
-            seed=0,
-            metrics_port=0,
-            insecure=False,
-        )
+        parsed(capacity=capacity)
+
+
+def test_a_minimum_beyond_the_capacity_is_a_config_error():
+    with pytest.raises(ConfigError, match="--min-size 21 exceeds --capacity 20"):
+        parsed(capacity="20", min_size=21)
+    assert parsed(capacity="20", min_size=20).min_size == 20
+
+
+@pytest.mark.parametrize("run_id", [".", "..", "a/b", "/", "a\nb"])
+def test_a_run_that_cannot_name_a_folder_is_a_config_error(run_id):
+    with pytest.raises(ConfigError, match="--run-id"):
+        parsed(run_id=run_id)
 
 
 def test_a_run_that_is_not_named_gets_a_name_of_its_own():
-    parsed = [
-        ReplayOptions.parse(
-            run_id=None,
-            listen="127.0.0.1:0",
-            capacity="1GB",
-            min_size=3,
-            seed=4,
-            metrics_port=5,
-            insecure=True,
-        )
-        for _ in range(2)
-    ]
-    assert parsed[0].run_id != parsed[1].run_id
-    assert parsed[0] == ReplayOptions(
-        parsed[0].run_id, OPTIONS.listen, "1GB", 3, seed=4, metrics_port=5, insecure=True
+    first, second = parsed(), parsed()
+    assert first.run_id != second.run_id
+    assert first == ReplayOptions(
+        first.run_id, OPTIONS.listen, "1GB", 3, seed=4, metrics_port=5, insecure=True
     )
 
 
@@ -314,3 +331,14 @@ def scrape(port):
     with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
         connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
         return b"".join(iter(lambda: connection.recv(65_536), b"")).decode()
+
+
+@pytest.mark.parametrize("run_id", ["../x", "/tmp/x", "..", "a/b", "a\nb"])
+def test_a_run_id_that_is_no_folder_name_is_refused(run_id):
+    with pytest.raises(ConfigError, match="plain folder name"):
+        parsed(run_id=run_id)
+
+
+def test_a_minimum_that_the_capacity_cannot_hold_is_refused():
+    with pytest.raises(ConfigError, match="--min-size 10 exceeds --capacity 5"):
+        parsed(capacity="5", min_size=10)

@@ -54,6 +54,7 @@ def fill(agent: AgentDirectory, *, evaluations: int, records: int, agents: int =
                 "q_mean": 3.0,
                 "buffer_size": index * 1000 * agents,
                 "similarity": {str(source): 10.0 ** -(source + 1) for source in range(agents)},
+                "similarity_weight": 1e-3,
                 "divergence_covariance": 5.0,
                 "divergence_mean": 0.0,
             }
@@ -89,6 +90,8 @@ def test_a_full_run_shows_curves_scores_similarity_and_throughput(tmp_path: Path
         "combination",
         "a comparison, not a target",
         "from agent 1",
+        "weight used",
+        "a diagnostic that weighs nothing",
         "λ = 0.01",
         "updates per second",
         "capacity = 100000",

@@ -19,9 +19,9 @@ def stored(store: ReplayStore) -> list[int]:
 
 
 def test_a_writer_begins_with_number_one(store):
-    assert store.committed("w") == 0
+    assert store.committed("w", agent_id=0) == 0
     assert store.append("w", 1, rows_of([1, 2], 3), agent_id=3) == 0
-    assert store.committed("w") == 2
+    assert store.committed("w", agent_id=3) == 2
     assert stored(store) == [1, 2]
     assert store.traffic.inserted == {3: 2}
 
@@ -31,7 +31,7 @@ def test_rows_already_committed_are_skipped(store, first, serials):
     store.append("w", 1, rows_of([1, 2, 3], 0), agent_id=0)
     store.append("w", first, rows_of(serials, 0), agent_id=0)
     assert stored(store) == [1, 2, 3]
-    assert store.committed("w") == 3
+    assert store.committed("w", agent_id=0) == 3
     assert store.traffic.inserted == {0: 3}
 
 
@@ -39,7 +39,7 @@ def test_a_resend_that_goes_further_adds_only_what_is_new(store):
     store.append("w", 1, rows_of([1, 2, 3], 0), agent_id=0)
     store.append("w", 2, rows_of([2, 3, 4, 5], 0), agent_id=0)
     assert stored(store) == [1, 2, 3, 4, 5]
-    assert store.committed("w") == 5
+    assert store.committed("w", agent_id=0) == 5
 
 
 def test_a_sequence_gap_is_refused_and_names_the_expected_number(store):
@@ -54,7 +54,7 @@ def test_rows_are_numbered_from_one(store):
     with pytest.raises(MalformedError, match="row 0") as refusal:
         store.append("w", 0, rows_of([0], 0), agent_id=0)
     assert_one_sentence(refusal.value)
-    assert store.committed("w") == 0
+    assert store.committed("w", agent_id=0) == 0
 
 
 def test_writers_have_their_own_numbers_and_share_one_queue(store):
@@ -62,7 +62,7 @@ def test_writers_have_their_own_numbers_and_share_one_queue(store):
     store.append("b", 1, rows_of([101], 1), agent_id=1)
     store.append("a", 2, rows_of([2], 0), agent_id=0)
     assert stored(store) == [1, 101, 2]
-    assert (store.committed("a"), store.committed("b")) == (2, 1)
+    assert (store.committed("a", agent_id=0), store.committed("b", agent_id=1)) == (2, 1)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -72,7 +72,7 @@ def test_a_row_that_is_not_finite_is_refused_by_itself_and_its_number_is_used_up
     rows[1, SCHEMA.columns[column]] = bad
     assert store.append("w", 1, rows, agent_id=0) == 1
     assert stored(store) == [1, 3]
-    assert store.committed("w") == 3
+    assert store.committed("w", agent_id=0) == 3
     assert store.append("w", 1, rows, agent_id=0) == 0  # a resend is not counted twice
     assert store.traffic.refused == {(0, "not_finite"): 1}
     assert store.traffic.inserted == {0: 2}
@@ -92,7 +92,7 @@ def test_rows_of_another_agent_are_refused_and_nothing_is_stored(store):
         store.append("w", 1, rows, agent_id=0)
     assert_one_sentence(refusal.value, "'w'", "0")
     assert len(store.ring) == 0
-    assert store.committed("w") == 0
+    assert store.committed("w", agent_id=0) == 0
     assert not store.traffic.inserted
     assert not store.traffic.refused
 
@@ -104,7 +104,7 @@ def test_rows_that_the_ring_refuses_leave_no_trace(store, rows, agent_id):
     rows[0, 0] = np.nan
     with pytest.raises(MalformedError):
         store.append("w", 1, rows, agent_id=agent_id)
-    assert store.committed("w") == 0
+    assert store.committed("w", agent_id=agent_id) == 0
     assert not store.traffic.inserted
     assert not store.traffic.refused
 
@@ -117,6 +117,15 @@ def test_a_full_table_takes_no_new_writer_but_serves_the_old_ones(store):
     assert_one_sentence(refusal.value, "'c'", "2 writers")
     store.append("b", 2, rows_of([4], 0), agent_id=0)
     assert stored(store) == [1, 2, 4]
+
+
+def test_two_agents_may_have_a_writer_of_the_same_name_and_neither_loses_a_row(store):
+    assert store.append("actor", 1, rows_of([1, 2], 0), agent_id=0) == 0
+    assert store.append("actor", 1, rows_of([101], 1), agent_id=1) == 0
+    assert stored(store) == [1, 2, 101]
+    assert [store.committed("actor", agent_id=agent_id) for agent_id in (0, 1)] == [2, 1]
+    with pytest.raises(TooManyWritersError):
+        store.append("actor", 1, rows_of([201], 2), agent_id=2)
 
 
 def test_evictions_are_counted_by_the_agent_whose_transitions_left(store):
@@ -132,4 +141,5 @@ def test_sampling_counts_who_drew_whose_transitions(store):
     drawn = store.sample(100, np.random.default_rng(0), agent_id=7)
     own = np.count_nonzero(SCHEMA.agent_ids(drawn) == 7)
     assert store.traffic.sampled == {(7, 0): 100 - own, (7, 7): own}
+    assert store.traffic.sampled_total == 100
     assert store.schema is SCHEMA

@@ -88,13 +88,20 @@ class Writers(RuleBasedStateMachine):
     @invariant()
     def each_transition_is_stored_exactly_once_and_in_order(self) -> None:
         assert serials_of(self.store.ring.ordered()) == [serial for serial, _ in self.present]
-        assert {writer: self.store.committed(writer) for writer in WRITERS} == self.committed
+        assert {
+            writer: self.store.committed(writer, agent_id=AGENT[writer]) for writer in WRITERS
+        } == self.committed
 
     @invariant()
     def the_counters_are_right(self) -> None:
         traffic, present = self.store.traffic, Counter(agent for _, agent in self.present)
         assert traffic.inserted == self.inserted
         assert traffic.refused == self.refused
+        assert (traffic.inserted_total, traffic.refused_total) == (
+            self.inserted.total(),
+            self.refused.total(),
+        )
+        assert traffic.sampled_total == traffic.sampled.total() == self.drawn.total()
         assert traffic.evicted == dict(self.inserted - present)
         assert self.store.ring.size_by_agent == dict(present)
         for agent in (0, 1):

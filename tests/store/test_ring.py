@@ -44,6 +44,14 @@ def test_a_ring_of_one_transition_holds_the_latest():
     assert serials_of(ring.sample(3, np.random.default_rng(0))) == [6, 6, 6]
 
 
+@pytest.mark.parametrize("appended", [0, 2, 4, 7])
+def test_slices_are_the_transitions_in_order_without_a_copy(appended):
+    ring = full_ring(capacity=4, appended=appended)
+    older, newer = ring.slices()
+    assert [*serials_of(older), *serials_of(newer)] == serials_of(ring.ordered())
+    assert older.base is newer.base is not None
+
+
 def test_what_is_appended_and_what_is_handed_out_are_copies():
     ring = RingBuffer(SCHEMA, 4)
     rows = rows_of(range(4), 0)

@@ -19,8 +19,10 @@ from dase_grpc.errors import (
     UnreachableError,
 )
 from dase_grpc.progress import Progress
+from dase_grpc.store.ring import MAX_AGENT_ID
 from dase_grpc.wire.cluster import ClusterClient, Membership
 from dase_grpc.wire.messages import (
+    MAX_ENVIRONMENT,
     progress_from_proto,
     progress_to_proto,
     schema_from_proto,
@@ -39,6 +41,7 @@ FULL = Progress(
     evaluation_return=3.5,
     similarity={0: 0.25, 7: 1.0},
     state="training",
+    similarity_weight=0.0,
 )
 
 
@@ -122,7 +125,7 @@ async def test_a_join_without_a_schema_is_refused(service):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub.Join(cluster_pb2.JoinRequest(node_name="n"))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "no environment" in caught.value.details()
+    assert "names its environment" in caught.value.details()
 
 
 async def test_an_impossible_schema_is_refused_naming_the_dimension(service):
@@ -175,6 +178,20 @@ async def test_status_shows_leases_progress_and_the_buffer(service):
     assert progress_from_proto(status.agents[0].progress) == FULL
 
 
+async def test_an_environment_with_an_endless_name_is_refused(service):
+    longest = replace(SCHEMA, environment=MAX_ENVIRONMENT * "e")
+    with pytest.raises(MalformedError, match=f"1 to {MAX_ENVIRONMENT} characters, not {MAX_ENVIRONMENT + 1}"):
+        await service.join(0, schema=replace(longest, environment=longest.environment + "e"))
+    await service.join(0, schema=longest)
+
+
+async def test_similarity_of_agents_that_cannot_exist_is_dropped(service):
+    member = await service.join(0)
+    await service.client.heartbeat(member, Progress(similarity={1: 0.5, MAX_AGENT_ID: 0.25, 4_000_000: 1.0}))
+    shown = progress_from_proto((await service.client.status()).agents[0].progress)
+    assert shown.similarity == {1: 0.5, MAX_AGENT_ID: 0.25}
+
+
 @pytest.mark.parametrize(
     "progress",
     [Progress(), FULL, Progress(episode_return=0.0, evaluation_return=0.0, state="waiting: x")],
@@ -192,6 +209,7 @@ def test_numbers_that_are_not_finite_are_left_out_of_progress():
         first_evaluation_return=math.inf,
         evaluation_return=-math.inf,
         similarity={0: math.nan, 1: 0.5},
+        similarity_weight=math.nan,
     )
     assert progress_from_proto(progress_to_proto(strange)) == replace(
         FULL,
@@ -200,6 +218,7 @@ def test_numbers_that_are_not_finite_are_left_out_of_progress():
         first_evaluation_return=None,
         evaluation_return=None,
         similarity={1: 0.5},
+        similarity_weight=None,
     )
 
 
@@ -233,3 +252,11 @@ async def test_a_heartbeat_to_nobody_fails_at_once():
     async with open_channel(address) as channel:
         with pytest.raises(UnreachableError, match="UNAVAILABLE"):
             await ClusterClient(channel, str(address)).heartbeat(member, Progress())
+
+
+async def test_texts_from_the_network_are_kept_short_and_on_one_line(service):
+    await service.client.join(node_name="a\nb" + "x" * 10_000, schema=SCHEMA, agent_id=0)
+    (agent,) = (await service.client.status()).agents
+    assert agent.node_name.startswith("a bxxx")
+    assert len(agent.node_name) == 200
+    assert all("\n" not in event for event in service.events)

@@ -77,6 +77,14 @@ async def test_writers_have_numbers_of_their_own(service):
     assert second.acknowledged_seq == 3
 
 
+async def test_writers_of_two_agents_may_have_the_same_name(service):
+    for agent_id in (0, 1):
+        inserter = Inserter(await service.target(agent_id), writer_id="w")
+        await insert(inserter, rows_of(1, 3, agent_id))
+        assert inserter.acknowledged_seq == 3
+    assert [service.stored(agent_id=agent_id) for agent_id in (0, 1)] == [[1, 2, 3], [1, 2, 3]]
+
+
 async def test_rows_that_are_sent_again_after_a_reconnect_are_stored_once(service):
     target = await service.target()
     lost = service.stub.Insert()

@@ -21,6 +21,7 @@ from wire.services import (
 
 from dase_grpc import seeding
 from dase_grpc.errors import (
+    DaseError,
     MalformedError,
     NotJoinedError,
     RunMismatchError,
@@ -342,3 +343,51 @@ async def test_describe_says_what_a_client_needs_before_it_joins(service):
     assert known.buffer == replay_pb2.BufferState(
         capacity=1_000, size=3, min_size=1, inserted_total=3, size_by_agent={0: 3}
     )
+
+
+class FramesOf:
+    """A stream whose frames a test has written."""
+
+    def __init__(self, *frames: replay_pb2.SampleFrame) -> None:
+        self.frames = [replay_pb2.SampleResponse(frame=frame) for frame in frames]
+
+    async def read(self) -> replay_pb2.SampleResponse:
+        return self.frames.pop(0)
+
+    async def write(self, message: object) -> None:
+        return
+
+
+def sampler_of(*frames: replay_pb2.SampleFrame) -> Sampler:
+    member = Membership("run", 0, 1, ttl_s=1.0, capacity=10, min_size=1)
+    sampler = Sampler(StreamTarget(None, "somewhere", member, SCHEMA), batch_size=2)
+    sampler._stream = FramesOf(*frames)
+    return sampler
+
+
+BATCH = bytes(2 * SCHEMA.row_bytes)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [replay_pb2.SampleFrame(rows=BATCH[:-4], last=True)],
+        [replay_pb2.SampleFrame(rows=BATCH + b"more", last=True)],
+        [replay_pb2.SampleFrame(rows=BATCH), replay_pb2.SampleFrame(rows=BATCH)],
+    ],
+    ids=["too short", "too long", "without end"],
+)
+async def test_a_batch_of_another_size_than_asked_for_is_an_error(frames):
+    sampler = sampler_of(*frames)
+    await sampler.grant(5)
+    with pytest.raises(DaseError, match="not asked for"):
+        await sampler.next()
+
+
+async def test_a_batch_beyond_the_credits_is_an_error():
+    frame = replay_pb2.SampleFrame(rows=BATCH, last=True)
+    sampler = sampler_of(frame, frame)
+    await sampler.grant(1)
+    await sampler.next()
+    with pytest.raises(DaseError, match="not asked for"):
+        await sampler.next()

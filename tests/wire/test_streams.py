@@ -1,11 +1,20 @@
 """ClientStream: however a stream ends, and whenever, its client learns why."""
 
 import asyncio
+import gc
 from collections import Counter
 
 import grpc
 import pytest
-from wire.services import eventually, listening, promptly, rows_of, serving
+from wire.services import (
+    eventually,
+    insert_header,
+    listening,
+    promptly,
+    rows_of,
+    sample_header,
+    serving,
+)
 
 from dase_grpc.errors import DrainingError, StaleLeaseError, UnreachableError
 from dase_grpc.wire.replay_client import Inserter, Sampler
@@ -227,3 +236,16 @@ async def test_draining_under_a_writing_inserter_is_told_as_such():
         service.replay.drain()
         errors = await promptly(asyncio.gather(receiving, writing, return_exceptions=True))
         assert [type(error) for error in errors] == [DrainingError, DrainingError]
+
+
+async def test_streams_that_are_cancelled_at_once_leave_nothing_behind(service):
+    """Whatever a servicer had started by then is to be ended and awaited."""
+    target, before = await service.target(), len(asyncio.all_tasks())
+    for rounds in range(60):
+        call = service.stub.Insert() if rounds % 2 else service.stub.Sample()
+        await call.write(insert_header(target) if rounds % 2 else sample_header(target, credits=1))
+        for _ in range(rounds % 6):
+            await asyncio.sleep(0)
+        call.cancel()
+    await eventually(lambda: len(asyncio.all_tasks()) <= before)
+    gc.collect()

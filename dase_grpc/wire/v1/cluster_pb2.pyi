@@ -191,6 +191,7 @@ class Progress(_message.Message):
     FIRST_EVALUATION_RETURN_FIELD_NUMBER: _builtins.int
     SIMILARITY_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    SIMILARITY_WEIGHT_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     total_steps: _builtins.int
     updates: _builtins.int
@@ -199,10 +200,12 @@ class Progress(_message.Message):
     evaluation_return: _builtins.float
     first_evaluation_return: _builtins.float
     state: _builtins.str
-    """What the learner is doing: "exploring", "training", "waiting: ...", "finished"."""
+    """What the learner is doing: "exploring", "training", "waiting: ...", "finished", "stopped"."""
+    similarity_weight: _builtins.float
+    """The weight that all external transitions of the latest batch looked at had."""
     @_builtins.property
     def similarity(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
-        """Similarity weight by the agent that collected the transitions."""
+        """Similarity of each collecting agent's transitions by themselves, a diagnostic that weighs nothing."""
 
     def __init__(
         self,
@@ -216,10 +219,11 @@ class Progress(_message.Message):
         first_evaluation_return: _builtins.float | None = ...,
         similarity: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
         state: _builtins.str = ...,
+        similarity_weight: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_episode_return", b"_episode_return", "_evaluation_return", b"_evaluation_return", "_first_evaluation_return", b"_first_evaluation_return", "episode_return", b"episode_return", "evaluation_return", b"evaluation_return", "first_evaluation_return", b"first_evaluation_return"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_episode_return", b"_episode_return", "_evaluation_return", b"_evaluation_return", "_first_evaluation_return", b"_first_evaluation_return", "_similarity_weight", b"_similarity_weight", "episode_return", b"episode_return", "evaluation_return", b"evaluation_return", "first_evaluation_return", b"first_evaluation_return", "similarity_weight", b"similarity_weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_episode_return", b"_episode_return", "_evaluation_return", b"_evaluation_return", "_first_evaluation_return", b"_first_evaluation_return", "episode_return", b"episode_return", "evaluation_return", b"evaluation_return", "first_evaluation_return", b"first_evaluation_return", "similarity", b"similarity", "state", b"state", "step", b"step", "total_steps", b"total_steps", "updates", b"updates", "updates_per_second", b"updates_per_second"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_episode_return", b"_episode_return", "_evaluation_return", b"_evaluation_return", "_first_evaluation_return", b"_first_evaluation_return", "_similarity_weight", b"_similarity_weight", "episode_return", b"episode_return", "evaluation_return", b"evaluation_return", "first_evaluation_return", b"first_evaluation_return", "similarity", b"similarity", "similarity_weight", b"similarity_weight", "state", b"state", "step", b"step", "total_steps", b"total_steps", "updates", b"updates", "updates_per_second", b"updates_per_second"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__episode_return: _TypeAlias = _typing.Literal["episode_return"]  # noqa: Y015
     _WhichOneofArgType__episode_return: _TypeAlias = _typing.Literal["_episode_return", b"_episode_return"]  # noqa: Y015
@@ -227,12 +231,16 @@ class Progress(_message.Message):
     _WhichOneofArgType__evaluation_return: _TypeAlias = _typing.Literal["_evaluation_return", b"_evaluation_return"]  # noqa: Y015
     _WhichOneofReturnType__first_evaluation_return: _TypeAlias = _typing.Literal["first_evaluation_return"]  # noqa: Y015
     _WhichOneofArgType__first_evaluation_return: _TypeAlias = _typing.Literal["_first_evaluation_return", b"_first_evaluation_return"]  # noqa: Y015
+    _WhichOneofReturnType__similarity_weight: _TypeAlias = _typing.Literal["similarity_weight"]  # noqa: Y015
+    _WhichOneofArgType__similarity_weight: _TypeAlias = _typing.Literal["_similarity_weight", b"_similarity_weight"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__episode_return) -> _WhichOneofReturnType__episode_return | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__evaluation_return) -> _WhichOneofReturnType__evaluation_return | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__first_evaluation_return) -> _WhichOneofReturnType__first_evaluation_return | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__similarity_weight) -> _WhichOneofReturnType__similarity_weight | None: ...
 
 Global___Progress: _TypeAlias = Progress  # noqa: Y015
 

@@ -126,7 +126,7 @@ class InsertHeader(_message.Message):
     STREAM_FIELD_NUMBER: _builtins.int
     WRITER_ID_FIELD_NUMBER: _builtins.int
     writer_id: _builtins.str
-    """Names the inserting node across reconnects; sequence numbers are counted per writer."""
+    """Names the inserting node across reconnects; sequence numbers are counted per writer of an agent."""
     @_builtins.property
     def stream(self) -> Global___StreamHeader: ...
     def __init__(

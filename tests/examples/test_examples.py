@@ -1,0 +1,57 @@
+"""The examples, as their docstrings say they are run."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small import small_flags
+
+from dase_grpc.runs.directory import RunDirectory
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+def python(*arguments: object, folder: Path) -> str:
+    """What a command prints, run in `folder` with the examples at hand; it must succeed."""
+    answer = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(EXAMPLES)},
+    )
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    return answer.stdout
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> RunDirectory:
+    """A short run in the example's environment."""
+    folder = tmp_path_factory.mktemp("examples")
+    python(
+        "-m", "dase_grpc", "train", "--lockstep", "--name", "cart", *small_flags("my_env:Cart"), folder=folder
+    )
+    return RunDirectory.open(folder / "runs" / "cart")
+
+
+def test_the_own_environment_trains(run):
+    assert run.config.env.id == "my_env:Cart"
+    assert run.report.is_file()
+
+
+def test_a_trained_policy_can_be_used(run):
+    said = python(EXAMPLES / "use_policy.py", run.path, folder=run.path)
+    assert re.fullmatch(r"after 120 steps of training, agent 0 returns -\d+\.\d\n", said)
+
+
+def test_runs_can_be_plotted(run, tmp_path):
+    picture = tmp_path / "curves.png"
+    python(EXAMPLES / "plot_run.py", run.path, "--out", picture, folder=tmp_path)
+    assert picture.read_bytes().startswith(b"\x89PNG")
