@@ -27,7 +27,7 @@ from dase_grpc.errors import ConfigError
 
 Algorithm = Literal["td3", "ddpg", "sac"]
 Divergence = Literal["jeffreys", "js", "kl", "none", "isolated"]
-Scope = Literal["pooled"]
+Scope = Literal["pooled", "agent", "transition"]
 ALGORITHMS: Final[tuple[str, ...]] = get_args(Algorithm)
 DIVERGENCES: Final[tuple[str, ...]] = get_args(Divergence)
 
@@ -152,11 +152,29 @@ class DpsConfig(Section):
 
     divergence: Divergence = Field("jeffreys", description="the divergence ρ; λ = exp(−ρ)")
     scope: Scope = Field(
-        "pooled", description="which rows share one λ: `pooled` is all external rows of a batch"
+        "pooled",
+        description="which rows share one λ: all external ones of a batch (`pooled`), those of one "
+        "collecting agent (`agent`), or each its own (`transition`)",
     )
     reference_variance: PositiveFloat = Field(
         0.1, description="r, the variance of the reference Gaussian N(0, rI), in normalised action units"
     )
+    floor: bool = Field(
+        False, description="raise eigenvalues of Σ below r to r, so that agreement is not punished"
+    )
+    shrinkage: float = Field(0.0, ge=0, le=1, description="s; Σ becomes (1 − s) Σ + s r I")
+    debias: bool = Field(
+        False, description="subtract from ρ, down to 0, what equal Gaussians show at this number of rows"
+    )
+    normalise: bool = Field(False, description="divide ρ by n, the number of action dimensions")
+
+    @model_validator(mode="after")
+    def _has_an_expectation(self) -> Self:
+        if self.debias and (self.divergence, self.scope) == ("js", "transition"):
+            raise ValueError(
+                "debias = true is not known for divergence = js with scope = transition; leave debias out"
+            )
+        return self
 
 
 class ReplayConfig(Section):

@@ -8,6 +8,7 @@ import torch
 from dase_grpc import seeding
 from dase_grpc.config import RunConfig
 from dase_grpc.learning.agents import make_agent
+from dase_grpc.learning.dps import DpsOptions
 from dase_grpc.learning.envs import Environment, make_env
 from dase_grpc.learning.evaluation import Evaluator
 from dase_grpc.learning.exploration import Explorer
@@ -48,11 +49,7 @@ def build_learner(
         seed=seeding.integer(seed, purpose.EVALUATION),
     )
     weigher = SimilarityWeigher(
-        divergence=config.dps.divergence,
-        scope=config.dps.scope,
-        reference_variance=config.dps.reference_variance,
-        own_id=agent_id,
-        agents=config.train.agents,
+        DpsOptions(**config.dps.model_dump()), own_id=agent_id, agents=config.train.agents
     )
     return Learner(
         LearnerParts(

@@ -7,7 +7,7 @@ Source: Saglam et al. 2022, arXiv 2207.13453; choices and traps: docs/dps.md.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, get_args
 
@@ -17,20 +17,69 @@ from torch import Tensor
 
 from dase_grpc.config import DIVERGENCES, Scope
 from dase_grpc.errors import ConfigError
+from dase_grpc.learning.divergences import (
+    EQUATIONS,
+    RelativeGaussian,
+    covariance_term,
+    mean_term,
+    relative_gaussian,
+    shifted_reference,
+)
+from dase_grpc.learning.moments import floored, moments, shrunk
 
 Values = Tensor | npt.ArrayLike
 
 SCOPES: Final[tuple[str, ...]] = get_args(Scope)
 REFERENCE_VARIANCE: Final = 0.1
-SAMPLES: Final = 2048
 
-_LN2: Final = math.log(2.0)
-_SAMPLE_SEED: Final = 20_220_713
-_HALF_SOBOL_STEP: Final = 2.0**-31
-# A Cholesky pivot is the variance of one dimension given those before it; as a share of that dimension's
-# variance it is known to some rounding errors per dimension and no better.
-_PIVOT_ROUNDING: Final = 64 * torch.finfo(torch.float64).eps
 _FIXED: Final[Mapping[str, float]] = {"none": 0.0, "isolated": math.inf}
+_SMALL_JS: Final = 0.25
+"""The Jensen-Shannon divergence of two near Gaussians as a share of the Jeffreys divergence (and of KL)."""
+
+
+@dataclass(frozen=True)
+class DpsOptions:
+    """What is measured, as section `dps` of the configuration says it; the defaults are the paper's.
+
+    Attributes:
+        divergence: ρ, one of `DIVERGENCES`.
+        scope: which rows share one λ, one of `SCOPES`.
+        reference_variance: r.
+        floor: raise the eigenvalues of Σ to at least r.
+        shrinkage: s in [0, 1]; Σ becomes (1 − s) Σ + s r I.
+        debias: subtract from ρ what equal Gaussians would show at this number of rows, down to 0.
+        normalise: divide ρ by n.
+
+    Raises:
+        ConfigError: one sentence naming the option, its value and what is allowed.
+    """
+
+    divergence: str = "jeffreys"
+    scope: str = "pooled"
+    reference_variance: float = REFERENCE_VARIANCE
+    floor: bool = False
+    shrinkage: float = 0.0
+    debias: bool = False
+    normalise: bool = False
+
+    def __post_init__(self) -> None:
+        if self.divergence not in DIVERGENCES:
+            raise ConfigError(
+                f"divergence {self.divergence!r} is unknown; use one of {', '.join(DIVERGENCES)}"
+            )
+        if self.scope not in SCOPES:
+            raise ConfigError(f"scope {self.scope!r} is unknown; use one of {', '.join(SCOPES)}")
+        if not 0.0 < self.reference_variance < math.inf:
+            raise ConfigError(f"reference variance {self.reference_variance} must be positive and finite")
+        if not 0.0 <= self.shrinkage <= 1.0:
+            raise ConfigError(f"shrinkage {self.shrinkage} must be between 0 and 1")
+        if self.debias and (self.divergence, self.scope) == ("js", "transition"):
+            raise ConfigError("debias is not known for divergence 'js' with scope 'transition'; leave it out")
+
+    @property
+    def regularised(self) -> bool:
+        """Whether Σ is changed before it is judged, so that any number of rows will do."""
+        return self.floor or self.shrinkage > 0
 
 
 def similarity_weights(
@@ -42,24 +91,34 @@ def similarity_weights(
     reference_variance: float = REFERENCE_VARIANCE,
     divergence: str = "jeffreys",
     scope: str = "pooled",
+    floor: bool = False,
+    shrinkage: float = 0.0,
+    debias: bool = False,
+    normalise: bool = False,
 ) -> Tensor:
     """The weight of each transition: 1 for rows of `own_id`, λ = exp(−ρ) for all others.
 
     actions and policy_actions are (b, n) in [-1, 1], agent_ids is (b,); tensors, arrays or lists of any
     dtype. Returns (b,) float32 without gradient, on the device of `actions`. λ is 0 where it cannot be
-    measured: at most n + 1 external rows, or a covariance that is not positive definite.
+    measured: at most n + 1 rows share it, or their covariance is not positive definite. The options are
+    those of `DpsOptions`; scope `agent` compares ids pairwise and takes O(b² n) memory.
 
     Raises:
-        ConfigError: an unknown divergence or scope, or a variance that is not positive.
+        ConfigError: an option that is unknown or out of range.
         ValueError: the shapes do not fit together.
     """
-    check_options(divergence, scope=scope, reference_variance=reference_variance)
+    options = DpsOptions(divergence, scope, reference_variance, floor, shrinkage, debias, normalise)
     deviation = deviations(actions, policy_actions)
     ids = torch.as_tensor(agent_ids, device=deviation.device)
     if ids.shape != deviation.shape[:1]:
         raise ValueError(f"{len(deviation)} rows need as many agent ids, not shape {tuple(ids.shape)}")
     external = ids != own_id
-    measured = measure(deviation, external[None], reference_variance=reference_variance, kind=divergence)
+    if scope == "transition":
+        measured = measure_rows(deviation, options)
+    elif scope == "agent":
+        measured = measure(deviation, external & (ids == ids[:, None]), options)
+    else:
+        measured = measure(deviation, external[None], options)
     return row_weights(external, measured.similarity)
 
 
@@ -72,26 +131,12 @@ def divergence(mean: Values, cov: Values, reference_variance: float, kind: str) 
     Raises:
         ConfigError: an unknown divergence, or a variance that is not positive.
     """
-    check_options(kind, scope="pooled", reference_variance=reference_variance)
+    DpsOptions(divergence=kind, reference_variance=reference_variance)
     centre = _float64(mean)
     if kind in _FIXED:
         return torch.full(centre.shape[:-1], _FIXED[kind], dtype=torch.float64, device=centre.device)
     estimate = relative_gaussian(centre, _float64(cov), reference_variance)
     return _or_infinite(EQUATIONS[kind](estimate), estimate.definite)
-
-
-def check_options(kind: str, *, scope: str, reference_variance: float) -> None:
-    """Refuses what no function here computes.
-
-    Raises:
-        ConfigError: one sentence naming the option, its value and what is allowed.
-    """
-    if kind not in DIVERGENCES:
-        raise ConfigError(f"divergence {kind!r} is unknown; use one of {', '.join(DIVERGENCES)}")
-    if scope not in SCOPES:
-        raise ConfigError(f"scope {scope!r} is unknown; use one of {', '.join(SCOPES)}")
-    if not 0.0 < reference_variance < math.inf:
-        raise ConfigError(f"reference variance {reference_variance} must be positive and finite")
 
 
 def deviations(actions: Values, policy_actions: Values) -> Tensor:
@@ -126,7 +171,8 @@ class Similarity:
         similarity: λ in [0, 1], float64; 0 for a group without rows.
         rho: ρ in nats, float64; infinite where λ is 0 by definition.
         covariance_term, mean_term: the two summands of the Jeffreys divergence, whatever the divergence
-            is, so that runs can be compared; infinite where they cannot be measured.
+            is and before `debias` and `normalise`, so that runs can be compared; infinite where they
+            cannot be measured.
         count: rows in the group, int64.
         degenerate: the group has rows, but ρ could not be measured from them and λ was set to 0.
     """
@@ -139,14 +185,33 @@ class Similarity:
     degenerate: Tensor
 
 
-def measure(deviation: Tensor, member: Tensor, *, reference_variance: float, kind: str) -> Similarity:
+def measure(deviation: Tensor, member: Tensor, options: DpsOptions) -> Similarity:
     """The similarity of G groups at once, from (b, n) deviations and (G, b) membership.
 
     Rows outside a group never touch its result, not even if they are NaN.
     """
     mean, cov, count = moments(deviation, member)
-    estimate = relative_gaussian(mean, cov, reference_variance)
-    usable = estimate.definite & (count > deviation.shape[1] + 1)
+    if options.shrinkage > 0:
+        cov = shrunk(cov, options.reference_variance, options.shrinkage)
+    if options.floor:
+        cov = floored(cov, options.reference_variance)
+    estimate = relative_gaussian(mean, cov, options.reference_variance)
+    enough = 0 if options.regularised else deviation.shape[1] + 1
+    usable = estimate.definite & (count > enough)
+    return _judge(estimate, usable, count, options, size=deviation.shape[1])
+
+
+def measure_rows(deviation: Tensor, options: DpsOptions) -> Similarity:
+    """The similarity of each of (b, n) deviations d by itself: b groups of one row, N(d, rI)."""
+    estimate = shifted_reference(deviation, options.reference_variance)
+    count = torch.ones_like(estimate.definite, dtype=torch.int64)
+    return _judge(estimate, estimate.definite, count, options, size=deviation.shape[1])
+
+
+def _judge(
+    estimate: RelativeGaussian, usable: Tensor, count: Tensor, options: DpsOptions, *, size: int
+) -> Similarity:
+    kind = options.divergence
     covariance_part = _or_infinite(covariance_term(estimate), usable)
     mean_part = _or_infinite(mean_term(estimate), usable)
     present = count > 0
@@ -157,136 +222,22 @@ def measure(deviation: Tensor, member: Tensor, *, reference_variance: float, kin
         known = kind == "jeffreys"
         rho = covariance_part + mean_part if known else _or_infinite(EQUATIONS[kind](estimate), usable)
         degenerate = present & rho.isinf()
+        if options.debias:
+            rho = (rho - expected_rho(count, size, options)).clamp(min=0)
+        if options.normalise:
+            rho = rho / size
     return Similarity((-rho).exp(), rho, covariance_part, mean_part, count, degenerate)
 
 
-def moments(deviation: Tensor, member: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean (G, n), covariance (G, n, n) with divisor count − 1, and count (G,) of each group's rows.
+def expected_rho(count: Tensor, size: int, options: DpsOptions) -> Tensor:
+    """What ρ is on average if the deviations follow the reference, to first order; (G,) float64.
 
-    deviation is (b, n) float64, member (G, b) bool. Divisors are at least 1. The mean is refined once, so
-    that a dimension with one constant value has exactly no variance, whatever the order of the rows.
+    n(n + 3)/(4N) for moments of N rows, n/2 for a single row under the reference's covariance; a quarter
+    of it for the Jensen-Shannon divergence.
     """
-    rows = member[..., None]
-    count = member.sum(-1)
-    size = count.clamp(min=1)[:, None, None]
-    mean = torch.where(rows, deviation, 0.0).sum(-2, keepdim=True) / size
-    mean = mean + torch.where(rows, deviation - mean, 0.0).sum(-2, keepdim=True) / size
-    centred = torch.where(rows, deviation - mean, 0.0)
-    cov = centred.mT @ centred / (size - 1).clamp(min=1)
-    return mean.squeeze(-2), cov, count
-
-
-# --- the divergences --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class RelativeGaussian:
-    """p = N(z, W Wᵀ): a Gaussian in units of √r, in which the reference q is N(0, I).
-
-    z is (..., n), W and its inverse (..., n, n) lower triangular. Where `definite` is false W is the
-    identity and stands for nothing.
-    """
-
-    mean: Tensor
-    factor: Tensor
-    inverse: Tensor
-    definite: Tensor
-
-
-def relative_gaussian(mean: Tensor, cov: Tensor, reference_variance: float) -> RelativeGaussian:
-    """Divides mean by √r and factors cov/r; float64, any leading dimensions.
-
-    Not definite: the factorisation fails, or a pivot is nothing but rounding errors.
-    """
-    scaled = cov / reference_variance
-    factor, info = torch.linalg.cholesky_ex(scaled)
-    pivot = factor.diagonal(dim1=-2, dim2=-1).square()
-    rounding = scaled.diagonal(dim1=-2, dim2=-1) * (_PIVOT_ROUNDING * cov.shape[-1])
-    definite = (info == 0) & (pivot > rounding).all(-1)
-    identity = torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
-    factor = torch.where(definite[..., None, None], factor, identity)
-    inverse = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
-    return RelativeGaussian(mean / math.sqrt(reference_variance), factor, inverse, definite)
-
-
-def jeffreys(p: RelativeGaussian) -> Tensor:
-    """½ [KL(p‖q) + KL(q‖p)] = ¼ [tr Σ/r + r tr Σ⁻¹ − 2n] + ¼ μᵀ(I/r + Σ⁻¹)μ, in nats.
-
-    The log-determinants of the two cancel, so none is computed.
-    """
-    return covariance_term(p) + mean_term(p)
-
-
-def covariance_term(p: RelativeGaussian) -> Tensor:
-    """¼ [tr Σ/r + r tr Σ⁻¹ − 2n], the part of the Jeffreys divergence that is 0 for Σ = rI.
-
-    With Σ/r = WWᵀ it equals ¼ ‖W − W⁻ᵀ‖², which cannot fall below 0 by rounding.
-    """
-    return (p.factor - p.inverse.mT).square().sum((-2, -1)) / 4
-
-
-def mean_term(p: RelativeGaussian) -> Tensor:
-    """¼ μᵀ(I/r + Σ⁻¹)μ = ¼ (‖z‖² + ‖W⁻¹z‖²), the part of the Jeffreys divergence that is 0 for μ = 0."""
-    solved = (p.inverse @ p.mean[..., None]).squeeze(-1)
-    return (p.mean.square().sum(-1) + solved.square().sum(-1)) / 4
-
-
-def kl(p: RelativeGaussian) -> Tensor:
-    """KL(p‖q) = ½ [tr Σ/r + μᵀμ/r − n + n ln r − ln det Σ], in nats."""
-    square = p.factor.square().sum((-2, -1)) + p.mean.square().sum(-1)
-    log_determinant = 2 * p.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return ((square - p.mean.shape[-1] - log_determinant) / 2).clamp(min=0)
-
-
-def js(p: RelativeGaussian) -> Tensor:
-    """The Jensen-Shannon divergence ½ KL(p‖m) + ½ KL(q‖m) with m = ½(p + q), in [0, ln 2] nats.
-
-    Gaussians have no closed form, so ∫ m(x) [ln 2 − H(s(x))] dx is averaged over a fixed sample of m, one
-    half from p and one from q. s = p/(p + q) is the logistic function of ln p/q, and H(s) the entropy of
-    a coin with bias s. The integrand lies in [0, ln 2], so the mean does too. docs/dps.md has its error.
-    """
-    from_q = standard_normal(p.mean.shape[-1], SAMPLES, p.mean.device)
-    centre = p.mean[..., None, :]
-    from_p = centre + from_q @ p.factor.mT
-    back = (from_q - centre) @ p.inverse.mT
-    norm = from_q.square().sum(-1)
-    gain = torch.cat((from_p.square().sum(-1) - norm, norm - back.square().sum(-1)), -1) / 2
-    log_determinant = p.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1, keepdim=True)
-    ratio = (gain - log_determinant).abs().clamp(max=700.0)
-    entropy = torch.exp(-ratio).log1p() + ratio * torch.sigmoid(-ratio)
-    return (_LN2 - entropy).mean(-1).clamp(0.0, _LN2)
-
-
-EQUATIONS: Final[Mapping[str, Callable[[RelativeGaussian], Tensor]]] = {
-    "jeffreys": jeffreys,
-    "js": js,
-    "kl": kl,
-}
-
-
-# A dictionary, because Dynamo ignores functools.cache and would trace the sampling.
-_samples: Final[dict[tuple[int, int, torch.device], Tensor]] = {}
-
-
-def standard_normal(size: int, samples: int, device: torch.device) -> Tensor:
-    """(samples, size) float64 from N(0, I): scrambled Sobol points with a fixed seed, the same everywhere.
-
-    Made on the CPU and kept per device, so that only the first call copies: make it before capturing a
-    graph. Nobody may write to it. Leaves torch's global random state alone.
-    """
-    key = (size, samples, device)
-    if key not in _samples:
-        _samples[key] = _draw_standard_normal(size, samples).to(device)
-    return _samples[key]
-
-
-def _draw_standard_normal(size: int, samples: int) -> Tensor:
-    sobol = torch.quasirandom.SobolEngine(  # type: ignore[no-untyped-call]  # torch left it untyped
-        size, scramble=True, seed=_SAMPLE_SEED
-    )
-    uniform = sobol.draw(samples, dtype=torch.float64) + _HALF_SOBOL_STEP
-    normal: Tensor = torch.special.ndtri(uniform.clamp(max=1.0 - _HALF_SOBOL_STEP))
-    return normal
+    rows = count.clamp(min=1).double()
+    expected = size / (2 * rows) if options.scope == "transition" else size * (size + 3) / (4 * rows)
+    return expected * _SMALL_JS if options.divergence == "js" else expected
 
 
 def _float64(values: Values, device: torch.device | None = None) -> Tensor:

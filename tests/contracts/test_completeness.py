@@ -64,6 +64,10 @@ def test_the_names_that_examples_and_outside_checks_use_are_there():
         "reference_variance",
         "divergence",
         "scope",
+        "floor",
+        "shrinkage",
+        "debias",
+        "normalise",
     ]
     defaults = {name: weights[name].default for name in ("reference_variance", "divergence", "scope")}
     assert defaults == {"reference_variance": 0.1, "divergence": "jeffreys", "scope": "pooled"}

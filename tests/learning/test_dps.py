@@ -16,8 +16,9 @@ from torch import Tensor
 
 from dase_grpc.config import DIVERGENCES, Divergence
 from dase_grpc.errors import ConfigError
-from dase_grpc.learning import dps
-from dase_grpc.learning.dps import divergence, similarity_weights
+from dase_grpc.learning import divergences, dps
+from dase_grpc.learning.dps import DpsOptions, divergence, similarity_weights
+from dase_grpc.learning.moments import moments
 
 MEASURED = ("jeffreys", "js", "kl")
 OWN, OTHER = 0, 1
@@ -115,12 +116,12 @@ def test_kl_goes_from_the_deviations_to_the_reference(seed, n, spread, shift, va
 def test_the_two_terms_follow_their_equations_and_sum_to_jeffreys(seed, n, spread, shift):
     mean, cov = gaussian(seed, n, spread=spread, shift=shift)
     precision, variance = np.linalg.inv(cov), 0.1
-    estimate = dps.relative_gaussian(torch.as_tensor(mean), torch.as_tensor(cov), variance)
+    estimate = divergences.relative_gaussian(torch.as_tensor(mean), torch.as_tensor(cov), variance)
     covariance_part = (np.trace(cov) / variance + variance * np.trace(precision) - 2 * n) / 4
     mean_part = mean @ (np.eye(n) / variance + precision) @ mean / 4
-    assert float(dps.covariance_term(estimate)) == pytest.approx(covariance_part, rel=1e-9, abs=1e-12)
-    assert float(dps.mean_term(estimate)) == pytest.approx(mean_part, rel=1e-9, abs=1e-12)
-    assert float(dps.jeffreys(estimate)) == pytest.approx(covariance_part + mean_part, rel=1e-9)
+    assert float(divergences.covariance_term(estimate)) == pytest.approx(covariance_part, rel=1e-9, abs=1e-12)
+    assert float(divergences.mean_term(estimate)) == pytest.approx(mean_part, rel=1e-9, abs=1e-12)
+    assert float(divergences.jeffreys(estimate)) == pytest.approx(covariance_part + mean_part, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +260,7 @@ def test_js_is_deterministic_and_leaves_the_global_random_state_alone():
     mean, cov = gaussian(3, 5)
     state = torch.random.get_rng_state()
     first = divergence(mean, cov, 0.1, "js")
-    dps._samples.clear()
+    divergences._samples.clear()
     torch.manual_seed(99)
     expected_state = torch.random.get_rng_state()
     assert torch.equal(first, divergence(mean, cov, 0.1, "js"))
@@ -269,7 +270,7 @@ def test_js_is_deterministic_and_leaves_the_global_random_state_alone():
 
 @pytest.mark.parametrize("n", [1, 6, 17])
 def test_the_fixed_sample_is_finite_and_standard_normal(n):
-    sample = dps.standard_normal(n, dps.SAMPLES, torch.device("cpu"))
+    sample = divergences.standard_normal(n, divergences.SAMPLES, torch.device("cpu"))
     assert sample.dtype == torch.float64
     assert sample.isfinite().all()
     assert sample.mean(0).abs().max() < 0.01
@@ -285,7 +286,7 @@ def test_moments_agree_with_numpy_for_each_group(seed, n, size):
     rng = np.random.default_rng(seed)
     deviation = rng.uniform(-2, 2, (size, n))
     member = rng.random((3, size)) < 0.6
-    mean, cov, count = dps.moments(torch.as_tensor(deviation), torch.as_tensor(member))
+    mean, cov, count = moments(torch.as_tensor(deviation), torch.as_tensor(member))
     assert count.tolist() == member.sum(1).tolist()
     for group, chosen in enumerate(member):
         if chosen.sum() > 1:
@@ -299,7 +300,7 @@ def test_moments_agree_with_numpy_for_each_group(seed, n, size):
 def test_moments_keep_their_digits_when_the_mean_is_far_from_zero():
     offset = torch.tensor([[1e6]], dtype=torch.float64)
     deviation = offset + torch.tensor([[-1.0], [0.0], [1.0]], dtype=torch.float64)
-    mean, cov, _ = dps.moments(deviation, torch.ones(1, 3, dtype=torch.bool))
+    mean, cov, _ = moments(deviation, torch.ones(1, 3, dtype=torch.bool))
     assert float(mean[0, 0]) == 1e6
     assert float(cov[0, 0, 0]) == 1.0
 
@@ -308,18 +309,16 @@ def test_moments_keep_their_digits_when_the_mean_is_far_from_zero():
 @given(st.floats(-2, 2, width=32), st.integers(1, 300))
 def test_a_constant_deviation_has_exactly_no_variance(value, size):
     deviation = torch.full((size, 1), value, dtype=torch.float64)
-    _, cov, _ = dps.moments(deviation, torch.ones(1, size, dtype=torch.bool))
+    _, cov, _ = moments(deviation, torch.ones(1, size, dtype=torch.bool))
     assert float(cov[0, 0, 0]) == 0
 
 
 def test_rows_outside_a_group_do_not_touch_it_even_if_they_are_nan():
     deviation = torch.randn(20, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    clean = dps.measure(
-        deviation[:12], torch.ones(1, 12, dtype=torch.bool), reference_variance=0.1, kind="jeffreys"
-    )
+    clean = dps.measure(deviation[:12], torch.ones(1, 12, dtype=torch.bool), DpsOptions())
     deviation[12:] = math.nan
     member = (torch.arange(20) < 12)[None]
-    dirty = dps.measure(deviation, member, reference_variance=0.1, kind="jeffreys")
+    dirty = dps.measure(deviation, member, DpsOptions())
     torch.testing.assert_close(dirty.rho, clean.rho, rtol=1e-12, atol=0)
 
 
@@ -392,7 +391,7 @@ def test_up_to_n_plus_one_external_rows_weigh_nothing(kind, n):
 def test_from_n_plus_two_external_rows_on_the_similarity_is_measured(n):
     actions, policy, ids = rows(3, external=n + 2, n=n)
     external = torch.as_tensor(ids != OWN)[None]
-    measured = dps.measure(dps.deviations(actions, policy), external, reference_variance=0.1, kind="jeffreys")
+    measured = dps.measure(dps.deviations(actions, policy), external, DpsOptions())
     assert not measured.degenerate[0]
     assert measured.rho.isfinite()[0]
 
@@ -564,7 +563,7 @@ def test_one_graph_holds_the_whole_computation(kind):
     member = (torch.arange(30) % 3 > 0)[None]
 
     def run(deviation: Tensor, member: Tensor) -> tuple[Tensor, ...]:
-        found = dps.measure(deviation, member, reference_variance=0.1, kind=kind)
+        found = dps.measure(deviation, member, DpsOptions(divergence=kind))
         return found.similarity, found.rho, found.covariance_term, found.mean_term, found.degenerate
 
     eager = run(deviation, member)
@@ -574,7 +573,7 @@ def test_one_graph_holds_the_whole_computation(kind):
 
 
 def test_every_configured_divergence_is_computed():
-    assert set(dps.EQUATIONS) | {"none", "isolated"} == set(get_args(Divergence))
+    assert set(divergences.EQUATIONS) | {"none", "isolated"} == set(get_args(Divergence))
 
 
 @pytest.mark.parametrize("kind", ["", "Jeffreys", "wasserstein"])
@@ -585,9 +584,9 @@ def test_an_unknown_divergence_is_refused_with_the_allowed_ones(kind):
         divergence([0.0], [[0.1]], 0.1, kind)
 
 
-@pytest.mark.parametrize("scope", ["agent", "transition", ""])
-def test_an_unknown_scope_is_refused_with_the_allowed_one(scope):
-    with pytest.raises(ConfigError, match="use one of pooled"):
+@pytest.mark.parametrize("scope", ["Agent", "row", ""])
+def test_an_unknown_scope_is_refused_with_the_allowed_ones(scope):
+    with pytest.raises(ConfigError, match="use one of pooled, agent, transition"):
         similarity_weights([[0.0]], [[0.0]], [0], OWN, scope=scope)
 
 

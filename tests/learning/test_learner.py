@@ -13,6 +13,7 @@ from worlds import PointGoal
 
 from dase_grpc.config import RunConfig, resolve
 from dase_grpc.errors import DivergedError
+from dase_grpc.learning.dps import DpsOptions
 from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.learning.evaluation import Evaluator
 from dase_grpc.learning.exploration import Explorer
@@ -185,11 +186,7 @@ class Bench:
                     seed=1,
                 ),
                 weigher=SimilarityWeigher(
-                    divergence=config.dps.divergence,
-                    scope=config.dps.scope,
-                    reference_variance=config.dps.reference_variance,
-                    own_id=OWN,
-                    agents=config.train.agents,
+                    DpsOptions(**config.dps.model_dump()), own_id=OWN, agents=config.train.agents
                 ),
                 sink=self.sink,
                 source=self.source,

@@ -11,7 +11,7 @@ from torch import Tensor
 from dase_grpc.config import DIVERGENCES, DpsConfig
 from dase_grpc.errors import ConfigError
 from dase_grpc.learning.batch import Batch
-from dase_grpc.learning.dps import similarity_weights
+from dase_grpc.learning.dps import DpsOptions, similarity_weights
 from dase_grpc.learning.similarity import SimilarityWeigher
 from dase_grpc.schema import TransitionSchema
 
@@ -27,9 +27,7 @@ def _one_thread():
 
 
 def weigher(*, divergence: str = "jeffreys", own_id: int = 0, agents: int = 2) -> SimilarityWeigher:
-    return SimilarityWeigher(
-        divergence=divergence, scope="pooled", reference_variance=0.1, own_id=own_id, agents=agents
-    )
+    return SimilarityWeigher(DpsOptions(divergence), own_id=own_id, agents=agents)
 
 
 def batch_of(ids, *, n: int = 3, noise: float = 0.25, seed: int = 0) -> tuple[Batch, Tensor]:
@@ -231,12 +229,15 @@ def test_weighing_never_synchronises_with_the_host(kind, monkeypatch):
 
 def test_the_weigher_takes_the_configuration_s_section_as_it_is():
     options = DpsConfig().model_dump()
+    assert DpsOptions(**options) == DpsOptions()
     batch, policy = batch_of([0, 1] * 20)
-    assert SimilarityWeigher(**options, own_id=0, agents=2).weigh(batch, policy).weight.shape == (40,)
+    assert SimilarityWeigher(DpsOptions(**options), own_id=0, agents=2).weigh(batch, policy).weight.shape == (
+        40,
+    )
 
 
 def test_unknown_options_are_refused_before_the_first_batch():
     with pytest.raises(ConfigError, match="divergence 'mmd' is unknown"):
         weigher(divergence="mmd")
-    with pytest.raises(ConfigError, match="scope 'agent' is unknown"):
-        SimilarityWeigher(divergence="jeffreys", scope="agent", reference_variance=0.1, own_id=0, agents=2)
+    with pytest.raises(ConfigError, match="scope 'everyone' is unknown"):
+        DpsOptions(scope="everyone")

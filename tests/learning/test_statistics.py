@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from dase_grpc.learning.batch import Batch
+from dase_grpc.learning.dps import DpsOptions
 from dase_grpc.learning.similarity import SimilarityWeigher
 from dase_grpc.learning.statistics import DeviceTotals, Diagnosis, Mean, Window, fold, record
 from dase_grpc.schema import TransitionSchema
@@ -22,9 +23,7 @@ def batch(*collectors: int) -> Batch:
 
 
 def weigher(divergence: str = "jeffreys") -> SimilarityWeigher:
-    return SimilarityWeigher(
-        divergence=divergence, scope="pooled", reference_variance=0.1, own_id=0, agents=3
-    )
+    return SimilarityWeigher(DpsOptions(divergence), own_id=0, agents=3)
 
 
 def weighing(*collectors: int, divergence: str = "jeffreys"):

@@ -1,0 +1,472 @@
+"""The scopes and options of the measure against an oracle in NumPy's eigenvalues and SciPy's densities."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+
+from dase_grpc.config import DIVERGENCES, resolve
+from dase_grpc.errors import ConfigError
+from dase_grpc.learning.batch import Batch
+from dase_grpc.learning.dps import SCOPES, DpsOptions, measure, similarity_weights
+from dase_grpc.learning.moments import floored, moments, shrunk
+from dase_grpc.learning.similarity import SimilarityWeigher
+from dase_grpc.schema import TransitionSchema
+
+OWN, R = 1, 0.1
+FINE = 1e-6  # weights are float32
+
+quick = settings(max_examples=25, deadline=None)
+seeds = st.integers(0, 2**32 - 1)
+sizes = st.integers(1, 6)
+flags = st.booleans()
+shares = st.sampled_from([0.0, 0.1, 0.5, 1.0])
+OPTIONS = [
+    {},
+    {"floor": True},
+    {"normalise": True},
+    {"shrinkage": 0.3},
+    {"debias": True},
+    {"floor": True, "normalise": True, "shrinkage": 0.3, "debias": True},
+]
+EVERY = list(itertools.product(SCOPES, OPTIONS))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def rows(seed: int, *, n: int = 3, each: int = 12, agents: int = 4, noise: float = 0.25):
+    """Each agent's rows, with a deviation and a spread of its own, in a shuffled order."""
+    rng = np.random.default_rng(seed)
+    ids = np.repeat(np.arange(agents), each)
+    rng.shuffle(ids)
+    policy = rng.uniform(-0.5, 0.5, (len(ids), n))
+    spread = noise * (0.5 + rng.random((agents, n)))
+    shift = 0.2 * rng.standard_normal((agents, n))
+    actions = policy + shift[ids] + spread[ids] * rng.standard_normal((len(ids), n))
+    return actions, policy, ids
+
+
+def as_batch(actions, policy, ids, *, dtype=torch.float64) -> tuple[Batch, Tensor]:
+    n = np.shape(actions)[1]
+    schema = TransitionSchema("Toy-v0", 2, n, (-1.0,) * n, (1.0,) * n)
+    packed = np.zeros((len(ids), schema.width), np.float32)
+    packed[:, schema.columns["action"]] = actions
+    schema.named(packed)["agent_id"] = ids
+    return Batch.from_rows(schema, torch.from_numpy(packed)), torch.as_tensor(policy, dtype=dtype)
+
+
+# --- the oracle -------------------------------------------------------------------------------------------
+
+
+def kl_oracle(mean_p, cov_p, mean_q, cov_q) -> float:
+    p, shift = stats.multivariate_normal(mean_p, cov_p), mean_p - mean_q
+    quadratic = np.trace(np.linalg.solve(cov_q, cov_p)) + shift @ np.linalg.solve(cov_q, shift)
+    return float(
+        (len(shift) * math.log(2 * math.pi) + np.linalg.slogdet(cov_q)[1] + quadratic) / 2 - p.entropy()
+    )
+
+
+def rho_oracle(mean, cov, kind: str) -> float:
+    origin, reference = np.zeros(len(mean)), R * np.eye(len(mean))
+    forward = kl_oracle(mean, cov, origin, reference)
+    return forward if kind == "kl" else (forward + kl_oracle(origin, reference, mean, cov)) / 2
+
+
+def group_oracle(
+    deviation, *, kind="jeffreys", floor=False, normalise=False, shrinkage=0.0, debias=False
+) -> float:
+    """λ of one group of deviations, (N, n)."""
+    size, n = deviation.shape
+    if size <= n + 1 and not floor and not shrinkage:
+        return 0.0
+    cov = np.cov(deviation, rowvar=False).reshape(n, n) if size > 1 else np.zeros((n, n))
+    cov = (1 - shrinkage) * cov + shrinkage * R * np.eye(n)
+    if floor:
+        values, vectors = np.linalg.eigh(cov)
+        cov = vectors @ np.diag(np.maximum(values, R)) @ vectors.T
+    rho = rho_oracle(deviation.mean(0), cov, kind)
+    if debias:
+        rho = max(rho - n * (n + 3) / (4 * size), 0)
+    return math.exp(-rho / n if normalise else -rho)
+
+
+# --- scope ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["jeffreys", "kl"])
+@quick
+@given(
+    seed=seeds, n=sizes, each=st.integers(1, 20), floor=flags, normalise=flags, shrinkage=shares, debias=flags
+)
+def test_each_agent_s_rows_weigh_what_the_oracle_says(kind, seed, n, each, **options):
+    actions, policy, ids = rows(seed, n=n, each=each)
+    weights = similarity_weights(actions, policy, ids, OWN, scope="agent", divergence=kind, **options)
+    for agent in range(4):
+        deviation = (actions - policy)[ids == agent]
+        expected = 1.0 if agent == OWN else group_oracle(deviation, kind=kind, **options)
+        np.testing.assert_allclose(weights[ids == agent], expected, rtol=1e-5, atol=FINE)
+
+
+@pytest.mark.parametrize("kind", ["jeffreys", "kl"])
+@quick
+@given(
+    seed=seeds, n=sizes, each=st.integers(1, 20), floor=flags, normalise=flags, shrinkage=shares, debias=flags
+)
+def test_all_external_rows_weigh_what_the_oracle_says(kind, seed, n, each, **options):
+    actions, policy, ids = rows(seed, n=n, each=each)
+    weights = similarity_weights(actions, policy, ids, OWN, divergence=kind, **options)
+    expected = group_oracle((actions - policy)[ids != OWN], kind=kind, **options)
+    np.testing.assert_allclose(weights[ids != OWN], expected, rtol=1e-5, atol=FINE)
+    assert bool((weights[ids == OWN] == 1).all())
+
+
+@pytest.mark.parametrize("kind", ["jeffreys", "kl"])
+@quick
+@given(seed=seeds, n=sizes, floor=flags, normalise=flags, shrinkage=shares, debias=flags)
+def test_a_transition_weighs_its_density_under_the_reference_as_a_share_of_the_peak(
+    kind, seed, n, floor, normalise, shrinkage, debias
+):
+    actions, policy, ids = rows(seed, n=n)
+    weights = similarity_weights(
+        actions, policy, ids, OWN, scope="transition", divergence=kind,
+        floor=floor, normalise=normalise, shrinkage=shrinkage, debias=debias,
+    )  # fmt: skip
+    reference = stats.multivariate_normal(np.zeros(n), R * np.eye(n))
+    rho = np.atleast_1d(reference.logpdf(np.zeros(n)) - reference.logpdf(actions - policy))
+    if debias:
+        rho = np.maximum(rho - n / 2, 0)
+    expected = np.where(ids == OWN, 1, np.exp(-rho / n if normalise else -rho))
+    np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=FINE)
+
+
+def test_true_js_of_a_transition_is_that_of_the_shifted_reference():
+    actions, policy, ids = rows(3, each=3)
+    weights = similarity_weights(actions, policy, ids, OWN, scope="transition", divergence="js")
+    for deviation, weight in zip((actions - policy)[ids != OWN], weights[ids != OWN], strict=True):
+        p, q = stats.norm(np.linalg.norm(deviation), math.sqrt(R)), stats.norm(0, math.sqrt(R))
+        x = np.linspace(-3, 4, 4001)
+        middle = (p.pdf(x) + q.pdf(x)) / 2
+        entropy = sum(np.sum(each.pdf(x) * np.log(each.pdf(x) / middle)) for each in (p, q)) / 2
+        assert float(weight) == pytest.approx(math.exp(-entropy * (x[1] - x[0])), abs=1e-3)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_with_one_peer_the_agent_s_scope_is_the_pool(options):
+    actions, policy, ids = rows(5, agents=2)
+    pooled = similarity_weights(actions, policy, ids, OWN, **options)
+    np.testing.assert_allclose(
+        similarity_weights(actions, policy, ids, OWN, scope="agent", **options), pooled, rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("kind", ["jeffreys", "kl", "js"])
+def test_a_lone_row_under_full_shrinkage_weighs_what_the_transition_does(kind):
+    actions, policy, ids = rows(6, each=1, agents=9)
+    each, alone = (
+        similarity_weights(actions, policy, ids, OWN, scope=scope, divergence=kind, shrinkage=1.0)
+        for scope in ("transition", "agent")
+    )
+    np.testing.assert_allclose(each, alone, atol=1e-3 if kind == "js" else FINE)
+
+
+def test_a_peer_that_acts_otherwise_no_longer_lowers_the_others():
+    actions, policy, ids = rows(7, each=60, noise=0.3)
+    actions = np.where(ids[:, None] == 3, -policy + 0.9, actions)
+    weights = similarity_weights(actions, policy, ids, OWN, scope="agent", floor=True)
+    alone = ids != 3
+    np.testing.assert_allclose(
+        weights[alone],
+        similarity_weights(actions[alone], policy[alone], ids[alone], OWN, scope="agent", floor=True),
+        rtol=1e-6,
+    )
+    assert float(weights[ids == 3].max()) < float(weights[ids == 0].min()) / 10
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@quick
+@given(seed=seeds)
+def test_the_order_of_the_rows_does_not_matter(scope, seed):
+    actions, policy, ids = rows(seed)
+    order = np.random.default_rng(seed).permutation(len(ids))
+    here = similarity_weights(actions, policy, ids, OWN, scope=scope)
+    there = similarity_weights(actions[order], policy[order], ids[order], OWN, scope=scope)
+    np.testing.assert_allclose(there, here[order], rtol=1e-5, atol=1e-12)
+
+
+@pytest.mark.parametrize(("scope", "options"), EVERY)
+def test_the_axes_and_the_unit_of_the_actions_do_not_matter(scope, options):
+    actions, policy, ids = rows(8)
+    turn, unit = stats.ortho_group.rvs(3, random_state=1), 3.0
+    here = similarity_weights(actions, policy, ids, OWN, scope=scope, **options)
+    there = similarity_weights(
+        unit * actions @ turn,
+        unit * policy @ turn,
+        ids,
+        OWN,
+        scope=scope,
+        reference_variance=9 * R,
+        **options,
+    )
+    np.testing.assert_allclose(there, here, rtol=1e-5, atol=1e-9)
+
+
+def test_rows_that_are_not_finite_weigh_nothing_and_hurt_no_others():
+    actions, policy, ids = rows(9, each=20)
+    clean = {scope: similarity_weights(actions, policy, ids, OWN, scope=scope) for scope in SCOPES}
+    row = int(np.flatnonzero(ids == 2)[0])
+    actions[row, 1] = math.nan
+    each = similarity_weights(actions, policy, ids, OWN, scope="transition", floor=True)
+    assert float(each[row]) == 0
+    others = np.arange(len(ids)) != row
+    np.testing.assert_array_equal(each[others], clean["transition"][others])
+    agent = similarity_weights(actions, policy, ids, OWN, scope="agent")
+    assert float(agent[ids == 2].max()) == 0
+    np.testing.assert_allclose(agent[ids != 2], clean["agent"][ids != 2], rtol=1e-6)
+
+
+# --- options ----------------------------------------------------------------------------------------------
+
+
+@quick
+@given(seeds, sizes, st.floats(0.01, 20.0))
+def test_the_floor_raises_only_the_eigenvalues_below_the_reference(seed, n, scale):
+    root = np.random.default_rng(seed).standard_normal((n, n + 1))
+    cov = scale * R * root @ root.T / n
+    values, vectors = np.linalg.eigh(cov)
+    expected = vectors @ np.diag(np.maximum(values, R)) @ vectors.T
+    np.testing.assert_allclose(floored(torch.as_tensor(cov), R), expected, atol=1e-6 * np.abs(cov).max())
+
+
+def test_the_floor_of_singular_and_reference_covariances_is_exact():
+    reference = R * torch.eye(4, dtype=torch.float64)
+    torch.testing.assert_close(floored(reference, R), reference, rtol=0, atol=0)
+    torch.testing.assert_close(floored(0 * reference, R), reference, rtol=1e-14, atol=0)
+    torch.testing.assert_close(floored(9 * reference, R), 9 * reference, rtol=1e-14, atol=1e-15)
+
+
+@quick
+@given(seeds, sizes, st.floats(0, 1))
+def test_floor_and_shrinkage_commute(seed, n, share):
+    root = torch.as_tensor(np.random.default_rng(seed).standard_normal((n, n)))
+    cov = R * root @ root.T
+    first, second = floored(shrunk(cov, R, share), R), shrunk(floored(cov, R), R, share)
+    torch.testing.assert_close(first, second, rtol=1e-6, atol=1e-7 * float(cov.abs().max()))
+
+
+@pytest.mark.parametrize("n", [1, 3, 6, 17])
+def test_with_the_floor_identical_policies_under_exploration_noise_weigh_fully(n):
+    noise = np.random.default_rng(n).standard_normal((200, n))
+    weight = similarity_weights(0.1 * noise, np.zeros((200, n)), [0] * 200, OWN, floor=True)[0]
+    exact = similarity_weights(0 * noise, np.zeros((200, n)), [0] * 200, OWN, floor=True)[0]
+    assert float(exact) == pytest.approx(1, abs=1e-7)
+    assert float(weight) == pytest.approx(1, abs=0.02)
+
+
+@quick
+@given(seeds, sizes, flags, shares, flags)
+def test_no_regularisation_and_no_correction_lowers_a_weight_below_its_plain_one(
+    seed, n, floor, shrinkage, debias
+):
+    """Each eigenvalue comes nearer to r or stays, and the correction only subtracts."""
+    actions, policy, ids = rows(seed, n=n, noise=0.1)
+    actions = policy + (actions - policy) - (actions - policy)[ids != OWN].mean(0)
+    plain = similarity_weights(actions, policy, ids, OWN)
+    found = similarity_weights(
+        actions, policy, ids, OWN, floor=floor, shrinkage=shrinkage, debias=debias, normalise=True
+    )
+    assert bool((found >= plain - FINE).all())
+    assert bool((found <= 1).all())
+
+
+def test_the_correction_removes_the_average_of_equal_gaussians():
+    """To first order in 1/N, for the Jeffreys divergence, KL and true JS alike."""
+    rng, n, size, groups = np.random.default_rng(0), 3, 64, 300
+    deviation = torch.as_tensor(math.sqrt(R) * rng.standard_normal((groups * size, n)))
+    member = torch.arange(groups)[:, None] == torch.arange(groups * size) // size
+    for kind in ("jeffreys", "kl", "js"):
+        plain = measure(deviation, member, DpsOptions(kind)).rho
+        expected = n * (n + 3) / (4 * size) * (0.25 if kind == "js" else 1)
+        assert float(plain.mean()) == pytest.approx(expected, rel=0.2)
+        corrected = measure(deviation, member, DpsOptions(kind, debias=True)).rho
+        torch.testing.assert_close(corrected, (plain - expected).clamp(min=0), rtol=1e-9, atol=1e-12)
+        assert bool((corrected >= 0).all())
+
+
+@pytest.mark.parametrize("options", [{"debias": True}, {"normalise": True}])
+@pytest.mark.parametrize("scope", ["pooled", "agent"])
+def test_a_correction_alone_still_refuses_few_rows(scope, options):
+    actions, policy, ids = rows(10, each=4, agents=2)
+    weights = similarity_weights(actions, policy, ids, OWN, scope=scope, **options)
+    assert weights[ids != OWN].tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("options", [{"floor": True}, {"shrinkage": 0.01}])
+@pytest.mark.parametrize("scope", ["pooled", "agent"])
+def test_a_regularised_covariance_is_measured_from_any_number_of_rows(scope, options):
+    for each in (1, 2, 4):
+        actions, policy, ids = rows(11, each=each, agents=2, noise=0.02)
+        found = similarity_weights(actions, policy, ids, OWN, scope=scope, normalise=True, **options)
+        assert float(found[ids != OWN].min()) > 0
+
+
+@pytest.mark.parametrize(("scope", "options"), EVERY)
+def test_none_and_isolated_look_at_no_option(scope, options):
+    actions, policy, ids = rows(12)
+    for kind, expected in (("none", 1.0), ("isolated", 0.0)):
+        weights = similarity_weights(actions, policy, ids, OWN, scope=scope, divergence=kind, **options)
+        assert set(weights[ids != OWN].tolist()) == {expected}
+
+
+@pytest.mark.parametrize("options", [{"floor": True}, {"shrinkage": 0.4}])
+def test_the_reported_terms_are_those_of_the_changed_covariance(options):
+    actions, policy, ids = rows(13)
+    deviation, member = torch.as_tensor(actions - policy), torch.as_tensor(ids != OWN)[None]
+    found = measure(deviation, member, DpsOptions(**options))
+    torch.testing.assert_close(found.covariance_term + found.mean_term, found.rho)
+    mean, cov, _ = moments(deviation, member)
+    changed = floored(cov, R) if "floor" in options else shrunk(cov, R, 0.4)
+    expected = float(changed[0].trace() / R + R * changed[0].inverse().trace() - 6) / 4
+    assert float(found.covariance_term) == pytest.approx(expected, rel=1e-9)
+    assert float(found.mean_term) == pytest.approx(
+        float(mean[0] @ (torch.eye(3) / R + changed[0].inverse()) @ mean[0]) / 4, rel=1e-9
+    )
+
+
+# --- the weigher ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("scope", "options"), EVERY)
+@pytest.mark.parametrize("kind", ["jeffreys", "js", "none", "isolated"])
+def test_the_weigher_gives_the_weights_of_the_pure_function(kind, scope, options):
+    if (kind, scope, options.get("debias")) == ("js", "transition", True):
+        return
+    batch, policy = as_batch(*rows(14))
+    weighing = SimilarityWeigher(DpsOptions(kind, scope, **options), own_id=OWN, agents=4).weigh(
+        batch, policy
+    )
+    expected = similarity_weights(
+        batch.action, policy, batch.agent_id, OWN, divergence=kind, scope=scope, **options
+    )
+    torch.testing.assert_close(weighing.weight, expected, rtol=1e-6, atol=0)
+    external = batch.agent_id != OWN
+    assert int(weighing.external) == int(external.sum())
+    assert float(weighing.similarity) == pytest.approx(float(weighing.weight[external].mean()), rel=1e-5)
+
+
+def test_the_agents_weights_are_those_shown_by_source():
+    batch, policy = as_batch(*rows(15))
+    weigher = SimilarityWeigher(DpsOptions(scope="agent"), own_id=OWN, agents=4)
+    shown, weight = weigher.by_source(batch, policy).similarity, weigher.weigh(batch, policy).weight
+    torch.testing.assert_close(shown[batch.agent_id.long()].float(), weight, rtol=1e-6, atol=0)
+
+
+def test_with_one_weight_per_transition_a_source_shows_the_mean_of_its_rows():
+    batch, policy = as_batch(*rows(16))
+    weigher = SimilarityWeigher(DpsOptions(scope="transition"), own_id=OWN, agents=5)
+    found, weight = weigher.by_source(batch, policy), weigher.weigh(batch, policy).weight
+    for agent in (0, 2, 3):
+        mine = batch.agent_id == agent
+        assert float(found.similarity[agent]) == pytest.approx(float(weight[mine].mean()), rel=1e-5)
+    assert float(found.similarity[OWN]) == 1
+    assert (int(found.count[4]), float(found.similarity[4])) == (0, 0.0)
+    assert not found.degenerate.any()
+
+
+def test_an_agent_with_too_few_rows_is_degenerate_and_hides_no_other():
+    actions, policy, ids = rows(17, each=20)
+    keep = (ids != 2) | (np.cumsum(ids == 2) <= 4)
+    batch, wanted = as_batch(actions[keep], policy[keep], ids[keep])
+    weighing = SimilarityWeigher(DpsOptions(scope="agent"), own_id=OWN, agents=4).weigh(batch, wanted)
+    assert weighing.degenerate
+    assert weighing.rho.isfinite()
+    assert set(weighing.weight[batch.agent_id == 2].tolist()) == {0.0}
+    assert float(weighing.weight[batch.agent_id == 0].min()) > 0
+
+
+def test_rows_of_unknown_agents_weigh_nothing_in_the_agent_s_scope():
+    actions, policy, ids = rows(18, each=20)
+    batch, wanted = as_batch(actions, policy, np.where(ids == 3, 9, ids))
+    weighing = SimilarityWeigher(DpsOptions(scope="agent"), own_id=OWN, agents=4).weigh(batch, wanted)
+    assert weighing.degenerate
+    assert set(weighing.weight[batch.agent_id == 9].tolist()) == {0.0}
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_a_batch_without_external_rows_has_nothing_to_weigh_in_any_scope(scope):
+    actions, policy, _ = rows(19)
+    batch, wanted = as_batch(actions, policy, np.full(len(actions), OWN))
+    weighing = SimilarityWeigher(DpsOptions(scope=scope), own_id=OWN, agents=4).weigh(batch, wanted)
+    assert bool((weighing.weight == 1).all())
+    assert (int(weighing.external), float(weighing.similarity)) == (0, 0.0)
+    assert float(weighing.rho) == float(weighing.mean_term) == math.inf
+    assert not weighing.degenerate
+
+
+# --- promises ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("kind", DIVERGENCES)
+def test_no_scope_and_no_option_synchronises_with_the_host(kind, scope, monkeypatch):
+    options = {**OPTIONS[-1], "debias": (kind, scope) != ("js", "transition")}
+    actions, policy, ids = (torch.as_tensor(part) for part in rows(20))
+    batch, wanted = as_batch(*rows(20))
+    weigher = SimilarityWeigher(DpsOptions(kind, scope, **options), own_id=OWN, agents=4)
+    similarity_weights(actions, policy, ids, OWN, divergence=kind, scope=scope, **options)
+    weigher.weigh(batch, wanted)
+
+    def refuse(*_args: object, **_kwargs: object) -> None:
+        raise AssertionError("read a tensor's value")
+
+    for name in (
+        "item",
+        "tolist",
+        "numpy",
+        "cpu",
+        "nonzero",
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__index__",
+    ):
+        monkeypatch.setattr(Tensor, name, refuse)
+    similarity_weights(actions, policy, ids, OWN, divergence=kind, scope=scope, **options)
+    weigher.weigh(batch, wanted)
+    weigher.by_source(batch, wanted)
+
+
+def test_one_graph_holds_every_option():
+    options = DpsOptions(floor=True, shrinkage=0.2, debias=True, normalise=True)
+    actions, policy, ids = rows(21)
+    given = torch.as_tensor(actions - policy), torch.as_tensor(ids != OWN)[None]
+
+    def run(deviation: Tensor, member: Tensor) -> Tensor:
+        return measure(deviation, member, options).rho
+
+    compiled = torch.compile(run, backend="eager", fullgraph=True)(*given)
+    torch.testing.assert_close(compiled, run(*given))
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, math.nan])
+def test_a_shrinkage_outside_zero_to_one_is_refused(share):
+    with pytest.raises(ConfigError, match="must be between 0 and 1"):
+        DpsOptions(shrinkage=share)
+
+
+def test_the_correction_that_has_no_equation_is_refused_by_options_and_configuration():
+    with pytest.raises(ConfigError, match="debias is not known"):
+        DpsOptions("js", "transition", debias=True)
+    with pytest.raises(ConfigError, match="debias = true is not known"):
+        resolve({"dps": {"divergence": "js", "scope": "transition", "debias": True}})
