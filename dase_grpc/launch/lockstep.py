@@ -1,9 +1,10 @@
 """All agents round-robin in one process, bit-for-bit reproducible from the run's seed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Event
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -11,7 +12,8 @@ import torch
 from numpy.lib.format import header_data_from_array_1_0, write_array_header_1_0
 
 from dase_grpc import seeding
-from dase_grpc.config import RunConfig
+from dase_grpc.config import EnvConfig, RunConfig
+from dase_grpc.errors import ConfigError, EnvironmentSpecError
 from dase_grpc.learning.build import build_learner
 from dase_grpc.learning.device import pick_device
 from dase_grpc.learning.envs import Environment, make_env, schema_of
@@ -20,7 +22,7 @@ from dase_grpc.progress import Progress
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.files import staged_file
 from dase_grpc.runs.journal import AgentJournal
-from dase_grpc.schema import Array
+from dase_grpc.schema import Array, TransitionSchema
 from dase_grpc.store import ReplayStore, RingBuffer
 from dase_grpc.telemetry import LearnerMetrics, make_registry
 
@@ -52,6 +54,31 @@ class LocalReplay:
 
 
 @dataclass(frozen=True)
+class Peer:
+    """An agent that is not as the run's configuration says, to see what its transitions do to the others.
+
+    Attributes:
+        env: the environment it explores and is evaluated in, of the same sizes and bounds as the run's;
+            its transitions are stored under the run's schema. None is the run's.
+        random: it acts uniformly at random for the whole run and never updates.
+    """
+
+    env: EnvConfig | None = None
+    random: bool = False
+
+    def configured(self, config: RunConfig) -> RunConfig:
+        """The configuration it lives by; only its learner sees it, run.toml does not."""
+        agent = config.agent
+        if self.random:
+            agent = agent.model_copy(update={"start_steps": config.train.steps + 1})
+        return config.model_copy(update={"env": self.env or config.env, "agent": agent})
+
+
+AS_CONFIGURED: Final = Peer()
+NO_PEERS: Final[Mapping[int, Peer]] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
 class LockstepRun:
     """A run in one process: its learners, by agent id, and their buffer."""
 
@@ -67,25 +94,33 @@ class LockstepRun:
 
 @contextmanager
 def open_lockstep(
-    config: RunConfig, directory: RunDirectory, *, gpu: int | None = None
+    config: RunConfig,
+    directory: RunDirectory,
+    *,
+    gpu: int | None = None,
+    peers: Mapping[int, Peer] = NO_PEERS,
 ) -> Iterator[LockstepRun]:
     """Builds everything; environments and journals are closed when the block ends, however it ends.
 
+    The agents in `peers` are as it says, all others as the configuration does.
+
     Raises:
         EnvironmentSpecError, DeviceError, CapacityError: in one sentence.
+        ConfigError: `peers` names an agent that the run does not have.
     """
+    configs = _configs(config, peers)
     device = pick_device(gpu)
     torch.set_num_threads(config.train.threads)
     with ExitStack() as stack:
-        envs = [_open_env(config, stack) for _ in range(config.train.agents)]
-        schema = schema_of(envs[0], config.env.id)
+        envs = [_open_env(each.env, stack) for each in configs]
+        schema = _shared_schema(envs, configs, name=config.env.id)
         store = ReplayStore(RingBuffer(schema, config.replay.capacity))
 
         def build(agent_id: int, env: Environment) -> Learner:
             journal = AgentJournal.open(directory.agent(agent_id), config=config, schema=schema)
             replay = LocalReplay(store, config, agent_id)
             return build_learner(
-                config,
+                configs[agent_id],
                 schema,
                 env=env,
                 agent_id=agent_id,
@@ -128,7 +163,34 @@ def save_buffer(run: LockstepRun) -> None:
             file.write(part.data)
 
 
-def _open_env(config: RunConfig, stack: ExitStack) -> Environment:
-    env = make_env(config.env.id, config.env.kwargs)
+def _configs(config: RunConfig, peers: Mapping[int, Peer]) -> list[RunConfig]:
+    unknown = sorted(set(peers) - set(range(config.train.agents)))
+    if unknown:
+        raise ConfigError(f"there is no agent {unknown[0]} to replace; train.agents = {config.train.agents}")
+    return [peers.get(agent, AS_CONFIGURED).configured(config) for agent in range(config.train.agents)]
+
+
+def _open_env(config: EnvConfig, stack: ExitStack) -> Environment:
+    env = make_env(config.id, config.kwargs)
     stack.callback(env.close)
     return env
+
+
+def _shared_schema(envs: list[Environment], configs: list[RunConfig], *, name: str) -> TransitionSchema:
+    """The one layout of all agents' transitions, under the name of the run's environment."""
+    schemas = [schema_of(env, each.env.id) for env, each in zip(envs, configs, strict=True)]
+    shared = replace(schemas[0], environment=name)
+    for schema in schemas:
+        if replace(schema, environment=name) != shared:
+            raise EnvironmentSpecError(
+                f"environment {schema.environment!r} has {_sizes(schema)}, but {schemas[0].environment!r} of "
+                f"agent 0 has {_sizes(shared)}; agents that share a buffer need the same"
+            )
+    return shared
+
+
+def _sizes(schema: TransitionSchema) -> str:
+    return (
+        f"{schema.observation_size} observation and {schema.action_size} action components "
+        f"within {list(schema.action_low)} and {list(schema.action_high)}"
+    )
