@@ -157,7 +157,7 @@ class LearnerMetrics:
         )
         self.pooled_weight = gauge(
             "dase_similarity_pooled_weight_ratio",
-            "Similarity weight that all external transitions of a batch have in the loss.",
+            "Similarity weight of the external transitions of a batch in the loss, the mean where it varies.",
         )
         self._update_seconds = Histogram(
             "dase_learner_update_duration_seconds",
@@ -180,7 +180,7 @@ class LearnerMetrics:
         )
         self._similarity = Gauge(
             "dase_similarity_weight_ratio",
-            "Similarity of each agent's transitions by themselves: a diagnostic, the pooled weight weighs.",
+            "Similarity of each agent's transitions by themselves; with dps.scope pooled a diagnostic only.",
             ["agent_id", "source_agent_id"],
             registry=registry,
         )
