@@ -1,13 +1,13 @@
 """The `dase` command: parse, call, print. No logic."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from dase_grpc.config import RunConfig
+from dase_grpc.config import RunConfig, whole_number
 from dase_grpc.errors import ConfigError, DaseError, UsageError
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
@@ -24,11 +24,27 @@ def _option(flag: str, text: str, *, panel: str | None = None, **more: Any) -> A
     return typer.Option(flag, help=text, rich_help_panel=panel, show_default=False, **more)
 
 
+def _whole(flag: str) -> Callable[[str], int]:
+    """Reads a flag's whole number, 1e5 and 100_000 included."""
+
+    def read(text: str) -> int:
+        value = whole_number(text)
+        if isinstance(value, str):
+            raise ConfigError(f"{flag} {text!r} is not a whole number; write it like 100000 or 1e5")
+        return value
+
+    return read
+
+
+def _whole_option(flag: str, text: str) -> Any:
+    return _option(flag, text, panel=SETTINGS, parser=_whole(flag), metavar="INTEGER")
+
+
 SETTINGS: Final = "Settings"
 Env = Annotated[str | None, _option("--env", "Gymnasium id, or package.module:EnvOrFactory.", panel=SETTINGS)]
-Agents = Annotated[int | None, _option("--agents", "K, the agents that share the buffer.", panel=SETTINGS)]
-Steps = Annotated[int | None, _option("--steps", "Environment steps of each agent.", panel=SETTINGS)]
-Seed = Annotated[int | None, _option("--seed", "The run's one seed.", panel=SETTINGS)]
+Agents = Annotated[int | None, _whole_option("--agents", "K, the agents that share the buffer.")]
+Steps = Annotated[int | None, _whole_option("--steps", "Environment steps of each agent.")]
+Seed = Annotated[int | None, _whole_option("--seed", "The run's one seed.")]
 Algo = Annotated[
     str | None, _option("--algo", "td3, ddpg or sac, with the paper's settings.", panel=SETTINGS)
 ]
@@ -95,6 +111,22 @@ AgentId = Annotated[
 RunDir = Annotated[
     Path | None, _option("--run-dir", "Where results go; else runs/RUN_ID.", panel=LEARNER_NODE)
 ]
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """Holds the options that come before a command."""
 
 
 @app.command()
@@ -283,7 +315,7 @@ def _settings(
     seed: int | None,
 ) -> RunConfig:
     """The paper's settings for what is named, else the quick start's, then what was given."""
-    from dase_grpc.presets import layered, paper_preset
+    from dase_grpc.presets import layered
 
     return layered(
         preset_name=preset,
@@ -296,5 +328,4 @@ def _settings(
             "train.seed": seed,
         },
         assignments=assignments or [],
-        otherwise="quickstart" if env is None else paper_preset("td3", env),
     )

@@ -82,6 +82,14 @@ class Section(BaseModel):
             raise PydanticCustomError("boolean", "must not be true or false")
         return value
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _reads_whole_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        """A text for a whole number may be written as 1e5 or 100_000, as a number in TOML may."""
+        if isinstance(value, str) and cls.model_fields[str(info.field_name)].annotation is int:
+            return whole_number(value)
+        return value
+
 
 class EnvConfig(Section):
     """The environment every agent explores its own copy of."""
@@ -258,6 +266,19 @@ class RunConfig(Section):
                 f"metrics.port = {self.metrics.port} leaves no port for agent {self.train.agents - 1}"
             )
         return self
+
+
+def whole_number(text: str) -> int | str:
+    """The number that a text such as "100000", "100_000" or "1e5" is; the text where it is none."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    return int(value) if value.is_integer() and abs(value) < 2**53 else text
 
 
 def require_capacity(config: RunConfig, capacity: int) -> None:

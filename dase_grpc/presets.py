@@ -133,13 +133,13 @@ def layered(
     file: Path | None,
     flags: Mapping[str, Any],
     assignments: Sequence[str],
-    otherwise: str,
 ) -> RunConfig:
     """The configuration a command line asks for: preset, then file, then flags, then `--set`.
 
     flags maps `section.key` to a value; None stands for a flag that was not given. The flag
-    `agent.algorithm` chooses the paper's preset for that algorithm and the environment. `otherwise`
-    names the preset to start from when no preset, no algorithm and no file is given.
+    `agent.algorithm` chooses the paper's preset for that algorithm and the environment. Where no
+    preset, no algorithm and no file is given, an environment that is named, by its flag or by
+    `--set`, chooses the paper's preset for TD3 in it, and none the quick start.
 
     Raises:
         ConfigError: in one sentence.
@@ -158,7 +158,10 @@ def layered(
                 f"give one, e.g. --preset paper/{algorithm}"
             )
         preset_name = paper_preset(algorithm, _environment(layers))
-    base = preset(preset_name or otherwise) if preset_name or file is None else {}
+    if preset_name is None and file is None:
+        env = _environment(layers)
+        preset_name = "quickstart" if env is None else paper_preset("td3", env)
+    base = preset(preset_name) if preset_name else {}
     return resolve(base, *layers)
 
 

@@ -1,4 +1,4 @@
-"""How far a learner is: the few numbers that heartbeats carry and every screen shows."""
+"""How far a learner is: the few numbers that heartbeats carry, every screen shows and logs say."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +10,7 @@ class Progress:
 
     similarity_weight is the latest λ that weighed a batch's external transitions, one for all of them.
     similarity maps each agent that collected some to λ of its own alone, a diagnostic that weighs nothing.
+    updates_per_second is that of the latest updates, evaluations left out; 0 where it is not known yet.
     state is one of "starting", "exploring", "training", "waiting: <for what>", "finished", "stopped".
     """
 
@@ -23,3 +24,26 @@ class Progress:
     similarity: Mapping[int, float] = field(default_factory=dict)
     similarity_weight: float | None = None
     state: str = "starting"
+
+
+def evaluation_line(progress: Progress) -> str:
+    """What a log says after an evaluation: how far the learner is and how well it does, if it is known."""
+    text = (
+        f"step {progress.step:,} of {progress.total_steps:,}: evaluation {number(progress.evaluation_return)}"
+    )
+    if progress.step:
+        text += f" (first {number(progress.first_evaluation_return)})"
+    if progress.episode_return is not None:
+        text += f", return {number(progress.episode_return)}"
+    if progress.updates_per_second:
+        text += f", {progress.updates_per_second:.0f} updates/s"
+    if progress.similarity_weight is not None:
+        text += f", λ {progress.similarity_weight:.2g}"
+    return text
+
+
+def number(value: float | None) -> str:
+    """A return, short."""
+    if value is None:
+        return "-"
+    return f"{value:,.1f}" if abs(value) < 1e7 else f"{value:.3g}"

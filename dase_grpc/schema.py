@@ -171,9 +171,14 @@ class TransitionSchema:
             if isinstance(ours, tuple):  # as long as theirs, for action_size was compared before
                 index = next(index for index, bound in enumerate(ours) if bound != theirs[index])
                 name, ours, theirs = f"{field}[{index}]", ours[index], theirs[index]
+            same = (
+                f"start it with --env {ours}"
+                if field == "environment"
+                else "make the environment the same way"
+            )
             raise SchemaMismatchError(
                 f"the buffer holds transitions with {name} = {_short(ours)}, "
-                f"this node brings {name} = {_short(theirs)}"
+                f"this node brings {name} = {_short(theirs)}; {same}, or start another replay"
             )
 
 

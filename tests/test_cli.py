@@ -80,7 +80,8 @@ def test_the_leash_is_not_for_people(dase):
 
 
 def test_the_version_is_that_of_the_package(dase):
-    assert dase("version") == (0, f"{version('dase-grpc')}\n", "")
+    for way in ("version", "--version"):
+        assert dase(way) == (0, f"{version('dase-grpc')}\n", "")
 
 
 def test_python_dash_m_is_the_same_command():
@@ -126,6 +127,28 @@ def test_flags_win_over_the_file_and_set_over_both(dase, tmp_path):
     code, out, _ = dase("config", "--config", "run.toml", "--steps", 20, "--seed", 2, "--set", "train.seed=3")
     train = resolve(tomllib.loads(out)).train
     assert (code, train.agents, train.steps, train.seed) == (0, 1, 20, 3)
+
+
+@pytest.mark.parametrize("text", ["100000", "100_000", "1e5", "100000.0"])
+@pytest.mark.parametrize("way", ["--steps={}", "--set=train.steps={}", '--set=train.steps="{}"'])
+def test_whole_numbers_may_be_written_with_an_exponent_or_underscores(dase, way, text):
+    code, out, err = dase("config", way.format(text))
+    assert (code, err) == (0, "")
+    assert resolve(tomllib.loads(out)).train.steps == 100_000
+
+
+@pytest.mark.parametrize("flag", ["--steps", "--agents", "--seed"])
+@pytest.mark.parametrize("text", ["1.5", "many", "1e-3", "inf", "nan", ""])
+def test_what_is_no_whole_number_is_refused_in_one_sentence(dase, flag, text):
+    assert dase("config", flag, text) == (
+        2,
+        "",
+        f"error: {flag} {text!r} is not a whole number; write it like 100000 or 1e5\n",
+    )
+
+
+def test_an_environment_named_by_set_brings_the_papers_settings_as_its_flag_does(dase):
+    assert dase("config", "--set", "env.id=Hopper-v5") == dase("config", "--env", "Hopper-v5")
 
 
 # -- refusals: one sentence, no traceback, nothing left behind ----------------------------------------

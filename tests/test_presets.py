@@ -130,19 +130,26 @@ def file(tmp_path):
 
 
 def layers(**given: object) -> RunConfig:
-    nothing = {"preset_name": None, "file": None, "flags": {}, "assignments": [], "otherwise": "paper/td3"}
+    nothing = {"preset_name": None, "file": None, "flags": {}, "assignments": []}
     return layered(**{**nothing, **given})
 
 
-def test_without_preset_and_file_the_command_chooses_the_preset():
-    assert layers(otherwise="quickstart") == resolve(preset("quickstart"))
-    assert layers(otherwise="paper/td3") == resolve(preset("paper/td3"))
+def test_nothing_named_is_the_quick_start_and_an_environment_alone_the_papers_td3():
+    assert layers() == resolve(preset("quickstart"))
+    assert layers(flags={"env.id": "Ant-v4"}) == resolve(preset("paper/td3/Ant"), {"env": {"id": "Ant-v4"}})
+    assert layers(flags={"env.id": "My-v0"}) == resolve(preset("paper/td3"), {"env": {"id": "My-v0"}})
+
+
+def test_an_environment_set_by_assignment_chooses_the_preset_as_its_flag_does():
+    for env_id in ("Ant-v5", "My-v0"):
+        assert layers(assignments=[f"env.id={env_id}"]) == layers(flags={"env.id": env_id})
+    assert layers(assignments=["env.kwargs.a=1"]).agent == layers().agent
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_an_algorithm_chooses_the_papers_preset_with_and_without_an_environment(algorithm):
     flags = {"agent.algorithm": algorithm, "env.id": None}
-    assert layers(flags=flags, otherwise="quickstart") == resolve(preset(f"paper/{algorithm}"))
+    assert layers(flags=flags) == resolve(preset(f"paper/{algorithm}"))
     flags["env.id"] = "Humanoid-v5"
     assert layers(flags=flags) == resolve(preset(f"paper/{algorithm}/Humanoid"))
 
@@ -193,11 +200,11 @@ def test_an_environment_has_its_own_preset_where_the_paper_has_it(env_id, name):
 
 
 def test_a_preset_that_is_named_wins_over_the_commands_choice():
-    assert layers(preset_name="quickstart", otherwise="paper/td3") == resolve(preset("quickstart"))
+    assert layers(preset_name="quickstart", flags={"env.id": None}) == resolve(preset("quickstart"))
 
 
 def test_a_file_without_a_preset_stands_on_the_defaults(file):
-    config = layers(file=file, otherwise="quickstart")
+    config = layers(file=file)
     assert config == resolve({"train": {"steps": 22, "seed": 2}, "env": {"kwargs": {"a": 1, "b": 1}}})
 
 

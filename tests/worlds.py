@@ -369,6 +369,41 @@ class NoSpaces(gymnasium.Env[Any, Any]):
     """Forgot both spaces."""
 
 
+class OldReset(Clock):
+    """An environment from before seeds were given to reset."""
+
+    def reset(self) -> Any:  # type: ignore[override]
+        return self.observe(), {}
+
+
+class OldReturns(Clock):
+    """As in Gym before 0.26: reset gives the observation alone, and step four values with `old_step`."""
+
+    def __init__(self, old_step: bool = False, nested: bool = False) -> None:
+        super().__init__()
+        self._old_step = old_step
+        if nested:  # so that Gymnasium's wrapper takes what is returned apart
+            self.observation_space = Box(-np.inf, np.inf, (1, 3), np.float64)
+
+    def observe(self) -> Any:
+        return np.zeros(self.observation_space.shape or ())
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> Any:
+        observation, info = super().reset(seed=seed)
+        return (observation, info) if self._old_step else observation
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, _, info = super().step(action)
+        return observation, reward, terminated, info
+
+
+class TextObservation(Clock):
+    """Its observation is no number."""
+
+    def observe(self) -> Any:
+        return "left"
+
+
 def returns_nothing() -> None:
     """A factory without a return statement."""
 
@@ -381,6 +416,10 @@ def limited(**kwargs: Any) -> gymnasium.Env[Any, Any]:
 an_instance = Endless()
 not_callable = 7
 
+for version in (0, 2, 10):
+    gymnasium.register(f"VersionedWorld-v{version}", entry_point="worlds:PointGoal")
+gymnasium.register("NeedyWorld-v1", entry_point="no_such_package:World")
+gymnasium.register("NeedyWorld-v2", entry_point="worlds:PointGoal")
 gymnasium.register("RegisteredWorld-v0", entry_point="worlds:PointGoal", max_episode_steps=5)
 
 

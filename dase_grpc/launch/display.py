@@ -12,9 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from dase_grpc.config import RunConfig
-from dase_grpc.progress import Progress
+from dase_grpc.progress import Progress, number
 
-PLAIN_EVERY_S: Final = 10.0
+PLAIN_EVERY_S: Final = 20.0
+MEASURED_S: Final = 2.0
+"""How long all agents must have trained before their speed says anything about the time left."""
+
 SHOWN_SOURCES: Final = 6
 
 
@@ -78,12 +81,13 @@ class LiveTable:
             table.add_column(name)
         for agent_id, progress in enumerate(snapshot.agents):
             table.add_row(str(agent_id), *map(Text, agent_cells(agent_id, progress)))
-        footer = f"{self._steps:,} steps each, {buffer_text(snapshot)}, {self._time_left}"
+        each = " each" if len(snapshot.agents) > 1 else ""
+        footer = f"{self._steps:,} steps{each}, {buffer_text(snapshot)}, {self._time_left}"
         self._live.update(Group(table, Text(footer, style="dim")))
 
 
 class PlainLines:
-    """A line for an agent that has a new evaluation or has ended, and for every agent now and then."""
+    """A line for an agent when it starts and when it ends, and for every agent now and then."""
 
     def __init__(self, console: Console, config: RunConfig, clock: Callable[[], float]) -> None:
         self._console = console
@@ -106,24 +110,29 @@ class PlainLines:
         told = 0
         for agent_id, progress in enumerate(snapshot.agents):
             if has_started(progress) and self._is_news(agent_id, progress, due=due):
+                first = agent_id not in self._said or has_ended(progress)
                 self._said[agent_id] = progress
-                self._say(agent_line(agent_id, progress))
+                self._say(agent_line(agent_id, progress, first=first))
                 told += 1
         if told and (due or all(map(has_ended, snapshot.agents))):
             self._all_said_at = now
             self._say(f"{buffer_text(snapshot)}, {self._time_left}")
 
     def _is_news(self, agent_id: int, progress: Progress, *, due: bool) -> bool:
-        before = self._said.get(agent_id, Progress())
-        evaluated = progress.evaluation_return != before.evaluation_return
-        return progress != before and (due or evaluated or has_ended(progress))
+        before = self._said.get(agent_id)
+        if before is None:
+            return due or progress.evaluation_return is not None or has_ended(progress)
+        return progress != before and (due or has_ended(progress))
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 class TimeLeft:
-    """Estimates the rest of a run from its slowest agent's speed over the last minute."""
+    """Estimates the rest of a run from its slowest agent's speed over the last minute.
+
+    Agents that explore at random are much faster than they will be, so nothing counts before all train.
+    """
 
     def __init__(self, total_steps: int, *, horizon_s: float = 60.0) -> None:
         self._total = total_steps
@@ -132,17 +141,23 @@ class TimeLeft:
 
     def observe(self, snapshot: Snapshot, now: float) -> None:
         """Takes in how far the slowest agent is."""
-        self._seen.append((now, min((p.step if p else 0 for p in snapshot.agents), default=0)))
+        if any(p is None or p.state in ("starting", "exploring") for p in snapshot.agents):
+            self._seen.clear()
+            return
+        self._seen.append((now, min((p.step for p in snapshot.agents if p), default=0)))
         while len(self._seen) > 2 and now - self._seen[0][0] > self._horizon_s:
             self._seen.popleft()
 
     def __str__(self) -> str:
         """For example "about 2 min 10 s left"."""
+        unknown = "time left not known yet"
+        if not self._seen:
+            return unknown
         (since, first), (now, step) = self._seen[0], self._seen[-1]
         if step >= self._total:
             return "all steps done"
-        if step <= first or now <= since:
-            return "time left not known yet"
+        if step <= first or now - since < MEASURED_S:
+            return unknown
         return f"about {duration_text((self._total - step) * (now - since) / (step - first))} left"
 
 
@@ -156,12 +171,13 @@ def has_ended(progress: Progress | None) -> bool:
     return progress is not None and progress.state in ("finished", "stopped")
 
 
-def agent_line(agent_id: int, progress: Progress) -> str:
-    """An agent's numbers in one line."""
-    step, episode, evaluation, first, rate, similarity, state = agent_cells(agent_id, progress)
+def agent_line(agent_id: int, progress: Progress, *, first: bool) -> str:
+    """An agent's numbers in one line, with its first evaluation if `first`."""
+    step, episode, evaluation, first_evaluation, rate, similarity, state = agent_cells(agent_id, progress)
+    began = f" (first {first_evaluation})" if first else ""
     return (
         f"agent {agent_id}: step {step} of {progress.total_steps:,}, return {episode}, "
-        f"evaluation {evaluation} (first {first}), {rate} updates/s, similarity {similarity}, {state}"
+        f"evaluation {evaluation}{began}, {rate} updates/s, similarity {similarity}, {state}"
     )
 
 
@@ -174,7 +190,7 @@ def agent_cells(agent_id: int, progress: Progress | None) -> tuple[str, str, str
         number(progress.episode_return),
         number(progress.evaluation_return),
         number(progress.first_evaluation_return),
-        f"{progress.updates_per_second:.0f}",
+        f"{progress.updates_per_second:.0f}" if progress.updates_per_second else "-",
         similarity_text(agent_id, progress),
         progress.state,
     )
@@ -183,13 +199,14 @@ def agent_cells(agent_id: int, progress: Progress | None) -> tuple[str, str, str
 def similarity_text(agent_id: int, progress: Progress) -> str:
     """The λ that weighs, and in brackets that of each peer alone where there are several.
 
-    For example "0.05 (1: 0.21  2: 3e-05)"; of a single peer both are the same.
+    For example "0.05 (1:0.21  2:3e-05)"; of a single peer both are the same. No space is within a
+    pair, where a narrow table would break it (rich breaks at no-break spaces too).
     """
     others = [(source, value) for source, value in sorted(progress.similarity.items()) if source != agent_id]
     used = "-" if progress.similarity_weight is None else f"{progress.similarity_weight:.2g}"
     if len(others) < 2:
         return used
-    shown = "  ".join(f"{source}: {value:.2g}" for source, value in others[:SHOWN_SOURCES])
+    shown = "  ".join(f"{source}:{value:.2g}" for source, value in others[:SHOWN_SOURCES])
     return f"{used} ({shown}{'  ...' if len(others) > SHOWN_SOURCES else ''})"
 
 
@@ -199,13 +216,6 @@ def buffer_text(snapshot: Snapshot) -> str:
         return "buffer not open yet"
     share = snapshot.buffer_size / snapshot.buffer_capacity
     return f"buffer {snapshot.buffer_size:,} of {snapshot.buffer_capacity:,} ({share:.0%})"
-
-
-def number(value: float | None) -> str:
-    """A return, short."""
-    if value is None:
-        return "-"
-    return f"{value:,.1f}" if abs(value) < 1e7 else f"{value:.3g}"
 
 
 def duration_text(seconds: float) -> str:

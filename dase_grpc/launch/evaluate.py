@@ -12,6 +12,7 @@ from dase_grpc.learning.agents import load_policy
 from dase_grpc.learning.device import pick_device
 from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.learning.evaluation import Evaluation, Evaluator
+from dase_grpc.progress import number
 from dase_grpc.runs.checkpoint import METADATA_FILE, Checkpoint, latest, load_checkpoint
 from dase_grpc.runs.directory import RUN_FILE, AgentDirectory, RunDirectory
 from dase_grpc.seeding import Purpose, integer
@@ -40,12 +41,19 @@ class EvaluatedCheckpoint:
     def __str__(self) -> str:
         """One line for a person to read."""
         result = self.evaluation
-        cut = f", {result.cut} of them cut" if result.cut else ""
+        spread = f" ± {number(result.return_std)}" if result.episodes > 1 else ""
+        episodes = "1 episode" if result.episodes == 1 else f"{result.episodes:,} episodes"
         film = f"; video: {self.video}" if self.video else ""
         return (
             f"agent {self.agent_id} in {self.environment} after {self.step:,} steps: mean return "
-            f"{result.return_mean:.1f} ± {result.return_std:.1f} over {result.episodes} episodes{cut}{film}"
+            f"{number(result.return_mean)}{spread} over {episodes}{self._cut()}{film}"
         )
+
+    def _cut(self) -> str:
+        cut, of = self.evaluation.cut, self.evaluation.episodes
+        if not cut:
+            return ""
+        return ", which was cut" if of == 1 else f", {cut:,} of them cut"
 
 
 def evaluate_checkpoint(

@@ -28,8 +28,15 @@ class Node:
         """An error that says what happened, how the process ended if it has, and the end of its log."""
         code = self.process.returncode
         how = "" if code is None else f" ({exit_text(code)})"
-        tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-SHOWN_LOG_LINES:])
-        return NodeFailedError(f"{self.name} {what}{how}; the end of {self.log}:\n{tail or '(empty)'}")
+        return NodeFailedError(f"{self.name} {what}{how}; the end of {self.log}:\n{_tail(self.log)}")
+
+
+def _tail(log: Path) -> str:
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError as error:
+        return f"(it cannot be read: {error.strerror or error})"
+    return "\n".join(lines[-SHOWN_LOG_LINES:]) or "(empty)"
 
 
 async def start_node(

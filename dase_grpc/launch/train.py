@@ -1,7 +1,11 @@
 """`dase train`: checks, makes the run directory, runs the cluster or lockstep, says where results are."""
 
 import asyncio
+import shlex
+import shutil
+import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,16 +17,20 @@ from rich.console import Console
 
 from dase_grpc.capacity import transitions
 from dase_grpc.config import RunConfig, require_capacity
-from dase_grpc.errors import ConfigError, DaseError
-from dase_grpc.launch.display import Snapshot, make_display, number
+from dase_grpc.errors import ConfigError, DaseError, RunDirectoryError
+from dase_grpc.launch.display import Snapshot, make_display
 from dase_grpc.launch.local import run_cluster
 from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.nodes.lifecycle import halt_event, stop_event
-from dase_grpc.runs.directory import AgentDirectory, RunDirectory
+from dase_grpc.progress import number
+from dase_grpc.runs.directory import AgentDirectory, RunDirectory, checkpoint_paths
 from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.runs.metrics_log import read_metrics
 from dase_grpc.runs.report import write_report
 
 REDRAW_S: Final = 0.25
+SAME_SECOND: Final = 100
+"""Runs of one kind that may begin within the same second."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +55,11 @@ def train_here(options: TrainOptions) -> None:
     console = Console()
     config = options.config
     check(config, gpu=options.gpu)
-    mode = "lockstep" if options.lockstep else "cluster"
-    directory = RunDirectory.create(
-        options.root, options.name or run_name(config), config, mode=mode, command=options.command
-    )
+    directory = _new_directory(options)
+    each = " each" if config.train.agents > 1 else ""
     _say(
         console,
-        f"{_method(config)} on {config.env.id}, {config.train.steps:,} steps each, seed {config.train.seed}",
+        f"{_method(config)} on {config.env.id}, {config.train.steps:,} steps{each}, seed {config.train.seed}",
     )
     if config.train.steps <= config.agent.start_steps:
         _say(
@@ -67,7 +73,7 @@ def train_here(options: TrainOptions) -> None:
         else:
             asyncio.run(_train_in_cluster(options, directory, console))
     finally:
-        _say_results(directory, console)
+        _say_results(directory, console, program=program(options.command))
 
 
 def check(config: RunConfig, *, gpu: int | None = None) -> None:
@@ -98,6 +104,43 @@ def run_name(config: RunConfig) -> str:
     env = "".join(c if c.isalnum() or c in "-_" else "-" for c in config.env.id)
     when = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     return f"{env}-{config.agent.algorithm}-k{config.train.agents}-seed{config.train.seed}-{when}"
+
+
+def program(command: Sequence[str]) -> str:
+    """How this program was called, so that a line with another of its commands can be pasted.
+
+    command is sys.argv; what the shell finds by its name alone is named by that.
+    """
+    called = Path(command[0] if command else "dase")
+    if called.name == "__main__.py":
+        return f"{_as_found(Path(sys.executable))} -m dase_grpc"
+    return _as_found(called)
+
+
+def _as_found(called: Path) -> str:
+    found = shutil.which(called.name)
+    if called.name == str(called) or (found is not None and Path(found) == called):
+        return called.name
+    return shlex.quote(str(called))
+
+
+def _new_directory(options: TrainOptions) -> RunDirectory:
+    """The run's directory; where an automatic name is taken already, one with -2, -3, ... behind it.
+
+    Raises:
+        RunDirectoryError: the name that was asked for is taken, or nothing can be written there.
+    """
+    name = options.name or run_name(options.config)
+    mode = "lockstep" if options.lockstep else "cluster"
+    for tried in (name, *(f"{name}-{count}" for count in range(2, SAME_SECOND + 1))):
+        try:
+            return RunDirectory.create(
+                options.root, tried, options.config, mode=mode, command=options.command
+            )
+        except RunDirectoryError:
+            if options.name or not (options.root / tried).exists():
+                raise
+    raise RunDirectoryError(f"{options.root / name} and {SAME_SECOND} like it exist; give the run a --name")
 
 
 def _train_in_lockstep(options: TrainOptions, directory: RunDirectory, console: Console) -> None:
@@ -145,14 +188,17 @@ def _say(console: Console, text: str) -> None:
     console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
-def _say_results(directory: RunDirectory, console: Console) -> None:
+def _say_results(directory: RunDirectory, console: Console, *, program: str) -> None:
     """Says how the agents did and where everything is; whatever cannot be read is said too."""
     agents, found = directory.agents(), [f"results: {directory.path}"]
     try:
         for agent in agents:
             _say_curve(agent, console)
+            _say_refused(agent, console)
         if agents:
-            found += [f"report:  {write_report(directory)}", f"next:    dase evaluate {directory.path}"]
+            found.append(f"report:  {write_report(directory)}")
+        if any(checkpoint_paths(agent.checkpoints) for agent in agents):
+            found.append(f"next:    {program} evaluate {shlex.quote(str(directory.path))}")
     except DaseError as error:
         found += [f"no report: {error}"]
     for text in found:
@@ -162,9 +208,20 @@ def _say_results(directory: RunDirectory, console: Console) -> None:
 def _say_curve(agent: AgentDirectory, console: Console) -> None:
     curve = read_evaluations(agent.evaluations.path)
     if len(curve):
-        first, last = float(curve.return_mean[0]), float(curve.return_mean[-1])
+        shown = [0, -1] if len(curve) > 1 else [0]
+        told = (f"{number(float(curve.return_mean[i]))} at step {int(curve.step[i]):,}" for i in shown)
+        _say(console, f"agent {agent.agent_id}: evaluation return {', '.join(told)}")
+
+
+def _say_refused(agent: AgentDirectory, console: Console) -> None:
+    """Says how many of an agent's transitions were left out, if any was."""
+    refused: Counter[str] = Counter()
+    for values in read_metrics(agent.metrics.path):
+        refused.update(values.get("refused") or {})
+    if refused:
+        fields = ", ".join(f"{field} in {count:,}" for field, count in sorted(refused.items()))
         _say(
             console,
-            f"agent {agent.agent_id}: evaluation return {number(first)} at step {int(curve.step[0]):,}, "
-            f"{number(last)} at step {int(curve.step[-1]):,}",
+            f"note: agent {agent.agent_id} left out {refused.total():,} transitions that were not finite "
+            f"({fields}); make the environment return finite numbers",
         )

@@ -69,7 +69,7 @@ def film(
         EnvironmentSpecError: the environment cannot render here; says what to install.
         UsageError: the file cannot be written.
     """
-    env = make_env(env_id, kwargs, render_mode="rgb_array")
+    env = _make_visible(env_id, kwargs)
     try:
         frames, total = record_episode(env, policy, schema, seed=seed, max_episode_steps=MAX_STEPS)
         fps = float(env.metadata.get("render_fps") or _DEFAULT_FPS)
@@ -83,6 +83,18 @@ def film(
         env.close()
     write_video(path, frames, fps=fps)
     return total
+
+
+def _make_visible(env_id: str, kwargs: dict[str, Any]) -> Environment:
+    try:
+        return make_env(env_id, kwargs, render_mode="rgb_array")
+    except EnvironmentSpecError as error:
+        if isinstance(error.__cause__, TypeError) and "'render_mode'" in str(error.__cause__):
+            raise EnvironmentSpecError(
+                f"environment {env_id!r} takes no render_mode, so it cannot be filmed; let it accept "
+                f'render_mode="rgb_array" and return RGB arrays from render()'
+            ) from error
+        raise
 
 
 def choose_mujoco_backend(environ: MutableMapping[str, str]) -> None:
@@ -107,10 +119,16 @@ def write_video(path: Path, frames: Frames, *, fps: float) -> None:
         if path.suffix.lower() == ".gif":
             _write_gif(path, frames, fps=fps)
         else:
-            # libx264 wants even sides; its default of 16 would resize some pictures.
-            _mp4_writer().mimwrite(path, list(frames), fps=fps, macro_block_size=2)
+            # ImageIO would scale the pictures to even sides, and warn.
+            _mp4_writer().mimwrite(path, list(map(_even, frames)), fps=fps, macro_block_size=None)
     except OSError as error:
         raise UsageError(f"cannot write the video {path}: {error.strerror or error}") from None
+
+
+def _even(frame: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """The frame with its last row and column repeated where a side is odd, which libx264 refuses."""
+    height, width, _ = frame.shape
+    return np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
 
 
 def _write_gif(path: Path, frames: Frames, *, fps: float) -> None:

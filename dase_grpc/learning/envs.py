@@ -1,14 +1,10 @@
 """Makes environments by name, refuses those no agent here can act in, and maps actions into their units."""
 
-import difflib
-import importlib
 import logging
-import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from types import ModuleType
 from typing import Any, Final, TypeAlias
 
 import gymnasium
@@ -18,6 +14,7 @@ from gymnasium.spaces import Box, Dict, Tuple
 from gymnasium.wrappers import FlattenObservation
 
 from dase_grpc.errors import EnvironmentSpecError, MalformedError
+from dase_grpc.learning.env_ids import factory_of, kind, latest_version, resolve_id, summary, text
 from dase_grpc.schema import Array, TransitionSchema
 
 Environment: TypeAlias = gymnasium.Env[Array, Array]
@@ -32,18 +29,19 @@ _mujoco_hook = threading.RLock()
 def make_env(env_id: str, kwargs: Mapping[str, Any], *, render_mode: str | None = None) -> Environment:
     """An environment with flat Box observations and a bounded Box action space.
 
-    env_id is a Gymnasium id, or `package.module:Name` where Name is a class or a function that returns
-    an environment, or an id that importing the module registers. For such a module the current
-    directory joins `sys.path`, as with `python -m`. kwargs go to `gymnasium.make` or to Name; render_mode
-    joins them unless None. Dict, Tuple and multi-dimensional Box observations are flattened by
-    Gymnasium's own wrapper. Gymnasium's passive checker is off unless kwargs ask for it.
+    env_id is a Gymnasium id, whose latest version is taken if it names none, or `package.module:Name`
+    where Name is a class or a function that returns an environment, or an id that importing the module
+    registers. For such a module the current directory joins `sys.path`, as with `python -m`. kwargs go
+    to `gymnasium.make` or to Name; render_mode joins them unless None. Dict, Tuple and multi-dimensional
+    Box observations are flattened by Gymnasium's own wrapper, and its passive checker is off unless
+    kwargs ask for it.
 
     Raises:
         EnvironmentSpecError: the environment is missing, cannot be made, or has spaces we cannot use.
     """
     arguments = dict(kwargs) if render_mode is None else {**kwargs, "render_mode": render_mode}
     with _quiet_mujoco():
-        env = _create(env_id, arguments)
+        env = _create(resolve_id(env_id), arguments)
     try:
         if _can_be_flattened(getattr(env, "observation_space", None)):
             env = FlattenObservation(env)
@@ -63,12 +61,12 @@ def schema_of(env: Environment, env_id: str) -> TransitionSchema:
     observation, action = (getattr(env, name, None) for name in ("observation_space", "action_space"))
     if not isinstance(observation, Box) or len(observation.shape) != 1:
         raise EnvironmentSpecError(
-            f"environment {env_id!r} has the observation space {_text(observation)}, but agents here observe "
+            f"environment {env_id!r} has the observation space {text(observation)}, but agents here observe "
             f"a flat Box, so wrap it in gymnasium.wrappers.FlattenObservation or TransformObservation"
         )
     if not isinstance(action, Box):
         raise EnvironmentSpecError(
-            f"environment {env_id!r} has the action space {_text(action)}, but agents here act in a Box, "
+            f"environment {env_id!r} has the action space {text(action)}, but agents here act in a Box, "
             f"so choose an environment with continuous actions or wrap it"
         )
     # an unbounded Box of integers shows its dtype's limits as bounds
@@ -143,7 +141,7 @@ def to_reward(given: Any) -> float:
         return float(given if isinstance(given, (float, int)) else np.asarray(given).item())
     except (TypeError, ValueError, OverflowError):
         raise EnvironmentSpecError(
-            f"the environment returned the reward {_text(given)[:80]}, which is not one number; "
+            f"the environment returned the reward {text(given)[:80]}, which is not one number; "
             f"correct the environment's step"
         ) from None
 
@@ -155,108 +153,42 @@ def _can_be_flattened(space: object) -> bool:
 
 
 def _create(env_id: str, arguments: dict[str, Any]) -> Environment:
-    module_name, colon, name = env_id.rpartition(":")
-    factory = _factory(env_id, module_name, name) if colon else None
-    if factory is None and not _is_registered(name):  # Gymnasium would first warn, then refuse
-        raise EnvironmentSpecError(
-            f"there is no environment {env_id!r}{_nearest(name, gymnasium.registry)} "
-            f"(write another package's as package:Name-v0, your own as package.module:Class)"
-        )
+    factory = factory_of(env_id)
+    name = env_id.rpartition(":")[2]
     try:
         env = _gymnasium_make(name, arguments) if factory is None else factory(**arguments)
     except EnvironmentSpecError:
         raise
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
-        raise EnvironmentSpecError(_missing_package(env_id, error)) from error
+        raise EnvironmentSpecError(_missing_package(env_id, error, registered=factory is None)) from error
     except Exception as error:
-        given = f" with {_text(arguments)}" if arguments else ""
+        given = f" with {text(arguments)}" if arguments else ""
         raise EnvironmentSpecError(
-            f"making the environment {env_id!r}{given} failed with {_summary(error)}"
+            f"making the environment {env_id!r}{given} failed with {summary(error)}"
         ) from error
     if not isinstance(env, gymnasium.Env):
         raise EnvironmentSpecError(
-            f"{env_id!r} returned {_kind(env)} instead of a gymnasium.Env, so make it return one"
+            f"{env_id!r} returned {kind(env)} instead of a gymnasium.Env, so make it return one"
         )
     return env
 
 
-def _factory(env_id: str, module_name: str, name: str) -> Callable[..., object] | None:
-    """What the module calls `name`; None if it rather registers an environment of that name."""
-    module = _import(env_id, module_name)
-    factory = getattr(module, name, None)
-    if factory is None:
-        if _is_registered(name):
-            return None
-        raise EnvironmentSpecError(
-            f"the module {module_name!r} neither has {name!r} nor registers an environment of that name"
-            f"{_nearest(name, [*vars(module), *gymnasium.registry])}"
-        )
-    if isinstance(factory, gymnasium.Env) or not callable(factory):
-        raise EnvironmentSpecError(
-            f"{env_id!r} is {_kind(factory)}, so name a class or a function that returns a new gymnasium.Env"
-        )
-    return factory  # type: ignore[no-any-return]  # any callable of the user's
-
-
 def _gymnasium_make(name: str, arguments: dict[str, Any]) -> Environment:
-    # The passive checker costs a call per step and repeats its warnings at every evaluation.
-    return gymnasium.make(name, **{"disable_env_checker": True, **arguments})
+    with warnings.catch_warnings():
+        # `resolve_id` has noted it, once and without colours.
+        warnings.filterwarnings("ignore", message=".*is out of date", category=DeprecationWarning)
+        # The passive checker costs a call per step and repeats its warnings at every evaluation.
+        return gymnasium.make(name, **{"disable_env_checker": True, **arguments})
 
 
-def _import(env_id: str, module_name: str) -> ModuleType:
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and f"{module_name}.".startswith(f"{error.name}."):
-            raise EnvironmentSpecError(
-                f"there is no module {error.name!r} for the environment {env_id!r}, so run in the folder "
-                f"that holds it ({here} does not) or install its package"
-            ) from error
-        raise EnvironmentSpecError(
-            f"the module {module_name!r} of the environment {env_id!r} needs {error.name!r}, "
-            f"which is not installed, so install it"
-        ) from error
-    except Exception as error:
-        raise EnvironmentSpecError(
-            f"importing {module_name!r} for the environment {env_id!r} failed with {_summary(error)}"
-        ) from error
-
-
-def _is_registered(name: str) -> bool:
-    """Whether Gymnasium knows the id, or knows versions of it and would take the latest."""
-    return name in gymnasium.registry or any(key.rpartition("-v")[0] == name for key in gymnasium.registry)
-
-
-def _missing_package(env_id: str, error: Exception) -> str:
+def _missing_package(env_id: str, error: Exception, *, registered: bool) -> str:
+    name = env_id.rpartition(":")[2]
+    latest = latest_version(name) if registered else None
+    if latest not in (None, name):
+        return f"environment {env_id!r} is an old version that needs more, so use {latest} ({summary(error)})"
     if "box2d" in str(error).lower():
         return f'environment {env_id!r} needs Box2D, so run: pip install "dase-grpc[box2d]"'
-    return f"environment {env_id!r} cannot be imported, so install what is missing: {_summary(error)}"
-
-
-def _nearest(name: str, candidates: Iterable[str]) -> str:
-    known = {candidate.lower(): candidate for candidate in candidates if not candidate.startswith("_")}
-    wanted = name.lower()
-    matches = difflib.get_close_matches(wanted, known, n=1)
-    if not matches and len(wanted) > 2:
-        matches = sorted((key for key in known if wanted in key), reverse=True)
-    return f"; did you mean {known[matches[0]]!r}?" if matches else ""
-
-
-def _summary(error: Exception) -> str:
-    text = _text(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _text(value: object) -> str:
-    text = " ".join(str(value).split())
-    return text if len(text) <= 300 else text[:297] + "..."
-
-
-def _kind(value: object) -> str:
-    return "nothing" if value is None else f"an object of type {type(value).__name__}"
+    return f"environment {env_id!r} cannot be imported, so install what is missing: {summary(error)}"
 
 
 @contextmanager

@@ -4,7 +4,9 @@ A plain synchronous object. The networked learner node and the lockstep launcher
 it; they differ in where transitions go and where batches come from.
 """
 
+import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -24,12 +26,15 @@ from dase_grpc.learning.exploration import ExploredStep, Explorer, diverged, req
 from dase_grpc.learning.similarity import SimilarityWeigher, Weighing
 from dase_grpc.learning.staging import Staging
 from dase_grpc.learning.statistics import DeviceTotals, Diagnosis, Window, fold, record
-from dase_grpc.progress import Progress
+from dase_grpc.progress import Progress, evaluation_line
 from dase_grpc.schema import Array, TransitionSchema
 from dase_grpc.telemetry import LearnerMetrics
 
 DIAGNOSE_EVERY: Final = 50
 """Updates between two looks at losses and similarity; each look waits for the device once."""
+
+
+_log = logging.getLogger("dase")
 
 
 class Halted(Exception):
@@ -120,6 +125,8 @@ class Learner:
         self._buffer_size: int | None = None
         self._started_at = 0.0
         self._window = Window(0.0, 0, 0)
+        self._pace_from, self._paced_updates = 0.0, 0
+        self._refused: Counter[str] = Counter()
         self.progress = Progress(total_steps=parts.config.train.steps)
 
     @property
@@ -205,6 +212,8 @@ class Learner:
             return
         rows, self._buffer_size = received
         got_at = parts.clock()
+        if not parts.agent.updates:
+            self._pace_from = got_at
         own = parts.schema.agent_ids(rows) == parts.agent_id
         batch = self._staging.load(rows)
         weighing = None if own.all() else self._weigh(batch)
@@ -214,8 +223,10 @@ class Learner:
         losses = parts.agent.update(batch, self._all_internal if weighing is None else weighing.weight)
         parts.metrics.updates.inc()
         parts.metrics.sample_seconds.observe(got_at - asked_at)
-        parts.metrics.update_seconds.observe(parts.clock() - got_at)
+        now = parts.clock()
+        parts.metrics.update_seconds.observe(now - got_at)
         if parts.agent.updates % DIAGNOSE_EVERY == 0:
+            self._measure_pace(now)
             self._diagnose(batch, weighing, losses)
             self._measure_lag(rows[own])
 
@@ -266,6 +277,13 @@ class Learner:
             parts.metrics.pooled_weight.set(seen.similarity_weight)
             self.progress = replace(self.progress, similarity_weight=seen.similarity_weight)
 
+    def _measure_pace(self, now: float) -> None:
+        """The rate of the updates since the last look, or since the first update; evaluations left out."""
+        updates, seconds = self._parts.agent.updates - self._paced_updates, now - self._pace_from
+        if seconds > 0:
+            self.progress = replace(self.progress, updates_per_second=updates / seconds)
+        self._pace_from, self._paced_updates = now, self._parts.agent.updates
+
     def _measure_lag(self, own_rows: Array) -> None:
         if len(own_rows):
             column = self._parts.schema.columns["policy_version"].start
@@ -276,8 +294,7 @@ class Learner:
         parts = self._parts
         parts.metrics.env_steps.inc()
         if explored.reason is not None:
-            self._window.refused[explored.reason] += 1
-            parts.metrics.refused(explored.reason)
+            self._refuse(explored.reason)
         if explored.episode is not None:
             self._window.episodes += 1
             self._window.episode_returns.add(explored.episode.return_)
@@ -285,11 +302,24 @@ class Learner:
             parts.metrics.episode_return.set(explored.episode.return_)
             self.progress = replace(self._snapshot(), episode_return=_plain(explored.episode.return_))
 
+    def _refuse(self, reason: str) -> None:
+        self._window.refused[reason] += 1
+        self._parts.metrics.refused(reason)
+        if not self._refused[reason]:
+            _log.warning(
+                "%s: a transition is left out because its %s is not finite in float32, and so is every later "
+                "one; make the environment return finite numbers (they are counted in metrics.jsonl)",
+                self._name,
+                reason,
+            )
+        self._refused[reason] += 1
+
     def _evaluate(self) -> None:
         parts = self._parts
         started = parts.clock()
         result = parts.evaluator.evaluate(_Evaluated(parts.agent, self._halt, self._name))
         now = parts.clock()
+        self._pace_from += now - started
         parts.metrics.evaluation_seconds.observe(now - started)
         parts.metrics.evaluation_return.set(result.return_mean)
         parts.journal.evaluation(
@@ -302,6 +332,7 @@ class Learner:
         latest = _plain(result.return_mean)
         first = latest if self._steps == 0 else self.progress.first_evaluation_return
         self.progress = replace(self._snapshot(), first_evaluation_return=first, evaluation_return=latest)
+        _log.info("%s", evaluation_line(self.progress))
 
     def _log(self) -> None:
         parts, now = self._parts, self._parts.clock()
@@ -314,7 +345,7 @@ class Learner:
             totals=self._totals,
         )
         parts.journal.metrics({**values, "buffer_size": self._buffer_size})
-        self.progress = replace(self._snapshot(), updates_per_second=values["updates_per_second"])
+        self.progress = self._snapshot()
         self._window = Window(now, self._steps, parts.agent.updates)
 
     def _snapshot(self) -> Progress:

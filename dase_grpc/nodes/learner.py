@@ -12,17 +12,22 @@ from typing import Final, Self
 
 import torch
 
-from dase_grpc.capacity import transitions
 from dase_grpc.config import RunConfig, require_capacity
-from dase_grpc.errors import ConfigError, DaseError, RefusalError, RunDirectoryError, UnreachableError
+from dase_grpc.errors import (
+    ConfigError,
+    DaseError,
+    DrainingError,
+    RefusalError,
+    UnreachableError,
+)
 from dase_grpc.learning.build import build_learner
 from dase_grpc.learning.device import pick_device
 from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.learning.learner import Learner
 from dase_grpc.nodes.lifecycle import first_cause, run_node, unless
 from dase_grpc.nodes.link import ReplayLink
+from dase_grpc.nodes.results import open_journal, results_path
 from dase_grpc.progress import Progress
-from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.journal import AgentJournal
 from dase_grpc.schema import TransitionSchema
 from dase_grpc.telemetry import LearnerMetrics, make_registry, metrics_endpoint
@@ -101,14 +106,16 @@ class Session:
     link: ReplayLink
     learner: Learner
     metrics: LearnerMetrics
+    results: Path
 
 
 @dataclass
 class Farewell:
-    """What a learner says when it gives its lease back."""
+    """What a learner says when it gives its lease back, unless the replay is gone."""
 
     reason: str = "failed"
     progress: Progress | None = None
+    replay_gone: bool = False
 
 
 def learner_main(options: LearnerOptions, *, stdin_is_leash: bool) -> int:
@@ -143,9 +150,11 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
             if member is None:
                 log.info("stopped before joining")
                 return
+            log.info("joined run %s at %s as agent %d", member.run_id, options.replay, member.agent_id)
             async with _lease(cluster, member) as farewell:
                 _require_fit(config, member)
-                journal = _open_journal(options, member, schema)
+                results = results_path(options.run_dir, run_id=member.run_id)
+                journal = open_journal(results, config, member, schema, command=options.command)
                 cleanup.enter_context(closing(journal))
                 metrics = LearnerMetrics(registry, member.agent_id)
                 link = ReplayLink(
@@ -166,12 +175,18 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
                     metrics=metrics,
                 )
                 await _train_to_the_end(
-                    Session(cluster, member, link, learner, metrics), stop, farewell, journal
+                    Session(cluster, member, link, learner, metrics, results), stop, farewell, journal
                 )
 
 
 async def _join(cluster: ClusterClient, options: LearnerOptions, schema: TransitionSchema) -> Membership:
-    """Joins the run; says so when the replay is not there yet."""
+    """Joins the run; says so when the replay is not there yet.
+
+    Raises:
+        UnreachableError: it did not come in time.
+        RefusalError: it refused.
+    """
+    start = f"start it with `dase node --role replay --listen {options.replay}`"
     joining = asyncio.ensure_future(
         cluster.join(
             node_name=f"learner@{platform.node()}",
@@ -184,32 +199,43 @@ async def _join(cluster: ClusterClient, options: LearnerOptions, schema: Transit
     try:
         done, _ = await asyncio.wait({joining}, timeout=SAY_UNREACHABLE_AFTER_S)
         if not done:
-            log.info("waiting for the replay service at %s", options.replay)
+            within = f"{options.connect_timeout_s:g} s"
+            log.info("waiting up to %s for the replay service at %s; %s", within, options.replay, start)
         return await joining
+    except UnreachableError as error:
+        raise UnreachableError(
+            f"the replay service at {options.replay} does not answer (waited up to "
+            f"{options.connect_timeout_s:g} s); {start}, or give its address with --replay"
+        ) from error
     finally:
         joining.cancel()
 
 
 @asynccontextmanager
 async def _lease(cluster: ClusterClient, member: Membership) -> AsyncIterator[Farewell]:
-    """Gives the lease back at the end of the block, however it ends."""
-    log.info("joined run %s as agent %d", member.run_id, member.agent_id)
+    """Gives the lease back at the end of the block, however it ends, if somebody is there to take it."""
     farewell = Farewell()
     try:
         yield farewell
     finally:
-        try:
-            if farewell.progress is not None:
-                await cluster.heartbeat(member, farewell.progress, timeout_s=FAREWELL_S)
-            await cluster.leave(member, reason=farewell.reason, timeout_s=FAREWELL_S)
-        except RefusalError as error:
-            log.info("could not give the lease back: %s", error)
+        if not farewell.replay_gone:
+            await _leave(cluster, member, farewell)
+
+
+async def _leave(cluster: ClusterClient, member: Membership, farewell: Farewell) -> None:
+    try:
+        if farewell.progress is not None:
+            await cluster.heartbeat(member, farewell.progress, timeout_s=FAREWELL_S)
+        await cluster.leave(member, reason=farewell.reason, timeout_s=FAREWELL_S)
+    except RefusalError as error:
+        log.info("could not give the lease back: %s", error)
 
 
 async def _train_to_the_end(
     session: Session, stop: asyncio.Event, farewell: Farewell, journal: AgentJournal
 ) -> None:
     learner = session.learner
+    log.info("results go to %s", session.results)
     try:
         with first_cause():
             await _train(session, stop)
@@ -217,6 +243,7 @@ async def _train_to_the_end(
         log.info("%s", farewell.reason)
     except DaseError as error:
         farewell.reason = f"failed: {error}"
+        farewell.replay_gone = isinstance(error, (UnreachableError, DrainingError))
         raise
     except Exception as error:
         farewell.reason = f"failed: {type(error).__name__}: {error}"
@@ -225,6 +252,7 @@ async def _train_to_the_end(
         farewell.progress = learner.progress
         if journal.last_checkpoint is not None:
             log.info("step %d is kept in %s", learner.progress.step, journal.last_checkpoint)
+        log.info("results: %s", session.results)
 
 
 async def _train(session: Session, stop: asyncio.Event) -> None:
@@ -329,31 +357,3 @@ def _require_fit(config: RunConfig, member: Membership) -> None:
             )
     except ValueError as error:
         raise ConfigError(str(error)) from None
-
-
-def _open_journal(options: LearnerOptions, member: Membership, schema: TransitionSchema) -> AgentJournal:
-    """Where this agent's results go: the given run directory, or one named after the run.
-
-    Raises:
-        RunDirectoryError: the run's id cannot name a folder, or its folder holds another configuration or
-            results of this agent.
-    """
-    path = options.run_dir if options.run_dir is not None else Path("runs") / member.run_id
-    if options.run_dir is None and path.name != member.run_id:
-        raise RunDirectoryError(f"the run id {member.run_id!r} cannot name a folder; choose a --run-dir")
-    config = _as_run(options.config, member, schema)
-    run = RunDirectory.ensure(path.parent, path.name, config, mode="node", command=options.command)
-    directory = run.agent(member.agent_id)
-    if directory.evaluations.path.exists():
-        raise RunDirectoryError(
-            f"{directory.path} already holds results of agent {member.agent_id}; choose another --run-dir"
-        )
-    return AgentJournal.open(directory, config=config, schema=schema)
-
-
-def _as_run(config: RunConfig, member: Membership, schema: TransitionSchema) -> RunConfig:
-    """The configuration to record: what the replay really holds, where this learner's says otherwise."""
-    known: dict[str, int] = {"min_size": member.min_size}
-    if transitions(config.replay.capacity, row_bytes=schema.row_bytes) != member.capacity:
-        known["capacity"] = member.capacity
-    return config.model_copy(update={"replay": config.replay.model_copy(update=known)})

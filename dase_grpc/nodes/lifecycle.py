@@ -20,7 +20,10 @@ EXIT_USAGE: Final = 2
 READY_PREFIX: Final = "listening on "
 """What a node that listens prints on stdout, before its address, once it answers."""
 
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+LEASHLESS_S: Final = 40.0
+"""How long a node may drain after its launcher has gone, before it and all it started are killed."""
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 log = logging.getLogger("dase")
 T = TypeVar("T")
@@ -51,7 +54,7 @@ def run_node(name: str, main: Callable[[asyncio.Event], Awaitable[None]], *, std
 
 @contextmanager
 def halt_event() -> Iterator[threading.Event]:
-    """`stop_event` for a program without an event loop: set by the first SIGTERM or SIGINT."""
+    """`stop_event` for a program without an event loop: set by the first SIGTERM, SIGINT or SIGHUP."""
     halt = threading.Event()
 
     def on_signal(number: int, frame: object) -> None:
@@ -59,7 +62,7 @@ def halt_event() -> Iterator[threading.Event]:
             signal.signal(each, signal.SIG_DFL)
         halt.set()
 
-    before = {each: signal.signal(each, on_signal) for each in _SIGNALS}
+    before = {each: signal.signal(each, on_signal) for each in _heeded()}
     try:
         yield halt
     finally:
@@ -69,9 +72,10 @@ def halt_event() -> Iterator[threading.Event]:
 
 @asynccontextmanager
 async def stop_event(*, stdin_is_leash: bool) -> AsyncIterator[asyncio.Event]:
-    """An event set by the first SIGTERM or SIGINT, or when stdin reaches its end if that is a leash.
+    """An event set by the first SIGTERM, SIGINT or SIGHUP, or when stdin ends if that is a leash.
 
-    A leash is a pipe whose other end a launcher holds: it closes however the launcher dies.
+    A leash is a pipe whose other end a launcher holds: it closes however the launcher dies. Nobody is
+    left then to kill a node that does not end, so it does that itself after `LEASHLESS_S`.
     """
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
@@ -82,8 +86,8 @@ async def stop_event(*, stdin_is_leash: bool) -> AsyncIterator[asyncio.Event]:
             signal.signal(each, signal.SIG_DFL)
         stop.set()
 
-    before = {each: signal.getsignal(each) for each in _SIGNALS}
-    for each in _SIGNALS:
+    before = {each: signal.getsignal(each) for each in _heeded()}
+    for each in before:
         loop.add_signal_handler(each, on_signal, each)
     leash = await _watch_stdin(loop, stop) if stdin_is_leash else None
     try:
@@ -94,6 +98,11 @@ async def stop_event(*, stdin_is_leash: bool) -> AsyncIterator[asyncio.Event]:
         for each, handler in before.items():
             loop.remove_signal_handler(each)
             signal.signal(each, handler)
+
+
+def _heeded() -> list[signal.Signals]:
+    """The signals that stop; SIGHUP not where it is ignored, as under nohup."""
+    return [each for each in _SIGNALS if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN]
 
 
 class _Leash(asyncio.Protocol):
@@ -111,11 +120,21 @@ class _Leash(asyncio.Protocol):
         if not self._released and not self._stop.is_set():
             log.info("the launcher is gone: stopping")
             self._stop.set()
+            last_resort = threading.Timer(LEASHLESS_S, _kill_all_of_us)
+            last_resort.daemon = True
+            last_resort.start()
 
     def release(self) -> None:
         self._released = True
         if self._transport is not None:
             self._transport.close()
+
+
+def _kill_all_of_us() -> None:
+    log.error("this node did not end within %g s of its launcher: killed", LEASHLESS_S)
+    if os.getpgid(0) == os.getpid():  # a session of its own, with what the environment has started
+        os.killpg(0, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> _Leash:

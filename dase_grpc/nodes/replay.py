@@ -95,7 +95,7 @@ def replay_main(options: ReplayOptions, *, stdin_is_leash: bool) -> int:
 
     def announce(address: Address) -> None:
         print(f"{READY_PREFIX}{address}", flush=True)  # noqa: T201 - scripts and launchers read it
-        log.info("run %s: replay at %s, capacity %s", options.run_id, address, options.capacity)
+        log.info("run %s, capacity %s", options.run_id, options.capacity)
 
     return run_node("replay", lambda stop: run_replay(options, stop, announce), stdin_is_leash=stdin_is_leash)
 
@@ -196,5 +196,11 @@ def _summary(run: SharedRun) -> str:
         return "no learner had joined"
     now = time.monotonic()
     live = [str(lease.agent_id) for lease in run.leases.all() if lease.state(now) == "live"]
-    told = f"agents {', '.join(live)} were still training and have been told" if live else "no agent was left"
+    one = len(live) == 1
+    told = (
+        f"{'agent' if one else 'agents'} {', '.join(live)} {'was' if one else 'were'} still training and "
+        f"{'has' if one else 'have'} been told"
+        if live
+        else "no agent was left"
+    )
     return f"the buffer held {len(run.store.ring)} transitions, {told}"

@@ -6,7 +6,6 @@ identical runs leave identical bytes.
 
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from dase_grpc.config import RunConfig, resolve
 from dase_grpc.errors import DaseError, RunDirectoryError
+from dase_grpc.runs.directory import checkpoint_paths
 from dase_grpc.runs.files import STAGING_PREFIX, staged_directory, write_synced
 from dase_grpc.schema import TransitionSchema
 
@@ -28,7 +28,6 @@ FORMAT_VERSION: Final = 1
 KEEP: Final = 2
 STATE_FILE: Final = "state.safetensors"
 METADATA_FILE: Final = "checkpoint.json"
-_NAME: Final = re.compile(r"step-(\d{9,})")
 _REPLACED: Final = f"{STAGING_PREFIX}replaced"
 
 
@@ -149,8 +148,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 def checkpoints(directory: Path) -> list[Path]:
     """The finished checkpoints of one agent, by step; none if there is no directory."""
-    found = ((_NAME.fullmatch(path.name), path) for path in directory.glob("step-*") if path.is_dir())
-    return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
+    return list(checkpoint_paths(directory).values())
 
 
 def latest(directory: Path) -> Path | None:

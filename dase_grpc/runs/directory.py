@@ -5,6 +5,7 @@ agents/<i>/evaluations.csv   metrics.jsonl   checkpoints/   tensorboard/
 logs/  replay/               report.html
 """
 
+import re
 import shlex
 import tomllib
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from dase_grpc.runs.provenance import derived_seeds, versions
 
 RUN_FILE: Final = "run.toml"
 _ADDED_TABLES: Final = ("run", "versions")
+_CHECKPOINT: Final = re.compile(r"step-(\d{9,})")
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,12 @@ class RunDirectory:
             (AgentDirectory(path) for path in found if path.is_dir() and path.name.isdecimal()),
             key=lambda agent: agent.agent_id,
         )
+
+
+def checkpoint_paths(folder: Path) -> dict[int, Path]:
+    """The finished checkpoints in a folder by their steps, ascending; none if there is no folder."""
+    found = ((_CHECKPOINT.fullmatch(path.name), path) for path in folder.glob("step-*") if path.is_dir())
+    return dict(sorted((int(match[1]), path) for match, path in found if match))
 
 
 def _tables(

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from dase_grpc.errors import RunDirectoryError
+
 STAGING_PREFIX: Final = ".staging-"
 
 
@@ -16,12 +18,20 @@ def append_line(path: Path, line: str, *, header: str = "") -> None:
 
     The rest of a line that a killed process left unfinished at the end is cut off first. One writer
     per file; survives the process, not a power loss.
+
+    Raises:
+        RunDirectoryError: the disk refuses, in one sentence.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    drop_torn_line(path)
-    with path.open("ab", buffering=0) as file:
-        prefix = f"{header}\n" if header and file.tell() == 0 else ""
-        file.write(f"{prefix}{line}\n".encode())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        drop_torn_line(path)
+        with path.open("ab", buffering=0) as file:
+            prefix = f"{header}\n" if header and file.tell() == 0 else ""
+            file.write(f"{prefix}{line}\n".encode())
+    except OSError as error:
+        raise RunDirectoryError(
+            f"cannot write {path}: {error.strerror or error}; free space, or restore it"
+        ) from None
 
 
 def drop_torn_line(path: Path) -> None:

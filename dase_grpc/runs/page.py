@@ -8,6 +8,8 @@ from importlib import resources
 from string import Template
 from typing import Final
 
+import numpy as np
+
 from dase_grpc.runs.evaluations import Floats
 
 TEMPLATE: Final = "report_template.html"
@@ -117,6 +119,14 @@ def number(value: float | None, digits: int = 1) -> str:
     if value is None or not math.isfinite(value):
         return "–"
     return f"{value:,.{digits}f}".replace("-", "−")
+
+
+def digits(values: Floats) -> int:
+    """How many decimals all numbers of a table get: more where all of them are small."""
+    largest = np.abs(values[np.isfinite(values)]).max(initial=0.0)
+    if largest >= 10 or largest == 0:
+        return 1
+    return 2 if largest >= 1 else 3
 
 
 def spread(mean: float, std: float) -> str:

@@ -1,11 +1,12 @@
 """The pictures of a report, each as inline SVG, or None where a run has nothing to show yet."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
 from dase_grpc.runs.curves import (
     SMOOTHING,
@@ -24,6 +25,8 @@ from dase_grpc.runs.reference import PublishedRow
 Records = Sequence[Mapping[str, Any]]
 
 _PANELS: Final = 4
+_DECADES: Final = 200
+"""Divergences beyond these powers of ten are drawn there: matplotlib's margins around them overflow."""
 _MARKERS: Final = ("o", "s", "D", "^", "v", "P", "X")
 
 
@@ -31,8 +34,9 @@ def learning_curves(agents: Mapping[int, Series], published: Sequence[PublishedR
     """Each agent's evaluations and their smoothed curve, the mean over agents with half a standard deviation.
 
     The smoothed curves are left out below twice the smoothing's window, where they would hide the run.
+    None where no evaluation is a finite number.
     """
-    agents = {agent: curve for agent, curve in agents.items() if len(curve)}
+    agents = {agent: curve for agent, curve in agents.items() if np.isfinite(curve.value).any()}
     if not agents:
         return None
     sheet = Sheet(height_in=4.0)
@@ -78,7 +82,7 @@ def divergence_terms(agents: Mapping[int, Records]) -> str | None:
         return None
     for axis in sheet.axes:
         axis.set_yscale("log")
-        axis.yaxis.set_minor_locator(NullLocator())
+    _whole_decades(sheet.axes[0])  # they share it
     return sheet.svg()
 
 
@@ -164,6 +168,17 @@ def _log_weights(axis: Axes) -> None:
     axis.yaxis.set_minor_locator(NullLocator())
 
 
+def _whole_decades(axis: Axes) -> None:
+    """Widens a logarithmic axis to powers of ten, so that at least two of its ticks have a label."""
+    lowest, highest = axis.get_ylim()
+    low = math.floor(math.log10(lowest))
+    high = max(math.ceil(math.log10(highest)), low + 1)
+    step = math.ceil((high - low) / 5)
+    axis.yaxis.set_major_locator(FixedLocator([10.0**power for power in range(low, high + 1, step)]))
+    axis.yaxis.set_minor_locator(NullLocator())
+    axis.set_ylim(10.0**low, 10.0**high)
+
+
 def _panels(
     agents: Mapping[int, Records], panels: Mapping[str, str], *, share_y: bool = False, positive: bool = False
 ) -> Sheet | None:
@@ -171,9 +186,13 @@ def _panels(
 
     With `positive`, other numbers are left out, as a logarithmic scale asks for.
     """
-    least = np.nextafter(0, 1) if positive else -np.inf
+
+    def shown(series: Series) -> Series:
+        kept = at_least(series, np.nextafter(0, 1) if positive else -np.inf)
+        return Series(kept.step, kept.value.clip(10.0**-_DECADES, 10.0**_DECADES)) if positive else kept
+
     table = [
-        (position, agent, at_least(column(records, key), least))
+        (position, agent, shown(column(records, key)))
         for position, key in enumerate(panels.values())
         for agent, records in agents.items()
     ]

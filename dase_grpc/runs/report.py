@@ -1,6 +1,6 @@
 """The report of a run: one HTML page that needs nothing beside it, from the files of the run directory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,12 +10,11 @@ import tomli_w
 from dase_grpc.config import RunConfig
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs import page, plots
-from dase_grpc.runs.curves import FINAL, SMOOTHING, Series, final_score, recent_weights, returns
+from dase_grpc.runs.curves import FINAL, SMOOTHING, Series, recent_weights, returns
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.files import replace_file
-from dase_grpc.runs.metrics_log import read_metrics
 from dase_grpc.runs.reference import PublishedRow, published
+from dase_grpc.runs.summary import FINAL_FROM, AgentFiles, duration, refused, settled_score, status
 
 Records = Mapping[int, Sequence[Mapping[str, Any]]]
 
@@ -34,17 +33,17 @@ def write_report(run: RunDirectory) -> Path:
     Raises:
         RunDirectoryError: a file of the run is damaged, or the report cannot be written.
     """
-    agents = run.agents()
-    curves = {agent.agent_id: returns(read_evaluations(agent.evaluations.path)) for agent in agents}
-    records = {agent.agent_id: read_metrics(agent.metrics.path) for agent in agents}
+    agents = {agent.agent_id: AgentFiles.read(agent) for agent in run.agents()}
+    curves = {agent: returns(files.evaluations) for agent, files in agents.items()}
+    records = {agent: files.records for agent, files in agents.items()}
     text = page.document(
         f"{run.name} · DASE",
         page.header(run.config.env.id, f"{method(run.config)} · run {run.name} of {_created(run)[:10]}"),
-        page.facts(_facts(run, curves)),
-        page.section("Final score", *_scores(curves)),
+        page.facts(_facts(run, agents)),
+        page.section("Scores", *_scores(run.config, curves)),
         page.section("Learning curves", *_learning(run.config, curves)),
         page.section("Similarity", *_similarity(run.config, records)),
-        page.section("Training", *_training(run.config, records)),
+        page.section("Training", *_refused(agents), *_training(run.config, records)),
         page.section("How this run was made", *_origin(run)),
     )
     try:
@@ -70,51 +69,82 @@ def comparable(config: RunConfig) -> list[PublishedRow]:
     return published(config.agent.algorithm, config.env.id, capacity)
 
 
-def _facts(run: RunDirectory, curves: Mapping[int, Series]) -> dict[str, str]:
+def _facts(run: RunDirectory, agents: Mapping[int, AgentFiles]) -> dict[str, str]:
     config = run.config
-    done = [int(curve.step[-1]) for curve in curves.values() if len(curve)]
     capacity = config.replay.capacity
+    seconds = max((files.seconds for files in agents.values()), default=0.0)
     return {
+        "Status": status(run, agents),
+        "Duration": duration(seconds) if seconds else "–",
         "Environment": config.env.id,
         "Algorithm": config.agent.algorithm.upper(),
         "Similarity": f"{config.dps.divergence}, {config.dps.scope}, r = {config.dps.reference_variance:g}",
         "Agents (K)": str(config.train.agents),
         "Steps of each agent": f"{config.train.steps:,}",
-        "Evaluated up to step": f"{min(done):,}" if done else "–",
         "Random steps": f"{config.agent.start_steps:,}",
         "Buffer capacity": f"{capacity:,}" if isinstance(capacity, int) else capacity,
         "Batch": str(config.agent.batch_size),
         "Seed": str(config.train.seed),
-        "Mode": str(run.run.get("mode", "–")),
-        **{
-            name: run.versions[name]
-            for name in ("dase", "torch", "gymnasium", "mujoco")
-            if name in run.versions
-        },
+        "Mode": _mode(str(run.run.get("mode", "–"))),
     }
 
 
-def _scores(curves: Mapping[int, Series]) -> list[page.Markup]:
+def _mode(mode: str) -> str:
+    why = {"cluster": "depends on timing", "node": "depends on timing", "lockstep": "reproducible"}.get(mode)
+    return f"{mode} ({why})" if why else mode
+
+
+def _scores(config: RunConfig, curves: Mapping[int, Series]) -> list[page.Markup]:
     evaluated = {agent: curve for agent, curve in curves.items() if len(curve)}
     if not evaluated:
         return [page.empty("No evaluation has been recorded yet.")]
-    table = np.array([_score(curve) for curve in evaluated.values()])
+    scores = np.array([_score(config, curve) for curve in evaluated.values()])
     counts = [str(len(curve)) for curve in evaluated.values()]
     names = [f"agent {agent}" for agent in evaluated]
-    if len(names) > 1:
-        table = np.vstack([table, table.mean(axis=0)])
+    if len(names) > 1:  # bests of different steps have no mean that says anything
+        mean = np.where([True, True, True, False], scores.mean(axis=0), np.nan)
+        scores = np.vstack([scores, mean])
         names, counts = [*names, "mean over agents"], [*counts, ""]
+    digits = page.digits(scores)
     rows = [
-        [name, *(page.number(value) for value in values), count]
-        for name, values, count in zip(names, table.tolist(), counts, strict=True)
+        [name, *(page.number(value, digits) for value in values), count]
+        for name, values, count in zip(names, scores.tolist(), counts, strict=True)
     ]
-    columns = ("", f"final (mean of last {FINAL})", "first", "best", "last", "evaluations")
-    return [page.table(columns, rows, total=len(evaluated) > 1)]
+    columns = ("", "last", f"final (mean of last {FINAL})", "first", "best", "evaluations")
+    table = page.table(columns, rows, total=len(evaluated) > 1)
+    return [table, *_final_note(config, evaluated.values())]
 
 
-def _score(curve: Series) -> tuple[float, ...]:
+def _score(config: RunConfig, curve: Series) -> tuple[float, ...]:
     values = curve.value
-    return final_score(curve), values[0], values.max(), values[-1]
+    final = settled_score(curve, start_steps=config.agent.start_steps)
+    best = values[np.isfinite(values)].max(initial=-np.inf)
+    return values[-1], np.nan if final is None else final, values[0], best
+
+
+def _final_note(config: RunConfig, curves: Iterable[Series]) -> list[page.Markup]:
+    start = config.agent.start_steps
+    if all(settled_score(curve, start_steps=start) is not None for curve in curves):
+        return []
+    return [
+        page.note(
+            f"The final score is shown once {FINAL_FROM} evaluations follow the {start:,} random steps "
+            f"(agent.start_steps); of fewer, the last {FINAL} reach back to an agent that had hardly learned."
+        )
+    ]
+
+
+def _refused(agents: Mapping[int, AgentFiles]) -> list[page.Markup]:
+    counts = refused(agents.values())
+    if not counts:
+        return []
+    by_reason = ", ".join(f"{count:,} for the {reason}" for reason, count in sorted(counts.items()))
+    return [
+        page.note(
+            f"{counts.total():,} transitions were refused and not stored, because the environment returned "
+            f"numbers that are not finite: {by_reason}."
+        )
+    ]
 
 
 def _learning(config: RunConfig, curves: Mapping[int, Series]) -> list[page.Markup]:
@@ -123,14 +153,20 @@ def _learning(config: RunConfig, curves: Mapping[int, Series]) -> list[page.Mark
     picture = page.figure(
         plots.learning_curves(curves, drawn),
         _learning_caption(config, curves),
-        otherwise="There is no learning curve yet: no evaluation has been recorded.",
+        otherwise=(
+            "There is no learning curve: no evaluation returned a finite number."
+            if any(map(len, curves.values()))
+            else "There is no learning curve yet: no evaluation has been recorded."
+        ),
     )
     return [picture, *_published_table(rows)]
 
 
 def _learning_caption(config: RunConfig, curves: Mapping[int, Series]) -> str:
     longest = max((len(curve) for curve in curves.values()), default=0)
-    raw = f"Each evaluation is the mean return of {config.eval.episodes} episodes without noise or updates."
+    episodes = config.eval.episodes
+    mean = "return of 1 episode" if episodes == 1 else f"mean return of {episodes} episodes"
+    raw = f"Each evaluation is the {mean} without noise or updates."
     if longest >= 2 * SMOOTHING:
         smooth = (
             f"Faint: every evaluation; strong: the paper's smoothing, a centred moving average over "
@@ -230,7 +266,8 @@ def _training(config: RunConfig, records: Records) -> list[page.Markup]:
 
 
 def _origin(run: RunDirectory) -> list[page.Markup]:
-    facts = {"Command": str(run.run.get("command") or "–"), "Created": _created(run)}
+    command = str(run.run.get("command") or "")
+    facts = {**({"Command": command} if command else {}), "Created": _created(run)}
     settings = tomli_w.dumps(run.config.model_dump(mode="json"))
     return [
         page.facts({**facts, **run.versions}),

@@ -70,7 +70,8 @@ class SharedRun:
         """
         if run_id != self.run_id:
             raise RunMismatchError(
-                f"this service holds run_id = {self.run_id!r}, the client asks for {run_id!r}"
+                f"this service holds run_id = {self.run_id!r}, the client asks for {run_id!r}; "
+                f"leave --run-id out, or name the run that is here"
             )
 
     def require_stream(self, *, run_id: str, agent_id: int, epoch: int, fingerprint: str) -> ReplayStore:
@@ -83,7 +84,8 @@ class SharedRun:
         ours = self.store.schema.fingerprint
         if fingerprint != ours:
             raise SchemaMismatchError(
-                f"the buffer's schema_fingerprint is {ours}, the stream states {fingerprint or 'none'}"
+                f"the buffer's schema_fingerprint is {ours}, the stream states {fingerprint or 'none'}; "
+                f"make the environment as the other learners do, or start another replay"
             )
         self.leases.require(agent_id, epoch)
         return self.store

@@ -78,5 +78,8 @@ def refusal_of(error: AioRpcError, address: str) -> DaseError:
         return _BY_NAME[name](details)
     code: grpc.StatusCode = error.code()
     if code in _UNREACHABLE:
-        return UnreachableError(f"the replay service at {address} does not answer ({code.name}: {details})")
+        return UnreachableError(
+            f"the replay service at {address} does not answer ({code.name}); see whether it still runs, and "
+            f"whether this machine reaches it"
+        )
     return DaseError(f"the replay service at {address} failed ({code.name}: {details}); see its log")

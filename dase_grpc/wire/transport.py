@@ -1,9 +1,11 @@
 """Addresses, channels and listeners: how nodes reach each other."""
 
+import errno
 import ipaddress
 import re
+import socket
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import grpc
 
@@ -16,6 +18,8 @@ MAX_MESSAGE_BYTES: Final = 4 * 2**20
 _ADDRESS: Final = re.compile(
     r"(?:\[(?P<ipv6>[^\s\[\]]*:[^\s\[\]]*)\]|(?P<host>[^\s:/\[\]]+)):(?P<port>[0-9]{1,5})"
 )
+
+_WHY_NOT: Final = {errno.EADDRINUSE: "in use", errno.EADDRNOTAVAIL: "not an address of this machine"}
 
 CLIENT_OPTIONS: Final = (
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
@@ -94,12 +98,46 @@ def bind(server: grpc.aio.Server, address: Address) -> Address:
     Raises:
         AddressError: the port is in use or the host is not this machine's.
     """
+    _try_binding(address)
     try:
         port = server.add_insecure_port(str(address))
-    except RuntimeError as error:
+    except RuntimeError as error:  # taken since
         raise AddressError(
             f"cannot listen on {address} (in use, or not an address of this machine); choose another --listen"
         ) from error
     if port == 0:
         raise AddressError(f"cannot listen on {address}; choose another --listen")
     return Address(address.host, port)
+
+
+def _try_binding(address: Address) -> None:
+    """Binds a plain socket and closes it, for gRPC writes lines of its own about an address it cannot have.
+
+    Raises:
+        AddressError: it is in use, or none of the host's addresses is this machine's.
+    """
+    why: OSError | None = None
+    try:
+        for family, kind, _, _, target in socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            error = _refusal_to_bind(family, kind, target)
+            if error is None:
+                return
+            if why is None or error.errno == errno.EADDRINUSE:
+                why = error
+    except OSError as error:
+        why = error
+    reason = "unknown host" if why is None else _WHY_NOT.get(why.errno or 0, why.strerror or str(why))
+    raise AddressError(f"cannot listen on {address} ({reason}); choose another --listen") from why
+
+
+def _refusal_to_bind(family: int, kind: int, target: Any) -> OSError | None:
+    try:
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(target)
+            probe.listen()
+    except OSError as error:
+        return error
+    return None

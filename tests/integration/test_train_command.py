@@ -165,12 +165,12 @@ def test_a_run_says_where_it_stands_and_where_the_results_are(finished):
     assert any(
         re.match(r"agent 0: evaluation return -[\d.]+ at step 0, -[\d.]+ at step 300$", x) for x in lines
     )
-    assert lines[-1] == f"next:    dase evaluate runs/{finished.name}"
+    assert lines[-1].endswith(f" -m dase_grpc evaluate runs/{finished.name}")
 
 
 def test_a_run_leaves_no_process_and_no_port(finished):
     assert finished.nodes() == {}
-    match = re.search(r"replay at 127\.0\.0\.1:(\d+)", finished.log("replay"))
+    match = re.search(r"joined run .* at 127\.0\.0\.1:(\d+)", finished.log("learner-0"))
     assert match is not None
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", int(match[1])), timeout=2)
@@ -187,7 +187,7 @@ def test_ctrl_c_on_a_terminal_drains_keeps_checkpoints_and_exits_0(train):
     text, told = "", False
     while chunk := read_screen(screen):
         text += chunk
-        if not told and re.search(r"1: [\d.e-]+ +training", text) and len(run.curve(1)) > 2:
+        if not told and re.search(r"1 .* [\d.e-]+ +training", text) and len(run.curve(1)) > 2:
             run.process.send_signal(signal.SIGINT)
             told = True
     os.close(screen)

@@ -78,7 +78,7 @@ def test_an_agent_that_has_told_nothing_is_starting(progress):
 
 
 def test_an_agent_that_evaluates_for_the_first_time_is_at_step_0():
-    assert agent_cells(0, Progress(total_steps=5_000)) == ("0", "-", "-", "-", "0", "-", "starting")
+    assert agent_cells(0, Progress(total_steps=5_000)) == ("0", "-", "-", "-", "-", "-", "starting")
 
 
 def test_the_cells_of_an_agent_in_training():
@@ -88,7 +88,7 @@ def test_the_cells_of_an_agent_in_training():
         "-2.0",
         "-10.5",
         "91",
-        "0.05 (1: 0.21  2: 3e-05)",
+        "0.05 (1:0.21  2:3e-05)",
         "training",
     )
 
@@ -104,7 +104,7 @@ def test_numbers_are_short(value, text):
 def test_similarity_leaves_out_the_own_rows_and_many_others():
     similarity = {agent_id: agent_id / 10 for agent_id in range(10)}
     assert similarity_text(1, Progress(similarity=similarity, similarity_weight=0.25)) == (
-        "0.25 (0: 0  2: 0.2  3: 0.3  4: 0.4  5: 0.5  6: 0.6  ...)"
+        "0.25 (0:0  2:0.2  3:0.3  4:0.4  5:0.5  6:0.6  ...)"
     )
 
 
@@ -130,11 +130,15 @@ def test_durations_are_read_at_a_glance(seconds, text):
 # -- time left ----------------------------------------------------------------------------------------
 
 
-def observed(*points, total=1_000):
-    """Points are (seconds, step of agent 0, step of agent 1)."""
+def observed(*points, total=1_000, states=()):
+    """Points are (seconds, step of agent 0, step of agent 1); states those of agent 0, else "training"."""
     left = TimeLeft(total)
-    for now, *steps in points:
-        agents = [None if step is None else Progress(step=step, total_steps=total) for step in steps]
+    for index, (now, *steps) in enumerate(points):
+        state = states[index] if index < len(states) else "training"
+        agents = [
+            None if step is None else Progress(step=step, total_steps=total, state="training" if i else state)
+            for i, step in enumerate(steps)
+        ]
         left.observe(Snapshot(agents, 0, 0), now)
     return str(left)
 
@@ -152,6 +156,19 @@ def test_time_left_follows_the_last_minute_and_not_the_quick_start():
 )
 def test_time_left_is_not_known_without_progress_of_all(points):
     assert observed(*points) == "time left not known yet"
+
+
+def test_time_left_is_not_known_while_an_agent_explores_at_random():
+    points = [(0, 0, 0), (10, 500, 600), (20, 900, 950)]
+    assert observed(*points[:2], states=["starting", "exploring"]) == "time left not known yet"
+    assert observed(*points, states=["exploring"] * 3) == "time left not known yet"
+
+
+def test_time_left_counts_from_when_all_agents_train():
+    states = ["exploring", "exploring", "training"]
+    points = [(0, 0, 0), (10, 500, 600), (10.5, 510, 610), (11, 515, 612), (20.5, 610, 700)]
+    assert observed(*points[:4], states=states) == "time left not known yet"
+    assert observed(*points, states=states) == "about 39 s left"
 
 
 def test_time_left_says_when_all_steps_are_done():
@@ -177,30 +194,52 @@ def test_nothing_is_said_before_an_agent_has_told_something():
     assert screen.lines() == []
 
 
-def test_a_new_evaluation_is_said_at_once_for_that_agent_only():
+def test_an_agents_first_evaluation_is_said_at_once_for_that_agent_only():
     screen = Screen(PlainLines)
     screen.show(EXPLORING, None, at=1)
     assert screen.lines() == [
-        "agent 0: step 100 of 1,000, return -, evaluation -10.5 (first -10.5), 0 updates/s, "
+        "agent 0: step 100 of 1,000, return -, evaluation -10.5 (first -10.5), - updates/s, "
         "similarity -, exploring"
     ]
-    screen.show(replace(EXPLORING, step=150), None, at=2)
+    screen.show(replace(EXPLORING, step=150, evaluation_return=-9.0), None, at=2)
     assert screen.lines() == []
     screen.show(replace(EXPLORING, step=160), TRAINING, at=3)
     (line,) = screen.lines()
     assert line.startswith("agent 1: step 400 of 1,000, return -3.2, evaluation -2.0")
 
 
-def test_every_ten_seconds_all_agents_and_the_buffer_are_said():
+def test_every_twenty_seconds_all_agents_and_the_buffer_are_said():
     screen = Screen(PlainLines)
-    screen.show(EXPLORING, EXPLORING, at=1)
+    before = replace(TRAINING, step=100)
+    screen.show(before, before, at=1)
     screen.lines()
-    later = replace(EXPLORING, step=200)
+    later = replace(TRAINING, step=200)
     screen.show(later, later, at=11)
+    assert screen.lines() == []
+    screen.show(later, later, at=21)
     first, second, footer = screen.lines()
-    assert first.startswith("agent 0: step 200")
+    assert first.startswith("agent 0: step 200 of 1,000, return -3.2, evaluation -2.0, 91 updates/s")
     assert second.startswith("agent 1: step 200")
-    assert footer == "buffer 500 of 1,000 (50%), about 1 min 20 s left"
+    assert footer == "buffer 500 of 1,000 (50%), about 2 min 40 s left"
+
+
+def test_a_quick_start_of_80_seconds_with_two_agents_is_told_in_under_20_lines():
+    screen = Screen(PlainLines)
+    screen.show(None, None, at=0)
+    for tick in range(1, 161):
+        each = replace(TRAINING, step=6 * tick, evaluation_return=float(tick // 8))
+        screen.show(each, each, at=tick / 2)
+    screen.show(FINISHED, FINISHED, at=81)
+    lines = screen.lines()
+    assert len(lines) < 20
+    assert [("(first" in line) for line in lines if line.startswith("agent 0")] == [
+        True,
+        False,
+        False,
+        False,
+        False,
+        True,
+    ]
 
 
 def test_what_has_been_said_is_not_said_again():
@@ -253,7 +292,7 @@ def test_the_table_has_a_line_per_agent_and_the_buffer_below():
     lines = [re.sub(r"\x1b\[[\d?]*\w", "", line) for line in text.splitlines()[-5:-1]]
     titles, first, second, footer = (re.sub(" +", " ", line).strip() for line in lines)
     assert titles == "agent step return evaluation first updates/s similarity λ state"
-    assert first == "0 400 -3.2 -2.0 -10.5 91 0.05 (1: 0.21 2: 3e-05) training"
+    assert first == "0 400 -3.2 -2.0 -10.5 91 0.05 (1:0.21 2:3e-05) training"
     assert second == "1 - - - - - - starting"
     assert footer == "1,000 steps each, buffer 500 of 1,000 (50%), time left not known yet"
 
@@ -289,6 +328,17 @@ def test_the_table_ends_although_the_block_raises():
     with pytest.raises(ZeroDivisionError), screen.display:
         screen.show(TRAINING, at=1 / 0)
     assert "\x1b[?25h" in screen.console.file.getvalue()
+
+
+def test_a_similarity_stays_beside_its_agent_on_80_columns():
+    similarity = dict.fromkeys(range(4), 1.2e-05)
+    text = table_of(*[replace(TRAINING, step=100_000, similarity=similarity)] * 4, width=80)
+    assert len(re.findall(r"[0-3]:1\.2e-05", text)) == 4 * 3
+
+
+def test_the_table_of_one_agent_does_not_say_each():
+    text = table_of(TRAINING)
+    assert "1,000 steps, buffer" in text.splitlines()[-2]
 
 
 def test_many_agents_are_shown():

@@ -12,11 +12,11 @@ from worlds import PointGoal
 
 from dase_grpc.config import RunConfig, resolve
 from dase_grpc.errors import EnvironmentSpecError, RunDirectoryError, UsageError
-from dase_grpc.launch.evaluate import evaluate_checkpoint, find_checkpoints
+from dase_grpc.launch.evaluate import EvaluatedCheckpoint, evaluate_checkpoint, find_checkpoints
 from dase_grpc.launch.video import choose_mujoco_backend, write_video
 from dase_grpc.learning.agents import make_agent
 from dase_grpc.learning.envs import make_env, schema_of
-from dase_grpc.learning.evaluation import Evaluator
+from dase_grpc.learning.evaluation import Evaluation, Evaluator
 from dase_grpc.runs.checkpoint import describe, save_checkpoint
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.seeding import Purpose, integer
@@ -106,6 +106,26 @@ def test_a_result_reads_as_one_line(run: RunDirectory) -> None:
     assert str(result).endswith(" over 2 episodes")
 
 
+def test_a_result_has_thousands_separators_and_no_deviation_of_one_episode() -> None:
+    def line(*returns: float, cut: int = 0) -> str:
+        evaluation = Evaluation(
+            return_mean=float(np.mean(returns)),
+            return_std=float(np.std(returns)),
+            episodes=len(returns),
+            returns=returns,
+            lengths=(5,) * len(returns),
+            cut=cut,
+        )
+        result = EvaluatedCheckpoint(
+            Path("x"), "Ant-v5", agent_id=0, step=2_000, seed=1, evaluation=evaluation, video=None
+        )
+        return str(result).partition(": ")[2]
+
+    assert line(1234.56) == "mean return 1,234.6 over 1 episode"
+    assert line(1234.56, cut=1) == "mean return 1,234.6 over 1 episode, which was cut"
+    assert line(-1000, -4000, cut=1) == "mean return -2,500.0 ± 1,500.0 over 2 episodes, 1 of them cut"
+
+
 def test_what_is_no_checkpoint_is_refused_in_one_sentence(run: RunDirectory, tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match=r"there is no .*missing"):
         find_checkpoints(tmp_path / "missing")
@@ -161,6 +181,21 @@ def test_an_mp4_has_every_frame(tmp_path: Path) -> None:
         assert film.count_frames() == 20
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # imageio_ffmpeg's reader leaves its pipes open
+def test_an_mp4_of_odd_size_repeats_its_last_row_and_column_in_silence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("imageio.v2")
+    ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    frames = [np.full((51, 71, 3), 200, np.uint8) for _ in range(3)]
+    write_video(tmp_path / "film.mp4", frames, fps=10)
+    assert not caplog.records
+    facts, *pictures = ffmpeg.read_frames(tmp_path / "film.mp4")
+    assert facts["size"] == (72, 52)
+    assert len(pictures) == 3
+    assert abs(int(pictures[0][-1]) - 200) < 10
+
+
 def test_a_fast_gif_leaves_out_frames_and_keeps_its_speed(tmp_path: Path) -> None:
     frames = [np.full((8, 8, 3), 10 * index, np.uint8) for index in range(20)]
     write_video(tmp_path / "film.gif", frames, fps=100)
@@ -185,8 +220,12 @@ def test_a_video_that_cannot_be_written_is_refused_before_any_work(
 
 def test_an_environment_that_cannot_draw_is_refused(tmp_path: Path) -> None:
     blind = save(tmp_path, make_config("worlds:ConstantReward"))
-    with pytest.raises(EnvironmentSpecError, match="render_mode"):
+    with pytest.raises(EnvironmentSpecError) as caught:
         evaluate_checkpoint(blind, 1, video=tmp_path / "film.gif")
+    assert str(caught.value) == (
+        "environment 'worlds:ConstantReward' takes no render_mode, so it cannot be filmed; let it accept "
+        'render_mode="rgb_array" and return RGB arrays from render()'
+    )
 
 
 def test_a_disk_that_refuses_the_video_is_one_sentence(run: RunDirectory, tmp_path: Path) -> None:

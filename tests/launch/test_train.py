@@ -1,14 +1,24 @@
 import io
 import re
+import sys
+from dataclasses import replace
 
 import pytest
+import torch
 from rich.console import Console
 from small import new_run, small_config
 
-from dase_grpc.errors import ConfigError, DeviceError, EnvironmentSpecError, NodeFailedError
+from dase_grpc.errors import (
+    ConfigError,
+    DeviceError,
+    EnvironmentSpecError,
+    NodeFailedError,
+    RunDirectoryError,
+)
 from dase_grpc.launch import train
-from dase_grpc.launch.train import TrainOptions, check, run_name, train_here
+from dase_grpc.launch.train import TrainOptions, check, program, run_name, train_here
 from dase_grpc.learning.envs import make_env
+from dase_grpc.runs.checkpoint import save_checkpoint
 
 
 @pytest.fixture
@@ -92,11 +102,49 @@ def test_results_name_the_first_and_the_last_evaluation_of_each_agent(tmp_path):
             step=step, return_mean=mean, return_std=0.0, episodes=2, wall_seconds=1.0
         )
     console = Console(file=io.StringIO(), width=40)
-    train._say_results(directory, console)
+    for reasons in ({"reward": 1_000}, {}, {"observation": 3}):
+        directory.agent(1).metrics.append({"step": 50, "refused": reasons})
+    train._say_results(directory, console, program="dase")
     assert console.file.getvalue().splitlines() == [
         "agent 0: evaluation return -10.0 at step 0, -2.5 at step 50",
-        "agent 1: evaluation return -12.0 at step 0, -12.0 at step 0",
+        "agent 1: evaluation return -12.0 at step 0",
+        "note: agent 1 left out 1,003 transitions that were not finite (observation in 3, reward in 1,000); "
+        "make the environment return finite numbers",
         f"results: {directory.path}",
         f"report:  {directory.report}",
-        f"next:    dase evaluate {directory.path}",
     ]
+
+
+def test_what_to_do_next_is_said_as_the_program_was_called_once_there_is_a_checkpoint(tmp_path):
+    directory = new_run(tmp_path, small_config(), name="a run")
+    save_checkpoint(directory.agent(0).checkpoints, step=1, tensors={"a": torch.zeros(1)}, metadata={})
+    console = Console(file=io.StringIO(), width=40)
+    train._say_results(directory, console, program=".venv/bin/dase")
+    assert console.file.getvalue().splitlines()[-1] == f"next:    .venv/bin/dase evaluate '{directory.path}'"
+
+
+def test_a_program_is_named_as_a_shell_would_find_it(tmp_path, monkeypatch):
+    (tmp_path / "dase").write_text("#!/bin/sh\n")
+    (tmp_path / "dase").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert program(["dase", "train"]) == "dase"
+    assert program([]) == "dase"
+    assert program([str(tmp_path / "dase")]) == "dase"
+    assert program([".venv/bin/dase"]) == ".venv/bin/dase"
+    assert program(["/opt/my tools/dase"]) == "'/opt/my tools/dase'"
+    assert program(["/src/dase_grpc/__main__.py"]) == f"{sys.executable} -m dase_grpc"
+
+
+def test_automatic_names_that_are_taken_get_a_number_and_given_ones_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "run_name", lambda config: "auto")
+    options = TrainOptions(small_config(), tmp_path)
+    names = [train._new_directory(options).path.name for _ in range(3)]
+    assert names == ["auto", "auto-2", "auto-3"]
+    with pytest.raises(RunDirectoryError, match="auto-2 exists"):
+        train._new_directory(replace(options, name="auto-2"))
+
+
+def test_a_folder_that_cannot_be_written_is_refused_at_once(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(RunDirectoryError, match="cannot make the run directory"):
+        train._new_directory(TrainOptions(small_config(), tmp_path / "file"))

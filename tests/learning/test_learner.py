@@ -580,8 +580,31 @@ def test_progress_says_where_training_stands():
     assert learner.done
     learner.finish()
     assert learner.progress.state == "finished"
-    assert learner.progress.updates_per_second > 0
     assert learner.progress.first_evaluation_return == learner.progress.evaluation_return == 3.0
+
+
+def test_the_pace_is_that_of_the_latest_updates_without_random_steps_and_evaluations():
+    bench = Bench(train__steps=3 * DIAGNOSE_EVERY, eval__every=DIAGNOSE_EVERY // 2, agent__start_steps=20)
+    learner = bench.learner()
+    learner.begin(threading.Event())
+    paces = []
+    while not learner.done:
+        learner.step()
+        paces.append(learner.progress.updates_per_second)
+    first = 20 + DIAGNOSE_EVERY - 2
+    assert set(paces[:first]) == {0.0}
+    ticks_per_update = 3  # the clock is read so often, and goes on by a second each time
+    assert paces[first] == pytest.approx(DIAGNOSE_EVERY / (DIAGNOSE_EVERY * ticks_per_update), rel=0.1)
+    assert paces[-1] == pytest.approx(paces[first], rel=0.1)
+
+
+def test_the_first_refusal_of_each_kind_is_said_with_a_remedy(caplog):
+    bench = Bench(worlds.NanReward(), train__steps=12)
+    bench.make_evaluated = worlds.NanReward
+    bench.train()
+    warned = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    (warning,) = warned
+    assert_one_sentence(warning, "agent 0 at step 3", "reward", "not finite", "make the environment return")
 
 
 def test_progress_leaves_out_returns_that_are_not_finite():

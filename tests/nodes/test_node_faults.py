@@ -44,7 +44,7 @@ async def test_a_replay_that_is_stopped_ends_its_learners_with_exit_code_1_and_a
         await trained(address)
         replay.send(signal.SIGTERM)
         assert replay.exit_code(within_s=3) == 0
-        assert "agents 0 were still training and have been told" in replay.log
+        assert "agent 0 was still training and has been told" in replay.log
         assert learner.exit_code(within_s=5) == 1
         assert "error: the replay service" in learner.log
         assert "is kept in" in learner.log

@@ -14,6 +14,7 @@ from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs.directory import AgentDirectory, RunDirectory
 from dase_grpc.runs.figures import PALETTE, thousands
 from dase_grpc.runs.page import number, weight_text
+from dase_grpc.runs.plots import divergence_terms
 from dase_grpc.runs.report import comparable, method, write_report
 
 VOID = {"meta", "link", "br", "img", "hr"}
@@ -225,3 +226,88 @@ def test_numbers_are_short_and_readable() -> None:
 
 def test_the_palette_has_no_colour_twice() -> None:
     assert len(set(PALETTE)) == len(PALETTE)
+
+
+def tile(text: str, name: str) -> str:
+    """What a tile of the page says."""
+    (said,) = re.findall(rf"<dt>{re.escape(name)}</dt><dd>(.*?)</dd>", text)
+    return said
+
+
+def row_of(text: str, name: str) -> list[str]:
+    """The cells of the row with this name."""
+    (cells,) = re.findall(rf'<tr><th scope="row">{re.escape(name)}</th>(.*?)</tr>', text)
+    return re.findall(r"<td>(.*?)</td>", cells)
+
+
+def test_a_short_run_shows_its_last_score_and_no_final_one(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"train": {"agents": 1}, "agent": {"start_steps": 25_000}})
+    fill(run.agent(0), evaluations=45, records=1)  # 19 of them follow step 25,000
+    text = text_of(run)
+    assert row_of(text, "agent 0") == ["440.0", "–", "0.0", "440.0", "45"]
+    assert "once 20 evaluations follow the 25,000 random steps" in text
+    fill(run.agent(1), evaluations=46, records=1)
+    text = text_of(run)
+    assert row_of(text, "agent 1") == ["450.0", "405.0", "0.0", "450.0", "46"]
+
+
+def test_the_mean_over_agents_leaves_out_the_best(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    for agent in range(2):
+        fill(run.agent(agent), evaluations=60, records=1)
+    assert row_of(text_of(run), "mean over agents") == ["590.0", "545.0", "0.0", "–", ""]
+
+
+def test_small_scores_have_the_same_decimals_in_all_rows(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    for agent, mean in enumerate((-0.5, 0.125)):
+        run.agent(agent).evaluations.append(
+            step=0, return_mean=mean, return_std=0, episodes=1, wall_seconds=0
+        )
+    text = text_of(run)
+    assert row_of(text, "agent 0")[0] == "−0.500"
+    assert row_of(text, "agent 1")[0] == "0.125"
+
+
+def test_versions_are_shown_once_and_an_empty_command_not_at_all(tmp_path: Path) -> None:
+    config = resolve({"env": {"id": "HalfCheetah-v5"}})
+    silent = RunDirectory.create(tmp_path, "silent", config, mode="lockstep")
+    text = text_of(silent)
+    assert text.count(">torch<") == 1
+    assert "<dt>Command</dt>" not in text
+    assert tile(text, "Mode") == "lockstep (reproducible)"
+    text = text_of(make_run(tmp_path))
+    assert tile(text, "Command") == "dase"
+    assert tile(text, "Mode") == "cluster (depends on timing)"
+
+
+def test_refused_transitions_are_counted(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    assert "refused" not in text_of(run)
+    run.agent(0).metrics.append({"step": 1000, "refused": {"reward": 3}})
+    run.agent(1).metrics.append({"step": 1000, "refused": {"reward": 1_000, "observation": 2}})
+    assert "1,005 transitions were refused" in text_of(run)
+    assert "2 for the observation, 1,003 for the reward" in text_of(run)
+
+
+def test_curves_without_a_finite_number_are_a_sentence(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    for step in (0, 1000):
+        run.agent(0).evaluations.append(
+            step=step, return_mean=np.nan, return_std=np.nan, episodes=1, wall_seconds=0
+        )
+    assert "no evaluation returned a finite number" in text_of(run)
+
+
+@pytest.mark.parametrize(
+    ("lowest", "highest"), [(0.15, 0.2), (5.0, 5.0), (0.9, 1.1), (1e-12, 1e14), (5e-324, 1e308)]
+)
+def test_a_logarithmic_axis_has_at_least_two_labels(lowest: float, highest: float) -> None:
+    records = [
+        {"step": step, "divergence_covariance": value, "divergence_mean": value}
+        for step, value in enumerate((lowest, highest))
+    ]
+    picture = divergence_terms({0: records})
+    assert picture is not None
+    ticks = picture[picture.index('id="matplotlib.axis_2"') : picture.index('id="axes_2"')]
+    assert 2 <= ticks.count('id="ytick_') <= 6

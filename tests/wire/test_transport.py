@@ -5,6 +5,7 @@ import pytest
 from wire.services import LOOPBACK, serving
 
 from dase_grpc.errors import AddressError
+from dase_grpc.wire import transport
 from dase_grpc.wire.replay import FRAME_BYTES
 from dase_grpc.wire.replay_client import CHUNK_BYTES
 from dase_grpc.wire.transport import (
@@ -96,11 +97,19 @@ async def test_port_0_becomes_a_real_one():
         assert (await service.client.status()).run_id == "the-run"
 
 
-async def test_a_port_in_use_is_refused():
+async def test_a_port_in_use_is_refused_without_a_line_from_grpc(capfd):
     async with serving() as service:
         server = grpc.aio.server(options=SERVER_OPTIONS)
         with pytest.raises(AddressError, match=f"cannot listen on {service.address}.*--listen"):
             bind(server, service.address)
+    assert "add_port" not in capfd.readouterr().err
+
+
+async def test_a_port_that_was_taken_meanwhile_is_refused_too(monkeypatch):
+    monkeypatch.setattr(transport, "_try_binding", lambda address: None)
+    async with serving() as service:
+        with pytest.raises(AddressError, match=f"cannot listen on {service.address}.*--listen"):
+            bind(grpc.aio.server(options=SERVER_OPTIONS), service.address)
 
 
 async def test_a_host_that_is_not_this_machines_is_refused():

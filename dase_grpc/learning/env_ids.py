@@ -1,0 +1,164 @@
+"""What an environment's id stands for: a version of Gymnasium's, or a class or function of a module."""
+
+import difflib
+import functools
+import importlib
+import inspect
+import logging
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path, PurePosixPath
+from types import ModuleType
+from typing import Final
+
+import gymnasium
+
+from dase_grpc.errors import EnvironmentSpecError
+
+_CUTOFF_IN_MODULE: Final = 0.75
+"""How alike (difflib's ratio) a module's name must be to be suggested; most are no environments."""
+
+_log = logging.getLogger(__name__)
+
+
+def resolve_id(env_id: str) -> str:
+    """The id with its version: of a Gymnasium id without one, the latest; any other as it is.
+
+    Logs one note per process where the id has changed or an older version is asked for. Of
+    `package.module:Name` the module is imported; the current directory joins `sys.path` for that.
+
+    Raises:
+        EnvironmentSpecError: there is nothing of that name, or the module cannot be imported.
+    """
+    module_name, colon, name = env_id.rpartition(":")
+    if "/" in module_name or "\\" in module_name or f"{module_name or name}".endswith(".py"):
+        raise EnvironmentSpecError(_path_remedy(env_id, module_name or name, name if colon else "MyEnv"))
+    if colon and factory_of(env_id) is not None:
+        return env_id
+    latest = latest_version(name)
+    if name in gymnasium.registry:
+        if latest is not None and latest != name:
+            _note(f"{name} is an old version; the latest is {latest}")
+        return env_id
+    if latest is None or _versioned(name):  # Gymnasium would first warn, then refuse
+        raise EnvironmentSpecError(
+            f"there is no environment {env_id!r}{_nearest(name, gymnasium.registry)} "
+            f"(write another package's as package:Name-v0, your own as package.module:Class)"
+        )
+    _note(f"{name} has no version; taking the latest, {latest}")
+    return f"{module_name}{colon}{latest}"
+
+
+def latest_version(name: str) -> str | None:
+    """The registered id of the same name with the highest version; None if there is no such name."""
+    base = re.sub(r"-v\d+$", "", name)
+    found = {
+        int(key[len(base) + 2 :]): key
+        for key in gymnasium.registry
+        if key.startswith(f"{base}-v") and key[len(base) + 2 :].isdecimal()
+    }
+    return found[max(found)] if found else None
+
+
+def factory_of(env_id: str) -> Callable[..., object] | None:
+    """What `package.module:Name` names; None for an id without a module or one that its module registers.
+
+    Raises:
+        EnvironmentSpecError: the module cannot be imported, or has nothing callable of that name.
+    """
+    module_name, colon, name = env_id.rpartition(":")
+    if not colon:
+        return None
+    module = _import(env_id, module_name)
+    factory = getattr(module, name, None)
+    if factory is None:
+        if name in gymnasium.registry or (latest_version(name) and not _versioned(name)):
+            return None
+        raise EnvironmentSpecError(
+            f"the module {module_name!r} neither has {name!r} nor registers an environment of that name"
+            f"{_nearest(name, _offered(module), cutoff=_CUTOFF_IN_MODULE)}"
+        )
+    if isinstance(factory, gymnasium.Env) or not callable(factory):
+        raise EnvironmentSpecError(
+            f"{env_id!r} is {kind(factory)}, so name a class or a function that returns a new gymnasium.Env"
+        )
+    return factory  # type: ignore[no-any-return]  # any callable of the user's
+
+
+def kind(value: object) -> str:
+    """What a value is, in words."""
+    return "nothing" if value is None else f"an object of type {type(value).__name__}"
+
+
+def summary(error: Exception) -> str:
+    """An error of someone else's in one line."""
+    said = text(error)
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def text(value: object) -> str:
+    """A value in one line of at most 300 characters."""
+    line = " ".join(str(value).split())
+    return line if len(line) <= 300 else line[:297] + "..."
+
+
+def _versioned(name: str) -> bool:
+    return re.search(r"-v\d+$", name) is not None
+
+
+def _path_remedy(env_id: str, path: str, name: str) -> str:
+    parts = PurePosixPath(path.replace("\\", "/").removesuffix(".py")).parts
+    module = ".".join(parts) if all(part.isidentifier() for part in parts) else parts[-1]
+    return (
+        f"{env_id!r} names a file, but environments are named by their module, so write {module}:{name} "
+        f"and run in the folder from which it can be imported"
+    )
+
+
+def _import(env_id: str, module_name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{module_name}.".startswith(f"{error.name}."):
+            raise EnvironmentSpecError(
+                f"there is no module {error.name!r} for the environment {env_id!r}, so run in the folder "
+                f"that holds it ({here} does not) or install its package"
+            ) from error
+        raise EnvironmentSpecError(
+            f"the module {module_name!r} of the environment {env_id!r} needs {error.name!r}, "
+            f"which is not installed, so install it"
+        ) from error
+    except Exception as error:
+        raise EnvironmentSpecError(
+            f"importing {module_name!r} for the environment {env_id!r} failed with {summary(error)}"
+        ) from error
+
+
+def _offered(module: ModuleType) -> list[str]:
+    """The environments and functions that a module defines, and every registered id."""
+
+    def own(value: object) -> bool:
+        if inspect.isclass(value) and not issubclass(value, gymnasium.Env):
+            return False
+        home = getattr(value, "__module__", None)
+        return callable(value) and f"{home}.".startswith(f"{module.__name__}.")
+
+    return [*(name for name, value in vars(module).items() if own(value)), *gymnasium.registry]
+
+
+def _nearest(name: str, candidates: Iterable[str], *, cutoff: float | None = None) -> str:
+    known = {candidate.lower(): candidate for candidate in candidates if not candidate.startswith("_")}
+    wanted = name.lower()
+    matches = difflib.get_close_matches(wanted, known, n=1, cutoff=cutoff or 0.6)
+    if not matches and cutoff is None and len(wanted) > 2:
+        matches = sorted((key for key in known if wanted in key), reverse=True)
+    return f"; did you mean {known[matches[0]]!r}?" if matches else ""
+
+
+@functools.cache
+def _note(sentence: str) -> None:
+    _log.warning("%s", sentence)

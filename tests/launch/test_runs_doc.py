@@ -1,0 +1,127 @@
+"""docs/runs.md says what a run writes: its tables are compared with a short lockstep run, its code is run."""
+
+import json
+import os
+import re
+from pathlib import Path
+from threading import Event
+
+import numpy as np
+import pytest
+import torch
+from small import new_run, small_config
+
+from dase_grpc.launch.lockstep import BUFFER_FILE, open_lockstep, run_lockstep
+from dase_grpc.learning.agents import ALGORITHMS, make_agent
+from dase_grpc.learning.learner import DIAGNOSE_EVERY
+from dase_grpc.runs.checkpoint import KEEP, METADATA_FILE, STATE_FILE, latest, load_checkpoint
+from dase_grpc.runs.directory import RunDirectory
+from dase_grpc.runs.evaluations import COLUMNS
+from dase_grpc.runs.metrics_log import read_metrics
+from dase_grpc.runs.provenance import versions
+
+TEXT = (Path(__file__).parents[2] / "docs" / "runs.md").read_text(encoding="utf-8")
+
+
+def tables(section: str) -> list[list[list[str]]]:
+    """The tables of a section, head lines included, cells without backquotes."""
+    body = TEXT.split(f"## {section}\n", 1)[1].split("\n## ", 1)[0]
+    found = re.findall(r"(?:^\|.*\|\n)+", body, re.MULTILINE)
+    return [
+        [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in table.splitlines()]
+        for table in found
+    ]
+
+
+def names(section: str, index: int = 0) -> list[str]:
+    """The first column of a section's table."""
+    return [row[0] for row in tables(section)[index][2:]]
+
+
+def train(folder: Path) -> RunDirectory:
+    run = new_run(folder, small_config())
+    with open_lockstep(run.config, run) as lockstep:
+        run_lockstep(lockstep, Event(), lambda: None)
+    return run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> RunDirectory:
+    return train(tmp_path_factory.mktemp("one"))
+
+
+def test_the_documented_columns_are_those_of_evaluations_csv(run):
+    assert names("evaluations.csv") == list(COLUMNS)
+    header = run.agent(0).evaluations.path.read_text(encoding="utf-8").splitlines()[0]
+    assert header == ",".join(names("evaluations.csv"))
+
+
+def test_the_documented_keys_are_those_of_metrics_jsonl(run):
+    for record in read_metrics(run.agent(0).metrics.path):
+        assert names("metrics.jsonl") == list(record)
+    assert f"every {DIAGNOSE_EVERY}th of its updates" in TEXT
+
+
+def test_the_documented_keys_are_those_of_a_checkpoint(run):
+    path = latest(run.agent(0).checkpoints)
+    assert sorted(file.name for file in path.iterdir()) == sorted((METADATA_FILE, STATE_FILE))
+    metadata = json.loads((path / METADATA_FILE).read_text(encoding="utf-8"))
+    assert sorted(names("Checkpoints", 0)) == sorted(metadata)
+    assert f"the last {KEEP} are kept" in TEXT
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_documented_tensors_are_those_of_each_algorithm(run, algorithm):
+    head, _, *rows = tables("Checkpoints")[1]
+    column = head.index(algorithm)
+    said = {row[0]: row[column] for row in rows}
+    schema = load_checkpoint(latest(run.agent(0).checkpoints)).schema
+    for normalised, meant in ((False, {"yes"}), (True, {"yes", "with `agent.normalise_observations"})):
+        config = small_config(agent__algorithm=algorithm, agent__normalise_observations=normalised)
+        agent = make_agent(config.agent, schema, seed=1, agent_id=0, device=torch.device("cpu"))
+        written = {name.split(".")[0] for name in agent.state_dict()}
+        assert written == {name for name, cell in said.items() if cell in meant}
+
+
+def test_the_documented_tables_are_those_of_run_toml(run):
+    said = TEXT.split("## run.toml\n")[1].split("\n## ")[0]
+    for key in run.run:
+        assert f"`{key}`" in said or f"`[run.{key}]`" in said
+    assert run.versions.keys() == versions().keys()
+
+
+def test_the_documented_code_runs(run, monkeypatch):
+    policy, buffer = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    monkeypatch.chdir(run.path.parent)
+    (run.path.parent / "runs").symlink_to(run.path.parent)
+    (run.path.parent / "NAME").symlink_to(run.path)
+    scope = {"numpy": np}
+    exec(policy, scope)
+    exec(buffer, scope)
+    assert scope["action"].shape == (1, 1)
+    assert set(scope["named"]["agent_id"].tolist()) == {0, 1}
+
+
+def test_two_lockstep_runs_differ_where_the_page_says_so(run, tmp_path):
+    other = train(tmp_path)
+    equal = {row[0]: row[1:] for row in tables("Which files are equal in two lockstep runs")[0][2:]}
+    for name in ("state.safetensors", "checkpoint.json", BUFFER_FILE):
+        assert any(name in row and cells[0] == "byte for byte" for row, cells in equal.items())
+    for file in (
+        path for path in run.path.rglob("*") if path.name in (STATE_FILE, METADATA_FILE, BUFFER_FILE)
+    ):
+        assert file.read_bytes() == (other.path / file.relative_to(run.path)).read_bytes()
+    timed = set(re.findall(r"\w+", equal["metrics.jsonl"][1]))
+    for here, there in zip(
+        read_metrics(run.agent(0).metrics.path), read_metrics(other.agent(0).metrics.path), strict=True
+    ):
+        assert {key for key in here if here[key] != there[key]} <= timed < here.keys()
+
+
+def test_every_file_of_a_run_is_in_the_table(run):
+    said = names("Which files are equal in two lockstep runs")
+    top = TEXT.split("## run.toml")[0]
+    for folder, _, files in os.walk(run.path):
+        for file in files:
+            place = (Path(folder) / file).relative_to(run.path)
+            assert place.name in f"{top}{said}" or "tensorboard" in place.parts
