@@ -1,7 +1,5 @@
 """The one configuration of a run: frozen, validated once, read from presets, TOML, flags and `--set`."""
 
-import difflib
-import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -23,6 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from dase_grpc.capacity import transitions
+from dase_grpc.config_errors import sentence
 from dase_grpc.errors import ConfigError
 
 Algorithm = Literal["td3", "ddpg", "sac"]
@@ -39,34 +38,6 @@ READ_BY_ONE: Final[Mapping[str, str]] = {
     "policy_noise_clip": "sac",
 }
 """The settings of `agent` that one algorithm alone reads; the others refuse a value but the default."""
-
-_BRANCHES: Final = ("constrained-int", "int", "str")
-"""What pydantic adds to a location for the alternatives of a union."""
-
-_PHRASES: Final[Mapping[str, str]] = {
-    "boolean": "must not be true or false",
-    "bool_parsing": "must be true or false",
-    "bool_type": "must be true or false",
-    "int_parsing": "must be a whole number",
-    "int_parsing_size": "is too large",
-    "int_from_float": "must be a whole number",
-    "int_type": "must be a whole number",
-    "float_parsing": "must be a number",
-    "float_type": "must be a number",
-    "finite_number": "must be finite",
-    "greater_than": "must be greater than {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than": "must be less than {lt}",
-    "less_than_equal": "must be at most {le}",
-    "literal_error": "must be {expected}",
-    "string_type": "must be a text",
-    "string_too_short": "must not be empty",
-    "too_short": "must not be empty",
-    "tuple_type": "must be a list",
-    "dict_type": "must be a table",
-    "model_type": "must be a table of settings",
-}
-"""Pydantic's kinds of error in words that follow `key = value`."""
 
 
 class Section(BaseModel):
@@ -310,7 +281,7 @@ def resolve(*layers: Mapping[str, Any]) -> RunConfig:
     try:
         return RunConfig.model_validate(merged)
     except ValidationError as error:
-        raise ConfigError(_sentence(error)) from None
+        raise ConfigError(sentence(error, known=setting_names())) from None
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -365,36 +336,6 @@ def _merge(target: dict[str, Any], layer: Mapping[str, Any]) -> None:
         if not isinstance(target.get(key), dict):
             target[key] = {}
         _merge(target[key], value)
-
-
-def _sentence(error: ValidationError) -> str:
-    """The first problem of a pydantic error in one sentence."""
-    first = error.errors(include_url=False)[0]
-    kind, value = first["type"], first["input"]
-    key = ".".join(str(part) for part in first["loc"] if part not in _BRANCHES)
-    if kind == "extra_forbidden":
-        return _unknown(key, value)
-    if kind == "value_error":  # our own words, which name the value
-        message = str(first["msg"]).removeprefix("Value error, ")
-        return f"{key}: {message}" if key else message
-    phrase = _PHRASES.get(kind)
-    words = phrase.format(**first.get("ctx", {})) if phrase else f"is refused: {first['msg']}"
-    return f"{key} = {_shown(value)} {words}"
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, default=str, ensure_ascii=False)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _unknown(key: str, value: Any) -> str:
-    if "." not in key and isinstance(value, Mapping) and value:
-        key = f"{key}.{next(iter(value))}"
-    known = setting_names()
-    elsewhere = [name for name in known if name.partition(".")[2] == key.rpartition(".")[2]]
-    guess = next(iter(elsewhere or difflib.get_close_matches(key, known, n=1)), None)
-    hint = f"did you mean {guess}?" if guess else "`dase config` lists all settings"
-    return f"unknown setting {key}; {hint}"
 
 
 def setting_names() -> list[str]:

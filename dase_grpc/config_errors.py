@@ -1,0 +1,65 @@
+"""Says what is wrong with a configuration in one sentence, out of pydantic's error."""
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+_BRANCHES: Final = ("constrained-int", "int", "str")
+"""What pydantic adds to a location for the alternatives of a union."""
+
+_PHRASES: Final[Mapping[str, str]] = {
+    "boolean": "must not be true or false",
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "int_parsing": "must be a whole number",
+    "int_parsing_size": "is too large",
+    "int_from_float": "must be a whole number",
+    "int_type": "must be a whole number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "finite_number": "must be finite",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be {expected}",
+    "string_type": "must be a text",
+    "string_too_short": "must not be empty",
+    "too_short": "must not be empty",
+    "tuple_type": "must be a list",
+    "dict_type": "must be a table",
+    "model_type": "must be a table of settings",
+}
+"""Pydantic's kinds of error in words that follow `key = value`."""
+
+
+def sentence(error: ValidationError, *, known: Sequence[str]) -> str:
+    """The first problem of a pydantic error in one sentence; `known` are all settings as `section.key`."""
+    first = error.errors(include_url=False)[0]
+    kind, value = first["type"], first["input"]
+    key = ".".join(str(part) for part in first["loc"] if part not in _BRANCHES)
+    if kind == "extra_forbidden":
+        return _unknown(key, value, known)
+    if kind == "value_error":  # our own words, which name the value
+        message = str(first["msg"]).removeprefix("Value error, ")
+        return f"{key}: {message}" if key else message
+    phrase = _PHRASES.get(kind)
+    words = phrase.format(**first.get("ctx", {})) if phrase else f"is refused: {first['msg']}"
+    return f"{key} = {_shown(value)} {words}"
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _unknown(key: str, value: Any, known: Sequence[str]) -> str:
+    if "." not in key and isinstance(value, Mapping) and value:
+        key = f"{key}.{next(iter(value))}"
+    elsewhere = [name for name in known if name.partition(".")[2] == key.rpartition(".")[2]]
+    guess = next(iter(elsewhere or difflib.get_close_matches(key, known, n=1)), None)
+    hint = f"did you mean {guess}?" if guess else "`dase config` lists all settings"
+    return f"unknown setting {key}; {hint}"
