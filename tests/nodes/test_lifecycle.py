@@ -135,7 +135,9 @@ def test_a_bug_beside_refusals_is_what_the_traceback_shows():
     assert "in fail" in log
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name
+)
 def test_a_signal_stops_the_node_which_drains_and_exits_0(number):
     with node() as process:
         ready(process)
