@@ -13,6 +13,7 @@ from rich.text import Text
 
 from dase_grpc.config import RunConfig
 from dase_grpc.progress import Progress, number
+from dase_grpc.runs.summary import duration
 
 PLAIN_EVERY_S: Final = 20.0
 MEASURED_S: Final = 2.0
@@ -158,7 +159,7 @@ class TimeLeft:
             return "all steps done"
         if step <= first or now - since < MEASURED_S:
             return unknown
-        return f"about {duration_text((self._total - step) * (now - since) / (step - first))} left"
+        return f"about {duration((self._total - step) * (now - since) / (step - first))} left"
 
 
 def has_started(progress: Progress | None) -> TypeGuard[Progress]:
@@ -216,13 +217,3 @@ def buffer_text(snapshot: Snapshot) -> str:
         return "buffer not open yet"
     share = snapshot.buffer_size / snapshot.buffer_capacity
     return f"buffer {snapshot.buffer_size:,} of {snapshot.buffer_capacity:,} ({share:.0%})"
-
-
-def duration_text(seconds: float) -> str:
-    """For example "2 min 10 s"."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

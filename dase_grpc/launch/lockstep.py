@@ -15,6 +15,7 @@ from dase_grpc import seeding
 from dase_grpc.config import EnvConfig, RunConfig
 from dase_grpc.errors import ConfigError, EnvironmentSpecError
 from dase_grpc.learning.build import build_learner
+from dase_grpc.learning.containment import Contained
 from dase_grpc.learning.device import pick_device
 from dase_grpc.learning.envs import Environment, make_env, schema_of
 from dase_grpc.learning.learner import Halted, Learner
@@ -140,7 +141,7 @@ def run_lockstep(run: LockstepRun, halt: Event, on_round: Callable[[], None]) ->
     `on_round` is called after each round. At the end the checkpoints and the buffer
     (replay/buffer.npy, oldest transition first) are written.
     """
-    with suppress(Halted):
+    with Contained(), suppress(Halted):
         for learner in run.learners:
             learner.begin(halt)
         while not halt.is_set() and not all(learner.done for learner in run.learners):

@@ -1,13 +1,14 @@
 """`dase train`: checks, makes the run directory, runs the cluster or lockstep, says where results are."""
 
 import asyncio
+import os
 import shlex
 import shutil
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -17,9 +18,11 @@ from rich.console import Console
 
 from dase_grpc.capacity import transitions
 from dase_grpc.config import RunConfig, require_capacity
-from dase_grpc.errors import ConfigError, DaseError, RunDirectoryError
+from dase_grpc.errors import ConfigError, DaseError, NodeFailedError, RunDirectoryError
 from dase_grpc.launch.display import Snapshot, make_display
 from dase_grpc.launch.local import run_cluster
+from dase_grpc.learning.env_ids import with_resolved_id
+from dase_grpc.learning.env_probe import probe
 from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.nodes.lifecycle import halt_event, stop_event
 from dase_grpc.progress import number
@@ -45,6 +48,17 @@ class TrainOptions:
     command: Sequence[str] = ()
 
 
+class PatientConsole(Console):
+    """A console whose reader may go away: training goes on without one."""
+
+    def on_broken_pipe(self) -> None:
+        """Shows nothing any more, now that nobody reads it."""
+        self.quiet = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
 def train_here(options: TrainOptions) -> None:
     """Trains on this machine until the budget is spent or a signal comes; prints where results are.
 
@@ -52,8 +66,10 @@ def train_here(options: TrainOptions) -> None:
         UsageError: before any process starts, when the environment or the settings cannot be used.
         NodeFailedError: a node ended before its time; the others were stopped.
     """
-    console = Console()
-    config = options.config
+    console = PatientConsole()
+    config = with_resolved_id(options.config)
+    root = options.root
+    options = replace(options, config=config, root=root.absolute())  # an environment may change the folder
     check(config, gpu=options.gpu)
     directory = _new_directory(options)
     each = " each" if config.train.agents > 1 else ""
@@ -73,7 +89,7 @@ def train_here(options: TrainOptions) -> None:
         else:
             asyncio.run(_train_in_cluster(options, directory, console))
     finally:
-        _say_results(directory, console, program=program(options.command))
+        _say_results(directory, console, shown=root / directory.path.name, program=program(options.command))
 
 
 def check(config: RunConfig, *, gpu: int | None = None) -> None:
@@ -91,6 +107,7 @@ def check(config: RunConfig, *, gpu: int | None = None) -> None:
     env = make_env(config.env.id, config.env.kwargs)
     try:
         schema = schema_of(env, config.env.id)
+        probe(env)
     finally:
         env.close()
     try:
@@ -177,6 +194,8 @@ async def _train_in_cluster(options: TrainOptions, directory: RunDirectory, cons
             display=make_display(console, options.config),
             say=partial(_say, console),
         )
+        if not stop.is_set():
+            _require_last_steps(options.config, directory)
 
 
 def _method(config: RunConfig) -> str:
@@ -188,17 +207,33 @@ def _say(console: Console, text: str) -> None:
     console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
-def _say_results(directory: RunDirectory, console: Console, *, program: str) -> None:
+def _require_last_steps(config: RunConfig, directory: RunDirectory) -> None:
+    """Checks that every agent has kept its last step: a learner that an environment ended exits well too.
+
+    Raises:
+        NodeFailedError: one has not.
+    """
+    for agent_id in range(config.train.agents):
+        kept = checkpoint_paths(directory.agent(agent_id).checkpoints)
+        if config.train.steps not in kept:
+            raise NodeFailedError(
+                f"learner-{agent_id} ended before its last step although nothing failed "
+                f"(does the environment end the process?); "
+                f"its log is {directory.logs / f'learner-{agent_id}.log'}"
+            )
+
+
+def _say_results(directory: RunDirectory, console: Console, *, shown: Path, program: str) -> None:
     """Says how the agents did and where everything is; whatever cannot be read is said too."""
-    agents, found = directory.agents(), [f"results: {directory.path}"]
+    agents, found = directory.agents(), [f"results: {shown}"]
     try:
         for agent in agents:
             _say_curve(agent, console)
             _say_refused(agent, console)
         if agents:
-            found.append(f"report:  {write_report(directory)}")
+            found.append(f"report:  {shown / write_report(directory).name}")
         if any(checkpoint_paths(agent.checkpoints) for agent in agents):
-            found.append(f"next:    {program} evaluate {shlex.quote(str(directory.path))}")
+            found.append(f"next:    {program} evaluate {shlex.quote(str(shown))}")
     except DaseError as error:
         found += [f"no report: {error}"]
     for text in found:

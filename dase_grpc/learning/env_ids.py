@@ -14,12 +14,23 @@ from typing import Final
 
 import gymnasium
 
+from dase_grpc.config import RunConfig
 from dase_grpc.errors import EnvironmentSpecError
 
 _CUTOFF_IN_MODULE: Final = 0.75
 """How alike (difflib's ratio) a module's name must be to be suggested; most are no environments."""
 
 _log = logging.getLogger(__name__)
+
+
+def with_resolved_id(config: RunConfig) -> RunConfig:
+    """The configuration with its environment's id resolved, so that files and schemas name the version.
+
+    Raises:
+        EnvironmentSpecError: see `resolve_id`.
+    """
+    env = config.env.model_copy(update={"id": resolve_id(config.env.id)})
+    return config.model_copy(update={"env": env})
 
 
 def resolve_id(env_id: str) -> str:

@@ -20,6 +20,7 @@ from torch import Tensor
 from dase_grpc.config import RunConfig
 from dase_grpc.learning.agent import Agent, Policy
 from dase_grpc.learning.batch import Batch
+from dase_grpc.learning.containment import Contained
 from dase_grpc.learning.device import use
 from dase_grpc.learning.evaluation import Evaluator
 from dase_grpc.learning.exploration import ExploredStep, Explorer, diverged, require_finite_action
@@ -141,7 +142,7 @@ class Learner:
             DivergedError: the networks hold numbers that are not finite.
             Exception: whatever the environment or the agent raises.
         """
-        with suppress(Halted):
+        with Contained(), suppress(Halted):
             self.begin(halt)
             while not self.done and not halt.is_set():
                 self.step()

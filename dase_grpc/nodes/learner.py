@@ -22,6 +22,7 @@ from dase_grpc.errors import (
 )
 from dase_grpc.learning.build import build_learner
 from dase_grpc.learning.device import pick_device
+from dase_grpc.learning.env_ids import with_resolved_id
 from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.learning.learner import Learner
 from dase_grpc.nodes.lifecycle import first_cause, run_node, unless
@@ -133,7 +134,7 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
         RefusalError: the replay refused, was lost or is shutting down.
         Exception: a bug, or whatever the environment raises.
     """
-    config = options.config
+    config = with_resolved_id(options.config)
     if options.metrics_port:
         require_private(Address(options.metrics_host, options.metrics_port), insecure=options.insecure)
     device = pick_device(options.gpu)

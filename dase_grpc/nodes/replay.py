@@ -15,7 +15,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from dase_grpc.capacity import transitions
-from dase_grpc.errors import ConfigError
+from dase_grpc.errors import AddressError, ConfigError
 from dase_grpc.nodes.lifecycle import READY_PREFIX, run_node
 from dase_grpc.store.run import SharedRun
 from dase_grpc.telemetry import ReplayCollector, ReplayCounts, make_registry, metrics_endpoint
@@ -94,7 +94,10 @@ def replay_main(options: ReplayOptions, *, stdin_is_leash: bool) -> int:
     """Runs a replay node as a process; prints its address on stdout once it answers."""
 
     def announce(address: Address) -> None:
-        print(f"{READY_PREFIX}{address}", flush=True)  # noqa: T201 - scripts and launchers read it
+        try:
+            print(f"{READY_PREFIX}{address}", flush=True)  # noqa: T201 - scripts and launchers read it
+        except OSError as error:
+            raise AddressError(f"cannot tell the address on stdout: {error.strerror or error}") from error
         log.info("run %s, capacity %s", options.run_id, options.capacity)
 
     return run_node("replay", lambda stop: run_replay(options, stop, announce), stdin_is_leash=stdin_is_leash)
@@ -129,20 +132,20 @@ async def run_replay(
     _register(server, replay, cluster, health)
     with metrics_endpoint(registry, options.metrics_host, options.metrics_port):
         address = bind(server, options.listen)
-        await server.start()
-        for service in ("", *SERVICES):
-            await health.set(service, health_pb2.HealthCheckResponse.SERVING)
-        announce(address)
-        async with asyncio.TaskGroup() as tasks:
-            watch = tasks.create_task(_watch_leases(run))
-            try:
+        try:
+            await server.start()
+            for service in ("", *SERVICES):
+                await health.set(service, health_pb2.HealthCheckResponse.SERVING)
+            announce(address)
+            async with asyncio.TaskGroup() as tasks:
+                watch = tasks.create_task(_watch_leases(run))
                 await stop.wait()
-            finally:
                 watch.cancel()
-                await health.enter_graceful_shutdown()
-                cluster.draining = True
-                replay.drain()
-                await server.stop(GRACE_S)
+        finally:
+            await health.enter_graceful_shutdown()
+            cluster.draining = True
+            replay.drain()
+            await server.stop(GRACE_S)
     log.info("stopped; %s", _summary(run))
 
 

@@ -21,7 +21,7 @@ def results_path(run_dir: Path | None, *, run_id: str) -> Path:
     path = run_dir if run_dir is not None else Path("runs") / run_id
     if run_dir is None and path.name != run_id:
         raise RunDirectoryError(f"the run id {run_id!r} cannot name a folder; choose a --run-dir")
-    return path
+    return path.absolute()  # an environment may change the current directory
 
 
 def open_journal(

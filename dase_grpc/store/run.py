@@ -6,6 +6,9 @@ from dase_grpc.store.leases import Lease, LeaseTable
 from dase_grpc.store.replay import ReplayStore
 from dase_grpc.store.ring import RingBuffer
 
+MAX_NAME = 100
+"""Characters of a name that a client sent which a refusal repeats."""
+
 
 class SharedRun:
     """What the replay node holds. Single-threaded; nothing blocks.
@@ -70,7 +73,7 @@ class SharedRun:
         """
         if run_id != self.run_id:
             raise RunMismatchError(
-                f"this service holds run_id = {self.run_id!r}, the client asks for {run_id!r}; "
+                f"this service holds run_id = {self.run_id!r}, the client asks for {run_id[:MAX_NAME]!r}; "
                 f"leave --run-id out, or name the run that is here"
             )
 
@@ -84,7 +87,8 @@ class SharedRun:
         ours = self.store.schema.fingerprint
         if fingerprint != ours:
             raise SchemaMismatchError(
-                f"the buffer's schema_fingerprint is {ours}, the stream states {fingerprint or 'none'}; "
+                f"the buffer's schema_fingerprint is {ours}, "
+                f"the stream states {fingerprint[:MAX_NAME] or 'none'}; "
                 f"make the environment as the other learners do, or start another replay"
             )
         self.leases.require(agent_id, epoch)

@@ -168,7 +168,7 @@ class ClusterClient:
     async def leave(self, member: Membership, *, reason: str, timeout_s: float = UNARY_TIMEOUT_S) -> None:
         """Gives the lease back."""
         request = cluster_pb2.LeaveRequest(
-            run_id=member.run_id, agent_id=member.agent_id, epoch=member.epoch, reason=reason
+            run_id=member.run_id, agent_id=member.agent_id, epoch=member.epoch, reason=shown(reason)
         )
         with service(self._address):
             await self._stub.Leave(request, timeout=timeout_s)

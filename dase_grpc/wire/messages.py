@@ -17,7 +17,8 @@ MAX_ENVIRONMENT: Final = 500
 
 
 def shown(text: str) -> str:
-    """A text from the network as one short line that is safe to log and to show."""
+    """A text as one short line that is safe to send, to log and to show."""
+    text = text.encode(errors="replace").decode()  # a lone surrogate cannot be sent
     line = "".join(character if character.isprintable() else " " for character in text[: MAX_TEXT + 1])
     return line if len(line) <= MAX_TEXT else line[: MAX_TEXT - 1] + "…"
 

@@ -13,7 +13,7 @@ from dase_grpc.launch.display import (
     TimeLeft,
     agent_cells,
     buffer_text,
-    duration_text,
+    duration,
     make_display,
     number,
     similarity_text,
@@ -124,7 +124,7 @@ def test_the_buffer_is_shown_as_a_share_once_it_is_open():
     [(0.4, "0 s"), (59.4, "59 s"), (59.6, "1 min 0 s"), (130, "2 min 10 s"), (7_320, "2 h 2 min")],
 )
 def test_durations_are_read_at_a_glance(seconds, text):
-    assert duration_text(seconds) == text
+    assert duration(seconds) == text
 
 
 # -- time left ----------------------------------------------------------------------------------------

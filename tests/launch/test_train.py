@@ -104,7 +104,7 @@ def test_results_name_the_first_and_the_last_evaluation_of_each_agent(tmp_path):
     console = Console(file=io.StringIO(), width=40)
     for reasons in ({"reward": 1_000}, {}, {"observation": 3}):
         directory.agent(1).metrics.append({"step": 50, "refused": reasons})
-    train._say_results(directory, console, program="dase")
+    train._say_results(directory, console, shown=directory.path, program="dase")
     assert console.file.getvalue().splitlines() == [
         "agent 0: evaluation return -10.0 at step 0, -2.5 at step 50",
         "agent 1: evaluation return -12.0 at step 0",
@@ -119,7 +119,7 @@ def test_what_to_do_next_is_said_as_the_program_was_called_once_there_is_a_check
     directory = new_run(tmp_path, small_config(), name="a run")
     save_checkpoint(directory.agent(0).checkpoints, step=1, tensors={"a": torch.zeros(1)}, metadata={})
     console = Console(file=io.StringIO(), width=40)
-    train._say_results(directory, console, program=".venv/bin/dase")
+    train._say_results(directory, console, shown=directory.path, program=".venv/bin/dase")
     assert console.file.getvalue().splitlines()[-1] == f"next:    .venv/bin/dase evaluate '{directory.path}'"
 
 

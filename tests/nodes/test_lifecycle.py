@@ -135,7 +135,9 @@ def test_a_bug_beside_refusals_is_what_the_traceback_shows():
     assert "in fail" in log
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name
+)
 def test_a_signal_stops_the_node_which_drains_and_exits_0(number):
     with node() as process:
         ready(process)
@@ -164,6 +166,17 @@ def test_a_node_whose_leash_is_let_go_stops_and_exits_0():
         returned, output, log = end_of(process)
     assert (returned, output) == (0, "draining\n")
     assert "the launcher is gone: stopping" in log
+
+
+def test_a_node_that_does_not_end_after_its_launcher_kills_itself():
+    hangs = "from dase_grpc.nodes import lifecycle\nlifecycle.LEASHLESS_S = 0.3\n" + textwrap.dedent(HANGS)
+    with node(hangs, leash=True) as process:
+        ready(process)
+        process.stdin.close()
+        process.stdin = None
+        returned, _, log = end_of(process)
+    assert returned == -signal.SIGKILL
+    assert "did not end within 0.3 s of its launcher" in log
 
 
 def test_a_node_that_ends_by_itself_does_not_say_that_its_launcher_is_gone():
