@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $(STAMP)
 
-train: $(STAMP)  ## Train two agents on a small MuJoCo task (about two minutes)
+train: $(STAMP)  ## Train two agents on a small MuJoCo task (about a minute and a half after installing)
 	$(BIN)/dase train
 
 test: $(STAMP)  ## Run every test
