@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $(STAMP)
 
-train: $(STAMP)  ## Train two agents on a small MuJoCo task (about a minute and a half after installing)
+train: $(STAMP)  ## Train two agents on a small MuJoCo task (one to two minutes after installing)
 	$(BIN)/dase train
 
 test: $(STAMP)  ## Run every test

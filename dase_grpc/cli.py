@@ -147,7 +147,7 @@ def train(
 ) -> None:
     """Trains K agents on this machine: one replay service and K learner processes.
 
-    With no arguments it runs the quick start, about a minute and a half on two cores. With --env or
+    With no arguments it runs the quick start, one to two minutes on two cores. With --env or
     --algo it uses the paper's settings, those for TD3 unless another algorithm is named.
     """
     from dase_grpc.launch.train import TrainOptions, train_here
