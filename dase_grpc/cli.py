@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from dase_grpc.config import RunConfig, whole_number
-from dase_grpc.errors import ConfigError, DaseError, UsageError
+from dase_grpc.errors import ConfigError, DaseError
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
 
@@ -293,7 +293,7 @@ def main() -> None:
         app(prog_name="dase")
     except DaseError as error:
         typer.echo(f"error: {error}", err=True)
-        sys.exit(2 if isinstance(error, UsageError) else 1)
+        sys.exit(error.exit_code)
 
 
 def _refuse(flags: Mapping[str, object], role: str) -> None:

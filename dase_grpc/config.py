@@ -125,6 +125,11 @@ class AgentConfig(Section):
     )
     policy_noise_clip: NonNegativeFloat = Field(0.25, description="bound of the sampling noise (sac only)")
 
+    @property
+    def stored_before_updates(self) -> int:
+        """Transitions an agent stores before its first update; an update needs at least one."""
+        return max(self.start_steps, 1)
+
 
 class DpsConfig(Section):
     """Deterministic policy similarity: how external transitions are weighted (docs/dps.md)."""
@@ -219,11 +224,16 @@ class RunConfig(Section):
                 )
         return self
 
+    @property
+    def collected_before_updates(self) -> int:
+        """Transitions that all agents together store before the first update of each."""
+        return self.train.agents * self.agent.stored_before_updates
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if isinstance(self.replay.capacity, int):
             require_capacity(self, self.replay.capacity)
-        first = self.train.agents * max(self.agent.start_steps, 1)
+        first = self.collected_before_updates
         if self.replay.min_size > first:
             raise ValueError(
                 f"replay.min_size = {self.replay.min_size} exceeds the {first} transitions that "

@@ -27,6 +27,11 @@ DaseError
 class DaseError(Exception):
     """Base of all errors raised on purpose; `str(error)` is the sentence to show."""
 
+    @property
+    def exit_code(self) -> int:
+        """What a process exits with that ends on this error: 2 for what its user asked, else 1."""
+        return 2 if isinstance(self, UsageError) else 1
+
 
 class UsageError(DaseError):
     """What the user of this machine asked for cannot be done."""

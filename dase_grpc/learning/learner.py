@@ -202,7 +202,7 @@ class Learner:
 
     @property
     def _may_update(self) -> bool:
-        return self._stored >= max(self._config.agent.start_steps, 1)
+        return self._stored >= self._config.agent.stored_before_updates
 
     def _update(self) -> None:
         parts = self._parts

@@ -349,7 +349,7 @@ def _require_fit(config: RunConfig, member: Membership) -> None:
         )
     try:
         require_capacity(config, member.capacity)
-        first = agents * max(config.agent.start_steps, 1)
+        first = config.collected_before_updates
         if member.min_size > first:
             raise ValueError(
                 f"the replay serves no batch before {member.min_size} transitions are there, but {agents} "

@@ -10,12 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, TypeVar
 
-from dase_grpc.errors import DaseError, UsageError
+from dase_grpc.errors import DaseError
 from dase_grpc.nodes.memory import keep_freed_memory
-
-EXIT_OK: Final = 0
-EXIT_FAILED: Final = 1
-EXIT_USAGE: Final = 2
 
 READY_PREFIX: Final = "listening on "
 """What a node that listens prints on stdout, before its address, once it answers."""
@@ -46,8 +42,9 @@ def run_node(name: str, main: Callable[[asyncio.Event], Awaitable[None]], *, std
                 with first_cause():
                     await main(stop)
             except DaseError as error:
-                return _explain(error)
-        return EXIT_OK
+                log.error("error: %s", error)  # noqa: TRY400 - one sentence; a bug keeps its traceback
+                return error.exit_code
+        return 0
 
     return asyncio.run(guarded())
 
@@ -184,8 +181,3 @@ def first_error(group: ExceptionGroup[DaseError] | DaseError) -> DaseError:
     if not isinstance(error, DaseError):
         raise TypeError(f"{error!r} is not one of our errors")
     return error
-
-
-def _explain(error: DaseError) -> int:
-    log.error("error: %s", error)
-    return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED

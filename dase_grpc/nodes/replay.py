@@ -6,7 +6,6 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Self
 
 import grpc
@@ -16,6 +15,7 @@ from grpc_reflection.v1alpha import reflection
 
 from dase_grpc.capacity import transitions
 from dase_grpc.errors import AddressError, ConfigError
+from dase_grpc.naming import names_a_folder
 from dase_grpc.nodes.lifecycle import READY_PREFIX, run_node
 from dase_grpc.store.run import SharedRun
 from dase_grpc.telemetry import ReplayCollector, ReplayCounts, make_registry, metrics_endpoint
@@ -76,7 +76,7 @@ class ReplayOptions:
                 f"--min-size {min_size} exceeds --capacity {capacity}, so no batch would ever be served"
             )
         run_id = run_id or f"run-{secrets.token_hex(4)}"
-        if Path(run_id).name != run_id or run_id in (".", "..") or not run_id.isprintable():
+        if not names_a_folder(run_id) or not run_id.isprintable():
             raise ConfigError(f"--run-id {run_id!r} names a folder of results; use a plain folder name")
         return cls(
             run_id=run_id,

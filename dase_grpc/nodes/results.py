@@ -6,6 +6,7 @@ from pathlib import Path
 from dase_grpc.capacity import transitions
 from dase_grpc.config import RunConfig
 from dase_grpc.errors import RunDirectoryError
+from dase_grpc.naming import names_a_folder
 from dase_grpc.runs.directory import RUN_FILE, RunDirectory
 from dase_grpc.runs.journal import AgentJournal
 from dase_grpc.schema import TransitionSchema
@@ -19,7 +20,7 @@ def results_path(run_dir: Path | None, *, run_id: str) -> Path:
         RunDirectoryError: the run's id cannot name a folder.
     """
     path = run_dir if run_dir is not None else Path("runs") / run_id
-    if run_dir is None and path.name != run_id:
+    if run_dir is None and not names_a_folder(run_id):
         raise RunDirectoryError(f"the run id {run_id!r} cannot name a folder; choose a --run-dir")
     return path.absolute()  # an environment may change the current directory
 

@@ -18,6 +18,7 @@ import tomli_w
 
 from dase_grpc.config import RunConfig, resolve
 from dase_grpc.errors import ConfigError, RunDirectoryError
+from dase_grpc.naming import names_a_folder
 from dase_grpc.runs.evaluations import EvaluationsFile
 from dase_grpc.runs.files import staged_directory, write_synced
 from dase_grpc.runs.metrics_log import MetricsLog
@@ -93,7 +94,7 @@ class RunDirectory:
             RunDirectoryError: the name is no folder name, the directory exists and is not empty,
                 or it cannot be written.
         """
-        if not name or name in (".", "..") or Path(name).name != name:
+        if not names_a_folder(name):
             raise RunDirectoryError(f"{name!r} cannot name a run; use a plain folder name")
         path = root / name
         tables = _tables(config, name=name, mode=mode, command=command, created=created or datetime.now(UTC))
