@@ -32,7 +32,15 @@ class ReplayLink:
     ahead of their use.
     """
 
-    def __init__(self, target: StreamTarget, *, batch_size: int, prefetch: int, writer_id: str) -> None:
+    def __init__(
+        self,
+        target: StreamTarget,
+        *,
+        batch_size: int,
+        prefetch: int,
+        writer_id: str,
+        own_rows_only: bool = False,
+    ) -> None:
         self._rows_moved = asyncio.Event()
         self._batches_moved = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -47,7 +55,7 @@ class ReplayLink:
         self._waiting_since: float | None = None
         self._no_more_rows = False
         self._inserter = Inserter(target, writer_id=writer_id)
-        self._sampler = Sampler(target, batch_size=batch_size)
+        self._sampler = Sampler(target, batch_size=batch_size, own_rows_only=own_rows_only)
 
     def store(self, row: Array) -> None:
         """Queues one transition; blocks while the stream is far behind."""

@@ -89,14 +89,35 @@ class ReplayStore:
         self._committed[agent_id, writer] = committed + len(fresh)
         return refused
 
-    def sample(self, count: int, rng: np.random.Generator, *, agent_id: int) -> Array:
-        """Draws a batch for one agent, uniformly with replacement; a new (count, width) array."""
-        rows = self.ring.sample(count, rng)
+    def sample(
+        self, count: int, rng: np.random.Generator, *, agent_id: int, own_rows_only: bool = False
+    ) -> Array:
+        """Draws a batch for one agent, uniformly with replacement; a new (count, width) array.
+
+        From the whole buffer, or from what the agent collected itself.
+
+        Raises:
+            IndexError: there is nothing to draw from.
+        """
+        rows = self.ring.sample_of(agent_id, count, rng) if own_rows_only else self.ring.sample(count, rng)
         for source, drawn in enumerate(np.bincount(self.schema.agent_ids(rows)).tolist()):
             if drawn:
                 self.traffic.sampled[agent_id, source] += drawn
         self.traffic.sampled_total += count
         return rows
+
+    def shortage(self, min_size: int, *, agent_id: int, own_rows_only: bool = False) -> str | None:
+        """What a batch for the agent has to wait for, in a few words; None if it can be drawn.
+
+        Batches are drawn once `min_size` transitions of whichever agents are present, and one of the
+        agent's own where they hold nothing else.
+        """
+        size = len(self.ring)
+        if size < min_size:
+            return f"{min_size - size} more transitions ({size} of {min_size})"
+        if own_rows_only and not self.ring.count_of(agent_id):
+            return f"a transition of agent {agent_id} ({size} of others are present)"
+        return None
 
     def _store(self, rows: Array, agent_id: int) -> int:
         finite = self.schema.finite(rows)

@@ -1,5 +1,7 @@
 """The shared buffer's rows: a ring in memory, first in first out, sampled uniformly."""
 
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 
@@ -10,6 +12,9 @@ from dase_grpc.schema import Array, TransitionSchema
 Counts = npt.NDArray[np.int64]
 
 MAX_AGENT_ID = 1023
+
+RARE: Final = 64
+"""An agent with less than one in this many transitions is sampled from the list of its own instead."""
 
 
 class RingBuffer:
@@ -80,6 +85,34 @@ class RingBuffer:
         if not self._size:
             raise IndexError("an empty ring cannot be sampled")
         return self._rows.take(rng.integers(self._size, size=count), axis=0)
+
+    def count_of(self, agent_id: int) -> int:
+        """How many of the transitions present this agent collected."""
+        return int(self._present[agent_id]) if 0 <= agent_id <= MAX_AGENT_ID else 0
+
+    def sample_of(self, agent_id: int, count: int, rng: np.random.Generator) -> Array:
+        """Draws `count` of one agent's transitions uniformly, with replacement; a new (count, width) array.
+
+        By rejection: draws from all and keeps those of the agent until there are enough, about
+        len / count_of draws for each. O(count), or O(len) for an agent with hardly any.
+
+        Raises:
+            IndexError: none of the agent's is present.
+        """
+        present = self.count_of(agent_id)
+        if not present:
+            raise IndexError(f"the ring holds no transition of agent {agent_id}")
+        ids = self.schema.agent_ids(self._rows[: self._size])
+        if present * RARE < self._size:
+            own = np.flatnonzero(ids == agent_id)
+            return self._rows.take(own[rng.integers(len(own), size=count)], axis=0)
+        kept, missing = [np.empty(0, np.int64)], count
+        while missing:
+            drawn = rng.integers(self._size, size=missing * self._size // present + 1)
+            own = drawn[ids[drawn] == agent_id][:missing]
+            kept.append(own)
+            missing -= len(own)
+        return self._rows.take(np.concatenate(kept), axis=0)
 
     def ordered(self) -> Array:
         """A copy of all transitions present, the oldest first, (len, width)."""

@@ -41,11 +41,6 @@ class SharedRun:
             raise NotJoinedError(f"run {self.run_id!r} has no schema yet: no learner has joined")
         return self._store
 
-    @property
-    def ready(self) -> bool:
-        """Whether enough transitions are there to serve batches."""
-        return self._store is not None and len(self._store.ring) >= self.min_size
-
     def join(
         self, node_name: str, *, wanted: int | None, run_id: str, schema: TransitionSchema, now: float
     ) -> Lease:

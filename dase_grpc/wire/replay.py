@@ -3,6 +3,8 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -33,7 +35,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
 
     def __init__(self, run: SharedRun) -> None:
         self._run = run
-        self._ready = asyncio.Event()
+        self._committed = asyncio.Event()
         self._draining = asyncio.Event()
         self._sample_streams: Counter[int] = Counter()
 
@@ -119,8 +121,8 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             rows = store.schema.from_bytes(request.chunk.rows)
             refused = store.append(writer, request.chunk.first_seq, rows, agent_id=agent_id)
             acks.committed(store.committed(writer, agent_id=agent_id), refused=refused)
-            if self._run.ready:
-                self._ready.set()
+            self._committed.set()
+            self._committed = asyncio.Event()
         return False
 
     async def _sample(self, context: Context) -> None:
@@ -129,7 +131,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             return
         if not request.HasField("header"):
             raise MalformedError("the first request of a Sample stream carries no header")
-        stream, batch_size = request.header.stream, request.header.batch_size
+        header, stream, batch_size = request.header, request.header.stream, request.header.batch_size
         store = self._require(stream)
         _require_batch_size(batch_size, row_bytes=store.schema.row_bytes)
         key = (stream.agent_id, self._sample_streams[stream.agent_id])
@@ -139,9 +141,11 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             if request.credits > MAX_CREDITS:
                 raise MalformedError(f"a request grants at most {MAX_CREDITS} credits, not {request.credits}")
             for _ in range(request.credits):
-                await self._wait_until_ready(context, stream)
+                await self._wait_until_ready(context, header)
                 self._run.leases.require(stream.agent_id, stream.lease_epoch)
-                rows = store.sample(batch_size, rng, agent_id=stream.agent_id)
+                rows = store.sample(
+                    batch_size, rng, agent_id=stream.agent_id, own_rows_only=header.own_rows_only
+                )
                 await _send(context, rows, buffer_size=len(store.ring))
             request = await context.read()
             if request is not grpc.aio.EOF and request.HasField("header"):
@@ -155,18 +159,21 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             fingerprint=stream.schema_fingerprint,
         )
 
-    async def _wait_until_ready(self, context: Context, stream: replay_pb2.StreamHeader) -> None:
-        while not self._run.ready:
+    async def _wait_until_ready(self, context: Context, header: replay_pb2.SampleHeader) -> None:
+        stream, store, min_size = header.stream, self._run.store, self._run.min_size
+        shortage = partial(
+            store.shortage, min_size, agent_id=stream.agent_id, own_rows_only=header.own_rows_only
+        )
+        while (missing := shortage()) is not None:
             self._run.leases.require(stream.agent_id, stream.lease_epoch)
-            size, wanted = len(self._run.store.ring), self._run.min_size
             answer = replay_pb2.SampleResponse()
-            answer.waiting.size, answer.waiting.min_size = size, wanted
-            answer.waiting.reason = f"waiting for {wanted - size} more transitions ({size} of {wanted})"
+            answer.waiting.size, answer.waiting.min_size = len(store.ring), min_size
+            answer.waiting.reason = f"waiting for {missing}"
             await context.write(answer)
-            try:
-                await asyncio.wait_for(self._ready.wait(), WAITING_EVERY_S)
-            except TimeoutError:
-                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WAITING_EVERY_S):
+                    while shortage() is not None:
+                        await self._committed.wait()
 
 
 async def _first(context: Context, kind: str) -> Any:

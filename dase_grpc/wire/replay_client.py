@@ -157,11 +157,17 @@ class Sampler:
 
     All methods raise the refusals of errors.py when the stream breaks, and DaseError when the service
     sends more than was granted or another size of batch.
+
+    Args:
+        target: where to, and for which agent.
+        batch_size: rows of each batch.
+        own_rows_only: draw only from what that agent collected.
     """
 
-    def __init__(self, target: StreamTarget, *, batch_size: int) -> None:
+    def __init__(self, target: StreamTarget, *, batch_size: int, own_rows_only: bool = False) -> None:
         self._target = target
         self._batch_size = batch_size
+        self._own_rows_only = own_rows_only
         self._stream: ClientStream | None = None
         self._owed = 0
         self.waiting: str | None = None
@@ -172,7 +178,9 @@ class Sampler:
 
     async def open(self, *, credits: int) -> Self:
         """Starts the stream and grants the first credits."""
-        header = replay_pb2.SampleHeader(stream=self._target.header(), batch_size=self._batch_size)
+        header = replay_pb2.SampleHeader(
+            stream=self._target.header(), batch_size=self._batch_size, own_rows_only=self._own_rows_only
+        )
         self._stream = stream = self._target.sample_stream()
         async with _answer_in_time(stream, self._target.address):
             await stream.write(replay_pb2.SampleRequest(header=header, credits=credits))

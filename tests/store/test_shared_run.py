@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from contracts.sentences import assert_one_sentence
-from store_cases import SCHEMA, WIDER, rows_of
+from store_cases import SCHEMA, WIDER
 
 from dase_grpc.errors import (
     AgentTakenError,
@@ -32,7 +32,6 @@ def join(
 def test_before_the_first_join_there_is_no_buffer():
     run = make_run()
     assert not run.opened
-    assert not run.ready
     with pytest.raises(NotJoinedError) as refusal:
         _ = run.store
     assert_one_sentence(refusal.value, "'run-a'", "no learner has joined")
@@ -141,15 +140,6 @@ def test_a_taken_id_is_refused():
     join(run, wanted=1)
     with pytest.raises(AgentTakenError):
         join(run, wanted=1)
-
-
-def test_a_run_is_ready_once_min_size_transitions_are_there():
-    run = make_run(min_size=2)
-    join(run)
-    run.store.append("w", 1, rows_of([1], 0), agent_id=0)
-    assert not run.ready
-    run.store.append("w", 2, rows_of([2], 0), agent_id=0)
-    assert run.ready
 
 
 def stream(run: SharedRun, **changed: object) -> object:

@@ -215,6 +215,37 @@ async def test_a_sampler_that_vanishes_while_it_waits_leaves_nothing_behind():
         await eventually(lambda: len(asyncio.all_tasks()) <= before)
 
 
+async def test_a_batch_of_own_rows_holds_no_others(service):
+    targets = {agent_id: await service.target(agent_id) for agent_id in (0, 1)}
+    service.fill(50, agent_id=0)
+    service.fill(3, agent_id=1)
+    for agent_id, target in targets.items():
+        sampler = await Sampler(target, batch_size=200, own_rows_only=True).open(credits=2)
+        rng = seeding.generator(7, seeding.Purpose.SAMPLING, agent_id, 0)
+        for _ in range(2):
+            batch = await sampler.next()
+            assert set(SCHEMA.agent_ids(batch.rows).tolist()) == {agent_id}
+            assert batch.buffer_size == 53
+            assert batch.rows.tobytes() == service.run.store.ring.sample_of(agent_id, 200, rng).tobytes()
+        sampler.cancel()
+
+
+async def test_own_rows_are_waited_for_although_others_are_there(monkeypatch):
+    monkeypatch.setattr("dase_grpc.wire.replay.WAITING_EVERY_S", 3600.0)
+    async with serving(min_size=2) as service:
+        target = await service.target(1)
+        service.fill(5, agent_id=0)
+        sampler = await Sampler(target, batch_size=4, own_rows_only=True).open(credits=1)
+        batch = asyncio.ensure_future(sampler.next())
+        await eventually(lambda: sampler.waiting is not None)
+        assert sampler.waiting == "waiting for a transition of agent 1 (5 of others are present)"
+        inserter = await Inserter(target, writer_id="w").open()
+        await inserter.append(rows_of(7, 7, 1))
+        assert serials_of((await promptly(batch)).rows) == [7] * 4
+        inserter.cancel()
+        sampler.cancel()
+
+
 @pytest.mark.parametrize("first", [True, False])
 async def test_too_many_credits_are_refused(service, first):
     target = await service.target()

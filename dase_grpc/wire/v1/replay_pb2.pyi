@@ -243,7 +243,10 @@ class SampleHeader(_message.Message):
 
     STREAM_FIELD_NUMBER: _builtins.int
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    OWN_ROWS_ONLY_FIELD_NUMBER: _builtins.int
     batch_size: _builtins.int
+    own_rows_only: _builtins.bool
+    """Draw only from what the stream's agent collected; else from the whole buffer."""
     @_builtins.property
     def stream(self) -> Global___StreamHeader: ...
     def __init__(
@@ -251,10 +254,11 @@ class SampleHeader(_message.Message):
         *,
         stream: Global___StreamHeader | None = ...,
         batch_size: _builtins.int = ...,
+        own_rows_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "own_rows_only", b"own_rows_only", "stream", b"stream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -71,7 +71,8 @@ class ReplayServiceServicer:
         """Sends uniformly sampled batches, never more than the client has granted credits for.
 
         The first request carries the header; every request grants credits. While the buffer holds
-        fewer than min_size transitions the server sends `waiting` at most once a second.
+        fewer than min_size transitions, or none to draw from, the server sends `waiting` at most once
+        a second.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

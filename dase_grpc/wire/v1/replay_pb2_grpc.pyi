@@ -48,7 +48,8 @@ class ReplayServiceStub:
     """Sends uniformly sampled batches, never more than the client has granted credits for.
 
     The first request carries the header; every request grants credits. While the buffer holds
-    fewer than min_size transitions the server sends `waiting` at most once a second.
+    fewer than min_size transitions, or none to draw from, the server sends `waiting` at most once
+    a second.
     """
     Describe: _grpc.UnaryUnaryMultiCallable[_replay_pb2.DescribeRequest, _replay_pb2.DescribeResponse]
     """The run, its schema and what the buffer holds."""
@@ -69,7 +70,8 @@ class ReplayServiceAsyncStub(ReplayServiceStub):
     """Sends uniformly sampled batches, never more than the client has granted credits for.
 
     The first request carries the header; every request grants credits. While the buffer holds
-    fewer than min_size transitions the server sends `waiting` at most once a second.
+    fewer than min_size transitions, or none to draw from, the server sends `waiting` at most once
+    a second.
     """
     Describe: _aio.UnaryUnaryMultiCallable[_replay_pb2.DescribeRequest, _replay_pb2.DescribeResponse]  # type: ignore[assignment]
     """The run, its schema and what the buffer holds."""
@@ -99,7 +101,8 @@ class ReplayServiceServicer(metaclass=_abc_1.ABCMeta):
         """Sends uniformly sampled batches, never more than the client has granted credits for.
 
         The first request carries the header; every request grants credits. While the buffer holds
-        fewer than min_size transitions the server sends `waiting` at most once a second.
+        fewer than min_size transitions, or none to draw from, the server sends `waiting` at most once
+        a second.
         """
 
     @_abc_1.abstractmethod
