@@ -42,6 +42,7 @@ async def test_reflection_lists_the_services_and_describes_their_messages(replay
         assert listed == {
             "dase.v1.ReplayService",
             "dase.v1.ClusterService",
+            "dase.v1.PolicyService",
             "grpc.health.v1.Health",
             "grpc.reflection.v1alpha.ServerReflection",
         }
