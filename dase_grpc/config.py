@@ -19,6 +19,7 @@ from pydantic import (
 from dase_grpc.agent_config import AgentConfig
 from dase_grpc.capacity import transitions
 from dase_grpc.config_errors import sentence
+from dase_grpc.dpd_config import DpdConfig
 from dase_grpc.errors import ConfigError
 from dase_grpc.sections import Section
 
@@ -135,6 +136,7 @@ class RunConfig(Section):
     train: TrainConfig = Field(default_factory=TrainConfig)
     agent: AgentConfig = Field(default_factory=AgentConfig)
     dps: DpsConfig = Field(default_factory=DpsConfig)
+    dpd: DpdConfig = Field(default_factory=DpdConfig)
     replay: ReplayConfig = Field(default_factory=ReplayConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)
@@ -152,6 +154,11 @@ class RunConfig(Section):
     def method(self) -> str:
         """`single`, `dase` or `dpd`: what the paper calls this run."""
         return "single" if self.train.agents == 1 else self.train.method
+
+    @property
+    def shares_experience(self) -> bool:
+        """Whether agents learn from each other's transitions."""
+        return self.train.method != "dpd"
 
     @property
     def algorithms(self) -> tuple[str, ...]:
@@ -192,6 +199,11 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _distils_in_a_pair(self) -> Self:
         if self.train.method != "dpd":
+            if self.dpd != DpdConfig():
+                raise ValueError(
+                    f"the settings of dpd are read with train.method = dpd only, and it is "
+                    f"{self.train.method}; leave them out or choose dpd"
+                )
             return self
         if self.train.agents != 2:
             raise ValueError(
@@ -201,6 +213,11 @@ class RunConfig(Section):
             raise ValueError(
                 "train.method = dpd weighs no transitions of others, so the settings of dps mean nothing; "
                 "leave them out"
+            )
+        if len(discounts := {each.gamma for each in self.members}) > 1:
+            raise ValueError(
+                f"train.method = dpd compares the agents' values, so gamma has to be the same for both, and "
+                f"it is {' and '.join(f'{each:g}' for each in sorted(discounts))}"
             )
         return self
 

@@ -131,6 +131,38 @@ class ReplayCollector(Collector):
         yield from (size, inserted, evicted, refused, sampled, policies)
 
 
+_GAUGES: Final = {
+    "distilled_share": ("dase_distillation_states_ratio", "Share of a batch's states distilled on."),
+    "confidence": ("dase_distillation_confidence_ratio", "Mean weight of a state distilled on."),
+    "peer_lag": ("dase_distillation_peer_lag_updates", "Updates ahead of the peer's policy."),
+}
+_COUNTS: Final = {
+    "undistilled_updates": ("dase_distillation_missed_updates", "Updates that knew no policy of the peer."),
+    "refused_policies": ("dase_distillation_refused_policies", "Policies of the peer that were not finite."),
+}
+
+
+class DistillationMetrics:
+    """What a learner that distils its peer's policy adds; has no series until it has shown something."""
+
+    def __init__(self, registry: CollectorRegistry, agent_id: int) -> None:
+        self._agent = str(agent_id)
+        self._gauges = {
+            key: Gauge(name, text, ["agent_id"], registry=registry) for key, (name, text) in _GAUGES.items()
+        }
+        self._counts = {
+            key: Counter(name, text, ["agent_id"], registry=registry) for key, (name, text) in _COUNTS.items()
+        }
+
+    def show(self, statistics: Mapping[str, float | int | None]) -> None:
+        """Takes in what was measured since the last call, under the names that metrics.jsonl has."""
+        for key, gauge in self._gauges.items():
+            if (value := statistics[key]) is not None:
+                gauge.labels(self._agent).set(value)
+        for key, counter in self._counts.items():
+            counter.labels(self._agent).inc(statistics[key] or 0)
+
+
 class LearnerMetrics:
     """The learner role's metrics, each bound to its agent id."""
 
@@ -144,6 +176,7 @@ class LearnerMetrics:
             return Gauge(name, text, ["agent_id"], registry=registry).labels(agent)
 
         self._agent = agent
+        self.distillation = DistillationMetrics(registry, agent_id)
         self.env_steps = counter("dase_explorer_env_steps", "Environment steps.")
         self.episodes = counter("dase_explorer_episodes", "Episodes ended.")
         self.episode_return = gauge("dase_explorer_episode_return", "Return of the latest episode.")

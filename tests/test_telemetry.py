@@ -42,6 +42,11 @@ LEARNER = EVERY_ROLE | {
     "dase_similarity_pooled_weight_ratio": (G, {"agent_id"}),
     "dase_similarity_divergence_nats": (G, {"agent_id", "term"}),
     "dase_similarity_external_share_ratio": (G, {"agent_id"}),
+    "dase_distillation_states_ratio": (G, {"agent_id"}),
+    "dase_distillation_confidence_ratio": (G, {"agent_id"}),
+    "dase_distillation_peer_lag_updates": (G, {"agent_id"}),
+    "dase_distillation_missed_updates_total": (C, {"agent_id"}),
+    "dase_distillation_refused_policies_total": (C, {"agent_id"}),
     "dase_explorer_env_steps_total": (C, {"agent_id"}),
     "dase_explorer_episodes_total": (C, {"agent_id"}),
     "dase_explorer_episode_return": (G, {"agent_id"}),
@@ -60,6 +65,16 @@ COUNTS = ReplayCounts(
     sampled={(0, 0): 11, (0, 70): 12, (70, 0): 13, (70, 70): 14},
     policy_versions={0: 0, 70: 4_000},
 )
+
+
+DISTILLED = {
+    "distillation_loss": 0.25,
+    "distilled_share": 0.5,
+    "confidence": 2.0,
+    "peer_lag": 50.5,
+    "undistilled_updates": 3,
+    "refused_policies": 1,
+}
 
 
 def replay_registry() -> CollectorRegistry:
@@ -82,6 +97,7 @@ def learner_registry(agent_id: int = 1) -> CollectorRegistry:
     metrics.similarity(0, 0.25)
     metrics.similarity(MAX_PAIRED_AGENTS, 0.75)
     metrics.divergence("mean", 2.0)
+    metrics.distillation.show(DISTILLED)
     return registry
 
 
@@ -149,6 +165,23 @@ def test_a_learners_numbers_carry_its_agent_id():
         ("5", "sample"): 1,
         ("5", "update"): 1,
     }
+
+
+def test_what_was_not_measured_keeps_its_last_value_and_counts_add_up():
+    registry = make_registry()
+    metrics = LearnerMetrics(registry, 1)
+    metrics.distillation.show(DISTILLED)
+    metrics.distillation.show({**DISTILLED, "distilled_share": None, "confidence": 3.0})
+    assert series(registry, "dase_distillation_states_ratio") == {("1",): 0.5}
+    assert series(registry, "dase_distillation_confidence_ratio") == {("1",): 3.0}
+    assert series(registry, "dase_distillation_missed_updates_total") == {("1",): 6}
+
+
+def test_a_learner_that_does_not_distil_has_no_series_of_it():
+    registry = make_registry()
+    LearnerMetrics(registry, 1).updates.inc()
+    samples = [sample.name for family in registry.collect() for sample in family.samples]
+    assert not [name for name in samples if name.startswith("dase_distillation")]
 
 
 def test_registries_are_independent():

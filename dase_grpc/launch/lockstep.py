@@ -14,11 +14,12 @@ from numpy.lib.format import header_data_from_array_1_0, write_array_header_1_0
 from dase_grpc import seeding
 from dase_grpc.config import EnvConfig, RunConfig
 from dase_grpc.errors import ConfigError, EnvironmentSpecError
-from dase_grpc.learning.build import build_learner
+from dase_grpc.learning.build import build_learner, pairing
 from dase_grpc.learning.containment import Contained
 from dase_grpc.learning.device import pick_device
 from dase_grpc.learning.envs import Environment, make_env, schema_of
 from dase_grpc.learning.learner import Halted, Learner
+from dase_grpc.learning.peers import LocalPolicies, Published
 from dase_grpc.progress import Progress
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.files import staged_file
@@ -38,6 +39,7 @@ class LocalReplay:
         self._batch_size = config.agent.batch_size
         self._min_size = config.replay.min_size
         self._agent_id = agent_id
+        self._own_rows_only = not config.shares_experience
         self._writer = f"learner-{agent_id}"
         self._rng = seeding.generator(config.train.seed, seeding.Purpose.SAMPLING, agent_id, 0)
 
@@ -47,11 +49,12 @@ class LocalReplay:
         self._store.append(self._writer, first, row[np.newaxis], agent_id=self._agent_id)
 
     def next(self) -> tuple[Array, int] | None:
-        """Draws a batch; None while the buffer is short of replay.min_size."""
-        size = len(self._store.ring)
-        if size < self._min_size:
+        """Draws a batch; None while the buffer is short of replay.min_size, or of rows to draw from."""
+        store, agent_id, own_rows_only = self._store, self._agent_id, self._own_rows_only
+        if store.shortage(self._min_size, agent_id=agent_id, own_rows_only=own_rows_only) is not None:
             return None
-        return self._store.sample(self._batch_size, self._rng, agent_id=self._agent_id), size
+        rows = store.sample(self._batch_size, self._rng, agent_id=agent_id, own_rows_only=own_rows_only)
+        return rows, len(store.ring)
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,7 @@ def open_lockstep(
         envs = [_open_env(each.env, stack) for each in configs]
         schema = _shared_schema(envs, configs, name=config.env.id)
         store = ReplayStore(RingBuffer(schema, config.replay.capacity))
+        policies: dict[int, Published] = {}
 
         def build(agent_id: int, env: Environment) -> Learner:
             journal = AgentJournal.open(
@@ -132,6 +136,9 @@ def open_lockstep(
                 source=replay,
                 journal=stack.enter_context(closing(journal)),
                 metrics=LearnerMetrics(make_registry(), agent_id),
+                pair=None
+                if config.shares_experience
+                else pairing(config, agent_id, LocalPolicies(agent_id, policies)),
             )
 
         yield LockstepRun([build(*each) for each in enumerate(envs)], store, directory)

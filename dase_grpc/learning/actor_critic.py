@@ -67,16 +67,16 @@ class ActorCritic(ABC):
         online: dict[str, nn.Module] = {"actor": actor, "critic": critic}
         self._online: list[Tensor] = [p for name in targets for p in online[name].parameters()]
         self._targets: list[Tensor] = [p for network in targets.values() for p in network.parameters()]
-        self._actor_optimizer = _adam(actor.parameters(), lr=config.actor_lr)
-        self._critic_optimizer = _adam(
+        self._actor_optimizer = adam(actor.parameters(), lr=config.actor_lr)
+        self._critic_optimizer = adam(
             critic.parameters(), lr=config.critic_lr, weight_decay=config.critic_weight_decay
         )
         self._updates = 0
         self._tensors = dict(self._policy.named_tensors())
         for name, network in (("critic", critic), *((f"target_{name}", n) for name, n in targets.items())):
             self._tensors |= network.named_parameters(prefix=name)
-        self._tensors |= _optimizer_tensors("actor_optimizer", actor, self._actor_optimizer)
-        self._tensors |= _optimizer_tensors("critic_optimizer", critic, self._critic_optimizer)
+        self._tensors |= optimizer_tensors("actor_optimizer", actor, self._actor_optimizer)
+        self._tensors |= optimizer_tensors("critic_optimizer", critic, self._critic_optimizer)
 
     @property
     def updates(self) -> int:
@@ -91,6 +91,33 @@ class ActorCritic(ABC):
     def policy_actions(self, observation: Tensor) -> Tensor:
         """π(s) for (B, m) observations on the agent's device, (B, n) in [-1, 1], without gradient."""
         return self._policy.actions(observation)
+
+    @property
+    def policy(self) -> ActorPolicy:
+        """The policy being trained: the network itself, whose actions have gradients."""
+        return self._policy
+
+    @property
+    def judgement(self) -> dict[str, Tensor]:
+        """What another needs to act like this agent and to value states like it, the tensors themselves.
+
+        actor.*, critic.* and normaliser.* under their names in `state_dict`.
+        """
+        parts = ("actor", "critic", "normaliser")
+        return {name: tensor for name, tensor in self._tensors.items() if name.split(".")[0] in parts}
+
+    @torch.no_grad()
+    def value(self, observation: Tensor, action: Tensor) -> Tensor:
+        """Q(s, a) as the actor's loss has it, but in the environment's rewards; without gradient.
+
+        observation is (B, m), raw; action (B, n); the result (B,).
+        """
+        seen = observation if self._normaliser is None else self._normaliser.normalise(observation)
+        return self._q(seen, action) / self._config.reward_scale
+
+    @abstractmethod
+    def _q(self, observation: Tensor, action: Tensor) -> Tensor:
+        """Q(s, a) as the actor's loss has it, the critic's parameters held constant; (B,)."""
 
     @abstractmethod
     def update(self, batch: Batch, weight: Tensor) -> Mapping[str, Tensor]:
@@ -166,7 +193,7 @@ def minimise(loss: Tensor, optimizer: torch.optim.Adam) -> Tensor:
     return loss.detach()
 
 
-def _adam(parameters: Iterable[nn.Parameter], *, lr: float, weight_decay: float = 0.0) -> torch.optim.Adam:
+def adam(parameters: Iterable[nn.Parameter], *, lr: float, weight_decay: float = 0.0) -> torch.optim.Adam:
     """Adam whose state exists before the first step, so that every state has the same names.
 
     Weight decay is the L2 term's gradient, added before the moments, on weights and biases.
@@ -181,9 +208,10 @@ def _adam(parameters: Iterable[nn.Parameter], *, lr: float, weight_decay: float 
     return optimizer
 
 
-def _optimizer_tensors(
+def optimizer_tensors(
     name: str, network: nn.Module, optimizer: torch.optim.Adam
 ) -> Iterator[tuple[str, Tensor]]:
+    """Adam's state as `name`.<parameter>.<moment or step>, the tensors themselves."""
     for parameter_name, parameter in network.named_parameters(prefix=name):
         for key, value in optimizer.state[parameter].items():
             yield f"{parameter_name}.{key}", value

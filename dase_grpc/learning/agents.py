@@ -8,7 +8,8 @@ import torch
 
 from dase_grpc.agent_config import AgentConfig
 from dase_grpc.learning import policy
-from dase_grpc.learning.agent import Agent, Policy
+from dase_grpc.learning.actor_critic import ActorCritic
+from dase_grpc.learning.agent import Policy
 from dase_grpc.learning.ddpg import DDPG
 from dase_grpc.learning.sac import SAC
 from dase_grpc.learning.td3 import TD3
@@ -26,7 +27,7 @@ class MakeAgent(Protocol):
         seed: int,
         agent_id: int,
         device: torch.device,
-    ) -> Agent:
+    ) -> ActorCritic:
         """An agent that has not learned anything yet."""
         ...
 
@@ -58,7 +59,7 @@ ALGORITHMS: Final[Mapping[str, Algorithm]] = {
 
 def make_agent(
     config: AgentConfig, schema: TransitionSchema, *, seed: int, agent_id: int, device: torch.device
-) -> Agent:
+) -> ActorCritic:
     """A new agent of the configured algorithm; `seed` is the run's, agents differ by `agent_id`."""
     make = ALGORITHMS[config.algorithm].agent
     return make(config, schema, seed=seed, agent_id=agent_id, device=device)

@@ -1,21 +1,34 @@
 """Puts a learner together from the run's configuration and seed."""
 
 import time
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 
 from dase_grpc import seeding
 from dase_grpc.config import RunConfig
+from dase_grpc.learning.agent import Agent
 from dase_grpc.learning.agents import make_agent
+from dase_grpc.learning.dpd import DPD, Pairing
 from dase_grpc.learning.dps import DpsOptions
 from dase_grpc.learning.envs import Environment, make_env
 from dase_grpc.learning.evaluation import Evaluator
 from dase_grpc.learning.exploration import Explorer
 from dase_grpc.learning.learner import BatchSource, Journal, Learner, LearnerParts, TransitionSink
+from dase_grpc.learning.peers import PeerPolicies
 from dase_grpc.learning.similarity import SimilarityWeigher
 from dase_grpc.schema import TransitionSchema
 from dase_grpc.telemetry import LearnerMetrics
+
+Notes = Callable[[], Mapping[str, Any]]
+
+
+def pairing(config: RunConfig, agent_id: int, policies: PeerPolicies) -> Pairing:
+    """How an agent of a pair sees the other; `config` is the whole run's."""
+    peer = 1 - agent_id
+    return Pairing(peer, config.for_agent(peer).agent, policies)
 
 
 def build_learner(
@@ -29,8 +42,12 @@ def build_learner(
     source: BatchSource,
     journal: Journal,
     metrics: LearnerMetrics,
+    pair: Pairing | None = None,
 ) -> Learner:
-    """A learner for one agent; `env` is its own until it has ended, then the caller closes it."""
+    """A learner for one agent; `env` is its own until it has ended, then the caller closes it.
+
+    With a `pair` the agent also distils its peer's policy (DPD), as `config.dpd` says.
+    """
     seed, purpose = config.train.seed, seeding.Purpose
     explorer = Explorer(
         env,
@@ -51,13 +68,14 @@ def build_learner(
     weigher = SimilarityWeigher(
         DpsOptions(**config.dps.model_dump()), own_id=agent_id, agents=config.train.agents
     )
+    agent, notes = _agent(config, schema, agent_id=agent_id, device=device, pair=pair, metrics=metrics)
     return Learner(
         LearnerParts(
             config=config,
             schema=schema,
             agent_id=agent_id,
             device=device,
-            agent=make_agent(config.agent, schema, seed=seed, agent_id=agent_id, device=device),
+            agent=agent,
             explorer=explorer,
             evaluator=evaluator,
             weigher=weigher,
@@ -66,5 +84,31 @@ def build_learner(
             journal=journal,
             metrics=metrics,
             clock=time.perf_counter,
+            notes=notes,
         )
     )
+
+
+def _agent(
+    config: RunConfig,
+    schema: TransitionSchema,
+    *,
+    agent_id: int,
+    device: torch.device,
+    pair: Pairing | None,
+    metrics: LearnerMetrics,
+) -> tuple[Agent, Notes]:
+    """The agent, and what it adds to each line of metrics."""
+    make = partial(make_agent, schema=schema, seed=config.train.seed, device=device)
+    own = make(config.agent, agent_id=agent_id)
+    if pair is None:
+        return own, dict
+    peer = make(pair.config, agent_id=pair.agent_id)
+    dpd = DPD(own, peer, pairing=pair, config=config.dpd, actor_lr=config.agent.actor_lr)
+
+    def notes() -> Mapping[str, Any]:
+        statistics = dpd.take_statistics()
+        metrics.distillation.show(statistics)
+        return statistics
+
+    return dpd, notes

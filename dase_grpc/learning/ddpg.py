@@ -56,6 +56,9 @@ class DDPG(ActorCritic):
             targets={"actor": self._target_actor, "critic": self._target_critic},
         )
 
+    def _q(self, observation: Tensor, action: Tensor) -> Tensor:
+        return self._critic.fixed_value(observation, action)
+
     def update(self, batch: Batch, weight: Tensor) -> Mapping[str, Tensor]:
         """One training iteration, as `ActorCritic.update` promises."""
         share = weight / weight.sum()

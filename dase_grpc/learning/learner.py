@@ -88,7 +88,7 @@ class Journal(Protocol):
 
 @dataclass(frozen=True)
 class LearnerParts:
-    """What a learner is made of."""
+    """What a learner is made of; `notes` is what else each line of its metrics shall say."""
 
     config: RunConfig
     schema: TransitionSchema
@@ -103,6 +103,7 @@ class LearnerParts:
     journal: Journal
     metrics: LearnerMetrics
     clock: Callable[[], float]
+    notes: Callable[[], Mapping[str, Any]] = dict
 
 
 class Learner:
@@ -345,7 +346,7 @@ class Learner:
             wall_seconds=now - self._started_at,
             totals=self._totals,
         )
-        parts.journal.metrics({**values, "buffer_size": self._buffer_size})
+        parts.journal.metrics({**values, "buffer_size": self._buffer_size, **parts.notes()})
         self.progress = self._snapshot()
         self._window = Window(now, self._steps, parts.agent.updates)
 

@@ -148,6 +148,18 @@ def restore(tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
     """Copies `state` into the `tensors` of the same names, or changes nothing.
 
     Raises:
+        KeyError, ValueError: as `require_fit`.
+    """
+    require_fit(tensors, state)
+    with torch.no_grad():
+        for name, ours in tensors.items():
+            ours.copy_(state[name])
+
+
+def require_fit(tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    """Checks that `restore` could copy `state`.
+
+    Raises:
         KeyError: `state` lacks a name.
         ValueError: `state` has another name, or a value of another shape or dtype.
     """
@@ -163,9 +175,6 @@ def restore(tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
             raise ValueError(
                 f"the saved state has {_describe(value)} for {name}, not {_describe(ours)}: {reason}"
             )
-    with torch.no_grad():
-        for name, ours in tensors.items():
-            ours.copy_(state[name])
 
 
 def _describe(value: Any) -> str:

@@ -81,6 +81,9 @@ class SAC(ActorCritic):
             noise=self._stream,
         )
 
+    def _q(self, observation: Tensor, action: Tensor) -> Tensor:
+        return self._critic.lowest(torch.cat((observation, action), dim=1))
+
     def update(self, batch: Batch, weight: Tensor) -> Mapping[str, Tensor]:
         """One training iteration, as `ActorCritic.update` promises."""
         std = self._config.policy_noise

@@ -60,6 +60,9 @@ class TD3(ActorCritic):
             noise=self._stream,
         )
 
+    def _q(self, observation: Tensor, action: Tensor) -> Tensor:
+        return self._critic.first(torch.cat((observation, action), dim=1))
+
     def update(self, batch: Batch, weight: Tensor) -> Mapping[str, Tensor]:
         """One training iteration, as `ActorCritic.update` promises; the actor's is every `policy_delay`th."""
         return self.update_with(batch, weight, self._stream.normal(batch.action, self._config.target_noise))

@@ -20,14 +20,12 @@ from dase_grpc.errors import (
     RefusalError,
     UnreachableError,
 )
-from dase_grpc.learning.build import build_learner
 from dase_grpc.learning.device import pick_device
 from dase_grpc.learning.env_ids import with_resolved_id
 from dase_grpc.learning.envs import make_env, schema_of
-from dase_grpc.learning.learner import Learner
 from dase_grpc.nodes.lifecycle import first_cause, run_node, unless
-from dase_grpc.nodes.link import ReplayLink
 from dase_grpc.nodes.results import open_journal, results_path
+from dase_grpc.nodes.session import Session, put_together
 from dase_grpc.progress import Progress
 from dase_grpc.runs.journal import AgentJournal
 from dase_grpc.schema import TransitionSchema
@@ -38,7 +36,7 @@ from dase_grpc.wire.transport import Address, open_channel, parse_address, requi
 
 HEARTBEAT_S: Final = 0.5
 DRAIN_S: Final = 15.0
-"""How long the replay may take, at the end, to accept the rows queued, and then to acknowledge them."""
+"""How long the replay may take, at the end, for accepting the rows queued, acknowledging them, a policy."""
 
 FAREWELL_S: Final = 2.0
 SAY_UNREACHABLE_AFTER_S: Final = 2.0
@@ -98,18 +96,6 @@ class LearnerOptions:
         )
 
 
-@dataclass(frozen=True)
-class Session:
-    """A learner that has joined a run, and what it is connected to."""
-
-    cluster: ClusterClient
-    member: Membership
-    link: ReplayLink
-    learner: Learner
-    metrics: LearnerMetrics
-    results: Path
-
-
 @dataclass
 class Farewell:
     """What a learner says when it gives its lease back, unless the replay is gone."""
@@ -157,28 +143,17 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
                 results = results_path(options.run_dir, run_id=member.run_id)
                 journal = open_journal(results, config, member, schema, command=options.command)
                 cleanup.enter_context(closing(journal))
-                own = config.for_agent(member.agent_id)
-                metrics = LearnerMetrics(registry, member.agent_id)
-                link = ReplayLink(
+                session = put_together(
+                    cluster,
                     StreamTarget(channel, str(options.replay), member, schema),
-                    batch_size=own.agent.batch_size,
-                    prefetch=config.replay.prefetch,
-                    writer_id=f"learner-{member.agent_id}",
-                )
-                learner = build_learner(
-                    own,
-                    schema,
+                    config=config,
                     env=env,
-                    agent_id=member.agent_id,
                     device=device,
-                    sink=link,
-                    source=link,
                     journal=journal,
-                    metrics=metrics,
+                    metrics=LearnerMetrics(registry, member.agent_id),
+                    results=results,
                 )
-                await _train_to_the_end(
-                    Session(cluster, member, link, learner, metrics, results), stop, farewell, journal
-                )
+                await _train_to_the_end(session, stop, farewell, journal)
 
 
 async def _join(cluster: ClusterClient, options: LearnerOptions, schema: TransitionSchema) -> Membership:
@@ -269,14 +244,14 @@ async def _train(session: Session, stop: asyncio.Event) -> None:
     try:
         async with asyncio.TaskGroup() as tasks:
             inserting = tasks.create_task(link.insert_rows())
-            others = [
-                tasks.create_task(job)
-                for job in (link.fetch_batches(), link.say_waits(), _heartbeats(session))
-            ]
+            jobs = [link.fetch_batches(), link.say_waits(), _heartbeats(session)]
+            if session.exchange is not None:
+                jobs.append(session.exchange.run())
+            others = [tasks.create_task(job) for job in jobs]
             await unless(stop, asyncio.wait({compute}))
             halt.set()
             link.stop_batches()
-            await _drain(compute, inserting, link)
+            await _drain(compute, inserting, session)
             for task in others:
                 task.cancel()
     finally:
@@ -287,13 +262,14 @@ async def _train(session: Session, stop: asyncio.Event) -> None:
             raise error from error.__cause__
 
 
-async def _drain(compute: "asyncio.Future[None]", inserting: "asyncio.Task[None]", link: ReplayLink) -> None:
-    """Lets the compute thread end, then the last rows be acknowledged.
+async def _drain(compute: "asyncio.Future[None]", inserting: "asyncio.Task[None]", session: Session) -> None:
+    """Lets the compute thread end, then the last rows be acknowledged and the last policy arrive.
 
     Raises:
-        UnreachableError: the replay takes no rows any more.
+        UnreachableError: the replay takes no rows or no policy any more.
         Exception: what the compute thread raised.
     """
+    link = session.link
     await asyncio.wait({compute}, timeout=DRAIN_S)
     if not compute.done():  # it evaluates, or it waits for room in a queue that does not move
         link.close()
@@ -305,6 +281,13 @@ async def _drain(compute: "asyncio.Future[None]", inserting: "asyncio.Task[None]
         raise UnreachableError(
             f"the replay service has not acknowledged {link.unacknowledged} transitions within {DRAIN_S:g} s"
         )
+    if session.exchange is not None:
+        try:
+            await asyncio.wait_for(session.exchange.flush(), DRAIN_S)
+        except TimeoutError:
+            raise UnreachableError(
+                f"the replay service has not taken the last policy within {DRAIN_S:g} s"
+            ) from None
 
 
 async def _heartbeats(session: Session) -> None:

@@ -86,6 +86,12 @@ def divergence_terms(agents: Mapping[int, Records]) -> str | None:
     return sheet.svg()
 
 
+def distillation(agents: Mapping[int, Records]) -> str | None:
+    """How many states of a batch each agent distilled on over time, and how much each of them weighed."""
+    sheet = _panels(agents, {"share of states": "distilled_share", "confidence": "confidence"})
+    return None if sheet is None else sheet.svg()
+
+
 def throughput(agents: Mapping[int, Records]) -> str | None:
     """Updates and environment steps per second of each agent over time."""
     rates = {"updates per second": "updates_per_second", "environment steps per second": "steps_per_second"}

@@ -42,7 +42,7 @@ def write_report(run: RunDirectory) -> Path:
         page.facts(_facts(run, agents)),
         page.section("Scores", *_scores(run.config, curves)),
         page.section("Learning curves", *_learning(run.config, curves)),
-        page.section("Similarity", *_similarity(run.config, records)),
+        _exchange(run.config, records),
         page.section("Training", *_refused(agents), *_training(run.config, records)),
         page.section("How this run was made", *_origin(run)),
     )
@@ -90,7 +90,7 @@ def _facts(run: RunDirectory, agents: Mapping[int, AgentFiles]) -> dict[str, str
         "Duration": duration(seconds) if seconds else "–",
         "Environment": config.env.id,
         "Algorithm": _algorithms(config),
-        "Similarity": f"{config.dps.divergence}, {config.dps.scope}, r = {config.dps.reference_variance:g}",
+        **_how_they_learn_from_each_other(config),
         "Agents (K)": str(config.train.agents),
         "Steps of each agent": f"{config.train.steps:,}",
         "Random steps": _of_each(config, "start_steps"),
@@ -99,6 +99,15 @@ def _facts(run: RunDirectory, agents: Mapping[int, AgentFiles]) -> dict[str, str
         "Seed": str(config.train.seed),
         "Mode": _mode(str(run.run.get("mode", "–"))),
     }
+
+
+def _how_they_learn_from_each_other(config: RunConfig) -> dict[str, str]:
+    if config.method == "dpd":
+        dpd = config.dpd
+        each = "after each update" if dpd.every == 1 else f"every {dpd.every:,} updates"
+        return {"Distillation": f"{dpd.states} states, α = {dpd.alpha:g}, {each}"}
+    dps = config.dps
+    return {"Similarity": f"{dps.divergence}, {dps.scope}, r = {dps.reference_variance:g}"}
 
 
 def _mode(mode: str) -> str:
@@ -221,6 +230,32 @@ def _published_note(row: PublishedRow) -> str:
     )
 
 
+def _exchange(config: RunConfig, records: Records) -> page.Markup:
+    """What the agents had of each other: transitions, or policies."""
+    if config.method == "dpd":
+        return page.section("Distillation", *_distillation(records))
+    return page.section("Similarity", *_similarity(config, records))
+
+
+def _distillation(records: Records) -> list[page.Markup]:
+    picture = page.figure(
+        plots.distillation(records),
+        "Left: the share of a batch's states on which an agent moved towards its peer's action, because the "
+        "peer's value was higher there. Right: how much each of these states weighed, exp(α (V_peer − "
+        "V_own)) within its bounds. Means over the distillations between two records; each batch holds the "
+        "agent's own transitions only.",
+        otherwise="No distillation has been recorded yet.",
+    )
+    return [picture, *_refused_policies(records)]
+
+
+def _refused_policies(records: Records) -> list[page.Markup]:
+    count = sum(record.get("refused_policies") or 0 for each in records.values() for record in each)
+    if not count:
+        return []
+    return [page.note(f"{count:,} policies of peers held numbers that are not finite and were not used.")]
+
+
 def _similarity(config: RunConfig, records: Records) -> list[page.Markup]:
     if config.train.agents == 1:
         return [page.empty("One agent has no peers, so there is nothing to compare.")]
@@ -292,5 +327,7 @@ def _created(run: RunDirectory) -> str:
 
 
 def _published_method(config: RunConfig) -> str:
+    if config.method == "dpd":
+        return "dpd"
     suffix = {"kl": "-kl", "none": "-uncorrected"}.get(config.dps.divergence, "")
     return f"dase-k{config.train.agents}{suffix}"

@@ -101,6 +101,26 @@ def test_a_full_run_shows_curves_scores_similarity_and_throughput(tmp_path: Path
     assert 'class="empty"' not in text
 
 
+def test_a_pair_that_distils_shows_its_distillation_and_no_similarity(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"train": {"method": "dpd"}, "dpd": {"every": 2}})
+    for agent in range(2):
+        fill(run.agent(agent), evaluations=3, records=2)
+        run.agent(agent).metrics.append(
+            {"step": 3000, "distilled_share": 0.5, "confidence": 2.0, "similarity": {}, "refused_policies": 2}
+        )
+    text = text_of(run)
+    assert "disadvantageous states, α = 0.75, every 2 updates" in text
+    assert "Similarity" not in text.partition("How this run was made")[0]
+    assert "share of states" in text
+    assert "4 policies of peers held numbers that are not finite" in text
+
+
+def test_a_pair_that_has_not_distilled_yet_says_so(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"train": {"method": "dpd"}})
+    fill(run.agent(0), evaluations=1, records=0)
+    assert "No distillation has been recorded yet." in text_of(run)
+
+
 def test_the_page_needs_nothing_beside_it(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     fill(run.agent(0), evaluations=60, records=5)

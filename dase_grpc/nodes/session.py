@@ -1,0 +1,67 @@
+"""A learner that has joined a run, put together with its streams."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from dase_grpc.config import RunConfig
+from dase_grpc.learning.build import build_learner, pairing
+from dase_grpc.learning.envs import Environment
+from dase_grpc.learning.learner import Learner
+from dase_grpc.nodes.link import ReplayLink
+from dase_grpc.nodes.policies import PolicyExchange
+from dase_grpc.runs.journal import AgentJournal
+from dase_grpc.telemetry import LearnerMetrics
+from dase_grpc.wire.cluster import ClusterClient, Membership
+from dase_grpc.wire.replay_client import StreamTarget
+
+
+@dataclass(frozen=True)
+class Session:
+    """A learner that has joined a run, and what it is connected to; only a pair exchanges policies."""
+
+    cluster: ClusterClient
+    member: Membership
+    link: ReplayLink
+    exchange: PolicyExchange | None
+    learner: Learner
+    metrics: LearnerMetrics
+    results: Path
+
+
+def put_together(
+    cluster: ClusterClient,
+    target: StreamTarget,
+    *,
+    config: RunConfig,
+    env: Environment,
+    device: torch.device,
+    journal: AgentJournal,
+    metrics: LearnerMetrics,
+    results: Path,
+) -> Session:
+    """Puts the learner and its streams together; none of them is open yet."""
+    member, agent_id = target.member, target.member.agent_id
+    own = config.for_agent(agent_id)
+    link = ReplayLink(
+        target,
+        batch_size=own.agent.batch_size,
+        prefetch=config.replay.prefetch,
+        writer_id=f"learner-{agent_id}",
+        own_rows_only=not config.shares_experience,
+    )
+    exchange = None if config.shares_experience else PolicyExchange(target, follow=[1 - agent_id])
+    learner = build_learner(
+        own,
+        target.schema,
+        env=env,
+        agent_id=agent_id,
+        device=device,
+        sink=link,
+        source=link,
+        journal=journal,
+        metrics=metrics,
+        pair=None if exchange is None else pairing(config, agent_id, exchange),
+    )
+    return Session(cluster, member, link, exchange, learner, metrics, results)
