@@ -344,8 +344,22 @@ METHODS = {
     "dase of one": ("dase", ("train.agents=1",), "--method dase shares experience between agents"),
     "dpd of three": ("dpd", ("train.agents=3",), "train.method = dpd trains a pair, and train.agents = 3"),
     "dpd with dps": ("dpd", ("dps.floor=true",), "the settings of dps mean nothing"),
+    "dase with dpd": ("dase", ("dpd.alpha=2",), "the settings of dpd are read with train.method = dpd only"),
     "none such": ("ppo", (), "--method 'ppo' is none of single, dase and dpd"),
 }
+
+
+def test_a_pair_needs_one_discount_factor():
+    pair = {"train": {"method": "dpd"}, "members": [{"gamma": 0.9}, {"gamma": 0.99}]}
+    with pytest.raises(ConfigError) as refusal:
+        resolve(pair)
+    assert_one_sentence(refusal.value, "gamma has to be the same for both", "0.9 and 0.99")
+    assert resolve({**pair, "members": [{"algorithm": "sac"}, {}]}).method == "dpd"
+
+
+def test_only_a_pair_that_distils_shares_no_experience():
+    shares = {method: layers(method=method).shares_experience for method in ("single", "dase", "dpd")}
+    assert shares == {"single": True, "dase": True, "dpd": False}
 
 
 @pytest.mark.parametrize("case", METHODS)

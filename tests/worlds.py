@@ -54,6 +54,14 @@ class PointGoal(gymnasium.Env[Array, Array]):
         return np.array([self._distance], np.float32)
 
 
+class RewardedGoal(PointGoal):
+    """PointGoal with 1 more for each step, so that what is good has positive values: at best 19.6."""
+
+    def step(self, action: Array) -> Step:
+        observation, reward, *rest = super().step(action)
+        return observation, reward + 1.0, *rest
+
+
 class Clock(gymnasium.Env[Any, Any]):
     """Base of the worlds below: observes [time, 0], rewards 1, truncates after `length`; records calls."""
 

@@ -3,8 +3,8 @@
 `PeerPolicies` is all an algorithm needs that learns from other agents' policies. It has two
 implementations that keep the same promises: `LocalPolicies` here, for agents of one process, and
 `PolicyExchange` in nodes/policies.py, over the network. What is published is `policy_tensors` of an
-agent's state (learning/policy.py); `load_policy` there makes a policy of it and checks its names,
-shapes and dtypes. Between processes it travels as safetensors bytes, never as a pickle.
+agent's state (learning/policy.py), with DPD its critic too; `load_policy` makes a policy of either and
+checks names, shapes and dtypes. Between processes it travels as safetensors bytes, never as a pickle.
 """
 
 from collections.abc import Mapping

@@ -225,6 +225,22 @@ def test_a_killed_learner_is_named_and_the_others_keep_their_state(train):
     assert latest(run.directory.agent(1).checkpoints) is None
 
 
+@pytest.mark.parametrize("mode", [(), ("--lockstep",)], ids=["cluster", "lockstep"])
+def test_a_pair_that_distils_trains_to_the_end_and_is_reported_as_such(train, mode):
+    flags = small_flags(train__steps=1_500, dpd__publish_every=20, eval__every=500)
+    run = train("--method", "dpd", *mode, *flags)
+    assert run.end() == 0, run.output
+    assert "2 TD3 agents that distil each other's policies" in run.output
+    for agent_id in (0, 1):
+        read = read_metrics(run.directory.agent(agent_id).metrics.path)
+        assert any(record["distilled_share"] is not None for record in read)
+        assert {record["similarity_weight"] for record in read} == {None}
+        kept = load_checkpoint(latest(run.directory.agent(agent_id).checkpoints))
+        assert kept.config.method == "dpd"
+        assert kept.tensors["peer_version"] > 0
+    assert "Distillation" in run.directory.report.read_text()
+
+
 def test_a_killed_replay_is_named_and_the_learners_keep_their_state(train):
     run = train(*small_flags(train__steps=ENDLESS))
     run.until_training()

@@ -62,6 +62,22 @@ def test_the_documented_keys_are_those_of_metrics_jsonl(run):
     assert f"every {DIAGNOSE_EVERY}th of its updates" in TEXT
 
 
+def test_the_documented_keys_of_a_pair_that_distils_come_after_those(tmp_path):
+    run = new_run(tmp_path, small_config(train__method="dpd"))
+    with open_lockstep(run.config, run) as lockstep:
+        run_lockstep(lockstep, Event(), lambda: None)
+    for record in read_metrics(run.agent(0).metrics.path):
+        assert names("metrics.jsonl") + names("metrics.jsonl", 1) == list(record)
+    kept = load_checkpoint(latest(run.agent(0).checkpoints))
+    alone = make_agent(run.config.agent, kept.schema, seed=1, agent_id=0, device=torch.device("cpu"))
+    added = {name.split(".")[0] for name in kept.tensors} - {
+        name.split(".")[0] for name in alone.state_dict()
+    }
+    said = TEXT.split("With `--method dpd` there are ")[1].split("\n")[0]
+    assert added == {"distillation_optimizer", "peer", "peer_version"}
+    assert all(f"`{name}`" in said for name in added)
+
+
 def test_the_documented_keys_are_those_of_a_checkpoint(run):
     path = latest(run.agent(0).checkpoints)
     assert sorted(file.name for file in path.iterdir()) == sorted((METADATA_FILE, STATE_FILE))
