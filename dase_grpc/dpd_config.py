@@ -23,7 +23,7 @@ class DpdConfig(Section):
         description="the states distilled on: those where the peer's value is higher "
         "(`disadvantageous`), or `all`, which leaves it to the weights",
     )
-    every: PositiveInt = Field(1, description="updates between two distillations")
+    distil_every: PositiveInt = Field(1, description="updates between two distillations")
     lr_factor: PositiveFloat = Field(
         1.0, description="Adam's learning rate for the distillation, as a multiple of agent.actor_lr"
     )

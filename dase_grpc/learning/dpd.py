@@ -116,7 +116,7 @@ class DPD:
         losses = dict(self._own.update(batch, weight))
         if self._peer_version == NO_VERSION:
             self._totals.alone += 1
-        elif self.updates % self._config.every == 0:
+        elif self.updates % self._config.distil_every == 0:
             losses["distillation_loss"] = self._distil(batch.observation, weight)
         if self.updates % self._config.publish_every == 0:
             self._pairing.policies.publish(self.updates, self._own.judgement)

@@ -104,7 +104,7 @@ def _facts(run: RunDirectory, agents: Mapping[int, AgentFiles]) -> dict[str, str
 def _how_they_learn_from_each_other(config: RunConfig) -> dict[str, str]:
     if config.method == "dpd":
         dpd = config.dpd
-        each = "after each update" if dpd.every == 1 else f"every {dpd.every:,} updates"
+        each = "after each update" if dpd.distil_every == 1 else f"every {dpd.distil_every:,} updates"
         return {"Distillation": f"{dpd.states} states, α = {dpd.alpha:g}, {each}"}
     dps = config.dps
     return {"Similarity": f"{dps.divergence}, {dps.scope}, r = {dps.reference_variance:g}"}

@@ -23,7 +23,7 @@ class OracleDPD:
     ) -> dict[str, float]:
         losses: dict[str, float] = self.own.update(batch, weight, *noise)
         self.updates += 1
-        if self.updates % self.config.every == 0:
+        if self.updates % self.config.distil_every == 0:
             w = np.ones(len(batch["reward"])) if weight is None else weight
             losses["distillation_loss"] = self.distil(batch["observation"], w)
         return losses

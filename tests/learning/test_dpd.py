@@ -145,7 +145,7 @@ def test_a_nan_in_the_agents_own_critic_distils_nothing_and_spoils_no_actor():
 
 
 def test_distillations_come_every_so_many_updates():
-    agent, _, peer, board = pair_of(CONFIGS["td3"], every=3)
+    agent, _, peer, board = pair_of(CONFIGS["td3"], distil_every=3)
     board.show(peer)
     distilled = ["distillation_loss" in agent.update(as_batch(columns()), ONES) for _ in range(7)]
     assert distilled == [False, False, True, False, False, True, False]

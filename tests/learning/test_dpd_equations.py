@@ -23,7 +23,7 @@ SETTINGS = {
     "default": {},
     "all states": {"states": "all"},
     "steep and clipped": {"alpha": 30.0, "max_confidence": 5.0},
-    "every second, slowly": {"every": 2, "lr_factor": 0.3},
+    "every second, slowly": {"distil_every": 2, "lr_factor": 0.3},
 }
 
 
@@ -58,7 +58,7 @@ def test_updates_agree_with_the_equations_worked_out_by_hand(pair, settings):
             counts.append(len(by_hand.chosen) / B)
     statistics = agent.take_statistics()
     assert statistics["distilled_share"] == pytest.approx(np.mean(counts), rel=1e-12)
-    if not {"states", "every"} & chosen.keys():
+    if not {"states", "distil_every"} & chosen.keys():
         assert 0 < np.mean(counts) < 1, "the case says nothing: all states are alike"
 
 

@@ -102,7 +102,7 @@ def test_a_full_run_shows_curves_scores_similarity_and_throughput(tmp_path: Path
 
 
 def test_a_pair_that_distils_shows_its_distillation_and_no_similarity(tmp_path: Path) -> None:
-    run = make_run(tmp_path, {"train": {"method": "dpd"}, "dpd": {"every": 2}})
+    run = make_run(tmp_path, {"train": {"method": "dpd"}, "dpd": {"distil_every": 2}})
     for agent in range(2):
         fill(run.agent(agent), evaluations=3, records=2)
         run.agent(agent).metrics.append(
