@@ -19,6 +19,7 @@ DaseError
     ├── TooManyWritersError      the table of writers is full
     ├── AgentTakenError          a live node holds this agent id
     ├── StaleLeaseError          the lease has ended or was given to another
+    ├── StalePolicyError         the agent has published a newer policy
     ├── DrainingError            the service is shutting down
     └── UnreachableError         no answer from the service (raised by the client)
 """
@@ -103,6 +104,10 @@ class AgentTakenError(RefusalError):
 
 class StaleLeaseError(RefusalError):
     """The lease has ended, or its agent id was given to another node."""
+
+
+class StalePolicyError(RefusalError):
+    """The agent has published a newer policy, or another one of this version."""
 
 
 class DrainingError(RefusalError):

@@ -73,6 +73,7 @@ class ReplayCounts:
     refused: Mapping[tuple[int, str], int] = field(default_factory=dict)
     sampled: Mapping[tuple[int, int], int] = field(default_factory=dict)
     evicted: Mapping[int, int] = field(default_factory=dict)
+    policy_versions: Mapping[int, int] = field(default_factory=dict)
 
 
 class ReplayCollector(Collector):
@@ -109,6 +110,13 @@ class ReplayCollector(Collector):
             "Transitions sent in batches.",
             labels=["agent_id", "source_agent_id"],
         )
+        policies = GaugeMetricFamily(
+            "dase_replay_policy_version",
+            "Training iterations that the latest published policy has had.",
+            labels=["agent_id"],
+        )
+        for agent, policy_version in now.policy_versions.items():
+            policies.add_metric([str(agent)], policy_version)
         for agent, count in now.size_by_agent.items():
             size.add_metric([str(agent)], count)
         for agent, count in now.inserted.items():
@@ -120,7 +128,7 @@ class ReplayCollector(Collector):
         for (agent, source), count in now.sampled.items():
             if max(agent, source) < MAX_PAIRED_AGENTS:
                 sampled.add_metric([str(agent), str(source)], count)
-        yield from (size, inserted, evicted, refused, sampled)
+        yield from (size, inserted, evicted, refused, sampled, policies)
 
 
 class LearnerMetrics:

@@ -29,6 +29,7 @@ REPLAY = EVERY_ROLE | {
     "dase_replay_rejected_transitions_total": (C, {"agent_id", "reason"}),
     "dase_replay_sampled_transitions_total": (C, {"agent_id", "source_agent_id"}),
     "dase_replay_buffer_transitions": (G, {"agent_id"}),
+    "dase_replay_policy_version": (G, {"agent_id"}),
     "dase_replay_buffer_capacity_transitions": (G, set()),
     "dase_replay_buffer_bytes": (G, set()),
 }
@@ -57,6 +58,7 @@ COUNTS = ReplayCounts(
     evicted={0: 5, 70: 2},
     refused={(70, "not_finite"): 3},
     sampled={(0, 0): 11, (0, 70): 12, (70, 0): 13, (70, 70): 14},
+    policy_versions={0: 0, 70: 4_000},
 )
 
 
@@ -127,6 +129,7 @@ def test_the_replays_counters_are_read_when_scraped():
     assert series(registry, "dase_replay_buffer_capacity_transitions") == {(): 10}
     assert series(registry, "dase_replay_buffer_bytes") == {(): 480}
     assert series(registry, "dase_replay_buffer_transitions") == {("0",): 4, ("70",): 6}
+    assert series(registry, "dase_replay_policy_version") == {("0",): 0, ("70",): 4_000}
     assert series(registry, "dase_replay_inserted_transitions_total") == {("0",): 9, ("70",): 8}
     assert series(registry, "dase_replay_evicted_transitions_total") == {("0",): 5, ("70",): 2}
     assert series(registry, "dase_replay_rejected_transitions_total") == {("70", "not_finite"): 3}

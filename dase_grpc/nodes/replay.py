@@ -1,4 +1,4 @@
-"""The replay node: the shared buffer behind ReplayService and ClusterService."""
+"""The replay node: the shared buffer, the leases and the policies of a run behind their services."""
 
 import asyncio
 import logging
@@ -20,9 +20,17 @@ from dase_grpc.nodes.lifecycle import READY_PREFIX, run_node
 from dase_grpc.store.run import SharedRun
 from dase_grpc.telemetry import ReplayCollector, ReplayCounts, make_registry, metrics_endpoint
 from dase_grpc.wire.cluster import ClusterServicer
+from dase_grpc.wire.policy import PolicyServicer
 from dase_grpc.wire.replay import ReplayServicer
 from dase_grpc.wire.transport import SERVER_OPTIONS, Address, bind, parse_address, require_private
-from dase_grpc.wire.v1 import cluster_pb2, cluster_pb2_grpc, replay_pb2, replay_pb2_grpc
+from dase_grpc.wire.v1 import (
+    cluster_pb2,
+    cluster_pb2_grpc,
+    policy_pb2,
+    policy_pb2_grpc,
+    replay_pb2,
+    replay_pb2_grpc,
+)
 
 LEASE_TTL_S: Final = 10.0
 GRACE_S: Final = 2.0
@@ -30,6 +38,7 @@ LEASE_CHECK_S: Final = 1.0
 SERVICES: Final = (
     replay_pb2.DESCRIPTOR.services_by_name["ReplayService"].full_name,
     cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"].full_name,
+    policy_pb2.DESCRIPTOR.services_by_name["PolicyService"].full_name,
 )
 
 log = logging.getLogger("dase")
@@ -126,10 +135,13 @@ async def run_replay(
     registry = make_registry()
     registry.register(ReplayCollector(lambda: counts(run)))
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    replay = ReplayServicer(run)
+    replay, policies = ReplayServicer(run), PolicyServicer(run)
     cluster = ClusterServicer(run, clock=time.monotonic, on_event=log.info)
     health = HealthServicer()
-    _register(server, replay, cluster, health)
+    _register(server, health)
+    replay_pb2_grpc.add_ReplayServiceServicer_to_server(replay, server)
+    cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, server)
+    policy_pb2_grpc.add_PolicyServiceServicer_to_server(policies, server)
     with metrics_endpoint(registry, options.metrics_host, options.metrics_port):
         address = bind(server, options.listen)
         try:
@@ -145,6 +157,7 @@ async def run_replay(
             await health.enter_graceful_shutdown()
             cluster.draining = True
             replay.drain()
+            policies.drain()
             await server.stop(GRACE_S)
     log.info("stopped; %s", _summary(run))
 
@@ -162,14 +175,11 @@ def counts(run: SharedRun) -> ReplayCounts:
         refused=dict(store.traffic.refused),
         sampled=dict(store.traffic.sampled),
         evicted=store.traffic.evicted,
+        policy_versions=run.policies.versions,
     )
 
 
-def _register(
-    server: grpc.aio.Server, replay: ReplayServicer, cluster: ClusterServicer, health: HealthServicer
-) -> None:
-    replay_pb2_grpc.add_ReplayServiceServicer_to_server(replay, server)
-    cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, server)
+def _register(server: grpc.aio.Server, health: HealthServicer) -> None:
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     reflection.enable_server_reflection(
         (*SERVICES, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME),

@@ -1,8 +1,9 @@
-"""One run's shared state: its identity, its leases, and the buffer that the first learner brings about."""
+"""One run's shared state: identity, leases, policies, and the buffer that the first learner brings about."""
 
 from dase_grpc.errors import CapacityError, NotJoinedError, RunMismatchError, SchemaMismatchError
 from dase_grpc.schema import TransitionSchema
 from dase_grpc.store.leases import Lease, LeaseTable
+from dase_grpc.store.policies import PolicyBoard
 from dase_grpc.store.replay import ReplayStore
 from dase_grpc.store.ring import RingBuffer
 
@@ -22,6 +23,7 @@ class SharedRun:
         self.min_size = min_size
         self.seed = seed
         self.leases = LeaseTable(ttl_s=ttl_s)
+        self.policies = PolicyBoard()
         self._capacity = capacity
         self._store: ReplayStore | None = None
 
@@ -83,6 +85,16 @@ class SharedRun:
         Raises:
             RunMismatchError, NotJoinedError, SchemaMismatchError, StaleLeaseError: see errors.py.
         """
+        self.require_reader(run_id=run_id, fingerprint=fingerprint)
+        self.leases.require(agent_id, epoch)
+        return self.store
+
+    def require_reader(self, *, run_id: str, fingerprint: str) -> None:
+        """Checks that a stream that needs no lease means this run and its schema.
+
+        Raises:
+            RunMismatchError, NotJoinedError, SchemaMismatchError: see errors.py.
+        """
         self.require_run(run_id)
         ours = self.store.schema.fingerprint
         if fingerprint != ours:
@@ -91,8 +103,6 @@ class SharedRun:
                 f"the stream states {fingerprint[:MAX_NAME] or 'none'}; "
                 f"make the environment as the other learners do, or start another replay"
             )
-        self.leases.require(agent_id, epoch)
-        return self.store
 
     def _make_store(self, schema: TransitionSchema) -> ReplayStore:
         ring = RingBuffer(schema, self._capacity)

@@ -67,11 +67,14 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def Status(
         self, request: cluster_pb2.StatusRequest, context: Context
     ) -> cluster_pb2.StatusResponse:
-        now = self._clock()
+        now, versions = self._clock(), self._run.policies.versions
         return cluster_pb2.StatusResponse(
             run_id=self._run.run_id,
             buffer=buffer_to_proto(self._run),
-            agents=[_agent_status(lease, now) for lease in self._run.leases.all()],
+            agents=[
+                _agent_status(lease, now, policy_version=versions.get(lease.agent_id))
+                for lease in self._run.leases.all()
+            ],
             draining=self.draining,
             environment=self._run.store.schema.environment if self._run.opened else "",
         )
@@ -94,7 +97,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         )
 
 
-def _agent_status(lease: Lease, now: float) -> cluster_pb2.AgentStatus:
+def _agent_status(lease: Lease, now: float, *, policy_version: int | None) -> cluster_pb2.AgentStatus:
     return cluster_pb2.AgentStatus(
         agent_id=lease.agent_id,
         epoch=lease.epoch,
@@ -103,6 +106,7 @@ def _agent_status(lease: Lease, now: float) -> cluster_pb2.AgentStatus:
         seconds_since_heartbeat=now - lease.renewed_at,
         progress=progress_to_proto(lease.progress),
         reason=lease.left_because or "",
+        policy_version=policy_version,
     )
 
 

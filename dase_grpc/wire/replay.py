@@ -2,17 +2,18 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import grpc
 
 from dase_grpc import seeding
-from dase_grpc.errors import DrainingError, MalformedError
+from dase_grpc.errors import MalformedError
 from dase_grpc.schema import Array
 from dase_grpc.store.replay import ReplayStore
 from dase_grpc.store.run import SharedRun
 from dase_grpc.wire.acknowledging import Acknowledger
+from dase_grpc.wire.draining import Draining
 from dase_grpc.wire.messages import buffer_to_proto, schema_to_proto
 from dase_grpc.wire.status import Context, refusals
 from dase_grpc.wire.v1 import replay_pb2, replay_pb2_grpc
@@ -34,12 +35,12 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     def __init__(self, run: SharedRun) -> None:
         self._run = run
         self._ready = asyncio.Event()
-        self._draining = asyncio.Event()
+        self._draining = Draining()
         self._sample_streams: Counter[int] = Counter()
 
     def drain(self) -> None:
         """Ends every open stream, and every one to come, with UNAVAILABLE."""
-        self._draining.set()
+        self._draining.begin()
 
     async def Describe(
         self, request: replay_pb2.DescribeRequest, context: Context
@@ -57,31 +58,13 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         self, request_iterator: AsyncIterator[replay_pb2.InsertRequest], context: Context
     ) -> None:
         async with refusals(context):
-            await self._until_drained(context, self._insert)
+            await self._draining.serve(context, self._insert)
 
     async def Sample(  # type: ignore[override]
         self, request_iterator: AsyncIterator[replay_pb2.SampleRequest], context: Context
     ) -> None:
         async with refusals(context):
-            await self._until_drained(context, self._sample)
-
-    async def _until_drained(
-        self, context: Context, serve: Callable[[Context], Coroutine[Any, Any, None]]
-    ) -> None:
-        """Runs a stream's body to its end, or until the service drains."""
-        # else it goes out with the first message, and a stream that ends in between gets no status
-        await context.send_initial_metadata(())
-        body = asyncio.ensure_future(serve(context))
-        drained = asyncio.ensure_future(self._draining.wait())
-        try:
-            await asyncio.wait((body, drained), return_when=asyncio.FIRST_COMPLETED)
-            if not body.done():
-                raise DrainingError("the replay service is shutting down")
-            body.result()
-        finally:
-            body.cancel()
-            drained.cancel()
-            await asyncio.gather(body, drained, return_exceptions=True)
+            await self._draining.serve(context, self._sample)
 
     async def _insert(self, context: Context) -> None:
         header = await _first(context, "header")

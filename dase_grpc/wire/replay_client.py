@@ -1,8 +1,7 @@
 """ReplayService's client: an asyncio inserter and sampler with bounded memory."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Self
@@ -10,10 +9,10 @@ from typing import Final, Self
 import numpy as np
 from grpc.aio import Channel
 
-from dase_grpc.errors import DaseError, UnreachableError
+from dase_grpc.errors import DaseError
 from dase_grpc.schema import Array, TransitionSchema
 from dase_grpc.wire.cluster import UNARY_TIMEOUT_S, Membership
-from dase_grpc.wire.streams import ClientStream
+from dase_grpc.wire.streams import ClientStream, opened_in_time
 from dase_grpc.wire.v1 import replay_pb2, replay_pb2_grpc
 
 CHUNK_BYTES: Final = 2**20 - 1024
@@ -86,7 +85,7 @@ class Inserter:
         """Starts the stream; the next row's number follows what the service has committed."""
         header = replay_pb2.InsertHeader(stream=self._target.header(), writer_id=self._writer_id)
         self._stream = stream = self._target.insert_stream()
-        async with _answer_in_time(stream, self._target.address):
+        async with opened_in_time(stream, self._target.address, UNARY_TIMEOUT_S):
             await stream.write(replay_pb2.InsertRequest(header=header))
             answer = await stream.read()
         self._start_seq = self.sent_seq = self.acknowledged_seq = answer.committed_seq
@@ -174,7 +173,7 @@ class Sampler:
         """Starts the stream and grants the first credits."""
         header = replay_pb2.SampleHeader(stream=self._target.header(), batch_size=self._batch_size)
         self._stream = stream = self._target.sample_stream()
-        async with _answer_in_time(stream, self._target.address):
+        async with opened_in_time(stream, self._target.address, UNARY_TIMEOUT_S):
             await stream.write(replay_pb2.SampleRequest(header=header, credits=credits))
         self._owed = credits
         return self
@@ -214,20 +213,3 @@ def _opened(stream: ClientStream | None) -> ClientStream:
     if stream is None:
         raise TypeError("the stream has not been opened")
     return stream
-
-
-@asynccontextmanager
-async def _answer_in_time(stream: ClientStream, address: str) -> AsyncIterator[None]:
-    """Limits how long a stream's start may take.
-
-    Raises:
-        UnreachableError: longer than a unary call may.
-    """
-    try:
-        async with asyncio.timeout(UNARY_TIMEOUT_S):
-            yield
-    except TimeoutError:
-        stream.cancel()
-        raise UnreachableError(
-            f"the replay service at {address} did not answer within {UNARY_TIMEOUT_S:g} s"
-        ) from None

@@ -20,6 +20,7 @@ from dase_grpc.errors import (
     SchemaMismatchError,
     SequenceGapError,
     StaleLeaseError,
+    StalePolicyError,
     TooManyWritersError,
     UnreachableError,
 )
@@ -34,6 +35,7 @@ STATUS: Final[Mapping[type[RefusalError], StatusCode]] = {
     TooManyWritersError: StatusCode.RESOURCE_EXHAUSTED,
     AgentTakenError: StatusCode.ALREADY_EXISTS,
     StaleLeaseError: StatusCode.ABORTED,
+    StalePolicyError: StatusCode.FAILED_PRECONDITION,
     DrainingError: StatusCode.UNAVAILABLE,
     UnreachableError: StatusCode.UNAVAILABLE,
 }

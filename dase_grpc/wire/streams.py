@@ -1,7 +1,8 @@
-"""A client's end of a bidirectional stream: each way in which it can fail is one of our errors."""
+"""A client's end of a stream: each way in which it can fail is one of our errors."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import grpc
@@ -15,8 +16,8 @@ _STATUS_POLL_S: Final = 0.01
 _STATUS_POLLS: Final = 20
 
 
-class ClientStream:
-    """One bidirectional call on the service at `address`; one task may write while another reads.
+class _ClientCall:
+    """What a client's ends of all streams have in common.
 
     The methods raise what the service refused the stream with, UnreachableError when the connection
     broke, `cancel` was called or the service ended the stream early, and DaseError for a bug of the
@@ -26,9 +27,6 @@ class ClientStream:
     def __init__(self, call: Any, address: str) -> None:
         self._call = call
         self._address = address
-        # read() of a call that a failed write has ended would not give what is still to be read,
-        # and the service's status comes only after all of that
-        self._answers: AsyncIterator[Any] = aiter(call)
         self._status: AioRpcError | None = None
         call.add_done_callback(self._keep_status)
 
@@ -45,23 +43,6 @@ class ClientStream:
             await self._call.done_writing()
         except (grpc.aio.InternalError, asyncio.CancelledError) as error:
             raise await self._reason(error) from None
-
-    async def read(self) -> Any:
-        """The next message; waits for it."""
-        try:
-            return await anext(self._answers)
-        except (AioRpcError, StopAsyncIteration, asyncio.CancelledError) as error:
-            raise await self._reason(error) from None
-
-    async def read_end(self) -> None:
-        """Waits until the service ends the stream well; whatever it still sends is dropped."""
-        try:
-            async for _ in self._answers:
-                pass
-        except (AioRpcError, asyncio.CancelledError) as error:
-            raise await self._reason(error) from None
-        if self._status is not None and self._status.code() is not grpc.StatusCode.OK:
-            raise self._meaning(self._status)
 
     def cancel(self) -> None:
         """Ends the stream; has no effect once it has ended."""
@@ -96,6 +77,68 @@ class ClientStream:
             if details != _BROKEN_WRITE:
                 trailer = _at_once(self._call.trailing_metadata())
                 self._status = AioRpcError(code, grpc.aio.Metadata(), trailer, details)
+
+
+class ClientStream(_ClientCall):
+    """One call that answers with a stream; where it also takes one, a task may write while another reads."""
+
+    def __init__(self, call: Any, address: str) -> None:
+        super().__init__(call, address)
+        # read() of a call that a failed write has ended would not give what is still to be read,
+        # and the service's status comes only after all of that
+        self._answers: AsyncIterator[Any] = aiter(call)
+
+    async def connected(self) -> None:
+        """Returns once the service has taken the call, or ended it; the next `read` says which."""
+        try:
+            await self._call.initial_metadata()
+        except (AioRpcError, asyncio.CancelledError) as error:
+            raise await self._reason(error) from None
+
+    async def read(self) -> Any:
+        """The next message; waits for it."""
+        try:
+            return await anext(self._answers)
+        except (AioRpcError, StopAsyncIteration, asyncio.CancelledError) as error:
+            raise await self._reason(error) from None
+
+    async def read_end(self) -> None:
+        """Waits until the service ends the stream well; whatever it still sends is dropped."""
+        try:
+            async for _ in self._answers:
+                pass
+        except (AioRpcError, asyncio.CancelledError) as error:
+            raise await self._reason(error) from None
+        if self._status is not None and self._status.code() is not grpc.StatusCode.OK:
+            raise self._meaning(self._status)
+
+
+class ClientUpload(_ClientCall):
+    """One call that takes a stream and answers once."""
+
+    async def answer(self) -> Any:
+        """The answer, after `end_writing`; waits for it."""
+        try:
+            return await self._call
+        except (AioRpcError, asyncio.CancelledError) as error:
+            raise await self._reason(error) from None
+
+
+@asynccontextmanager
+async def opened_in_time(stream: _ClientCall, address: str, timeout_s: float) -> AsyncIterator[None]:
+    """Limits how long a stream's start may take.
+
+    Raises:
+        UnreachableError: longer than that.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError:
+        stream.cancel()
+        raise UnreachableError(
+            f"the replay service at {address} did not answer within {timeout_s:g} s"
+        ) from None
 
 
 def _at_once(coroutine: Coroutine[Any, Any, Any]) -> Any:

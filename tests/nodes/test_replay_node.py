@@ -14,6 +14,7 @@ from wire.services import SCHEMA, WIDE, eventually, promptly, rows_of
 from dase_grpc.errors import AddressError, ConfigError, DrainingError, UnreachableError
 from dase_grpc.nodes.replay import SERVICES, ReplayOptions, run_replay
 from dase_grpc.wire.cluster import ClusterClient
+from dase_grpc.wire.policy import PolicyPublisher, PolicySubscriber
 from dase_grpc.wire.replay_client import Inserter, Sampler
 from dase_grpc.wire.transport import Address, open_channel
 
@@ -42,6 +43,7 @@ async def test_reflection_lists_the_services_and_describes_their_messages(replay
         assert listed == {
             "dase.v1.ReplayService",
             "dase.v1.ClusterService",
+            "dase.v1.PolicyService",
             "grpc.health.v1.Health",
             "grpc.reflection.v1alpha.ServerReflection",
         }
@@ -86,14 +88,22 @@ async def test_idle_streams_end_at_once_with_draining(replay):
     async with joined(replay.address) as target:
         inserter = await Inserter(target, writer_id="w").open()
         sampler = await Sampler(target, batch_size=4).open(credits=0)
+        subscriber = await PolicySubscriber(
+            target.channel,
+            target.address,
+            run_id=target.member.run_id,
+            schema_fingerprint=target.schema.fingerprint,
+        ).open()
         await ClusterClient(target.channel, target.address).status()
-        batch = asyncio.ensure_future(sampler.next())
+        batch, policy = asyncio.ensure_future(sampler.next()), asyncio.ensure_future(subscriber.next())
         replay.stop.set()
         await promptly(replay.ended, within_s=1.0)
         with pytest.raises(DrainingError, match="shutting down"):
             await inserter.receive()
         with pytest.raises(DrainingError, match="shutting down"):
             await batch
+        with pytest.raises(DrainingError, match="shutting down"):
+            await policy
 
 
 async def test_a_sampler_that_waits_for_transitions_ends_at_once_with_draining():
@@ -246,11 +256,13 @@ async def test_the_metrics_endpoint_counts_what_was_inserted_and_sampled():
         sampler = await Sampler(target, batch_size=4).open(credits=2)
         await sampler.next()
         await sampler.next()
+        await PolicyPublisher(target).publish(400, b"policy")
         text = await asyncio.to_thread(scrape, port)
         sampler.cancel()
     assert 'dase_replay_inserted_transitions_total{agent_id="0"} 20.0' in text
     assert 'dase_replay_sampled_transitions_total{agent_id="0",source_agent_id="0"} 8.0' in text
     assert 'dase_replay_buffer_transitions{agent_id="0"} 20.0' in text
+    assert 'dase_replay_policy_version{agent_id="0"} 400.0' in text
 
 
 async def test_a_lease_that_ends_in_silence_is_said_in_the_log(caplog, monkeypatch):

@@ -12,10 +12,11 @@ import numpy as np
 from dase_grpc.schema import Array, TransitionSchema
 from dase_grpc.store.run import SharedRun
 from dase_grpc.wire.cluster import ClusterClient, ClusterServicer, Membership
+from dase_grpc.wire.policy import PolicyServicer
 from dase_grpc.wire.replay import ReplayServicer
 from dase_grpc.wire.replay_client import StreamTarget
 from dase_grpc.wire.transport import SERVER_OPTIONS, Address, bind, open_channel
-from dase_grpc.wire.v1 import cluster_pb2_grpc, replay_pb2, replay_pb2_grpc
+from dase_grpc.wire.v1 import cluster_pb2_grpc, policy_pb2_grpc, replay_pb2, replay_pb2_grpc
 
 SCHEMA = TransitionSchema("worlds:Small", 2, 1, (-1.0,), (1.0,))
 WIDE = TransitionSchema("worlds:Wide", 4_096, 2, (-1.0, -1.0), (1.0, 1.0))
@@ -39,6 +40,7 @@ class Service:
     run: SharedRun
     replay: ReplayServicer
     cluster: ClusterServicer
+    policies: PolicyServicer
     server: grpc.aio.Server
     address: Address
     channel: grpc.aio.Channel
@@ -85,22 +87,30 @@ async def serving(
     """A service on a free port of loopback."""
     run = SharedRun("the-run", capacity=capacity, min_size=min_size, seed=seed, ttl_s=ttl_s)
     clock, events = Clock(), list[str]()
-    replay, cluster = ReplayServicer(run), ClusterServicer(run, clock=clock, on_event=events.append)
-    async with listening(replay, cluster) as (server, address), open_channel(address) as channel:
-        yield Service(run, replay, cluster, server, address, channel, clock, events)
+    replay, policies = ReplayServicer(run), PolicyServicer(run)
+    cluster = ClusterServicer(run, clock=clock, on_event=events.append)
+    async with (
+        listening(replay, cluster, policies) as (server, address),
+        open_channel(address) as channel,
+    ):
+        yield Service(run, replay, cluster, policies, server, address, channel, clock, events)
         replay.drain()
+        policies.drain()
 
 
 @asynccontextmanager
 async def listening(
     replay: replay_pb2_grpc.ReplayServiceServicer,
     cluster: cluster_pb2_grpc.ClusterServiceServicer | None = None,
+    policies: policy_pb2_grpc.PolicyServiceServicer | None = None,
 ) -> AsyncIterator[tuple[grpc.aio.Server, Address]]:
     """A server with these servicers."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
     replay_pb2_grpc.add_ReplayServiceServicer_to_server(replay, server)
     if cluster is not None:
         cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, server)
+    if policies is not None:
+        policy_pb2_grpc.add_PolicyServiceServicer_to_server(policies, server)
     address = bind(server, LOOPBACK)
     await server.start()
     try:

@@ -9,11 +9,12 @@ from wire.services import SCHEMA
 from dase_grpc import schema
 from dase_grpc.nodes import learner as learner_node
 from dase_grpc.nodes import replay as replay_node
+from dase_grpc.store.policies import MAX_POLICY_BYTES
 from dase_grpc.store.replay import MAX_WRITERS
 from dase_grpc.store.ring import MAX_AGENT_ID
-from dase_grpc.wire import acknowledging, cluster, messages, replay, replay_client, transport
+from dase_grpc.wire import acknowledging, cluster, messages, policy, replay, replay_client, transport
 from dase_grpc.wire.status import REFUSAL_KEY, STATUS
-from dase_grpc.wire.v1 import cluster_pb2, replay_pb2
+from dase_grpc.wire.v1 import cluster_pb2, policy_pb2, replay_pb2
 
 TEXT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
 
@@ -53,10 +54,13 @@ def test_the_limits_are_those_of_the_code():
         replay.MAX_WRITER_ID,
         MAX_WRITERS,
         MAX_AGENT_ID,
+        MAX_POLICY_BYTES,
+        policy.MAX_CHUNK_BYTES,
         messages.MAX_ENVIRONMENT,
         messages.MAX_TEXT,
     ]
     assert replay_client.CHUNK_BYTES <= 2**20
+    assert policy.CHUNK_BYTES <= policy.MAX_CHUNK_BYTES
 
 
 @pytest.mark.parametrize(
@@ -66,6 +70,7 @@ def test_the_limits_are_those_of_the_code():
         (r"about (\d+) ms after a commit", acknowledging.ACK_AFTER_S, 1_000),
         (r"at once for (\d+) rows", acknowledging.ACK_ROWS, 1),
         (r"the start of a stream, (\d+) s", cluster.UNARY_TIMEOUT_S, 1),
+        (r"gives one policy (\d+) s", policy.PUBLISH_TIMEOUT_S, 1),
         (r"keepalive ping after (\d+) s", transport.KEEPALIVE_TIME_MS, 1e-3),
         (r"does not answer it within (\d+) s", transport.KEEPALIVE_TIMEOUT_MS, 1e-3),
         (r"`ttl_seconds` \((\d+)\)", replay_node.LEASE_TTL_S, 1),
@@ -80,7 +85,7 @@ def test_the_numbers_in_the_text_are_those_of_the_code(sentence, value, scale):
 
 
 def test_every_call_is_named():
-    for module in (replay_pb2, cluster_pb2):
+    for module in (replay_pb2, cluster_pb2, policy_pb2):
         for service in module.DESCRIPTOR.services_by_name.values():
             assert f"`{service.name}`" in TEXT
             for method in service.methods:
@@ -90,7 +95,7 @@ def test_every_call_is_named():
 def test_every_field_that_is_named_exists():
     fields = {
         field.name
-        for module in (replay_pb2, cluster_pb2)
+        for module in (replay_pb2, cluster_pb2, policy_pb2)
         for message in module.DESCRIPTOR.message_types_by_name.values()
         for field in message.fields
     }

@@ -7,16 +7,21 @@ from wire.services import SCHEMA, listening, serving
 from dase_grpc.errors import DaseError, RefusalError, UnreachableError
 from dase_grpc.progress import Progress
 from dase_grpc.wire.cluster import ClusterClient, ClusterServicer, Membership
+from dase_grpc.wire.policy import PolicyPublisher, PolicySubscriber
 from dase_grpc.wire.replay_client import Inserter, Sampler, StreamTarget
 from dase_grpc.wire.status import REFUSAL_KEY, STATUS, refusals
 from dase_grpc.wire.transport import open_channel
-from dase_grpc.wire.v1 import cluster_pb2_grpc, replay_pb2_grpc
+from dase_grpc.wire.v1 import cluster_pb2_grpc, policy_pb2_grpc, replay_pb2_grpc
 
 MEMBER = Membership("the-run", 0, 1, ttl_s=10, capacity=0, min_size=0)
 SENTENCE = "nothing of the sort was possible (ä, 7 of 9); try again"
 
 
-class Raising(cluster_pb2_grpc.ClusterServiceServicer, replay_pb2_grpc.ReplayServiceServicer):
+class Raising(
+    cluster_pb2_grpc.ClusterServiceServicer,
+    policy_pb2_grpc.PolicyServiceServicer,
+    replay_pb2_grpc.ReplayServiceServicer,
+):
     """Answers every call by raising one error."""
 
     def __init__(self, error: Exception) -> None:
@@ -26,7 +31,7 @@ class Raising(cluster_pb2_grpc.ClusterServiceServicer, replay_pb2_grpc.ReplaySer
         async with refusals(context):
             raise self._error
 
-    Heartbeat = Insert = Sample = _raise
+    Heartbeat = Insert = Sample = Publish = Subscribe = _raise
 
 
 async def heartbeat(channel, address):
@@ -42,16 +47,31 @@ async def sample(channel, address):
     await sampler.next()
 
 
+async def publish(channel, address):
+    await PolicyPublisher(StreamTarget(channel, address, MEMBER, SCHEMA)).publish(1, b"policy")
+
+
+async def subscribe(channel, address):
+    subscriber = PolicySubscriber(channel, address, run_id="the-run", schema_fingerprint="")
+    await (await subscriber.open()).next()
+
+
+CALLS = [heartbeat, insert, sample, publish, subscribe]
+
+
 async def fails(error, call):
     """The error that a client's call ends with when the servicer raises `error`."""
     servicer = Raising(error)
-    async with listening(servicer, servicer) as (_, address), open_channel(address) as channel:
+    async with (
+        listening(servicer, servicer, servicer) as (_, address),
+        open_channel(address) as channel,
+    ):
         with pytest.raises(DaseError) as caught:
             await call(channel, str(address))
     return caught.value
 
 
-@pytest.mark.parametrize("call", [heartbeat, insert, sample])
+@pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("refusal", list(STATUS), ids=lambda refusal: refusal.__name__)
 async def test_a_refusal_arrives_as_what_it_is_with_its_sentence(refusal, call):
     arrived = await fails(refusal(SENTENCE), call)
@@ -70,7 +90,7 @@ async def test_a_refusal_has_the_status_of_the_table_and_its_name_in_the_trailer
     assert dict(caught.value.trailing_metadata())[REFUSAL_KEY] == refusal.__name__
 
 
-@pytest.mark.parametrize("call", [heartbeat, insert, sample])
+@pytest.mark.parametrize("call", CALLS)
 async def test_a_bug_of_the_service_is_no_refusal_and_stands_in_its_log(call, caplog):
     arrived = await fails(RuntimeError("the index is off by one"), call)
     assert not isinstance(arrived, RefusalError)

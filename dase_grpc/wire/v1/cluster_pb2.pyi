@@ -348,6 +348,7 @@ class AgentStatus(_message.Message):
     SECONDS_SINCE_HEARTBEAT_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    POLICY_VERSION_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.int
     epoch: _builtins.int
     node_name: _builtins.str
@@ -356,6 +357,8 @@ class AgentStatus(_message.Message):
     seconds_since_heartbeat: _builtins.float
     reason: _builtins.str
     """Why the node left, if it said so."""
+    policy_version: _builtins.int
+    """The version of the latest policy that was published for the agent; absent if none was."""
     @_builtins.property
     def progress(self) -> Global___Progress: ...
     def __init__(
@@ -368,11 +371,14 @@ class AgentStatus(_message.Message):
         seconds_since_heartbeat: _builtins.float = ...,
         progress: Global___Progress | None = ...,
         reason: _builtins.str = ...,
+        policy_version: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_policy_version", b"_policy_version", "policy_version", b"policy_version", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "epoch", b"epoch", "lease", b"lease", "node_name", b"node_name", "progress", b"progress", "reason", b"reason", "seconds_since_heartbeat", b"seconds_since_heartbeat"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_policy_version", b"_policy_version", "agent_id", b"agent_id", "epoch", b"epoch", "lease", b"lease", "node_name", b"node_name", "policy_version", b"policy_version", "progress", b"progress", "reason", b"reason", "seconds_since_heartbeat", b"seconds_since_heartbeat"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__policy_version: _TypeAlias = _typing.Literal["policy_version"]  # noqa: Y015
+    _WhichOneofArgType__policy_version: _TypeAlias = _typing.Literal["_policy_version", b"_policy_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__policy_version) -> _WhichOneofReturnType__policy_version | None: ...
 
 Global___AgentStatus: _TypeAlias = AgentStatus  # noqa: Y015

@@ -1,0 +1,132 @@
+"""A learner's exchange of policies with its peers: the compute thread shows and looks, streams carry them."""
+
+import asyncio
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dase_grpc.errors import DaseError
+from dase_grpc.learning.peers import Published, from_bytes, is_newer, to_bytes
+from dase_grpc.store.policies import Policy
+from dase_grpc.wire.policy import PolicyPublisher, PolicySubscriber
+from dase_grpc.wire.replay_client import StreamTarget
+
+
+@dataclass(frozen=True)
+class _Outgoing:
+    version: int
+    payload: bytes
+
+
+class PolicyExchange:
+    """`PeerPolicies` (learning/peers.py) over the network.
+
+    `publish` and `latest` belong to the compute thread and never wait for the network; `run` and `flush`
+    belong to the event loop that made the exchange. Each direction keeps the latest policy only: one that
+    has not been sent yet is replaced by the next, and so is one that nobody has looked at. The threads
+    meet in single references that one side sets and the other reads, so neither needs a lock.
+
+    A learner node makes one exchange per membership, gives it to its learner, and runs `run` among its
+    streams::
+
+        exchange = PolicyExchange(target, follow=[agent for agent in range(agents) if agent != own])
+        async with asyncio.TaskGroup() as tasks:
+            exchanging = tasks.create_task(exchange.run())
+            ...                        # the compute thread calls publish and latest
+            await exchange.flush()     # after it has ended: let the last policy arrive
+            exchanging.cancel()
+
+    Args:
+        target: the membership whose policies are published.
+        follow: the agents that `latest` may be asked for, those that join later included; may be empty.
+    """
+
+    def __init__(self, target: StreamTarget, *, follow: Collection[int]) -> None:
+        self._target = target
+        self._follow = frozenset(follow)
+        self._loop = asyncio.get_running_loop()
+        self._publisher = PolicyPublisher(target)
+        self._outgoing: _Outgoing | None = None  # set by the compute thread
+        self._accepted: _Outgoing | None = None  # set by the event loop
+        self._moved = asyncio.Event()
+        self._arrived: dict[int, Policy] = {}  # set by the event loop
+        self._seen: dict[int, tuple[tuple[int, int], Published]] = {}  # of the compute thread alone
+
+    def publish(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """See PeerPolicies; the policy is packed here, and sent by `run`."""
+        before = self._outgoing
+        if is_newer(version, None if before is None else before.version):
+            self._outgoing = _Outgoing(version, to_bytes(tensors))
+            self._loop.call_soon_threadsafe(self._moved.set)
+
+    def latest(self, agent_id: int) -> Published | None:
+        """See PeerPolicies; a policy is unpacked when it is first looked at.
+
+        Raises:
+            KeyError: the exchange does not follow this agent.
+        """
+        if agent_id not in self._follow:
+            raise KeyError(f"agent {agent_id} is not among those followed: {sorted(self._follow)}")
+        policy = self._arrived.get(agent_id)
+        if policy is None:
+            return None
+        seen = self._seen.get(agent_id)
+        if seen is None or seen[0] != policy.age:
+            seen = self._seen[agent_id] = (policy.age, Published(policy.version, _unpacked(policy)))
+        return seen[1]
+
+    async def run(self) -> None:
+        """Sends what is published and takes what the peers publish, until cancelled.
+
+        Raises:
+            ExceptionGroup: of the refusal that broke a stream, as errors.py names it; the exchange does
+                not connect again. `publish` and `latest` go on harmlessly.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._send())
+            if self._follow:
+                tasks.create_task(self._receive())
+
+    async def flush(self) -> None:
+        """Returns once the policy published last is the service's; waits for good if `run` does not run."""
+        while True:
+            self._moved.clear()
+            if self._outgoing is self._accepted:
+                return
+            await self._moved.wait()
+
+    async def _send(self) -> None:
+        while True:
+            self._moved.clear()
+            outgoing = self._outgoing
+            if outgoing is None or outgoing is self._accepted:
+                await self._moved.wait()
+                continue
+            await self._publisher.publish(outgoing.version, outgoing.payload)
+            self._accepted = outgoing
+            self._moved.set()
+
+    async def _receive(self) -> None:
+        subscriber = PolicySubscriber(
+            self._target.channel,
+            self._target.address,
+            run_id=self._target.member.run_id,
+            schema_fingerprint=self._target.schema.fingerprint,
+            agent_ids=self._follow,
+        )
+        try:
+            await subscriber.open()
+            async for policy in subscriber:
+                self._arrived[policy.agent_id] = policy
+        finally:
+            subscriber.cancel()
+
+
+def _unpacked(policy: Policy) -> dict[str, Tensor]:
+    try:
+        return from_bytes(policy.payload)
+    except DaseError as error:
+        raise DaseError(
+            f"policy {policy.version} of agent {policy.agent_id} cannot be read: {error}"
+        ) from None

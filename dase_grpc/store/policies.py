@@ -1,0 +1,199 @@
+"""The latest policy of each agent: opaque bytes with a version, replaced as a whole or not at all."""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from dase_grpc.errors import MalformedError, StalePolicyError
+
+MAX_POLICY_BYTES: Final = 256 * 2**20
+DIGEST_BYTES: Final = 32
+
+
+@dataclass(frozen=True)
+class Policy:
+    """One agent's policy as it was after `version` training iterations, published in a lease's epoch."""
+
+    agent_id: int
+    epoch: int
+    version: int
+    sha256: bytes
+    payload: bytes
+
+    @classmethod
+    def of(cls, payload: bytes, *, agent_id: int, epoch: int, version: int) -> "Policy":
+        """A policy with the digest of its bytes."""
+        return cls(agent_id, epoch, version, hashlib.sha256(payload).digest(), payload)
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Grows with each newer policy of an agent: a later epoch counts more than any version."""
+        return self.epoch, self.version
+
+
+class IncomingPolicy:
+    """A policy that arrives in pieces; it is one only if size and digest are those it was announced with.
+
+    Takes memory as the pieces come, at most the announced size.
+
+    Raises:
+        MalformedError: it is empty or too large, or the digest has another length.
+    """
+
+    def __init__(self, *, agent_id: int, epoch: int, version: int, size: int, sha256: bytes) -> None:
+        require_size(size)
+        if len(sha256) != DIGEST_BYTES:
+            raise MalformedError(f"a SHA-256 digest has {DIGEST_BYTES} bytes, not {len(sha256)}")
+        self.agent_id = agent_id
+        self.epoch = epoch
+        self.version = version
+        self.size = size
+        self.sha256 = sha256
+        self._bytes = bytearray()
+        self._digest = hashlib.sha256()
+        self._dropped = False
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that have arrived and are kept."""
+        return len(self._bytes)
+
+    @property
+    def whole(self) -> bool:
+        """Whether as many bytes are there as were announced."""
+        return len(self._bytes) == self.size
+
+    def add(self, piece: bytes) -> None:
+        """Takes the next bytes.
+
+        Raises:
+            MalformedError: they are more than was announced, or none.
+            StalePolicyError: a later Publish of the agent took its place.
+        """
+        self._require_not_dropped()
+        if not 0 < len(piece) <= self.size - len(self._bytes):
+            raise MalformedError(
+                f"a policy announced with {self.size} bytes got {len(piece)} more after {len(self._bytes)}"
+            )
+        self._bytes += piece
+        self._digest.update(piece)
+
+    def finish(self) -> Policy:
+        """The policy; to be called once.
+
+        Raises:
+            MalformedError: bytes are missing, or are not those the digest was made of.
+            StalePolicyError: a later Publish of the agent took its place.
+        """
+        self._require_not_dropped()
+        if not self.whole:
+            raise MalformedError(f"the policy ended after {len(self._bytes)} of {self.size} bytes")
+        if self._digest.digest() != self.sha256:
+            raise MalformedError(
+                f"the {self.size} bytes of agent {self.agent_id}'s policy {self.version} do not have the "
+                f"SHA-256 digest it was announced with; send it again"
+            )
+        payload = bytes(self._bytes)
+        self.drop()
+        return Policy(self.agent_id, self.epoch, self.version, self.sha256, payload)
+
+    def drop(self) -> None:
+        """Gives its memory back; nothing can be added any more."""
+        self._dropped = True
+        self._bytes = bytearray()
+
+    def _require_not_dropped(self) -> None:
+        if self._dropped:
+            raise StalePolicyError(
+                f"policy {self.version} of agent {self.agent_id} was given up: another Publish stream of "
+                f"the agent has begun since; keep to one at a time"
+            )
+
+
+class PolicyBoard:
+    """Holds the latest policy of each agent, and the one that is arriving. Nothing blocks.
+
+    Who may publish for an agent is the caller's to check. Policies of agents that left stay.
+    """
+
+    def __init__(self) -> None:
+        self._latest: dict[int, Policy] = {}
+        self._incoming: dict[int, IncomingPolicy] = {}
+
+    @property
+    def versions(self) -> dict[int, int]:
+        """The version of each agent's latest policy; may be read from another thread."""
+        return {policy.agent_id: policy.version for policy in list(self._latest.values())}
+
+    @property
+    def incoming_bytes(self) -> int:
+        """Bytes of policies that have not arrived whole."""
+        return sum(policy.held_bytes for policy in self._incoming.values())
+
+    def agents(self) -> list[int]:
+        """The ids of the agents that have a policy, in order."""
+        return sorted(self._latest)
+
+    def latest(self, agent_id: int) -> Policy | None:
+        """An agent's policy, if it has published one."""
+        return self._latest.get(agent_id)
+
+    @contextmanager
+    def arriving(
+        self, *, agent_id: int, epoch: int, version: int, size: int, sha256: bytes
+    ) -> Iterator[IncomingPolicy]:
+        """A policy to add pieces to; what has arrived is dropped when the block ends.
+
+        It takes the place of the agent's policy that is still arriving, if there is one.
+
+        Raises:
+            MalformedError: see IncomingPolicy.
+            StalePolicyError: see `publish`; the other one goes on arriving.
+        """
+        incoming = IncomingPolicy(agent_id=agent_id, epoch=epoch, version=version, size=size, sha256=sha256)
+        self._require_newer(agent_id, (epoch, version), sha256)
+        if (other := self._incoming.get(agent_id)) is not None:
+            other.drop()
+        self._incoming[agent_id] = incoming
+        try:
+            yield incoming
+        finally:
+            incoming.drop()
+            if self._incoming.get(agent_id) is incoming:
+                del self._incoming[agent_id]
+
+    def publish(self, policy: Policy) -> bool:
+        """Makes a policy its agent's latest; returns whether it was not that already.
+
+        Raises:
+            StalePolicyError: the agent has a newer one, or another one of the same version.
+        """
+        if not self._require_newer(policy.agent_id, policy.age, policy.sha256):
+            return False
+        self._latest[policy.agent_id] = policy
+        return True
+
+    def _require_newer(self, agent_id: int, age: tuple[int, int], sha256: bytes) -> bool:
+        """Whether it is newer than the agent's latest; if not, it has to be the very same."""
+        held = self._latest.get(agent_id)
+        if held is None or age > held.age:
+            return True
+        if age == held.age and sha256 == held.sha256:
+            return False
+        (epoch, version), which = age, "another one" if age == held.age else "a newer one"
+        raise StalePolicyError(
+            f"policy {version} of agent {agent_id} (epoch {epoch}) cannot be published: {which}, version "
+            f"{held.version} (epoch {held.epoch}), was; versions have to grow"
+        )
+
+
+def require_size(size: int) -> None:
+    """Checks the size of a policy.
+
+    Raises:
+        MalformedError: it is empty or too large.
+    """
+    if not 1 <= size <= MAX_POLICY_BYTES:
+        raise MalformedError(f"a policy has 1 to {MAX_POLICY_BYTES} bytes, not {size}")

@@ -1,0 +1,42 @@
+"""How a service that shuts down ends its streams: all of them, at once, with the same refusal."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from dase_grpc.errors import DrainingError
+from dase_grpc.wire.status import Context
+
+T = TypeVar("T")
+
+
+class Draining:
+    """Ends the streams of a service. Lives on one event loop."""
+
+    def __init__(self) -> None:
+        self._begun = asyncio.Event()
+
+    def begin(self) -> None:
+        """Ends every open stream, and every one to come."""
+        self._begun.set()
+
+    async def serve(self, context: Context, stream: Callable[[Context], Coroutine[Any, Any, T]]) -> T:
+        """Runs a stream's body to its end, or until the service drains; the body has ended then.
+
+        Raises:
+            DrainingError: the service drains.
+            RefusalError: whatever the body raised.
+        """
+        # else it goes out with the first message, and a stream that ends in between gets no status
+        await context.send_initial_metadata(())
+        body = asyncio.ensure_future(stream(context))
+        drained = asyncio.ensure_future(self._begun.wait())
+        try:
+            await asyncio.wait((body, drained), return_when=asyncio.FIRST_COMPLETED)
+            if not body.done():
+                raise DrainingError("the replay service is shutting down")
+            return body.result()
+        finally:
+            body.cancel()
+            drained.cancel()
+            await asyncio.gather(body, drained, return_exceptions=True)
