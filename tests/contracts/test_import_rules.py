@@ -11,7 +11,7 @@ from contracts.source import importers, modules, reached_from
 
 PROJECT = Path(__file__).resolve().parents[2]
 
-LEARNING = {"torch", "safetensors", "gymnasium", "mujoco", "matplotlib", "tensorboard", "PIL"}
+LEARNING = {"torch", "safetensors", "gymnasium", "mujoco", "matplotlib", "tensorboard", "PIL", "scipy"}
 NETWORK = {"grpc", "grpc_health", "grpc_reflection", "google"}
 
 SERVE_ONCE = """
@@ -100,8 +100,13 @@ def test_nothing_in_the_package_imports_a_pickle():
 
 
 def test_nothing_in_the_package_imports_its_tests_or_their_tools():
-    for library in ("pytest", "hypothesis", "scipy", "worlds", "tests"):
+    for library in ("pytest", "hypothesis", "worlds", "tests"):
         assert importers(library) == set()
+
+
+def test_only_what_estimates_imports_scipy_and_only_when_it_does():
+    assert importers("scipy") == {"dase_grpc.runs.comparison.estimates"}
+    assert "scipy" not in libraries_after("import dase_grpc.runs.comparison, dase_grpc.runs.report")
 
 
 def test_imports_are_absolute():
@@ -126,7 +131,9 @@ def test_the_state_and_the_base_load_no_network(module):
     assert not libraries_after(f"import {module}") & NETWORK
 
 
-@pytest.mark.parametrize("arguments", [("config",), ("--help",), ("train", "--help"), ("version",)])
+@pytest.mark.parametrize(
+    "arguments", [("config",), ("--help",), ("train", "--help"), ("compare", "--help"), ("version",)]
+)
 def test_the_command_line_answers_without_loading_torch_or_grpc(arguments):
     loaded = libraries_after(command(*arguments))
     assert "typer" in loaded
