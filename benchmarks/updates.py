@@ -15,7 +15,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from dase_grpc.config import ALGORITHMS, resolve
+from dase_grpc.agent_config import ALGORITHMS
+from dase_grpc.config import resolve
 from dase_grpc.learning.agent import Agent
 from dase_grpc.learning.agents import make_agent
 from dase_grpc.learning.batch import Batch

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from dase_grpc.config import RunConfig, whole_number
+from dase_grpc.config import RunConfig
 from dase_grpc.errors import ConfigError, DaseError
+from dase_grpc.sections import whole_number
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
 
@@ -46,7 +47,16 @@ Agents = Annotated[int | None, _whole_option("--agents", "K, the agents that sha
 Steps = Annotated[int | None, _whole_option("--steps", "Environment steps of each agent.")]
 Seed = Annotated[int | None, _whole_option("--seed", "The run's one seed.")]
 Algo = Annotated[
-    str | None, _option("--algo", "td3, ddpg or sac, with the paper's settings.", panel=SETTINGS)
+    str | None,
+    _option(
+        "--algo",
+        "td3, ddpg or sac, with the paper's settings; several, as td3,sac, for a mixed ensemble.",
+        panel=SETTINGS,
+    ),
+]
+Method = Annotated[
+    str | None,
+    _option("--method", "single (one agent), dase (shared experience) or dpd (a pair).", panel=SETTINGS),
 ]
 Preset = Annotated[
     str | None, _option("--preset", "quickstart, paper/ALGO or paper/ALGO/ENV.", panel=SETTINGS)
@@ -137,6 +147,7 @@ def train(
     steps: Steps = None,
     seed: Seed = None,
     algo: Algo = None,
+    method: Method = None,
     preset: Preset = None,
     config: ConfigFile = None,
     assignments: Assignments = None,
@@ -153,7 +164,7 @@ def train(
     from dase_grpc.launch.train import TrainOptions, train_here
 
     settings = _settings(
-        preset, config, assignments, algo=algo, env=env, agents=agents, steps=steps, seed=seed
+        {**_files(preset, config, assignments), **_choices(algo, method, env, agents, steps)}, seed
     )
     train_here(TrainOptions(settings, runs, name=name, gpu=gpu, lockstep=lockstep, command=sys.argv))
 
@@ -178,25 +189,19 @@ def node(
     agents: Agents = None,
     steps: Steps = None,
     algo: Algo = None,
+    method: Method = None,
     preset: Preset = None,
     config: ConfigFile = None,
     assignments: Assignments = None,
     stdin_is_leash: Leash = False,
 ) -> None:
     """Runs one node of a cluster until it is done or stopped."""
+    given = {**_files(preset, config, assignments), **_choices(algo, method, env, agents, steps)}
     if role == "replay":
         from dase_grpc.nodes.replay import ReplayOptions, replay_main
 
-        learners = {"replay": replay, "agent": agent, "run-dir": run_dir, "gpu": gpu, "preset": preset}
-        settings = {
-            "algo": algo,
-            "env": env,
-            "agents": agents,
-            "steps": steps,
-            "config": config,
-            "set": assignments,
-        }
-        _refuse({**learners, **settings}, role)
+        learners = {"replay": replay, "agent": agent, "run-dir": run_dir, "gpu": gpu}
+        _refuse({**learners, **given}, role)
         options = ReplayOptions.parse(
             run_id=run_id,
             listen=listen or DEFAULT_ADDRESS,
@@ -213,7 +218,7 @@ def node(
 
         _refuse({"listen": listen, "capacity": capacity, "min-size": min_size}, role)
         learner = LearnerOptions.parse(
-            _settings(preset, config, assignments, algo=algo, env=env, agents=agents, steps=steps, seed=seed),
+            _settings(given, seed),
             replay=replay or DEFAULT_ADDRESS,
             agent_id=agent,
             gpu=gpu,
@@ -236,6 +241,7 @@ def show_config(
     steps: Steps = None,
     seed: Seed = None,
     algo: Algo = None,
+    method: Method = None,
     preset: Preset = None,
     config: ConfigFile = None,
     assignments: Assignments = None,
@@ -244,7 +250,7 @@ def show_config(
     import tomli_w
 
     settings = _settings(
-        preset, config, assignments, algo=algo, env=env, agents=agents, steps=steps, seed=seed
+        {**_files(preset, config, assignments), **_choices(algo, method, env, agents, steps)}, seed
     )
     typer.echo(tomli_w.dumps(settings.model_dump(mode="json")), nl=False)
 
@@ -322,29 +328,32 @@ def _refuse(flags: Mapping[str, object], role: str) -> None:
             raise ConfigError(f"--{flag} is not for --role {role}; leave it out, or start the node it is for")
 
 
-def _settings(
-    preset: str | None,
-    file: Path | None,
-    assignments: list[str] | None,
-    *,
-    algo: str | None,
-    env: str | None,
-    agents: int | None,
-    steps: int | None,
-    seed: int | None,
-) -> RunConfig:
+def _files(preset: str | None, config: Path | None, assignments: list[str] | None) -> dict[str, Any]:
+    """The flags that bring settings by the dozen or one by one; None where a flag was not given."""
+    return {"preset": preset, "config": config, "set": assignments}
+
+
+def _choices(
+    algo: str | None, method: str | None, env: str | None, agents: int | None, steps: int | None
+) -> dict[str, Any]:
+    """The flags for what is chosen most; None where a flag was not given."""
+    return {"algo": algo, "method": method, "env": env, "agents": agents, "steps": steps}
+
+
+def _settings(given: Mapping[str, Any], seed: int | None) -> RunConfig:
     """The paper's settings for what is named, else the quick start's, then what was given."""
     from dase_grpc.presets import layered
 
     return layered(
-        preset_name=preset,
-        file=file,
+        preset_name=given["preset"],
+        file=given["config"],
         flags={
-            "env.id": env,
-            "agent.algorithm": algo,
-            "train.agents": agents,
-            "train.steps": steps,
+            "env.id": given["env"],
+            "agent.algorithm": given["algo"],
+            "train.agents": given["agents"],
+            "train.steps": given["steps"],
             "train.seed": seed,
         },
-        assignments=assignments or [],
+        assignments=given["set"] or [],
+        method=given["method"],
     )

@@ -1,65 +1,31 @@
 """The one configuration of a run: frozen, validated once, read from presets, TOML, flags and `--set`."""
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     ValidationError,
-    ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
+from dase_grpc.agent_config import AgentConfig
 from dase_grpc.capacity import transitions
 from dase_grpc.config_errors import sentence
 from dase_grpc.errors import ConfigError
+from dase_grpc.sections import Section
 
-Algorithm = Literal["td3", "ddpg", "sac"]
+Method = Literal["dase", "dpd"]
 Divergence = Literal["jeffreys", "js", "kl", "none", "isolated"]
 Scope = Literal["pooled", "agent", "transition"]
-ALGORITHMS: Final[tuple[str, ...]] = get_args(Algorithm)
 DIVERGENCES: Final[tuple[str, ...]] = get_args(Divergence)
-
-READ_BY_ONE: Final[Mapping[str, str]] = {
-    "policy_delay": "td3",
-    "target_noise": "td3",
-    "target_noise_clip": "td3",
-    "policy_noise": "sac",
-    "policy_noise_clip": "sac",
-}
-"""The settings of `agent` that one algorithm alone reads; the others refuse a value but the default."""
-
-
-class Section(BaseModel):
-    """A frozen group of settings that refuses unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _is_no_boolean(cls, value: Any, info: ValidationInfo) -> Any:
-        """Where a number or a text is wanted, pydantic would read true and false as 1 and 0."""
-        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
-            raise PydanticCustomError("boolean", "must not be true or false")
-        return value
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _reads_whole_numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        """A text for a whole number may be written as 1e5 or 100_000, as a number in TOML may."""
-        if isinstance(value, str) and cls.model_fields[str(info.field_name)].annotation is int:
-            return whole_number(value)
-        return value
 
 
 class EnvConfig(Section):
@@ -78,57 +44,17 @@ class EnvConfig(Section):
 class TrainConfig(Section):
     """The run as a whole."""
 
+    method: Method = Field(
+        "dase",
+        description="how agents learn from each other: by shared experience (`dase`; with one agent it is a "
+        "single agent), or as a pair that distils policies (`dpd`)",
+    )
     agents: PositiveInt = Field(2, le=1024, description="K, the number of agents that share the buffer")
     steps: PositiveInt = Field(1_000_000, description="environment steps of each agent")
     seed: NonNegativeInt = Field(0, description="the run's one seed; every random stream derives from it")
     log_every: PositiveInt = Field(1_000, description="environment steps between lines of metrics.jsonl")
     checkpoint_every: PositiveInt = Field(10_000, description="environment steps between checkpoints")
     threads: PositiveInt = Field(1, le=256, description="CPU threads of each learner's tensor operations")
-
-
-class AgentConfig(Section):
-    """The learning algorithm; the defaults are the paper's for TD3, `--algo` brings the others'."""
-
-    algorithm: Algorithm = Field(
-        "td3", description="the algorithm of every agent; alone it changes no other setting, `--algo` does"
-    )
-    hidden: tuple[PositiveInt, ...] = Field(
-        (256, 256), min_length=1, description="units of the hidden layers"
-    )
-    actor_lr: PositiveFloat = Field(3e-4, description="Adam's learning rate for the actor")
-    critic_lr: PositiveFloat = Field(3e-4, description="Adam's learning rate for the critics")
-    critic_weight_decay: NonNegativeFloat = Field(
-        0.0, description="factor of the L2 term that Adam adds to the critics' gradients"
-    )
-    gamma: float = Field(0.99, ge=0, lt=1, description="discount factor")
-    tau: float = Field(5e-3, gt=0, le=1, description="target network step per update")
-    batch_size: PositiveInt = Field(256, le=65_536, description="transitions per update")
-    reward_scale: PositiveFloat = Field(
-        1.0, description="what rewards are multiplied by in the critics' target; stored ones stay raw"
-    )
-    normalise_observations: bool = Field(
-        False, description="whether the networks see observations normalised by running statistics"
-    )
-    start_steps: NonNegativeInt = Field(
-        25_000, description="uniformly random steps of each agent before its first update"
-    )
-    exploration_noise: NonNegativeFloat = Field(
-        0.1, description="standard deviation of the exploration noise, in normalised action units"
-    )
-    policy_delay: PositiveInt = Field(2, description="critic updates per actor update (td3 only)")
-    target_noise: NonNegativeFloat = Field(
-        0.2, description="standard deviation of the target policy's smoothing noise (td3 only)"
-    )
-    target_noise_clip: NonNegativeFloat = Field(0.5, description="bound of the smoothing noise (td3 only)")
-    policy_noise: NonNegativeFloat = Field(
-        0.1, description="standard deviation of the noise in the actions that an update samples (sac only)"
-    )
-    policy_noise_clip: NonNegativeFloat = Field(0.25, description="bound of the sampling noise (sac only)")
-
-    @property
-    def stored_before_updates(self) -> int:
-        """Transitions an agent stores before its first update; an update needs at least one."""
-        return max(self.start_steps, 1)
 
 
 class DpsConfig(Section):
@@ -212,22 +138,71 @@ class RunConfig(Section):
     replay: ReplayConfig = Field(default_factory=ReplayConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)
+    members: tuple[AgentConfig, ...] = Field(
+        (), description="one table for each agent of a mixed ensemble; `agent` is then the first of them"
+    )
 
-    @model_validator(mode="after")
-    def _sets_nothing_in_vain(self) -> Self:
-        for key, reader in READ_BY_ONE.items():
-            value, default = getattr(self.agent, key), AgentConfig.model_fields[key].default
-            if reader != self.agent.algorithm and value != default:
-                raise ValueError(
-                    f"agent.{key} = {value} is read by {reader} only, and agent.algorithm is "
-                    f"{self.agent.algorithm}; leave {key} out or choose {reader}"
-                )
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _leads_with_the_first_member(cls, values: Any) -> Any:
+        members = listed_members(values) if isinstance(values, Mapping) else ()
+        return {**values, "agent": members[0]} if members and "agent" not in values else values
+
+    @property
+    def method(self) -> str:
+        """`single`, `dase` or `dpd`: what the paper calls this run."""
+        return "single" if self.train.agents == 1 else self.train.method
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        """The algorithms of the agents, each once, in the order of the agents that use them first."""
+        return tuple(dict.fromkeys(each.algorithm for each in self.members or (self.agent,)))
+
+    @property
+    def start_steps(self) -> int:
+        """Random steps after which every agent learns: the most that any of them begins with."""
+        return max(each.start_steps for each in self.members or (self.agent,))
+
+    def for_agent(self, agent_id: int) -> Self:
+        """The run as this agent lives it: with its own settings as `agent`, and no `members`."""
+        if not self.members:
+            return self
+        return self.model_copy(update={"agent": self.members[agent_id], "members": ()})
 
     @property
     def collected_before_updates(self) -> int:
         """Transitions that all agents together store before the first update of each."""
-        return self.train.agents * self.agent.stored_before_updates
+        if not self.members:
+            return self.train.agents * self.agent.stored_before_updates
+        return sum(each.stored_before_updates for each in self.members)
+
+    @model_validator(mode="after")
+    def _has_one_member_for_each_agent(self) -> Self:
+        count = len(self.members)
+        if count and count != self.train.agents:
+            raise ValueError(
+                f"members lists {count} agents and train.agents = {self.train.agents}; give a table for each"
+            )
+        if count and self.agent != self.members[0]:
+            raise ValueError(
+                "agent and the first of members differ; leave agent out, since members says what each is"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _distils_in_a_pair(self) -> Self:
+        if self.train.method != "dpd":
+            return self
+        if self.train.agents != 2:
+            raise ValueError(
+                f"train.method = dpd trains a pair, and train.agents = {self.train.agents}; set it to 2"
+            )
+        if self.dps != DpsConfig():
+            raise ValueError(
+                "train.method = dpd weighs no transitions of others, so the settings of dps mean nothing; "
+                "leave them out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -249,17 +224,11 @@ class RunConfig(Section):
         return self
 
 
-def whole_number(text: str) -> int | str:
-    """The number that a text such as "100000", "100_000" or "1e5" is; the text where it is none."""
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        value = float(text)
-    except ValueError:
-        return text
-    return int(value) if value.is_integer() and abs(value) < 2**53 else text
+def listed_members(layer: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The tables of `members` in a layer of settings; none where it has none, or something else there."""
+    members = layer.get("members")
+    fits = isinstance(members, (list, tuple)) and all(isinstance(each, Mapping) for each in members)
+    return members if fits and members else ()
 
 
 def require_capacity(config: RunConfig, capacity: int) -> None:
@@ -268,9 +237,10 @@ def require_capacity(config: RunConfig, capacity: int) -> None:
     Raises:
         ValueError: naming both settings (pydantic and `resolve` turn it into a ConfigError).
     """
+    agents = config.members or (config.agent,)
     for key, value in (
-        ("agent.batch_size", config.agent.batch_size),
-        ("agent.start_steps", config.agent.start_steps),
+        *(("agent.batch_size", each.batch_size) for each in agents),
+        *(("agent.start_steps", each.start_steps) for each in agents),
         ("replay.min_size", config.replay.min_size),
     ):
         if value > capacity:
@@ -348,16 +318,16 @@ def _merge(target: dict[str, Any], layer: Mapping[str, Any]) -> None:
         _merge(target[key], value)
 
 
+def sections() -> dict[str, type[BaseModel]]:
+    """The sections of the configuration by name; `members`, a list of agents' sections, is none."""
+    annotations = ((name, field.annotation) for name, field in RunConfig.model_fields.items())
+    return {
+        name: section
+        for name, section in annotations
+        if isinstance(section, type) and issubclass(section, BaseModel)
+    }
+
+
 def setting_names() -> list[str]:
     """Every setting as `section.key`, in order."""
-    return [
-        f"{section}.{name}"
-        for section, field in RunConfig.model_fields.items()
-        for name in _section(field.annotation).model_fields
-    ]
-
-
-def _section(annotation: Any) -> type[BaseModel]:
-    if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-        raise TypeError(f"{annotation} is not a section of the configuration")
-    return annotation
+    return [f"{name}.{key}" for name, section in sections().items() for key in section.model_fields]

@@ -45,7 +45,10 @@ def sentence(error: ValidationError, *, known: Sequence[str]) -> str:
         return _unknown(key, value, known)
     if kind == "value_error":  # our own words, which name the value
         message = str(first["msg"]).removeprefix("Value error, ")
-        return f"{key}: {message}" if key else message
+        named = any(
+            name.startswith(f"{key}.") and message.startswith(f"{name[len(key) + 1 :]} ") for name in known
+        )
+        return f"{key}{'.' if named else ': '}{message}" if key else message
     phrase = _PHRASES.get(kind)
     words = phrase.format(**first.get("ctx", {})) if phrase else f"is refused: {first['msg']}"
     return f"{key} = {_shown(value)} {words}"

@@ -10,10 +10,9 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 import tomli_w
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from dase_grpc.config import RunConfig
+from dase_grpc.config import sections
 from dase_grpc.presets import BASE_PRESETS, PRESETS
 
 _TYPES: Final = {int: "integer", float: "number", str: "text", bool: "boolean", dict: "table"}
@@ -43,10 +42,7 @@ def document() -> str:
 
 
 def _sections() -> Iterator[str]:
-    for name, field in RunConfig.model_fields.items():
-        section = field.annotation
-        if not (isinstance(section, type) and issubclass(section, BaseModel)):
-            raise TypeError(f"{name} is no section of the configuration")
+    for name, section in sections().items():
         yield f"### `[{name}]`\n\n{_one_line(section.__doc__)}\n"
         yield "| key | type | default | allowed | meaning |\n|---|---|---|---|---|"
         yield from (_row(f"{name}.{key}", setting) for key, setting in section.model_fields.items())

@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from dase_grpc.config import RunConfig, parse_assignments, read_toml, resolve
+from dase_grpc.agent_config import ALGORITHMS, READ_BY_ONE
+from dase_grpc.config import RunConfig, listed_members, parse_assignments, read_toml, resolve
 from dase_grpc.errors import ConfigError
+
+ALGORITHM: Final = "agent.algorithm"
 
 _SHARED: Final[dict[str, Any]] = {
     "train": {"agents": 2, "steps": 1_000_000},
@@ -123,7 +126,7 @@ def paper_preset(algorithm: str, env_id: str | None) -> str:
 
     Any version of the environment counts, as in `Humanoid-v4`.
     """
-    environment = (env_id or "").partition("-v")[0]
+    environment = str(env_id or "").partition("-v")[0]
     return f"paper/{algorithm}/{environment}" if environment in ENVIRONMENTS else f"paper/{algorithm}"
 
 
@@ -133,13 +136,15 @@ def layered(
     file: Path | None,
     flags: Mapping[str, Any],
     assignments: Sequence[str],
+    method: str | None = None,
 ) -> RunConfig:
     """The configuration a command line asks for: preset, then file, then flags, then `--set`.
 
     flags maps `section.key` to a value; None stands for a flag that was not given. The flag
-    `agent.algorithm` chooses the paper's preset for that algorithm and the environment. Where no
-    preset, no algorithm and no file is given, an environment that is named, by its flag or by
-    `--set`, chooses the paper's preset for TD3 in it, and none the quick start.
+    `agent.algorithm` chooses the paper's preset for that algorithm and the environment; several, as in
+    "td3,sac", make a mixed ensemble, dealt out to the agents in turn. Where no preset, no algorithm and no
+    file is given, an environment that is named, by its flag or by `--set`, chooses the paper's preset for
+    TD3 in it, and none the quick start. `method` is `single` (one agent), `dase` or `dpd`.
 
     Raises:
         ConfigError: in one sentence.
@@ -147,26 +152,139 @@ def layered(
     given: dict[str, Any] = {}
     for key, value in flags.items():
         section, _, name = key.partition(".")
-        if value is not None:
+        if value is not None and key != ALGORITHM:
             given.setdefault(section, {})[name] = value
     layers = [read_toml(file) if file else {}, given, parse_assignments(assignments)]
-    algorithm = flags.get("agent.algorithm")
-    if algorithm is not None:
-        if preset_name is not None:
-            raise ConfigError(
-                f"--algo {algorithm} and --preset {preset_name} both choose the settings to start from; "
-                f"give one, e.g. --preset paper/{algorithm}"
-            )
-        preset_name = paper_preset(algorithm, _environment(layers))
+    if method is not None:
+        layers.append({"train": _of_method(method, _last(layers, "train", "agents"))})
+    names = _algorithms(flags.get(ALGORITHM), preset_name)
+    if len(names) == 1:
+        given.setdefault("agent", {})["algorithm"] = names[0]
+    if names:
+        preset_name = paper_preset(names[0], _last(layers, "env", "id"))
     if preset_name is None and file is None:
-        env = _environment(layers)
+        env = _last(layers, "env", "id")
         preset_name = "quickstart" if env is None else paper_preset("td3", env)
     base = preset(preset_name) if preset_name else {}
-    return resolve(base, *layers)
+    if len(names) > 1:
+        base = with_members(base, names, layers)
+    return resolve(*for_members([base, *layers]))
 
 
-def _environment(layers: Sequence[Mapping[str, Any]]) -> str | None:
-    """The environment that the last of the layers which names one asks for."""
-    sections = (layer.get("env") for layer in reversed(layers))
-    named = (section["id"] for section in sections if isinstance(section, Mapping) and "id" in section)
-    return next((str(name) for name in named), None)
+def with_members(
+    base: Mapping[str, Any], algorithms: Sequence[str], layers: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Settings whose agents use these algorithms in turn, each with the paper's own for the environment.
+
+    There are as many agents as the layers say, or else one of each algorithm.
+
+    Raises:
+        ConfigError: there are fewer agents than algorithms.
+    """
+    env, agents = _last(layers, "env", "id"), _last(layers, "train", "agents")
+    count = int(agents) if str(agents).isdecimal() else len(algorithms)
+    if count < len(algorithms):
+        raise ConfigError(
+            f"--algo {','.join(algorithms)} names {len(algorithms)} algorithms for {count} agent(s); "
+            f"give at least as many --agents"
+        )
+    settings = [preset(paper_preset(algorithm, env))["agent"] for algorithm in algorithms]
+    members = [settings[index % len(settings)] for index in range(count)]
+    train = {**base.get("train", {}), "agents": count}
+    return {
+        **{key: value for key, value in base.items() if key != "agent"},
+        "train": train,
+        "members": members,
+    }
+
+
+def for_members(layers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Layers in which what is said of `agent`, once there are `members`, is said of each of these.
+
+    What one algorithm alone reads is said of the members that use it.
+
+    Raises:
+        ConfigError: a layer changes the algorithm of all members, or contradicts its own.
+    """
+    found: list[Mapping[str, Any]] = []
+    members: Sequence[Mapping[str, Any]] = ()
+    for layer in layers:
+        if listed := listed_members(layer):
+            members = listed
+            if layer.get("agent", members[0]) != members[0]:
+                raise ConfigError(
+                    "agent and the first of members differ; leave agent out, since members says what each is"
+                )
+            found.append({key: value for key, value in layer.items() if key != "agent"})
+        elif members and isinstance(layer.get("agent"), Mapping):
+            members = [_said_of(member, members, layer["agent"]) for member in members]
+            rest = {key: value for key, value in layer.items() if key != "agent"}
+            found.append({**rest, "members": members})
+        else:
+            found.append(layer)
+    return found
+
+
+def _said_of(
+    member: Mapping[str, Any], members: Sequence[Mapping[str, Any]], said: Mapping[str, Any]
+) -> dict[str, Any]:
+    if "algorithm" in said:
+        raise ConfigError(
+            f"agent.algorithm = {said['algorithm']} and a mixed ensemble contradict each other; "
+            f"name the algorithm of each agent, as in --algo td3,sac"
+        )
+    used = {each.get("algorithm") for each in members}
+    unread = {
+        key for key, reader in READ_BY_ONE.items() if reader in used and reader != member.get("algorithm")
+    }
+    return {**member, **{key: value for key, value in said.items() if key not in unread}}
+
+
+def _algorithms(flag: str | None, preset_name: str | None) -> list[str]:
+    """The algorithms that `--algo` names.
+
+    Raises:
+        ConfigError: there is none of this name, or a preset is named too.
+    """
+    if flag is None:
+        return []
+    names = [name.strip() for name in flag.split(",")]
+    if preset_name is not None:
+        raise ConfigError(
+            f"--algo {flag} and --preset {preset_name} both choose the settings to start from; "
+            f"give one, e.g. --preset paper/{names[0]}"
+        )
+    for name in names:
+        if name not in ALGORITHMS:
+            raise ConfigError(
+                f"--algo {flag!r}: there is no algorithm {name!r}; there are {', '.join(ALGORITHMS)}, "
+                f"or several for a mixed ensemble, as in td3,sac"
+            )
+    return names
+
+
+def _of_method(method: str, agents: Any) -> dict[str, Any]:
+    """The settings of `train` that a method is.
+
+    Raises:
+        ConfigError: there is no such method, or it trains another number of agents.
+    """
+    if method == "single":
+        if agents not in (None, 1):
+            raise ConfigError(
+                f"--method single trains one agent, and {agents} are asked for; leave --agents out"
+            )
+        return {"agents": 1, "method": "dase"}
+    if method == "dase":
+        if agents == 1:
+            raise ConfigError("--method dase shares experience between agents; give at least --agents 2")
+        return {"method": "dase"}
+    if method == "dpd":
+        return {"method": "dpd", **({} if agents is not None else {"agents": 2})}
+    raise ConfigError(f"--method {method!r} is none of single, dase and dpd")
+
+
+def _last(layers: Sequence[Mapping[str, Any]], section: str, key: str) -> Any:
+    """The value of the last layer that sets a key; None if none does."""
+    tables = (layer.get(section) for layer in reversed(layers))
+    return next((table[key] for table in tables if isinstance(table, Mapping) and key in table), None)

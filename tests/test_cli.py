@@ -199,7 +199,7 @@ REFUSED = {
         r"not of the form section\.key=value",
     ),
     "an unknown preset": (("config", "--preset", "paper/ppo"), r"there is no preset 'paper/ppo'; there are"),
-    "an unknown algorithm": (("config", "--algo", "ppo"), r"there is no preset 'paper/ppo'; there are"),
+    "an unknown algorithm": (("config", "--algo", "ppo"), r"there is no algorithm 'ppo'; there are"),
     "an algorithm and a preset": (
         ("config", "--algo", "sac", "--preset", "quickstart"),
         r"--algo sac and --preset quickstart both choose",

@@ -11,16 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from dase_grpc.config import (
-    ALGORITHMS,
-    DIVERGENCES,
-    READ_BY_ONE,
-    RunConfig,
-    parse_assignments,
-    read_toml,
-    resolve,
-    setting_names,
-)
+from dase_grpc.agent_config import ALGORITHMS, READ_BY_ONE
+from dase_grpc.config import DIVERGENCES, RunConfig, parse_assignments, read_toml, resolve, setting_names
 from dase_grpc.errors import ConfigError
 
 FIXED_NAMES = {
@@ -254,7 +246,8 @@ def test_a_setting_that_is_true_or_false_is_written_so():
 def test_a_section_that_is_no_table_is_refused(section):
     with pytest.raises(ConfigError) as refusal:
         resolve({section: 5})
-    assert_one_sentence(refusal.value, f"{section} = 5 must be a table of settings")
+    wanted = "a list" if section == "members" else "a table of settings"
+    assert_one_sentence(refusal.value, f"{section} = 5 must be {wanted}")
 
 
 IMPOSSIBLE = {
@@ -274,8 +267,8 @@ IMPOSSIBLE = {
     (
         "agent.algorithm=ddpg",
         "agent.target_noise=0.3",
-    ): "agent.target_noise = 0.3 is read by td3 only, and agent.algorithm is ddpg;",
-    ("agent.policy_noise=0",): "agent.policy_noise = 0.0 is read by sac only, and agent.algorithm is td3;",
+    ): "agent.target_noise = 0.3 is read by td3 only, and algorithm is ddpg;",
+    ("agent.policy_noise=0",): "agent.policy_noise = 0.0 is read by sac only, and algorithm is td3;",
 }
 
 

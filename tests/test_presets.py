@@ -6,7 +6,8 @@ import pytest
 import tomli_w
 from contracts.sentences import assert_one_sentence
 
-from dase_grpc.config import ALGORITHMS, READ_BY_ONE, AgentConfig, RunConfig, resolve
+from dase_grpc.agent_config import ALGORITHMS, READ_BY_ONE, AgentConfig
+from dase_grpc.config import RunConfig, resolve
 from dase_grpc.errors import ConfigError
 from dase_grpc.presets import BASE_PRESETS, ENVIRONMENTS, PRESETS, layered, paper_preset, preset
 
@@ -235,3 +236,121 @@ def test_presets_are_the_same_after_use(file):
     before = copy.deepcopy(dict(PRESETS))
     layers(preset_name="quickstart", file=file, assignments=["env.kwargs.c=1", "agent.hidden=[1]"])
     assert dict(PRESETS) == before
+
+
+def test_several_algorithms_make_a_mixed_ensemble_of_the_papers_settings():
+    config = layers(flags={"agent.algorithm": "td3,sac,ddpg", "env.id": "Humanoid-v5"})
+    assert config.train.agents == 3
+    assert config.algorithms == ("td3", "sac", "ddpg")
+    assert [each.reward_scale for each in config.members] == [1.0, 20.0, 1.0]
+    assert [each.hidden for each in config.members] == [(256, 256), (256, 256), (400, 300)]
+    for index, algorithm in enumerate(("td3", "sac", "ddpg")):
+        alone = layers(flags={"agent.algorithm": algorithm, "env.id": "Humanoid-v5"})
+        assert config.for_agent(index).agent == alone.agent
+        assert config.for_agent(index).members == ()
+
+
+def test_algorithms_are_dealt_out_in_turn():
+    config = layers(flags={"agent.algorithm": "td3,sac", "train.agents": 5})
+    assert [each.algorithm for each in config.members] == ["td3", "sac", "td3", "sac", "td3"]
+    assert config.agent == config.members[0]
+
+
+def test_what_is_said_of_the_agent_is_said_of_every_member_that_reads_it(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("[agent]\nbatch_size = 64\n")
+    config = layers(
+        file=path,
+        flags={"agent.algorithm": "td3,sac"},
+        assignments=["agent.policy_delay=3", "agent.policy_noise=0.2"],
+    )
+    assert [each.batch_size for each in config.members] == [64, 64]
+    assert [each.policy_delay for each in config.members] == [3, 2]
+    assert [each.policy_noise for each in config.members] == [0.1, 0.2]
+
+
+def test_a_mixed_ensemble_survives_its_file_and_is_changed_by_what_comes_after(tmp_path):
+    config = layers(flags={"agent.algorithm": "td3,sac"}, assignments=["agent.start_steps=10"])
+    path = tmp_path / "run.toml"
+    path.write_text(tomli_w.dumps(config.model_dump(mode="json")))
+    assert layers(file=path) == config
+    changed = layers(file=path, assignments=["agent.batch_size=32"])
+    assert [each.batch_size for each in changed.members] == [32, 32]
+    assert changed.start_steps == 10
+
+
+def test_a_file_may_list_members_by_hand(tmp_path):
+    path = tmp_path / "mixed.toml"
+    path.write_text('[train]\nagents = 2\n[[members]]\nalgorithm = "sac"\n[[members]]\nstart_steps = 7\n')
+    config = layers(file=path)
+    assert (config.algorithms, config.agent.algorithm) == (("sac", "td3"), "sac")
+    assert config.collected_before_updates == 25_007
+
+
+MIXTURES = {
+    "an unknown one": ("td3,ppo", (), "--algo 'td3,ppo': there is no algorithm 'ppo'"),
+    "an empty one": ("td3,", (), "there is no algorithm ''"),
+    "fewer agents": ("td3,sac", ("train.agents=1",), "--algo td3,sac names 2 algorithms for 1 agent(s)"),
+    "one for all": ("td3,sac", ("agent.algorithm=ddpg",), "agent.algorithm = ddpg and a mixed ensemble"),
+    "read by neither": ("td3,ddpg", ("agent.policy_noise=0.2",), "policy_noise = 0.2 is read by sac only"),
+}
+
+
+@pytest.mark.parametrize("case", MIXTURES)
+def test_a_mixture_that_cannot_be_is_refused(case):
+    algorithms, assignments, text = MIXTURES[case]
+    with pytest.raises(ConfigError) as refusal:
+        layers(flags={"agent.algorithm": algorithms}, assignments=assignments)
+    assert_one_sentence(refusal.value, text)
+
+
+def test_a_file_whose_agent_is_not_its_first_member_is_refused(tmp_path):
+    path = tmp_path / "mixed.toml"
+    path.write_text(
+        '[agent]\nbatch_size = 3\n[[members]]\nalgorithm = "sac"\n[[members]]\nalgorithm = "td3"\n'
+    )
+    with pytest.raises(ConfigError) as refusal:
+        layers(file=path)
+    assert_one_sentence(refusal.value, "agent and the first of members differ")
+    with pytest.raises(ConfigError):
+        resolve({"agent": {"batch_size": 3}, "members": [{}, {}]})
+
+
+def test_members_are_one_table_for_each_agent():
+    for members, text in ((5, "members = 5 must be a list"), ([{}], "members lists 1 agents")):
+        with pytest.raises(ConfigError) as refusal:
+            resolve({"members": members})
+        assert_one_sentence(refusal.value, text)
+
+
+@pytest.mark.parametrize(
+    ("method", "flags", "found"),
+    [
+        ("single", {}, ("single", 1)),
+        ("dase", {}, ("dase", 2)),
+        ("dase", {"train.agents": 5}, ("dase", 5)),
+        ("dpd", {}, ("dpd", 2)),
+        ("dpd", {"train.agents": 2}, ("dpd", 2)),
+        (None, {"train.agents": 1}, ("single", 1)),
+    ],
+)
+def test_a_method_says_who_learns_from_whom(method, flags, found):
+    config = layers(flags=flags, method=method)
+    assert (config.method, config.train.agents) == found
+
+
+METHODS = {
+    "single of two": ("single", ("train.agents=2",), "--method single trains one agent, and 2 are asked for"),
+    "dase of one": ("dase", ("train.agents=1",), "--method dase shares experience between agents"),
+    "dpd of three": ("dpd", ("train.agents=3",), "train.method = dpd trains a pair, and train.agents = 3"),
+    "dpd with dps": ("dpd", ("dps.floor=true",), "the settings of dps mean nothing"),
+    "none such": ("ppo", (), "--method 'ppo' is none of single, dase and dpd"),
+}
+
+
+@pytest.mark.parametrize("case", METHODS)
+def test_a_method_that_cannot_be_is_refused(case):
+    method, assignments, text = METHODS[case]
+    with pytest.raises(ConfigError) as refusal:
+        layers(assignments=assignments, method=method)
+    assert_one_sentence(refusal.value, text)

@@ -68,7 +68,7 @@ class Peer:
     random: bool = False
 
     def configured(self, config: RunConfig) -> RunConfig:
-        """The configuration it lives by; only its learner sees it, run.toml does not."""
+        """What it makes of an agent's own configuration; only its learner sees it, run.toml does not."""
         agent = config.agent
         if self.random:
             agent = agent.model_copy(update={"start_steps": config.train.steps + 1})
@@ -118,8 +118,10 @@ def open_lockstep(
         store = ReplayStore(RingBuffer(schema, config.replay.capacity))
 
         def build(agent_id: int, env: Environment) -> Learner:
-            journal = AgentJournal.open(directory.agent(agent_id), config=config, schema=schema)
-            replay = LocalReplay(store, config, agent_id)
+            journal = AgentJournal.open(
+                directory.agent(agent_id), config=config.for_agent(agent_id), schema=schema
+            )
+            replay = LocalReplay(store, configs[agent_id], agent_id)
             return build_learner(
                 configs[agent_id],
                 schema,
@@ -168,7 +170,8 @@ def _configs(config: RunConfig, peers: Mapping[int, Peer]) -> list[RunConfig]:
     unknown = sorted(set(peers) - set(range(config.train.agents)))
     if unknown:
         raise ConfigError(f"there is no agent {unknown[0]} to replace; train.agents = {config.train.agents}")
-    return [peers.get(agent, AS_CONFIGURED).configured(config) for agent in range(config.train.agents)]
+    agents = range(config.train.agents)
+    return [peers.get(agent, AS_CONFIGURED).configured(config.for_agent(agent)) for agent in agents]
 
 
 def _open_env(config: EnvConfig, stack: ExitStack) -> Environment:

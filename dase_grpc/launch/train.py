@@ -77,10 +77,10 @@ def train_here(options: TrainOptions) -> None:
         console,
         f"{_method(config)} on {config.env.id}, {config.train.steps:,} steps{each}, seed {config.train.seed}",
     )
-    if config.train.steps <= config.agent.start_steps:
+    if config.train.steps <= config.start_steps:
         _say(
             console,
-            f"note: agent.start_steps = {config.agent.start_steps} covers the whole run, "
+            f"note: agent.start_steps = {config.start_steps} covers the whole run, "
             f"so hardly anything is learned",
         )
     try:
@@ -120,7 +120,8 @@ def run_name(config: RunConfig) -> str:
     """A folder name that says what the run is and when it began."""
     env = "".join(c if c.isalnum() or c in "-_" else "-" for c in config.env.id)
     when = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-    return f"{env}-{config.agent.algorithm}-k{config.train.agents}-seed{config.train.seed}-{when}"
+    method = "dpd" if config.method == "dpd" else f"k{config.train.agents}"
+    return f"{env}-{'+'.join(config.algorithms)}-{method}-seed{config.train.seed}-{when}"
 
 
 def program(command: Sequence[str]) -> str:
@@ -199,8 +200,12 @@ async def _train_in_cluster(options: TrainOptions, directory: RunDirectory, cons
 
 
 def _method(config: RunConfig) -> str:
-    algorithm, agents = config.agent.algorithm.upper(), config.train.agents
-    return f"one {algorithm} agent" if agents == 1 else f"{agents} {algorithm} agents sharing one replay"
+    names, agents = [name.upper() for name in config.algorithms], config.train.agents
+    if config.method == "single":
+        return f"one {names[0]} agent"
+    told = f"{agents} agents ({', '.join(names)})" if len(names) > 1 else f"{agents} {names[0]} agents"
+    how = "that distil each other's policies" if config.method == "dpd" else "sharing one replay"
+    return f"{told} {how}"
 
 
 def _say(console: Console, text: str) -> None:

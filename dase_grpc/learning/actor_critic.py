@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from dase_grpc.config import AgentConfig
+from dase_grpc.agent_config import AgentConfig
 from dase_grpc.learning.batch import Batch
 from dase_grpc.learning.networks import Actor, restore
 from dase_grpc.learning.noise import NoiseStream

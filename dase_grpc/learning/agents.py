@@ -6,7 +6,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from dase_grpc.config import AgentConfig
+from dase_grpc.agent_config import AgentConfig
 from dase_grpc.learning import policy
 from dase_grpc.learning.agent import Agent, Policy
 from dase_grpc.learning.ddpg import DDPG

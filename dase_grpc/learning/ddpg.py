@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from dase_grpc.config import AgentConfig
+from dase_grpc.agent_config import AgentConfig
 from dase_grpc.learning.actor_critic import ActorCritic, bellman, critic_loss, minimise, network_generator
 from dase_grpc.learning.batch import Batch
 from dase_grpc.learning.networks import Actor, LateActionCritic

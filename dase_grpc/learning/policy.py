@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from dase_grpc.config import AgentConfig
+from dase_grpc.agent_config import AgentConfig
 from dase_grpc.learning.networks import Actor, restore
 from dase_grpc.learning.normaliser import Normaliser
 from dase_grpc.schema import Array, TransitionSchema

@@ -157,15 +157,16 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
                 results = results_path(options.run_dir, run_id=member.run_id)
                 journal = open_journal(results, config, member, schema, command=options.command)
                 cleanup.enter_context(closing(journal))
+                own = config.for_agent(member.agent_id)
                 metrics = LearnerMetrics(registry, member.agent_id)
                 link = ReplayLink(
                     StreamTarget(channel, str(options.replay), member, schema),
-                    batch_size=config.agent.batch_size,
+                    batch_size=own.agent.batch_size,
                     prefetch=config.replay.prefetch,
                     writer_id=f"learner-{member.agent_id}",
                 )
                 learner = build_learner(
-                    config,
+                    own,
                     schema,
                     env=env,
                     agent_id=member.agent_id,

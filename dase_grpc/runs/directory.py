@@ -228,6 +228,10 @@ def _refusal(path: Path, error: OSError) -> str:
 def _first_difference(ours: RunConfig, theirs: RunConfig) -> str:
     left, right = ours.model_dump(mode="json"), theirs.model_dump(mode="json")
     for section, values in left.items():
+        if not isinstance(values, dict):
+            if values != right[section]:
+                return f"{section} differ"
+            continue
         for key, value in values.items():
             if value != right[section][key]:
                 return f"{section}.{key} is {value!r} there and {right[section][key]!r} here"

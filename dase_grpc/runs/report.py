@@ -55,7 +55,9 @@ def write_report(run: RunDirectory) -> Path:
 
 def method(config: RunConfig) -> str:
     """What was trained, in a few words."""
-    algorithm = config.agent.algorithm.upper()
+    algorithm = _algorithms(config)
+    if config.method == "dpd":
+        return f"{algorithm}, a pair that distils each other's policies (DPD)"
     if config.train.agents == 1:
         return f"{algorithm}, one agent"
     return f"{algorithm} with K = {config.train.agents} agents, {_METHODS[config.dps.divergence]}"
@@ -64,9 +66,19 @@ def method(config: RunConfig) -> str:
 def comparable(config: RunConfig) -> list[PublishedRow]:
     """What was published for the same algorithm, buffer and (unchanged) environment."""
     capacity = config.replay.capacity
-    if not isinstance(capacity, int) or config.env.kwargs:
+    if not isinstance(capacity, int) or config.env.kwargs or len(config.algorithms) > 1:
         return []
     return published(config.agent.algorithm, config.env.id, capacity)
+
+
+def _algorithms(config: RunConfig) -> str:
+    return ", ".join(name.upper() for name in config.algorithms)
+
+
+def _of_each(config: RunConfig, key: str) -> str:
+    """A whole-number setting of the agents; several where a mixed ensemble has several."""
+    values = dict.fromkeys(getattr(each, key) for each in config.members or (config.agent,))
+    return ", ".join(f"{value:,}" for value in values)
 
 
 def _facts(run: RunDirectory, agents: Mapping[int, AgentFiles]) -> dict[str, str]:
@@ -77,13 +89,13 @@ def _facts(run: RunDirectory, agents: Mapping[int, AgentFiles]) -> dict[str, str
         "Status": status(run, agents),
         "Duration": duration(seconds) if seconds else "–",
         "Environment": config.env.id,
-        "Algorithm": config.agent.algorithm.upper(),
+        "Algorithm": _algorithms(config),
         "Similarity": f"{config.dps.divergence}, {config.dps.scope}, r = {config.dps.reference_variance:g}",
         "Agents (K)": str(config.train.agents),
         "Steps of each agent": f"{config.train.steps:,}",
-        "Random steps": f"{config.agent.start_steps:,}",
+        "Random steps": _of_each(config, "start_steps"),
         "Buffer capacity": f"{capacity:,}" if isinstance(capacity, int) else capacity,
-        "Batch": str(config.agent.batch_size),
+        "Batch": _of_each(config, "batch_size"),
         "Seed": str(config.train.seed),
         "Mode": _mode(str(run.run.get("mode", "–"))),
     }
@@ -117,13 +129,13 @@ def _scores(config: RunConfig, curves: Mapping[int, Series]) -> list[page.Markup
 
 def _score(config: RunConfig, curve: Series) -> tuple[float, ...]:
     values = curve.value
-    final = settled_score(curve, start_steps=config.agent.start_steps)
+    final = settled_score(curve, start_steps=config.start_steps)
     best = values[np.isfinite(values)].max(initial=-np.inf)
     return values[-1], np.nan if final is None else final, values[0], best
 
 
 def _final_note(config: RunConfig, curves: Iterable[Series]) -> list[page.Markup]:
-    start = config.agent.start_steps
+    start = config.start_steps
     if all(settled_score(curve, start_steps=start) is not None for curve in curves):
         return []
     return [

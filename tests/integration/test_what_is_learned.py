@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from small import new_run, small_config
 
-from dase_grpc.config import ALGORITHMS, RunConfig
+from dase_grpc.agent_config import ALGORITHMS
+from dase_grpc.config import RunConfig
 from dase_grpc.launch.evaluate import evaluate_checkpoint
 from dase_grpc.launch.lockstep import open_lockstep, run_lockstep
 from dase_grpc.runs.directory import AgentDirectory

@@ -10,7 +10,7 @@ from learning.sac_oracle import OracleSAC
 from learning.td3_cases import CPU, SCHEMA, B, N, as_batch
 from learning.td3_oracle import OracleTD3
 
-from dase_grpc.config import AgentConfig
+from dase_grpc.agent_config import AgentConfig
 from dase_grpc.learning.actor_critic import ActorCritic
 from dase_grpc.learning.ddpg import DDPG
 from dase_grpc.learning.sac import SAC

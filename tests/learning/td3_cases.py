@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from dase_grpc.config import AgentConfig
+from dase_grpc.agent_config import AgentConfig
 from dase_grpc.learning.batch import Batch
 from dase_grpc.learning.td3 import TD3
 from dase_grpc.schema import TransitionSchema

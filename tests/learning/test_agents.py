@@ -12,7 +12,7 @@ from learning.td3_cases import (
     make,
 )
 
-from dase_grpc.config import AgentConfig
+from dase_grpc.agent_config import AgentConfig
 from dase_grpc.learning.agent import Agent
 from dase_grpc.learning.agents import ALGORITHMS, load_policy, make_agent
 from dase_grpc.learning.networks import Actor

@@ -5,7 +5,8 @@ import torch
 from learning.agent_cases import CONFIGS, make, noises, tiny, update_by
 from learning.td3_cases import B, as_batch, columns, weights
 
-from dase_grpc.config import AgentConfig, resolve
+from dase_grpc.agent_config import AgentConfig
+from dase_grpc.config import resolve
 from dase_grpc.learning.ddpg import target_value
 from dase_grpc.presets import preset
 

@@ -19,7 +19,7 @@ from learning.td3_cases import (
     weights,
 )
 
-from dase_grpc.config import AgentConfig
+from dase_grpc.agent_config import AgentConfig
 from dase_grpc.learning.td3 import TD3, actor_loss
 
 # The order of an update
