@@ -108,7 +108,7 @@ def _published(each: EnvironmentResults) -> Group:
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Group:
-    table = Table(box=SIMPLE_HEAD)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for index, name in enumerate(columns):
         table.add_column(Text(name), justify="right" if index else "left", overflow="fold")
     for row in rows:

@@ -87,26 +87,26 @@ def counterpart(config: RunConfig) -> PublishedRow | None:
     It has the paper's settings for the agent and for the similarity, the exact buffer capacity and the
     unchanged environment; only the environment's version is of today.
     """
-    method = _published_method(config)
+    paper = resolve(preset(paper_preset(config.agent.algorithm, config.env.id)))
+    weighs = config.method == "dase"
+    if config.agent != paper.agent or (weighs and config.dps != DpsConfig(divergence=config.dps.divergence)):
+        return None
+    method = published_method(config)
     return next((row for row in comparable(config) if row.method == method), None)
 
 
 def comparable(config: RunConfig) -> list[PublishedRow]:
     """What was published for the same algorithm, buffer and (unchanged) environment."""
     capacity = config.replay.capacity
-    if not isinstance(capacity, int) or config.env.kwargs:
+    if not isinstance(capacity, int) or config.env.kwargs or len(config.algorithms) > 1:
         return []
     return published(config.agent.algorithm, config.env.id, capacity)
 
 
-def _published_method(config: RunConfig) -> str | None:
-    paper = resolve(preset(paper_preset(config.agent.algorithm, config.env.id)))
-    if config.agent != paper.agent:
-        return None
-    if config.train.agents == 1:
-        return "single"
-    if config.dps != DpsConfig(divergence=config.dps.divergence):
-        return None
+def published_method(config: RunConfig) -> str | None:
+    """What the published table calls the run's way of sharing; None for a way that is not in it."""
+    if config.method != "dase":
+        return config.method
     return _METHODS.get((config.dps.divergence, config.train.agents))
 
 

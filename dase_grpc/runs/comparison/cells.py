@@ -21,6 +21,7 @@ SAME_EXPERIMENT: Final = frozenset(
 )
 """Settings that do not change what an agent learns up to a step."""
 _ALGORITHMS, _METHOD, _AGENTS, _BUFFER = "agent.algorithm", "train.method", "train.agents", "replay.capacity"
+_LEADING: Final = (_ALGORITHMS, _METHOD, _AGENTS, _BUFFER)
 _METHOD_ORDER: Final = ("single", "dpd", "dase")
 
 
@@ -30,7 +31,7 @@ class Group:
 
     Attributes:
         environment: the environment's id and its arguments.
-        algorithms: "td3", or "td3+sac" for a mixed ensemble.
+        algorithms: "td3", or "td3+sac" for a mixed ensemble, each once.
         method: single, dase or dpd.
         agents: K.
         buffer: transitions, or a size such as "512MiB".
@@ -68,29 +69,32 @@ def environment(config: RunConfig) -> str:
 def settings(config: RunConfig) -> dict[str, Any]:
     """Every setting that makes an experiment another one, but for the environment.
 
-    What has no effect does not count: how a single agent would weigh others' transitions, and a least
+    What has no effect does not count: how others' transitions would be weighed where none are, and a least
     size of the buffer that the random steps reach anyway. Of a mixed ensemble, each member's settings count.
     """
-    tables = config.model_dump(mode="json", exclude={"env"})
-    members = tables.pop("members", None)
-    if members:
-        del tables["agent"]
-    if config.train.agents == 1:
+    tables = config.model_dump(mode="json", exclude={"env", "members"})
+    members = [each.model_dump(mode="json") for each in config.members]
+    if config.method != "dase":
         del tables["dps"]
-    if config.replay.min_size <= config.agent.stored_before_updates:
+    if config.replay.min_size <= min(
+        each.stored_before_updates for each in config.members or (config.agent,)
+    ):
         del tables["replay"]["min_size"]
+    if any(member != members[0] for member in members):
+        del tables["agent"]
+        tables |= {f"members.{index}": member for index, member in enumerate(members)}
     found = {f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()}
-    found |= {
-        f"members.{i}.{key}": value for i, table in enumerate(members or ()) for key, value in table.items()
-    }
-    found |= {_ALGORITHMS: _algorithms(config), _METHOD: _method(config)}
+    found |= {_ALGORITHMS: _algorithms(config), _METHOD: config.method}
     return {key: value for key, value in found.items() if key not in SAME_EXPERIMENT}
 
 
 def labels(groups: Sequence[Group]) -> list[str]:
-    """A name for each group that says what tells it apart from the others in its environment, and no more."""
+    """A name for each group that says what tells it apart from the others in its environment, and no more.
+
+    Groups of several environments that are alike in what is told have the same name.
+    """
     keys = _telling(groups)
-    return [_label(group, keys) or _full_name(group) for group in groups]
+    return [_label(group, keys, groups) or _full_name(group) for group in groups]
 
 
 def differing(groups: Sequence[Group]) -> list[str]:
@@ -112,7 +116,7 @@ def _group(runs: Sequence[SourceRun]) -> Group:
     return Group(
         environment=environment(config),
         algorithms=_algorithms(config),
-        method=_method(config),
+        method=config.method,
         agents=config.train.agents,
         buffer=config.replay.capacity,
         settings=settings(config),
@@ -132,8 +136,7 @@ def _rivals(groups: Sequence[Group]) -> list[tuple[Group, Group]]:
 
 def _all_keys(groups: Sequence[Group]) -> list[str]:
     """The leading ones first, since a name is built from what comes first."""
-    leading = (_ALGORITHMS, _METHOD, _AGENTS, _BUFFER)
-    return list(dict.fromkeys([*leading, *(key for group in groups for key in group.settings)]))
+    return list(dict.fromkeys([*_LEADING, *(key for group in groups for key in group.settings)]))
 
 
 def _telling(groups: Sequence[Group]) -> list[str]:
@@ -148,7 +151,8 @@ def _telling(groups: Sequence[Group]) -> list[str]:
     return chosen
 
 
-def _label(group: Group, keys: Sequence[str]) -> str:
+def _label(group: Group, keys: Sequence[str], groups: Sequence[Group]) -> str:
+    """Algorithm, method and buffer if they tell any groups apart; the rest only where the group needs it."""
     parts = []
     if _ALGORITHMS in keys:
         parts.append(_algorithms_name(group))
@@ -156,13 +160,21 @@ def _label(group: Group, keys: Sequence[str]) -> str:
         parts.append(_method_name(group))
     if _BUFFER in keys:
         parts.append(_buffer_name(group))
+    leading = [key for key in keys if key in _LEADING]
+    alike = [other for other in groups if _values(other, leading) == _values(group, leading)]
     named = {key.rpartition(".")[2]: key for key in keys}
-    for key in keys:
-        if key in group.settings and key not in (_ALGORITHMS, _METHOD, _AGENTS, _BUFFER):
+    for key in keys[len(leading) :]:
+        still = [other for other in alike if _values(other, [key]) == _values(group, [key])]
+        if len(still) < len(alike) and key in group.settings:
             short = key.rpartition(".")[2]
             plain = named[short] == key and not key.startswith("members.")
             parts.append(f"{short if plain else key}={_text(group.settings[key])}")
+        alike = still
     return ", ".join(parts)
+
+
+def _values(group: Group, keys: Sequence[str]) -> list[Any]:
+    return [group.settings.get(key) for key in keys]
 
 
 def _full_name(group: Group) -> str:
@@ -181,12 +193,8 @@ def _buffer_name(group: Group) -> str:
     return f"buffer {group.buffer:,}" if isinstance(group.buffer, int) else f"buffer {group.buffer}"
 
 
-def _method(config: RunConfig) -> str:
-    return "single" if config.train.agents == 1 else "dase"
-
-
 def _algorithms(config: RunConfig) -> str:
-    return config.agent.algorithm
+    return "+".join(config.algorithms)
 
 
 def _text(value: Any) -> str:

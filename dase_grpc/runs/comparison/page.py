@@ -46,9 +46,9 @@ def _picture(comparison: Comparison) -> page.Markup:
     published = any(cell.row for cell in comparison.cells)
     return page.figure(
         sheet(comparison).svg(),
-        f"Mean over runs, {smooth}; the band is half a standard deviation over runs. Left by the steps of each "
-        f"agent, as the paper does; right by those of all agents of a run together. A dashed upright line "
-        f"stands where the comparison ends, if runs go on behind it."
+        f"Mean over runs, {smooth}; the band is half a standard deviation over runs. Left by the steps of "
+        f"each agent, as the paper does; right by those of all agents of a run together. A dashed upright "
+        f"line stands where the comparison ends, if runs go on behind it."
         + (" Marks: as published, with half a standard deviation; hollow: combination." if published else ""),
         otherwise="There is no curve.",
     )
@@ -116,8 +116,9 @@ def _chances(each: EnvironmentResults) -> list[list[str]]:
 
 
 def _published(cell: Cell, digits: int) -> Iterable[Sequence[str]]:
-    for beside in cell.beside if cell.row else ():
-        assert cell.row is not None
+    if cell.row is None:
+        return
+    for beside in cell.beside:
         yield (
             cell.label,
             words.step(beside.point.step),

@@ -149,8 +149,9 @@ def compare(paths: Iterable[Path | str], *, unfinished: bool = False) -> Compari
     """
     runs, left_out = read_runs(find_runs(map(Path, paths)), unfinished=unfinished)
     if not runs:
-        more = f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else ""
-        raise RunDirectoryError(f"none of the runs can be compared{more}: {left_out[0]}")
+        which = f"none of the {len(left_out)} runs" if len(left_out) > 1 else "the run"
+        can = "can" if len(left_out) > 1 else "cannot"
+        raise RunDirectoryError(f"{which} {can} be compared; {left_out[0]}")
     groups = grouped(runs)
     names = dict(zip(map(id, groups), labels(groups), strict=True))
     keys = differing(groups)
@@ -252,12 +253,13 @@ def _about_lengths(each: EnvironmentResults) -> Iterable[str]:
 
 
 def _about_learning(each: EnvironmentResults, cell: Cell, where: str) -> Iterable[str]:
-    start = cell.runs[0].config.agent.start_steps
-    for steps, words in ((each.steps, "the final score"), (cell.steps, "the score at equal total steps")):
-        until = each.last_step if steps is each.steps else cell.equal_total_steps
-        within = steps[steps <= until]
-        if settled_score(on(cell.runs[0], within), start_steps=start) is None:
+    start = cell.runs[0].config.start_steps
+    scores = [("the final score", each.steps)]
+    if each.sizes_differ:
+        scores.append(("the score at equal total steps", cell.steps[cell.steps <= cell.equal_total_steps]))
+    for words, steps in scores:
+        if settled_score(on(cell.runs[0], steps), start_steps=start) is None:
             yield (
-                f"{where}: {words} is taken up to step {until:,}, soon after the {start:,} random steps, "
+                f"{where}: {words} is taken up to step {steps[-1]:,}, soon after the {start:,} random steps, "
                 f"from an agent that had hardly learned."
             )
