@@ -83,6 +83,7 @@ def test_asyncio_is_used_only_where_there_are_streams_or_processes():
         "dase_grpc.learning.build",
         "dase_grpc.store",
         "dase_grpc.runs.report",
+        "dase_grpc.launch.comparison",
     ],
 )
 def test_what_is_synchronous_reaches_no_asyncio_and_no_network(start):
@@ -138,6 +139,12 @@ def test_the_command_line_answers_without_loading_torch_or_grpc(arguments):
     loaded = libraries_after(command(*arguments))
     assert "typer" in loaded
     assert not loaded & (LEARNING | NETWORK)
+
+
+def test_comparing_runs_loads_nothing_that_learns_and_no_network(tmp_path):
+    loaded = libraries_after(command("compare", "docs/results", "--out", str(tmp_path)))
+    assert {"scipy", "matplotlib"} <= loaded
+    assert not loaded & (NETWORK | {"torch", "gymnasium", "mujoco", "safetensors"})
 
 
 @pytest.mark.slow

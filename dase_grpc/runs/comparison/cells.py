@@ -98,11 +98,15 @@ def labels(groups: Sequence[Group]) -> list[str]:
 
 
 def differing(groups: Sequence[Group]) -> list[str]:
-    """Every setting in which any two groups of one environment differ, by name."""
+    """Every setting in which any two groups of one environment differ, of the sections that both have."""
     return [
         key
         for key in _all_keys(groups)
-        if any(left.settings.get(key) != right.settings.get(key) for left, right in _rivals(groups))
+        if any(
+            _values(left, [key]) != _values(right, [key])
+            and {_section(key)} <= _sections(left) & _sections(right)
+            for left, right in _rivals(groups)
+        )
     ]
 
 
@@ -171,6 +175,14 @@ def _label(group: Group, keys: Sequence[str], groups: Sequence[Group]) -> str:
             parts.append(f"{short if plain else key}={_text(group.settings[key])}")
         alike = still
     return ", ".join(parts)
+
+
+def _section(key: str) -> str:
+    return key.rpartition(".")[0]
+
+
+def _sections(group: Group) -> set[str]:
+    return set(map(_section, group.settings))
 
 
 def _values(group: Group, keys: Sequence[str]) -> list[Any]:

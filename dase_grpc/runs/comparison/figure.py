@@ -38,7 +38,7 @@ def sheet(comparison: Comparison, *, inks: Inks = PAGE) -> Sheet:
         height_in=_HEAD_IN + _ROW_IN * rows,
         width_in=_PANEL_IN * PANELS * (1.0 if abreast == 1 else 1.5),
         inks=inks,
-        legend_columns=_legend_columns([*names, *_published_names(comparison)]),
+        legend_columns=_legend_columns([*names, *_published_names(comparison)], abreast),
         sort_names=False,
     )
     for index, each in enumerate(comparison.environments):
@@ -110,9 +110,9 @@ def _common_end(axis: Axes, common: int, ends: set[int], inks: Inks) -> None:
     axis.set_xlim(0, last * 1.02 or 1)
 
 
-def _legend_columns(names: Sequence[str]) -> int:
+def _legend_columns(names: Sequence[str], abreast: int) -> int:
     longest = max(map(len, names)) + 6
-    return max(1, min(len(names), _LEGEND_CHARACTERS // longest))
+    return max(1, min(len(names), _LEGEND_CHARACTERS * (1 + abreast) // 2 // longest))
 
 
 def _published_names(comparison: Comparison) -> list[str]:

@@ -3,9 +3,9 @@
 import csv
 import io
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs.comparison import figure, page
@@ -14,6 +14,27 @@ from dase_grpc.runs.comparison.results import Cell, Comparison, EnvironmentResul
 from dase_grpc.runs.figures import PRINT
 from dase_grpc.runs.files import replace_file
 
+FILES: Final = (
+    "comparison.csv",
+    "runs.csv",
+    "pairs.csv",
+    "comparison.png",
+    "comparison.svg",
+    "comparison.html",
+)
+PAIR_COLUMNS: Final = (
+    "environment",
+    "measure",
+    "x",
+    "y",
+    "runs_x",
+    "runs_y",
+    "probability_x_higher",
+    "low",
+    "high",
+)
+"""Of pairs.csv, which has no row where no environment has two cells."""
+
 
 def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
     """Writes all files of a comparison, each all at once, and returns their paths.
@@ -21,22 +42,30 @@ def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
     Raises:
         RunDirectoryError: the folder cannot be made or written.
     """
-    drawn = figure.sheet(comparison, inks=PRINT)
-    contents = {
-        "comparison.csv": _csv(_cells(comparison)),
-        "runs.csv": _csv(_runs(comparison)),
-        "pairs.csv": _csv(_pairs(comparison)),
-        "comparison.png": drawn.png_file(),
-        "comparison.svg": drawn.svg_file(),
-        "comparison.html": page.document(comparison).encode(),
-    }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, content in contents.items():
+        for name, content in _contents(comparison):
             replace_file(folder / name, content)
     except OSError as error:
         raise RunDirectoryError(f"cannot write into {folder}: {error.strerror or error}") from None
-    return [folder / name for name in contents]
+    return [folder / name for name in FILES]
+
+
+def _contents(comparison: Comparison) -> Iterable[tuple[str, bytes]]:
+    yield from tables(comparison).items()
+    drawn = figure.sheet(comparison, inks=PRINT)
+    yield "comparison.png", drawn.png_file()
+    yield "comparison.svg", drawn.svg_file()
+    yield "comparison.html", page.document(comparison).encode()
+
+
+def tables(comparison: Comparison) -> dict[str, bytes]:
+    """The CSV files by name: a row per cell, a row per run, a row per pair of cells and measure."""
+    return {
+        "comparison.csv": _csv(_cells(comparison)),
+        "runs.csv": _csv(_runs(comparison)),
+        "pairs.csv": _csv(_pairs(comparison), columns=PAIR_COLUMNS),
+    }
 
 
 def _cells(comparison: Comparison) -> Iterable[dict[str, Any]]:
@@ -136,23 +165,11 @@ def _pairs(comparison: Comparison) -> Iterable[dict[str, Any]]:
             }
 
 
-PAIR_COLUMNS = (
-    "environment",
-    "measure",
-    "x",
-    "y",
-    "runs_x",
-    "runs_y",
-    "probability_x_higher",
-    "low",
-    "high",
-)
-
-
-def _csv(rows: Iterable[Mapping[str, Any]]) -> bytes:
+def _csv(rows: Iterable[Mapping[str, Any]], *, columns: Sequence[str] = ()) -> bytes:
+    """The columns are those of the first row unless they are given."""
     table = [{key: _cell(value) for key, value in row.items()} for row in rows]
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(table[0]) if table else PAIR_COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(text, columns or list(table[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(table)
     return text.getvalue().encode()

@@ -74,9 +74,10 @@ def _environment(each: EnvironmentResults) -> Iterable[page.Markup]:
         yield page.note(f"Probability of improvement: {words.IMPROVEMENT}")
         yield page.table(("row over column", *(cell.label for cell in each.cells)), _chances(each))
     if any(cell.beside for cell in each.cells):
+        (published_for,) = {cell.row.environment for cell in each.cells if cell.row}
         yield page.note(words.PUBLISHED)
         yield page.table(
-            ("beside what was published", "around step", "ours", "as published", "published as", "curves"),
+            (f"beside {published_for}", "around step", "ours", "as published", "published as", "its curves"),
             [row for cell in each.cells for row in _published(cell, digits)],
         )
 
@@ -124,7 +125,7 @@ def _published(cell: Cell, digits: int) -> Iterable[Sequence[str]]:
             words.step(beside.point.step),
             words.spread(beside.ours, digits),
             words.published(beside.point, digits),
-            f"{cell.row.method}, {cell.row.environment}",
+            cell.row.method,
             words.origin(cell.row),
         )
 

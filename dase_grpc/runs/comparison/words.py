@@ -31,7 +31,7 @@ BEST: Final = (
 )
 INTERVAL: Final = (
     f"IQM: the interquartile mean over runs (a quarter of them, rounded down, left out at each end, so below "
-    f"4 runs it is the mean); in brackets its {CONFIDENCE:.0%} confidence interval by the percentile "
+    f"4 runs it is the mean); in brackets its {CONFIDENCE * 100:g} % confidence interval by the percentile "
     f"bootstrap over runs ({RESAMPLES:,} resamples, seed {BOOTSTRAP_SEED}). {CAUTION} marks an interval of "
     f"fewer than {FEW} runs: it means little."
 )
