@@ -19,6 +19,7 @@ def write_run(
     *agents: Curve,
     every: int = 1_000,
     settings: dict[str, Any] | None = None,
+    versions: dict[str, str] | None = None,
     **train: Any,
 ) -> Path:
     """A run whose agents had these returns, one each `every` steps from step 0 on; it ends with the longest.
@@ -35,7 +36,7 @@ def write_run(
     config = resolve(base, settings or {}).model_dump(mode="json")
     run = root / name
     run.mkdir(parents=True)
-    tables = {**config, "run": {"name": name, "mode": "test"}, "versions": {}}
+    tables = {**config, "run": {"name": name, "mode": "test"}, "versions": versions or {}}
     (run / RUN_FILE).write_text(tomli_w.dumps(tables), encoding="utf-8")
     for agent, curve in enumerate(agents):
         write_curve(run, agent, curve, every=every)

@@ -19,6 +19,7 @@ from dase_grpc.runs.reference import PublishedPoint, PublishedRow, counterpart
 from dase_grpc.runs.summary import settled_score
 
 Measure = Literal["final", "area", "equal_total"]
+_SIMULATORS: Final = ("mujoco", "gymnasium")
 MEASURES: Final[tuple[Measure, ...]] = ("final", "area", "equal_total")
 
 
@@ -145,7 +146,8 @@ def compare(paths: Iterable[Path | str], *, unfinished: bool = False) -> Compari
     With `unfinished`, runs that have not reached their last step are used up to where they are.
 
     Raises:
-        RunDirectoryError: a path holds no run, or none of the runs can be compared.
+        RunDirectoryError: a path holds no run, none of the runs can be compared, or those of one
+            environment were evaluated at no common step.
     """
     runs, left_out = read_runs(find_runs(map(Path, paths)), unfinished=unfinished)
     if not runs:
@@ -171,6 +173,10 @@ def _environment(
     name: str, groups: Sequence[Group], names: dict[int, str], keys: Sequence[str]
 ) -> EnvironmentResults:
     steps = _common([run for group in groups for run in group.runs])
+    if not len(steps):
+        raise RunDirectoryError(
+            f"the runs in {name} were evaluated at no common step; compare runs with the same eval.every"
+        )
     total = min(group.agents * int(_common(group.runs)[-1]) for group in groups)
     cells = tuple(
         _cell(group, names[id(group)], described(group, keys), steps=steps, total=total) for group in groups
@@ -185,7 +191,7 @@ def _environment(
 
 def _cell(group: Group, label: str, settings: str, *, steps: Ints, total: int) -> Cell:
     own = _common(group.runs)
-    within = own[own * group.agents <= total]
+    within = own[: max(1, int((own * group.agents <= total).sum()))]
     row = counterpart(group.runs[0].config)
     curves = [on(run, steps) for run in group.runs]
     return Cell(
@@ -231,6 +237,7 @@ def _common(runs: Sequence[SourceRun]) -> Ints:
 def _cautions(environments: Sequence[EnvironmentResults]) -> Iterable[str]:
     for each in environments:
         yield from _about_lengths(each)
+        yield from _about_versions(each)
         for cell in each.cells:
             where = f"{cell.label} in {each.name}"
             count = len(cell.runs)
@@ -241,6 +248,15 @@ def _cautions(environments: Sequence[EnvironmentResults]) -> Iterable[str]:
             if len(set(seeds)) < count:
                 yield f"{where}: several runs have the same seed, so their networks began equal."
             yield from _about_learning(each, cell, where)
+
+
+def _about_versions(each: EnvironmentResults) -> Iterable[str]:
+    """What simulates decides the returns as much as what learns does."""
+    for name in _SIMULATORS:
+        found = {run.versions[name] for cell in each.cells for run in cell.runs if name in run.versions}
+        if len(found) > 1:
+            named = ", ".join(sorted(found))
+            yield f"{each.name}: the runs were made with several versions of {name} ({named})."
 
 
 def _about_lengths(each: EnvironmentResults) -> Iterable[str]:

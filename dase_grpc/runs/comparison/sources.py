@@ -1,7 +1,7 @@
 """The runs to compare: found on disk, read, and each reduced to one curve, the mean over its agents."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,9 @@ class SourceRun:
     Attributes:
         path: its folder, as it was found.
         mode: cluster, lockstep or node.
+        versions: of the software that made it, as in run.toml.
         curve: over the steps at which all its agents were evaluated, the mean over these agents.
+        evaluated: how many of its agents have any evaluation.
         finished: whether each of its agents was evaluated at the run's last step.
     """
 
@@ -30,7 +32,9 @@ class SourceRun:
     name: str
     mode: str
     config: RunConfig
+    versions: Mapping[str, str]
     curve: Series
+    evaluated: int
     finished: bool
 
     @property
@@ -114,7 +118,9 @@ def _read(path: Path) -> SourceRun:
         name=run.name,
         mode=str(run.run.get("mode", "")),
         config=run.config,
+        versions=run.versions,
         curve=Series(shared.step, shared.value.mean(axis=0) if len(shared.value) else np.empty(0)),
+        evaluated=len(evaluated),
         finished=len(evaluated) >= run.config.train.agents and last >= run.config.train.steps,
     )
 
@@ -125,10 +131,10 @@ def _unusable(run: SourceRun, *, unfinished: bool) -> str | None:
     if not np.isfinite(run.curve.value).all():
         return "it has evaluations that are not finite"
     if not (run.finished or unfinished):
-        return (
-            f"it has not finished (its agents are at step {run.curve.step[-1]:,} of "
-            f"{run.config.train.steps:,}, or some are missing); --unfinished uses it up to where it is"
-        )
+        where = f"step {run.curve.step[-1]:,} of {run.config.train.steps:,}"
+        if run.evaluated < run.agents:
+            where = f"{run.evaluated} of {run.agents} agents have evaluations"
+        return f"it has not finished ({where}); --unfinished uses it up to where it is"
     return None
 
 

@@ -134,6 +134,37 @@ def test_a_seed_that_comes_twice_and_agents_that_hardly_learned_bring_cautions(t
     assert "up to step 30,000, soon after the 25,000 random steps" in early
 
 
+def test_runs_of_several_simulators_bring_a_caution(tmp_path: Path) -> None:
+    for seed, version in enumerate(("3.3.0", "3.3.0", "4.0.0")):
+        versions = {"mujoco": version, "gymnasium": "1.4.0", "torch": version}
+        write_run(tmp_path, str(seed), flat(seed), seed=seed, versions=versions)
+    write_run(tmp_path, "unknown", flat(9), seed=9)
+    assert [sentence for sentence in compare([tmp_path]).cautions if "version" in sentence] == [
+        "HalfCheetah-v5: the runs were made with several versions of mujoco (3.3.0, 4.0.0)."
+    ]
+
+
+def test_runs_that_share_no_step_are_one_sentence(tmp_path: Path) -> None:
+    early, late = (write_run(tmp_path, name, flat(1), seed=seed) for seed, name in enumerate("ab"))
+    for run, kept in ((early, slice(0, 50)), (late, slice(50, None))):
+        file = run / "agents" / "0" / "evaluations.csv"
+        header, *lines = file.read_text().splitlines()
+        file.write_text("\n".join([header, *lines[kept], ""]))
+    with pytest.raises(RunDirectoryError, match=r"in HalfCheetah-v5 were evaluated at no common step"):
+        compare([tmp_path], unfinished=True)
+
+
+def test_agents_without_an_evaluation_so_early_are_taken_at_their_first(tmp_path: Path) -> None:
+    write_run(tmp_path, "single", rising(1, 6))
+    five = write_run(tmp_path, "five", *[rising(1, 6)] * 5)
+    for agent in range(5):
+        file = five / "agents" / str(agent) / "evaluations.csv"
+        header, *lines = file.read_text().splitlines()
+        file.write_text("\n".join([header, *lines[2:], ""]))
+    found = cell(only(compare([tmp_path])), "DASE K=5")
+    assert (found.equal_total_steps, found.equal_total.values) == (2_000, (2,))
+
+
 def test_agents_that_had_hardly_learned_at_equal_total_steps_bring_a_caution(tmp_path: Path) -> None:
     write_run(tmp_path, "single", flat(1, 61))
     write_run(tmp_path, "pair", flat(1, 61), flat(2, 61))

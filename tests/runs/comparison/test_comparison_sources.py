@@ -74,10 +74,10 @@ def test_a_run_is_finished_once_each_of_its_agents_was_evaluated_at_the_last_ste
     behind = write_run(tmp_path, "behind", flat(1, 11), flat(1, 9))
     alone = write_run(tmp_path, "alone", flat(1, 11), agents=2)
     young = write_run(tmp_path, "young", flat(1, 5), steps=10_000)
-    assert [sentence.split(" (")[1].split(",")[0] for sentence in reasons(behind, alone, young)] == [
-        "its agents are at step 8",
-        "its agents are at step 10",
-        "its agents are at step 4",
+    assert [sentence.partition("(")[2].partition(")")[0] for sentence in reasons(behind, alone, young)] == [
+        "step 8,000 of 10,000",
+        "1 of 2 agents have evaluations",
+        "step 4,000 of 10,000",
     ]
     runs, left_out = read_runs([behind, alone, young], unfinished=True)
     assert left_out == []
