@@ -1,4 +1,4 @@
-"""Every preset of the paper trains: 3 algorithms, 8 environments, alone, with shared experience, as a pair."""
+"""Every preset of the paper trains: 3 algorithms, 8 environments, single, DASE and DPD."""
 
 from threading import Event
 
