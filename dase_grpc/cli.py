@@ -285,6 +285,25 @@ def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's fold
     typer.echo(write_report(RunDirectory.open(run)))
 
 
+@app.command("compare")
+def compare_runs(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="RUNS...", help="Folders of runs, or folders that contain some.")
+    ],
+    *,
+    out: Annotated[Path, _option("--out", "Where the files go; else comparison.")] = Path("comparison"),
+    unfinished: Annotated[
+        bool, _option("--unfinished", "Use runs that have not finished, up to where they are.")
+    ] = False,
+) -> None:
+    """Compares runs over their seeds: statistics, learning curves, published numbers beside them."""
+    from rich.console import Console
+
+    from dase_grpc.launch.comparison import compare_here
+
+    compare_here(paths, out, unfinished=unfinished, console=Console(), warnings=Console(stderr=True))
+
+
 @app.command()
 def version() -> None:
     """Prints the version."""

@@ -9,25 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dase_grpc.runs.curves import FINAL, around, final_score, returns
 from dase_grpc.runs.directory import AgentDirectory, RunDirectory
-from dase_grpc.runs.evaluations import Evaluations, read_evaluations
+from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
-
-FINAL = 10
-
-
-def around(curve: Evaluations, step: int, *, every: int) -> float:
-    """The mean of the 11 evaluations around a step, as in the published table."""
-    near = abs(curve.step - step) <= 5 * every
-    return float(curve.return_mean[near].mean())
 
 
 def returns_row(agent: AgentDirectory, at: Sequence[int], *, every: int) -> str:
     """One line of the table of returns."""
-    curve = read_evaluations(agent.evaluations.path)
+    curve = returns(read_evaluations(agent.evaluations.path))
     numbers = [around(curve, step, every=every) for step in at]
-    numbers += [float(curve.return_mean[-FINAL:].mean()), float(curve.return_mean[-1])]
-    numbers += [float(curve.return_mean.max())]
+    numbers += [final_score(curve), float(curve.value[-1]), float(curve.value.max())]
     return f"| agent {agent.agent_id} | " + " | ".join(f"{number:,.0f}" for number in numbers) + " |"
 
 

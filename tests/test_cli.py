@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 from small import small_flags
+from synthetic import flat, write_run
 
 from dase_grpc.cli import main
 from dase_grpc.config import resolve
+from dase_grpc.runs.comparison.files import FILES
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
 
-COMMANDS = ("train", "node", "config", "evaluate", "report", "version")
+COMMANDS = ("train", "node", "config", "evaluate", "report", "compare", "version")
 
 
 @pytest.fixture
@@ -367,3 +369,29 @@ def test_metrics_beyond_loopback_need_insecure():
     )
     assert ended.returncode == 2
     assert "--insecure" in ended.stderr
+
+
+# -- comparing runs -----------------------------------------------------------------------------------
+
+
+def test_runs_are_compared_into_a_folder_named_comparison(dase):
+    for seed in (0, 1):
+        write_run(Path("runs"), f"run{seed}", flat(10 + seed), seed=seed)
+    code, out, err = dase("compare", "runs")
+    assert code == 0
+    assert out.splitlines()[-1] == "comparison/comparison.html"
+    assert all((Path("comparison") / name).is_file() for name in FILES)
+    assert "caution: TD3, single in HalfCheetah-v5: 2 runs, so an interval that means little." in err
+    assert dase("compare", "runs/run0", "runs/run1", "--out", "other", "--unfinished")[0] == 0
+    assert (Path("other") / "runs.csv").read_text().count("\n") == 3
+
+
+def test_nothing_to_compare_is_one_sentence(dase):
+    code, out, err = dase("compare", "nowhere")
+    assert (code, out) == (2, "")
+    assert err == "error: nowhere is no folder; a run is a folder with a run.toml, such as runs/NAME\n"
+    write_run(Path("runs"), "going", flat(1, 5), steps=100_000)
+    code, out, err = dase("compare", "runs")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: the run cannot be compared; runs/going is left out: it has not finished")
+    assert not Path("comparison").exists()

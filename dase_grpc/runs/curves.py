@@ -10,6 +10,8 @@ from dase_grpc.runs.evaluations import Evaluations, Floats, Ints
 
 SMOOTHING: Final = 25
 FINAL: Final = 10
+AROUND: Final = 5
+"""Evaluations before and after a step that belong to what is published for the step."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,15 @@ def spread(values: Floats) -> Floats:
 def final_score(curve: Series) -> float:
     """The mean of the last 10 evaluations, or of all when there are fewer; there is at least one."""
     return float(curve.value[-FINAL:].mean())
+
+
+def around(curve: Series, step: int, *, every: int = 1_000) -> float:
+    """The mean of the 11 evaluations around a step, or of those that there are; NaN where there is none.
+
+    every is the number of steps between two evaluations; the published curves have one each 1000.
+    """
+    near = curve.value[np.abs(curve.step - step) <= AROUND * every]
+    return float(near.mean()) if len(near) else float("nan")
 
 
 def column(records: Iterable[Mapping[str, Any]], key: str) -> Series:

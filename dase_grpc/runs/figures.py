@@ -2,6 +2,7 @@
 
 import io
 import re
+from dataclasses import dataclass
 from typing import Any, Final
 
 import matplotlib as mpl
@@ -10,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-# Stand-ins that `to_svg` turns into the page's colours, so one picture fits a light and a dark page.
+# Stand-ins that `Sheet.svg` turns into the page's colours, so one picture fits a light and a dark page.
 INK: Final = "#010203"
 MUTED: Final = "#010204"
 GRID: Final = "#010205"
@@ -21,6 +22,22 @@ _PAGE_COLOURS: Final = {
     GRID: "var(--grid)",
     PAPER: "var(--paper)",
 }
+
+
+@dataclass(frozen=True)
+class Inks:
+    """The colours of a drawing that are not data's."""
+
+    ink: str
+    muted: str
+    grid: str
+    paper: str
+
+
+PAGE: Final = Inks(INK, MUTED, GRID, PAPER)
+"""Those of the page around the drawing, light or dark."""
+PRINT: Final = Inks("#1d2126", "#636b74", "#dfe2e5", "#ffffff")
+"""Those of a file of its own."""
 # Told apart by hue and by lightness, readable on white and on near-black.
 PALETTE: Final = (
     "#3b7dd8",
@@ -43,22 +60,13 @@ _STYLE: Final[dict[Any, Any]] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "dase",
     "font.size": 8.5,
-    "text.color": INK,
-    "axes.edgecolor": GRID,
-    "axes.labelcolor": MUTED,
     "axes.titlesize": 9,
     "axes.titlelocation": "left",
-    "axes.titlecolor": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": GRID,
     "grid.linewidth": 0.6,
-    "xtick.color": GRID,
-    "ytick.color": GRID,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED,
     "xtick.minor.visible": False,
     "ytick.minor.visible": False,
     "lines.linewidth": 1.5,
@@ -72,26 +80,57 @@ _STYLE: Final[dict[Any, Any]] = {
 
 
 class Sheet:
-    """One row of axes; `svg` closes it. Uses no state of pyplot."""
+    """A grid of axes; `svg` or `png` closes it. Uses no state of pyplot.
 
-    def __init__(self, columns: int = 1, *, height_in: float = 3.1, share_y: bool = False) -> None:
-        with mpl.rc_context(_STYLE):
-            self._figure = Figure(figsize=(_WIDTH_IN, height_in), facecolor="none")
-            self._figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.05, wspace=0.05)
-            axes = self._figure.subplots(1, columns, squeeze=False, sharey=share_y)
-            self.axes: list[Axes] = list(axes[0])
+    Attributes:
+        figure: the drawing.
+        axes: row by row.
+    """
+
+    def __init__(
+        self,
+        columns: int = 1,
+        rows: int = 1,
+        *,
+        height_in: float = 3.1,
+        width_in: float = _WIDTH_IN,
+        share_y: bool = False,
+        inks: Inks = PAGE,
+        legend_columns: int = _LEGEND_COLUMNS,
+        sort_names: bool | None = None,
+    ) -> None:
+        self._style = {**_STYLE, **_colours(inks)}
+        self._legend_columns = legend_columns
+        # Where each panel leaves out another agent, only the names together have an order.
+        self._sort_names = columns > 1 if sort_names is None else sort_names
+        with mpl.rc_context(self._style):
+            self.figure = Figure(figsize=(width_in, height_in), facecolor="none")
+            self.figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.05, wspace=0.05)
+            axes = self.figure.subplots(rows, columns, squeeze=False, sharey=share_y)
+            self.axes: list[Axes] = list(axes.flat)
             for axis in self.axes:
                 axis.set_facecolor("none")
                 over_steps(axis)
 
     def svg(self) -> str:
         """The drawing as an `<svg>` element for an HTML page; the same figure gives the same text."""
-        text = io.StringIO()
-        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        with mpl.rc_context(_STYLE):
+        return _inline(self._saved("svg", transparent=True).decode())
+
+    def svg_file(self) -> bytes:
+        """The drawing as an SVG file; the same figure gives the same bytes."""
+        return self._saved("svg", facecolor=PRINT.paper)
+
+    def png_file(self, *, dots_per_inch: int = 150) -> bytes:
+        """The drawing as a PNG file."""
+        return self._saved("png", facecolor=PRINT.paper, dpi=dots_per_inch)
+
+    def _saved(self, kind: str, **options: Any) -> bytes:
+        data = io.BytesIO()
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type") if kind == "svg" else ("Software",))
+        with mpl.rc_context(self._style):
             self._legend()
-            self._figure.savefig(text, format="svg", metadata=nothing, transparent=True)
-        return _inline(text.getvalue())
+            self.figure.savefig(data, format=kind, metadata=nothing, **options)
+        return data.getvalue()
 
     def _legend(self) -> None:
         """One legend above all axes; a name that several of them use is said once."""
@@ -99,11 +138,10 @@ class Sheet:
         for axis in self.axes:
             shown, labels = axis.get_legend_handles_labels()
             named.update(zip(labels, shown, strict=True))
-        # Each panel leaves out another agent, so only the names together have an order.
-        names = sorted(named, key=lambda name: (len(name), name)) if len(self.axes) > 1 else list(named)
-        if names:
+        names = sorted(named, key=lambda name: (len(name), name)) if self._sort_names else list(named)
+        if names and not self.figure.legends:
             handles = [named[name] for name in names]
-            self._figure.legend(handles, names, loc="outside upper left", ncols=_LEGEND_COLUMNS)
+            self.figure.legend(handles, names, loc="outside upper left", ncols=self._legend_columns)
 
 
 def agent_colour(agent: int, *, of: int) -> str:
@@ -115,6 +153,15 @@ def over_steps(axis: Axes) -> None:
     """Labels the horizontal axis as environment steps."""
     axis.set_xlabel("environment steps of each agent")
     axis.xaxis.set_major_formatter(THOUSANDS)
+
+
+def _colours(inks: Inks) -> dict[Any, Any]:
+    return {
+        "text.color": inks.ink,
+        "axes.titlecolor": inks.ink,
+        **dict.fromkeys(("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), inks.muted),
+        **dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), inks.grid),
+    }
 
 
 def thousands(value: float) -> str:

@@ -20,7 +20,7 @@ from dase_grpc.runs.curves import (
 )
 from dase_grpc.runs.figures import INK, MUTED, NAMED_AGENTS, PALETTE, PAPER, THOUSANDS, Sheet, agent_colour
 from dase_grpc.runs.page import LOWEST_WEIGHT
-from dase_grpc.runs.reference import PublishedRow
+from dase_grpc.runs.reference import PublishedPoint, PublishedRow
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -146,25 +146,40 @@ def _mean_curve(axis: Axes, agents: Sequence[Series]) -> None:
 
 
 def _published_points(axis: Axes, published: Sequence[PublishedRow], *, last_step: int) -> None:
-    """Dots with half a standard deviation; hollow where the row carries no information of its own."""
     for index, row in enumerate(published):
         points = [point for point in row.points if point.step <= last_step]
-        if not points:
-            continue
-        hollow = row.curves == "combination"
-        axis.errorbar(
-            [point.step for point in points],
-            [point.mean for point in points],
-            yerr=[point.std / 2 for point in points],
-            fmt=_MARKERS[index % len(_MARKERS)],
-            color=MUTED,
-            markerfacecolor=PAPER if hollow else MUTED,
-            markersize=5,
-            capsize=2.5,
-            elinewidth=1,
-            label=f"published: {row.method}{' (combination)' if hollow else ''}",
-            zorder=4,
-        )
+        published_points(axis, row, points, marker=_MARKERS[index % len(_MARKERS)])
+
+
+def published_points(
+    axis: Axes,
+    row: PublishedRow,
+    points: Sequence[PublishedPoint],
+    *,
+    name: str = "",
+    marker: str = _MARKERS[0],
+    colour: str = MUTED,
+    paper: str = PAPER,
+) -> None:
+    """Dots with half a standard deviation; hollow where the row carries no information of its own.
+
+    name is the row's method unless it is given.
+    """
+    if not points:
+        return
+    axis.errorbar(
+        [point.step for point in points],
+        [point.mean for point in points],
+        yerr=[point.std / 2 for point in points],
+        fmt=marker,
+        color=colour,
+        markerfacecolor=paper if row.combined else colour,
+        markersize=5,
+        capsize=2.5,
+        elinewidth=1,
+        label=f"published: {name or row.method}{' (combination)' if row.combined else ''}",
+        zorder=4,
+    )
 
 
 def _log_weights(axis: Axes) -> None:

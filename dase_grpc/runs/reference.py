@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Final, Literal
 
+from dase_grpc.config import DpsConfig, RunConfig, resolve
+from dase_grpc.presets import paper_preset, preset
+
 TABLE: Final = "dase_reference_results.csv"
 _STEPS: Final = {"50k": 50_000, "100k": 100_000, "200k": 200_000, "300k": 300_000, "500k": 500_000}
 # Only names whose task is the same; the version there is Gym 0.17's.
@@ -19,6 +22,14 @@ _PUBLISHED_NAME: Final = {
     "LunarLanderContinuous": "LunarLanderContinuous-v2",
     "Swimmer": "Swimmer-v2",
     "Walker2d": "Walker2d-v2",
+}
+_FINAL_STEP: Final = 1_000_000
+_METHODS: Final = {
+    ("jeffreys", 2): "dase-k2",
+    ("jeffreys", 5): "dase-k5",
+    ("jeffreys", 10): "dase-k10",
+    ("kl", 2): "dase-k2-kl",
+    ("none", 2): "dase-k2-uncorrected",
 }
 _VERSIONED: Final = re.compile(r"(\w+)-v\d+")
 
@@ -54,6 +65,49 @@ class PublishedRow:
     points: tuple[PublishedPoint, ...]
     curves: Literal["own", "combination"]
     cell_rank: str
+
+    @property
+    def combined(self) -> bool:
+        """Whether its curves carry no information of their own."""
+        return self.curves == "combination"
+
+    @property
+    def final(self) -> PublishedPoint:
+        """The mean of the last 10 evaluations, at the last step."""
+        return PublishedPoint(_FINAL_STEP, self.final_mean, self.final_std)
+
+    def until(self, step: int) -> list[PublishedPoint]:
+        """The points up to a step, the final one included, ascending."""
+        return [point for point in (*self.points, self.final) if point.step <= step]
+
+
+def counterpart(config: RunConfig) -> PublishedRow | None:
+    """What was published for the experiment that this configuration repeats; None where nothing was.
+
+    It has the paper's settings for the agent and for the similarity, the exact buffer capacity and the
+    unchanged environment; only the environment's version is of today.
+    """
+    paper = resolve(preset(paper_preset(config.agent.algorithm, config.env.id)))
+    weighs = config.method == "dase"
+    if config.agent != paper.agent or (weighs and config.dps != DpsConfig(divergence=config.dps.divergence)):
+        return None
+    method = published_method(config)
+    return next((row for row in comparable(config) if row.method == method), None)
+
+
+def comparable(config: RunConfig) -> list[PublishedRow]:
+    """What was published for the same algorithm, buffer and (unchanged) environment."""
+    capacity = config.replay.capacity
+    if not isinstance(capacity, int) or config.env.kwargs or len(config.algorithms) > 1:
+        return []
+    return published(config.agent.algorithm, config.env.id, capacity)
+
+
+def published_method(config: RunConfig) -> str | None:
+    """What the published table calls the run's way of sharing; None for a way that is not in it."""
+    if config.method != "dase":
+        return config.method
+    return _METHODS.get((config.dps.divergence, config.train.agents))
 
 
 def published(algorithm: str, environment: str, capacity: int) -> list[PublishedRow]:

@@ -13,7 +13,7 @@ from dase_grpc.runs import page, plots
 from dase_grpc.runs.curves import FINAL, SMOOTHING, Series, recent_weights, returns
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.files import replace_file
-from dase_grpc.runs.reference import PublishedRow, published
+from dase_grpc.runs.reference import PublishedRow, comparable, published_method
 from dase_grpc.runs.summary import FINAL_FROM, AgentFiles, duration, refused, settled_score, status
 
 Records = Mapping[int, Sequence[Mapping[str, Any]]]
@@ -61,14 +61,6 @@ def method(config: RunConfig) -> str:
     if config.train.agents == 1:
         return f"{algorithm}, one agent"
     return f"{algorithm} with K = {config.train.agents} agents, {_METHODS[config.dps.divergence]}"
-
-
-def comparable(config: RunConfig) -> list[PublishedRow]:
-    """What was published for the same algorithm, buffer and (unchanged) environment."""
-    capacity = config.replay.capacity
-    if not isinstance(capacity, int) or config.env.kwargs or len(config.algorithms) > 1:
-        return []
-    return published(config.agent.algorithm, config.env.id, capacity)
 
 
 def _algorithms(config: RunConfig) -> str:
@@ -170,7 +162,7 @@ def _refused(agents: Mapping[int, AgentFiles]) -> list[page.Markup]:
 
 def _learning(config: RunConfig, curves: Mapping[int, Series]) -> list[page.Markup]:
     rows = comparable(config)
-    drawn = [row for row in rows if row.method in ("single", "dase-k2", _published_method(config))]
+    drawn = [row for row in rows if row.method in ("single", "dase-k2", published_method(config))]
     picture = page.figure(
         plots.learning_curves(curves, drawn),
         _learning_caption(config, curves),
@@ -214,7 +206,7 @@ def _published_table(rows: Sequence[PublishedRow]) -> list[page.Markup]:
             page.spread(row.final_mean, row.final_std),
             f"{row.curves} {row.cell_rank}".strip(),
         ]
-        for row in sorted(rows, key=lambda row: (row.curves == "combination", row.agents, row.method))
+        for row in sorted(rows, key=lambda row: (row.combined, row.agents, row.method))
     ]
     return [page.note(_published_note(rows[0])), page.table(columns, cells)]
 
@@ -324,10 +316,3 @@ def _origin(run: RunDirectory) -> list[page.Markup]:
 
 def _created(run: RunDirectory) -> str:
     return str(run.run.get("created", "–")).replace("T", " ").replace("+00:00", " UTC")
-
-
-def _published_method(config: RunConfig) -> str:
-    if config.method == "dpd":
-        return "dpd"
-    suffix = {"kl": "-kl", "none": "-uncorrected"}.get(config.dps.divergence, "")
-    return f"dase-k{config.train.agents}{suffix}"

@@ -11,7 +11,7 @@ from contracts.source import importers, modules, reached_from
 
 PROJECT = Path(__file__).resolve().parents[2]
 
-LEARNING = {"torch", "safetensors", "gymnasium", "mujoco", "matplotlib", "tensorboard", "PIL"}
+LEARNING = {"torch", "safetensors", "gymnasium", "mujoco", "matplotlib", "tensorboard", "PIL", "scipy"}
 NETWORK = {"grpc", "grpc_health", "grpc_reflection", "google"}
 
 SERVE_ONCE = """
@@ -83,6 +83,7 @@ def test_asyncio_is_used_only_where_there_are_streams_or_processes():
         "dase_grpc.learning.build",
         "dase_grpc.store",
         "dase_grpc.runs.report",
+        "dase_grpc.launch.comparison",
     ],
 )
 def test_what_is_synchronous_reaches_no_asyncio_and_no_network(start):
@@ -100,8 +101,13 @@ def test_nothing_in_the_package_imports_a_pickle():
 
 
 def test_nothing_in_the_package_imports_its_tests_or_their_tools():
-    for library in ("pytest", "hypothesis", "scipy", "worlds", "tests"):
+    for library in ("pytest", "hypothesis", "worlds", "tests"):
         assert importers(library) == set()
+
+
+def test_only_what_estimates_imports_scipy_and_only_when_it_does():
+    assert importers("scipy") == {"dase_grpc.runs.comparison.estimates"}
+    assert "scipy" not in libraries_after("import dase_grpc.runs.comparison, dase_grpc.runs.report")
 
 
 def test_imports_are_absolute():
@@ -126,11 +132,19 @@ def test_the_state_and_the_base_load_no_network(module):
     assert not libraries_after(f"import {module}") & NETWORK
 
 
-@pytest.mark.parametrize("arguments", [("config",), ("--help",), ("train", "--help"), ("version",)])
+@pytest.mark.parametrize(
+    "arguments", [("config",), ("--help",), ("train", "--help"), ("compare", "--help"), ("version",)]
+)
 def test_the_command_line_answers_without_loading_torch_or_grpc(arguments):
     loaded = libraries_after(command(*arguments))
     assert "typer" in loaded
     assert not loaded & (LEARNING | NETWORK)
+
+
+def test_comparing_runs_loads_nothing_that_learns_and_no_network(tmp_path):
+    loaded = libraries_after(command("compare", "docs/results", "--out", str(tmp_path)))
+    assert {"scipy", "matplotlib"} <= loaded
+    assert not loaded & (NETWORK | {"torch", "gymnasium", "mujoco", "safetensors"})
 
 
 @pytest.mark.slow

@@ -55,3 +55,9 @@ def test_runs_can_be_plotted(run, tmp_path):
     picture = tmp_path / "curves.png"
     python(EXAMPLES / "plot_run.py", run.path, "--out", picture, folder=tmp_path)
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_theory_can_be_drawn(tmp_path):
+    said = python(EXAMPLES / "theory.py", "--out", "theory.png", folder=tmp_path)
+    assert "λ = 0.3 " in said
+    assert (tmp_path / "theory.png").read_bytes().startswith(b"\x89PNG")

@@ -10,6 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from dase_grpc.runs.curves import (
     Series,
+    around,
     column,
     final_score,
     peers_of,
@@ -69,6 +70,14 @@ def test_the_spread_of_one_agent_is_zero_and_of_two_is_theirs() -> None:
 @pytest.mark.parametrize(("count", "score"), [(1, 0), (10, 4.5), (12, 6.5)])
 def test_the_final_score_is_the_mean_of_the_last_ten(count: int, score: float) -> None:
     assert final_score(series(*range(count))) == score
+
+
+@pytest.mark.parametrize(
+    ("step", "every", "mean"),
+    [(10_000, 1_000, 10), (0, 1_000, 2.5), (20_000, 1_000, 17.5), (40_000, 1_000, np.nan), (10_000, 200, 10)],
+)
+def test_around_a_step_are_eleven_evaluations_or_those_there_are(step: int, every: int, mean: float) -> None:
+    np.testing.assert_equal(around(series(*range(21)), step, every=every), mean)
 
 
 def test_records_without_a_number_are_left_out() -> None:

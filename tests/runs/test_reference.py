@@ -1,10 +1,13 @@
 """The published results that ship with the package."""
 
 from importlib import resources
+from typing import Any
 
 import pytest
 
-from dase_grpc.runs.reference import PublishedPoint, published
+from dase_grpc.config import resolve
+from dase_grpc.presets import layered, preset
+from dase_grpc.runs.reference import PublishedPoint, counterpart, published
 
 
 def test_half_cheetah_is_found_under_its_new_id() -> None:
@@ -54,6 +57,40 @@ def test_nothing_is_compared_with_another_task_or_buffer(
     algorithm: str, environment: str, capacity: int
 ) -> None:
     assert published(algorithm, environment, capacity) == []
+
+
+def test_points_up_to_a_step_end_with_the_final_score_at_a_million() -> None:
+    (row,) = (row for row in published("td3", "HalfCheetah-v5", 100_000) if row.method == "single")
+    assert [point.step for point in row.until(300_000)] == [50_000, 100_000, 200_000, 300_000]
+    assert row.until(1_000_000)[-1] == PublishedPoint(1_000_000, row.final_mean, row.final_std)
+    assert row.until(999_999)[-1].step == 500_000
+    assert row.until(49_999) == []
+
+
+@pytest.mark.parametrize(
+    ("preset_name", "change", "method"),
+    [
+        ("paper/sac/Humanoid", {}, "dase-k2"),
+        ("paper/sac/Humanoid", {"agent": {"reward_scale": 5.0}}, None),
+        ("paper/ddpg/Ant", {"train": {"agents": 1}}, "single"),
+        ("paper/td3/Hopper", {"train": {"method": "dpd"}}, "dpd"),
+        ("paper/td3/Hopper", {"env": {"kwargs": {"healthy_reward": 0}}}, None),
+        ("paper/td3/Swimmer", {"dps": {"reference_variance": 0.01}}, None),
+        ("paper/td3/Swimmer", {"dps": {"divergence": "none"}}, "dase-k2-uncorrected"),
+        ("paper/sac/Swimmer", {"dps": {"divergence": "none"}}, None),
+        ("paper/td3/Swimmer", {"replay": {"capacity": "64MiB"}}, None),
+    ],
+)
+def test_the_counterpart_has_the_papers_settings(
+    preset_name: str, change: dict[str, Any], method: str | None
+) -> None:
+    row = counterpart(resolve(preset(preset_name), change))
+    assert (row.method if row else None) == method
+
+
+def test_a_mixed_ensemble_has_no_counterpart() -> None:
+    flags = {"agent.algorithm": "td3,sac", "env.id": "Ant-v5"}
+    assert counterpart(layered(preset_name=None, file=None, flags=flags, assignments=[])) is None
 
 
 def test_the_table_ships_with_its_origin_and_license() -> None:

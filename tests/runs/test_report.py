@@ -15,7 +15,8 @@ from dase_grpc.runs.directory import AgentDirectory, RunDirectory
 from dase_grpc.runs.figures import PALETTE, thousands
 from dase_grpc.runs.page import number, weight_text
 from dase_grpc.runs.plots import divergence_terms
-from dase_grpc.runs.report import comparable, method, write_report
+from dase_grpc.runs.reference import comparable
+from dase_grpc.runs.report import method, write_report
 
 VOID = {"meta", "link", "br", "img", "hr"}
 

@@ -1,0 +1,48 @@
+"""Every preset of the paper trains: 3 algorithms, 8 environments, single, DASE and DPD."""
+
+from threading import Event
+
+import numpy as np
+import pytest
+
+from dase_grpc.agent_config import ALGORITHMS
+from dase_grpc.launch.lockstep import open_lockstep, run_lockstep
+from dase_grpc.presets import ENVIRONMENTS, layered
+from dase_grpc.runs.directory import RunDirectory, checkpoint_paths
+from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.runs.metrics_log import read_metrics
+
+STEPS = 1_000
+UPDATES = 101
+"""The first update comes with step 900, the last with step 1 000."""
+
+SHORTENED = ("agent.start_steps=900", "eval.every=1000", "eval.episodes=1", "eval.max_episode_steps=200")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["single", "dase", "dpd"])
+@pytest.mark.parametrize("environment", sorted(ENVIRONMENTS))
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_preset_trains(algorithm, environment, method, tmp_path):
+    config = layered(
+        preset_name=f"paper/{algorithm}/{environment}",
+        file=None,
+        flags={"train.steps": STEPS},
+        assignments=SHORTENED,
+        method=method,
+    )
+    directory = RunDirectory.create(tmp_path, "run", config, mode="lockstep")
+    with open_lockstep(config, directory) as run:
+        run_lockstep(run, Event(), lambda: None)
+
+    assert len(run.store.ring) == STEPS * config.train.agents
+    agents = directory.agents()
+    assert len(agents) == (1 if method == "single" else 2)
+    for agent in agents:
+        assert list(checkpoint_paths(agent.checkpoints)) == [STEPS]
+        evaluations = read_evaluations(agent.evaluations.path)
+        assert list(evaluations.step) == [0, STEPS]
+        assert np.isfinite(evaluations.return_mean).all()
+        last = read_metrics(agent.metrics.path)[-1]
+        assert (last["step"], last["updates"]) == (STEPS, UPDATES)
+        assert np.isfinite(last["critic_loss"])

@@ -1,0 +1,278 @@
+"""What a comparison writes: tables, picture and page."""
+
+import csv
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pytest
+from synthetic import flat, write_run
+
+from dase_grpc.errors import RunDirectoryError
+from dase_grpc.runs.comparison import Comparison, compare
+from dase_grpc.runs.comparison.figure import sheet
+from dase_grpc.runs.comparison.files import FILES, tables, write_comparison
+from dase_grpc.runs.comparison.page import document
+from dase_grpc.runs.curves import smoothed
+from dase_grpc.runs.figures import PALETTE, PRINT
+
+VOID = {"meta", "link", "br", "img", "hr"}
+
+
+class Balanced(HTMLParser):
+    """Fails on a tag that is closed and not open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Two seeds of a single agent, two of a pair and one of five agents."""
+    root = tmp_path / "runs"
+    for seed in (0, 1):
+        write_run(root, f"single{seed}", flat(10 + seed), seed=seed)
+        write_run(root, f"pair{seed}", flat(20 + seed), flat(22 + seed), seed=seed)
+    write_run(root, "five", *[flat(50)] * 5, seed=3)
+    return root
+
+
+def rows(comparison: Comparison, name: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(tables(comparison)[name].decode().splitlines()))
+
+
+def test_the_files_are_these_and_nothing_is_left_half_written(runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "out"
+    assert write_comparison(compare([runs]), folder) == [folder / name for name in FILES]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
+    assert (folder / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    assert ET.parse(folder / "comparison.svg").getroot().tag.endswith("svg")
+
+
+def test_the_same_runs_give_the_same_files(runs: Path, tmp_path: Path) -> None:
+    for name in "ab":
+        write_comparison(compare([runs]), tmp_path / name)
+    for name in FILES:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
+
+
+def test_one_row_for_each_cell(runs: Path) -> None:
+    single, pair, five = rows(compare([runs]), "comparison.csv")
+    assert [each["cell"] for each in (single, pair, five)] == ["single", "DASE K=2", "DASE K=5"]
+    expected = {
+        "environment": "HalfCheetah-v5",
+        "algorithms": "td3",
+        "method": "dase",
+        "agents": "2",
+        "buffer": "100000",
+        "settings": "train.method = dase; train.agents = 2",
+        "runs": "2",
+        "seeds": "0 1",
+        "unfinished": "0",
+        "step": "100000",
+        "final_mean": "21.5",
+        "final_iqm": "21.5",
+        "final_iqm_low": "21.0",
+        "final_iqm_high": "22.0",
+        "area_mean": "21.5",
+        "best_mean": "21.5",
+        "total_steps": "100000",
+        "equal_total_step": "50000",
+        "equal_total_mean": "21.5",
+        "published_method": "dase-k2",
+        "published_environment": "HalfCheetah-v2",
+        "published_step": "100000",
+        "published_mean": "5513.67",
+        "published_std": "310.12",
+        "published_curves": "own",
+        "published_cell_rank": "15/30",
+        "ours_at_published_step_mean": "21.5",
+    }
+    assert {key: pair[key] for key in expected} == expected
+    assert float(pair["final_std"]) == pytest.approx(np.sqrt(0.5))
+    assert (five["final_std"], five["final_iqm_low"], five["area_iqm_high"]) == ("", "", "")
+    assert five["published_curves"] == "combination"
+
+
+def test_one_row_for_each_run(runs: Path) -> None:
+    found = rows(compare([runs]), "runs.csv")
+    assert [(row["cell"], row["seed"], row["final"], row["area"]) for row in found] == [
+        ("single", "0", "10.0", "10.0"),
+        ("single", "1", "11.0", "11.0"),
+        ("DASE K=2", "0", "21.0", "21.0"),
+        ("DASE K=2", "1", "22.0", "22.0"),
+        ("DASE K=5", "3", "50.0", "50.0"),
+    ]
+    assert found[2]["path"] == str(runs / "pair0")
+    assert {row["finished"] for row in found} == {"true"}
+
+
+def test_one_row_for_each_direction_of_each_pair_and_measure(runs: Path) -> None:
+    found = rows(compare([runs]), "pairs.csv")
+    assert len(found) == 3 * 6
+    wanted = [row for row in found if (row["measure"], row["x"], row["y"]) == ("final", "DASE K=2", "single")]
+    assert [(row["probability_x_higher"], row["low"], row["high"]) for row in wanted] == [
+        ("1.0", "1.0", "1.0")
+    ]
+    alone = next(row for row in found if row["x"] == "DASE K=5")
+    assert (alone["runs_x"], alone["low"], alone["high"]) == ("1", "", "")
+
+
+def test_without_pairs_their_table_has_its_columns_and_no_row(runs: Path) -> None:
+    whole, none = (tables(compare([path]))["pairs.csv"] for path in (runs, runs / "five"))
+    assert none == whole.splitlines()[0] + b"\n"
+
+
+def test_the_page_needs_nothing_beside_it_and_is_well_formed(runs: Path) -> None:
+    text = document(compare([runs]))
+    parser = Balanced()
+    parser.feed(text)
+    assert parser.open == []
+    for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+        ET.fromstring(svg)
+    addresses = set(re.findall(r"https?://[^\s\"'<>)]+", text))
+    assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert not re.search(r"(src|href)=\"(?!#|data:)|url\((?!#)|@import|<script", text)
+    assert "#0102" not in text  # the stand-ins that become the page's colours
+    assert "var(--ink)" in text
+
+
+def test_the_page_says_what_its_numbers_are_and_what_they_are_worth(runs: Path) -> None:
+    going = write_run(runs, "going", flat(1, 60), seed=9, steps=100_000)
+    text = document(compare([runs]))
+    for expected in (
+        "One run is one sample: the agents of a run are averaged first",
+        "95 % confidence interval by the percentile bootstrap over runs (10,000 resamples, seed 0)",
+        "21.5 [21.0, 22.0]†",
+        "combination: carries no information of its own",
+        "own; rank 15/30",
+        "5,513.7 ± 310.1",
+        "Gym v2 and v3 with MuJoCo 1.50",
+        "a comparison, not a target",
+        "At equal total steps: 100,000",
+        "DASE K=5 in HalfCheetah-v5: 1 run, so no interval.",
+        f"{going} is left out: it has not finished",
+    ):
+        assert expected in text, expected
+
+
+def test_an_unfinished_run_is_marked_where_it_is_used(runs: Path) -> None:
+    write_run(runs, "going", flat(1, 61), seed=9, steps=100_000)
+    comparison = compare([runs], unfinished=True)
+    text = document(comparison)
+    assert ">3 (1 unfinished)<" in text
+    assert ">60,000 (unfinished)<" in text
+    assert [row["finished"] for row in rows(comparison, "runs.csv")] == ["true"] * 2 + ["false"] + [
+        "true"
+    ] * 3
+
+
+def test_what_a_user_wrote_is_escaped(tmp_path: Path) -> None:
+    write_run(
+        tmp_path, "a", flat(1), settings={"env": {"id": "<script>x</script>:Y", "kwargs": {"$k": "</b>"}}}
+    )
+    text = document(compare([tmp_path]))
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirectoryError, match=r"cannot write into .*file"):
+        write_comparison(compare([runs]), tmp_path / "file")
+
+
+# -- the picture ---------------------------------------------------------------------------------------
+
+
+def test_each_environment_has_a_panel_by_agent_and_one_in_total(runs: Path) -> None:
+    write_run(runs, "ant", flat(1), settings={"env": {"id": "Ant-v5"}})
+    drawn = sheet(compare([runs]), inks=PRINT)
+    assert len(drawn.axes) == len(drawn.figure.axes) == 4
+    assert [axis.get_title("left") for axis in drawn.axes] == ["Ant-v5", "", "HalfCheetah-v5", ""]
+    assert [axis.get_xlabel() for axis in drawn.axes] == [
+        "environment steps of each agent",
+        "environment steps of all agents together",
+    ] * 2
+
+
+@pytest.mark.parametrize(("environments", "shape"), [(1, (1, 2)), (3, (3, 2)), (4, (2, 4)), (5, (3, 4))])
+def test_many_environments_become_a_grid(tmp_path: Path, environments: int, shape: tuple[int, int]) -> None:
+    for index in range(environments):
+        write_run(tmp_path, str(index), flat(1), settings={"env": {"id": f"Some{index}-v0"}})
+    drawn = sheet(compare([tmp_path]))
+    grid = drawn.axes[0].get_subplotspec()
+    assert grid is not None
+    assert (grid.get_gridspec().nrows, grid.get_gridspec().ncols) == shape
+    assert len(drawn.figure.axes) == 2 * environments
+
+
+def test_curves_are_smoothed_means_with_half_a_deviation_and_total_steps_are_k_times_as_many(
+    tmp_path: Path,
+) -> None:
+    rng = np.random.default_rng(0)
+    curves = rng.normal(size=(3, 2, 101))
+    for seed, (first, second) in enumerate(curves):
+        write_run(tmp_path, str(seed), first.tolist(), second.tolist(), seed=seed)
+    by_agent, in_total = sheet(compare([tmp_path])).axes
+    line, band = by_agent.get_lines()[0], by_agent.collections[0]
+    of_runs = smoothed(curves.mean(axis=1))
+    np.testing.assert_allclose(line.get_ydata(), of_runs.mean(axis=0))
+    steps = np.arange(101) * 1_000
+    np.testing.assert_array_equal(line.get_xdata(), steps)
+    np.testing.assert_array_equal(in_total.get_lines()[0].get_xdata(), 2 * steps)
+    high = band.get_paths()[0].vertices[:, 1].max()
+    assert high == pytest.approx((of_runs.mean(axis=0) + of_runs.std(axis=0, ddof=1) / 2).max())
+
+
+def test_short_curves_are_not_smoothed_away(tmp_path: Path) -> None:
+    write_run(tmp_path, "run", [0, 100] * 10)
+    np.testing.assert_array_equal(
+        sheet(compare([tmp_path])).axes[0].get_lines()[0].get_ydata(), [0, 100] * 10
+    )
+
+
+def test_a_cell_has_its_colour_in_every_panel_and_published_points_have_it_too(runs: Path) -> None:
+    ant = {"env": {"id": "Ant-v5"}}
+    write_run(runs, "antpair", flat(1), flat(1), settings=ant)
+    write_run(runs, "antfive", *[flat(1)] * 5, settings=ant)
+    drawn = sheet(compare([runs]), inks=PRINT)
+    colours: dict[str, set[str]] = {}
+    for axis in drawn.axes:
+        handles, labels = axis.get_legend_handles_labels()
+        for handle, label in zip(handles, labels, strict=True):
+            line = handle[0] if isinstance(handle, tuple) else handle
+            colours.setdefault(label, set()).add(str(line.get_color()))
+    assert colours["DASE K=2"] == colours["published: DASE K=2"] == {PALETTE[0]}
+    assert colours["DASE K=5"] == colours["published: DASE K=5 (combination)"] == {PALETTE[1]}
+    assert colours["single"] == {PALETTE[2]}
+
+
+def test_a_line_stands_where_the_comparison_ends_before_the_curves_do(runs: Path) -> None:
+    by_agent, in_total = sheet(compare([runs])).axes
+    assert "compared up to here" not in by_agent.get_legend_handles_labels()[1]
+    handles, labels = in_total.get_legend_handles_labels()
+    assert list(handles[labels.index("compared up to here")].get_xdata()) == [100_000, 100_000]
+
+
+def test_published_points_are_solid_or_hollow(runs: Path) -> None:
+    by_agent, in_total = sheet(compare([runs]), inks=PRINT).axes
+    faces = {
+        label: handle[0].get_markerfacecolor()
+        for handle, label in zip(*by_agent.get_legend_handles_labels(), strict=True)
+        if label.startswith("published")
+    }
+    assert faces["published: DASE K=5 (combination)"] == PRINT.paper
+    assert faces["published: single"] in PALETTE
+    assert not [label for label in in_total.get_legend_handles_labels()[1] if label.startswith("published")]
