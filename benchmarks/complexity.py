@@ -23,14 +23,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
 from complexity_table import NOTE, VARIANTS, Measured, as_row, read_results, results_file, table
-from process_tree import ProcessTree, Sample, counted_once, peak, seconds_between
+from process_tree import (
+    ProcessTree,
+    Sample,
+    busy_s_between,
+    counted_once,
+    cpu_s_between,
+    longest_wait_s,
+    peak,
+)
 
 from dase_grpc.agent_config import ALGORITHMS
 from dase_grpc.config import RunConfig, resolve
@@ -41,6 +49,7 @@ from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
 
 WORKER: Final = Path(__file__).with_name("complexity_variants.py")
+LAUNCHER: Final = "launcher"
 MIB: Final = 2**20
 SAMPLE_EVERY_S: Final = 0.25
 RUN_LIMIT_S: Final = 900.0
@@ -109,11 +118,12 @@ def measure(plan: Plan, *, algorithm: str, variant: str, repeat: int) -> Measure
             command += [f"--gpu={plan.gpu}", f"--gpu-notes={root}"]
         seen = watch(command, log=root / "log")
         _require_work(directory, plan)
-        begun_at, ended_at = training_time(directory)
+        times = training_times(directory)
         highest = peak(seen.samples)
         allocated, reserved = gpu_memory_mib(root, plan)
-    agents, run_s = config.train.agents, ended_at - begun_at
-    cpu_s, busy_s = seconds_between(seen.samples, begun_at, ended_at)
+    agents, slowest = config.train.agents, max(times.values(), key=lambda time: time.seconds)
+    busy_s = busy_s_between(seen.samples, slowest.begun_at, slowest.ended_at)
+    own_s = sum(cpu_s_in(seen.samples, dict.fromkeys(times, slowest)).values())
     return Measured(
         algorithm=algorithm,
         variant=variant,
@@ -121,9 +131,10 @@ def measure(plan: Plan, *, algorithm: str, variant: str, repeat: int) -> Measure
         agents=agents,
         steps=agents * config.train.steps,
         updates=agents * plan.updates,
-        run_s=run_s,
-        startup_s=begun_at - seen.started_at,
-        cpu_s=cpu_s,
+        run_s=slowest.seconds,
+        core_wait_s=core_wait_s(seen.samples, times),
+        startup_s=max(time.begun_at for time in times.values()) - seen.started_at,
+        cpu_s=sum(cpu_s_in(seen.samples, times).values()),
         cpu_total_s=seen.cpu_total_s,
         ram_mib=counted_once(highest.memory.values()) / MIB,
         pss_mib=max(sum(each.pss for each in sample.memory.values()) for sample in seen.samples) / MIB,
@@ -131,7 +142,7 @@ def measure(plan: Plan, *, algorithm: str, variant: str, repeat: int) -> Measure
         gpu_allocated_mib=allocated,
         gpu_reserved_mib=reserved,
         at_peak=breakdown(highest),
-        others_cores=(busy_s - cpu_s) / run_s,
+        others_cores=(busy_s - own_s) / slowest.seconds,
         load=load,
     )
 
@@ -181,23 +192,54 @@ def _children_cpu_s() -> float:
 def process_name(command: Sequence[str]) -> str:
     """What a process of a run is called: replay, learner-0, ..., or launcher."""
     options = dict(part.partition("=")[::2] for part in command if part.startswith("--"))
-    role = options.get("--role", "launcher")
+    role = options.get("--role", LAUNCHER)
     return f"{role}-{options['--agent']}" if "--agent" in options else role
 
 
-def training_time(directory: RunDirectory) -> tuple[float, float]:
-    """When the first agent took its first step, and when the last one had taken its last; Unix time.
+@dataclass(frozen=True)
+class Training:
+    """When an agent took its first step, and when it had taken its last; Unix time."""
+
+    begun_at: float
+    ended_at: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.ended_at - self.begun_at
+
+
+def training_times(directory: RunDirectory) -> dict[str, Training]:
+    """When each agent trained, by the name that its process has if it has one of its own.
 
     Known from the journals: the last line of an agent's evaluations is written after its last step, says
     how long ago its training began, and the first line says how much of that was the evaluation before.
     """
-    begun, ended = [], []
+    times = {}
     for agent in directory.agents():
-        written_at = agent.evaluations.path.stat().st_mtime
+        ended_at = agent.evaluations.path.stat().st_mtime
         wall = read_evaluations(agent.evaluations.path).wall_seconds
-        ended.append(written_at)
-        begun.append(written_at - float(wall[-1] - wall[0]))
-    return min(begun), max(ended)
+        times[f"learner-{agent.agent_id}"] = Training(ended_at - float(wall[-1] - wall[0]), ended_at)
+    return times
+
+
+def cpu_s_in(samples: Sequence[Sample], times: Mapping[str, Training]) -> dict[str, float]:
+    """Processor seconds by process: of a learner node while it trains, of others while any agent does."""
+    whole = Training(
+        min(time.begun_at for time in times.values()), max(time.ended_at for time in times.values())
+    )
+    within = {process: times.get(process, whole) for process in samples[-1].cpu_s}
+    return {
+        process: cpu_s_between(samples, process, time.begun_at, time.ended_at)
+        for process, time in within.items()
+    }
+
+
+def core_wait_s(samples: Sequence[Sample], times: Mapping[str, Training]) -> float:
+    """How long the agent that took longest was ready to run and had no core."""
+    name, slowest = max(times.items(), key=lambda item: item[1].seconds)
+    process = name if name in samples[-1].cpu_s else LAUNCHER
+    return longest_wait_s(samples, process, slowest.begun_at, slowest.ended_at)
 
 
 def _require_work(directory: RunDirectory, plan: Plan) -> None:
@@ -297,7 +339,7 @@ def main() -> None:
         sys.exit(str(error))
     loads, others = [run.load for run in runs], [run.others_cores for run in runs]
     print(
-        f"\nload average {min(loads):.1f} to {max(loads):.1f}; other work of normal priority took "
+        f"\nload average {min(loads):.1f} to {max(loads):.1f}; other work took "
         f"{min(others):.2f} to {max(others):.2f} cores; medians, ranges in brackets\n"
     )
     print(table(runs))
@@ -315,6 +357,7 @@ def _measure_and_keep(given: argparse.Namespace) -> list[Measured]:
                 file.writerow(as_row(run))
             print(
                 f"{run.algorithm:5} {run.variant:10} turn {run.repeat + 1}: {run.run_s:5.1f} s, "
+                f"{run.unhindered_s:.1f} s less waits, "
                 f"{run.ram_mib:5.0f} MiB ({run.at_peak})",
                 file=sys.stderr,
             )

@@ -24,15 +24,16 @@ class Measured:
     """One run.
 
     Attributes:
-        run_s: from the first agent's first step to the end of the last agent's last one.
-        startup_s: from the start of the process until then.
-        cpu_s: processor seconds of all processes within run_s.
+        run_s: from the first step of an agent to the end of its last one; of the agent that took longest.
+        core_wait_s: how much of run_s that agent was ready to run and had no core.
+        startup_s: from the start of the process to the first step of the last agent to come.
+        cpu_s: processor seconds, of a learner node while its agent trains, of others while any agent does.
         cpu_total_s: processor seconds of all processes from start to end.
         ram_mib: the most resident memory at one time, each page counted once.
         pss_mib, rss_mib: the largest sums over the processes of what the kernel calls so.
         gpu_allocated_mib, gpu_reserved_mib: the most that torch held, summed over processes.
         at_peak: the memory of each process then, its own and that of the files it maps.
-        others_cores: the cores that other work of normal priority on this machine took within run_s.
+        others_cores: the cores that other work on this machine took within run_s.
         load: the machine's load average when the run began.
     """
 
@@ -43,6 +44,7 @@ class Measured:
     steps: int
     updates: int
     run_s: float
+    core_wait_s: float
     startup_s: float
     cpu_s: float
     cpu_total_s: float
@@ -61,8 +63,13 @@ class Measured:
         return self.updates / self.run_s
 
     @property
+    def unhindered_s(self) -> float:
+        """The run time less the wait for a core: about what it is where every thread has one."""
+        return self.run_s - self.core_wait_s
+
+    @property
     def cores(self) -> float:
-        """The cores that all processes together kept busy within run_s."""
+        """The cores that all processes together kept busy."""
         return self.cpu_s / self.run_s
 
     @property
@@ -150,6 +157,8 @@ HEADER: Final = (
     "GPU, MiB",
     "run time, s",
     "over single",
+    "less waits for a core, s",
+    "over single",
     "paper",
     "updates/s",
     "cores",
@@ -190,6 +199,8 @@ def _row(runs: Sequence[Measured], found: Sequence[Measured]) -> tuple[str, ...]
         f"{median('gpu_allocated_mib')} ({median('gpu_reserved_mib')} reserved)" if on_gpu else "n/a",
         with_range([run.run_s for run in found], ".1f"),
         over_single("run_s"),
+        median("unhindered_s", 1),
+        over_single("unhindered_s"),
         PUBLISHED.get(variant, "") if found[0].agents == 2 else "",
         median("updates_per_s"),
         median("cores", 2),

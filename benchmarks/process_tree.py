@@ -1,5 +1,8 @@
 """What a process and all that it has started use: memory and processor time, read from /proc (Linux).
 
+A thread that is ready to run and gets no core waits in the kernel's queue, and the kernel counts for how
+long. Without that wait a run takes about as long as on a machine with a free core for each thread.
+
 Memory counts every page once. Anonymous pages (heaps, stacks, tensors, the replay's ring) belong to one
 process each and are added up. Pages of mapped files (shared libraries, above all torch's) are shared by
 all processes that map the same file, so the process that holds the most of them stands for all. The
@@ -69,21 +72,35 @@ def counted_once(memories: Iterable[Memory]) -> int:
     return sum(each.own for each in present) + max((each.mapped for each in present), default=0)
 
 
+def read_waits(pid: int) -> dict[int, float]:
+    """Seconds that each thread of a process has been ready to run without a core; none if it has ended."""
+    waits = {}
+    for folder in Path(f"/proc/{pid}/task").glob("*"):
+        try:
+            waits[int(folder.name)] = int((folder / "schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+        except (FileNotFoundError, ProcessLookupError):  # the thread has ended
+            continue
+    return waits
+
+
 @dataclass(frozen=True)
 class Sample:
     """One look at a tree.
 
     Attributes:
         at: when, by the clock of the tree.
-        cpu_s: processor seconds of the tree so far, of processes that have ended as well.
-        busy_s: processor seconds of the whole machine so far, without those of niced processes.
+        busy_s: processor seconds of the whole machine so far.
+        cpu_s: processor seconds of each process so far, by name; of those that have ended as well.
         memory: of each process that runs, by name.
+        waited_s: of each process that runs, by name, and each of its threads, by id: how long it has been
+            ready to run without a core.
     """
 
     at: float
-    cpu_s: float
     busy_s: float
+    cpu_s: Mapping[str, float]
     memory: Mapping[str, Memory]
+    waited_s: Mapping[str, Mapping[int, float]]
 
 
 class ProcessTree:
@@ -99,23 +116,25 @@ class ProcessTree:
         self._root = psutil.Process(pid)
         self._clock = clock
         self._name = name
-        self._cpu_s: dict[psutil.Process, float] = {}
+        self._cpu_s: dict[str, float] = {}
 
     def sample(self) -> Sample:
         """Looks at all processes of the tree; one that ends meanwhile is left out."""
         memory: dict[str, Memory] = {}
+        waited_s: dict[str, dict[int, float]] = {}
         for process in self._running():
             try:
                 times, name = process.cpu_times(), self._name(process.cmdline())
             except psutil.NoSuchProcess:  # a zombie is one too: it has no command line any more
                 continue
-            self._cpu_s[process] = times.user + times.system
+            self._cpu_s[name] = times.user + times.system
             used = read_memory(process.pid)
             if used is not None:
                 memory[name] = used
+                waited_s[name] = read_waits(process.pid)
         machine = psutil.cpu_times()
-        busy_s = machine.user + machine.system
-        return Sample(self._clock(), sum(self._cpu_s.values()), busy_s, memory)
+        busy_s = machine.user + machine.nice + machine.system
+        return Sample(self._clock(), busy_s, dict(self._cpu_s), memory, waited_s)
 
     def _running(self) -> list[psutil.Process]:
         try:
@@ -124,14 +143,28 @@ class ProcessTree:
             return []
 
 
-def seconds_between(samples: Sequence[Sample], begun_at: float, ended_at: float) -> tuple[float, float]:
-    """Processor seconds of the tree, and of the machine, between two moments; interpolated."""
-    at = [sample.at for sample in samples]
+def cpu_s_between(samples: Sequence[Sample], process: str, begun_at: float, ended_at: float) -> float:
+    """Processor seconds of a process between two moments; interpolated between samples."""
+    return _growth([(each.at, each.cpu_s.get(process, 0.0)) for each in samples], begun_at, ended_at)
 
-    def passed(counted: Sequence[float]) -> float:
-        return float(np.interp(ended_at, at, counted) - np.interp(begun_at, at, counted))
 
-    return passed([sample.cpu_s for sample in samples]), passed([sample.busy_s for sample in samples])
+def busy_s_between(samples: Sequence[Sample], begun_at: float, ended_at: float) -> float:
+    """Processor seconds of the whole machine between two moments; interpolated between samples."""
+    return _growth([(each.at, each.busy_s) for each in samples], begun_at, ended_at)
+
+
+def longest_wait_s(samples: Sequence[Sample], process: str, begun_at: float, ended_at: float) -> float:
+    """How long, between two moments, the thread of a process that waited most for a core did so."""
+    known: dict[int, list[tuple[float, float]]] = {}
+    for sample in samples:
+        for thread, waited_s in sample.waited_s.get(process, {}).items():
+            known.setdefault(thread, []).append((sample.at, waited_s))
+    return max((_growth(points, begun_at, ended_at) for points in known.values()), default=0.0)
+
+
+def _growth(points: Sequence[tuple[float, float]], begun_at: float, ended_at: float) -> float:
+    at, counted = [point[0] for point in points], [point[1] for point in points]
+    return float(np.interp(ended_at, at, counted) - np.interp(begun_at, at, counted))
 
 
 def peak(samples: Iterable[Sample]) -> Sample:

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -32,9 +33,7 @@ def results(script):
 
 
 @pytest.fixture
-def complexity(script):
-    script("process_tree")
-    script("complexity_table")
+def complexity(script, tree, results):
     return script("complexity")
 
 
@@ -49,6 +48,7 @@ def run(results, variant, repeat=0, **changes):
         steps=199 * agents,
         updates=100 * agents,
         run_s=10.0,
+        core_wait_s=4.0,
         startup_s=3.0,
         cpu_s=8.0,
         cpu_total_s=12.0,
@@ -115,20 +115,49 @@ def test_a_tree_sees_children_and_remembers_the_time_of_those_that_ended(tree):
     assert both.at == 7.0
     assert both.memory.keys() == {"inner", "outer"}
     assert both.memory["inner"].own > 64 * 2**20 > both.memory["outer"].own
-    assert both.cpu_s > 0
-    assert after.cpu_s >= both.cpu_s
+    assert both.waited_s.keys() == {"inner", "outer"}
+    assert both.cpu_s["inner"] > 0
+    assert after.cpu_s.keys() == {"inner", "outer"}
     assert not after.memory
 
 
 def test_seconds_between_two_moments_are_interpolated(tree):
-    samples = [tree.Sample(0, 1, 10, {}), tree.Sample(2, 5, 12, {}), tree.Sample(4, 5, 16, {})]
-    assert tree.seconds_between(samples, 1, 3) == (2, 3)
-    assert tree.seconds_between(samples, -1, 9) == (4, 6)
+    seen = ((0, 10, {"a": 1}), (2, 12, {"a": 5, "b": 1}), (4, 16, {"a": 5, "b": 3}))
+    samples = [tree.Sample(*each, {}, {}) for each in seen]
+    assert tree.busy_s_between(samples, 1, 3) == 3
+    assert tree.busy_s_between(samples, -1, 9) == 6
+    assert tree.cpu_s_between(samples, "a", 1, 3) == 2
+    assert tree.cpu_s_between(samples, "b", 1, 3) == 1.5
+
+
+def test_the_longest_wait_is_that_of_one_thread_between_two_moments(tree):
+    waits = [{1: 5.0}, {1: 5.5, 2: 0.0}, {1: 6.0, 2: 2.0}, {2: 4.0}]
+    samples = [
+        tree.Sample(at, 0, {}, {}, {"a": waited_s, "b": {3: 9.0 * at}}) for at, waited_s in enumerate(waits)
+    ]
+    assert tree.longest_wait_s(samples, "a", 0, 3) == 4
+    assert tree.longest_wait_s(samples, "a", 0, 1.5) == 1
+    assert tree.longest_wait_s(samples, "a", 0, 0.5) == 0.25
+    assert tree.longest_wait_s(samples, "c", 0, 1) == 0
+
+
+def test_every_thread_of_a_process_has_a_wait(tree):
+    ended, begun = threading.Event(), threading.Barrier(2)
+    other = threading.Thread(target=lambda: (begun.wait(), ended.wait()))
+    other.start()
+    begun.wait()
+    try:
+        waits = tree.read_waits(os.getpid())
+    finally:
+        ended.set()
+        other.join()
+    assert {other.native_id, threading.get_native_id()} <= waits.keys()
+    assert all(waited_s >= 0 for waited_s in waits.values())
 
 
 def test_the_peak_is_the_sample_with_the_most_memory(tree):
     low, high = tree.Memory(10, 9, 4, 6), tree.Memory(30, 9, 20, 10)
-    samples = [tree.Sample(at, 0, 0, {"a": memory}) for at, memory in enumerate([low, high, low])]
+    samples = [tree.Sample(at, 0, {}, {"a": memory}, {}) for at, memory in enumerate([low, high, low])]
     assert tree.peak(samples) is samples[1]
 
 
@@ -164,10 +193,11 @@ def test_the_table_has_medians_ranges_and_the_paper_s_figures(results):
     lines = results.table(runs).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert len({len(line) for line in lines}) == 1
-    assert cells[2][:8] == ["td3", "single", "400", "", "n/a", "10.0 (10.0 to 10.0)", "", ""]
-    assert cells[2][8:] == ["10", "0.50", "20", "3.0"]
+    assert cells[2][:7] == ["td3", "single", "400", "", "n/a", "10.0 (10.0 to 10.0)", ""]
+    assert cells[2][7:] == ["6.0", "", "", "10", "0.50", "20", "3.0"]
     assert cells[3][2:5] == ["1,000", "+150 % (+150 to +150)", "1 (8 reserved)"]
-    assert cells[3][5:8] == ["13.0 (12.0 to 14.0)", "+30 % (+20 to +40)", "+265 to +271 %"]
+    assert cells[3][5:7] == ["13.0 (12.0 to 14.0)", "+30 % (+20 to +40)"]
+    assert cells[3][7:10] == ["9.0", "+50 % (+33 to +67)", "+265 to +271 %"]
 
 
 def test_the_paper_s_figures_stand_beside_two_agents_alone(results):
@@ -226,6 +256,18 @@ def test_variants_take_turns_that_begin_with_another_each_time(complexity, monke
     assert [variant for _, name, variant, turn in measured if (name, turn) == ("td3", 1)] == [
         "lockstep", "threads", "processes", "single",
     ]  # fmt: skip
+
+
+def test_each_process_counts_while_its_own_agent_trains(complexity, tree):
+    trained = {"learner-0": complexity.Training(0, 2), "learner-1": complexity.Training(1, 4)}
+    busy = [{"launcher": at, "learner-0": 10 * at, "learner-1": 100 * at} for at in range(6)]
+    waits = [{"launcher": {1: 0.1 * at}, "learner-1": {2: 0.5 * at}} for at in range(6)]
+    in_processes = [tree.Sample(at, 0, busy[at], {}, waits[at]) for at in range(6)]
+    assert complexity.cpu_s_in(in_processes, trained) == {"launcher": 4, "learner-0": 20, "learner-1": 300}
+    assert complexity.core_wait_s(in_processes, trained) == 1.5
+    in_threads = [tree.Sample(at, 0, {"launcher": at}, {}, waits[at]) for at in range(6)]
+    assert complexity.cpu_s_in(in_threads, trained) == {"launcher": 4}
+    assert complexity.core_wait_s(in_threads, trained) == pytest.approx(0.3)
 
 
 def test_processes_are_named_by_their_role(complexity):
@@ -288,8 +330,9 @@ def test_each_variant_does_the_planned_work_and_is_measured(complexity, variant)
     agents = 1 if variant == "single" else 2
     assert (seen.agents, seen.steps, seen.updates) == (agents, 49 * agents, 30 * agents)
     assert 0 < seen.run_s < 60
-    assert 0 < seen.startup_s < 60
+    assert 0 < seen.startup_s < 90
     assert 0 < seen.cpu_s < seen.cpu_total_s
+    assert 0 <= seen.core_wait_s < seen.run_s
     assert 100 < seen.ram_mib <= seen.rss_mib
     processes = ["launcher", "learner-0", "learner-1", "replay"] if variant == "processes" else ["launcher"]
     assert [part.split()[0] for part in seen.at_peak.split("; ")] == processes
