@@ -1,28 +1,15 @@
 """The gate's bookkeeping and its two kinds of peers; what it measures is in docs/similarity.md."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from dase_grpc.errors import ConfigError
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks/similarity_gate.py"
-
 
 @pytest.fixture
-def gate(monkeypatch):
+def gate(script):
     """The script as a module under the name that its environment has."""
-    monkeypatch.syspath_prepend(SCRIPT.parent)
-    spec = importlib.util.spec_from_file_location("similarity_gate", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "similarity_gate", module)
-    spec.loader.exec_module(module)
-    return module
+    return script("similarity_gate")
 
 
 def test_the_gate_is_the_design_s(gate):
