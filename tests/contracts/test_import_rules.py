@@ -67,6 +67,8 @@ def test_asyncio_is_used_only_where_there_are_streams_or_processes():
     """import-linter does not see the standard library."""
     rooms = ("dase_grpc.wire.", "dase_grpc.nodes.")
     launchers = {
+        "dase_grpc.launch.cell_runner",
+        "dase_grpc.launch.experiment",
         "dase_grpc.launch.local",
         "dase_grpc.launch.processes",
         "dase_grpc.launch.train",
