@@ -76,13 +76,11 @@ class ExperimentFolder:
                 or nothing can be written there.
         """
         with contextlib.ExitStack() as stack:
-            try:
+            with self._writing():
                 self._own.mkdir(parents=True, exist_ok=True)
                 alone, cells = (
                     stack.enter_context((self._own / name).open("ab")) for name in ("lock", "cells.lock")
                 )
-            except OSError as error:
-                raise RunDirectoryError(f"cannot write to {self.path}: {error.strerror or error}") from None
             if not _lock(alone.fileno()):
                 raise RunDirectoryError(
                     f"another dase experiment runs in {self.path}; wait for its end, or choose another name"
@@ -113,25 +111,28 @@ class ExperimentFolder:
         Raises:
             RunDirectoryError: nothing can be written.
         """
-        try:
+        with self._writing():
             set_aside = self._set_aside(cell)
             self._failure(cell).unlink(missing_ok=True)
             self.config(cell).parent.mkdir(exist_ok=True)
             replace_file(self.config(cell), tomli_w.dumps(cell.config.model_dump(mode="json")).encode())
-        except OSError as error:
-            raise RunDirectoryError(f"cannot write to {self.path}: {error.strerror or error}") from None
         return f"{cell.name} starts over; what there was of it is in {set_aside}" if set_aside else None
 
     def fail(self, cell: Cell, reason: str) -> None:
-        """Notes why a cell failed, for the next time somebody looks."""
-        self._failure(cell).parent.mkdir(parents=True, exist_ok=True)
-        replace_file(self._failure(cell), f"{reason}\n".encode())
+        """Notes why a cell failed, for the next time somebody looks.
+
+        Raises:
+            RunDirectoryError: nothing can be written.
+        """
+        with self._writing():
+            self._failure(cell).parent.mkdir(exist_ok=True)
+            replace_file(self._failure(cell), f"{reason}\n".encode())
 
     def finish(self, cell: Cell, *, seconds: float) -> str | None:
         """Marks the cell's run as complete, once and at the very end; or says why it is not.
 
         Raises:
-            RunDirectoryError: its files are missing or damaged.
+            RunDirectoryError: its files are missing or damaged, or nothing can be written.
         """
         run = RunDirectory.open(self.run(cell))
         found = _status(run)
@@ -142,7 +143,8 @@ class ExperimentFolder:
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "seconds": round(seconds, 3),
         }
-        replace_file(run.path / FINISHED_FILE, f"{json.dumps(told)}\n".encode())
+        with self._writing():
+            replace_file(run.path / FINISHED_FILE, f"{json.dumps(told)}\n".encode())
         return None
 
     def step(self, cell: Cell) -> int:
@@ -159,6 +161,13 @@ class ExperimentFolder:
         found = [_evaluation(agent)[1] for agent in self._agents(cell)]
         known = [value for value in found if value is not None]
         return sum(known) / len(known) if known else None
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RunDirectoryError(f"cannot write to {self.path}: {error.strerror or error}") from None
 
     def _agents(self, cell: Cell) -> list[AgentDirectory]:
         """Those that have begun; without reading run.toml, since this is asked every second."""

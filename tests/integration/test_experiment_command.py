@@ -158,6 +158,14 @@ def test_an_experiment_runs_every_cell_once_and_the_next_time_none(experiment):
     assert {cell: one.files(cell) for cell in cells} == before
 
 
+def test_cells_may_be_clusters(experiment):
+    one = experiment(mode="cluster", matrix={"train.agents": [1, 2]})
+    assert one.run("--jobs", 5) == 0, one.output
+    assert one.finished() == {"agents-1", "agents-2"}
+    run = RunDirectory.open(one.path / "agents-2")
+    assert (run.run["mode"], len(run.agents())) == ("cluster", 2)
+
+
 def test_a_longer_list_of_seeds_runs_what_is_missing_although_names_change(experiment):
     one = experiment(matrix={"seed": [1]})
     assert one.run() == 0, one.output

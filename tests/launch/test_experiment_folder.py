@@ -13,7 +13,10 @@ from launch.experiments import small_cells, trained
 from dase_grpc.config import read_toml, resolve
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.launch import experiment_folder
+from dase_grpc.launch.experiment_file import parse_experiment
 from dase_grpc.launch.experiment_folder import FINISHED_FILE, OWN_FOLDER, ExperimentFolder, score
+from dase_grpc.launch.matrix import cells_of
+from dase_grpc.presets import layered
 
 
 @pytest.fixture
@@ -141,9 +144,32 @@ def test_a_new_try_sets_aside_what_there_was_with_its_log(folder, cell):
         assert not folder.run(cell).exists()
 
 
-def test_a_first_try_finds_the_whole_configuration(folder, cell):
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"agent.tau": 0.1 + 0.2}, {"env.kwargs": {"length": 30, "render_mode": "rgb_array"}}],
+    ids=["plain", "a number of many digits", "arguments"],
+)
+def test_a_first_try_finds_the_whole_configuration(folder, settings):
+    (cell,) = small_cells(settings=settings)
     assert folder.begin(cell) is None
     assert resolve(read_toml(folder.config(cell))) == cell.config
+
+
+def test_a_mixed_ensemble_reaches_its_process_as_it_is(folder):
+    (cell,) = cells_of(parse_experiment({"matrix": {"algo": ["td3,sac"], "agents": [3]}}, name="e")).cells
+    folder.begin(cell)
+    told = layered(preset_name=None, file=folder.config(cell), flags={}, assignments=[])
+    assert told == cell.config
+    assert told.algorithms == ("td3", "sac")
+
+
+def test_a_disk_that_refuses_is_told(folder, cell):
+    (folder.path / OWN_FOLDER / "configs").touch()
+    (folder.path / OWN_FOLDER / "failed").touch()
+    for attempt in (lambda: folder.begin(cell), lambda: folder.fail(cell, "it broke")):
+        with pytest.raises(RunDirectoryError) as refused:
+            attempt()
+        assert_one_sentence(refused.value, f"cannot write to {folder.path}: ")
 
 
 def test_why_a_cell_failed_is_kept_until_it_is_tried_again(folder, cell):
