@@ -78,14 +78,16 @@ class ExperimentFolder:
         with contextlib.ExitStack() as stack:
             with self._writing():
                 self._own.mkdir(parents=True, exist_ok=True)
-                alone, cells = (
+                lock, cells = (
                     stack.enter_context((self._own / name).open("ab")) for name in ("lock", "cells.lock")
                 )
-            if not _lock(alone.fileno()):
+                alone = _lock(lock.fileno())
+                free = alone and _lock(cells.fileno())
+            if not alone:
                 raise RunDirectoryError(
                     f"another dase experiment runs in {self.path}; wait for its end, or choose another name"
                 )
-            if not _lock(cells.fileno()):
+            if not free:
                 say("waiting for the processes of an experiment that was killed here")
                 if not _lock(cells.fileno(), within_s=ORPHANS_S):
                     raise RunDirectoryError(

@@ -46,7 +46,8 @@ class Experiment:
         common = {
             f"{section}.{key}": value for section, keys in SETTINGS.items() for key, value in keys.items()
         }
-        tables = {"name": self.name, "set": common | (settings or {}), "matrix": matrix, **more}
+        common = {key: value for key, value in (common | (settings or {})).items() if key not in matrix}
+        tables = {"name": self.name, "set": common, "matrix": matrix, **more}
         (self.folder / "experiment.toml").write_text(tomli_w.dumps(tables))
 
     def start(self, *flags: object) -> subprocess.Popen[bytes]:
