@@ -157,7 +157,7 @@ def _name(settings: Settings, varying: Sequence[str]) -> str:
     for key in varying:
         if key not in settings:
             continue
-        value = _text(settings[key])
+        value = _text(settings[key]) or "none"
         label = key.rpartition(".")[2] if short[key.rpartition(".")[2]] == 1 else key.replace(".", "-")
         parts.append(value if key in _SAID_BY_VALUE else f"{label}-{value}")
     name = re.sub(r"[^\w.+-]+", "-", "_".join(parts).replace(",", "+"), flags=re.ASCII)

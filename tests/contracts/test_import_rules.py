@@ -128,7 +128,9 @@ def test_the_state_and_the_base_load_no_network(module):
     assert not libraries_after(f"import {module}") & NETWORK
 
 
-@pytest.mark.parametrize("arguments", [("config",), ("--help",), ("train", "--help"), ("version",)])
+@pytest.mark.parametrize(
+    "arguments", [("config",), ("--help",), ("train", "--help"), ("experiment", "--help"), ("version",)]
+)
 def test_the_command_line_answers_without_loading_torch_or_grpc(arguments):
     loaded = libraries_after(command(*arguments))
     assert "typer" in loaded

@@ -227,7 +227,7 @@ def test_one_cell_alone_has_a_name_too():
 
 def test_arguments_of_an_environment_make_readable_names():
     assert names_of(matrix={"env.kwargs": [{}, {"length": 9}, {"length": 30}]}) == [
-        "kwargs-",
+        "kwargs-none",
         "kwargs-length-9",
         "kwargs-length-30",
     ]
