@@ -21,7 +21,7 @@ from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 TESTS = Path(__file__).parents[1]
 PATIENCE_S = 120.0
@@ -87,9 +87,12 @@ class Experiment:
         return {mark.parent.name for mark in self.path.glob(f"*/{FINISHED_FILE}")}
 
     def trains(self, cell: str) -> bool:
-        """Whether a cell has begun to train and still does."""
-        evaluations = self.path / cell / "agents" / "0" / "evaluations.csv"
-        return cell in self.children() and len(read_evaluations(evaluations)) >= 2
+        """Whether all agents of a cell have begun to train and still do."""
+        if cell not in self.children() or not (self.path / cell / "run.toml").exists():
+            return False
+        run = RunDirectory.open(self.path / cell)
+        agents = [run.agent(agent_id) for agent_id in range(run.config.train.agents)]
+        return all(len(read_evaluations(agent.evaluations.path)) >= 3 for agent in agents)
 
     def until(self, condition: Callable[[], bool]) -> None:
         limit = time.monotonic() + PATIENCE_S
