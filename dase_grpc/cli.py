@@ -155,6 +155,7 @@ def train(
     lockstep: Lockstep = False,
     name: Name = None,
     runs: Runs = Path("runs"),
+    stdin_is_leash: Leash = False,
 ) -> None:
     """Trains K agents on this machine: one replay service and K learner processes.
 
@@ -166,7 +167,37 @@ def train(
     settings = _settings(
         {**_files(preset, config, assignments), **_choices(algo, method, env, agents, steps)}, seed
     )
-    train_here(TrainOptions(settings, runs, name=name, gpu=gpu, lockstep=lockstep, command=sys.argv))
+    train_here(
+        TrainOptions(
+            settings,
+            runs,
+            name=name,
+            gpu=gpu,
+            lockstep=lockstep,
+            command=sys.argv,
+            stdin_is_leash=stdin_is_leash,
+        )
+    )
+
+
+@app.command()
+def experiment(
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment, docs/experiments.md.")],
+    *,
+    runs: Annotated[Path, _option("--runs", "Where the experiment's folder is kept; else runs.")] = Path(
+        "runs"
+    ),
+    jobs: Annotated[
+        int | None, _option("--jobs", "Cores to keep busy; else all that there are.", min=1)
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the cells and their states; start nothing.")
+    ] = False,
+) -> None:
+    """Trains every cell of a matrix that has not finished yet, several at a time."""
+    from dase_grpc.launch.experiment import ExperimentOptions, experiment_here
+
+    raise typer.Exit(experiment_here(ExperimentOptions(file, runs, jobs, dry_run, command=sys.argv)))
 
 
 @app.command()

@@ -42,7 +42,7 @@ def sentence(error: ValidationError, *, known: Sequence[str]) -> str:
     kind, value = first["type"], first["input"]
     key = ".".join(str(part) for part in first["loc"] if part not in _BRANCHES)
     if kind == "extra_forbidden":
-        return _unknown(key, value, known)
+        return unknown_setting(key, value, known)
     if kind == "value_error":  # our own words, which name the value
         message = str(first["msg"]).removeprefix("Value error, ")
         named = any(
@@ -59,7 +59,8 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _unknown(key: str, value: Any, known: Sequence[str]) -> str:
+def unknown_setting(key: str, value: Any, known: Sequence[str]) -> str:
+    """Says that `known` has no such key, and which one may be meant."""
     if "." not in key and isinstance(value, Mapping) and value:
         key = f"{key}.{next(iter(value))}"
     elsewhere = [name for name in known if name.partition(".")[2] == key.rpartition(".")[2]]

@@ -17,7 +17,7 @@ from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
 
-COMMANDS = ("train", "node", "config", "evaluate", "report", "compare", "version")
+COMMANDS = ("train", "experiment", "node", "config", "evaluate", "report", "compare", "version")
 
 
 @pytest.fixture
@@ -78,7 +78,8 @@ def test_node_has_the_flags_that_the_documents_name(dase, flag):
 
 
 def test_the_leash_is_not_for_people(dase):
-    assert "leash" not in dase("node", "--help")[1]
+    for command in ("node", "train"):
+        assert "leash" not in dase(command, "--help")[1]
 
 
 def test_the_version_is_that_of_the_package(dase):
@@ -160,6 +161,16 @@ def world(name: str, *more: object) -> tuple[object, ...]:
     return ("train", "--env", f"worlds:{name}", *more)
 
 
+EXPERIMENTS = {
+    "empty.toml": "",
+    "discrete.toml": '[matrix]\nenv = ["worlds:PointGoal", "worlds:DiscreteAction"]\n',
+    "breaks.toml": '[set]\nenv.id = "worlds:RaisesAtStep"\n[matrix]\nenv.kwargs = [{at = 2}, {at = 1}]\n',
+    "small.toml": (
+        '[set]\nenv = "worlds:PointGoal"\nagent.start_steps = 9\n'
+        '[matrix]\nreplay.capacity = ["1MiB", "1KiB"]\n'
+    ),
+}
+
 REFUSED = {
     "an unbounded action": (world("UnboundedAction"), r"action dimension 1 has the bounds \[-1\.0, inf\]"),
     "a huge action": (world("HugeAction"), r"action dimension 0 has the bounds"),
@@ -228,6 +239,20 @@ REFUSED = {
     "evaluating no run": (("evaluate", "nothing"), r"there is no nothing"),
     "evaluating another folder": (("evaluate", "empty"), r"empty is neither a run, an agent's directory nor"),
     "reporting on no run": (("report", "empty"), r"empty is not a run: it has no run\.toml"),
+    "no experiment": (("experiment", "missing.toml"), r"cannot read the experiment missing\.toml: No such"),
+    "an experiment without cells": (("experiment", "empty.toml"), r"empty\.toml: there are no cells"),
+    "an experiment with a bad cell": (
+        ("experiment", "discrete.toml"),
+        r"cell worlds-DiscreteAction: environment 'worlds:DiscreteAction' has the action space Discrete\(3\)",
+    ),
+    "an experiment with a cell that breaks when it is tried out": (
+        ("experiment", "breaks.toml"),
+        r"cell kwargs-at-1: trying out worlds:RaisesAtStep failed with RuntimeError: the simulator broke at",
+    ),
+    "an experiment whose buffer is too small": (
+        ("experiment", "small.toml"),
+        r"cell capacity-1KiB: agent\.batch_size = 256 exceeds replay\.capacity = 36;",
+    ),
     "a run name that is a path": (world("PointGoal", "--name", "a/b"), r"'a/b' cannot name a run"),
     "a run name that is taken": (
         world("PointGoal", "--name", "taken"),
@@ -243,6 +268,8 @@ def test_refuses_in_one_sentence(dase, tmp_path, arguments, sentence):
     (tmp_path / "runs" / "taken").mkdir(parents=True)
     (tmp_path / "runs" / "taken" / "mine.txt").touch()
     (tmp_path / "lacking.py").write_text("import robot_simulator\n")
+    for name, text in EXPERIMENTS.items():
+        (tmp_path / name).write_text(text)
     code, out, err = dase(*arguments)
     assert code == 2
     assert re.fullmatch(rf"error: .*{sentence}.*\n", err)

@@ -17,7 +17,7 @@ from typing import Final
 from rich.console import Console
 
 from dase_grpc.capacity import transitions
-from dase_grpc.config import RunConfig, require_capacity
+from dase_grpc.config import EnvConfig, RunConfig, require_capacity
 from dase_grpc.errors import ConfigError, DaseError, NodeFailedError, RunDirectoryError
 from dase_grpc.launch.display import Snapshot, make_display
 from dase_grpc.launch.local import run_cluster
@@ -30,6 +30,7 @@ from dase_grpc.runs.directory import AgentDirectory, RunDirectory, checkpoint_pa
 from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
 from dase_grpc.runs.report import write_report
+from dase_grpc.schema import TransitionSchema
 
 REDRAW_S: Final = 0.25
 SAME_SECOND: Final = 100
@@ -46,6 +47,7 @@ class TrainOptions:
     gpu: int | None = None
     lockstep: bool = False
     command: Sequence[str] = ()
+    stdin_is_leash: bool = False
 
 
 class PatientConsole(Console):
@@ -104,12 +106,30 @@ def check(config: RunConfig, *, gpu: int | None = None) -> None:
         from dase_grpc.learning.device import pick_device  # torch takes seconds to import
 
         pick_device(gpu)
-    env = make_env(config.env.id, config.env.kwargs)
+    check_capacity(config, probed(config.env))
+
+
+def probed(config: EnvConfig) -> TransitionSchema:
+    """Tries the environment out; what its transitions look like.
+
+    Raises:
+        EnvironmentSpecError: the environment cannot be made, or no agent here can act in it.
+    """
+    env = make_env(config.id, config.kwargs)
     try:
-        schema = schema_of(env, config.env.id)
+        schema = schema_of(env, config.id)
         probe(env)
     finally:
         env.close()
+    return schema
+
+
+def check_capacity(config: RunConfig, schema: TransitionSchema) -> None:
+    """Checks the buffer's size, now that that of a transition is known.
+
+    Raises:
+        ConfigError: a capacity in bytes holds too few transitions.
+    """
     try:
         require_capacity(config, transitions(config.replay.capacity, row_bytes=schema.row_bytes))
     except ValueError as error:
@@ -166,7 +186,7 @@ def _train_in_lockstep(options: TrainOptions, directory: RunDirectory, console: 
 
     drawn_at = 0.0
     with (
-        halt_event() as halt,
+        halt_event(stdin_is_leash=options.stdin_is_leash) as halt,
         open_lockstep(options.config, directory, gpu=options.gpu) as run,
         make_display(console, options.config) as display,
     ):
@@ -186,7 +206,7 @@ def _train_in_lockstep(options: TrainOptions, directory: RunDirectory, console: 
 
 
 async def _train_in_cluster(options: TrainOptions, directory: RunDirectory, console: Console) -> None:
-    async with stop_event(stdin_is_leash=False) as stop:
+    async with stop_event(stdin_is_leash=options.stdin_is_leash) as stop:
         await run_cluster(
             options.config,
             directory,

@@ -151,7 +151,7 @@ class RunDirectory:
         if existing.config != config:
             raise RunDirectoryError(
                 f"{existing.path} is a run with another configuration "
-                f"({_first_difference(existing.config, config)}); choose another name"
+                f"({first_difference(existing.config, config)}); choose another name"
             )
         return existing
 
@@ -225,7 +225,8 @@ def _refusal(path: Path, error: OSError) -> str:
     return f"cannot make the run directory {path}: {error.strerror or error}"
 
 
-def _first_difference(ours: RunConfig, theirs: RunConfig) -> str:
+def first_difference(ours: RunConfig, theirs: RunConfig) -> str:
+    """The first setting in which two configurations differ, `ours` being the one on disk."""
     left, right = ours.model_dump(mode="json"), theirs.model_dump(mode="json")
     for section, values in left.items():
         if not isinstance(values, dict):

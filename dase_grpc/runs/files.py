@@ -58,6 +58,18 @@ def whole_lines(path: Path) -> list[str]:
     return data[: data.rfind(b"\n") + 1].decode().splitlines()
 
 
+def last_line(path: Path, *, within_bytes: int = 65_536) -> str:
+    """The last finished line of a text file without reading all of it; empty where there is none."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - within_bytes))
+            end = file.read(within_bytes)
+    except FileNotFoundError:
+        return ""
+    return end[: end.rfind(b"\n") + 1].rstrip(b"\n").rpartition(b"\n")[2].decode(errors="replace")
+
+
 def write_synced(path: Path, data: bytes) -> None:
     """Writes a new file and returns once the disk has it."""
     with path.open("xb") as file:

@@ -12,7 +12,6 @@ from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs.curves import Series, returns, shared_curves
 from dase_grpc.runs.directory import RUN_FILE, RunDirectory
 from dase_grpc.runs.evaluations import read_evaluations
-from dase_grpc.runs.files import STAGING_PREFIX
 
 
 @dataclass(frozen=True)
@@ -98,13 +97,16 @@ def read_runs(paths: Iterable[Path], *, unfinished: bool = False) -> tuple[list[
 
 
 def _below(path: Path) -> Iterable[Path]:
-    """A run holds no other runs, so the search ends where it finds one."""
+    """A run holds no other runs, so the search ends where it finds one; hidden folders hold none to compare.
+
+    Runs that are being made and tries that an experiment has set aside lie in hidden folders.
+    """
     for folder, inner, files in os.walk(path):
         if RUN_FILE in files:
             inner.clear()
             yield Path(folder)
         else:
-            inner[:] = sorted(name for name in inner if not name.startswith(STAGING_PREFIX))
+            inner[:] = sorted(name for name in inner if not name.startswith("."))
 
 
 def _read(path: Path) -> SourceRun:
