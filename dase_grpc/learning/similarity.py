@@ -3,12 +3,15 @@
 import math
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from dase_grpc.learning.batch import Batch
 from dase_grpc.learning.dps import DpsOptions, Similarity, deviations, measure, measure_rows, row_weights
+
+_TINY: Final = torch.finfo(torch.float64).tiny
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,20 @@ class Weighing:
     mean_term: Tensor
     external: Tensor
     degenerate: Tensor
+
+    @property
+    def external_share(self) -> Tensor:
+        """Σ_ext w / Σ w, the share of the loss weight of external rows; a float64 scalar, 0 of nothing."""
+        return self.external * self.similarity / self._total.clamp(min=_TINY)
+
+    @property
+    def effective_batch(self) -> Tensor:
+        """Σ w / max w, the batch in rows of the largest weight; a float64 scalar, 0 of nothing."""
+        return self._total / self.weight.max().double().clamp(min=_TINY)
+
+    @property
+    def _total(self) -> Tensor:
+        return self.weight.sum(dtype=torch.float64)
 
 
 class SimilarityWeigher:

@@ -10,7 +10,7 @@ import tomli_w
 from dase_grpc.config import RunConfig
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs import page, plots
-from dase_grpc.runs.curves import FINAL, SMOOTHING, Series, recent_weights, returns
+from dase_grpc.runs.curves import FINAL, SMOOTHING, Series, column, recent, recent_weights, returns
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.files import replace_file
 from dase_grpc.runs.reference import PublishedRow, published
@@ -227,7 +227,51 @@ def _similarity(config: RunConfig, records: Records) -> list[page.Markup]:
         "shifted.",
         otherwise="No term of the divergence has been recorded yet.",
     )
-    return [lines, *_weights_by_pair(records), terms]
+    return [
+        *_shares(config, records),
+        lines,
+        *_weights_by_pair(records),
+        terms,
+        *_terms_by_source(records),
+    ]
+
+
+def _shares(config: RunConfig, records: Records) -> list[page.Markup]:
+    """How much of what an agent learns from is other agents' transitions."""
+    picture = page.figure(
+        plots.sharing(records, config.agent.batch_size),
+        "Left: the share of the loss weight that external transitions have, Σ w of the external rows over "
+        "Σ w of the batch. Right: the effective batch size Σ w / max w, how many rows of full weight the "
+        "batch is worth. Means over the updates between two records that were looked at.",
+        otherwise="No share of external transitions has been recorded yet.",
+    )
+    shares = [recent(column(rows, "external_share")) for rows in records.values()]
+    batches = [recent(column(rows, "effective_batch")) for rows in records.values()]
+    said = [
+        (share, batch) for share, batch in zip(shares, batches, strict=True) if share is not None and batch
+    ]
+    if not said:
+        return [picture]
+    share, batch = np.mean(said, axis=0)
+    sentence = (
+        f"Over the last quarter of the run, mean over agents: external transitions have "
+        f"{100 * share:.2g} % of the loss weight, and a batch of {config.agent.batch_size} counts as "
+        f"{batch:.4g} transitions."
+    )
+    return [page.note(sentence), picture]
+
+
+def _terms_by_source(records: Records) -> list[page.Markup]:
+    if len(records) < 3:  # the one source is the pool
+        return []
+    return [
+        page.figure(
+            plots.source_terms(records),
+            "The two summands for each collecting agent's transitions by themselves: solid the covariance "
+            "term, dotted the mean term.",
+            otherwise="No term of a single agent has been recorded yet.",
+        )
+    ]
 
 
 def _weights_by_pair(records: Records) -> list[page.Markup]:
