@@ -25,6 +25,16 @@ _METHODS: Final = {
     "none": "experience sharing without correction (λ = 1)",
     "isolated": "isolated agents on one buffer (λ = 0)",
 }
+_USED: Final = {
+    "pooled": "one λ for all external transitions of a batch",
+    "agent": "the mean of the external transitions' λ, one for each collecting agent",
+    "transition": "the mean of the external transitions' λ, each its own",
+}
+_BY_SOURCE: Final = {
+    "pooled": "a diagnostic that weighs nothing; what weighs is the λ of all external transitions together",
+    "agent": "which is what weighs",
+    "transition": "their mean",
+}
 
 
 def write_report(run: RunDirectory) -> Path:
@@ -214,10 +224,10 @@ def _similarity(config: RunConfig, records: Records) -> list[page.Markup]:
         return [page.empty("One agent has no peers, so there is nothing to compare.")]
     lines = page.figure(
         plots.similarity_over_time(records),
-        "Dashed: the weight used, one λ for all external transitions of a batch, mean over the updates "
-        "between two records; 1 counts like the learner's own, 0 not at all. In colour: λ of each "
-        "collecting agent's transitions by themselves, a diagnostic that weighs nothing. On a logarithmic "
-        "scale; values under 10⁻⁹, 0 included, are drawn there.",
+        f"Dashed: the weight used, {_USED[config.dps.scope]}, mean over the updates between two records; 1 "
+        f"counts like the learner's own, 0 not at all. In colour: λ of each collecting agent's transitions "
+        f"by themselves, {_BY_SOURCE[config.dps.scope]}. On a logarithmic scale; values under 10⁻⁹, 0 "
+        f"included, are drawn there.",
         otherwise="No similarity weight has been recorded yet.",
     )
     terms = page.figure(
@@ -230,7 +240,7 @@ def _similarity(config: RunConfig, records: Records) -> list[page.Markup]:
     return [
         *_shares(config, records),
         lines,
-        *_weights_by_pair(records),
+        *_weights_by_pair(config, records),
         terms,
         *_terms_by_source(records),
     ]
@@ -274,15 +284,15 @@ def _terms_by_source(records: Records) -> list[page.Markup]:
     ]
 
 
-def _weights_by_pair(records: Records) -> list[page.Markup]:
+def _weights_by_pair(config: RunConfig, records: Records) -> list[page.Markup]:
     ids, weights = recent_weights(records)
     if not np.isfinite(weights).any():
         return []
     cut = f" The first {page.SHOWN_CELLS} agents are shown." if len(ids) > page.SHOWN_CELLS else ""
     return [
         page.note(
-            f"Mean λ of each pair by itself over the last quarter of the run: a diagnostic, what weighs is "
-            f"the λ of all external transitions together.{cut}"
+            f"Mean λ of each pair by itself over the last quarter of the run: "
+            f"{_BY_SOURCE[config.dps.scope]}.{cut}"
         ),
         page.heat_map(ids, weights),
     ]

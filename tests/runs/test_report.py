@@ -333,3 +333,14 @@ def test_a_logarithmic_axis_has_at_least_two_labels(lowest: float, highest: floa
     assert picture is not None
     ticks = picture[picture.index('id="matplotlib.axis_2"') : picture.index('id="axes_2"')]
     assert 2 <= ticks.count('id="ytick_') <= 6
+
+
+@pytest.mark.parametrize(
+    ("scope", "words"), [("agent", "which is what weighs"), ("transition", "by themselves, their mean")]
+)
+def test_the_page_says_what_weighs_in_each_scope(tmp_path: Path, scope: str, words: str) -> None:
+    run = make_run(tmp_path, {"dps": {"scope": scope}})
+    fill(run.agent(0), evaluations=1, records=4)
+    text = text_of(run)
+    assert words in text
+    assert "weighs nothing" not in text
