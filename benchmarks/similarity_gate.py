@@ -8,7 +8,7 @@ A measure is a named one, the --set flags together, or both; with neither, the d
 lockstep, Pendulum-v1, small networks; a score is the mean of agent 0's last three evaluations.
 
 flip: K = 3, agents 1 and 2 in a Pendulum whose torque has the opposite sign, 10 000 steps.
-random: K = 4, agents 1 to 3 act uniformly at random, 9 000 steps.
+random: K = 4, agents 1 to 3 act uniformly at random, 7 000 steps.
 
 Each finished run is a line of the CSV file (--results), and what is there already is not run again. The
 last line says whether the gate holds: the default passes both halves, `none` fails flip and `isolated`
@@ -91,7 +91,8 @@ class Half:
 
 HALVES: Final[Mapping[str, Half]] = {
     "flip": Half(3, 10_000, Peer(env=EnvConfig(id="similarity_gate:reversed_pendulum")), -800.0),
-    "random": Half(4, 9_000, Peer(random=True), -450.0),
+    # At 9 000 steps agents on their own have caught up: docs/similarity.md, The gate.
+    "random": Half(4, 7_000, Peer(random=True), -450.0),
 }
 EXPECTED: Final = (
     (label({}), "flip", True),

@@ -25,10 +25,10 @@ def gate(monkeypatch):
     return module
 
 
-def test_the_gate_is_the_design_s(gate):
+def test_the_gate_is_the_design_s_but_for_the_length_of_the_random_half(gate):
     flip, noise = gate.HALVES["flip"], gate.HALVES["random"]
     assert (flip.agents, flip.steps, flip.threshold) == (3, 10_000, -800)
-    assert (noise.agents, noise.steps, noise.threshold) == (4, 9_000, -450)
+    assert (noise.agents, noise.steps, noise.threshold) == (4, 7_000, -450)
     assert noise.peer.random
     assert noise.peer.env is None
     config = gate.configuration(gate.Cell("flip", gate.label({}), 3, 10_000))
