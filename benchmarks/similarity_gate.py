@@ -181,12 +181,14 @@ class Verdict:
         )
 
 
-def verdicts(measures: Sequence[str], seeds: Sequence[int], results: Mapping[Cell, float]) -> list[Verdict]:
-    """Each measure's in each half, without those that have no score yet."""
+def verdicts(
+    measures: Sequence[str], seeds: Sequence[int], results: Mapping[Cell, float], *, steps: int | None = None
+) -> list[Verdict]:
+    """Each measure's in each half, without those that have no score yet; `steps` replaces the halves' own."""
     found = []
     for measure in measures:
         for name, half in HALVES.items():
-            cells = [Cell(name, measure, seed, half.steps) for seed in seeds]
+            cells = [Cell(name, measure, seed, steps or half.steps) for seed in seeds]
             scores = [results[cell] for cell in cells if cell in results]
             found += [Verdict(measure, name, scores)] if scores else []
     return found
@@ -226,6 +228,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], metavar="dps.KEY=VALUE", help="repeatable")
     parser.add_argument("--seeds", default="0,1,2", help="separated by commas")
     parser.add_argument("--half", action="append", choices=tuple(HALVES), help="only this one")
+    parser.add_argument("--steps", type=int, help="another length than the halves' own, to see when")
     parser.add_argument("--jobs", type=int, default=max((os.cpu_count() or 2) // 2, 1), help="processes")
     parser.add_argument("--results", type=Path, default=Path("similarity_gate.csv"), metavar="FILE")
     parser.add_argument("--summary", action="store_true", help="print the table of FILE and run nothing")
@@ -245,14 +248,16 @@ def main() -> None:
         measures = list(dict.fromkeys(cell.measure for cell in results))
     else:
         cells = [
-            Cell(half, measure, seed, HALVES[half].steps)
+            Cell(half, measure, seed, given.steps or HALVES[half].steps)
             for seed in seeds
             for measure in measures
             for half in given.half or tuple(HALVES)
         ]
         note = partial(append_result, given.results)
         results = run_missing(cells, results, play=play, note=note, jobs=given.jobs)
-    print(table(verdicts(measures, seeds, results)))
+    print(table(verdicts(measures, seeds, results, steps=given.steps)))
+    if given.steps:
+        return  # the gate is judged at its own lengths
     holds, sentence = judgement(seeds, results)
     print(f"\n{sentence}")
     sys.exit(holds is False)

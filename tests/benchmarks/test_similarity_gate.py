@@ -143,3 +143,14 @@ def test_the_command_ends_with_1_where_the_gate_does_not_hold(
         gate.main()
     assert ended.value.code == code
     assert capsys.readouterr().out.count("\n") == 10
+
+
+def test_another_length_is_shown_and_not_judged(gate, tmp_path, monkeypatch, capsys):
+    file = tmp_path / "gate.csv"
+    for seed in (0, 1, 2):
+        gate.append_result(file, gate.Cell("random", gate.label({}), seed, 500), -800.0)
+    monkeypatch.setattr(sys, "argv", ["gate", "--summary", "--results", str(file), "--steps", "500"])
+    gate.main()
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "| `jeffreys` | random | −800 | 0 | −800 to −800 | 3 | fails |"
+    ]
