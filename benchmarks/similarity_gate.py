@@ -8,7 +8,7 @@ A measure is a named one, the --set flags together, or both; with neither, the d
 lockstep, Pendulum-v1, small networks; a score is the mean of agent 0's last three evaluations.
 
 flip: K = 3, agents 1 and 2 in a Pendulum whose torque has the opposite sign, 10 000 steps.
-random: K = 4, agents 1 to 3 act uniformly at random, 7 000 steps.
+random: K = 16, agents 1 to 15 act uniformly at random, 9 000 steps.
 
 Each finished run is a line of the CSV file (--results), and what is there already is not run again. The
 last line says whether the gate holds: the default passes both halves, `none` fails flip and `isolated`
@@ -23,7 +23,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -91,8 +91,8 @@ class Half:
 
 HALVES: Final[Mapping[str, Half]] = {
     "flip": Half(3, 10_000, Peer(env=EnvConfig(id="similarity_gate:reversed_pendulum")), -800.0),
-    # At 9 000 steps agents on their own have caught up: docs/similarity.md, The gate.
-    "random": Half(4, 7_000, Peer(random=True), -450.0),
+    # With K = 4, 16 own rows of a batch are enough to learn alone: docs/similarity.md, The gate.
+    "random": Half(16, 9_000, Peer(random=True), -450.0),
 }
 EXPECTED: Final = (
     (label({}), "flip", True),
@@ -111,11 +111,12 @@ class Cell:
     measure: str
     seed: int
     steps: int
+    agents: int
 
 
 def configuration(cell: Cell) -> RunConfig:
     """The run's configuration."""
-    train = {"agents": HALVES[cell.half].agents, "steps": cell.steps, "seed": cell.seed}
+    train = {"agents": cell.agents, "steps": cell.steps, "seed": cell.seed}
     return resolve(SETTINGS, {"dps": json.loads(cell.measure), "train": train})
 
 
@@ -123,7 +124,7 @@ def play(cell: Cell) -> float:
     """Trains and scores one cell; a run whose networks diverge scores minus infinity."""
     half = HALVES[cell.half]
     config = configuration(cell)
-    peers = dict.fromkeys(range(1, half.agents), half.peer)
+    peers = dict.fromkeys(range(1, cell.agents), half.peer)
     with tempfile.TemporaryDirectory(prefix="gate-") as folder:
         directory = RunDirectory.create(Path(folder), "run", config, mode="lockstep")
         try:
@@ -141,7 +142,9 @@ def play(cell: Cell) -> float:
 def read_results(path: Path) -> dict[Cell, float]:
     """The finished cells of a CSV file; none where there is no file."""
     return {
-        Cell(row["half"], row["measure"], int(row["seed"]), int(row["steps"])): float(row["score"])
+        Cell(row["half"], row["measure"], int(row["seed"]), int(row["steps"]), int(row["agents"])): float(
+            row["score"]
+        )
         for row in read_rows(path)
     }
 
@@ -182,13 +185,17 @@ class Verdict:
 
 
 def verdicts(
-    measures: Sequence[str], seeds: Sequence[int], results: Mapping[Cell, float], *, steps: int | None = None
+    measures: Sequence[str],
+    seeds: Sequence[int],
+    results: Mapping[Cell, float],
+    *,
+    halves: Mapping[str, Half] = HALVES,
 ) -> list[Verdict]:
-    """Each measure's in each half, without those that have no score yet; `steps` replaces the halves' own."""
+    """Each measure's in each half, without those that have no score yet."""
     found = []
     for measure in measures:
-        for name, half in HALVES.items():
-            cells = [Cell(name, measure, seed, steps or half.steps) for seed in seeds]
+        for name, half in halves.items():
+            cells = [Cell(name, measure, seed, half.steps, half.agents) for seed in seeds]
             scores = [results[cell] for cell in cells if cell in results]
             found += [Verdict(measure, name, scores)] if scores else []
     return found
@@ -228,7 +235,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], metavar="dps.KEY=VALUE", help="repeatable")
     parser.add_argument("--seeds", default="0,1,2", help="separated by commas")
     parser.add_argument("--half", action="append", choices=tuple(HALVES), help="only this one")
-    parser.add_argument("--steps", type=int, help="another length than the halves' own, to see when")
+    parser.add_argument("--steps", type=int, help="another length than the halves' own, to see its effect")
+    parser.add_argument("--agents", type=int, help="another K than the halves' own, to see its effect")
     parser.add_argument("--jobs", type=int, default=max((os.cpu_count() or 2) // 2, 1), help="processes")
     parser.add_argument("--results", type=Path, default=Path("similarity_gate.csv"), metavar="FILE")
     parser.add_argument("--summary", action="store_true", help="print the table of FILE and run nothing")
@@ -243,21 +251,26 @@ def main() -> None:
     except DaseError as error:
         sys.exit(str(error))
     seeds = [int(seed) for seed in given.seeds.split(",")]
+    halves = {
+        name: replace(half, steps=given.steps or half.steps, agents=given.agents or half.agents)
+        for name, half in HALVES.items()
+        if name in (given.half or HALVES)
+    }
     results = read_results(given.results)
     if given.summary:
         measures = list(dict.fromkeys(cell.measure for cell in results))
     else:
         cells = [
-            Cell(half, measure, seed, given.steps or HALVES[half].steps)
+            Cell(name, measure, seed, half.steps, half.agents)
             for seed in seeds
             for measure in measures
-            for half in given.half or tuple(HALVES)
+            for name, half in halves.items()
         ]
         note = partial(append_result, given.results)
         results = run_missing(cells, results, play=play, note=note, jobs=given.jobs)
-    print(table(verdicts(measures, seeds, results, steps=given.steps)))
-    if given.steps:
-        return  # the gate is judged at its own lengths
+    print(table(verdicts(measures, seeds, results, halves=halves)))
+    if given.steps or given.agents:
+        return  # the gate is judged by its own settings
     holds, sentence = judgement(seeds, results)
     print(f"\n{sentence}")
     sys.exit(holds is False)

@@ -25,13 +25,13 @@ def gate(monkeypatch):
     return module
 
 
-def test_the_gate_is_the_design_s_but_for_the_length_of_the_random_half(gate):
+def test_the_gate_is_the_design_s_but_for_the_number_of_random_peers(gate):
     flip, noise = gate.HALVES["flip"], gate.HALVES["random"]
     assert (flip.agents, flip.steps, flip.threshold) == (3, 10_000, -800)
-    assert (noise.agents, noise.steps, noise.threshold) == (4, 7_000, -450)
+    assert (noise.agents, noise.steps, noise.threshold) == (16, 9_000, -450)
     assert noise.peer.random
     assert noise.peer.env is None
-    config = gate.configuration(gate.Cell("flip", gate.label({}), 3, 10_000))
+    config = gate.configuration(gate.Cell("flip", gate.label({}), 3, 10_000, 3))
     assert (config.env.id, config.train.seed, config.agent.hidden) == ("Pendulum-v1", 3, (64, 64))
     assert (config.agent.batch_size, config.agent.actor_lr, config.agent.critic_lr) == (64, 1e-3, 1e-3)
 
@@ -59,13 +59,13 @@ def test_a_measure_is_named_by_what_differs_from_the_default(gate):
 def test_each_half_plays_and_scores_a_short_run(gate, half, monkeypatch):
     monkeypatch.setitem(gate.SETTINGS, "eval", {"every": 20, "episodes": 1, "max_episode_steps": 10})
     monkeypatch.setitem(gate.SETTINGS["agent"], "start_steps", 20)
-    cell = gate.Cell(half, gate.label({"scope": "agent", "floor": True}), 0, 30)
+    cell = gate.Cell(half, gate.label({"scope": "agent", "floor": True}), 0, 30, 3)
     assert -200 < gate.play(cell) < 0
 
 
 def test_finished_cells_are_not_run_again(gate, tmp_path):
     file = tmp_path / "results/gate.csv"
-    cells = [gate.Cell("flip", gate.label({"divergence": "kl"}), seed, 10_000) for seed in (0, 1)]
+    cells = [gate.Cell("flip", gate.label({"divergence": "kl"}), seed, 10_000, 3) for seed in (0, 1)]
     for seed, cell in enumerate(cells):
         gate.append_result(file, cell, -100.25 - seed)
 
@@ -77,11 +77,14 @@ def test_finished_cells_are_not_run_again(gate, tmp_path):
     assert len(file.read_text().splitlines()) == 3
 
 
+def size(gate, half):
+    return gate.HALVES[half].steps, gate.HALVES[half].agents
+
+
 def scored(gate, scores, *, seeds=(0, 1, 2)):
     """Results that lie 10 below, at and 10 above what is given for a measure and a half."""
     return {
-        gate.Cell(half, gate.label(gate.NAMED[measure]), seed, gate.HALVES[half].steps): score
-        + 10 * (seed - 1)
+        gate.Cell(half, gate.label(gate.NAMED[measure]), seed, *size(gate, half)): score + 10 * (seed - 1)
         for (measure, half), score in scores.items()
         for seed in seeds
     }
@@ -145,11 +148,13 @@ def test_the_command_ends_with_1_where_the_gate_does_not_hold(
     assert capsys.readouterr().out.count("\n") == 10
 
 
-def test_another_length_is_shown_and_not_judged(gate, tmp_path, monkeypatch, capsys):
+def test_another_size_is_shown_and_not_judged(gate, tmp_path, monkeypatch, capsys):
     file = tmp_path / "gate.csv"
     for seed in (0, 1, 2):
-        gate.append_result(file, gate.Cell("random", gate.label({}), seed, 500), -800.0)
-    monkeypatch.setattr(sys, "argv", ["gate", "--summary", "--results", str(file), "--steps", "500"])
+        gate.append_result(file, gate.Cell("random", gate.label({}), seed, 500, 5), -800.0)
+    monkeypatch.setattr(
+        sys, "argv", ["gate", "--summary", "--results", str(file), "--steps", "500", "--agents", "5"]
+    )
     gate.main()
     assert capsys.readouterr().out.splitlines()[2:] == [
         "| `jeffreys` | random | −800 | 0 | −800 to −800 | 3 | fails |"
