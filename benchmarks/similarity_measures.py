@@ -134,7 +134,9 @@ def with_interval(values: Sequence[float]) -> str:
 
 def number(value: float) -> str:
     """A whole number with a minus sign."""
-    return f"{value:,.0f}".replace("-", "−")
+    if not math.isfinite(value):
+        return str(value).replace("-", "−")
+    return f"{round(value):,}".replace("-", "−")  # rounding to an integer leaves no minus zero
 
 
 def small(value: float) -> str:

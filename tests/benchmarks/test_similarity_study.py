@@ -160,3 +160,12 @@ def test_a_short_run_is_played_and_scored(study, monkeypatch):
     assert 0 < result.final < 50
     assert 0 < result.similarity_weight < 1
     assert 32 < result.effective_batch < 64
+
+
+def test_numbers_have_a_minus_sign_and_no_minus_zero(study):
+    from similarity_measures import number, small, with_interval
+
+    assert [number(value) for value in (-1234.5, -0.4, 0.4, -math.inf)] == ["−1,234", "0", "0", "−inf"]
+    assert [small(value) for value in (0.0, 0.5, 0.0004)] == ["0.00", "0.50", "4e-04"]
+    assert with_interval([]) == "–"
+    assert with_interval([3.0, 3.0]) == "3"
