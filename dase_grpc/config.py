@@ -78,6 +78,21 @@ class DpsConfig(Section):
         False, description="subtract from ρ, down to 0, what equal Gaussians show at this number of rows"
     )
     normalise: bool = Field(False, description="divide ρ by n, the number of action dimensions")
+    memory: float = Field(
+        0.0,
+        ge=0,
+        description="half-life, in updates, of running moments of Σ and μ over the batches, for agents with "
+        "few rows in each; 0 looks at each batch alone",
+    )
+
+    @model_validator(mode="after")
+    def _memory_has_a_group(self) -> Self:
+        if self.memory and self.scope == "transition":
+            raise ValueError(
+                f"memory = {self.memory:g} has no use with scope = transition, whose rows share nothing; "
+                f"leave memory out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _has_an_expectation(self) -> Self:

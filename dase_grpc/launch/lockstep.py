@@ -64,7 +64,8 @@ class Peer:
     Attributes:
         env: the environment it explores and is evaluated in, of the same sizes and bounds as the run's;
             its transitions are stored under the run's schema. None is the run's.
-        random: it acts uniformly at random for the whole run and never updates.
+        random: it acts uniformly at random for the whole run and never updates; its policy is
+            evaluated at the start and the end only.
     """
 
     env: EnvConfig | None = None
@@ -72,10 +73,12 @@ class Peer:
 
     def configured(self, config: RunConfig) -> RunConfig:
         """What it makes of an agent's own configuration; only its learner sees it, run.toml does not."""
-        agent = config.agent
+        agent, evaluation = config.agent, config.eval
         if self.random:
             agent = agent.model_copy(update={"start_steps": config.train.steps + 1})
-        return config.model_copy(update={"env": self.env or config.env, "agent": agent})
+            evaluation = evaluation.model_copy(update={"every": config.train.steps})
+        env = self.env or config.env
+        return config.model_copy(update={"env": env, "agent": agent, "eval": evaluation})
 
 
 AS_CONFIGURED: Final = Peer()

@@ -92,6 +92,47 @@ def distillation(agents: Mapping[int, Records]) -> str | None:
     return None if sheet is None else sheet.svg()
 
 
+def source_terms(agents: Mapping[int, Records]) -> str | None:
+    """Both summands of ρ of each collecting agent over time, a panel per learner, of the first."""
+    styles = {"divergence_covariance_by_source": "solid", "divergence_mean_by_source": (0, (1, 1.5))}
+    tables = {
+        agent: [
+            (source, _positive(series), style)
+            for key, style in styles.items()
+            for source, series in peers_of(agent, records, key).items()
+        ]
+        for agent, records in agents.items()
+    }
+    panels = [each for each in tables.items() if any(len(series) for _, series, _ in each[1])][:_PANELS]
+    if not panels:
+        return None
+    sheet = Sheet(len(panels), height_in=2.9, share_y=True)
+    sheet.axes[0].set_ylabel("terms of ρ (nats)")
+    for axis, (agent, table) in zip(sheet.axes, panels, strict=True):
+        axis.set_yscale("log")
+        axis.set_xlabel(f"environment steps of agent {agent}")
+        for source, series, style in table:
+            name = f"from agent {source}"
+            _agent_line(axis, source, series, name=name, of=len(agents), linestyle=style)
+        axis.set_xlim(left=0)
+    _whole_decades(sheet.axes[0])  # they share it
+    return sheet.svg()
+
+
+def sharing(agents: Mapping[int, Records], batch_size: int) -> str | None:
+    """How much external transitions count over time: their share of the loss weight, and Σ w / max w."""
+    sheet = _panels(
+        agents, {"external share of the loss weight": "external_share", "effective batch": "effective_batch"}
+    )
+    if sheet is None:
+        return None
+    share, effective = sheet.axes
+    share.set_ylim(-0.02, 1.02)
+    effective.axhline(batch_size, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), label="batch size")
+    effective.set_ylim(0, batch_size * 1.05)
+    return sheet.svg()
+
+
 def throughput(agents: Mapping[int, Records]) -> str | None:
     """Updates and environment steps per second of each agent over time."""
     rates = {"updates per second": "updates_per_second", "environment steps per second": "steps_per_second"}
@@ -207,13 +248,8 @@ def _panels(
 
     With `positive`, other numbers are left out, as a logarithmic scale asks for.
     """
-
-    def shown(series: Series) -> Series:
-        kept = at_least(series, np.nextafter(0, 1) if positive else -np.inf)
-        return Series(kept.step, kept.value.clip(10.0**-_DECADES, 10.0**_DECADES)) if positive else kept
-
     table = [
-        (position, agent, shown(column(records, key)))
+        (position, agent, _positive(column(records, key)) if positive else column(records, key))
         for position, key in enumerate(panels.values())
         for agent, records in agents.items()
     ]
@@ -228,11 +264,27 @@ def _panels(
     return sheet
 
 
-def _agent_line(axis: Axes, agent: int, series: Series, *, name: str, of: int) -> None:
+def _positive(series: Series) -> Series:
+    """What a logarithmic scale can show."""
+    kept = at_least(series, np.nextafter(0, 1))
+    return Series(kept.step, kept.value.clip(10.0**-_DECADES, 10.0**_DECADES))
+
+
+def _agent_line(
+    axis: Axes, agent: int, series: Series, *, name: str, of: int, linestyle: Any = "solid"
+) -> None:
     crowded = of > NAMED_AGENTS
     label = None if crowded else name
     alpha, width = (0.35, 0.9) if crowded else (1.0, 1.5)
-    _line(axis, series, color=agent_colour(agent, of=of), label=label, alpha=alpha, linewidth=width)
+    _line(
+        axis,
+        series,
+        color=agent_colour(agent, of=of),
+        label=label,
+        alpha=alpha,
+        linewidth=width,
+        linestyle=linestyle,
+    )
 
 
 def _line(axis: Axes, series: Series, **style: Any) -> None:

@@ -10,7 +10,7 @@ import tomli_w
 from dase_grpc.config import RunConfig
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs import page, plots
-from dase_grpc.runs.curves import FINAL, SMOOTHING, Series, recent_weights, returns
+from dase_grpc.runs.curves import FINAL, SMOOTHING, Series, column, recent, recent_weights, returns
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.files import replace_file
 from dase_grpc.runs.reference import PublishedRow, comparable, published_method
@@ -24,6 +24,16 @@ _METHODS: Final = {
     "kl": "DASE with the KL divergence",
     "none": "experience sharing without correction (λ = 1)",
     "isolated": "isolated agents on one buffer (λ = 0)",
+}
+_USED: Final = {
+    "pooled": "one λ for all external transitions of a batch",
+    "agent": "the mean of the external transitions' λ, one for each collecting agent",
+    "transition": "the mean of the external transitions' λ, each its own",
+}
+_BY_SOURCE: Final = {
+    "pooled": "a diagnostic that weighs nothing; what weighs is the λ of all external transitions together",
+    "agent": "which is what weighs",
+    "transition": "their mean",
 }
 
 
@@ -253,10 +263,10 @@ def _similarity(config: RunConfig, records: Records) -> list[page.Markup]:
         return [page.empty("One agent has no peers, so there is nothing to compare.")]
     lines = page.figure(
         plots.similarity_over_time(records),
-        "Dashed: the weight used, one λ for all external transitions of a batch, mean over the updates "
-        "between two records; 1 counts like the learner's own, 0 not at all. In colour: λ of each "
-        "collecting agent's transitions by themselves, a diagnostic that weighs nothing. On a logarithmic "
-        "scale; values under 10⁻⁹, 0 included, are drawn there.",
+        f"Dashed: the weight used, {_USED[config.dps.scope]}, mean over the updates between two records; 1 "
+        f"counts like the learner's own, 0 not at all. In colour: λ of each collecting agent's transitions "
+        f"by themselves, {_BY_SOURCE[config.dps.scope]}. On a logarithmic scale; values under 10⁻⁹, 0 "
+        f"included, are drawn there.",
         otherwise="No similarity weight has been recorded yet.",
     )
     terms = page.figure(
@@ -266,18 +276,62 @@ def _similarity(config: RunConfig, records: Records) -> list[page.Markup]:
         "shifted.",
         otherwise="No term of the divergence has been recorded yet.",
     )
-    return [lines, *_weights_by_pair(records), terms]
+    return [
+        *_shares(config, records),
+        lines,
+        *_weights_by_pair(config, records),
+        terms,
+        *_terms_by_source(records),
+    ]
 
 
-def _weights_by_pair(records: Records) -> list[page.Markup]:
+def _shares(config: RunConfig, records: Records) -> list[page.Markup]:
+    """How much of what an agent learns from is other agents' transitions."""
+    picture = page.figure(
+        plots.sharing(records, config.agent.batch_size),
+        "Left: the share of the loss weight that external transitions have, Σ w of the external rows over "
+        "Σ w of the batch. Right: the effective batch size Σ w / max w, how many rows of full weight the "
+        "batch is worth. Means over the updates between two records that were looked at.",
+        otherwise="No share of external transitions has been recorded yet.",
+    )
+    shares = [recent(column(rows, "external_share")) for rows in records.values()]
+    batches = [recent(column(rows, "effective_batch")) for rows in records.values()]
+    said = [
+        (share, batch) for share, batch in zip(shares, batches, strict=True) if share is not None and batch
+    ]
+    if not said:
+        return [picture]
+    share, batch = np.mean(said, axis=0)
+    sentence = (
+        f"Over the last quarter of the run, mean over agents: external transitions have "
+        f"{100 * share:.2g} % of the loss weight, and a batch of {config.agent.batch_size} counts as "
+        f"{batch:.4g} transitions."
+    )
+    return [page.note(sentence), picture]
+
+
+def _terms_by_source(records: Records) -> list[page.Markup]:
+    if len(records) < 3:  # the one source is the pool
+        return []
+    return [
+        page.figure(
+            plots.source_terms(records),
+            "The two summands for each collecting agent's transitions by themselves: solid the covariance "
+            "term, dotted the mean term.",
+            otherwise="No term of a single agent has been recorded yet.",
+        )
+    ]
+
+
+def _weights_by_pair(config: RunConfig, records: Records) -> list[page.Markup]:
     ids, weights = recent_weights(records)
     if not np.isfinite(weights).any():
         return []
     cut = f" The first {page.SHOWN_CELLS} agents are shown." if len(ids) > page.SHOWN_CELLS else ""
     return [
         page.note(
-            f"Mean λ of each pair by itself over the last quarter of the run: a diagnostic, what weighs is "
-            f"the λ of all external transitions together.{cut}"
+            f"Mean λ of each pair by itself over the last quarter of the run: "
+            f"{_BY_SOURCE[config.dps.scope]}.{cut}"
         ),
         page.heat_map(ids, weights),
     ]
