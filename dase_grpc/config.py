@@ -1,7 +1,8 @@
 """The one configuration of a run: frozen, validated once, read from presets, TOML, flags and `--set`."""
 
+import math
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, Self, get_args
 
@@ -40,6 +41,17 @@ class EnvConfig(Section):
     kwargs: dict[str, Any] = Field(
         default_factory=dict, description="keyword arguments for making the environment"
     )
+
+    @field_validator("kwargs")
+    @classmethod
+    def _can_be_recorded(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """A checkpoint's JSON has no word for infinity, and TOML none for nothing."""
+        unfit = next(_unrecordable(value), None)
+        if unfit is not None:
+            raise ValueError(
+                f"{unfit} cannot be written into a run's files; make the environment by a function"
+            )
+        return value
 
 
 class TrainConfig(Section):
@@ -254,6 +266,17 @@ class RunConfig(Section):
                 f"metrics.port = {self.metrics.port} leaves no port for agent {self.train.agents - 1}"
             )
         return self
+
+
+def _unrecordable(value: Any) -> Iterator[str]:
+    """What is not a finite number among the numbers in nested tables and lists, and whatever is None."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _unrecordable(each)
+    elif value is None or (isinstance(value, float) and not math.isfinite(value)):
+        yield str(value)
 
 
 def listed_members(layer: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

@@ -1,5 +1,7 @@
 """The gate's bookkeeping and its two kinds of peers; what it measures is in docs/similarity.md."""
 
+import sys
+
 import numpy as np
 import pytest
 
