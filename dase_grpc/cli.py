@@ -104,6 +104,24 @@ MinSize = Annotated[
     int | None,
     _option("--min-size", "Transitions present before batches are served, else 1.", panel=REPLAY_NODE, min=1),
 ]
+DataDir = Annotated[
+    Path | None,
+    _option(
+        "--data-dir",
+        "Keep the buffer there, so that it outlives the process; else in memory.",
+        panel=REPLAY_NODE,
+        metavar="DIR",
+    ),
+]
+SyncEvery = Annotated[
+    float | None,
+    _option(
+        "--sync-every",
+        "With --data-dir, seconds between writes to the disk, the bound on what a power loss takes; else 5.",
+        panel=REPLAY_NODE,
+        metavar="SECONDS",
+    ),
+]
 
 LEARNER_NODE: Final = "Learner node"
 Replay = Annotated[
@@ -181,6 +199,8 @@ def node(
     listen: Listen = None,
     capacity: Capacity = None,
     min_size: MinSize = None,
+    data_dir: DataDir = None,
+    sync_every: SyncEvery = None,
     replay: Replay = None,
     agent: AgentId = None,
     run_dir: RunDir = None,
@@ -198,25 +218,30 @@ def node(
     """Runs one node of a cluster until it is done or stopped."""
     given = {**_files(preset, config, assignments), **_choices(algo, method, env, agents, steps)}
     if role == "replay":
-        from dase_grpc.nodes.replay import ReplayOptions, replay_main
+        from dase_grpc.nodes.replay import SYNC_EVERY_S, ReplayOptions, replay_main
 
         learners = {"replay": replay, "agent": agent, "run-dir": run_dir, "gpu": gpu}
         _refuse({**learners, **given}, role)
+        if sync_every is not None and data_dir is None:
+            raise ConfigError("--sync-every needs --data-dir; a buffer in memory is never written to a disk")
         options = ReplayOptions.parse(
             run_id=run_id,
             listen=listen or DEFAULT_ADDRESS,
-            capacity=capacity or "1000000",
+            capacity=capacity,
             min_size=min_size or 1,
             seed=seed or 0,
             metrics_port=metrics_port or 0,
             metrics_host=metrics_host,
             insecure=insecure,
+            data_dir=data_dir,
+            sync_every_s=SYNC_EVERY_S if sync_every is None else sync_every,
         )
         raise typer.Exit(replay_main(options, stdin_is_leash=stdin_is_leash))
     if role == "learner":
         from dase_grpc.nodes.learner import LearnerOptions, learner_main
 
-        _refuse({"listen": listen, "capacity": capacity, "min-size": min_size}, role)
+        replays = {"listen": listen, "capacity": capacity, "min-size": min_size}
+        _refuse({**replays, "data-dir": data_dir, "sync-every": sync_every}, role)
         learner = LearnerOptions.parse(
             _settings(given, seed),
             replay=replay or DEFAULT_ADDRESS,
