@@ -12,7 +12,7 @@ import pytest
 
 from dase_grpc.store.mapped import MappedFile
 
-SECTOR = 512
+SECTOR = 16
 
 
 class Died(BaseException):
@@ -53,8 +53,8 @@ def dying(at_put: int | None, after_share: float = 0.0) -> Iterator[Dying]:
 class Disk:
     """What would be on the disk of a machine that loses power, for every mapped file.
 
-    `synced` is a file's content when it was last synced; of what was put later, each sector may have
-    reached the disk or not, in any of its states since, independently of all others.
+    `synced` is a file's content when it was last synced; of what was put later, each sector (a few bytes
+    here) may have reached the disk or not, in any of its states since, independently of all others.
     """
 
     synced: dict[Path, bytes] = field(default_factory=dict)
