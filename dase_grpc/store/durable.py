@@ -132,10 +132,11 @@ class DurableStore(ReplayStore):
                 directory.put_identity(identity)
             except (OSError, OverflowError) as error:
                 directory.discard()
-                why = getattr(error, "strerror", None) or error
+                why = getattr(error, "strerror", None) or "too large"
                 raise CapacityError(
-                    f"--data-dir {directory.path} cannot take the {size / 2**30:,.2f} GiB of "
-                    f"{identity.capacity} transitions ({why}); free space there, or lower replay.capacity"
+                    f"--data-dir {directory.path} cannot take {identity.capacity} transitions of "
+                    f"{identity.schema.row_bytes} bytes, {size / 2**20:,.1f} MiB in all ({why}); "
+                    f"free space there, or lower replay.capacity"
                 ) from None
             opened.pop_all()
         store._limit = identity.spare

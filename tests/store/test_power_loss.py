@@ -36,7 +36,9 @@ class Machine:
         identity = identity_of(CAPACITY, spare=spare, max_writers=WRITERS)
         self.store = DurableStore.create(self.directory, identity, boot_id=self.boot_id)
         self.syncing: Iterator[Callable[[], None]] | None = None
+        self.blocking: Callable[[], None] | None = None
         self.history = list[tuple[int, int]]()
+        self.lost = 0  # transitions before this one are not there
         self.sure, self.maybe = self.moment(), list[Moment]()
 
     @property
@@ -59,19 +61,22 @@ class Machine:
         self.history += [(serial, agent) for serial in serials]
 
     def sync_once(self) -> None:
+        """Runs the call that blocks, or goes on to the next one, so that much can happen in between."""
+        if self.blocking is not None:
+            self.blocking()
+            self.blocking = None
+            return
         if self.syncing is None:
             self.syncing = self.store.sync()
             self.maybe.append(self.moment())
-        blocking = next(self.syncing, None)
-        if blocking is not None:
-            blocking()
-        else:
+        self.blocking = next(self.syncing, None)
+        if self.blocking is None:
             self.syncing, self.sure, self.maybe = None, self.maybe[-1], []
 
     def let_go(self) -> None:
         self.store.abandon()
         self.directory.close()
-        self.syncing = None
+        self.syncing = self.blocking = None
 
     def open(self) -> None:
         self.directory = DataDirectory.open(self.path)
@@ -92,6 +97,7 @@ class Machine:
         if self.store.ring.total > len(self.history):  # the whole chunk counts, or the parts that were done
             agents = SCHEMA.agent_ids(self.store.ring.ordered())[len(self.history) - self.store.ring.total :]
             self.history += enumerate(agents.tolist(), len(self.history))
+        self.check_rows(min(len(self.history) - self.lost, CAPACITY))
 
     def lose_power(self) -> None:
         if self.rng.random() < 0.5:
@@ -115,7 +121,13 @@ class Machine:
         now = self.moment()
         assert now in {self.sure, *self.maybe}
         del self.history[now.total :]
+        self.lost = len(self.history) - len(self.store.ring)
+        self.check_rows(len(self.store.ring))
+
+    def check_rows(self, count: int) -> None:
+        """The latest `count` transitions are there, and counted."""
         rows = self.store.ring.ordered()
+        assert len(rows) == count
         expected = self.history[len(self.history) - len(rows) :]
         assert serials_of(rows) == [serial for serial, _ in expected]
         assert SCHEMA.agent_ids(rows).tolist() == [agent for _, agent in expected]
