@@ -257,11 +257,8 @@ class DurableStore(ReplayStore):
         self.recovery = Recovery(state.size, len(state.sequences), machine_stopped=latest is None)
         if latest is None:
             self._drop_unsure(state)
-            self._commits.commits.clear()
             self._commits.commits.write(self._state().pack())
-            self._commits.sync()
             self._commits.put_boot(boot_id)
-            self._commits.sync()
 
     def _restore(self, state: Committed) -> None:
         self._mapped.restore(state)

@@ -43,12 +43,6 @@ class AlternatingRecord:
         self._file.put(offset, _HEAD.pack(number, _check_sum(number, payload), len(payload)))
         self.number, self.latest, self._slot = number, payload, slot
 
-    def clear(self) -> None:
-        """Leaves no record; numbers go on."""
-        for offset in self._offsets:
-            self._file.put(offset, bytes(_HEAD.size))
-        self.latest = None
-
     def _read(self, slot: int) -> tuple[int, bytes | None]:
         offset = self._offsets[slot]
         number, check_sum, size = _HEAD.unpack_from(self._file.bytes, offset)

@@ -53,8 +53,9 @@ class Machine:
         committed = (self.store.committed("w", agent_id=agent) for agent in range(WRITERS))
         return Moment(self.store.ring.total, tuple(committed))
 
-    def write(self) -> None:
-        agent, count = int(self.rng.integers(WRITERS)), int(self.rng.integers(1, 6))
+    def write(self, agent: int | None = None) -> None:
+        agent = int(self.rng.integers(WRITERS)) if agent is None else agent
+        count = int(self.rng.integers(1, 6))
         serials = range(len(self.history), len(self.history) + count)
         seq = self.store.committed("w", agent_id=agent) + 1
         self.store.append("w", seq, rows_of(serials, agent), agent_id=agent)
@@ -97,41 +98,43 @@ class Machine:
         if self.store.ring.total > len(self.history):  # the whole chunk counts, or the parts that were done
             agents = SCHEMA.agent_ids(self.store.ring.ordered())[len(self.history) - self.store.ring.total :]
             self.history += enumerate(agents.tolist(), len(self.history))
-        self.check_rows(min(len(self.history) - self.lost, CAPACITY))
+        self.check_rows(self.history, min(len(self.history) - self.lost, CAPACITY))
 
     def lose_power(self) -> None:
         if self.rng.random() < 0.5:
             with dying(int(self.rng.integers(6)), self.rng.random()), suppress(Died):
                 self.write()
         self.let_go()
+        self.start_without_power()
+        del self.history[self.store.ring.total :]
+        self.lost = len(self.history) - len(self.store.ring)
+        self.sure, self.maybe = self.moment(), []
+
+    def start_without_power(self, *, kills: int = 2) -> None:
+        """Starts on what the disk may have kept, killed a few times while it looks."""
         before = self.path
         self.boot += 1
         self.disk.after_power_loss(before, self.path, self.rng)
         self.disk.restart(self.path)
-        for _ in range(2):  # killed once, maybe, while it looks
+        for _ in range(kills):
             with dying(int(self.rng.integers(8)), self.rng.random()), suppress(Died):
                 self.open()
                 self.let_go()
         self.open()
         self.check()
-        self.sure, self.maybe = self.moment(), []
 
     def check(self) -> None:
         """The newest of what was, or was being, synced; and of that the latest transitions, whole."""
         now = self.moment()
         assert now in {self.sure, *self.maybe}
-        del self.history[now.total :]
-        self.lost = len(self.history) - len(self.store.ring)
-        self.check_rows(len(self.store.ring))
+        self.check_rows(self.history[: now.total], len(self.store.ring))
 
-    def check_rows(self, count: int) -> None:
+    def check_rows(self, history: list[tuple[int, int]], count: int) -> None:
         """The latest `count` transitions are there, and counted."""
-        rows = self.store.ring.ordered()
-        assert len(rows) == count
-        expected = self.history[len(self.history) - len(rows) :]
+        rows, expected = self.store.ring.ordered(), history[len(history) - count :]
         assert serials_of(rows) == [serial for serial, _ in expected]
         assert SCHEMA.agent_ids(rows).tolist() == [agent for _, agent in expected]
-        present, inserted = (Counter(agent for _, agent in some) for some in (expected, self.history))
+        present, inserted = (Counter(agent for _, agent in some) for some in (expected, history))
         assert self.store.ring.size_by_agent == dict(present)
         assert self.store.traffic.inserted == inserted
         assert self.store.ring.evicted_by_agent == dict(inserted - present)
@@ -149,3 +152,42 @@ def test_whatever_reached_the_disk_what_is_found_was_synced_and_is_whole(tmp_pat
                 (machine.write, machine.sync_once, machine.be_killed)[rng.choice(3, p=odds)]()
             machine.lose_power()
         machine.let_go()
+
+
+def busy_night(machine: Machine, *, killed: bool) -> None:
+    """Syncs that end, one during which more comes than the last one foresaw, and new writers in between."""
+    machine.write(0)
+    while machine.sure == Moment(0, (0,) * WRITERS):
+        machine.sync_once()
+    machine.write(1)
+    machine.sync_once()
+    machine.write(2)
+    machine.sync_once()  # the rows are on the disk
+    machine.write(0)
+    machine.write(1)
+    machine.sync_once()  # the record that says so may be
+    if killed:
+        machine.let_go()
+        machine.open()
+    for agent in (2, 0, 1, 2):
+        machine.write(agent)
+    for _ in range(7):
+        machine.sync_once()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("spare", [1, 4])
+@pytest.mark.parametrize("at_put", range(0, 100, 2))
+def test_at_every_step_of_a_busy_night_every_disk_can_be_read(tmp_path, at_put, spare, killed):
+    for outcome in range(6):
+        rng = np.random.default_rng((at_put, spare, outcome))
+        with watched_disk() as disk:
+            machine = Machine(tmp_path / str(outcome), disk, rng, spare=spare)
+            with dying(at_put + outcome % 2, rng.random()) as state, suppress(Died):
+                busy_night(machine, killed=killed)
+            machine.let_go()
+            machine.start_without_power(kills=0)
+            machine.let_go()
+        if state.puts <= at_put:  # it did not come to that
+            break
+    assert state.puts < 100
