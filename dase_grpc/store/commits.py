@@ -42,25 +42,21 @@ class Committed:
     refused: Numbers
     sequences: Numbers
 
-    def pack(self) -> bytes:
-        """The bytes of a commit record; A and W are what counts, a few hundred bytes as a rule."""
-        return b"".join(
-            (
-                _STATE.pack(self.total, self.size, len(self.present), len(self.sequences)),
-                self.present.tobytes(),
-                self.inserted.tobytes(),
-                self.refused.tobytes(),
-                self.sequences.tobytes(),
-            )
-        )
-
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        """Reads what `pack` wrote."""
+        """Reads what `pack_committed` wrote."""
         total, size, agents, writers = _STATE.unpack_from(data)
         numbers = np.frombuffer(data, np.int64, offset=_STATE.size)
         present, inserted, refused, sequences = np.split(numbers, (agents, 2 * agents, 3 * agents))
         return cls(total, size, present, inserted, refused, sequences[:writers])
+
+
+def pack_committed(
+    total: int, size: int, *, present: Numbers, inserted: Numbers, refused: Numbers, sequences: Numbers
+) -> bytes:
+    """The bytes of a commit record with these fields of a `Committed`; a few hundred as a rule."""
+    head = _STATE.pack(total, size, len(present), len(sequences))
+    return b"".join((head, present.tobytes(), inserted.tobytes(), refused.tobytes(), sequences.tobytes()))
 
 
 class CommitFile:

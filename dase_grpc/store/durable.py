@@ -17,7 +17,7 @@ import numpy as np
 
 from dase_grpc.errors import CapacityError
 from dase_grpc.schema import Array, TransitionSchema
-from dase_grpc.store.commits import CommitFile, Committed, Numbers
+from dase_grpc.store.commits import CommitFile, Committed, Numbers, pack_committed
 from dase_grpc.store.directory import COMMITS, ROWS, BufferIdentity, DataDirectory
 from dase_grpc.store.mapped import MappedFile
 from dase_grpc.store.replay import NOT_FINITE, ReplayStore
@@ -125,8 +125,8 @@ class DurableStore(ReplayStore):
                 rows = MappedFile.create(directory.path / ROWS, size)
                 opened.callback(rows.close)
                 store = cls(identity, rows, commits)
-                commits.commits.write(store._state().pack())
-                commits.put_synced(identity.spare, store._state().pack())
+                commits.commits.write(store._packed())
+                commits.put_synced(identity.spare, store._packed())
                 commits.put_boot(boot_id)
                 commits.sync()
                 directory.put_identity(identity)
@@ -173,7 +173,7 @@ class DurableStore(ReplayStore):
         window = 0 if last else max(self.identity.spare, 2 * (total - self._synced_total))
         if number == self._synced_number and self._limit <= total + window:
             return
-        packed = self._state().pack()
+        packed = self._packed()
         yield self._flush
         self._unsettled = False
         self._claim(packed, total, self.ring.total + window, again=False)
@@ -203,22 +203,23 @@ class DurableStore(ReplayStore):
         self._sequences[index] = self._committed[key]
         self._inserted[agent_id] = self.traffic.inserted[agent_id]
         self._refused[agent_id] = self.traffic.refused[agent_id, NOT_FINITE]
-        self._commits.commits.write(self._state().pack())
+        self._commits.commits.write(self._packed())
 
     def _store(self, rows: Array, agent_id: int) -> int:
         if self.ring.total + len(rows) > self._limit:
             self._extend(self.ring.total + len(rows))
         return super()._store(rows, agent_id)
 
-    def _state(self) -> Committed:
+    def _packed(self) -> bytes:
+        """All that is committed, but for the rows and the names of the writers."""
         agents, writers = self._agents, len(self._index)
-        return Committed(
+        return pack_committed(
             self.ring.total,
             len(self.ring),
-            self._mapped.present(agents),
-            self._inserted[:agents],
-            self._refused[:agents],
-            self._sequences[:writers],
+            present=self._mapped.present(agents),
+            inserted=self._inserted[:agents],
+            refused=self._refused[:agents],
+            sequences=self._sequences[:writers],
         )
 
     def _flush(self) -> None:
@@ -257,7 +258,7 @@ class DurableStore(ReplayStore):
         self.recovery = Recovery(state.size, len(state.sequences), machine_stopped=latest is None)
         if latest is None:
             self._drop_unsure(state)
-            self._commits.commits.write(self._state().pack())
+            self._commits.commits.write(self._packed())
             self._commits.put_boot(boot_id)
 
     def _restore(self, state: Committed) -> None:
