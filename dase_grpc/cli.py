@@ -1,17 +1,45 @@
 """The `dase` command: parse, call, print. No logic."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
 from dase_grpc.config import RunConfig
 from dase_grpc.errors import ConfigError, DaseError
-from dase_grpc.sections import whole_number
-
-DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
+from dase_grpc.flags import (
+    DEFAULT_ADDRESS,
+    AgentId,
+    Agents,
+    Algo,
+    Assignments,
+    Capacity,
+    ConfigFile,
+    DataDir,
+    Env,
+    Gpu,
+    Insecure,
+    Leash,
+    Listen,
+    Lockstep,
+    Method,
+    MetricsHost,
+    MetricsPort,
+    MinSize,
+    Name,
+    Preset,
+    Replay,
+    Role,
+    RunDir,
+    RunId,
+    Runs,
+    Seed,
+    Steps,
+    SyncEvery,
+    option,
+)
 
 app = typer.Typer(
     help="DASE: deterministic actor-critics that share one replay buffer over gRPC.",
@@ -19,108 +47,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-def _option(flag: str, text: str, *, panel: str | None = None, **more: Any) -> Any:
-    return typer.Option(flag, help=text, rich_help_panel=panel, show_default=False, **more)
-
-
-def _whole(flag: str) -> Callable[[str], int]:
-    """Reads a flag's whole number, 1e5 and 100_000 included."""
-
-    def read(text: str) -> int:
-        value = whole_number(text)
-        if isinstance(value, str):
-            raise ConfigError(f"{flag} {text!r} is not a whole number; write it like 100000 or 1e5")
-        return value
-
-    return read
-
-
-def _whole_option(flag: str, text: str) -> Any:
-    return _option(flag, text, panel=SETTINGS, parser=_whole(flag), metavar="INTEGER")
-
-
-SETTINGS: Final = "Settings"
-Env = Annotated[str | None, _option("--env", "Gymnasium id, or package.module:EnvOrFactory.", panel=SETTINGS)]
-Agents = Annotated[int | None, _whole_option("--agents", "K, the agents that share the buffer.")]
-Steps = Annotated[int | None, _whole_option("--steps", "Environment steps of each agent.")]
-Seed = Annotated[int | None, _whole_option("--seed", "The run's one seed.")]
-Algo = Annotated[
-    str | None,
-    _option(
-        "--algo",
-        "td3, ddpg or sac, with the paper's settings; several, as td3,sac, for a mixed ensemble.",
-        panel=SETTINGS,
-    ),
-]
-Method = Annotated[
-    str | None,
-    _option("--method", "single (one agent), dase (shared experience) or dpd (a pair).", panel=SETTINGS),
-]
-Preset = Annotated[
-    str | None, _option("--preset", "quickstart, paper/ALGO or paper/ALGO/ENV.", panel=SETTINGS)
-]
-ConfigFile = Annotated[Path | None, _option("--config", "A TOML file, e.g. a run.toml.", panel=SETTINGS)]
-Assignments = Annotated[
-    list[str] | None,
-    _option("--set", "Any setting; may be repeated.", panel=SETTINGS, metavar="SECTION.KEY=VALUE"),
-]
-
-Gpu = Annotated[int | None, _option("--gpu", "CUDA device index; without it the CPU.")]
-Lockstep = Annotated[bool, _option("--lockstep", "One process, bit-for-bit reproducible from the seed.")]
-Name = Annotated[str | None, _option("--name", "The run's folder name.")]
-Runs = Annotated[Path, _option("--runs", "Where runs are kept; else runs.")]
-
-Role = Annotated[str, _option("--role", "replay or learner.")]
-RunId = Annotated[
-    str | None, _option("--run-id", "The run's name; a learner without it joins whatever run it finds.")
-]
-MetricsPort = Annotated[
-    int | None,
-    _option("--metrics-port", "Prometheus endpoint; 0 is off, the default.", min=0, max=65_535),
-]
-MetricsHost = Annotated[
-    str, _option("--metrics-host", "Where the Prometheus endpoint listens; else 127.0.0.1.")
-]
-Insecure = Annotated[bool, _option("--insecure", "Allow listening beyond loopback without TLS.")]
-Leash = Annotated[bool, typer.Option("--stdin-is-leash", hidden=True)]
-
-REPLAY_NODE: Final = "Replay node"
-Listen = Annotated[
-    str | None,
-    _option(
-        "--listen",
-        f"Where to listen, else {DEFAULT_ADDRESS}; port 0 is any.",
-        panel=REPLAY_NODE,
-        metavar="HOST:PORT",
-    ),
-]
-Capacity = Annotated[
-    str | None,
-    _option("--capacity", 'Transitions kept, else 1000000; or a size such as "512MiB".', panel=REPLAY_NODE),
-]
-MinSize = Annotated[
-    int | None,
-    _option("--min-size", "Transitions present before batches are served, else 1.", panel=REPLAY_NODE, min=1),
-]
-
-LEARNER_NODE: Final = "Learner node"
-Replay = Annotated[
-    str | None,
-    _option(
-        "--replay",
-        f"The replay's address, else {DEFAULT_ADDRESS}.",
-        panel=LEARNER_NODE,
-        metavar="HOST:PORT",
-    ),
-]
-AgentId = Annotated[
-    int | None, _option("--agent", "The agent id to take; else the next free one.", panel=LEARNER_NODE, min=0)
-]
-RunDir = Annotated[
-    Path | None, _option("--run-dir", "Where results go; else runs/RUN_ID.", panel=LEARNER_NODE)
-]
 
 
 def _show_version(asked: bool) -> None:
@@ -184,11 +110,11 @@ def train(
 def experiment(
     file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment, docs/experiments.md.")],
     *,
-    runs: Annotated[Path, _option("--runs", "Where the experiment's folder is kept; else runs.")] = Path(
+    runs: Annotated[Path, option("--runs", "Where the experiment's folder is kept; else runs.")] = Path(
         "runs"
     ),
     jobs: Annotated[
-        int | None, _option("--jobs", "Cores to keep busy; else all that there are.", min=1)
+        int | None, option("--jobs", "Cores to keep busy; else all that there are.", min=1)
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the cells and their states; start nothing.")
@@ -212,6 +138,8 @@ def node(
     listen: Listen = None,
     capacity: Capacity = None,
     min_size: MinSize = None,
+    data_dir: DataDir = None,
+    sync_every: SyncEvery = None,
     replay: Replay = None,
     agent: AgentId = None,
     run_dir: RunDir = None,
@@ -229,25 +157,30 @@ def node(
     """Runs one node of a cluster until it is done or stopped."""
     given = {**_files(preset, config, assignments), **_choices(algo, method, env, agents, steps)}
     if role == "replay":
-        from dase_grpc.nodes.replay import ReplayOptions, replay_main
+        from dase_grpc.nodes.replay import SYNC_EVERY_S, ReplayOptions, replay_main
 
         learners = {"replay": replay, "agent": agent, "run-dir": run_dir, "gpu": gpu}
         _refuse({**learners, **given}, role)
+        if sync_every is not None and data_dir is None:
+            raise ConfigError("--sync-every needs --data-dir; a buffer in memory is never written to a disk")
         options = ReplayOptions.parse(
             run_id=run_id,
             listen=listen or DEFAULT_ADDRESS,
-            capacity=capacity or "1000000",
+            capacity=capacity,
             min_size=min_size or 1,
             seed=seed or 0,
             metrics_port=metrics_port or 0,
             metrics_host=metrics_host,
             insecure=insecure,
+            data_dir=data_dir,
+            sync_every_s=SYNC_EVERY_S if sync_every is None else sync_every,
         )
         raise typer.Exit(replay_main(options, stdin_is_leash=stdin_is_leash))
     if role == "learner":
         from dase_grpc.nodes.learner import LearnerOptions, learner_main
 
-        _refuse({"listen": listen, "capacity": capacity, "min-size": min_size}, role)
+        replays = {"listen": listen, "capacity": capacity, "min-size": min_size}
+        _refuse({**replays, "data-dir": data_dir, "sync-every": sync_every}, role)
         learner = LearnerOptions.parse(
             _settings(given, seed),
             replay=replay or DEFAULT_ADDRESS,
@@ -293,11 +226,9 @@ def evaluate(
     ],
     *,
     episodes: Annotated[int, typer.Option("--episodes", min=1, help="Episodes per agent.")] = 10,
-    seed: Annotated[
-        int | None, _option("--seed", "Seed of the first episode; else that of training.")
-    ] = None,
+    seed: Annotated[int | None, option("--seed", "Seed of the first episode; else that of training.")] = None,
     video: Annotated[
-        Path | None, _option("--video", "Film the first agent's first episode (.mp4 or .gif).")
+        Path | None, option("--video", "Film the first agent's first episode (.mp4 or .gif).")
     ] = None,
 ) -> None:
     """Evaluates the latest checkpoints of a run, or one checkpoint, without noise."""
@@ -322,9 +253,9 @@ def compare_runs(
         list[Path], typer.Argument(metavar="RUNS...", help="Folders of runs, or folders that contain some.")
     ],
     *,
-    out: Annotated[Path, _option("--out", "Where the files go; else comparison.")] = Path("comparison"),
+    out: Annotated[Path, option("--out", "Where the files go; else comparison.")] = Path("comparison"),
     unfinished: Annotated[
-        bool, _option("--unfinished", "Use runs that have not finished, up to where they are.")
+        bool, option("--unfinished", "Use runs that have not finished, up to where they are.")
     ] = False,
 ) -> None:
     """Compares runs over their seeds: statistics, learning curves, published numbers beside them."""

@@ -71,7 +71,8 @@ def test_train_has_the_flags_that_the_documents_name(dase, flag):
 
 
 @pytest.mark.parametrize(
-    "flag", ["--role", "--listen", "--capacity", "--replay", "--env", "--gpu", "--agent", "--insecure"]
+    "flag",
+    ["--role", "--listen", "--capacity", "--data-dir", "--replay", "--env", "--gpu", "--agent", "--insecure"],
 )
 def test_node_has_the_flags_that_the_documents_name(dase, flag):
     assert flag in dase("node", "--help")[1]
@@ -369,6 +370,8 @@ def test_an_error_of_the_environment_is_shown_with_its_traceback_after_the_resul
         ("replay", "--set", "replay.capacity=5"),
         ("replay", "--steps", 5),
         ("learner", "--capacity", 5),
+        ("learner", "--data-dir", "d"),
+        ("learner", "--sync-every", 5),
         ("learner", "--listen", "127.0.0.1:1"),
     ],
 )
