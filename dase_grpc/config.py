@@ -176,6 +176,13 @@ class RunConfig(Section):
             return self
         return self.model_copy(update={"agent": self.members[agent_id], "members": ()})
 
+    def agent_name(self, agent_id: int) -> str:
+        """What people call an agent: "agent 0", or "agent 0 (TD3)" where algorithms are mixed."""
+        name = f"agent {agent_id}"
+        if len(self.algorithms) < 2 or agent_id >= len(self.members):
+            return name
+        return f"{name} ({self.members[agent_id].algorithm.upper()})"
+
     @property
     def collected_before_updates(self) -> int:
         """Transitions that all agents together store before the first update of each."""

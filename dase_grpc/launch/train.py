@@ -253,8 +253,9 @@ def _say_results(directory: RunDirectory, console: Console, *, shown: Path, prog
     agents, found = directory.agents(), [f"results: {shown}"]
     try:
         for agent in agents:
-            _say_curve(agent, console)
-            _say_refused(agent, console)
+            name = directory.config.agent_name(agent.agent_id)
+            _say_curve(agent, name, console)
+            _say_refused(agent, name, console)
         if agents:
             found.append(f"report:  {shown / write_report(directory).name}")
         if any(checkpoint_paths(agent.checkpoints) for agent in agents):
@@ -265,15 +266,15 @@ def _say_results(directory: RunDirectory, console: Console, *, shown: Path, prog
         _say(console, text)
 
 
-def _say_curve(agent: AgentDirectory, console: Console) -> None:
+def _say_curve(agent: AgentDirectory, name: str, console: Console) -> None:
     curve = read_evaluations(agent.evaluations.path)
     if len(curve):
         shown = [0, -1] if len(curve) > 1 else [0]
         told = (f"{number(float(curve.return_mean[i]))} at step {int(curve.step[i]):,}" for i in shown)
-        _say(console, f"agent {agent.agent_id}: evaluation return {', '.join(told)}")
+        _say(console, f"{name}: evaluation return {', '.join(told)}")
 
 
-def _say_refused(agent: AgentDirectory, console: Console) -> None:
+def _say_refused(agent: AgentDirectory, name: str, console: Console) -> None:
     """Says how many of an agent's transitions were left out, if any was."""
     refused: Counter[str] = Counter()
     for values in read_metrics(agent.metrics.path):
@@ -282,6 +283,6 @@ def _say_refused(agent: AgentDirectory, console: Console) -> None:
         fields = ", ".join(f"{field} in {count:,}" for field, count in sorted(refused.items()))
         _say(
             console,
-            f"note: agent {agent.agent_id} left out {refused.total():,} transitions that were not finite "
+            f"note: {name} left out {refused.total():,} transitions that were not finite "
             f"({fields}); make the environment return finite numbers",
         )

@@ -113,7 +113,7 @@ def _scores(config: RunConfig, curves: Mapping[int, Series]) -> list[page.Markup
         return [page.empty("No evaluation has been recorded yet.")]
     scores = np.array([_score(config, curve) for curve in evaluated.values()])
     counts = [str(len(curve)) for curve in evaluated.values()]
-    names = [f"agent {agent}" for agent in evaluated]
+    names = [config.agent_name(agent) for agent in evaluated]
     if len(names) > 1:  # bests of different steps have no mean that says anything
         mean = np.where([True, True, True, False], scores.mean(axis=0), np.nan)
         scores = np.vstack([scores, mean])
@@ -164,7 +164,7 @@ def _learning(config: RunConfig, curves: Mapping[int, Series]) -> list[page.Mark
     rows = comparable(config)
     drawn = [row for row in rows if row.method in ("single", "dase-k2", published_method(config))]
     picture = page.figure(
-        plots.learning_curves(curves, drawn),
+        plots.learning_curves(curves, drawn, name=config.agent_name),
         _learning_caption(config, curves),
         otherwise=(
             "There is no learning curve: no evaluation returned a finite number."
@@ -225,13 +225,13 @@ def _published_note(row: PublishedRow) -> str:
 def _exchange(config: RunConfig, records: Records) -> page.Markup:
     """What the agents had of each other: transitions, or policies."""
     if config.method == "dpd":
-        return page.section("Distillation", *_distillation(records))
+        return page.section("Distillation", *_distillation(config, records))
     return page.section("Similarity", *_similarity(config, records))
 
 
-def _distillation(records: Records) -> list[page.Markup]:
+def _distillation(config: RunConfig, records: Records) -> list[page.Markup]:
     picture = page.figure(
-        plots.distillation(records),
+        plots.distillation(records, name=config.agent_name),
         "Left: the share of a batch's states on which an agent moved towards its peer's action, because the "
         "peer's value was higher there. Right: how much each of these states weighed, exp(α (V_peer − "
         "V_own)) within its bounds. Means over the distillations between two records; each batch holds the "
@@ -287,12 +287,12 @@ def _training(config: RunConfig, records: Records) -> list[page.Markup]:
     capacity = config.replay.capacity
     return [
         page.figure(
-            plots.losses(records),
+            plots.losses(records, name=config.agent_name),
             "Means over the updates between two records.",
             otherwise="No update has been recorded yet.",
         ),
         page.figure(
-            plots.throughput(records),
+            plots.throughput(records, name=config.agent_name),
             "Of each agent by itself; all share the machine they run on.",
             otherwise="No throughput has been recorded yet.",
         ),
