@@ -350,6 +350,14 @@ def test_a_method_says_who_learns_from_whom(method, flags, found):
     assert (config.method, config.train.agents) == found
 
 
+def test_an_assignment_wins_over_the_method_as_over_every_flag(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('[train]\nmethod = "dase"\nagents = 2\n')
+    assert layers(file=path, method="dpd").method == "dpd"
+    assert layers(file=path, method="single", flags={"train.agents": 1}).method == "single"
+    assert layers(method="dpd", assignments=["train.method=dase"]).method == "dase"
+
+
 METHODS = {
     "single of two": ("single", ("train.agents=2",), "--method single trains one agent, and 2 are asked for"),
     "dase of one": ("dase", ("train.agents=1",), "--method dase shares experience between agents"),
