@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dase_grpc.config import RunConfig
+from dase_grpc.launch.console import say
 from dase_grpc.progress import Progress, number
 from dase_grpc.runs.summary import duration
 
@@ -130,7 +131,7 @@ class PlainLines:
         return progress != before and (due or has_ended(progress))
 
     def _say(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
+        say(self._console, text)
 
 
 class TimeLeft:

@@ -19,6 +19,7 @@ from rich.console import Console
 from dase_grpc.capacity import transitions
 from dase_grpc.config import EnvConfig, RunConfig, require_capacity
 from dase_grpc.errors import ConfigError, DaseError, NodeFailedError, RunDirectoryError
+from dase_grpc.launch.console import say
 from dase_grpc.launch.display import Snapshot, make_display
 from dase_grpc.launch.local import run_cluster
 from dase_grpc.learning.env_ids import with_resolved_id
@@ -75,12 +76,12 @@ def train_here(options: TrainOptions) -> None:
     check(config, gpu=options.gpu)
     directory = _new_directory(options)
     each = " each" if config.train.agents > 1 else ""
-    _say(
+    say(
         console,
         f"{_method(config)} on {config.env.id}, {config.train.steps:,} steps{each}, seed {config.train.seed}",
     )
     if config.train.steps <= config.start_steps:
-        _say(
+        say(
             console,
             f"note: agent.start_steps = {config.start_steps} covers the whole run, "
             f"so hardly anything is learned",
@@ -213,7 +214,7 @@ async def _train_in_cluster(options: TrainOptions, directory: RunDirectory, cons
             gpu=options.gpu,
             stop=stop,
             display=make_display(console, options.config),
-            say=partial(_say, console),
+            say=partial(say, console),
         )
         if not stop.is_set():
             _require_last_steps(options.config, directory)
@@ -226,10 +227,6 @@ def _method(config: RunConfig) -> str:
     told = f"{agents} agents ({', '.join(names)})" if len(names) > 1 else f"{agents} {names[0]} agents"
     how = "that distil each other's policies" if config.method == "dpd" else "sharing one replay"
     return f"{told} {how}"
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def _require_last_steps(config: RunConfig, directory: RunDirectory) -> None:
@@ -263,7 +260,7 @@ def _say_results(directory: RunDirectory, console: Console, *, shown: Path, prog
     except DaseError as error:
         found += [f"no report: {error}"]
     for text in found:
-        _say(console, text)
+        say(console, text)
 
 
 def _say_curve(agent: AgentDirectory, name: str, console: Console) -> None:
@@ -271,7 +268,7 @@ def _say_curve(agent: AgentDirectory, name: str, console: Console) -> None:
     if len(curve):
         shown = [0, -1] if len(curve) > 1 else [0]
         told = (f"{number(float(curve.return_mean[i]))} at step {int(curve.step[i]):,}" for i in shown)
-        _say(console, f"{name}: evaluation return {', '.join(told)}")
+        say(console, f"{name}: evaluation return {', '.join(told)}")
 
 
 def _say_refused(agent: AgentDirectory, name: str, console: Console) -> None:
@@ -281,7 +278,7 @@ def _say_refused(agent: AgentDirectory, name: str, console: Console) -> None:
         refused.update(values.get("refused") or {})
     if refused:
         fields = ", ".join(f"{field} in {count:,}" for field, count in sorted(refused.items()))
-        _say(
+        say(
             console,
             f"note: {name} left out {refused.total():,} transitions that were not finite "
             f"({fields}); make the environment return finite numbers",
