@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from dase_grpc.config import RunConfig
 from dase_grpc.errors import ConfigError, DaseError
-from dase_grpc.launch.experiment_file import ALGORITHM, METHOD, PRESET, ExperimentFile, Mode, Settings
+from dase_grpc.launch.experiment_file import METHOD, PRESET, ExperimentFile, Mode, Settings
 from dase_grpc.learning.env_ids import with_resolved_id
-from dase_grpc.presets import layered
+from dase_grpc.presets import ALGORITHM, layered
 
 NAME_LENGTH: Final = 120
 DIGEST_LENGTH: Final = 8
