@@ -232,10 +232,10 @@ def _exchange(config: RunConfig, records: Records) -> page.Markup:
 def _distillation(config: RunConfig, records: Records) -> list[page.Markup]:
     picture = page.figure(
         plots.distillation(records, name=config.agent_name),
-        "Left: the share of a batch's states on which an agent moved towards its peer's action, because the "
-        "peer's value was higher there. Right: how much each of these states weighed, exp(α (V_peer − "
-        "V_own)) within its bounds. Means over the distillations between two records; each batch holds the "
-        "agent's own transitions only.",
+        "Left: the share of a batch's states on which an agent moved towards its peer's action: those where "
+        "the peer's value was higher, or all, as dpd.states says. Right: how much each of these states "
+        "weighed, exp(α (V_peer − V_own)) within its bounds. Means over the distillations between two "
+        "records; each batch holds the agent's own transitions only.",
         otherwise="No distillation has been recorded yet.",
     )
     return [picture, *_refused_policies(records)]
