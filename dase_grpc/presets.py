@@ -144,7 +144,8 @@ def layered(
     `agent.algorithm` chooses the paper's preset for that algorithm and the environment; several, as in
     "td3,sac", make a mixed ensemble, dealt out to the agents in turn. Where no preset, no algorithm and no
     file is given, an environment that is named, by its flag or by `--set`, chooses the paper's preset for
-    TD3 in it, and none the quick start. `method` is `single` (one agent), `dase` or `dpd`.
+    TD3 in it, and none the quick start. `method` is `single` (one agent), `dase` or `dpd`, and one of the
+    flags.
 
     Raises:
         ConfigError: in one sentence.
@@ -156,7 +157,7 @@ def layered(
             given.setdefault(section, {})[name] = value
     layers = [read_toml(file) if file else {}, given, parse_assignments(assignments)]
     if method is not None:
-        layers.append({"train": _of_method(method, _last(layers, "train", "agents"))})
+        layers.insert(2, {"train": _of_method(method, _last(layers, "train", "agents"))})
     names = _algorithms(flags.get(ALGORITHM), preset_name)
     if len(names) == 1:
         given.setdefault("agent", {})["algorithm"] = names[0]
@@ -167,11 +168,11 @@ def layered(
         preset_name = "quickstart" if env is None else paper_preset("td3", env)
     base = preset(preset_name) if preset_name else {}
     if len(names) > 1:
-        base = with_members(base, names, layers)
-    return resolve(*for_members([base, *layers]))
+        base = _with_members(base, names, layers)
+    return resolve(*_for_members([base, *layers]))
 
 
-def with_members(
+def _with_members(
     base: Mapping[str, Any], algorithms: Sequence[str], layers: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Settings whose agents use these algorithms in turn, each with the paper's own for the environment.
@@ -198,7 +199,7 @@ def with_members(
     }
 
 
-def for_members(layers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _for_members(layers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Layers in which what is said of `agent`, once there are `members`, is said of each of these.
 
     What one algorithm alone reads is said of the members that use it.
@@ -272,7 +273,8 @@ def _of_method(method: str, agents: Any) -> dict[str, Any]:
     if method == "single":
         if agents not in (None, 1):
             raise ConfigError(
-                f"--method single trains one agent, and {agents} are asked for; leave --agents out"
+                f"--method single trains one agent, and {agents} are asked for; "
+                f"give --agents 1, or leave train.agents out"
             )
         return {"agents": 1, "method": "dase"}
     if method == "dase":

@@ -256,6 +256,17 @@ def test_algorithms_are_dealt_out_in_turn():
     assert config.agent == config.members[0]
 
 
+def test_an_agent_is_called_by_its_algorithm_too_where_there_are_several():
+    mixed = layers(flags={"agent.algorithm": "td3,sac"})
+    assert [mixed.agent_name(agent_id) for agent_id in (0, 1, 7)] == [
+        "agent 0 (TD3)",
+        "agent 1 (SAC)",
+        "agent 7",
+    ]
+    assert mixed.for_agent(1).agent_name(1) == "agent 1"
+    assert layers(flags={"agent.algorithm": "sac"}).agent_name(1) == "agent 1"
+
+
 def test_what_is_said_of_the_agent_is_said_of_every_member_that_reads_it(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text("[agent]\nbatch_size = 64\n")
@@ -337,6 +348,14 @@ def test_members_are_one_table_for_each_agent():
 def test_a_method_says_who_learns_from_whom(method, flags, found):
     config = layers(flags=flags, method=method)
     assert (config.method, config.train.agents) == found
+
+
+def test_an_assignment_wins_over_the_method_as_over_every_flag(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('[train]\nmethod = "dase"\nagents = 2\n')
+    assert layers(file=path, method="dpd").method == "dpd"
+    assert layers(file=path, method="single", flags={"train.agents": 1}).method == "single"
+    assert layers(method="dpd", assignments=["train.method=dase"]).method == "dase"
 
 
 METHODS = {

@@ -11,11 +11,12 @@ from dase_grpc.config import setting_names
 from dase_grpc.config_errors import unknown_setting
 from dase_grpc.errors import ConfigError
 from dase_grpc.naming import names_a_folder
+from dase_grpc.presets import ALGORITHM
 
 Mode = Literal["lockstep", "cluster"]
 MODES: Final[tuple[str, ...]] = get_args(Mode)
 
-ALGORITHM, METHOD, PRESET, SEED = "agent.algorithm", "method", "preset", "train.seed"
+METHOD, PRESET, SEED = "method", "preset", "train.seed"
 SHORT: Final[Mapping[str, str]] = {
     "algo": ALGORITHM,
     "method": METHOD,

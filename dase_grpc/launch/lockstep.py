@@ -125,9 +125,7 @@ def open_lockstep(
         policies: dict[int, Published] = {}
 
         def build(agent_id: int, env: Environment) -> Learner:
-            journal = AgentJournal.open(
-                directory.agent(agent_id), config=config.for_agent(agent_id), schema=schema
-            )
+            journal = AgentJournal.open(directory.agent(agent_id), config=config, schema=schema)
             replay = LocalReplay(store, configs[agent_id], agent_id)
             return build_learner(
                 configs[agent_id],

@@ -19,6 +19,7 @@ from rich.console import Console
 from dase_grpc.capacity import transitions
 from dase_grpc.config import EnvConfig, RunConfig, require_capacity
 from dase_grpc.errors import ConfigError, DaseError, NodeFailedError, RunDirectoryError
+from dase_grpc.launch.console import say
 from dase_grpc.launch.display import Snapshot, make_display
 from dase_grpc.launch.local import run_cluster
 from dase_grpc.learning.env_ids import with_resolved_id
@@ -75,12 +76,12 @@ def train_here(options: TrainOptions) -> None:
     check(config, gpu=options.gpu)
     directory = _new_directory(options)
     each = " each" if config.train.agents > 1 else ""
-    _say(
+    say(
         console,
         f"{_method(config)} on {config.env.id}, {config.train.steps:,} steps{each}, seed {config.train.seed}",
     )
     if config.train.steps <= config.start_steps:
-        _say(
+        say(
             console,
             f"note: agent.start_steps = {config.start_steps} covers the whole run, "
             f"so hardly anything is learned",
@@ -213,7 +214,7 @@ async def _train_in_cluster(options: TrainOptions, directory: RunDirectory, cons
             gpu=options.gpu,
             stop=stop,
             display=make_display(console, options.config),
-            say=partial(_say, console),
+            say=partial(say, console),
         )
         if not stop.is_set():
             _require_last_steps(options.config, directory)
@@ -226,10 +227,6 @@ def _method(config: RunConfig) -> str:
     told = f"{agents} agents ({', '.join(names)})" if len(names) > 1 else f"{agents} {names[0]} agents"
     how = "that distil each other's policies" if config.method == "dpd" else "sharing one replay"
     return f"{told} {how}"
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def _require_last_steps(config: RunConfig, directory: RunDirectory) -> None:
@@ -253,8 +250,9 @@ def _say_results(directory: RunDirectory, console: Console, *, shown: Path, prog
     agents, found = directory.agents(), [f"results: {shown}"]
     try:
         for agent in agents:
-            _say_curve(agent, console)
-            _say_refused(agent, console)
+            name = directory.config.agent_name(agent.agent_id)
+            _say_curve(agent, name, console)
+            _say_refused(agent, name, console)
         if agents:
             found.append(f"report:  {shown / write_report(directory).name}")
         if any(checkpoint_paths(agent.checkpoints) for agent in agents):
@@ -262,26 +260,26 @@ def _say_results(directory: RunDirectory, console: Console, *, shown: Path, prog
     except DaseError as error:
         found += [f"no report: {error}"]
     for text in found:
-        _say(console, text)
+        say(console, text)
 
 
-def _say_curve(agent: AgentDirectory, console: Console) -> None:
+def _say_curve(agent: AgentDirectory, name: str, console: Console) -> None:
     curve = read_evaluations(agent.evaluations.path)
     if len(curve):
         shown = [0, -1] if len(curve) > 1 else [0]
         told = (f"{number(float(curve.return_mean[i]))} at step {int(curve.step[i]):,}" for i in shown)
-        _say(console, f"agent {agent.agent_id}: evaluation return {', '.join(told)}")
+        say(console, f"{name}: evaluation return {', '.join(told)}")
 
 
-def _say_refused(agent: AgentDirectory, console: Console) -> None:
+def _say_refused(agent: AgentDirectory, name: str, console: Console) -> None:
     """Says how many of an agent's transitions were left out, if any was."""
     refused: Counter[str] = Counter()
     for values in read_metrics(agent.metrics.path):
         refused.update(values.get("refused") or {})
     if refused:
         fields = ", ".join(f"{field} in {count:,}" for field, count in sorted(refused.items()))
-        _say(
+        say(
             console,
-            f"note: agent {agent.agent_id} left out {refused.total():,} transitions that were not finite "
+            f"note: {name} left out {refused.total():,} transitions that were not finite "
             f"({fields}); make the environment return finite numbers",
         )

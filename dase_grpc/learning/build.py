@@ -25,9 +25,14 @@ from dase_grpc.telemetry import LearnerMetrics
 Notes = Callable[[], Mapping[str, Any]]
 
 
+def peer_of(agent_id: int) -> int:
+    """The other agent of a pair."""
+    return 1 - agent_id
+
+
 def pairing(config: RunConfig, agent_id: int, policies: PeerPolicies) -> Pairing:
     """How an agent of a pair sees the other; `config` is the whole run's."""
-    peer = 1 - agent_id
+    peer = peer_of(agent_id)
     return Pairing(peer, config.for_agent(peer).agent, policies)
 
 

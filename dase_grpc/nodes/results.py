@@ -45,8 +45,7 @@ def open_journal(
         raise RunDirectoryError(
             f"{directory.path} already holds results of agent {member.agent_id}; choose another --run-dir"
         )
-    own = config.for_agent(member.agent_id)
-    return AgentJournal.open(directory, config=own, schema=schema)
+    return AgentJournal.open(directory, config=config, schema=schema)
 
 
 def _as_run(config: RunConfig, member: Membership, schema: TransitionSchema) -> RunConfig:

@@ -35,10 +35,10 @@ _REPLACED: Final = f"{STAGING_PREFIX}replaced"
 class Checkpoint:
     """What `load_checkpoint` read: tensors on the CPU by name, and the metadata.
 
-    `config`, `schema` and `agent_id` are there when the metadata came from `describe`.
+    `run_config`, `config`, `schema` and `agent_id` are there when the metadata came from `describe`.
 
     Raises:
-        RunDirectoryError: by those three, when the metadata lacks them or is of another version.
+        RunDirectoryError: by those four, when the metadata lacks them or is of another version.
     """
 
     path: Path
@@ -47,12 +47,20 @@ class Checkpoint:
     metadata: dict[str, Any]
 
     @property
-    def config(self) -> RunConfig:
+    def run_config(self) -> RunConfig:
         """The whole configuration of the run."""
         try:
             return resolve(self._entry("config"))
         except DaseError as error:
             raise RunDirectoryError(f"{self.path} is of another version: {error}") from None
+
+    @property
+    def config(self) -> RunConfig:
+        """The run as this agent lives it: with its own settings as `agent`."""
+        config = self.run_config
+        if config.members and not 0 <= self.agent_id < len(config.members):
+            raise RunDirectoryError(f"{self.path} is of agent {self.agent_id}, which its run does not have")
+        return config.for_agent(self.agent_id)
 
     @property
     def schema(self) -> TransitionSchema:
@@ -80,7 +88,10 @@ class Checkpoint:
 
 
 def describe(config: RunConfig, schema: TransitionSchema, *, agent_id: int, **more: Any) -> dict[str, Any]:
-    """The metadata with which a checkpoint can be evaluated on its own; `more` is stored beside it."""
+    """The metadata with which a checkpoint can be evaluated on its own; `more` is stored beside it.
+
+    config is the whole run's.
+    """
     entries = {"config": config.model_dump(mode="json"), "schema": asdict(schema), "agent_id": agent_id}
     return {**more, **entries}
 

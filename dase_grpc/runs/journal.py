@@ -30,7 +30,7 @@ class AgentJournal:
 
     @classmethod
     def open(cls, directory: AgentDirectory, *, config: RunConfig, schema: TransitionSchema) -> Self:
-        """A journal that also writes to TensorBoard if the extra is installed."""
+        """A journal that also writes to TensorBoard if the extra is installed; config is the whole run's."""
         return cls(
             directory, config=config, schema=schema, tensorboard=open_tensorboard(directory.tensorboard)
         )

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from children import importing
 from small import small_flags
 
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
@@ -45,7 +46,7 @@ class Train:
                 stdin=subprocess.DEVNULL,
                 stdout=output if stdout is None else stdout,
                 stderr=output if stdout is None else stdout,
-                env={**os.environ, "PYTHONPATH": str(TESTS), "TERM": "xterm"},
+                env=importing(TESTS, TERM="xterm"),
             )
 
     @property
@@ -239,6 +240,22 @@ def test_a_pair_that_distils_trains_to_the_end_and_is_reported_as_such(train, mo
         assert kept.config.method == "dpd"
         assert kept.tensors["peer_version"] > 0
     assert "Distillation" in run.directory.report.read_text()
+
+
+@pytest.mark.parametrize("mode", [(), ("--lockstep",)], ids=["cluster", "lockstep"])
+def test_agents_of_different_algorithms_share_one_buffer(train, mode):
+    run = train("--algo", "td3,sac,ddpg", *mode, *small_flags(train__agents=3, train__steps=300))
+    assert run.end() == 0, run.output
+    assert "3 agents (TD3, SAC, DDPG) sharing one replay" in run.output
+    for agent_id, algorithm in enumerate(("td3", "sac", "ddpg")):
+        assert f"agent {agent_id} ({algorithm.upper()}): evaluation return" in run.output
+        last = read_metrics(run.directory.agent(agent_id).metrics.path)[-1]
+        assert last["updates"] == 281  # one with each step from the 20th on
+        others = {str(each) for each in range(3)} - {str(agent_id)}
+        assert others <= set(last["similarity"])
+        kept = load_checkpoint(latest(run.directory.agent(agent_id).checkpoints))
+        assert kept.config.agent.algorithm == algorithm
+        assert kept.run_config.algorithms == ("td3", "sac", "ddpg")
 
 
 def test_a_killed_replay_is_named_and_the_learners_keep_their_state(train):

@@ -148,7 +148,7 @@ def test_a_single_agent_reads_no_similarity_so_its_cells_are_one():
         "dase_divergence-none",
     ]
     assert matrix.notes == [
-        "settings of dps and agents are left out of cells that share no experience",
+        "settings that a cell's method does not read are left out of it (dps, dpd, agents)",
         "4 combinations are 3 cells: 1 have the configuration of another and are run once",
     ]
 
@@ -183,6 +183,18 @@ def test_a_distilling_pair_reads_no_similarity_either():
         ("dpd", "jeffreys"),
         ("dase", "kl"),
     ]
+
+
+def test_only_a_distilling_pair_reads_the_settings_of_distillation():
+    matrix = matrix_of(matrix={"method": ["single", "dase", "dpd"], "dpd.alpha": [0.1, 0.5]})
+    assert [(cell.name, cell.config.dpd.alpha) for cell in matrix.cells] == [
+        ("single", 0.75),
+        ("dase", 0.75),
+        ("dpd_alpha-0.1", 0.1),
+        ("dpd_alpha-0.5", 0.5),
+    ]
+    with pytest.raises(ConfigError, match=r"cell dase_alpha--1: dpd\.alpha = -1 must be at least 0"):
+        matrix_of(matrix={"method": ["dase", "dpd"], "dpd.alpha": [-1, 1]})
 
 
 def test_a_value_that_is_given_twice_is_one_cell():
