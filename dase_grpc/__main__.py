@@ -1,5 +1,6 @@
 """`dase` and `python -m dase_grpc` as a process: runs the command line, and ends in every case."""
 
+import io
 import logging
 import os
 import sys
@@ -16,6 +17,9 @@ def run() -> NoReturn:
     Threads that an environment has left running do not keep the process from ending.
     """
     code: object = 0
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that knows no λ, a path that is no UTF-8
+            stream.reconfigure(errors="backslashreplace")
     try:
         main()
     except SystemExit as end:

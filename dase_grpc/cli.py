@@ -1,5 +1,7 @@
 """The `dase` command: parse, call, print. No logic."""
 
+import errno
+import reprlib
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -31,7 +33,9 @@ def _whole(flag: str) -> Callable[[str], int]:
     def read(text: str) -> int:
         value = whole_number(text)
         if isinstance(value, str):
-            raise ConfigError(f"{flag} {text!r} is not a whole number; write it like 100000 or 1e5")
+            raise ConfigError(
+                f"{flag} {reprlib.repr(text)} is not a whole number; write it like 100000 or 1e5"
+            )
         return value
 
     return read
@@ -350,6 +354,11 @@ def main() -> None:
     except DaseError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
+    except OSError as error:  # files that are refused are DaseErrors; what has no name here is the output
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+            raise
+        typer.echo(f"error: cannot write the output: {error.strerror}; free space", err=True)
+        sys.exit(1)
 
 
 def _refuse(flags: Mapping[str, object], role: str) -> None:

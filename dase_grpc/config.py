@@ -1,6 +1,6 @@
 """The one configuration of a run: frozen, validated once, read from presets, TOML, flags and `--set`."""
 
-import tomllib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, Self, get_args
@@ -21,12 +21,14 @@ from dase_grpc.capacity import transitions
 from dase_grpc.config_errors import sentence
 from dase_grpc.dpd_config import DpdConfig
 from dase_grpc.errors import ConfigError
+from dase_grpc.parsing import is_utf8, leaves, toml_tables
 from dase_grpc.sections import Section
 
 Method = Literal["dase", "dpd"]
 Divergence = Literal["jeffreys", "js", "kl", "none", "isolated"]
 Scope = Literal["pooled", "agent", "transition"]
 DIVERGENCES: Final[tuple[str, ...]] = get_args(Divergence)
+MAX_AGENTS: Final = 1024
 
 
 class EnvConfig(Section):
@@ -41,6 +43,17 @@ class EnvConfig(Section):
         default_factory=dict, description="keyword arguments for making the environment"
     )
 
+    @field_validator("kwargs")
+    @classmethod
+    def _kwargs_can_be_kept(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """They are compared, and written into run.toml."""
+        for leaf in leaves(value):
+            if isinstance(leaf, float) and math.isnan(leaf):
+                raise ValueError("NaN equals nothing, not even itself; give a number")
+            if isinstance(leaf, str) and not is_utf8(leaf):
+                raise ValueError(f"{leaf!r} cannot be written as UTF-8; give another text")
+        return value
+
 
 class TrainConfig(Section):
     """The run as a whole."""
@@ -50,7 +63,7 @@ class TrainConfig(Section):
         description="how agents learn from each other: by shared experience (`dase`; with one agent it is a "
         "single agent), or as a pair that distils policies (`dpd`)",
     )
-    agents: PositiveInt = Field(2, le=1024, description="K, the number of agents that share the buffer")
+    agents: PositiveInt = Field(2, le=MAX_AGENTS, description="K, the number of agents that share the buffer")
     steps: PositiveInt = Field(1_000_000, description="environment steps of each agent")
     seed: NonNegativeInt = Field(0, description="the run's one seed; every random stream derives from it")
     log_every: PositiveInt = Field(1_000, description="environment steps between lines of metrics.jsonl")
@@ -288,10 +301,10 @@ def read_toml(path: Path) -> dict[str, Any]:
         ConfigError: the file is missing or is not TOML.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = toml_tables(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     return {key: value for key, value in values.items() if key not in ("versions", "run")}
 
@@ -319,8 +332,8 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
 
 def _parse_value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return toml_tables(f"value = {text}")["value"]
+    except ValueError:
         return text
 
 

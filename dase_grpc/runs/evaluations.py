@@ -10,6 +10,9 @@ import numpy.typing as npt
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs.files import append_line, whole_lines
 
+MAX_COUNT: Final = 2**53
+"""Steps and episodes are below it, so that float64 holds each of them exactly."""
+
 COLUMNS: Final = ("step", "return_mean", "return_std", "episodes", "wall_seconds")
 
 Floats = npt.NDArray[np.float64]
@@ -80,6 +83,9 @@ def read_evaluations(path: Path) -> Evaluations:
 def _row(path: Path, number: int, line: str) -> tuple[float, ...]:
     try:
         step, mean, std, episodes, wall = line.split(",")
-        return int(step), float(mean), float(std), int(episodes), float(wall)
+        counts = int(step), int(episodes)
+        if not all(0 <= count < MAX_COUNT for count in counts):
+            raise ValueError
+        return counts[0], float(mean), float(std), counts[1], float(wall)
     except ValueError:
         raise RunDirectoryError(f"{path} is damaged: line {number} is not {len(COLUMNS)} numbers") from None

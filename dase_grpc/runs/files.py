@@ -70,6 +70,14 @@ def last_line(path: Path, *, within_bytes: int = 65_536) -> str:
     return end[: end.rfind(b"\n") + 1].rstrip(b"\n").rpartition(b"\n")[2].decode(errors="replace")
 
 
+def utf8(text: str) -> bytes:
+    """The text as it is written to files.
+
+    What has no UTF-8, as in a path whose bytes are of another encoding, has an escape in its place.
+    """
+    return text.encode(errors="backslashreplace")
+
+
 def write_synced(path: Path, data: bytes) -> None:
     """Writes a new file and returns once the disk has it."""
     with path.open("xb") as file:

@@ -113,3 +113,10 @@ def test_a_growing_file_is_read_up_to_its_last_whole_line(tmp_path: Path) -> Non
     with (run / "agents/0/evaluations.csv").open("a") as file:
         file.write("4000,2.")
     assert read_runs([run])[0][0].curve.step.tolist() == [0, 1000, 2000, 3000]
+
+
+def test_evaluations_too_large_for_statistics_are_a_reason(tmp_path: Path) -> None:
+    large = write_run(tmp_path, "large", flat(1e101))
+    overflowing = write_run(tmp_path, "overflowing", flat(1.7e308), flat(1.7e308))
+    assert "beyond 1e+100" in reasons(large)[0]
+    assert "not finite" in reasons(overflowing)[0]
