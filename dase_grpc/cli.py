@@ -1,6 +1,5 @@
 """The `dase` command: parse, call, print. No logic."""
 
-import errno
 import reprlib
 import sys
 from collections.abc import Callable, Mapping
@@ -354,11 +353,6 @@ def main() -> None:
     except DaseError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
-    except OSError as error:  # files that are refused are DaseErrors; what has no name here is the output
-        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
-            raise
-        typer.echo(f"error: cannot write the output: {error.strerror}; free space", err=True)
-        sys.exit(1)
 
 
 def _refuse(flags: Mapping[str, object], role: str) -> None:

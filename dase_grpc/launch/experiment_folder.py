@@ -103,10 +103,14 @@ class ExperimentFolder:
         A finished run counts wherever in the folder it lies: names change with what an experiment varies.
 
         Raises:
-            RunDirectoryError: where a cell belongs there is something else, or a damaged run.
+            RunDirectoryError: where a cell belongs there is something else, a damaged run, or what cannot
+                be read.
         """
-        finished = self._finished()
-        return {cell.name: self._state(cell, finished.get(cell.identity)) for cell in cells}
+        try:
+            finished = self._finished()
+            return {cell.name: self._state(cell, finished.get(cell.identity)) for cell in cells}
+        except OSError as error:
+            raise RunDirectoryError(f"cannot read {self.path}: {error.strerror or error}") from None
 
     def begin(self, cell: Cell) -> str | None:
         """Clears the way for a new try; a run that was begun is set aside, and a sentence says so.

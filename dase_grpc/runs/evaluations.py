@@ -61,12 +61,10 @@ def read_evaluations(path: Path) -> Evaluations:
     """Reads evaluations.csv; a missing file has no rows, an unfinished last line is left out.
 
     Raises:
-        RunDirectoryError: another header, or a row that is not five numbers; names the line.
+        RunDirectoryError: it cannot be read, has another header, or a row that is not five numbers;
+            names the line.
     """
-    try:
-        lines = whole_lines(path)
-    except UnicodeDecodeError:
-        raise RunDirectoryError(f"{path} is damaged: it is not text") from None
+    lines = whole_lines(path)
     if lines and lines[0] != ",".join(COLUMNS):
         raise RunDirectoryError(f"{path} is damaged: its first line is not {','.join(COLUMNS)!r}")
     rows = [_row(path, number, line) for number, line in enumerate(lines[1:], start=2)]

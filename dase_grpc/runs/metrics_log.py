@@ -42,10 +42,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     Raises:
         RunDirectoryError: a line before the last is no record, a JSON object of numbers; names the line.
     """
-    try:
-        lines = whole_lines(path)
-    except UnicodeDecodeError:
-        raise RunDirectoryError(f"{path} is damaged: it is not text") from None
+    lines = whole_lines(path)
     records = []
     for number, line in enumerate(lines, start=1):
         record = _record(line)

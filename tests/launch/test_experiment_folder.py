@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from contracts.sentences import assert_one_sentence
@@ -309,3 +310,17 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     with pytest.raises(RunDirectoryError) as refused, ExperimentFolder(tmp_path / "file").locked(print):
         pass
     assert_one_sentence(refused.value, "cannot write to")
+
+
+def test_what_cannot_be_read_is_told(folder, cell, monkeypatch):
+    run = trained(folder.path, cell)
+    folder.finish(cell, seconds=1.0)
+    read_bytes = Path.read_bytes
+
+    def refuse(path):
+        if path == run.path / "run.toml":
+            raise PermissionError(13, "Permission denied", str(path))
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert_one_sentence(refusal(folder, cell), "cannot read", "Permission denied")

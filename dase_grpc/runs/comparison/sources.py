@@ -66,7 +66,7 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
     """The folders of runs among `paths` and, recursively, inside them; each once, in a fixed order.
 
     Raises:
-        RunDirectoryError: one of the paths is no folder, or holds no run.
+        RunDirectoryError: one of the paths is no folder, holds no run, or cannot be read.
     """
     found: dict[Path, Path] = {}
     for path in paths:
@@ -105,12 +105,18 @@ def _below(path: Path) -> Iterable[Path]:
 
     Runs that are being made and tries that an experiment has set aside lie in hidden folders.
     """
-    for folder, inner, files in os.walk(path):
+    for folder, inner, files in os.walk(path, onerror=_require_readable):
         if RUN_FILE in files:
             inner.clear()
             yield Path(folder)
         else:
             inner[:] = sorted(name for name in inner if not name.startswith("."))
+
+
+def _require_readable(error: OSError) -> None:
+    """A folder that cannot be read may hold runs; one that has gone meanwhile, or is a file, holds none."""
+    if isinstance(error, PermissionError):
+        raise RunDirectoryError(f"cannot read {error.filename}: {error.strerror}") from None
 
 
 def _read(path: Path) -> SourceRun:
