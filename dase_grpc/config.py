@@ -1,10 +1,9 @@
 """The one configuration of a run: frozen, validated once, read from presets, TOML, flags and `--set`."""
 
 import math
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -22,9 +21,11 @@ from dase_grpc.config_errors import sentence
 from dase_grpc.dpd_config import DpdConfig
 from dase_grpc.dps_config import DpsConfig
 from dase_grpc.errors import ConfigError
+from dase_grpc.parsing import is_utf8, leaves, toml_tables
 from dase_grpc.sections import Section
 
 Method = Literal["dase", "dpd"]
+MAX_AGENTS: Final = 1024
 
 
 class EnvConfig(Section):
@@ -41,13 +42,13 @@ class EnvConfig(Section):
 
     @field_validator("kwargs")
     @classmethod
-    def _can_be_recorded(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """A checkpoint's JSON has no word for infinity, and TOML none for nothing."""
-        unfit = next(_unrecordable(value), None)
-        if unfit is not None:
-            raise ValueError(
-                f"{unfit} cannot be written into a run's files; make the environment by a function"
-            )
+    def _kwargs_can_be_kept(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """They are compared, and written into run.toml."""
+        for leaf in leaves(value):
+            if isinstance(leaf, float) and math.isnan(leaf):
+                raise ValueError("NaN equals nothing, not even itself; give a number")
+            if isinstance(leaf, str) and not is_utf8(leaf):
+                raise ValueError(f"{leaf!r} cannot be written as UTF-8; give another text")
         return value
 
 
@@ -59,7 +60,7 @@ class TrainConfig(Section):
         description="how agents learn from each other: by shared experience (`dase`; with one agent it is a "
         "single agent), or as a pair that distils policies (`dpd`)",
     )
-    agents: PositiveInt = Field(2, le=1024, description="K, the number of agents that share the buffer")
+    agents: PositiveInt = Field(2, le=MAX_AGENTS, description="K, the number of agents that share the buffer")
     steps: PositiveInt = Field(1_000_000, description="environment steps of each agent")
     seed: NonNegativeInt = Field(0, description="the run's one seed; every random stream derives from it")
     log_every: PositiveInt = Field(1_000, description="environment steps between lines of metrics.jsonl")
@@ -232,17 +233,6 @@ class RunConfig(Section):
         return self
 
 
-def _unrecordable(value: Any) -> Iterator[str]:
-    """What is not a finite number among the numbers in nested tables and lists, and whatever is None."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _unrecordable(each)
-    elif value is None or (isinstance(value, float) and not math.isfinite(value)):
-        yield str(value)
-
-
 def listed_members(layer: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """The tables of `members` in a layer of settings; none where it has none, or something else there."""
     members = layer.get("members")
@@ -290,10 +280,10 @@ def read_toml(path: Path) -> dict[str, Any]:
         ConfigError: the file is missing or is not TOML.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = toml_tables(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     return {key: value for key, value in values.items() if key not in ("versions", "run")}
 
@@ -321,8 +311,8 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
 
 def _parse_value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return toml_tables(f"value = {text}")["value"]
+    except ValueError:
         return text
 
 

@@ -1,5 +1,6 @@
 """The flags of the `dase` command: their names, types and help, shared by its commands."""
 
+import reprlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -23,7 +24,9 @@ def _whole(flag: str) -> Callable[[str], int]:
     def read(text: str) -> int:
         value = whole_number(text)
         if isinstance(value, str):
-            raise ConfigError(f"{flag} {text!r} is not a whole number; write it like 100000 or 1e5")
+            raise ConfigError(
+                f"{flag} {reprlib.repr(text)} is not a whole number; write it like 100000 or 1e5"
+            )
         return value
 
     return read

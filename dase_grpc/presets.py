@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from dase_grpc.agent_config import ALGORITHMS, READ_BY_ONE
-from dase_grpc.config import RunConfig, listed_members, parse_assignments, read_toml, resolve
+from dase_grpc.config import MAX_AGENTS, RunConfig, listed_members, parse_assignments, read_toml, resolve
 from dase_grpc.errors import ConfigError
+from dase_grpc.sections import whole_number
 
 ALGORITHM: Final = "agent.algorithm"
+AGENTS_OF: Final[Mapping[str, int]] = {"single": 1, "dpd": 2}
+"""The number of agents that a method trains, where it leaves no choice."""
 
 _SHARED: Final[dict[str, Any]] = {
     "train": {"agents": 2, "steps": 1_000_000},
@@ -159,6 +162,11 @@ def layered(
     if method is not None:
         layers.insert(2, {"train": _of_method(method, _last(layers, "train", "agents"))})
     names = _algorithms(flags.get(ALGORITHM), preset_name)
+    if method is not None and len(names) > AGENTS_OF.get(method, len(names)):
+        raise ConfigError(
+            f"--method {method} trains {AGENTS_OF[method]} agent(s), and --algo {','.join(names)} names "
+            f"{len(names)} algorithms; leave some out, or choose --method dase"
+        )
     if len(names) == 1:
         given.setdefault("agent", {})["algorithm"] = names[0]
     if names:
@@ -166,7 +174,7 @@ def layered(
     if preset_name is None and file is None:
         env = _last(layers, "env", "id")
         preset_name = "quickstart" if env is None else paper_preset("td3", env)
-    base = preset(preset_name) if preset_name else {}
+    base = {} if preset_name is None else preset(preset_name)
     if len(names) > 1:
         base = _with_members(base, names, layers)
     return resolve(*_for_members([base, *layers]))
@@ -183,7 +191,8 @@ def _with_members(
         ConfigError: there are fewer agents than algorithms.
     """
     env, agents = _last(layers, "env", "id"), _last(layers, "train", "agents")
-    count = int(agents) if str(agents).isdecimal() else len(algorithms)
+    given = whole_number(str(agents))
+    count = given if isinstance(given, int) and 0 < given <= MAX_AGENTS else len(algorithms)
     if count < len(algorithms):
         raise ConfigError(
             f"--algo {','.join(algorithms)} names {len(algorithms)} algorithms for {count} agent(s); "
@@ -191,7 +200,7 @@ def _with_members(
         )
     settings = [preset(paper_preset(algorithm, env))["agent"] for algorithm in algorithms]
     members = [settings[index % len(settings)] for index in range(count)]
-    train = {**base.get("train", {}), "agents": count}
+    train = {**base.get("train", {}), "agents": count}  # a number that cannot be is `resolve`'s to refuse
     return {
         **{key: value for key, value in base.items() if key != "agent"},
         "train": train,

@@ -1,3 +1,4 @@
+import os
 import re
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 from small import small_flags
 from synthetic import flat, write_run
 
+import dase_grpc
 from dase_grpc.cli import main
 from dase_grpc.config import resolve
 from dase_grpc.runs.comparison.files import FILES
@@ -425,3 +427,50 @@ def test_nothing_to_compare_is_one_sentence(dase):
     assert (code, out) == (2, "")
     assert err.startswith("error: the run cannot be compared; runs/going is left out: it has not finished")
     assert not Path("comparison").exists()
+
+
+def test_a_folder_that_is_gone_is_one_sentence(tmp_path):
+    gone = tmp_path / "gone"
+    script = f"mkdir {gone} && cd {gone} && rmdir {gone} && exec {sys.executable} -m dase_grpc compare runs"
+    path = str(Path(dase_grpc.__file__).parents[1])
+    ended = subprocess.run(
+        ["sh", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=25,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    sentence = "error: the current folder does not exist any more; change into one that does\n"
+    assert (ended.returncode, ended.stderr) == (2, sentence)
+
+
+def test_a_path_that_is_no_utf8_and_a_terminal_that_is_none_do_no_harm(tmp_path):
+    folder = os.fsencode(tmp_path) + b"/by\xfft"
+    os.mkdir(folder)
+    write_run(Path(os.fsdecode(folder)), "run", flat(1))
+    ended = subprocess.run(
+        [os.fsencode(sys.executable), b"-m", b"dase_grpc", b"compare", folder, b"--out", folder + b"/out"],
+        capture_output=True,
+        timeout=25,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert b"by\\udcfft/out/comparison.html" in ended.stdout
+    assert sorted(map(os.fsdecode, os.listdir(folder + b"/out"))) == sorted(FILES)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_an_output_on_a_full_disk_is_one_sentence():
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "dase_grpc", "config"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=25,
+            check=False,
+        )
+    assert (ended.returncode, "Traceback" in ended.stderr) == (1, False)
+    assert "No space left on device" in ended.stderr

@@ -22,7 +22,7 @@ from dase_grpc.learning.learner import Halted, Learner
 from dase_grpc.learning.peers import LocalPolicies, Published
 from dase_grpc.progress import Progress
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.runs.files import staged_file
+from dase_grpc.runs.files import staged_file, written
 from dase_grpc.runs.journal import AgentJournal
 from dase_grpc.schema import Array, TransitionSchema
 from dase_grpc.store import ReplayStore, RingBuffer
@@ -164,14 +164,20 @@ def run_lockstep(run: LockstepRun, halt: Event, on_round: Callable[[], None]) ->
 
 
 def save_buffer(run: LockstepRun) -> None:
-    """Writes the buffer's packed rows; `numpy.load` reads them, `TransitionSchema.named` names them."""
-    run.directory.replay.mkdir(parents=True, exist_ok=True)
+    """Writes the buffer's packed rows; `numpy.load` reads them, `TransitionSchema.named` names them.
+
+    Raises:
+        RunDirectoryError: the disk refuses.
+    """
     parts = run.store.ring.slices()  # written as they lie: a full buffer is not held twice
     header = {**header_data_from_array_1_0(parts[0]), "shape": (len(run.store.ring), parts[0].shape[1])}
-    with staged_file(run.directory.replay / BUFFER_FILE) as file:
-        write_array_header_1_0(file, header)
-        for part in parts:
-            file.write(part.data)
+    target = run.directory.replay / BUFFER_FILE
+    with written(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with staged_file(target) as file:
+            write_array_header_1_0(file, header)
+            for part in parts:
+                file.write(part.data)
 
 
 def _configs(config: RunConfig, peers: Mapping[int, Peer]) -> list[RunConfig]:

@@ -13,7 +13,7 @@ from dase_grpc.config import RunConfig
 from dase_grpc.errors import ConfigError, DaseError
 from dase_grpc.launch.experiment_file import METHOD, PRESET, ExperimentFile, Mode, Settings
 from dase_grpc.learning.env_ids import with_resolved_id
-from dase_grpc.presets import ALGORITHM, layered
+from dase_grpc.presets import AGENTS_OF, ALGORITHM, layered
 
 NAME_LENGTH: Final = 120
 DIGEST_LENGTH: Final = 8
@@ -75,7 +75,8 @@ def cells_of(file: ExperimentFile) -> Matrix:
     """Every cell of an experiment, resolved and checked.
 
     Combinations that lead to the same configuration are one cell, named after the first of them. What a
-    cell's method does not read is left out of it, so that cells that differ in nothing else are the same.
+    cell's method does not read (`dps`, `dpd`, and the number of agents where the method fixes it) is left out
+    of it, so that cells that differ in nothing else are the same.
 
     Raises:
         UsageError: one sentence that names the first cell that cannot be, or that there is none.
@@ -105,11 +106,14 @@ def _combinations(file: ExperimentFile) -> list[Settings]:
 
 
 def _resolve(settings: Settings, mode: Mode) -> _Resolved:
-    read_by_all = {key: value for key, value in settings.items() if not _of_one_method(key, settings)}
-    method = _layered(read_by_all).method
-    shown = {key: value for key, value in settings.items() if key in read_by_all or _reader(key) == method}
+    method = _layered(_read_by(None, settings)).method
+    shown = _read_by(method, settings)
     config = _layered(shown)
-    _check_unread({key: value for key, value in settings.items() if key not in shown})
+    unread = {key: value for key, value in settings.items() if key not in shown}
+    of_dpd = {key: value for key, value in unread.items() if key.startswith("dpd.")}
+    # they mean nothing here, and yet a wrong one is a mistake
+    _layered({key: value for key, value in unread.items() if key not in of_dpd})
+    _layered({**of_dpd, METHOD: "dpd"})
     if mode == "cluster" and config.metrics.port:
         raise ConfigError(
             f"metrics.port = {config.metrics.port} would be the port of several runs at once; leave it out"
@@ -117,22 +121,15 @@ def _resolve(settings: Settings, mode: Mode) -> _Resolved:
     return _Resolved(shown, len(shown) < len(settings), with_resolved_id(config))
 
 
-def _reader(key: str) -> str | None:
-    """The one method that reads a setting, if only one does."""
-    return _READ_BY_ONE.get(key.partition(".")[0])
-
-
-def _of_one_method(key: str, settings: Settings) -> bool:
-    """Whether some methods do not read a setting; single agents and pairs fix the number of agents."""
-    fixed = key == "train.agents" and settings.get(METHOD) in ("single", "dpd")
-    return fixed or _reader(key) is not None
-
-
-def _check_unread(settings: Settings) -> None:
-    """Checks what a cell does not read: it means nothing there, and yet a wrong value is a mistake."""
-    for reader in (None, *_READ_BY_ONE.values()):
-        method = {METHOD: reader} if reader else {}
-        _layered({**method, **{key: value for key, value in settings.items() if _reader(key) == reader}})
+def _read_by(method: str | None, settings: Settings) -> Settings:
+    """The settings that a method reads; None is what all do. Some fix the number of agents."""
+    others = tuple(f"{section}." for section, reader in _READ_BY_ONE.items() if reader != method)
+    fixed = settings.get(METHOD) in AGENTS_OF
+    return {
+        key: value
+        for key, value in settings.items()
+        if not key.startswith(others) and not (fixed and key == "train.agents")
+    }
 
 
 def _layered(settings: Settings) -> RunConfig:
@@ -147,7 +144,7 @@ def _layered(settings: Settings) -> RunConfig:
 def _notes(combinations: int, cells: Sequence[_Resolved]) -> list[str]:
     notes = []
     if any(each.ignored for each in cells):
-        notes.append("settings that a cell's method does not read are left out of it (dps, dpd, agents)")
+        notes.append("settings of dps, dpd and agents are left out of cells whose method does not read them")
     if folded := combinations - len(cells):
         notes.append(
             f"{combinations} combinations are {len(cells)} cells: "

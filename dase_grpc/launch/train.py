@@ -25,6 +25,7 @@ from dase_grpc.launch.local import run_cluster
 from dase_grpc.learning.env_ids import with_resolved_id
 from dase_grpc.learning.env_probe import probe
 from dase_grpc.learning.envs import make_env, schema_of
+from dase_grpc.naming import MAX_BYTES
 from dase_grpc.nodes.lifecycle import halt_event, stop_event
 from dase_grpc.progress import number
 from dase_grpc.runs.directory import AgentDirectory, RunDirectory, checkpoint_paths
@@ -140,6 +141,7 @@ def check_capacity(config: RunConfig, schema: TransitionSchema) -> None:
 def run_name(config: RunConfig) -> str:
     """A folder name that says what the run is and when it began."""
     env = "".join(c if c.isalnum() or c in "-_" else "-" for c in config.env.id)
+    env = env.encode()[: MAX_BYTES // 2].decode(errors="ignore")
     when = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     method = "dpd" if config.method == "dpd" else f"k{config.train.agents}"
     return f"{env}-{'+'.join(config.algorithms)}-{method}-seed{config.train.seed}-{when}"

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dase_grpc.config import RunConfig, resolve
 from dase_grpc.errors import DaseError, RunDirectoryError
+from dase_grpc.parsing import json_value
 from dase_grpc.runs.directory import checkpoint_paths
 from dase_grpc.runs.files import STAGING_PREFIX, staged_directory, write_synced
 from dase_grpc.schema import TransitionSchema
@@ -184,7 +185,7 @@ def _prune(directory: Path, *, keep: int) -> None:
 
 def _read_metadata(file: Path) -> dict[str, Any]:
     try:
-        metadata = json.loads(file.read_text(encoding="utf-8"))
+        metadata = json_value(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RunDirectoryError(f"{file.parent} is not a checkpoint: it has no {METADATA_FILE}") from None
     except OSError as error:

@@ -7,7 +7,6 @@ logs/  replay/               report.html
 
 import re
 import shlex
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,9 +17,10 @@ import tomli_w
 
 from dase_grpc.config import RunConfig, resolve
 from dase_grpc.errors import ConfigError, RunDirectoryError
-from dase_grpc.naming import names_a_folder
+from dase_grpc.naming import MAX_BYTES, names_a_folder
+from dase_grpc.parsing import toml_tables
 from dase_grpc.runs.evaluations import EvaluationsFile
-from dase_grpc.runs.files import staged_directory, write_synced
+from dase_grpc.runs.files import staged_directory, utf8, write_synced
 from dase_grpc.runs.metrics_log import MetricsLog
 from dase_grpc.runs.provenance import derived_seeds, versions
 
@@ -95,7 +95,9 @@ class RunDirectory:
                 or it cannot be written.
         """
         if not names_a_folder(name):
-            raise RunDirectoryError(f"{name!r} cannot name a run; use a plain folder name")
+            raise RunDirectoryError(
+                f"{name!r} cannot name a run; use a plain folder name of at most {MAX_BYTES} bytes"
+            )
         path = root / name
         tables = _tables(config, name=name, mode=mode, command=command, created=created or datetime.now(UTC))
         try:
@@ -114,12 +116,12 @@ class RunDirectory:
         """
         file = path / RUN_FILE
         try:
-            tables = tomllib.loads(file.read_text(encoding="utf-8"))
+            tables = toml_tables(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise RunDirectoryError(f"{path} is not a run: it has no {RUN_FILE}") from None
         except OSError as error:
             raise RunDirectoryError(f"cannot read {file}: {error.strerror or error}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except ValueError as error:
             raise RunDirectoryError(f"{file} is damaged: {error}") from None
         return cls(path, *_parse(file, tables))
 
@@ -201,7 +203,7 @@ def _tables(
         "name": name,
         "created": created.astimezone(UTC).isoformat(timespec="seconds"),
         "mode": mode,
-        "command": shlex.join(command),
+        "command": utf8(shlex.join(command)).decode(),
         "seeds": derived_seeds(config),
     }
     return {**config.model_dump(mode="json"), "run": run, "versions": versions()}

@@ -12,7 +12,7 @@ from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs import page, plots
 from dase_grpc.runs.curves import FINAL, SMOOTHING, Series, column, recent, recent_weights, returns
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.runs.files import replace_file
+from dase_grpc.runs.files import replace_file, utf8
 from dase_grpc.runs.reference import PublishedRow, comparable, published_method
 from dase_grpc.runs.summary import FINAL_FROM, AgentFiles, duration, refused, settled_score, status
 
@@ -57,7 +57,7 @@ def write_report(run: RunDirectory) -> Path:
         page.section("How this run was made", *_origin(run)),
     )
     try:
-        replace_file(run.report, text.encode())
+        replace_file(run.report, utf8(text))
     except OSError as error:
         raise RunDirectoryError(f"cannot write {run.report}: {error.strerror or error}") from None
     return run.report
