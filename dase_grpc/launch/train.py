@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
@@ -30,6 +30,10 @@ from dase_grpc.runs.directory import AgentDirectory, RunDirectory, checkpoint_pa
 from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
 from dase_grpc.runs.report import write_report
+from dase_grpc.schema import TransitionSchema
+
+if TYPE_CHECKING:
+    from dase_grpc.launch.lockstep import ResumedRound  # torch takes seconds to import
 
 REDRAW_S: Final = 0.25
 SAME_SECOND: Final = 100
@@ -73,27 +77,47 @@ def train_here(options: TrainOptions) -> None:
     check(config, gpu=options.gpu)
     directory = _new_directory(options)
     each = " each" if config.train.agents > 1 else ""
-    _say(
+    say(
         console,
         f"{_method(config)} on {config.env.id}, {config.train.steps:,} steps{each}, seed {config.train.seed}",
     )
     if config.train.steps <= config.start_steps:
-        _say(
+        say(
             console,
             f"note: agent.start_steps = {config.start_steps} covers the whole run, "
             f"so hardly anything is learned",
         )
+    run_here(options, directory, console, shown=root / directory.path.name)
+
+
+def run_here(
+    options: TrainOptions,
+    directory: RunDirectory,
+    console: Console,
+    *,
+    shown: Path,
+    resumed: "ResumedRound | None" = None,
+    from_checkpoints: bool = False,
+) -> None:
+    """Runs what is in `directory`, in its mode, until the budget is spent or a signal comes.
+
+    `shown` is how the directory is called in what is printed. Lockstep goes on from `resumed`; the
+    learners of a cluster go on `from_checkpoints`.
+
+    Raises:
+        NodeFailedError: a node ended before its time; the others were stopped.
+    """
     try:
-        if options.lockstep:
-            _train_in_lockstep(options, directory, console)
+        if directory.run["mode"] == "lockstep":
+            _train_in_lockstep(options, directory, console, resumed=resumed)
         else:
-            asyncio.run(_train_in_cluster(options, directory, console))
+            asyncio.run(_train_in_cluster(options, directory, console, resume=from_checkpoints))
     finally:
-        _say_results(directory, console, shown=root / directory.path.name, program=program(options.command))
+        _say_results(directory, console, shown=shown, program=program(options.command))
 
 
-def check(config: RunConfig, *, gpu: int | None = None) -> None:
-    """Checks what can only be known with the environment and the machine at hand.
+def check(config: RunConfig, *, gpu: int | None = None) -> TransitionSchema:
+    """Checks what can only be known with the environment and the machine at hand; returns the layout.
 
     Raises:
         DeviceError: there is no such GPU.
@@ -114,6 +138,7 @@ def check(config: RunConfig, *, gpu: int | None = None) -> None:
         require_capacity(config, transitions(config.replay.capacity, row_bytes=schema.row_bytes))
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    return schema
 
 
 def run_name(config: RunConfig) -> str:
@@ -161,13 +186,15 @@ def _new_directory(options: TrainOptions) -> RunDirectory:
     raise RunDirectoryError(f"{options.root / name} and {SAME_SECOND} like it exist; give the run a --name")
 
 
-def _train_in_lockstep(options: TrainOptions, directory: RunDirectory, console: Console) -> None:
+def _train_in_lockstep(
+    options: TrainOptions, directory: RunDirectory, console: Console, *, resumed: "ResumedRound | None"
+) -> None:
     from dase_grpc.launch.lockstep import open_lockstep, run_lockstep
 
     drawn_at = 0.0
     with (
         halt_event() as halt,
-        open_lockstep(options.config, directory, gpu=options.gpu) as run,
+        open_lockstep(options.config, directory, gpu=options.gpu, resumed=resumed) as run,
         make_display(console, options.config) as display,
     ):
 
@@ -185,7 +212,9 @@ def _train_in_lockstep(options: TrainOptions, directory: RunDirectory, console: 
         show()
 
 
-async def _train_in_cluster(options: TrainOptions, directory: RunDirectory, console: Console) -> None:
+async def _train_in_cluster(
+    options: TrainOptions, directory: RunDirectory, console: Console, *, resume: bool
+) -> None:
     async with stop_event(stdin_is_leash=False) as stop:
         await run_cluster(
             options.config,
@@ -193,7 +222,8 @@ async def _train_in_cluster(options: TrainOptions, directory: RunDirectory, cons
             gpu=options.gpu,
             stop=stop,
             display=make_display(console, options.config),
-            say=partial(_say, console),
+            say=partial(say, console),
+            resume=resume,
         )
         if not stop.is_set():
             _require_last_steps(options.config, directory)
@@ -208,7 +238,8 @@ def _method(config: RunConfig) -> str:
     return f"{told} {how}"
 
 
-def _say(console: Console, text: str) -> None:
+def say(console: Console, text: str) -> None:
+    """Prints a sentence as it is."""
     console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
@@ -242,7 +273,7 @@ def _say_results(directory: RunDirectory, console: Console, *, shown: Path, prog
     except DaseError as error:
         found += [f"no report: {error}"]
     for text in found:
-        _say(console, text)
+        say(console, text)
 
 
 def _say_curve(agent: AgentDirectory, console: Console) -> None:
@@ -250,7 +281,7 @@ def _say_curve(agent: AgentDirectory, console: Console) -> None:
     if len(curve):
         shown = [0, -1] if len(curve) > 1 else [0]
         told = (f"{number(float(curve.return_mean[i]))} at step {int(curve.step[i]):,}" for i in shown)
-        _say(console, f"agent {agent.agent_id}: evaluation return {', '.join(told)}")
+        say(console, f"agent {agent.agent_id}: evaluation return {', '.join(told)}")
 
 
 def _say_refused(agent: AgentDirectory, console: Console) -> None:
@@ -260,7 +291,7 @@ def _say_refused(agent: AgentDirectory, console: Console) -> None:
         refused.update(values.get("refused") or {})
     if refused:
         fields = ", ".join(f"{field} in {count:,}" for field, count in sorted(refused.items()))
-        _say(
+        say(
             console,
             f"note: agent {agent.agent_id} left out {refused.total():,} transitions that were not finite "
             f"({fields}); make the environment return finite numbers",

@@ -5,6 +5,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import gymnasium
@@ -82,6 +83,21 @@ def schema_of(env: Environment, env_id: str) -> TransitionSchema:
         )
     except MalformedError as error:
         raise EnvironmentSpecError(f"environment {env_id!r}: {error}") from error
+
+
+def require_same_environment(now: TransitionSchema, then: TransitionSchema, checkpoint: Path) -> None:
+    """Checks that the environment has the sizes and bounds that the agent of a checkpoint learned in.
+
+    Raises:
+        EnvironmentSpecError: naming all that differs, with both values.
+    """
+    pairs = ((name, getattr(then, name), getattr(now, name)) for name in then.__dataclass_fields__)
+    differences = [f"{name}: {before} then, {after} now" for name, before, after in pairs if before != after]
+    if differences:
+        raise EnvironmentSpecError(
+            f"the environment {now.environment!r} is not the one that the agent of {checkpoint} learned in "
+            f"({'; '.join(differences)}); make it as it was, or start a new run"
+        )
 
 
 class ActionMap:

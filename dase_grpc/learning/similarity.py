@@ -101,6 +101,10 @@ class SimilarityWeigher:
             degenerate=found.degenerate & ~own,
         )
 
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint has to keep, the tensors themselves; whoever writes into them sets them."""
+        return {}
+
     def _ids(self, batch: Batch) -> Tensor:
         return torch.arange(self._agents, device=batch.agent_id.device)
 

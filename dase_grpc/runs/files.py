@@ -66,7 +66,7 @@ def write_synced(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes | memoryview) -> None:
     """Makes `path` hold `data`, all at once: a reader sees the old file or the new one."""
     with staged_file(path) as file:
         file.write(data)

@@ -2,13 +2,32 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from dase_grpc.config import RunConfig
 from dase_grpc.runs.checkpoint import Tensors, describe, save_checkpoint
 from dase_grpc.runs.directory import AgentDirectory
 from dase_grpc.runs.tensorboard import ScalarWriter, open_tensorboard
 from dase_grpc.schema import TransitionSchema
+
+
+class LearnerAtRest(Protocol):
+    """What a checkpoint keeps: an agent's tensors, and the numbers and tensors of its training."""
+
+    @property
+    def agent(self) -> Tensors:
+        """The agent's state."""
+        ...
+
+    @property
+    def numbers(self) -> Mapping[str, Any]:
+        """What else training goes on from, as far as JSON holds it."""
+        ...
+
+    @property
+    def tensors(self) -> Tensors:
+        """The rest of it."""
+        ...
 
 
 class AgentJournal:
@@ -55,13 +74,20 @@ class AgentJournal:
         self._directory.metrics.append(values)
         self._tensorboard.scalars(int(values["step"]), values)
 
-    def checkpoint(self, *, step: int, tensors: Tensors, scores: Mapping[str, Any]) -> None:
-        """Keeps the agent's state, atomically."""
+    def checkpoint(self, *, step: int, saved: LearnerAtRest, scores: Mapping[str, Any]) -> None:
+        """Keeps the learner's state, atomically."""
         self.last_checkpoint = save_checkpoint(
             self._directory.checkpoints,
             step=step,
-            tensors=tensors,
-            metadata=describe(self._config, self._schema, agent_id=self._directory.agent_id, **scores),
+            tensors=saved.agent,
+            training_tensors=saved.tensors,
+            metadata=describe(
+                self._config,
+                self._schema,
+                agent_id=self._directory.agent_id,
+                training=saved.numbers,
+                **scores,
+            ),
         )
 
     def close(self) -> None:

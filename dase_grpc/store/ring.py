@@ -1,5 +1,6 @@
 """The shared buffer's rows: a ring in memory, first in first out, sampled uniformly."""
 
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -34,6 +35,7 @@ class RingBuffer:
         self.schema = schema
         self._rows = _reserve(schema, capacity)
         self._cursor = 0
+        self._total = 0
         self._size = 0
         self._present: Counts = np.zeros(MAX_AGENT_ID + 1, np.int64)
         self._evicted: Counts = np.zeros(MAX_AGENT_ID + 1, np.int64)
@@ -45,6 +47,11 @@ class RingBuffer:
     def capacity(self) -> int:
         """Transitions the ring can hold."""
         return len(self._rows)
+
+    @property
+    def total(self) -> int:
+        """Transitions stored, ever; the number of the next one."""
+        return self._total
 
     @property
     def size_by_agent(self) -> dict[int, int]:
@@ -75,6 +82,23 @@ class RingBuffer:
         self._evicted += evicted
         self._present += self._count(rows) - evicted
         self._size = min(self._size + len(rows), self.capacity)
+        self._total += len(rows)
+
+    def restore(self, parts: Iterable[Array], *, first: int) -> None:
+        """Fills an empty ring with the rows that another held, the oldest first, which was number `first`.
+
+        The same generator then draws the same transitions from both.
+
+        Raises:
+            MalformedError: as `append`, or they are not what a ring of this capacity holds.
+        """
+        self._total, self._cursor = first, first % self.capacity
+        for rows in parts:
+            self.append(rows)
+        if self._size != min(self._total, self.capacity) or self._total - self._size != first:
+            raise MalformedError(
+                f"transitions {first}..{self._total - 1} are not what a ring of {self.capacity} holds"
+            )
 
     def sample(self, count: int, rng: np.random.Generator) -> Array:
         """Draws `count` transitions uniformly, with replacement; a new (count, width) array.

@@ -13,13 +13,13 @@ from dase_grpc.schema import TransitionSchema
 POLICY = worlds.ConstantPolicy(0.25)
 
 
-def explorer(env, *, seed=0, agent_id=0, env_seed=100, start_steps=0, noise=0.0) -> Explorer:
+def explorer(env, *, seed=0, agent_id=0, first_seed=100, start_steps=0, noise=0.0) -> Explorer:
     return Explorer(
         env,
         schema_of(env, "a world"),
         agent_id=agent_id,
         rng=np.random.default_rng(seed),
-        env_seed=env_seed,
+        episode_seed=lambda episode: first_seed + 2 * episode,
         start_steps=start_steps,
         noise=noise,
     )
@@ -63,10 +63,10 @@ def test_nothing_happens_before_the_first_step():
     assert (env.seeds, env.actions) == ([], [])
 
 
-def test_the_environment_is_seeded_at_the_first_reset_only():
+def test_each_episode_has_its_own_seed():
     env = worlds.Clock()
-    explore(env, 25, env_seed=42)
-    assert env.seeds == [42, None, None]
+    explore(env, 25, first_seed=42)
+    assert env.seeds == [42, 44, 46]
 
 
 def test_each_step_is_exactly_one_environment_step():
@@ -222,7 +222,7 @@ def test_after_a_hundred_refused_rows_in_a_row_the_environment_is_reset_and_that
     env = worlds.AlwaysNan()
     with caplog.at_level(logging.WARNING):
         _, steps = explore(env, 350, agent_id=3)
-    assert env.seeds == [100, None, None, None]
+    assert env.seeds == [100, 102, 104, 106]
     assert all(step.row is None and step.episode is None for step in steps)
     assert {step.reason for step in steps} == {"observation"}
     (record,) = caplog.records

@@ -17,7 +17,8 @@ from dase_grpc.learning.dps import DpsOptions
 from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.learning.evaluation import Evaluator
 from dase_grpc.learning.exploration import Explorer
-from dase_grpc.learning.learner import DIAGNOSE_EVERY, Halted, Learner, LearnerParts
+from dase_grpc.learning.learner import DIAGNOSE_EVERY, Learner, LearnerParts
+from dase_grpc.learning.ports import Halted
 from dase_grpc.learning.similarity import SimilarityWeigher
 from dase_grpc.telemetry import LearnerMetrics, make_registry
 
@@ -119,9 +120,9 @@ class RecordingJournal:
         self.events.append(f"metrics at {values['step']}")
         self.records.append(values)
 
-    def checkpoint(self, *, step, tensors, scores):
+    def checkpoint(self, *, step, saved, scores):
         self.events.append(f"checkpoint at {step}")
-        self.checkpoints.append((step, tensors, scores))
+        self.checkpoints.append((step, saved.agent, scores))
 
 
 class Ticks:
@@ -174,7 +175,7 @@ class Bench:
                     self.schema,
                     agent_id=OWN,
                     rng=rng,
-                    env_seed=2,
+                    episode_seed=lambda episode: 2 + 2 * episode,
                     start_steps=config.agent.start_steps,
                     noise=0.1,
                 ),
@@ -258,7 +259,7 @@ def test_the_final_checkpoint_holds_the_state_after_the_last_update_and_the_late
     bench.train()
     ((step, tensors, scores),) = bench.journal.checkpoints
     assert (step, int(tensors["updates"])) == (6, 5)
-    assert scores == {"evaluation": bench.journal.evaluations[-1]["return_mean"]}
+    assert scores == {"evaluation": bench.journal.evaluations[-1]["return_mean"], "evaluation_step": 6}
 
 
 def test_between_checkpoints_lie_checkpoint_every_steps_and_the_last_is_not_kept_twice():
@@ -266,7 +267,8 @@ def test_between_checkpoints_lie_checkpoint_every_steps_and_the_last_is_not_kept
     bench.train()
     kept = [(step, int(tensors["updates"])) for step, tensors, _ in bench.journal.checkpoints]
     assert kept == [(2, 1), (4, 3), (6, 5)]
-    assert bench.journal.checkpoints[0][2] == {"evaluation": bench.journal.evaluations[0]["return_mean"]}
+    latest = bench.journal.evaluations[1]  # of the checkpoint's own step: it is made before
+    assert bench.journal.checkpoints[0][2] == {"evaluation": latest["return_mean"], "evaluation_step": 2}
 
 
 def test_exploration_is_recorded_with_the_version_of_the_policy_that_acted():
