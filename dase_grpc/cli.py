@@ -1,14 +1,14 @@
 """The `dase` command: parse, call, print. No logic."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from dase_grpc.config import RunConfig
 from dase_grpc.errors import ConfigError, DaseError
+from dase_grpc.flags import choices, configured, files, refuse
 from dase_grpc.sections import whole_number
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
@@ -72,6 +72,7 @@ Lockstep = Annotated[bool, _option("--lockstep", "One process, bit-for-bit repro
 Name = Annotated[str | None, _option("--name", "The run's folder name.")]
 Runs = Annotated[Path, _option("--runs", "Where runs are kept; else runs.")]
 
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
 Role = Annotated[str, _option("--role", "replay or learner.")]
 RunId = Annotated[
     str | None, _option("--run-id", "The run's name; a learner without it joins whatever run it finds.")
@@ -121,6 +122,9 @@ AgentId = Annotated[
 RunDir = Annotated[
     Path | None, _option("--run-dir", "Where results go; else runs/RUN_ID.", panel=LEARNER_NODE)
 ]
+Resume = Annotated[
+    bool, _option("--resume", "Go on from the agent's last checkpoint in --run-dir.", panel=LEARNER_NODE)
+]
 
 
 def _show_version(asked: bool) -> None:
@@ -163,8 +167,8 @@ def train(
     """
     from dase_grpc.launch.train import TrainOptions, train_here
 
-    settings = _settings(
-        {**_files(preset, config, assignments), **_choices(algo, method, env, agents, steps)}, seed
+    settings = configured(
+        {**files(preset, config, assignments), **choices(algo, method, env, agents, steps)}, seed
     )
     train_here(TrainOptions(settings, runs, name=name, gpu=gpu, lockstep=lockstep, command=sys.argv))
 
@@ -184,6 +188,7 @@ def node(
     replay: Replay = None,
     agent: AgentId = None,
     run_dir: RunDir = None,
+    resume: Resume = False,
     gpu: Gpu = None,
     env: Env = None,
     agents: Agents = None,
@@ -196,12 +201,13 @@ def node(
     stdin_is_leash: Leash = False,
 ) -> None:
     """Runs one node of a cluster until it is done or stopped."""
-    given = {**_files(preset, config, assignments), **_choices(algo, method, env, agents, steps)}
+    given = {**files(preset, config, assignments), **choices(algo, method, env, agents, steps)}
     if role == "replay":
         from dase_grpc.nodes.replay import ReplayOptions, replay_main
 
         learners = {"replay": replay, "agent": agent, "run-dir": run_dir, "gpu": gpu}
-        _refuse({**learners, **given}, role)
+        learners["resume"] = resume or None
+        refuse({**learners, **given}, role)
         options = ReplayOptions.parse(
             run_id=run_id,
             listen=listen or DEFAULT_ADDRESS,
@@ -216,9 +222,9 @@ def node(
     if role == "learner":
         from dase_grpc.nodes.learner import LearnerOptions, learner_main
 
-        _refuse({"listen": listen, "capacity": capacity, "min-size": min_size}, role)
+        refuse({"listen": listen, "capacity": capacity, "min-size": min_size}, role)
         learner = LearnerOptions.parse(
-            _settings(given, seed),
+            configured(given, seed),
             replay=replay or DEFAULT_ADDRESS,
             agent_id=agent,
             gpu=gpu,
@@ -228,9 +234,50 @@ def node(
             metrics_host=metrics_host,
             insecure=insecure,
             command=sys.argv,
+            resume=resume,
         )
         raise typer.Exit(learner_main(learner, stdin_is_leash=stdin_is_leash))
     raise ConfigError(f"--role {role!r} is neither replay nor learner")
+
+
+@app.command("resume")
+def resume_run(
+    run: RunArgument,
+    *,
+    steps: Annotated[
+        int | None,
+        _option(
+            "--steps",
+            "The new total of each agent's environment steps; else the run's own.",
+            parser=_whole("--steps"),
+            metavar="INTEGER",
+        ),
+    ] = None,
+    gpu: Gpu = None,
+    empty_buffer: Annotated[
+        bool, _option("--empty-buffer", "Go on although the buffer of the run's processes is gone.")
+    ] = False,
+) -> None:
+    """Goes on with a run that was stopped, was killed or has finished, in its own folder.
+
+    A lockstep run goes on bit for bit as if there had been no break.
+    """
+    from dase_grpc.launch.resume import ResumeOptions, resume_here
+
+    resume_here(ResumeOptions(run, steps, gpu=gpu, empty_buffer=empty_buffer, command=sys.argv))
+
+
+@app.command()
+def verify(run: RunArgument) -> None:
+    """Checks every file of a run and says what can be resumed.
+
+    Exits with 0 if all is sound, with 1 if something is damaged, with 2 if nothing can be resumed.
+    """
+    from rich.console import Console
+
+    from dase_grpc.launch.verify import verify_here
+
+    raise typer.Exit(verify_here(run, Console()))
 
 
 @app.command("config")
@@ -249,8 +296,8 @@ def show_config(
     """Prints the resolved configuration as TOML."""
     import tomli_w
 
-    settings = _settings(
-        {**_files(preset, config, assignments), **_choices(algo, method, env, agents, steps)}, seed
+    settings = configured(
+        {**files(preset, config, assignments), **choices(algo, method, env, agents, steps)}, seed
     )
     typer.echo(tomli_w.dumps(settings.model_dump(mode="json")), nl=False)
 
@@ -265,6 +312,9 @@ def evaluate(
     seed: Annotated[
         int | None, _option("--seed", "Seed of the first episode; else that of training.")
     ] = None,
+    best: Annotated[
+        bool, _option("--best", "The best checkpoint of each agent instead of its latest.")
+    ] = False,
     video: Annotated[
         Path | None, _option("--video", "Film the first agent's first episode (.mp4 or .gif).")
     ] = None,
@@ -272,12 +322,12 @@ def evaluate(
     """Evaluates the latest checkpoints of a run, or one checkpoint, without noise."""
     from dase_grpc.launch.evaluate import evaluate_checkpoint
 
-    for result in evaluate_checkpoint(target, episodes=episodes, seed=seed, video=video):
+    for result in evaluate_checkpoint(target, episodes=episodes, seed=seed, video=video, best=best):
         typer.echo(str(result))
 
 
 @app.command()
-def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]) -> None:
+def report(run: RunArgument) -> None:
     """Writes RUN/report.html: learning curves, similarity, throughput."""
     from dase_grpc.runs.directory import RunDirectory
     from dase_grpc.runs.report import write_report
@@ -319,41 +369,3 @@ def main() -> None:
     except DaseError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
-
-
-def _refuse(flags: Mapping[str, object], role: str) -> None:
-    """Refuses flags that mean nothing to this role, rather than ignoring them."""
-    for flag, value in flags.items():
-        if value is not None:
-            raise ConfigError(f"--{flag} is not for --role {role}; leave it out, or start the node it is for")
-
-
-def _files(preset: str | None, config: Path | None, assignments: list[str] | None) -> dict[str, Any]:
-    """The flags that bring settings by the dozen or one by one; None where a flag was not given."""
-    return {"preset": preset, "config": config, "set": assignments}
-
-
-def _choices(
-    algo: str | None, method: str | None, env: str | None, agents: int | None, steps: int | None
-) -> dict[str, Any]:
-    """The flags for what is chosen most; None where a flag was not given."""
-    return {"algo": algo, "method": method, "env": env, "agents": agents, "steps": steps}
-
-
-def _settings(given: Mapping[str, Any], seed: int | None) -> RunConfig:
-    """The paper's settings for what is named, else the quick start's, then what was given."""
-    from dase_grpc.presets import layered
-
-    return layered(
-        preset_name=given["preset"],
-        file=given["config"],
-        flags={
-            "env.id": given["env"],
-            "agent.algorithm": given["algo"],
-            "train.agents": given["agents"],
-            "train.steps": given["steps"],
-            "train.seed": seed,
-        },
-        assignments=given["set"] or [],
-        method=given["method"],
-    )

@@ -226,7 +226,7 @@ def _resume(run: LockstepRun, resumed: ResumedRound, schema: TransitionSchema) -
     """
     whole, store = resumed.whole, run.store
     for agent_id, checkpoint in enumerate(whole.checkpoints):
-        require_same_environment(schema, checkpoint.schema, checkpoint.path)
+        require_same_environment(schema, checkpoint.schema)
         seeding.restore_generator(run.replays[agent_id].rng, whole.round.sampling[agent_id])
         saved = Saved(checkpoint.tensors, checkpoint.training, checkpoint.training_tensors)
         run.learners[agent_id].resume(saved, elapsed_s=resumed.elapsed_s[agent_id], buffer_is_empty=False)

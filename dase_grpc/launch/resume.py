@@ -137,8 +137,8 @@ def _require_fit(config: RunConfig, schema: TransitionSchema, checkpoints: Seque
     """
     for checkpoint in checkpoints:
         own = config.for_agent(min(checkpoint.agent_id, config.train.agents - 1))
-        require_same_settings(checkpoint.config, own, of=checkpoint.path)
-        require_same_environment(schema, checkpoint.schema, checkpoint.path)
+        require_same_settings(checkpoint.config, own, of=str(checkpoint))
+        require_same_environment(schema, checkpoint.schema)
 
 
 def _require_more(config: RunConfig, steps: Sequence[int]) -> None:

@@ -53,6 +53,10 @@ class Checkpoint:
     metadata: dict[str, Any]
     training_tensors: dict[str, Tensor]
 
+    def __str__(self) -> str:
+        """Whose state it is, and when."""
+        return f"agent {self.agent_id} at step {self.step:,}"
+
     @property
     def training(self) -> dict[str, Any]:
         """What else a resumed run goes on from."""

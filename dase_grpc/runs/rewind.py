@@ -9,14 +9,13 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs.checkpoint import Checkpoint
 from dase_grpc.runs.directory import AgentDirectory, checkpoint_paths
-from dase_grpc.runs.evaluations import read_evaluations
-from dase_grpc.runs.files import replace_file, whole_lines
-from dase_grpc.runs.metrics_log import read_metrics
+from dase_grpc.runs.evaluations import COLUMNS
+from dase_grpc.runs.files import replace_file
 
 ASIDE: Final = "before-resume"
 
@@ -40,39 +39,78 @@ class Rewound:
 def rewind(agent: AgentDirectory, checkpoint: Checkpoint | None) -> Rewound:
     """Takes evaluations.csv, metrics.jsonl and the checkpoints back to `checkpoint`, or to nothing.
 
-    A line that a run without the break would not have written at that step, the last evaluation of one
-    that ended there, goes too. Doing it again changes nothing.
+    A line that a run without the break would not have written at that step, as the last evaluation of one
+    that ended there, goes too, and so does a damaged line. Doing it again changes nothing.
 
     Raises:
-        RunDirectoryError: a file is damaged, or the disk refuses.
+        RunDirectoryError: the disk refuses.
     """
-    evaluated, logged, step, elapsed_s = -1, -1, -1, 0.0
-    curve, records = read_evaluations(agent.evaluations.path), read_metrics(agent.metrics.path)
+    evaluated, logged, step = -1, -1, -1
     if checkpoint is not None:
         counters = checkpoint.training["counters"]
         evaluated, logged, step = counters["evaluated"], counters["logged"], checkpoint.step
-        times = [float(each["wall_seconds"]) for each in records if each["step"] <= step]
-        elapsed_s = max([0.0, *curve.wall_seconds[curve.step <= step].tolist(), *times])
     aside = _free_folder(agent)
     try:
-        lines = _cut(agent.evaluations.path, aside, _step_of_row, last=evaluated, head=1)
-        lines += _cut(agent.metrics.path, aside, _step_of_record, last=logged)
+        rows = _Lines.read(agent.evaluations.path, _row, head=",".join(COLUMNS))
+        records = _Lines.read(agent.metrics.path, _record)
+        elapsed_s = max(rows.seconds_until(step), records.seconds_until(step))
+        lines = rows.cut(last=evaluated, aside=aside) + records.cut(last=logged, aside=aside)
         moved = _move_later(agent.checkpoints, aside, step=step)
     except OSError as error:
         raise RunDirectoryError(f"cannot rewind {agent.path}: {error.strerror or error}") from None
     return Rewound(elapsed_s, aside if lines or moved else None, lines, moved)
 
 
-def _cut(path: Path, aside: Path, step_of: Callable[[str], int], *, last: int, head: int = 0) -> int:
-    """Moves the lines after step `last` into `aside`, which has the same head; returns how many."""
-    lines = whole_lines(path)
-    first, rest = lines[:head], lines[head:]
-    later = [line for line in rest if step_of(line) > last]
-    if later:
-        aside.mkdir(exist_ok=True)
-        replace_file(aside / path.name, _text([*first, *later]))
-        replace_file(path, _text([*first, *(line for line in rest if step_of(line) <= last)]))
-    return len(later)
+@dataclass(frozen=True)
+class _Lines:
+    """The finished lines of a file with the step and wall_seconds of each; None for a damaged one."""
+
+    path: Path
+    head: str
+    lines: tuple[tuple[str, tuple[int, float] | None], ...]
+
+    @classmethod
+    def read(cls, path: Path, parse: Callable[[str], tuple[int, float]], *, head: str = "") -> Self:
+        data = path.read_bytes() if path.is_file() else b""
+        texts = data[: data.rfind(b"\n") + 1].decode(errors="surrogateescape").split("\n")[:-1]
+        if head and texts[:1] == [head]:
+            texts = texts[1:]
+        return cls(path, head, tuple((text, _parsed(parse, text)) for text in texts))
+
+    def seconds_until(self, step: int) -> float:
+        return max([0.0, *(found[1] for _, found in self.lines if found is not None and found[0] <= step)])
+
+    def cut(self, *, last: int, aside: Path) -> int:
+        """Moves the lines after step `last`, and damaged ones, into `aside`; returns how many."""
+        kept = [text for text, found in self.lines if found is not None and found[0] <= last]
+        later = [text for text, found in self.lines if found is None or found[0] > last]
+        if later:
+            aside.mkdir(exist_ok=True)
+            replace_file(aside / self.path.name, self._data(later))
+            replace_file(self.path, self._data(kept))
+        return len(later)
+
+    def _data(self, texts: Sequence[str]) -> bytes:
+        lines = [self.head, *texts] if self.head else texts
+        return "".join(f"{line}\n" for line in lines).encode(errors="surrogateescape")
+
+
+def _parsed(parse: Callable[[str], tuple[int, float]], text: str) -> tuple[int, float] | None:
+    try:
+        return parse(text)
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _row(line: str) -> tuple[int, float]:
+    step, mean, std, episodes, seconds = line.split(",")
+    float(mean), float(std), int(episodes)
+    return int(step), float(seconds)
+
+
+def _record(line: str) -> tuple[int, float]:
+    record = json.loads(line)
+    return int(record["step"]), float(record["wall_seconds"])
 
 
 def _move_later(folder: Path, aside: Path, *, step: int) -> int:
@@ -87,18 +125,3 @@ def _free_folder(agent: AgentDirectory) -> Path:
     taken = {path.name for path in agent.path.glob(f"{ASIDE}-*")}
     number = next(each for each in range(1, len(taken) + 2) if f"{ASIDE}-{each}" not in taken)
     return agent.path / f"{ASIDE}-{number}"
-
-
-def _step_of_row(line: str) -> int:
-    return int(line.partition(",")[0])
-
-
-def _step_of_record(line: str) -> int:
-    try:
-        return int(json.loads(line)["step"])
-    except ValueError:  # only the last line may be damaged: read_metrics has looked at the others
-        return 2**63
-
-
-def _text(lines: Sequence[str]) -> bytes:
-    return "".join(f"{line}\n" for line in lines).encode()

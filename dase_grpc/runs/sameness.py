@@ -17,8 +17,8 @@ def differences(before: RunConfig, now: RunConfig) -> list[str]:
     ]
 
 
-def require_same_settings(before: RunConfig, now: RunConfig, *, of: object) -> None:
-    """Checks that a run goes on with the settings of a checkpoint, `of` which `before` are.
+def require_same_settings(before: RunConfig, now: RunConfig, *, of: str) -> None:
+    """Checks that a run goes on with the settings of a checkpoint; `of` says whose they were.
 
     Raises:
         ConfigError: naming every setting that differs, with both values.
@@ -26,8 +26,8 @@ def require_same_settings(before: RunConfig, now: RunConfig, *, of: object) -> N
     found = differences(before, now)
     if found:
         raise ConfigError(
-            f"{of} was trained with other settings than this run has now ({'; '.join(found)}); a resumed run "
-            f"keeps its settings, so put them back in its run.toml or start a new run"
+            f"{of} learned with other settings ({'; '.join(found)}); a resumed run keeps its settings, so "
+            f"put them back in its run.toml or start a new run"
         )
 
 

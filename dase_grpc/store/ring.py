@@ -69,12 +69,7 @@ class RingBuffer:
         Raises:
             MalformedError: another shape or dtype, or an agent id outside 0..1023; nothing is stored.
         """
-        if rows.dtype != np.float32 or rows.ndim != 2 or rows.shape[1] != self.schema.width:
-            raise MalformedError(
-                f"rows of shape {rows.shape} and type {rows.dtype} are not "
-                f"(N, {self.schema.width}) float32 transitions"
-            )
-        self._require_agents(rows)
+        self._require_rows(rows)
         dropped = max(0, len(rows) - self.capacity)
         evicted = self._overwrite(rows[dropped:])
         if dropped:
@@ -92,12 +87,23 @@ class RingBuffer:
         Raises:
             MalformedError: as `append`, or they are not what a ring of this capacity holds.
         """
-        self._total, self._cursor = first, first % self.capacity
+        self._total = first
         for rows in parts:
-            self.append(rows)
-        if self._size != min(self._total, self.capacity) or self._total - self._size != first:
+            self._require_rows(rows)
+            self._size += len(rows)
+            if self._size > self.capacity:
+                break
+            start = self._total % self.capacity
+            head = self._rows[start : start + len(rows)]
+            head[:] = rows[: len(head)]
+            self._rows[: len(rows) - len(head)] = rows[len(head) :]
+            self._present += self._count(rows)
+            self._total += len(rows)
+        self._cursor = self._total % self.capacity
+        if self._size != min(self._total, self.capacity):
             raise MalformedError(
-                f"transitions {first}..{self._total - 1} are not what a ring of {self.capacity} holds"
+                f"{self._size} transitions from number {first} on are not what a ring of {self.capacity} "
+                f"holds"
             )
 
     def sample(self, count: int, rng: np.random.Generator) -> Array:
@@ -159,6 +165,14 @@ class RingBuffer:
             self._cursor = (self._cursor + len(target)) % self.capacity
             rows = rows[len(target) :]
         return evicted
+
+    def _require_rows(self, rows: Array) -> None:
+        if rows.dtype != np.float32 or rows.ndim != 2 or rows.shape[1] != self.schema.width:
+            raise MalformedError(
+                f"rows of shape {rows.shape} and type {rows.dtype} are not "
+                f"(N, {self.schema.width}) float32 transitions"
+            )
+        self._require_agents(rows)
 
     def _require_agents(self, rows: Array) -> None:
         ids = self.schema.agent_ids(rows)
