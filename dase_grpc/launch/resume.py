@@ -11,6 +11,7 @@ from dase_grpc.launch.train import PatientConsole, TrainOptions, check, run_here
 from dase_grpc.learning.envs import require_same_environment
 from dase_grpc.runs.checkpoint import Checkpoint, newest_sound
 from dase_grpc.runs.directory import RunDirectory
+from dase_grpc.runs.locking import FolderLock
 from dase_grpc.runs.provenance import versions
 from dase_grpc.runs.rewind import Rewound, rewind
 from dase_grpc.runs.rounds import newest_whole_round
@@ -46,6 +47,8 @@ def resume_here(options: ResumeOptions) -> None:
             f"and --resume"
         )
     schema = check(config, gpu=options.gpu)
+    for agent_id in range(config.train.agents):
+        FolderLock.acquire(directory.agent(agent_id).path).release()
     note = changed_versions(directory.versions, versions())
     if note is not None:
         say(console, f"note: {note}")

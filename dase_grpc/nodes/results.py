@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,17 +79,17 @@ def open_results(
         found = str(error).partition("; choose another name")[0]
         raise RunDirectoryError(f"{found}; {same}choose another --run-dir") from None
     directory = run.agent(member.agent_id)
-    own = config.for_agent(member.agent_id)
-    if resume:
-        resumed = _resume(directory, own, schema)
-    elif directory.evaluations.path.exists():
+    if not resume and directory.evaluations.path.exists():
         raise RunDirectoryError(
             f"{directory.path} already holds results of agent {member.agent_id}; go on with --resume, or "
             f"choose another --run-dir"
         )
-    else:
-        resumed = None
-    return Results(AgentJournal.open(directory, config=own, schema=schema), resumed)
+    own = config.for_agent(member.agent_id)
+    with ExitStack() as failing:
+        journal = failing.enter_context(closing(AgentJournal.open(directory, config=own, schema=schema)))
+        resumed = _resume(directory, own, schema) if resume else None
+        failing.pop_all()
+    return Results(journal, resumed)
 
 
 def _resume(directory: AgentDirectory, config: RunConfig, schema: TransitionSchema) -> Resumed | None:

@@ -7,6 +7,7 @@ from typing import Any, Protocol, Self
 from dase_grpc.config import RunConfig
 from dase_grpc.runs.checkpoint import Tensors, describe, save_checkpoint
 from dase_grpc.runs.directory import AgentDirectory
+from dase_grpc.runs.locking import FolderLock
 from dase_grpc.runs.tensorboard import ScalarWriter, open_tensorboard
 from dase_grpc.schema import TransitionSchema
 
@@ -40,7 +41,9 @@ class AgentJournal:
         config: RunConfig,
         schema: TransitionSchema,
         tensorboard: ScalarWriter,
+        lock: FolderLock | None = None,
     ) -> None:
+        self._lock = lock
         self._directory = directory
         self._config = config
         self._schema = schema
@@ -49,10 +52,14 @@ class AgentJournal:
 
     @classmethod
     def open(cls, directory: AgentDirectory, *, config: RunConfig, schema: TransitionSchema) -> Self:
-        """A journal that also writes to TensorBoard if the extra is installed."""
-        return cls(
-            directory, config=config, schema=schema, tensorboard=open_tensorboard(directory.tensorboard)
-        )
+        """A journal that also writes to TensorBoard if the extra is installed; the folder is its own.
+
+        Raises:
+            RunDirectoryError: another process writes there.
+        """
+        lock = FolderLock.acquire(directory.path)
+        tensorboard = open_tensorboard(directory.tensorboard)
+        return cls(directory, config=config, schema=schema, tensorboard=tensorboard, lock=lock)
 
     def evaluation(
         self, *, step: int, return_mean: float, return_std: float, episodes: int, wall_seconds: float
@@ -91,5 +98,7 @@ class AgentJournal:
         )
 
     def close(self) -> None:
-        """Flushes and closes TensorBoard's file."""
+        """Flushes and closes TensorBoard's file; another process may write then."""
         self._tensorboard.close()
+        if self._lock is not None:
+            self._lock.release()

@@ -21,7 +21,8 @@ RARE: Final = 64
 class RingBuffer:
     """Keeps the latest `capacity` transitions as packed rows.
 
-    Single-threaded; nothing blocks. Memory is reserved at once and touched as it fills.
+    Single-threaded; nothing blocks. Memory is reserved at once and touched as it fills. Transition number k,
+    counted from 0 over the ring's whole life, lies at place k modulo the capacity.
 
     Args:
         schema: the layout of the rows.
@@ -71,6 +72,7 @@ class RingBuffer:
         """
         self._require_rows(rows)
         dropped = max(0, len(rows) - self.capacity)
+        self._cursor = (self._cursor + dropped) % self.capacity
         evicted = self._overwrite(rows[dropped:])
         if dropped:
             evicted += self._count(rows[:dropped])

@@ -1,3 +1,4 @@
+import json
 import logging
 
 import numpy as np
@@ -285,3 +286,71 @@ def test_a_reward_that_is_not_one_number_is_refused_in_one_sentence(reward):
     with pytest.raises(EnvironmentSpecError) as refusal:
         explore(GivenReward(reward), 1)
     assert_one_sentence(refusal.value, "which is not one number", "correct the environment's step")
+
+
+# -- going on from a saved state ----------------------------------------------------------------------
+
+
+def through_json(numbers):
+    return json.loads(json.dumps(numbers, allow_nan=False))
+
+
+@pytest.mark.parametrize(
+    "world", [worlds.PointGoal, worlds.StaggeredEnds, worlds.NanAtStep50, worlds.HugeReward]
+)
+@pytest.mark.parametrize("at", [0, 1, 19, 20, 33, 50, 51, 60])
+def test_an_explorer_goes_on_from_where_another_was_saved(world, at):
+    options = {"start_steps": 25, "noise": 0.1, "seed": 4}
+    straight, steps = explore(world(), at, **options)
+    numbers, arrays = straight.state()
+    resumed = explorer(world(), **options)
+    assert resumed.resume(through_json(numbers), arrays)
+    for _ in range(45):
+        one, two = (each.step(POLICY, 0) for each in (straight, resumed))
+        assert (one.reason, one.episode) == (two.reason, two.episode)
+        assert (one.row is None) == (two.row is None)
+        assert one.row is None or one.row.tobytes() == two.row.tobytes()
+    assert len(steps) == at
+
+
+def test_a_saved_state_is_not_changed_by_what_comes_after():
+    exploring, _ = explore(worlds.PointGoal(), 7)
+    numbers, arrays = exploring.state()
+    before = {name: array.copy() for name, array in arrays.items()}
+    for _ in range(7):
+        exploring.step(POLICY, 0)
+    assert arrays["actions"].shape == (7, 1)
+    assert all((arrays[name] == before[name]).all() for name in before)
+    assert numbers["length"] == 7
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(lambda: worlds.PointGoal(length=5), id="it ends earlier"),
+        pytest.param(worlds.RewardedGoal, id="it rewards otherwise"),
+        pytest.param(worlds.Unrepeatable, id="it observes otherwise"),
+    ],
+)
+def test_where_the_environment_comes_elsewhere_a_new_episode_begins_and_that_is_said(other, caplog):
+    exploring, _ = explore(worlds.PointGoal(), 27)
+    env = other()
+    resumed = explorer(env, agent_id=3)
+    with caplog.at_level(logging.WARNING):
+        assert not resumed.resume(*exploring.state())
+    (record,) = caplog.records
+    assert "agent 3 at step 27: the environment is not where it was" in record.getMessage()
+    start, _ = env.reset(seed=104)  # that of the third episode
+    assert resumed.step(POLICY, 0).row[0] == start[0]
+
+
+def test_of_an_episode_too_long_to_keep_nothing_is_kept_and_a_new_one_begins(monkeypatch, caplog):
+    monkeypatch.setattr("dase_grpc.learning.exploration.REPLAYED_STEPS", 30)
+    exploring, _ = explore(worlds.Endless(), 31)
+    numbers, arrays = exploring.state()
+    assert arrays == {}
+    with caplog.at_level(logging.WARNING):
+        assert not explorer(worlds.Endless()).resume(numbers, arrays)
+    assert "more than 30 steps" in caplog.text
+    at_the_limit, _ = explore(worlds.Endless(), 30)
+    assert explorer(worlds.Endless()).resume(*at_the_limit.state())
