@@ -13,7 +13,7 @@ from dase_grpc.learning.envs import require_same_environment
 from dase_grpc.learning.learner_state import Saved
 from dase_grpc.naming import names_a_folder
 from dase_grpc.runs.checkpoint import newest_sound
-from dase_grpc.runs.directory import RUN_FILE, AgentDirectory, RunDirectory
+from dase_grpc.runs.directory import RUN_FILE, AgentDirectory, RunDirectory, checkpoint_paths
 from dase_grpc.runs.journal import AgentJournal
 from dase_grpc.runs.rewind import rewind
 from dase_grpc.runs.sameness import require_same_settings
@@ -72,12 +72,10 @@ def open_results(
         UsageError: the checkpoint is of other settings or of another environment.
     """
     config = _as_run(config, member, schema)
-    try:
-        run = RunDirectory.ensure(path.parent, path.name, config, mode="node", command=command)
-    except RunDirectoryError as error:  # its remedy is that of `dase train`, which has a --name
-        same = "start it with the same settings, or " if (path / RUN_FILE).exists() else ""
-        found = str(error).partition("; choose another name")[0]
-        raise RunDirectoryError(f"{found}; {same}choose another --run-dir") from None
+    if resume and (path / RUN_FILE).exists():
+        run = _same_run(path, config, command=command)
+    else:
+        run = _ensured(path, config, command=command)
     directory = run.agent(member.agent_id)
     if not resume and directory.evaluations.path.exists():
         raise RunDirectoryError(
@@ -90,6 +88,31 @@ def open_results(
         resumed = _resume(directory, own, schema) if resume else None
         failing.pop_all()
     return Results(journal, resumed)
+
+
+def _ensured(path: Path, config: RunConfig, *, command: Sequence[str]) -> RunDirectory:
+    try:
+        return RunDirectory.ensure(path.parent, path.name, config, mode="node", command=command)
+    except RunDirectoryError as error:  # its remedy is that of `dase train`, which has a --name
+        same = "start it with the same settings, or " if (path / RUN_FILE).exists() else ""
+        found = str(error).partition("; choose another name")[0]
+        raise RunDirectoryError(f"{found}; {same}choose another --run-dir") from None
+
+
+def _same_run(path: Path, config: RunConfig, *, command: Sequence[str]) -> RunDirectory:
+    """The run to go on with; another budget of steps is noted in its run.toml.
+
+    Raises:
+        RunDirectoryError: run.toml is damaged, or cannot be written.
+        ConfigError: it has other settings.
+    """
+    run = RunDirectory.open(path)
+    require_same_settings(run.config, config, of=f"the run in {path}")
+    if run.config.train.steps == config.train.steps:
+        return run
+    folders = [run.agent(agent_id).checkpoints for agent_id in range(config.train.agents)]
+    steps = [max(checkpoint_paths(folder), default=0) for folder in folders]
+    return run.resumed(config, from_steps=steps, command=command)
 
 
 def _resume(directory: AgentDirectory, config: RunConfig, schema: TransitionSchema) -> Resumed | None:

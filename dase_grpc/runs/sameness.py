@@ -27,7 +27,7 @@ def require_same_settings(before: RunConfig, now: RunConfig, *, of: str) -> None
     if found:
         raise ConfigError(
             f"{of} learned with other settings ({'; '.join(found)}); a resumed run keeps its settings, so "
-            f"put them back in its run.toml or start a new run"
+            f"put them back, or start a new run"
         )
 
 

@@ -305,7 +305,7 @@ def test_other_settings_are_refused_with_both_values(stopped, old, new, said):
     file.write_text(file.read_text().replace(old, new))
     with pytest.raises(ConfigError) as refusal:
         resume(stopped)
-    assert_one_sentence(refusal.value, said, "put them back in its run.toml or start a new run")
+    assert_one_sentence(refusal.value, said, "put them back, or start a new run")
 
 
 def test_all_settings_that_differ_are_named(stopped):

@@ -489,7 +489,7 @@ async def test_a_resumed_learner_goes_on_from_its_checkpoint_with_the_sequence_n
     stored = service.run.store.traffic.inserted[0]
     assert stored == step
     total = step // 40 * 40 + 100
-    resume_dir = with_steps(tmp_path / "run", total)
+    resume_dir = tmp_path / "run"
     await train(learner_options(service.address, resume_dir, train__steps=total, resume=True))
     assert service.run.store.traffic.inserted[0] == total
     assert service.run.store.committed("learner-0", agent_id=0) == total
@@ -497,6 +497,9 @@ async def test_a_resumed_learner_goes_on_from_its_checkpoint_with_the_sequence_n
     steps = read_evaluations(agent.evaluations.path).step.tolist()
     assert steps == [*range(0, total, 40), total]
     assert checkpoint_step(resume_dir) == total
+    run = RunDirectory.open(resume_dir)
+    assert run.config.train.steps == total
+    assert [each["from_steps"] for each in run.run["resumed"]] == [[step]]
     assert "updates begin once" not in caplog.text
 
 
@@ -504,7 +507,7 @@ async def test_a_resumed_learner_that_finds_an_empty_buffer_fills_it_before_it_u
     async with serving() as first:
         step = await stopped(first, tmp_path / "run")
     kept = load_checkpoint(latest(tmp_path / "run/agents/0/checkpoints"))
-    run_dir = with_steps(tmp_path / "run", step + 30)
+    run_dir = tmp_path / "run"
     async with serving() as second:
         options = learner_options(second.address, run_dir, train__steps=step + 30, resume=True)
         await train(options)
@@ -534,7 +537,9 @@ async def test_a_resumed_learner_passes_over_a_damaged_checkpoint_and_says_so(se
 async def test_a_learner_does_not_resume_with_other_settings(service, tmp_path):
     await train(learner_options(service.address, tmp_path / "run"))
     options = learner_options(service.address, tmp_path / "run", agent__tau=0.5, resume=True)
-    await refused(service, options, RunDirectoryError, r"another configuration \(agent.tau is")
+    await refused(
+        service, options, ConfigError, r"learned with other settings \(agent.tau: 0.005 then, 0.5 now"
+    )
 
 
 async def test_two_learners_never_write_the_same_results(service, tmp_path):
@@ -543,11 +548,3 @@ async def test_two_learners_never_write_the_same_results(service, tmp_path):
     options = learner_options(service.address, tmp_path / "run", resume=True)
     await refused(service, options, RunDirectoryError, "another process is still writing")
     lock.release()
-
-
-def with_steps(path, total):
-    """The run directory, with another budget of steps."""
-    run = RunDirectory.open(path)
-    train = run.config.train.model_copy(update={"steps": total})
-    run.resumed(run.config.model_copy(update={"train": train}), from_steps=[0], command=[])
-    return path
