@@ -7,6 +7,7 @@ from typing import Any, Protocol, Self
 from dase_grpc.config import RunConfig
 from dase_grpc.runs.checkpoint import Tensors, describe, save_checkpoint
 from dase_grpc.runs.directory import AgentDirectory
+from dase_grpc.runs.files import sync_file
 from dase_grpc.runs.locking import FolderLock
 from dase_grpc.runs.tensorboard import ScalarWriter, open_tensorboard
 from dase_grpc.schema import TransitionSchema
@@ -82,7 +83,9 @@ class AgentJournal:
         self._tensorboard.scalars(int(values["step"]), values)
 
     def checkpoint(self, *, step: int, saved: LearnerAtRest, scores: Mapping[str, Any]) -> None:
-        """Keeps the learner's state, atomically."""
+        """Keeps the learner's state, atomically; the results until then are on the disk before it."""
+        for path in (self._directory.evaluations.path, self._directory.metrics.path):
+            sync_file(path)
         self.last_checkpoint = save_checkpoint(
             self._directory.checkpoints,
             step=step,
