@@ -196,6 +196,8 @@ def run_lockstep(run: LockstepRun, halt: Event, on_round: Callable[[], None]) ->
     """
     with Contained(), suppress(Halted):
         for learner in run.learners:
+            learner.prepare()
+        for learner in run.learners:
             learner.begin(halt)
         while not halt.is_set() and not all(learner.done for learner in run.learners):
             run.step()

@@ -41,10 +41,10 @@ def resume_here(options: ResumeOptions) -> None:
     directory = RunDirectory.open(options.path.absolute())
     config = _with_total(directory.config, options.steps)
     mode = directory.run.get("mode")
-    if mode == "node":
+    if mode not in ("lockstep", "cluster"):
         raise ConfigError(
-            f"the learners of {options.path} were started one by one; start each again with its own command "
-            f"and --resume"
+            f"the learners of {options.path} were started one by one (mode = {mode!r}); start each again with "
+            f"its own command and --resume"
         )
     schema = check(config, gpu=options.gpu)
     for agent_id in range(config.train.agents):
@@ -162,6 +162,6 @@ def _say_aside(rewound: Sequence[Rewound], console: PatientConsole) -> None:
         if each.aside is not None:
             say(
                 console,
-                f"note: {each.lines} lines and {each.checkpoints} checkpoints written after that are put "
-                f"aside in {each.aside}",
+                f"note: what was written after that (lines: {each.lines}, checkpoints: {each.checkpoints}) "
+                f"is put aside in {each.aside}",
             )

@@ -49,6 +49,14 @@ class ExploredStep:
     episode: Episode | None
 
 
+@dataclass(frozen=True)
+class _BrokenOff:
+    """An episode to go on with: its actions and last observation, None if it was too long; its return."""
+
+    kept: tuple[Array, Array] | None
+    return_: str
+
+
 class Explorer:
     """Steps one environment with a noisy policy; one thread at a time.
 
@@ -82,6 +90,7 @@ class Explorer:
         self._warned = False
         self._observation: Array | None = None
         self._finite = False
+        self._broken_off: _BrokenOff | None = None
         self._episodes = 0
         self._actions: list[Array] = []
         self._return = 0.0
@@ -140,26 +149,36 @@ class Explorer:
         arrays = {"actions": actions, "observation": self._observation}
         return {**numbers, "within_episode": True}, arrays
 
-    def resume(self, numbers: Mapping[str, Any], arrays: Mapping[str, Array]) -> bool:
-        """Goes on from what `state` gave; returns whether nothing of the environment was lost.
-
-        The environment plays the episode again. Where it does not come to the same observation and
-        return to the last bit, or where the episode was too long to keep, a new one begins, which is
-        said in the log. Blocks for the episode's steps.
+    def resume(self, numbers: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+        """Goes on from what `state` gave, once `replay` has been called.
 
         Raises:
             KeyError, TypeError, ValueError: they are not what `state` gave.
-            Exception: whatever the environment raises.
         """
         seeding.restore_generator(self._rng, numbers["generator"])
         self._steps, self._episodes = int(numbers["steps"]), int(numbers["episodes"])
         self._refused_in_a_row, self._warned = int(numbers["refused_in_a_row"]), bool(numbers["warned"])
-        self._observation = None
-        if not numbers["within_episode"]:
+        self._observation, self._broken_off = None, None
+        if numbers["within_episode"]:
+            kept = (arrays["actions"], arrays["observation"]) if arrays else None
+            self._broken_off = _BrokenOff(kept, str(numbers["return"]))
+
+    def replay(self) -> bool:
+        """Takes the environment to where `resume` found it; returns whether that could be done.
+
+        The environment plays the episode again. Where it does not come to the same observation and
+        return to the last bit, or where the episode was too long to keep, a new one begins, which is
+        said in the log. Blocks for the episode's steps; does nothing without an episode to go on with.
+
+        Raises:
+            Exception: whatever the environment raises.
+        """
+        episode, self._broken_off = self._broken_off, None
+        if episode is None:
             return True
-        if "actions" not in arrays:
+        if episode.kept is None:
             reason = f"its episode had more than {REPLAYED_STEPS:,} steps"
-        elif self._replays(arrays["actions"], arrays["observation"], str(numbers["return"])):
+        elif self._replays(*episode.kept, episode.return_):
             return True
         else:
             reason = "it does not repeat its episode from the same seed and actions"

@@ -122,6 +122,20 @@ class Learner:
                     self.keep()
         self.finish()
 
+    def prepare(self) -> None:
+        """Goes on from what `resume` was given, if it was, and from then on is what had been saved.
+
+        On the thread that trains; learners that take turns prepare before any of them begins.
+
+        Raises:
+            RunDirectoryError: what `resume` was given is not the state of such a learner.
+            Exception: whatever the environment raises.
+        """
+        use(self._parts.device)
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None:
+            self._go_on_from(resumed)
+
     def begin(self, halt: Event) -> None:
         """Evaluates the policy before any training, or goes on from what `resume` was given.
 
@@ -131,10 +145,8 @@ class Learner:
             RunDirectoryError: what `resume` was given is not the state of such a learner.
             Halted: `halt` was set meanwhile; it also ends every later evaluation.
         """
-        use(self._parts.device)
+        self.prepare()
         self._halt = halt
-        if self._resumed is not None:
-            self._go_on_from(self._resumed)
         now = self._parts.clock()
         self._started_at = now - self._elapsed_s
         self._window.started_at, self._pace_from = now, now
@@ -210,6 +222,7 @@ class Learner:
                 f"the checkpoint of agent {self._parts.agent_id} cannot be gone on from: {error}; it was "
                 f"written by another version or for other settings"
             ) from error
+        self._parts.explorer.replay()
         self._window.started_step, self._window.started_updates = at.steps, agent.updates
         self._paced_updates = self._began_with = agent.updates
         self._stored_before = at.stored if self._refill else 0

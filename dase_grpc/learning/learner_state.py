@@ -73,13 +73,12 @@ class LearnerState:
         return Saved(agent.state_dict(), numbers, tensors)
 
     def resume(self, saved: Saved, agent: Agent) -> None:
-        """Goes on from what `save` gave; blocks while the environment plays its episode again.
+        """Goes on from what `save` gave, once the explorer has replayed its episode.
 
         The window keeps when it began: time is not restored.
 
         Raises:
             KeyError, TypeError, ValueError: it is not what `save` of such a learner gave.
-            Exception: whatever the environment raises.
         """
         prefix = "exploration."
         arrays = {

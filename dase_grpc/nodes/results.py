@@ -126,7 +126,7 @@ def _resume(directory: AgentDirectory, config: RunConfig, schema: TransitionSche
     rewound = rewind(directory, checkpoint)
     if rewound.aside is not None:
         log.info(
-            "%d lines and %d checkpoints written after the checkpoint are put aside in %s",
+            "what was written after the checkpoint (lines: %d, checkpoints: %d) is put aside in %s",
             rewound.lines,
             rewound.checkpoints,
             rewound.aside,

@@ -113,6 +113,10 @@ def test_a_stop_within_an_evaluation_and_a_round_is_made_up_for(tmp_path, straig
     stopped = train(tmp_path, config(), halt=halt)
     monkeypatch.undo()
     assert [latest(stopped.agent(each).checkpoints).name[-2:] for each in (0, 1)] == ["60", "59"]
+    halted = threading.Event()
+    halted.set()  # before agent 0 has made up for its evaluation, and agent 1 for its step
+    resume_until(stopped, -1, halted)
+    assert [latest(stopped.agent(each).checkpoints).name[-2:] for each in (0, 1)] == ["60", "59"]
     assert_equal(straight, resume(stopped))
 
 
@@ -164,7 +168,7 @@ def test_no_step_appears_twice_what_was_written_after_the_round_is_kept_and_time
     assert steps == [20, 40, 60, 80, 100, 120]
     aside = killed.agent(0).path / "before-resume-1"
     assert [record["step"] for record in read_metrics(aside / "metrics.jsonl")] == [80]
-    assert f"1 lines and 0 checkpoints written after that are put aside in {aside}" in capsys.readouterr().out
+    assert f"written after that (lines: 1, checkpoints: 0) is put aside in {aside}" in capsys.readouterr().out
 
 
 def test_run_toml_says_when_and_from_where_it_was_resumed_and_keeps_all_else(tmp_path):

@@ -304,7 +304,8 @@ def test_an_explorer_goes_on_from_where_another_was_saved(world, at):
     straight, steps = explore(world(), at, **options)
     numbers, arrays = straight.state()
     resumed = explorer(world(), **options)
-    assert resumed.resume(through_json(numbers), arrays)
+    resumed.resume(through_json(numbers), arrays)
+    assert resumed.replay()
     for _ in range(45):
         one, two = (each.step(POLICY, 0) for each in (straight, resumed))
         assert (one.reason, one.episode) == (two.reason, two.episode)
@@ -337,7 +338,8 @@ def test_where_the_environment_comes_elsewhere_a_new_episode_begins_and_that_is_
     env = other()
     resumed = explorer(env, agent_id=3)
     with caplog.at_level(logging.WARNING):
-        assert not resumed.resume(*exploring.state())
+        resumed.resume(*exploring.state())
+        assert not resumed.replay()
     (record,) = caplog.records
     assert "agent 3 at step 27: the environment is not where it was" in record.getMessage()
     start, _ = env.reset(seed=104)  # that of the third episode
@@ -350,7 +352,19 @@ def test_of_an_episode_too_long_to_keep_nothing_is_kept_and_a_new_one_begins(mon
     numbers, arrays = exploring.state()
     assert arrays == {}
     with caplog.at_level(logging.WARNING):
-        assert not explorer(worlds.Endless()).resume(numbers, arrays)
+        assert not resumed_from(worlds.Endless(), numbers, arrays)
     assert "more than 30 steps" in caplog.text
     at_the_limit, _ = explore(worlds.Endless(), 30)
-    assert explorer(worlds.Endless()).resume(*at_the_limit.state())
+    assert resumed_from(worlds.Endless(), *at_the_limit.state())
+
+
+def resumed_from(env, numbers, arrays) -> bool:
+    exploring = explorer(env)
+    exploring.resume(numbers, arrays)
+    return exploring.replay()
+
+
+def test_what_the_environment_raises_while_it_plays_again_surfaces():
+    exploring, _ = explore(worlds.Clock(), 7)
+    with pytest.raises(RuntimeError, match="the simulator broke at step 3"):
+        resumed_from(worlds.RaisesAtStep(3), *exploring.state())
