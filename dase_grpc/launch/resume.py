@@ -43,8 +43,8 @@ def resume_here(options: ResumeOptions) -> None:
     mode = directory.run.get("mode")
     if mode not in ("lockstep", "cluster"):
         raise ConfigError(
-            f"the learners of {options.path} were started one by one (mode = {mode!r}); start each again with "
-            f"its own command and --resume"
+            f"the learners of {options.path} were started one by one (mode = {mode!r}); start each again "
+            f"with its own command and --resume"
         )
     schema = check(config, gpu=options.gpu)
     for agent_id in range(config.train.agents):
