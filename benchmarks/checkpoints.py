@@ -86,7 +86,7 @@ def measure(config: RunConfig, directory: RunDirectory, *, every: int) -> None:
     def read() -> None:
         whole = newest_whole_round(directory).round
         restored = RingBuffer(ring.schema, ring.capacity)
-        restored.restore(read_rows(directory.replay, whole.segments, first=whole.first), first=whole.first)
+        restored.take_over(read_rows(directory.replay, whole.segments, first=whole.first), first=whole.first)
 
     say("checked and read by a resume", [timed(read)], size(directory.replay) / 1e6)
 

@@ -5,7 +5,12 @@ batches of 256 transitions per second, and inserted transitions per second by ch
 is the median of several rounds, with the range beside it; CPU seconds of both processes are given
 because they depend less on what else the machine does.
 
+With --data-dir the replay keeps its buffer there. With --compare-durable a replay in memory and one on
+disk run side by side and their rounds alternate. The last two columns compare: the median rate on disk over
+that in memory, and the server's CPU time in memory over that on disk; many short rounds compare best.
+
 Usage: python benchmarks/replay.py [--seconds 2] [--rounds 3] [--fill 100000]
+                                   [--data-dir DIR] [--compare-durable]
 """
 
 import argparse
@@ -15,10 +20,11 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -40,23 +46,38 @@ BATCH = 256
 CREDITS = 8
 
 
-@dataclass(frozen=True)
+@dataclass
 class Rate:
-    """Events per second over the rounds, and CPU microseconds per event of client and server."""
+    """Events per second over the rounds, and CPU seconds of client and server, of one kind of replay."""
 
+    kind: str
     name: str
     unit: str
-    per_second: list[float]
-    client_us: float
-    server_us: float
+    per_second: list[float] = field(default_factory=list)
+    events: int = 0
+    client_s: float = 0.0
+    server_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A replay process and what streams to it connect to."""
+
+    kind: str
+    server: psutil.Process
+    target: StreamTarget
 
 
 @contextmanager
-def replay_process(capacity: int) -> Iterator[tuple[Address, psutil.Process]]:
+def replay_process(capacity: int, data_dir: Path | None) -> Iterator[tuple[Address, psutil.Process]]:
     """A replay node as a process of its own; ends with the block."""
     command = [sys.executable, "-m", "dase_grpc", "node", "--role=replay", "--listen=127.0.0.1:0"]
+    where = [f"--data-dir={data_dir}"] if data_dir is not None else []
     process = subprocess.Popen(
-        [*command, f"--capacity={capacity}"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [*command, f"--capacity={capacity}", *where],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     )
     try:
         line = process.stdout.readline() if process.stdout else ""
@@ -65,64 +86,91 @@ def replay_process(capacity: int) -> Iterator[tuple[Address, psutil.Process]]:
         yield parse_address(line.removeprefix(READY_PREFIX).strip()), psutil.Process(process.pid)
     finally:
         process.terminate()
-        process.wait(timeout=10)
+        process.wait(timeout=60)
 
 
 class Meter:
-    """Measures a repeated event over rounds of a fixed length."""
+    """Measures a repeated event over rounds of a fixed length, which alternate between the replays."""
 
-    def __init__(self, server: psutil.Process, *, rounds: int, seconds: float) -> None:
-        self._server = server
+    def __init__(self, *, rounds: int, seconds: float) -> None:
         self._client = psutil.Process(os.getpid())
         self._rounds = rounds
         self._seconds = seconds
 
-    async def rate(self, name: str, unit: str, events: int, once: Callable[[], Awaitable[None]]) -> Rate:
-        """How often `once`, which stands for `events` events, can be done a second."""
-        per_second, total = [], 0
-        before = _cpu_s(self._client), _cpu_s(self._server)
-        for _ in range(self._rounds):
-            done, started = 0, time.perf_counter()
-            while time.perf_counter() - started < self._seconds:
-                await once()
-                done += events
-            per_second.append(done / (time.perf_counter() - started))
-            total += done
-        client, server = _cpu_s(self._client) - before[0], _cpu_s(self._server) - before[1]
-        return Rate(name, unit, per_second, 1e6 * client / total, 1e6 * server / total)
+    async def rates(
+        self,
+        name: str,
+        unit: str,
+        events: int,
+        each: Sequence[tuple[Replay, Callable[[], Awaitable[None]]]],
+    ) -> list[Rate]:
+        """How often a call on each replay, which stands for `events` events, can be done a second."""
+        rates = [Rate(replay.kind, name, unit) for replay, _ in each]
+        for number in range(self._rounds):
+            pairs = list(zip(rates, each, strict=True))
+            for rate, (replay, once) in reversed(pairs) if number % 2 else pairs:
+                await self._round(rate, events, replay, once)
+        return rates
+
+    async def _round(
+        self, rate: Rate, events: int, replay: Replay, once: Callable[[], Awaitable[None]]
+    ) -> None:
+        before = _cpu_s(self._client), _cpu_s(replay.server)
+        done, started = 0, time.perf_counter()
+        while time.perf_counter() - started < self._seconds:
+            await once()
+            done += events
+        rate.per_second.append(done / (time.perf_counter() - started))
+        rate.events += done
+        rate.client_s += _cpu_s(self._client) - before[0]
+        rate.server_s += _cpu_s(replay.server) - before[1]
 
 
-async def measure(address: Address, meter: Meter, schema: TransitionSchema, fill: int) -> list[Rate]:
-    """All rates of one task."""
-    rates = []
-    async with open_channel(address) as channel:
-        member = await ClusterClient(channel, str(address)).join(
-            node_name="benchmark", schema=schema, agent_id=None
-        )
-        target = StreamTarget(channel, str(address), member, schema)
-        for chunk in CHUNKS:
-            rows = random_rows(schema, chunk, member.agent_id)
-            async with asyncio.TaskGroup() as tasks:
-                inserter = await Inserter(target, writer_id=f"chunks-of-{chunk}").open()
-                tasks.create_task(inserter.receive())
-                rate = await meter.rate(
-                    f"insert, chunks of {chunk}",
-                    "transitions/s",
-                    chunk,
-                    partial(inserter.append, rows),
-                )
-                if chunk == CHUNKS[-1]:
-                    for _ in range(fill // chunk + 1):
-                        await inserter.append(rows)
-                await inserter.finish()
-            rates.append(rate)
-        sampler = await Sampler(target, batch_size=BATCH).open(credits=CREDITS)
+async def measure(
+    processes: dict[str, tuple[Address, psutil.Process]], meter: Meter, schema: TransitionSchema, fill: int
+) -> list[list[Rate]]:
+    """All rates of one task, of each kind of replay side by side."""
+    async with AsyncExitStack() as opened:
+        replays = []
+        for kind, (address, server) in processes.items():
+            channel = await opened.enter_async_context(open_channel(address))
+            member = await ClusterClient(channel, str(address)).join(
+                node_name="benchmark", schema=schema, agent_id=None
+            )
+            replays.append(Replay(kind, server, StreamTarget(channel, str(address), member, schema)))
+        rates = [await insert_rates(replays, meter, chunk, fill) for chunk in CHUNKS]
+        return [*rates, await sample_rates(replays, meter)]
 
-        async def one_batch() -> None:
-            await sampler.next()
-            await sampler.grant(1)
 
-        rates.append(await meter.rate(f"sample, batches of {BATCH}", "batches/s", 1, one_batch))
+async def insert_rates(replays: Sequence[Replay], meter: Meter, chunk: int, fill: int) -> list[Rate]:
+    """Inserted transitions; the largest chunks also fill the buffer."""
+    async with asyncio.TaskGroup() as tasks:
+        inserters, each = [], []
+        for replay in replays:
+            rows = random_rows(replay.target.schema, chunk, replay.target.member.agent_id)
+            inserter = await Inserter(replay.target, writer_id=f"chunks-of-{chunk}").open()
+            tasks.create_task(inserter.receive())
+            inserters.append((inserter, rows))
+            each.append((replay, partial(inserter.append, rows)))
+        rates = await meter.rates(f"insert, chunks of {chunk}", "transitions/s", chunk, each)
+        for inserter, rows in inserters:
+            for _ in range(fill // chunk + 1 if chunk == CHUNKS[-1] else 0):
+                await inserter.append(rows)
+            await inserter.finish()
+    return rates
+
+
+async def sample_rates(replays: Sequence[Replay], meter: Meter) -> list[Rate]:
+    """Sampled batches."""
+    samplers = [await Sampler(each.target, batch_size=BATCH).open(credits=CREDITS) for each in replays]
+
+    async def one_batch(sampler: Sampler) -> None:
+        await sampler.next()
+        await sampler.grant(1)
+
+    each = [(replay, partial(one_batch, sampler)) for replay, sampler in zip(replays, samplers, strict=True)]
+    rates = await meter.rates(f"sample, batches of {BATCH}", "batches/s", 1, each)
+    for sampler in samplers:
         sampler.cancel()
     return rates
 
@@ -140,29 +188,63 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a round")
     parser.add_argument("--rounds", type=int, default=3, help="rounds per figure")
     parser.add_argument("--fill", type=int, default=100_000, help="transitions present while sampling")
+    parser.add_argument("--data-dir", type=Path, help="keep the buffer in a new folder there")
+    parser.add_argument("--compare-durable", action="store_true", help="in memory and on disk side by side")
     options = parser.parse_args()
-    console = Console(width=130)
+    console = Console(width=150)
     keep_freed_memory()  # as every node does
     console.print(
         f"{_machine()}; median of {options.rounds} rounds of {options.seconds:g} s (minimum to maximum)"
     )
-    table = Table("task", "what", "median", "range", "unit", "client CPU µs", "server CPU µs", box=None)
+    heads = (
+        "task",
+        "what",
+        "buffer",
+        "median",
+        "range",
+        "unit",
+        "client CPU µs",
+        "server CPU µs",
+        "rate ratio",
+        "CPU ratio",
+    )
+    table = Table(*heads, box=None)
     for task, (m, n) in TASKS.items():
         schema = TransitionSchema(task, m, n, (-1.0,) * n, (1.0,) * n)
-        with replay_process(options.fill) as (address, server):
-            meter = Meter(server, rounds=options.rounds, seconds=options.seconds)
-            for rate in asyncio.run(measure(address, meter, schema, options.fill)):
-                low, high = min(rate.per_second), max(rate.per_second)
-                table.add_row(
-                    f"{task} ({m}, {n})",
-                    rate.name,
-                    f"{statistics.median(rate.per_second):,.0f}",
-                    f"{low:,.0f} to {high:,.0f}",
-                    rate.unit,
-                    f"{rate.client_us:.1f}",
-                    f"{rate.server_us:.1f}",
-                )
+        with ExitStack() as started:
+            data_dir = started.enter_context(tempfile.TemporaryDirectory(dir=options.data_dir))
+            kinds = {"memory": None, "disk": Path(data_dir) / "data"}
+            if not options.compare_durable:
+                kinds.pop("memory" if options.data_dir else "disk")
+            processes = {
+                kind: started.enter_context(replay_process(options.fill, where))
+                for kind, where in kinds.items()
+            }
+            meter = Meter(rounds=options.rounds, seconds=options.seconds)
+            for rates in asyncio.run(measure(processes, meter, schema, options.fill)):
+                add_rows(table, f"{task} ({m}, {n})", rates)
     console.print(table)
+
+
+def add_rows(table: Table, task: str, rates: Sequence[Rate]) -> None:
+    """One row for each kind of replay; the last compares it with the first."""
+    first = rates[0]
+    for rate in rates:
+        ratios = (
+            statistics.median(rate.per_second) / statistics.median(first.per_second),
+            first.server_s / first.events / (rate.server_s / rate.events),
+        )
+        table.add_row(
+            task,
+            rate.name,
+            rate.kind,
+            f"{statistics.median(rate.per_second):,.0f}",
+            f"{min(rate.per_second):,.0f} to {max(rate.per_second):,.0f}",
+            rate.unit,
+            f"{1e6 * rate.client_s / rate.events:.1f}",
+            f"{1e6 * rate.server_s / rate.events:.1f}",
+            *("" if rate is first else f"{ratio:.2f}" for ratio in ratios),
+        )
 
 
 def _cpu_s(process: psutil.Process) -> float:

@@ -2,35 +2,48 @@
 
 python benchmarks/similarity_gate.py --measure jeffreys --measure isolated --seeds 0,1,2 --jobs 2
 python benchmarks/similarity_gate.py --set dps.floor=true --set dps.scope=agent --seeds 0,1,2
+python benchmarks/similarity_gate.py --seeds 10,11,12,13,14 --results gate.csv --summary
 
-A measure is one of the divergences, or the --set flags together; with neither, the default one. All runs
-are in lockstep, Pendulum-v1, small networks; a score is the mean of agent 0's last three evaluations.
+A measure is a named one, the --set flags together, or both; with neither, the default one. All runs are in
+lockstep, Pendulum-v1, small networks; a score is the mean of agent 0's last three evaluations.
 
 flip: K = 3, agents 1 and 2 in a Pendulum whose torque has the opposite sign, 10 000 steps.
-random: K = 4, agents 1 to 3 act uniformly at random, 9 000 steps.
+random: K = 16, agents 1 to 15 act uniformly at random, 9 000 steps.
 
-Each finished run is a line of the CSV file (--results), and what is there already is not run again.
+Each finished run is a line of the CSV file (--results), and what is there already is not run again. The
+last line says whether the gate holds: the default passes both halves, `none` fails flip and `isolated`
+fails random, over the same seeds. It exits with 1 where it does not hold, and with 0 also where one of the
+three has not been run.
 """
 
 import argparse
-import csv
 import json
 import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
-from multiprocessing import get_context
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any, Final
 
 import gymnasium
 import numpy as np
+from similarity_measures import (
+    NAMED,
+    append_row,
+    chosen,
+    interval,
+    label,
+    number,
+    read_rows,
+    run_missing,
+    short,
+)
 
-from dase_grpc.config import DIVERGENCES, DpsConfig, EnvConfig, RunConfig, parse_assignments, resolve
+from dase_grpc.config import EnvConfig, RunConfig, resolve
 from dase_grpc.errors import DaseError, DivergedError
 from dase_grpc.launch.lockstep import Peer, open_lockstep, run_lockstep
 from dase_grpc.learning.envs import Environment
@@ -38,7 +51,6 @@ from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.schema import Array
 
-COLUMNS: Final = ("half", "measure", "seed", "steps", "score")
 LAST: Final = 3
 SETTINGS: Final[Mapping[str, Any]] = {
     "env": {"id": "Pendulum-v1"},
@@ -79,8 +91,16 @@ class Half:
 
 HALVES: Final[Mapping[str, Half]] = {
     "flip": Half(3, 10_000, Peer(env=EnvConfig(id="similarity_gate:reversed_pendulum")), -800.0),
-    "random": Half(4, 9_000, Peer(random=True), -450.0),
+    # With K = 4, 16 own rows of a batch are enough to learn alone: docs/similarity.md, The gate.
+    "random": Half(16, 9_000, Peer(random=True), -450.0),
 }
+EXPECTED: Final = (
+    (label({}), "flip", True),
+    (label({}), "random", True),
+    (label(NAMED["none"]), "flip", False),
+    (label(NAMED["isolated"]), "random", False),
+)
+"""Measure, half, and whether it has to pass for the gate to tell anything."""
 
 
 @dataclass(frozen=True)
@@ -91,19 +111,12 @@ class Cell:
     measure: str
     seed: int
     steps: int
-
-
-def label(settings: Mapping[str, Any]) -> str:
-    """What tells a measure from others: its `dps` settings that are not the default, as JSON."""
-    chosen = resolve({"dps": settings}).dps.model_dump()
-    default = DpsConfig().model_dump()
-    changed = {key: value for key, value in chosen.items() if value != default[key]}
-    return json.dumps({"divergence": chosen["divergence"], **changed})
+    agents: int
 
 
 def configuration(cell: Cell) -> RunConfig:
     """The run's configuration."""
-    train = {"agents": HALVES[cell.half].agents, "steps": cell.steps, "seed": cell.seed}
+    train = {"agents": cell.agents, "steps": cell.steps, "seed": cell.seed}
     return resolve(SETTINGS, {"dps": json.loads(cell.measure), "train": train})
 
 
@@ -111,7 +124,7 @@ def play(cell: Cell) -> float:
     """Trains and scores one cell; a run whose networks diverge scores minus infinity."""
     half = HALVES[cell.half]
     config = configuration(cell)
-    peers = dict.fromkeys(range(1, half.agents), half.peer)
+    peers = dict.fromkeys(range(1, cell.agents), half.peer)
     with tempfile.TemporaryDirectory(prefix="gate-") as folder:
         directory = RunDirectory.create(Path(folder), "run", config, mode="lockstep")
         try:
@@ -128,97 +141,139 @@ def play(cell: Cell) -> float:
 
 def read_results(path: Path) -> dict[Cell, float]:
     """The finished cells of a CSV file; none where there is no file."""
-    if not path.exists():
-        return {}
-    with path.open(newline="", encoding="utf-8") as file:
-        return {
-            Cell(row["half"], row["measure"], int(row["seed"]), int(row["steps"])): float(row["score"])
-            for row in csv.DictReader(file)
-        }
+    return {
+        Cell(row["half"], row["measure"], int(row["seed"]), int(row["steps"]), int(row["agents"])): float(
+            row["score"]
+        )
+        for row in read_rows(path)
+    }
 
 
 def append_result(path: Path, cell: Cell, score: float) -> None:
     """Adds a finished cell."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = not path.exists()
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        if fresh:
-            writer.writerow(COLUMNS)
-        writer.writerow((cell.half, cell.measure, cell.seed, cell.steps, f"{score:.3f}"))
+    append_row(path, {**asdict(cell), "score": f"{score:.3f}"})
 
 
-def run_missing(cells: Iterable[Cell], path: Path, *, jobs: int) -> dict[Cell, float]:
-    """Runs the cells that the file lacks over `jobs` processes and notes each; returns all results."""
-    done = read_results(path)
-    missing = [cell for cell in dict.fromkeys(cells) if cell not in done]
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        running = {pool.submit(play, cell): cell for cell in missing}
-        for future in as_completed(running):
-            cell = running[future]
-            done[cell] = future.result()
-            append_result(path, cell, done[cell])
-            print(f"{cell.half:7} {cell.measure} seed {cell.seed}: {done[cell]:.0f}", file=sys.stderr)
-    return done
+@dataclass(frozen=True)
+class Verdict:
+    """A measure's scores in one half, in the order of the seeds; there is at least one."""
+
+    measure: str
+    half: str
+    scores: Sequence[float]
+
+    @property
+    def mean(self) -> float:
+        """The score that is compared with the half's threshold."""
+        return statistics.fmean(self.scores)
+
+    @property
+    def passes(self) -> bool:
+        """Whether the mean is above the threshold."""
+        return self.mean > HALVES[self.half].threshold
+
+    def line(self) -> str:
+        """A line of the table."""
+        spread = number(statistics.stdev(self.scores)) if len(self.scores) > 1 else "–"
+        bounds = interval(self.scores)
+        between = "–" if bounds is None else f"{number(bounds[0])} to {number(bounds[1])}"
+        verdict = "passes" if self.passes else "fails"
+        return (
+            f"| `{short(self.measure)}` | {self.half} | {number(self.mean)} | {spread} | {between} "
+            f"| {len(self.scores)} | {verdict} |"
+        )
 
 
-def table(measures: Sequence[str], seeds: Sequence[int], results: Mapping[Cell, float]) -> str:
-    """One line per measure and half, and whether the measure passes both."""
-    lines = [f"{'measure':40} {'half':7} {'mean':>7} {'std':>6}  {'passes':7} scores by seed"]
+def verdicts(
+    measures: Sequence[str],
+    seeds: Sequence[int],
+    results: Mapping[Cell, float],
+    *,
+    halves: Mapping[str, Half] = HALVES,
+) -> list[Verdict]:
+    """Each measure's in each half, without those that have no score yet."""
+    found = []
     for measure in measures:
-        for name, half in HALVES.items():
-            cells = [Cell(name, measure, seed, half.steps) for seed in seeds]
+        for name, half in halves.items():
+            cells = [Cell(name, measure, seed, half.steps, half.agents) for seed in seeds]
             scores = [results[cell] for cell in cells if cell in results]
-            if not scores:
-                continue
-            mean = statistics.fmean(scores)
-            spread = f"{statistics.stdev(scores):6.0f}" if len(scores) > 1 else f"{'-':>6}"
-            verdict = "yes" if mean > half.threshold else "NO"
-            each = " ".join(f"{score:.0f}" for score in scores)
-            lines.append(f"{measure:40} {name:7} {mean:7.0f} {spread}  {verdict:7} {each}")
-    return "\n".join(lines)
+            found += [Verdict(measure, name, scores)] if scores else []
+    return found
+
+
+def table(found: Sequence[Verdict]) -> str:
+    """A Markdown table; intervals are 95 % bootstrap intervals of the mean over seeds."""
+    head = [
+        "| measure | half | mean | std | 95 % interval | seeds | verdict |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    return "\n".join([*head, *(verdict.line() for verdict in found)])
+
+
+def judgement(seeds: Sequence[int], results: Mapping[Cell, float]) -> tuple[bool | None, str]:
+    """Whether the gate holds, None where that is not known, and a sentence that says so."""
+    by_kind = {
+        (each.measure, each.half): each for each in verdicts([m for m, _, _ in EXPECTED], seeds, results)
+    }
+    missing = [f"{short(m)} ({half})" for m, half, _ in EXPECTED if (m, half) not in by_kind]
+    if missing:
+        return None, f"The gate is not judged: no run of {', '.join(missing)}."
+    wrong = [
+        f"{short(measure)} {'fails' if must_pass else 'passes'} {half} "
+        f"with {number(by_kind[measure, half].mean)}"
+        for measure, half, must_pass in EXPECTED
+        if by_kind[measure, half].passes != must_pass
+    ]
+    if wrong:
+        return False, f"The gate does not hold: {', and '.join(wrong)}."
+    return True, "The gate holds: the default passes both halves, none fails flip, isolated fails random."
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--measure", action="append", default=[], choices=DIVERGENCES, help="repeatable")
+    parser.add_argument("--measure", action="append", default=[], choices=tuple(NAMED), help="repeatable")
     parser.add_argument("--set", action="append", default=[], metavar="dps.KEY=VALUE", help="repeatable")
     parser.add_argument("--seeds", default="0,1,2", help="separated by commas")
     parser.add_argument("--half", action="append", choices=tuple(HALVES), help="only this one")
+    parser.add_argument("--steps", type=int, help="another length than the halves' own, to see its effect")
+    parser.add_argument("--agents", type=int, help="another K than the halves' own, to see its effect")
     parser.add_argument("--jobs", type=int, default=max((os.cpu_count() or 2) // 2, 1), help="processes")
     parser.add_argument("--results", type=Path, default=Path("similarity_gate.csv"), metavar="FILE")
+    parser.add_argument("--summary", action="store_true", help="print the table of FILE and run nothing")
     return parser.parse_args()
 
 
-def _measures(given: argparse.Namespace) -> list[str]:
-    """One measure for each --measure, with the --set flags on top of it.
-
-    Raises:
-        ConfigError: a flag that is no setting of `dps`.
-    """
-    extra = parse_assignments(given.set)
-    resolve(extra)
-    chosen = [{"divergence": name} for name in given.measure] or [{}]
-    return list(dict.fromkeys(label({**each, **extra.get("dps", {})}) for each in chosen))
-
-
 def main() -> None:
-    """Runs what is missing and prints the table."""
+    """Runs what is missing, prints the table and the verdict."""
     given = _arguments()
     try:
-        measures = _measures(given)
+        measures = chosen(given.measure, given.set)
     except DaseError as error:
         sys.exit(str(error))
     seeds = [int(seed) for seed in given.seeds.split(",")]
-    halves = given.half or tuple(HALVES)
-    cells = [
-        Cell(half, measure, seed, HALVES[half].steps)
-        for seed in seeds
-        for measure in measures
-        for half in halves
-    ]
-    results = run_missing(cells, given.results, jobs=given.jobs)
-    print(table(measures, seeds, results))
+    halves = {
+        name: replace(half, steps=given.steps or half.steps, agents=given.agents or half.agents)
+        for name, half in HALVES.items()
+        if name in (given.half or HALVES)
+    }
+    results = read_results(given.results)
+    if given.summary:
+        measures = list(dict.fromkeys(cell.measure for cell in results))
+    else:
+        cells = [
+            Cell(name, measure, seed, half.steps, half.agents)
+            for seed in seeds
+            for measure in measures
+            for name, half in halves.items()
+        ]
+        note = partial(append_result, given.results)
+        results = run_missing(cells, results, play=play, note=note, jobs=given.jobs)
+    print(table(verdicts(measures, seeds, results, halves=halves)))
+    if given.steps or given.agents:
+        return  # the gate is judged by its own settings
+    holds, sentence = judgement(seeds, results)
+    print(f"\n{sentence}")
+    sys.exit(holds is False)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,49 @@
 """The `dase` command: parse, call, print. No logic."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
+from dase_grpc.config import RunConfig
 from dase_grpc.errors import ConfigError, DaseError
-from dase_grpc.flags import choices, configured, files, refuse
-from dase_grpc.sections import whole_number
-
-DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
+from dase_grpc.flags import (
+    DEFAULT_ADDRESS,
+    AgentId,
+    Agents,
+    Algo,
+    Assignments,
+    Capacity,
+    ConfigFile,
+    DataDir,
+    EmptyBuffer,
+    Env,
+    Gpu,
+    Insecure,
+    Leash,
+    Listen,
+    Lockstep,
+    Method,
+    MetricsHost,
+    MetricsPort,
+    MinSize,
+    Name,
+    Preset,
+    Replay,
+    Resume,
+    Role,
+    RunArgument,
+    RunDir,
+    RunId,
+    Runs,
+    Seed,
+    Steps,
+    SyncEvery,
+    Total,
+    option,
+)
 
 app = typer.Typer(
     help="DASE: deterministic actor-critics that share one replay buffer over gRPC.",
@@ -19,112 +51,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-def _option(flag: str, text: str, *, panel: str | None = None, **more: Any) -> Any:
-    return typer.Option(flag, help=text, rich_help_panel=panel, show_default=False, **more)
-
-
-def _whole(flag: str) -> Callable[[str], int]:
-    """Reads a flag's whole number, 1e5 and 100_000 included."""
-
-    def read(text: str) -> int:
-        value = whole_number(text)
-        if isinstance(value, str):
-            raise ConfigError(f"{flag} {text!r} is not a whole number; write it like 100000 or 1e5")
-        return value
-
-    return read
-
-
-def _whole_option(flag: str, text: str) -> Any:
-    return _option(flag, text, panel=SETTINGS, parser=_whole(flag), metavar="INTEGER")
-
-
-SETTINGS: Final = "Settings"
-Env = Annotated[str | None, _option("--env", "Gymnasium id, or package.module:EnvOrFactory.", panel=SETTINGS)]
-Agents = Annotated[int | None, _whole_option("--agents", "K, the agents that share the buffer.")]
-Steps = Annotated[int | None, _whole_option("--steps", "Environment steps of each agent.")]
-Seed = Annotated[int | None, _whole_option("--seed", "The run's one seed.")]
-Algo = Annotated[
-    str | None,
-    _option(
-        "--algo",
-        "td3, ddpg or sac, with the paper's settings; several, as td3,sac, for a mixed ensemble.",
-        panel=SETTINGS,
-    ),
-]
-Method = Annotated[
-    str | None,
-    _option("--method", "single (one agent), dase (shared experience) or dpd (a pair).", panel=SETTINGS),
-]
-Preset = Annotated[
-    str | None, _option("--preset", "quickstart, paper/ALGO or paper/ALGO/ENV.", panel=SETTINGS)
-]
-ConfigFile = Annotated[Path | None, _option("--config", "A TOML file, e.g. a run.toml.", panel=SETTINGS)]
-Assignments = Annotated[
-    list[str] | None,
-    _option("--set", "Any setting; may be repeated.", panel=SETTINGS, metavar="SECTION.KEY=VALUE"),
-]
-
-Gpu = Annotated[int | None, _option("--gpu", "CUDA device index; without it the CPU.")]
-Lockstep = Annotated[bool, _option("--lockstep", "One process, bit-for-bit reproducible from the seed.")]
-Name = Annotated[str | None, _option("--name", "The run's folder name.")]
-Runs = Annotated[Path, _option("--runs", "Where runs are kept; else runs.")]
-
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
-Role = Annotated[str, _option("--role", "replay or learner.")]
-RunId = Annotated[
-    str | None, _option("--run-id", "The run's name; a learner without it joins whatever run it finds.")
-]
-MetricsPort = Annotated[
-    int | None,
-    _option("--metrics-port", "Prometheus endpoint; 0 is off, the default.", min=0, max=65_535),
-]
-MetricsHost = Annotated[
-    str, _option("--metrics-host", "Where the Prometheus endpoint listens; else 127.0.0.1.")
-]
-Insecure = Annotated[bool, _option("--insecure", "Allow listening beyond loopback without TLS.")]
-Leash = Annotated[bool, typer.Option("--stdin-is-leash", hidden=True)]
-
-REPLAY_NODE: Final = "Replay node"
-Listen = Annotated[
-    str | None,
-    _option(
-        "--listen",
-        f"Where to listen, else {DEFAULT_ADDRESS}; port 0 is any.",
-        panel=REPLAY_NODE,
-        metavar="HOST:PORT",
-    ),
-]
-Capacity = Annotated[
-    str | None,
-    _option("--capacity", 'Transitions kept, else 1000000; or a size such as "512MiB".', panel=REPLAY_NODE),
-]
-MinSize = Annotated[
-    int | None,
-    _option("--min-size", "Transitions present before batches are served, else 1.", panel=REPLAY_NODE, min=1),
-]
-
-LEARNER_NODE: Final = "Learner node"
-Replay = Annotated[
-    str | None,
-    _option(
-        "--replay",
-        f"The replay's address, else {DEFAULT_ADDRESS}.",
-        panel=LEARNER_NODE,
-        metavar="HOST:PORT",
-    ),
-]
-AgentId = Annotated[
-    int | None, _option("--agent", "The agent id to take; else the next free one.", panel=LEARNER_NODE, min=0)
-]
-RunDir = Annotated[
-    Path | None, _option("--run-dir", "Where results go; else runs/RUN_ID.", panel=LEARNER_NODE)
-]
-Resume = Annotated[
-    bool, _option("--resume", "Go on from the agent's last checkpoint in --run-dir.", panel=LEARNER_NODE)
-]
 
 
 def _show_version(asked: bool) -> None:
@@ -159,6 +85,7 @@ def train(
     lockstep: Lockstep = False,
     name: Name = None,
     runs: Runs = Path("runs"),
+    stdin_is_leash: Leash = False,
 ) -> None:
     """Trains K agents on this machine: one replay service and K learner processes.
 
@@ -167,10 +94,40 @@ def train(
     """
     from dase_grpc.launch.train import TrainOptions, train_here
 
-    settings = configured(
-        {**files(preset, config, assignments), **choices(algo, method, env, agents, steps)}, seed
+    settings = _settings(
+        {**_files(preset, config, assignments), **_choices(algo, method, env, agents, steps)}, seed
     )
-    train_here(TrainOptions(settings, runs, name=name, gpu=gpu, lockstep=lockstep, command=sys.argv))
+    train_here(
+        TrainOptions(
+            settings,
+            runs,
+            name=name,
+            gpu=gpu,
+            lockstep=lockstep,
+            command=sys.argv,
+            stdin_is_leash=stdin_is_leash,
+        )
+    )
+
+
+@app.command()
+def experiment(
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment, docs/experiments.md.")],
+    *,
+    runs: Annotated[Path, option("--runs", "Where the experiment's folder is kept; else runs.")] = Path(
+        "runs"
+    ),
+    jobs: Annotated[
+        int | None, option("--jobs", "Cores to keep busy; else all that there are.", min=1)
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the cells and their states; start nothing.")
+    ] = False,
+) -> None:
+    """Trains every cell of a matrix that has not finished yet, several at a time."""
+    from dase_grpc.launch.experiment import ExperimentOptions, experiment_here
+
+    raise typer.Exit(experiment_here(ExperimentOptions(file, runs, jobs, dry_run, command=sys.argv)))
 
 
 @app.command()
@@ -185,6 +142,8 @@ def node(
     listen: Listen = None,
     capacity: Capacity = None,
     min_size: MinSize = None,
+    data_dir: DataDir = None,
+    sync_every: SyncEvery = None,
     replay: Replay = None,
     agent: AgentId = None,
     run_dir: RunDir = None,
@@ -201,30 +160,35 @@ def node(
     stdin_is_leash: Leash = False,
 ) -> None:
     """Runs one node of a cluster until it is done or stopped."""
-    given = {**files(preset, config, assignments), **choices(algo, method, env, agents, steps)}
+    given = {**_files(preset, config, assignments), **_choices(algo, method, env, agents, steps)}
     if role == "replay":
-        from dase_grpc.nodes.replay import ReplayOptions, replay_main
+        from dase_grpc.nodes.replay import SYNC_EVERY_S, ReplayOptions, replay_main
 
         learners = {"replay": replay, "agent": agent, "run-dir": run_dir, "gpu": gpu}
         learners["resume"] = resume or None
-        refuse({**learners, **given}, role)
+        _refuse({**learners, **given}, role)
+        if sync_every is not None and data_dir is None:
+            raise ConfigError("--sync-every needs --data-dir; a buffer in memory is never written to a disk")
         options = ReplayOptions.parse(
             run_id=run_id,
             listen=listen or DEFAULT_ADDRESS,
-            capacity=capacity or "1000000",
+            capacity=capacity,
             min_size=min_size or 1,
             seed=seed or 0,
             metrics_port=metrics_port or 0,
             metrics_host=metrics_host,
             insecure=insecure,
+            data_dir=data_dir,
+            sync_every_s=SYNC_EVERY_S if sync_every is None else sync_every,
         )
         raise typer.Exit(replay_main(options, stdin_is_leash=stdin_is_leash))
     if role == "learner":
         from dase_grpc.nodes.learner import LearnerOptions, learner_main
 
-        refuse({"listen": listen, "capacity": capacity, "min-size": min_size}, role)
+        replays = {"listen": listen, "capacity": capacity, "min-size": min_size}
+        _refuse({**replays, "data-dir": data_dir, "sync-every": sync_every}, role)
         learner = LearnerOptions.parse(
-            configured(given, seed),
+            _settings(given, seed),
             replay=replay or DEFAULT_ADDRESS,
             agent_id=agent,
             gpu=gpu,
@@ -242,21 +206,7 @@ def node(
 
 @app.command("resume")
 def resume_run(
-    run: RunArgument,
-    *,
-    steps: Annotated[
-        int | None,
-        _option(
-            "--steps",
-            "The new total of each agent's environment steps; else the run's own.",
-            parser=_whole("--steps"),
-            metavar="INTEGER",
-        ),
-    ] = None,
-    gpu: Gpu = None,
-    empty_buffer: Annotated[
-        bool, _option("--empty-buffer", "Go on although the buffer of the run's processes is gone.")
-    ] = False,
+    run: RunArgument, *, steps: Total = None, gpu: Gpu = None, empty_buffer: EmptyBuffer = False
 ) -> None:
     """Goes on with a run that was stopped, was killed or has finished, in its own folder.
 
@@ -296,8 +246,8 @@ def show_config(
     """Prints the resolved configuration as TOML."""
     import tomli_w
 
-    settings = configured(
-        {**files(preset, config, assignments), **choices(algo, method, env, agents, steps)}, seed
+    settings = _settings(
+        {**_files(preset, config, assignments), **_choices(algo, method, env, agents, steps)}, seed
     )
     typer.echo(tomli_w.dumps(settings.model_dump(mode="json")), nl=False)
 
@@ -309,14 +259,12 @@ def evaluate(
     ],
     *,
     episodes: Annotated[int, typer.Option("--episodes", min=1, help="Episodes per agent.")] = 10,
-    seed: Annotated[
-        int | None, _option("--seed", "Seed of the first episode; else that of training.")
-    ] = None,
+    seed: Annotated[int | None, option("--seed", "Seed of the first episode; else that of training.")] = None,
     best: Annotated[
-        bool, _option("--best", "The best checkpoint of each agent instead of its latest.")
+        bool, option("--best", "The best checkpoint of each agent instead of its latest.")
     ] = False,
     video: Annotated[
-        Path | None, _option("--video", "Film the first agent's first episode (.mp4 or .gif).")
+        Path | None, option("--video", "Film the first agent's first episode (.mp4 or .gif).")
     ] = None,
 ) -> None:
     """Evaluates the latest checkpoints of a run, or one checkpoint, without noise."""
@@ -341,9 +289,9 @@ def compare_runs(
         list[Path], typer.Argument(metavar="RUNS...", help="Folders of runs, or folders that contain some.")
     ],
     *,
-    out: Annotated[Path, _option("--out", "Where the files go; else comparison.")] = Path("comparison"),
+    out: Annotated[Path, option("--out", "Where the files go; else comparison.")] = Path("comparison"),
     unfinished: Annotated[
-        bool, _option("--unfinished", "Use runs that have not finished, up to where they are.")
+        bool, option("--unfinished", "Use runs that have not finished, up to where they are.")
     ] = False,
 ) -> None:
     """Compares runs over their seeds: statistics, learning curves, published numbers beside them."""
@@ -369,3 +317,41 @@ def main() -> None:
     except DaseError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
+
+
+def _refuse(flags: Mapping[str, object], role: str) -> None:
+    """Refuses flags that mean nothing to this role, rather than ignoring them."""
+    for flag, value in flags.items():
+        if value is not None:
+            raise ConfigError(f"--{flag} is not for --role {role}; leave it out, or start the node it is for")
+
+
+def _files(preset: str | None, config: Path | None, assignments: list[str] | None) -> dict[str, Any]:
+    """The flags that bring settings by the dozen or one by one; None where a flag was not given."""
+    return {"preset": preset, "config": config, "set": assignments}
+
+
+def _choices(
+    algo: str | None, method: str | None, env: str | None, agents: int | None, steps: int | None
+) -> dict[str, Any]:
+    """The flags for what is chosen most; None where a flag was not given."""
+    return {"algo": algo, "method": method, "env": env, "agents": agents, "steps": steps}
+
+
+def _settings(given: Mapping[str, Any], seed: int | None) -> RunConfig:
+    """The paper's settings for what is named, else the quick start's, then what was given."""
+    from dase_grpc.presets import layered
+
+    return layered(
+        preset_name=given["preset"],
+        file=given["config"],
+        flags={
+            "env.id": given["env"],
+            "agent.algorithm": given["algo"],
+            "train.agents": given["agents"],
+            "train.steps": given["steps"],
+            "train.seed": seed,
+        },
+        assignments=given["set"] or [],
+        method=given["method"],
+    )

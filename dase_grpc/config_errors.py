@@ -28,6 +28,7 @@ _PHRASES: Final[Mapping[str, str]] = {
     "literal_error": "must be {expected}",
     "string_type": "must be a text",
     "string_too_short": "must not be empty",
+    "too_large": "is too large; whole numbers have at most 64 bits",
     "too_short": "must not be empty",
     "tuple_type": "must be a list",
     "dict_type": "must be a table",
@@ -42,7 +43,7 @@ def sentence(error: ValidationError, *, known: Sequence[str]) -> str:
     kind, value = first["type"], first["input"]
     key = ".".join(str(part) for part in first["loc"] if part not in _BRANCHES)
     if kind == "extra_forbidden":
-        return _unknown(key, value, known)
+        return unknown_setting(key, value, known)
     if kind == "value_error":  # our own words, which name the value
         message = str(first["msg"]).removeprefix("Value error, ")
         named = any(
@@ -55,11 +56,15 @@ def sentence(error: ValidationError, *, known: Sequence[str]) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value, default=str, ensure_ascii=False)
+    try:
+        text = json.dumps(value, default=str, ensure_ascii=False)
+    except ValueError:  # Python writes no decimal number of thousands of digits
+        return "a number of thousands of digits"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _unknown(key: str, value: Any, known: Sequence[str]) -> str:
+def unknown_setting(key: str, value: Any, known: Sequence[str]) -> str:
+    """Says that `known` has no such key, and which one may be meant."""
     if "." not in key and isinstance(value, Mapping) and value:
         key = f"{key}.{next(iter(value))}"
     elsewhere = [name for name in known if name.partition(".")[2] == key.rpartition(".")[2]]

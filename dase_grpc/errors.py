@@ -6,7 +6,8 @@ DaseError
 │   ├── EnvironmentSpecError     an environment that is missing or that no agent here can act in
 │   ├── DeviceError              a device that is not there
 │   ├── AddressError             an address that cannot be listened on
-│   └── RunDirectoryError        a run directory or checkpoint that is missing, taken or damaged
+│   ├── RunDirectoryError        a run directory or checkpoint that is missing, taken or damaged
+│   └── DataDirectoryError       a replay's data directory that is in use, damaged or another buffer's
 ├── NodeFailedError          a node of a local cluster ended before its time
 ├── DivergedError            an agent's networks hold numbers that are not finite
 └── RefusalError             what the service answers instead of doing it (wire/status.py: its gRPC status)
@@ -56,6 +57,10 @@ class AddressError(UsageError):
 
 class RunDirectoryError(UsageError):
     """A run directory or checkpoint is missing, already taken, or damaged."""
+
+
+class DataDirectoryError(UsageError):
+    """A replay's data directory is in use, full, damaged, or holds another buffer than was asked for."""
 
 
 class NodeFailedError(DaseError):

@@ -1,46 +1,154 @@
-"""From the flags of a command line to settings."""
+"""The flags of the `dase` command: their names, types and help, shared by its commands."""
 
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Final
 
-from dase_grpc.config import RunConfig
+import typer
+
 from dase_grpc.errors import ConfigError
+from dase_grpc.sections import whole_number
+
+DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
 
 
-def refuse(flags: Mapping[str, object], role: str) -> None:
-    """Refuses flags that mean nothing to this role, rather than ignoring them."""
-    for flag, value in flags.items():
-        if value is not None:
-            raise ConfigError(f"--{flag} is not for --role {role}; leave it out, or start the node it is for")
+def option(flag: str, text: str, *, panel: str | None = None, **more: Any) -> Any:
+    """A flag with its help, in a panel of its kind."""
+    return typer.Option(flag, help=text, rich_help_panel=panel, show_default=False, **more)
 
 
-def files(preset: str | None, config: Path | None, assignments: list[str] | None) -> dict[str, Any]:
-    """The flags that bring settings by the dozen or one by one; None where a flag was not given."""
-    return {"preset": preset, "config": config, "set": assignments}
+def _whole(flag: str) -> Callable[[str], int]:
+    """Reads a flag's whole number, 1e5 and 100_000 included."""
+
+    def read(text: str) -> int:
+        value = whole_number(text)
+        if isinstance(value, str):
+            raise ConfigError(
+                f"{flag} {reprlib.repr(text)} is not a whole number; write it like 100000 or 1e5"
+            )
+        return value
+
+    return read
 
 
-def choices(
-    algo: str | None, method: str | None, env: str | None, agents: int | None, steps: int | None
-) -> dict[str, Any]:
-    """The flags for what is chosen most; None where a flag was not given."""
-    return {"algo": algo, "method": method, "env": env, "agents": agents, "steps": steps}
+def whole_option(flag: str, text: str) -> Any:
+    """A setting's flag that takes a whole number."""
+    return option(flag, text, panel=SETTINGS, parser=_whole(flag), metavar="INTEGER")
 
 
-def configured(given: Mapping[str, Any], seed: int | None) -> RunConfig:
-    """The paper's settings for what is named, else the quick start's, then what was given."""
-    from dase_grpc.presets import layered
+SETTINGS: Final = "Settings"
+Env = Annotated[str | None, option("--env", "Gymnasium id, or package.module:EnvOrFactory.", panel=SETTINGS)]
+Agents = Annotated[int | None, whole_option("--agents", "K, the agents that share the buffer.")]
+Steps = Annotated[int | None, whole_option("--steps", "Environment steps of each agent.")]
+Seed = Annotated[int | None, whole_option("--seed", "The run's one seed.")]
+Algo = Annotated[
+    str | None,
+    option(
+        "--algo",
+        "td3, ddpg or sac, with the paper's settings; several, as td3,sac, for a mixed ensemble.",
+        panel=SETTINGS,
+    ),
+]
+Method = Annotated[
+    str | None,
+    option("--method", "single (one agent), dase (shared experience) or dpd (a pair).", panel=SETTINGS),
+]
+Preset = Annotated[
+    str | None, option("--preset", "quickstart, paper/ALGO or paper/ALGO/ENV.", panel=SETTINGS)
+]
+ConfigFile = Annotated[Path | None, option("--config", "A TOML file, e.g. a run.toml.", panel=SETTINGS)]
+Assignments = Annotated[
+    list[str] | None,
+    option("--set", "Any setting; may be repeated.", panel=SETTINGS, metavar="SECTION.KEY=VALUE"),
+]
 
-    return layered(
-        preset_name=given["preset"],
-        file=given["config"],
-        flags={
-            "env.id": given["env"],
-            "agent.algorithm": given["algo"],
-            "train.agents": given["agents"],
-            "train.steps": given["steps"],
-            "train.seed": seed,
-        },
-        assignments=given["set"] or [],
-        method=given["method"],
-    )
+Gpu = Annotated[int | None, option("--gpu", "CUDA device index; without it the CPU.")]
+Lockstep = Annotated[bool, option("--lockstep", "One process, bit-for-bit reproducible from the seed.")]
+Name = Annotated[str | None, option("--name", "The run's folder name.")]
+Runs = Annotated[Path, option("--runs", "Where runs are kept; else runs.")]
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
+Total = Annotated[
+    int | None,
+    option(
+        "--steps",
+        "The new total of each agent's environment steps; else the run's own.",
+        parser=_whole("--steps"),
+        metavar="INTEGER",
+    ),
+]
+EmptyBuffer = Annotated[
+    bool, option("--empty-buffer", "Go on although the buffer of the run's processes is gone.")
+]
+
+Role = Annotated[str, option("--role", "replay or learner.")]
+RunId = Annotated[
+    str | None, option("--run-id", "The run's name; a learner without it joins whatever run it finds.")
+]
+MetricsPort = Annotated[
+    int | None,
+    option("--metrics-port", "Prometheus endpoint; 0 is off, the default.", min=0, max=65_535),
+]
+MetricsHost = Annotated[
+    str, option("--metrics-host", "Where the Prometheus endpoint listens; else 127.0.0.1.")
+]
+Insecure = Annotated[bool, option("--insecure", "Allow listening beyond loopback without TLS.")]
+Leash = Annotated[bool, typer.Option("--stdin-is-leash", hidden=True)]
+
+REPLAY_NODE: Final = "Replay node"
+Listen = Annotated[
+    str | None,
+    option(
+        "--listen",
+        f"Where to listen, else {DEFAULT_ADDRESS}; port 0 is any.",
+        panel=REPLAY_NODE,
+        metavar="HOST:PORT",
+    ),
+]
+Capacity = Annotated[
+    str | None,
+    option("--capacity", 'Transitions kept, else 1000000; or a size such as "512MiB".', panel=REPLAY_NODE),
+]
+MinSize = Annotated[
+    int | None,
+    option("--min-size", "Transitions present before batches are served, else 1.", panel=REPLAY_NODE, min=1),
+]
+DataDir = Annotated[
+    Path | None,
+    option(
+        "--data-dir",
+        "Keep the buffer there, so that it outlives the process; else in memory.",
+        panel=REPLAY_NODE,
+        metavar="DIR",
+    ),
+]
+SyncEvery = Annotated[
+    float | None,
+    option(
+        "--sync-every",
+        "With --data-dir, seconds between writes to the disk, the bound on what a power loss takes; else 5.",
+        panel=REPLAY_NODE,
+        metavar="SECONDS",
+    ),
+]
+
+LEARNER_NODE: Final = "Learner node"
+Replay = Annotated[
+    str | None,
+    option(
+        "--replay",
+        f"The replay's address, else {DEFAULT_ADDRESS}.",
+        panel=LEARNER_NODE,
+        metavar="HOST:PORT",
+    ),
+]
+AgentId = Annotated[
+    int | None, option("--agent", "The agent id to take; else the next free one.", panel=LEARNER_NODE, min=0)
+]
+RunDir = Annotated[
+    Path | None, option("--run-dir", "Where results go; else runs/RUN_ID.", panel=LEARNER_NODE)
+]
+Resume = Annotated[
+    bool, option("--resume", "Go on from the agent's last checkpoint in --run-dir.", panel=LEARNER_NODE)
+]

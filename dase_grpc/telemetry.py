@@ -196,6 +196,10 @@ class LearnerMetrics:
             "dase_similarity_external_share_ratio",
             "Share of the loss weights that external transitions have.",
         )
+        self.effective_batch = gauge(
+            "dase_similarity_effective_batch_transitions",
+            "Sum of a batch's loss weights over the largest of them.",
+        )
         self.pooled_weight = gauge(
             "dase_similarity_pooled_weight_ratio",
             "Similarity weight of the external transitions of a batch in the loss, the mean where it varies.",
@@ -219,6 +223,9 @@ class LearnerMetrics:
             ["agent_id", "reason"],
             registry=registry,
         )
+        self._declare_similarity(registry)
+
+    def _declare_similarity(self, registry: CollectorRegistry) -> None:
         self._similarity = Gauge(
             "dase_similarity_weight_ratio",
             "Similarity of each agent's transitions by themselves; with dps.scope pooled a diagnostic only.",
@@ -229,6 +236,12 @@ class LearnerMetrics:
             "dase_similarity_divergence_nats",
             "Divergence of the external transitions' policies, by term.",
             ["agent_id", "term"],
+            registry=registry,
+        )
+        self._source_divergence = Gauge(
+            "dase_similarity_source_divergence_nats",
+            "Divergence of each agent's transitions by themselves, by term.",
+            ["agent_id", "source_agent_id", "term"],
             registry=registry,
         )
 
@@ -252,3 +265,8 @@ class LearnerMetrics:
     def divergence(self, term: str, nats: float) -> None:
         """Shows one term of the divergence."""
         self._divergence.labels(self._agent, term).set(nats)
+
+    def source_divergence(self, source: int, term: str, nats: float) -> None:
+        """Shows one term of ρ of one agent's transitions, for pairs among the first 64 agents."""
+        if max(int(self._agent), source) < MAX_PAIRED_AGENTS:
+            self._source_divergence.labels(self._agent, str(source), term).set(nats)

@@ -1,3 +1,4 @@
+import os
 import re
 import shutil
 import socket
@@ -11,6 +12,7 @@ import pytest
 from small import small_flags
 from synthetic import flat, write_run
 
+import dase_grpc
 from dase_grpc.cli import main
 from dase_grpc.config import resolve
 from dase_grpc.runs.comparison.files import FILES
@@ -18,7 +20,18 @@ from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
 
-COMMANDS = ("train", "resume", "verify", "node", "config", "evaluate", "report", "compare", "version")
+COMMANDS = (
+    "train",
+    "resume",
+    "verify",
+    "experiment",
+    "node",
+    "config",
+    "evaluate",
+    "report",
+    "compare",
+    "version",
+)
 
 
 @pytest.fixture
@@ -72,14 +85,16 @@ def test_train_has_the_flags_that_the_documents_name(dase, flag):
 
 
 @pytest.mark.parametrize(
-    "flag", ["--role", "--listen", "--capacity", "--replay", "--env", "--gpu", "--agent", "--insecure"]
+    "flag",
+    ["--role", "--listen", "--capacity", "--data-dir", "--replay", "--env", "--gpu", "--agent", "--insecure"],
 )
 def test_node_has_the_flags_that_the_documents_name(dase, flag):
     assert flag in dase("node", "--help")[1]
 
 
 def test_the_leash_is_not_for_people(dase):
-    assert "leash" not in dase("node", "--help")[1]
+    for command in ("node", "train"):
+        assert "leash" not in dase(command, "--help")[1]
 
 
 def test_the_version_is_that_of_the_package(dase):
@@ -161,6 +176,16 @@ def world(name: str, *more: object) -> tuple[object, ...]:
     return ("train", "--env", f"worlds:{name}", *more)
 
 
+EXPERIMENTS = {
+    "empty.toml": "",
+    "discrete.toml": '[matrix]\nenv = ["worlds:PointGoal", "worlds:DiscreteAction"]\n',
+    "breaks.toml": '[set]\nenv.id = "worlds:RaisesAtStep"\n[matrix]\nenv.kwargs = [{at = 2}, {at = 1}]\n',
+    "small.toml": (
+        '[set]\nenv = "worlds:PointGoal"\nagent.start_steps = 9\n'
+        '[matrix]\nreplay.capacity = ["1MiB", "1KiB"]\n'
+    ),
+}
+
 REFUSED = {
     "an unbounded action": (world("UnboundedAction"), r"action dimension 1 has the bounds \[-1\.0, inf\]"),
     "a huge action": (world("HugeAction"), r"action dimension 0 has the bounds"),
@@ -236,6 +261,20 @@ REFUSED = {
     "verifying no run": (("verify", "empty"), r"empty is not a run: it has no run\.toml"),
     "a replay that resumes": (("node", "--role", "replay", "--resume"), r"--resume is not for --role replay"),
     "reporting on no run": (("report", "empty"), r"empty is not a run: it has no run\.toml"),
+    "no experiment": (("experiment", "missing.toml"), r"cannot read the experiment missing\.toml: No such"),
+    "an experiment without cells": (("experiment", "empty.toml"), r"empty\.toml: there are no cells"),
+    "an experiment with a bad cell": (
+        ("experiment", "discrete.toml"),
+        r"cell worlds-DiscreteAction: environment 'worlds:DiscreteAction' has the action space Discrete\(3\)",
+    ),
+    "an experiment with a cell that breaks when it is tried out": (
+        ("experiment", "breaks.toml"),
+        r"cell kwargs-at-1: trying out worlds:RaisesAtStep failed with RuntimeError: the simulator broke at",
+    ),
+    "an experiment whose buffer is too small": (
+        ("experiment", "small.toml"),
+        r"cell capacity-1KiB: agent\.batch_size = 256 exceeds replay\.capacity = 36;",
+    ),
     "a run name that is a path": (world("PointGoal", "--name", "a/b"), r"'a/b' cannot name a run"),
     "a run name that is taken": (
         world("PointGoal", "--name", "taken"),
@@ -251,6 +290,8 @@ def test_refuses_in_one_sentence(dase, tmp_path, arguments, sentence):
     (tmp_path / "runs" / "taken").mkdir(parents=True)
     (tmp_path / "runs" / "taken" / "mine.txt").touch()
     (tmp_path / "lacking.py").write_text("import robot_simulator\n")
+    for name, text in EXPERIMENTS.items():
+        (tmp_path / name).write_text(text)
     code, out, err = dase(*arguments)
     assert code == 2
     assert re.fullmatch(rf"error: .*{sentence}.*\n", err)
@@ -350,6 +391,8 @@ def test_an_error_of_the_environment_is_shown_with_its_traceback_after_the_resul
         ("replay", "--set", "replay.capacity=5"),
         ("replay", "--steps", 5),
         ("learner", "--capacity", 5),
+        ("learner", "--data-dir", "d"),
+        ("learner", "--sync-every", 5),
         ("learner", "--listen", "127.0.0.1:1"),
     ],
 )
@@ -433,3 +476,50 @@ def test_where_no_checkpoint_was_evaluated_at_its_step_there_is_no_best(dase):
     code, _, err = dase("evaluate", "runs/run", "--best")
     assert code == 2
     assert "has no best checkpoint, because none was evaluated at its own step" in err
+
+
+def test_a_folder_that_is_gone_is_one_sentence(tmp_path):
+    gone = tmp_path / "gone"
+    script = f"mkdir {gone} && cd {gone} && rmdir {gone} && exec {sys.executable} -m dase_grpc compare runs"
+    path = str(Path(dase_grpc.__file__).parents[1])
+    ended = subprocess.run(
+        ["sh", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=25,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    sentence = "error: the current folder does not exist any more; change into one that does\n"
+    assert (ended.returncode, ended.stderr) == (2, sentence)
+
+
+def test_a_path_that_is_no_utf8_and_a_terminal_that_is_none_do_no_harm(tmp_path):
+    folder = os.fsencode(tmp_path) + b"/by\xfft"
+    os.mkdir(folder)
+    write_run(Path(os.fsdecode(folder)), "run", flat(1))
+    ended = subprocess.run(
+        [os.fsencode(sys.executable), b"-m", b"dase_grpc", b"compare", folder, b"--out", folder + b"/out"],
+        capture_output=True,
+        timeout=25,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert b"by\\udcfft/out/comparison.html" in ended.stdout
+    assert sorted(map(os.fsdecode, os.listdir(folder + b"/out"))) == sorted(FILES)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_an_output_on_a_full_disk_is_one_sentence():
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "dase_grpc", "config"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=25,
+            check=False,
+        )
+    assert (ended.returncode, "Traceback" in ended.stderr) == (1, False)
+    assert "No space left on device" in ended.stderr

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from dase_grpc.agent_config import ALGORITHMS, READ_BY_ONE
-from dase_grpc.config import DIVERGENCES, RunConfig, parse_assignments, read_toml, resolve, setting_names
+from dase_grpc.config import RunConfig, parse_assignments, read_toml, resolve, setting_names
+from dase_grpc.dps_config import DIVERGENCES
 from dase_grpc.errors import ConfigError
 
 FIXED_NAMES = {

@@ -41,12 +41,14 @@ LEARNER = EVERY_ROLE | {
     "dase_similarity_weight_ratio": (G, {"agent_id", "source_agent_id"}),
     "dase_similarity_pooled_weight_ratio": (G, {"agent_id"}),
     "dase_similarity_divergence_nats": (G, {"agent_id", "term"}),
+    "dase_similarity_source_divergence_nats": (G, {"agent_id", "source_agent_id", "term"}),
     "dase_similarity_external_share_ratio": (G, {"agent_id"}),
     "dase_distillation_states_ratio": (G, {"agent_id"}),
     "dase_distillation_confidence_ratio": (G, {"agent_id"}),
     "dase_distillation_peer_lag_updates": (G, {"agent_id"}),
     "dase_distillation_missed_updates_total": (C, {"agent_id"}),
     "dase_distillation_refused_policies_total": (C, {"agent_id"}),
+    "dase_similarity_effective_batch_transitions": (G, {"agent_id"}),
     "dase_explorer_env_steps_total": (C, {"agent_id"}),
     "dase_explorer_episodes_total": (C, {"agent_id"}),
     "dase_explorer_episode_return": (G, {"agent_id"}),
@@ -98,6 +100,8 @@ def learner_registry(agent_id: int = 1) -> CollectorRegistry:
     metrics.similarity(MAX_PAIRED_AGENTS, 0.75)
     metrics.divergence("mean", 2.0)
     metrics.distillation.show(DISTILLED)
+    metrics.source_divergence(0, "covariance", 3.0)
+    metrics.source_divergence(MAX_PAIRED_AGENTS, "covariance", 4.0)
     return registry
 
 

@@ -26,7 +26,7 @@ class EvaluatedCheckpoint:
     """One checkpoint's evaluation.
 
     Attributes:
-        agent_id, step: whose policy it is, after how many environment steps.
+        agent_id, agent_name, step: whose policy it is, after how many environment steps.
         seed: that of the first episode; episode i has `seed + 2 * i`.
         video: the film of the first episode, where there is one.
     """
@@ -34,6 +34,7 @@ class EvaluatedCheckpoint:
     checkpoint: Path
     environment: str
     agent_id: int
+    agent_name: str
     step: int
     seed: int
     evaluation: Evaluation
@@ -46,7 +47,7 @@ class EvaluatedCheckpoint:
         episodes = "1 episode" if result.episodes == 1 else f"{result.episodes:,} episodes"
         film = f"; video: {self.video}" if self.video else ""
         return (
-            f"agent {self.agent_id} in {self.environment} after {self.step:,} steps: mean return "
+            f"{self.agent_name} in {self.environment} after {self.step:,} steps: mean return "
             f"{number(result.return_mean)}{spread} over {episodes}{self._cut()}{film}"
         )
 
@@ -144,6 +145,7 @@ def _evaluate(
         checkpoint=checkpoint.path,
         environment=config.env.id,
         agent_id=checkpoint.agent_id,
+        agent_name=checkpoint.run_config.agent_name(checkpoint.agent_id),
         step=checkpoint.step,
         seed=first_seed,
         evaluation=evaluator.evaluate(policy),

@@ -24,7 +24,7 @@ from dase_grpc.learning.peers import LocalPolicies, Published
 from dase_grpc.learning.ports import Halted
 from dase_grpc.progress import Progress
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.runs.files import staged_file
+from dase_grpc.runs.files import staged_file, written
 from dase_grpc.runs.journal import AgentJournal
 from dase_grpc.runs.rounds import RoundLog, WholeRound
 from dase_grpc.runs.row_log import read_rows
@@ -68,7 +68,8 @@ class Peer:
     Attributes:
         env: the environment it explores and is evaluated in, of the same sizes and bounds as the run's;
             its transitions are stored under the run's schema. None is the run's.
-        random: it acts uniformly at random for the whole run and never updates.
+        random: it acts uniformly at random for the whole run and never updates; its policy is
+            evaluated at the start and the end only.
     """
 
     env: EnvConfig | None = None
@@ -76,10 +77,12 @@ class Peer:
 
     def configured(self, config: RunConfig) -> RunConfig:
         """What it makes of an agent's own configuration; only its learner sees it, run.toml does not."""
-        agent = config.agent
+        agent, evaluation = config.agent, config.eval
         if self.random:
             agent = agent.model_copy(update={"start_steps": config.train.steps + 1})
-        return config.model_copy(update={"env": self.env or config.env, "agent": agent})
+            evaluation = evaluation.model_copy(update={"every": config.train.steps})
+        env = self.env or config.env
+        return config.model_copy(update={"env": env, "agent": agent, "eval": evaluation})
 
 
 AS_CONFIGURED: Final = Peer()
@@ -160,9 +163,7 @@ def open_lockstep(
         replays = [LocalReplay(store, each, agent_id) for agent_id, each in enumerate(configs)]
 
         def build(agent_id: int, env: Environment) -> Learner:
-            journal = AgentJournal.open(
-                directory.agent(agent_id), config=config.for_agent(agent_id), schema=schema
-            )
+            journal = AgentJournal.open(directory.agent(agent_id), config=config, schema=schema)
             replay = replays[agent_id]
             return build_learner(
                 configs[agent_id],
@@ -209,14 +210,20 @@ def run_lockstep(run: LockstepRun, halt: Event, on_round: Callable[[], None]) ->
 
 
 def save_buffer(run: LockstepRun) -> None:
-    """Writes the buffer's packed rows; `numpy.load` reads them, `TransitionSchema.named` names them."""
-    run.directory.replay.mkdir(parents=True, exist_ok=True)
+    """Writes the buffer's packed rows; `numpy.load` reads them, `TransitionSchema.named` names them.
+
+    Raises:
+        RunDirectoryError: the disk refuses.
+    """
     parts = run.store.ring.slices()  # written as they lie: a full buffer is not held twice
     header = {**header_data_from_array_1_0(parts[0]), "shape": (len(run.store.ring), parts[0].shape[1])}
-    with staged_file(run.directory.replay / BUFFER_FILE) as file:
-        write_array_header_1_0(file, header)
-        for part in parts:
-            file.write(part.data)
+    target = run.directory.replay / BUFFER_FILE
+    with written(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with staged_file(target) as file:
+            write_array_header_1_0(file, header)
+            for part in parts:
+                file.write(part.data)
 
 
 def _resume(run: LockstepRun, resumed: ResumedRound, schema: TransitionSchema) -> None:
@@ -233,7 +240,7 @@ def _resume(run: LockstepRun, resumed: ResumedRound, schema: TransitionSchema) -
         saved = Saved(checkpoint.tensors, checkpoint.training, checkpoint.training_tensors)
         run.learners[agent_id].resume(saved, elapsed_s=resumed.elapsed_s[agent_id], buffer_is_empty=False)
     rows = read_rows(run.directory.replay, whole.round.segments, first=whole.round.first)
-    store.ring.restore(rows, first=whole.round.first)
+    store.ring.take_over(rows, first=whole.round.first)
 
 
 def _configs(config: RunConfig, peers: Mapping[int, Peer]) -> list[RunConfig]:

@@ -40,11 +40,18 @@ def _tail(log: Path) -> str:
 
 
 async def start_node(
-    name: str, command: Sequence[str], *, log: Path, threads: int, read_stdout: bool = False
+    name: str,
+    command: Sequence[str],
+    *,
+    log: Path,
+    threads: int,
+    read_stdout: bool = False,
+    keeps_open: Sequence[int] = (),
 ) -> Node:
     """Starts a process in a session of its own, so that the terminal's Ctrl-C does not reach it.
 
-    stderr goes to `log`, and stdout too unless the caller reads it. Cancelled, it leaves no process behind.
+    stderr goes to `log`, and stdout too unless the caller reads it. The file descriptors in `keeps_open`
+    stay open in the process until it ends. Cancelled, it leaves no process behind.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     limits = {variable: str(threads) for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
@@ -56,6 +63,7 @@ async def start_node(
             stderr=file,
             env={**os.environ, **limits},
             start_new_session=True,
+            pass_fds=keeps_open,
         )
     return Node(name, process, log)
 

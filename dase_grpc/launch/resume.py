@@ -6,8 +6,9 @@ from pathlib import Path
 
 from dase_grpc.config import RunConfig
 from dase_grpc.errors import ConfigError, RunDirectoryError
+from dase_grpc.launch.console import say
 from dase_grpc.launch.lockstep import BUFFER_FILE, ResumedRound
-from dase_grpc.launch.train import PatientConsole, TrainOptions, check, run_here, say
+from dase_grpc.launch.train import PatientConsole, TrainOptions, check, run_here
 from dase_grpc.learning.envs import require_same_environment
 from dase_grpc.runs.checkpoint import Checkpoint, newest_sound
 from dase_grpc.runs.directory import RunDirectory
@@ -139,8 +140,7 @@ def _require_fit(config: RunConfig, schema: TransitionSchema, checkpoints: Seque
         UsageError: naming all that differs.
     """
     for checkpoint in checkpoints:
-        own = config.for_agent(min(checkpoint.agent_id, config.train.agents - 1))
-        require_same_settings(checkpoint.config, own, of=str(checkpoint))
+        require_same_settings(checkpoint.run_config, config, of=str(checkpoint))
         require_same_environment(schema, checkpoint.schema)
 
 

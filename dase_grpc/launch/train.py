@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 
 from dase_grpc.capacity import transitions
-from dase_grpc.config import RunConfig, require_capacity
+from dase_grpc.config import EnvConfig, RunConfig, require_capacity
 from dase_grpc.errors import ConfigError, DaseError, NodeFailedError, RunDirectoryError
+from dase_grpc.launch.console import say
 from dase_grpc.launch.display import Snapshot, make_display
 from dase_grpc.launch.local import run_cluster
 from dase_grpc.learning.env_ids import with_resolved_id
 from dase_grpc.learning.env_probe import probe
 from dase_grpc.learning.envs import make_env, schema_of
+from dase_grpc.naming import MAX_BYTES
 from dase_grpc.nodes.lifecycle import halt_event, stop_event
 from dase_grpc.progress import number
 from dase_grpc.runs.directory import AgentDirectory, RunDirectory, checkpoint_paths
@@ -50,6 +52,7 @@ class TrainOptions:
     gpu: int | None = None
     lockstep: bool = False
     command: Sequence[str] = ()
+    stdin_is_leash: bool = False
 
 
 class PatientConsole(Console):
@@ -128,22 +131,42 @@ def check(config: RunConfig, *, gpu: int | None = None) -> TransitionSchema:
         from dase_grpc.learning.device import pick_device  # torch takes seconds to import
 
         pick_device(gpu)
-    env = make_env(config.env.id, config.env.kwargs)
+    schema = probed(config.env)
+    check_capacity(config, schema)
+    return schema
+
+
+def probed(config: EnvConfig) -> TransitionSchema:
+    """Tries the environment out; what its transitions look like.
+
+    Raises:
+        EnvironmentSpecError: the environment cannot be made, or no agent here can act in it.
+    """
+    env = make_env(config.id, config.kwargs)
     try:
-        schema = schema_of(env, config.env.id)
+        schema = schema_of(env, config.id)
         probe(env)
     finally:
         env.close()
+    return schema
+
+
+def check_capacity(config: RunConfig, schema: TransitionSchema) -> None:
+    """Checks the buffer's size, now that that of a transition is known.
+
+    Raises:
+        ConfigError: a capacity in bytes holds too few transitions.
+    """
     try:
         require_capacity(config, transitions(config.replay.capacity, row_bytes=schema.row_bytes))
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    return schema
 
 
 def run_name(config: RunConfig) -> str:
     """A folder name that says what the run is and when it began."""
     env = "".join(c if c.isalnum() or c in "-_" else "-" for c in config.env.id)
+    env = env.encode()[: MAX_BYTES // 2].decode(errors="ignore")
     when = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     method = "dpd" if config.method == "dpd" else f"k{config.train.agents}"
     return f"{env}-{'+'.join(config.algorithms)}-{method}-seed{config.train.seed}-{when}"
@@ -193,7 +216,7 @@ def _train_in_lockstep(
 
     drawn_at = 0.0
     with (
-        halt_event() as halt,
+        halt_event(stdin_is_leash=options.stdin_is_leash) as halt,
         open_lockstep(options.config, directory, gpu=options.gpu, resumed=resumed) as run,
         make_display(console, options.config) as display,
     ):
@@ -215,7 +238,7 @@ def _train_in_lockstep(
 async def _train_in_cluster(
     options: TrainOptions, directory: RunDirectory, console: Console, *, resume: bool
 ) -> None:
-    async with stop_event(stdin_is_leash=False) as stop:
+    async with stop_event(stdin_is_leash=options.stdin_is_leash) as stop:
         await run_cluster(
             options.config,
             directory,
@@ -236,11 +259,6 @@ def _method(config: RunConfig) -> str:
     told = f"{agents} agents ({', '.join(names)})" if len(names) > 1 else f"{agents} {names[0]} agents"
     how = "that distil each other's policies" if config.method == "dpd" else "sharing one replay"
     return f"{told} {how}"
-
-
-def say(console: Console, text: str) -> None:
-    """Prints a sentence as it is."""
-    console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def _require_last_steps(config: RunConfig, directory: RunDirectory) -> None:
@@ -264,8 +282,9 @@ def _say_results(directory: RunDirectory, console: Console, *, shown: Path, prog
     agents, found = directory.agents(), [f"results: {shown}"]
     try:
         for agent in agents:
-            _say_curve(agent, console)
-            _say_refused(agent, console)
+            name = directory.config.agent_name(agent.agent_id)
+            _say_curve(agent, name, console)
+            _say_refused(agent, name, console)
         if agents:
             found.append(f"report:  {shown / write_report(directory).name}")
         if any(checkpoint_paths(agent.checkpoints) for agent in agents):
@@ -276,15 +295,15 @@ def _say_results(directory: RunDirectory, console: Console, *, shown: Path, prog
         say(console, text)
 
 
-def _say_curve(agent: AgentDirectory, console: Console) -> None:
+def _say_curve(agent: AgentDirectory, name: str, console: Console) -> None:
     curve = read_evaluations(agent.evaluations.path)
     if len(curve):
         shown = [0, -1] if len(curve) > 1 else [0]
         told = (f"{number(float(curve.return_mean[i]))} at step {int(curve.step[i]):,}" for i in shown)
-        say(console, f"agent {agent.agent_id}: evaluation return {', '.join(told)}")
+        say(console, f"{name}: evaluation return {', '.join(told)}")
 
 
-def _say_refused(agent: AgentDirectory, console: Console) -> None:
+def _say_refused(agent: AgentDirectory, name: str, console: Console) -> None:
     """Says how many of an agent's transitions were left out, if any was."""
     refused: Counter[str] = Counter()
     for values in read_metrics(agent.metrics.path):
@@ -293,6 +312,6 @@ def _say_refused(agent: AgentDirectory, console: Console) -> None:
         fields = ", ".join(f"{field} in {count:,}" for field, count in sorted(refused.items()))
         say(
             console,
-            f"note: agent {agent.agent_id} left out {refused.total():,} transitions that were not finite "
+            f"note: {name} left out {refused.total():,} transitions that were not finite "
             f"({fields}); make the environment return finite numbers",
         )

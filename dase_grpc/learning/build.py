@@ -26,9 +26,14 @@ from dase_grpc.telemetry import LearnerMetrics
 Notes = Callable[[], Mapping[str, Any]]
 
 
+def peer_of(agent_id: int) -> int:
+    """The other agent of a pair."""
+    return 1 - agent_id
+
+
 def pairing(config: RunConfig, agent_id: int, policies: PeerPolicies) -> Pairing:
     """How an agent of a pair sees the other; `config` is the whole run's."""
-    peer = 1 - agent_id
+    peer = peer_of(agent_id)
     return Pairing(peer, config.for_agent(peer).agent, policies)
 
 
@@ -105,7 +110,7 @@ def _agent(
     if pair is None:
         return own, dict
     peer = make(pair.config, agent_id=pair.agent_id)
-    dpd = DPD(own, peer, pairing=pair, config=config.dpd, actor_lr=config.agent.actor_lr)
+    dpd = DPD(own, peer, pairing=pair, config=config.dpd, own_config=config.agent)
 
     def notes() -> Mapping[str, Any]:
         statistics = dpd.take_statistics()

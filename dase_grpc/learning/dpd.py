@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from dase_grpc.agent_config import AgentConfig
+from dase_grpc.agent_config import ALGORITHMS, AgentConfig
 from dase_grpc.dpd_config import DpdConfig
 from dase_grpc.errors import ConfigError
 from dase_grpc.learning.actor_critic import ActorCritic, adam, minimise, optimizer_tensors
@@ -75,18 +75,26 @@ class DPD:
         own: the agent that learns; its batches hold its own transitions.
         peer: an agent made as the peer is, which never learns here: a place for its networks.
         pairing: who the peer is, and where policies are exchanged.
-        actor_lr: the learning rate of the agent's own actor.
+        own_config: how the agent itself learns.
     """
 
     def __init__(
-        self, own: ActorCritic, peer: ActorCritic, *, pairing: Pairing, config: DpdConfig, actor_lr: float
+        self,
+        own: ActorCritic,
+        peer: ActorCritic,
+        *,
+        pairing: Pairing,
+        config: DpdConfig,
+        own_config: AgentConfig,
     ) -> None:
         self._own = own
         self._peer = peer
         self._pairing = pairing
         self._config = config
         actor = own.policy.actor
-        self._optimizer = adam(actor.parameters(), lr=config.lr_factor * actor_lr)
+        self._optimizer = adam(actor.parameters(), lr=config.lr_factor * own_config.actor_lr)
+        self._terms = terms(own_config)
+        self._peer_terms = terms(pairing.config)
         self._seen: Published | None = None
         self._peer_version = self._shown_version = NO_VERSION
         self._shown = {name: torch.zeros_like(tensor) for name, tensor in own.judgement.items()}
@@ -114,7 +122,7 @@ class DPD:
         Returns the algorithm's losses and, where there was a distillation, distillation_loss.
 
         Raises:
-            ConfigError: the peer's networks are not those it was said to have.
+            ConfigError: the peer's networks, or what its values mean, are not as they were said to be.
             DaseError: what the peer shows is not a policy.
         """
         self._look_at_peer()
@@ -169,14 +177,14 @@ class DPD:
         self._totals.resume(totals)
         self._peer_version, self._shown_version = int(version), int(shown_version)
         if self._shown_version != NO_VERSION:
-            self._pairing.policies.publish(self._shown_version, self._shown)
+            self._pairing.policies.publish(self._shown_version, {**self._shown, **self._terms})
 
     def _show(self) -> None:
         """Shows the agent's actor and critic as they are now."""
         for name, tensor in self._own.judgement.items():
             self._shown[name].copy_(tensor.detach())
         self._shown_version = self.updates
-        self._pairing.policies.publish(self._shown_version, self._shown)
+        self._pairing.policies.publish(self._shown_version, {**self._shown, **self._terms})
 
     def _look_at_peer(self) -> None:
         """Takes the peer's latest policy, unless it is the one looked at last or not finite."""
@@ -186,7 +194,8 @@ class DPD:
         self._seen = published
         who = f"policy {published.version} of agent {self._pairing.agent_id}"
         try:
-            require_fit(self._peer.judgement, published.tensors)
+            require_fit({**self._peer.judgement, **self._peer_terms}, published.tensors)
+            _require_terms(self._peer_terms, published.tensors)
         except (KeyError, ValueError) as error:
             raise ConfigError(
                 f"{who} is not what this learner's settings say ({error.args[0]}); start both learners of "
@@ -196,7 +205,8 @@ class DPD:
             self._totals.refused += 1
             _log.warning("%s holds numbers that are not finite; the one before stays", who)
             return
-        restore(self._peer.judgement, published.tensors)
+        networks = {name: published.tensors[name] for name in self._peer.judgement}
+        restore(self._peer.judgement, networks)
         self._peer_version = published.version
 
     def _distil(self, observation: Tensor, weight: Tensor) -> Tensor:
@@ -216,6 +226,22 @@ class DPD:
         loss = minimise(loss, self._optimizer)
         self._totals.add(loss, trust, lag=self.updates - self._peer_version)
         return loss
+
+
+def terms(config: AgentConfig) -> dict[str, Tensor]:
+    """What two agents have to agree on to compare values; travels with the networks, as terms.*."""
+    return {
+        "terms.algorithm": torch.tensor(ALGORITHMS.index(config.algorithm)),
+        "terms.gamma": torch.tensor(config.gamma, dtype=torch.float64),
+        "terms.reward_scale": torch.tensor(config.reward_scale, dtype=torch.float64),
+    }
+
+
+def _require_terms(expected: Mapping[str, Tensor], shown: Mapping[str, Tensor]) -> None:
+    for name, value in expected.items():
+        if not torch.equal(shown[name], value):
+            key = name.partition(".")[2]
+            raise ValueError(f"its agent.{key} is another one than agent.{key} here")
 
 
 _ADDED: Final = (OPTIMIZER, TOTALS, PEER, PEER_VERSION, SHOWN, SHOWN_VERSION)

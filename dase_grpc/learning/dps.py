@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dase_grpc.config import DIVERGENCES, Scope
+from dase_grpc.dps_config import DIVERGENCES, Scope
 from dase_grpc.errors import ConfigError
 from dase_grpc.learning.divergences import (
     EQUATIONS,
@@ -49,6 +49,7 @@ class DpsOptions:
         shrinkage: s in [0, 1]; Σ becomes (1 − s) Σ + s r I.
         debias: subtract from ρ what equal Gaussians would show at this number of rows, down to 0.
         normalise: divide ρ by n.
+        memory: half-life, in updates, of running moments of Σ and μ; 0 looks at each batch alone.
 
     Raises:
         ConfigError: one sentence naming the option, its value and what is allowed.
@@ -61,6 +62,7 @@ class DpsOptions:
     shrinkage: float = 0.0
     debias: bool = False
     normalise: bool = False
+    memory: float = 0.0
 
     def __post_init__(self) -> None:
         if self.divergence not in DIVERGENCES:
@@ -75,6 +77,12 @@ class DpsOptions:
             raise ConfigError(f"shrinkage {self.shrinkage} must be between 0 and 1")
         if self.debias and (self.divergence, self.scope) == ("js", "transition"):
             raise ConfigError("debias is not known for divergence 'js' with scope 'transition'; leave it out")
+        if not 0.0 <= self.memory < math.inf:
+            raise ConfigError(f"memory {self.memory} must be finite and at least 0")
+        if self.memory and self.scope == "transition":
+            raise ConfigError(
+                "memory has no use for scope 'transition', whose rows share nothing; leave it out"
+            )
 
     @property
     def regularised(self) -> bool:
@@ -191,25 +199,40 @@ def measure(deviation: Tensor, member: Tensor, options: DpsOptions) -> Similarit
     Rows outside a group never touch its result, not even if they are NaN.
     """
     mean, cov, count = moments(deviation, member)
+    return judge(mean, cov, rows=count, count=count, options=options)
+
+
+def judge(mean: Tensor, cov: Tensor, *, rows: Tensor, count: Tensor, options: DpsOptions) -> Similarity:
+    """The similarity of G groups from moments that rest on `rows` rows each, of which `count` are at hand.
+
+    mean is (G, n), cov (G, n, n), both float64; rows is (G,), not necessarily whole, count (G,) int64.
+    """
+    size = mean.shape[-1]
     if options.shrinkage > 0:
         cov = shrunk(cov, options.reference_variance, options.shrinkage)
     if options.floor:
         cov = floored(cov, options.reference_variance)
     estimate = relative_gaussian(mean, cov, options.reference_variance)
-    enough = 0 if options.regularised else deviation.shape[1] + 1
-    usable = estimate.definite & (count > enough)
-    return _judge(estimate, usable, count, options, size=deviation.shape[1])
+    enough = 0 if options.regularised else size + 1
+    usable = estimate.definite & (rows > enough) & (count > 0)
+    return _judge(estimate, usable, rows, count, options, size=size)
 
 
 def measure_rows(deviation: Tensor, options: DpsOptions) -> Similarity:
     """The similarity of each of (b, n) deviations d by itself: b groups of one row, N(d, rI)."""
     estimate = shifted_reference(deviation, options.reference_variance)
     count = torch.ones_like(estimate.definite, dtype=torch.int64)
-    return _judge(estimate, estimate.definite, count, options, size=deviation.shape[1])
+    return _judge(estimate, estimate.definite, count, count, options, size=deviation.shape[1])
 
 
 def _judge(
-    estimate: RelativeGaussian, usable: Tensor, count: Tensor, options: DpsOptions, *, size: int
+    estimate: RelativeGaussian,
+    usable: Tensor,
+    rows: Tensor,
+    count: Tensor,
+    options: DpsOptions,
+    *,
+    size: int,
 ) -> Similarity:
     kind = options.divergence
     covariance_part = _or_infinite(covariance_term(estimate), usable)
@@ -223,20 +246,20 @@ def _judge(
         rho = covariance_part + mean_part if known else _or_infinite(EQUATIONS[kind](estimate), usable)
         degenerate = present & rho.isinf()
         if options.debias:
-            rho = (rho - expected_rho(count, size, options)).clamp(min=0)
+            rho = (rho - expected_rho(rows, size, options)).clamp(min=0)
         if options.normalise:
             rho = rho / size
     return Similarity((-rho).exp(), rho, covariance_part, mean_part, count, degenerate)
 
 
-def expected_rho(count: Tensor, size: int, options: DpsOptions) -> Tensor:
+def expected_rho(rows: Tensor, size: int, options: DpsOptions) -> Tensor:
     """What ρ is on average if the deviations follow the reference, to first order; (G,) float64.
 
     n(n + 3)/(4N) for moments of N rows, n/2 for a single row under the reference's covariance; a quarter
     of it for the Jensen-Shannon divergence.
     """
-    rows = count.clamp(min=1).double()
-    expected = size / (2 * rows) if options.scope == "transition" else size * (size + 3) / (4 * rows)
+    number = rows.clamp(min=1).double()
+    expected = size / (2 * number) if options.scope == "transition" else size * (size + 3) / (4 * number)
     return expected * _SMALL_JS if options.divergence == "js" else expected
 
 

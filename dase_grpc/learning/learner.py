@@ -29,7 +29,7 @@ from dase_grpc.learning.learner_state import NOT_YET, Counters, LearnerState, Sa
 from dase_grpc.learning.ports import BatchSource, Halted, Journal, StoppablePolicy, TransitionSink
 from dase_grpc.learning.similarity import SimilarityWeigher, Weighing
 from dase_grpc.learning.staging import Staging
-from dase_grpc.learning.statistics import DeviceTotals, Diagnosis, Window, fold, record
+from dase_grpc.learning.statistics import DeviceTotals, Diagnosis, Window, fold, record, show
 from dase_grpc.progress import Progress, evaluation_line
 from dase_grpc.schema import Array, TransitionSchema
 from dase_grpc.telemetry import LearnerMetrics
@@ -291,22 +291,15 @@ class Learner:
         parts, sources = self._parts, None
         if weighing is not None:
             sources = parts.weigher.by_source(batch, parts.agent.policy_actions(batch.observation))
-        seen = Diagnosis.read(losses, weighing, sources)
+        seen = Diagnosis.read(losses, weighing, sources, batch_size=len(batch.reward))
         critic_loss = seen.losses.get("critic_loss", 0.0)
         if not math.isfinite(critic_loss):
             raise diverged(self._name, f"its critic loss is {critic_loss}")
         fold(self._window, seen)
-        for name, value in seen.losses.items():
-            parts.metrics.loss(name, value)
-        for source, value in seen.similarity.items():
-            parts.metrics.similarity(source, value)
-        for term, nats in seen.terms.items():
-            parts.metrics.divergence(term, nats)
-        parts.metrics.external_share.set(seen.external_share)
+        show(parts.metrics, seen)
         known = {**self.progress.similarity, **seen.similarity}
         self.progress = replace(self._snapshot(), similarity=known)
         if seen.similarity_weight is not None:
-            parts.metrics.pooled_weight.set(seen.similarity_weight)
             self.progress = replace(self.progress, similarity_weight=seen.similarity_weight)
 
     def _measure_pace(self, now: float) -> None:

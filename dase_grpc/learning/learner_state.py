@@ -88,6 +88,12 @@ class LearnerState:
         }
         agent.load_state_dict(saved.agent)
         others = {name: tensor for name, tensor in saved.tensors.items() if not name.startswith(prefix)}
+        moments = {
+            name.removeprefix("similarity."): tensor
+            for name, tensor in others.items()
+            if name.startswith("similarity.")
+        }
+        self.weigher.make_room(moments, self.totals.tensors()["similarity"].device)
         restore(self._tensors(), others)
         for field in fields(Counters):
             setattr(self.counters, field.name, saved.numbers["counters"][field.name])

@@ -16,8 +16,17 @@ SIGN_STEPS: Final = 40
 def moments(deviation: Tensor, member: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean (G, n), covariance (G, n, n) with divisor count − 1, and count (G,) of each group's rows.
 
-    deviation is (b, n) float64, member (G, b) bool. Divisors are at least 1. The mean is refined once, so
-    that a dimension with one constant value has exactly no variance, whatever the order of the rows.
+    deviation is (b, n) float64, member (G, b) bool. Divisors are at least 1.
+    """
+    mean, spread, count = scatter(deviation, member)
+    return mean, spread / (count - 1).clamp(min=1)[:, None, None], count
+
+
+def scatter(deviation: Tensor, member: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean (G, n), scatter Σ (d − mean)(d − mean)ᵀ (G, n, n), and count (G,) of each group's rows.
+
+    The mean is refined once, so that a dimension with one constant value has exactly no variance,
+    whatever the order of the rows.
     """
     rows = member[..., None]
     count = member.sum(-1)
@@ -25,8 +34,7 @@ def moments(deviation: Tensor, member: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     mean = torch.where(rows, deviation, 0.0).sum(-2, keepdim=True) / size
     mean = mean + torch.where(rows, deviation - mean, 0.0).sum(-2, keepdim=True) / size
     centred = torch.where(rows, deviation - mean, 0.0)
-    cov = centred.mT @ centred / (size - 1).clamp(min=1)
-    return mean.squeeze(-2), cov, count
+    return mean.squeeze(-2), centred.mT @ centred, count
 
 
 def shrunk(cov: Tensor, reference_variance: float, share: float) -> Tensor:

@@ -1,14 +1,27 @@
 """Weighs a learner's batches by deterministic policy similarity, and says how similar each peer is."""
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from dase_grpc.learning.batch import Batch
-from dase_grpc.learning.dps import DpsOptions, Similarity, deviations, measure, measure_rows, row_weights
+from dase_grpc.learning.dps import (
+    DpsOptions,
+    Similarity,
+    deviations,
+    judge,
+    measure,
+    measure_rows,
+    row_weights,
+)
+from dase_grpc.learning.running import RunningMoments, sound
+
+_TINY: Final = torch.finfo(torch.float64).tiny
 
 
 @dataclass(frozen=True)
@@ -36,9 +49,26 @@ class Weighing:
     external: Tensor
     degenerate: Tensor
 
+    @property
+    def external_share(self) -> Tensor:
+        """Σ_ext w / Σ w, the share of the loss weight of external rows; a float64 scalar, 0 of nothing."""
+        return self.external * self.similarity / self._total.clamp(min=_TINY)
+
+    @property
+    def effective_batch(self) -> Tensor:
+        """Σ w / max w, the batch in rows of the largest weight; a float64 scalar, 0 of nothing."""
+        return self._total / self.weight.max().double().clamp(min=_TINY)
+
+    @property
+    def _total(self) -> Tensor:
+        return self.weight.sum(dtype=torch.float64)
+
 
 class SimilarityWeigher:
-    """DPS with fixed options for one agent. Holds no state, so any thread may call it.
+    """DPS with fixed options for one agent.
+
+    Without `memory` it holds no state, and any thread may call it. With it, each `weigh` takes a batch
+    into the running moments, so it is called once per update and one thread owns the weigher.
 
     Args:
         options: what is measured; section `dps` of the configuration.
@@ -50,48 +80,49 @@ class SimilarityWeigher:
         self._options = options
         self._own_id = own_id
         self._agents = agents
+        self._running: RunningMoments | None = None
 
     def weigh(self, batch: Batch, policy_actions: Tensor) -> Weighing:
         """The weights for one update; policy_actions is (B, n), this agent's π(s) on the batch's device.
 
         With scope `agent`, external rows of agents outside 0..K-1 weigh 0 and count as degenerate.
-        Never synchronises with the host.
+        With `memory`, the batch becomes part of the running moments first. Never synchronises with the host.
         """
         external = batch.agent_id != self._own_id
         deviation = deviations(batch.action, policy_actions)
         if self._options.scope == "transition":
             return _summary(external, measure_rows(deviation, self._options))
-        if self._options.scope == "agent":
-            member = (batch.agent_id == self._ids(batch)[:, None]) & external
-            return _summary(external, _by_row(measure(deviation, member, self._options), member))
-        pooled = measure(deviation, external[None], self._options)
-        return Weighing(
-            weight=row_weights(external, pooled.similarity),
-            similarity=pooled.similarity[0],
-            rho=pooled.rho[0],
-            covariance_term=pooled.covariance_term[0],
-            mean_term=pooled.mean_term[0],
-            external=pooled.count[0],
-            degenerate=pooled.degenerate[0],
-        )
+        by_agent = self._options.scope == "agent"
+        if self._options.memory:
+            member = self._sources(batch) & external
+            found = self._remembered(deviation, torch.cat((member, external[None])), take=True)
+            groups = _part(found, slice(self._agents) if by_agent else slice(self._agents, None))
+        else:
+            member = self._sources(batch) & external if by_agent else external[None]
+            groups = measure(deviation, member, self._options)
+        if by_agent:
+            return _summary(external, _by_row(groups, member))
+        return _weighing(row_weights(external, groups.similarity), groups)
 
     def by_source(self, batch: Batch, policy_actions: Tensor) -> Similarity:
         """How similar each collecting agent is by its own rows, (K,).
 
         With scope `agent` these are the similarities that weigh; with `transition` they are the means over
-        each agent's rows, and with `pooled` a diagnostic that weighs nothing.
+        each agent's rows, and with `pooled` a diagnostic that weighs nothing. With `memory` they come from
+        the running moments of each agent, which only `weigh` changes, and are those of its last call.
         An agent without rows in the batch has count 0 and similarity 0: skip it. The weigher's own id
         has similarity 1, ρ 0 and both terms 0, and counts its rows.
         Rows of agents outside 0..K-1 belong to nobody here. Never synchronises with the host.
         """
-        agents = self._ids(batch)
-        member = batch.agent_id == agents[:, None]
+        member = self._sources(batch)
         deviation = deviations(batch.action, policy_actions)
         if self._options.scope == "transition":
             found = _means(member, measure_rows(deviation, self._options))
+        elif self._options.memory:
+            found = self._remembered(deviation, member, take=False)
         else:
             found = measure(deviation, member, self._options)
-        own = agents == self._own_id
+        own = torch.arange(self._agents, device=member.device) == self._own_id
         return replace(
             found,
             similarity=found.similarity.masked_fill(own, 1.0),
@@ -102,11 +133,35 @@ class SimilarityWeigher:
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint has to keep, the tensors themselves; whoever writes into them sets them."""
-        return {}
+        """What a checkpoint has to keep, the tensors themselves: nothing before the first `weigh`."""
+        return {} if self._running is None else self._running.tensors()
 
-    def _ids(self, batch: Batch) -> Tensor:
-        return torch.arange(self._agents, device=batch.agent_id.device)
+    def make_room(self, saved: Mapping[str, Tensor], device: torch.device) -> None:
+        """Lets `tensors` be those that `saved` can be copied into."""
+        if saved and self._options.memory:
+            groups, size = saved["mean"].shape
+            half_life = self._options.memory
+            self._running = RunningMoments(groups, size, half_life=half_life, device=device)
+
+    def _sources(self, batch: Batch) -> Tensor:
+        """(K, B) bool: which rows each agent collected."""
+        return batch.agent_id == torch.arange(self._agents, device=batch.agent_id.device)[:, None]
+
+    def _remembered(self, deviation: Tensor, member: Tensor, *, take: bool) -> Similarity:
+        """The similarity of the first groups by their running moments: each agent, then all external rows."""
+        if self._running is None:
+            groups, size = self._agents + 1, deviation.shape[1]
+            half_life, device = self._options.memory, deviation.device
+            self._running = RunningMoments(groups, size, half_life=half_life, device=device)
+        if take:
+            self._running.take(deviation, member)
+        mean, cov, rows = (part[: len(member)] for part in self._running.moments())
+        rows = torch.where(sound(deviation, member), rows, 0.0)
+        return judge(mean, cov, rows=rows, count=member.sum(-1), options=self._options)
+
+
+def _part(groups: Similarity, chosen: slice) -> Similarity:
+    return Similarity(*(getattr(groups, field.name)[chosen] for field in fields(groups)))
 
 
 def _by_row(groups: Similarity, member: Tensor) -> Similarity:
@@ -128,15 +183,19 @@ def _by_row(groups: Similarity, member: Tensor) -> Similarity:
 
 def _summary(external: Tensor, rows: Similarity) -> Weighing:
     """The weights out of each row's similarity, and its means over the external rows."""
-    mean = _means(external[None], rows)
+    return _weighing(row_weights(external, rows.similarity), _means(external[None], rows))
+
+
+def _weighing(weight: Tensor, external: Similarity) -> Weighing:
+    """The weights, and what the one group of all external rows says."""
     return Weighing(
-        weight=row_weights(external, rows.similarity),
-        similarity=mean.similarity[0],
-        rho=mean.rho[0],
-        covariance_term=mean.covariance_term[0],
-        mean_term=mean.mean_term[0],
-        external=mean.count[0],
-        degenerate=mean.degenerate[0],
+        weight=weight,
+        similarity=external.similarity[0],
+        rho=external.rho[0],
+        covariance_term=external.covariance_term[0],
+        mean_term=external.mean_term[0],
+        external=external.count[0],
+        degenerate=external.degenerate[0],
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dase_grpc.learning.dps import Similarity
 from dase_grpc.learning.similarity import Weighing
+from dase_grpc.telemetry import LearnerMetrics
 
 
 @dataclass
@@ -44,7 +45,9 @@ class Window:
     losses: dict[str, Mean] = field(default_factory=dict)
     similarity: dict[int, Mean] = field(default_factory=dict)
     terms: dict[str, Mean] = field(default_factory=dict)
+    source_terms: dict[str, dict[int, Mean]] = field(default_factory=dict)
     external_share: Mean = field(default_factory=Mean)
+    effective_batch: Mean = field(default_factory=Mean)
     policy_lag: Mean = field(default_factory=Mean)
     refused: Counter[str] = field(default_factory=Counter)
 
@@ -85,31 +88,47 @@ class Diagnosis:
     """One update looked at closely; read from the device once.
 
     similarity is by collecting agent, without those it could not be measured for, and weighs nothing;
-    similarity_weight is the λ that weighed. terms are the summands of the divergence by name. Where the
-    batch had no external rows, the mappings are empty and the weight is None.
+    similarity_weight is the λ that weighed. terms are the summands of the divergence by name, source_terms
+    the same by name and collecting agent. external_share is Σ_ext w / Σ w and effective_batch Σ w / max w
+    of the weights of the loss. Where the batch had no external rows, the mappings are empty and the weight
+    is None.
     """
 
     losses: Mapping[str, float]
     similarity: Mapping[int, float]
     terms: Mapping[str, float]
     external_share: float
+    effective_batch: float
     similarity_weight: float | None = None
+    source_terms: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
     @classmethod
     def read(
-        cls, losses: Mapping[str, Tensor], weighing: Weighing | None, sources: Similarity | None
+        cls,
+        losses: Mapping[str, Tensor],
+        weighing: Weighing | None,
+        sources: Similarity | None,
+        *,
+        batch_size: int,
     ) -> "Diagnosis":
         """Copies the numbers to the host: this waits for the device."""
         read = {name: float(value) for name, value in losses.items()}
         if weighing is None or sources is None:
-            return cls(read, {}, {}, 0.0)
+            return cls(read, {}, {}, 0.0, float(batch_size))
         measured = ((sources.count > 0) & ~sources.degenerate).tolist()
-        similarity = {
-            agent: value for agent, value in enumerate(sources.similarity.tolist()) if measured[agent]
-        }
-        terms = {"covariance": float(weighing.covariance_term), "mean": float(weighing.mean_term)}
-        share = float(weighing.external * weighing.similarity / weighing.weight.sum(dtype=torch.float64))
-        return cls(read, similarity, terms, share, float(weighing.similarity))
+
+        def by_source(values: Tensor) -> dict[int, float]:
+            return {agent: value for agent, value in enumerate(values.tolist()) if measured[agent]}
+
+        return cls(
+            read,
+            by_source(sources.similarity),
+            {"covariance": float(weighing.covariance_term), "mean": float(weighing.mean_term)},
+            float(weighing.external_share),
+            float(weighing.effective_batch),
+            float(weighing.similarity),
+            {"covariance": by_source(sources.covariance_term), "mean": by_source(sources.mean_term)},
+        )
 
 
 def fold(window: Window, seen: Diagnosis) -> None:
@@ -118,9 +137,31 @@ def fold(window: Window, seen: Diagnosis) -> None:
         window.losses.setdefault(name, Mean()).add(value)
     for agent, value in seen.similarity.items():
         window.similarity.setdefault(agent, Mean()).add(value)
+    for name, by_source in seen.source_terms.items():
+        means = window.source_terms.setdefault(name, {})
+        for agent, value in by_source.items():
+            means.setdefault(agent, Mean()).add(value)
     for name, value in seen.terms.items():
         window.terms.setdefault(name, Mean()).add(value)
     window.external_share.add(seen.external_share)
+    window.effective_batch.add(seen.effective_batch)
+
+
+def show(metrics: LearnerMetrics, seen: Diagnosis) -> None:
+    """Sets the gauges to a diagnosis; what was not measured keeps its last value."""
+    for name, value in seen.losses.items():
+        metrics.loss(name, value)
+    for source, value in seen.similarity.items():
+        metrics.similarity(source, value)
+    for term, nats in seen.terms.items():
+        metrics.divergence(term, nats)
+    for term, by_source in seen.source_terms.items():
+        for source, nats in by_source.items():
+            metrics.source_divergence(source, term, nats)
+    metrics.external_share.set(seen.external_share)
+    metrics.effective_batch.set(seen.effective_batch)
+    if seen.similarity_weight is not None:
+        metrics.pooled_weight.set(seen.similarity_weight)
 
 
 def record(
@@ -147,10 +188,17 @@ def record(
         "skipped_updates": window.skipped,
         "degenerate_updates": degenerate,
         "refused": dict(window.refused),
-        "similarity": {str(agent): m.value for agent, m in sorted(window.similarity.items())},
+        "similarity": _by_source(window.similarity),
         "similarity_weight": weight,
         "divergence_covariance": mean(window.terms, "covariance"),
         "divergence_mean": mean(window.terms, "mean"),
+        "divergence_covariance_by_source": _by_source(window.source_terms.get("covariance", {})),
+        "divergence_mean_by_source": _by_source(window.source_terms.get("mean", {})),
         "external_share": window.external_share.value,
+        "effective_batch": window.effective_batch.value,
         "policy_lag": window.policy_lag.value,
     }
+
+
+def _by_source(means: Mapping[int, Mean]) -> dict[str, float | None]:
+    return {str(agent): mean.value for agent, mean in sorted(means.items())}

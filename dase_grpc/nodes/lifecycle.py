@@ -3,11 +3,12 @@
 import asyncio
 import logging
 import os
+import select
 import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import Any, Final, TypeVar
 
 from dase_grpc.errors import DaseError
@@ -50,8 +51,8 @@ def run_node(name: str, main: Callable[[asyncio.Event], Awaitable[None]], *, std
 
 
 @contextmanager
-def halt_event() -> Iterator[threading.Event]:
-    """`stop_event` for a program without an event loop: set by the first SIGTERM, SIGINT or SIGHUP."""
+def halt_event(*, stdin_is_leash: bool = False) -> Iterator[threading.Event]:
+    """`stop_event` for a program without an event loop."""
     halt = threading.Event()
 
     def on_signal(number: int, frame: object) -> None:
@@ -61,7 +62,8 @@ def halt_event() -> Iterator[threading.Event]:
 
     before = {each: signal.signal(each, on_signal) for each in _heeded()}
     try:
-        yield halt
+        with _leashed(halt) if stdin_is_leash else nullcontext():
+            yield halt
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
@@ -114,12 +116,8 @@ class _Leash(asyncio.Protocol):
         self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self._released and not self._stop.is_set():
-            log.info("the launcher is gone: stopping")
-            self._stop.set()
-            last_resort = threading.Timer(LEASHLESS_S, _kill_all_of_us)
-            last_resort.daemon = True
-            last_resort.start()
+        if not self._released:
+            _launcher_gone(self._stop)
 
     def release(self) -> None:
         self._released = True
@@ -127,8 +125,39 @@ class _Leash(asyncio.Protocol):
             self._transport.close()
 
 
+@contextmanager
+def _leashed(halt: threading.Event) -> Iterator[None]:
+    """Sets `halt` when stdin ends within the block; a thread waits for that."""
+    woken, wake = os.pipe()
+
+    def watch() -> None:
+        stdin = sys.stdin.fileno()
+        while woken not in select.select([stdin, woken], [], [])[0]:
+            if not os.read(stdin, 4_096):
+                return _launcher_gone(halt)
+
+    thread = threading.Thread(target=watch, name="leash", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        os.close(wake)
+        thread.join()
+        os.close(woken)
+
+
+def _launcher_gone(stop: asyncio.Event | threading.Event) -> None:
+    if stop.is_set():
+        return
+    log.info("the launcher is gone: stopping")
+    stop.set()
+    last_resort = threading.Timer(LEASHLESS_S, _kill_all_of_us)
+    last_resort.daemon = True
+    last_resort.start()
+
+
 def _kill_all_of_us() -> None:
-    log.error("this node did not end within %g s of its launcher: killed", LEASHLESS_S)
+    log.error("this process did not end within %g s of its launcher: killed", LEASHLESS_S)
     if os.getpgid(0) == os.getpid():  # a session of its own, with what the environment has started
         os.killpg(0, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -4,8 +4,10 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Self
 
 import grpc
@@ -17,6 +19,7 @@ from dase_grpc.capacity import transitions
 from dase_grpc.errors import AddressError, ConfigError
 from dase_grpc.naming import names_a_folder
 from dase_grpc.nodes.lifecycle import READY_PREFIX, run_node
+from dase_grpc.store.directory import stored_identity
 from dase_grpc.store.run import SharedRun
 from dase_grpc.telemetry import ReplayCollector, ReplayCounts, make_registry, metrics_endpoint
 from dase_grpc.wire.cluster import ClusterServicer
@@ -35,11 +38,15 @@ from dase_grpc.wire.v1 import (
 LEASE_TTL_S: Final = 10.0
 GRACE_S: Final = 2.0
 LEASE_CHECK_S: Final = 1.0
+SYNC_EVERY_S: Final = 5.0
+DEFAULT_CAPACITY: Final = "1000000"
 SERVICES: Final = (
     replay_pb2.DESCRIPTOR.services_by_name["ReplayService"].full_name,
     cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"].full_name,
     policy_pb2.DESCRIPTOR.services_by_name["PolicyService"].full_name,
 )
+
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 log = logging.getLogger("dase")
 
@@ -57,6 +64,8 @@ class ReplayOptions:
     metrics_port: int = 0
     metrics_host: str = "127.0.0.1"
     insecure: bool = False
+    data_dir: Path | None = None
+    sync_every_s: float = SYNC_EVERY_S
 
     @classmethod
     def parse(
@@ -64,18 +73,30 @@ class ReplayOptions:
         *,
         run_id: str | None,
         listen: str,
-        capacity: str,
+        capacity: str | None,
         min_size: int,
         seed: int,
         metrics_port: int,
         metrics_host: str = "127.0.0.1",
         insecure: bool,
+        data_dir: Path | None = None,
+        sync_every_s: float = SYNC_EVERY_S,
     ) -> Self:
-        """Reads the texts of a command line; a run that is not named gets a name.
+        """Reads the texts of a command line.
+
+        A run that is not named, and a capacity that is not given, are those in the data directory; else
+        the run gets a name of its own and the capacity is a million.
 
         Raises:
-            AddressError, ConfigError: in one sentence.
+            AddressError, ConfigError, DataDirectoryError: in one sentence.
         """
+        stored = stored_identity(data_dir) if data_dir is not None else None
+        if stored is not None:
+            run_id = run_id or stored.run_id
+            capacity = str(stored.capacity) if capacity is None else capacity
+        capacity = DEFAULT_CAPACITY if capacity is None else capacity
+        if not sync_every_s > 0:
+            raise ConfigError(f"--sync-every {sync_every_s:g} is not a time; give seconds above 0")
         try:
             held = transitions(capacity, row_bytes=1)
         except ValueError as error:
@@ -85,7 +106,7 @@ class ReplayOptions:
                 f"--min-size {min_size} exceeds --capacity {capacity}, so no batch would ever be served"
             )
         run_id = run_id or f"run-{secrets.token_hex(4)}"
-        if not names_a_folder(run_id) or not run_id.isprintable():
+        if not names_a_folder(run_id):
             raise ConfigError(f"--run-id {run_id!r} names a folder of results; use a plain folder name")
         return cls(
             run_id=run_id,
@@ -96,6 +117,8 @@ class ReplayOptions:
             metrics_port=metrics_port,
             metrics_host=metrics_host,
             insecure=insecure,
+            data_dir=data_dir,
+            sync_every_s=sync_every_s,
         )
 
 
@@ -125,13 +148,55 @@ async def run_replay(
     require_private(options.listen, insecure=options.insecure)
     if options.metrics_port:
         require_private(Address(options.metrics_host, options.metrics_port), insecure=options.insecure)
-    run = SharedRun(
+    with shared_run(options) as run:
+        await _serve(run, options, stop, announce)
+    log.info("stopped; %s", _summary(run))
+
+
+@contextmanager
+def shared_run(options: ReplayOptions) -> Iterator[SharedRun]:
+    """The run in memory or, with a data directory, on disk; at the end of the block the disk has it all.
+
+    Raises:
+        DataDirectoryError, CapacityError: see SharedRun.on_disk.
+    """
+    if options.data_dir is None:
+        yield SharedRun(
+            options.run_id,
+            capacity=options.capacity,
+            min_size=options.min_size,
+            seed=options.seed,
+            ttl_s=options.lease_ttl_s,
+        )
+        return
+    run = SharedRun.on_disk(
         options.run_id,
         capacity=options.capacity,
         min_size=options.min_size,
         seed=options.seed,
         ttl_s=options.lease_ttl_s,
+        data_dir=options.data_dir,
+        boot_id=boot_id(),
+        now=time.monotonic(),
     )
+    log.info("%s", _restored(run, options.data_dir))
+    try:
+        yield run
+    finally:
+        run.close()
+
+
+def boot_id() -> str:
+    """Names the time since this machine was started; empty where the kernel does not tell."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+async def _serve(
+    run: SharedRun, options: ReplayOptions, stop: asyncio.Event, announce: Callable[[Address], None]
+) -> None:
     registry = make_registry()
     registry.register(ReplayCollector(lambda: counts(run)))
     server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -150,16 +215,19 @@ async def run_replay(
                 await health.set(service, health_pb2.HealthCheckResponse.SERVING)
             announce(address)
             async with asyncio.TaskGroup() as tasks:
-                watch = tasks.create_task(_watch_leases(run))
+                watching = [
+                    tasks.create_task(job)
+                    for job in (_watch_leases(run), _sync(run, every_s=options.sync_every_s))
+                ]
                 await stop.wait()
-                watch.cancel()
+                for watch in watching:
+                    watch.cancel()
         finally:
             await health.enter_graceful_shutdown()
             cluster.draining = True
             replay.drain()
             policies.drain()
             await server.stop(GRACE_S)
-    log.info("stopped; %s", _summary(run))
 
 
 def counts(run: SharedRun) -> ReplayCounts:
@@ -202,6 +270,31 @@ async def _watch_leases(run: SharedRun) -> None:
                 )
         live = {key for key, state in states.items() if state == "live"}
         await asyncio.sleep(LEASE_CHECK_S)
+
+
+async def _sync(run: SharedRun, *, every_s: float) -> None:
+    """Brings what is committed to the disk, again and again; the event loop goes on meanwhile."""
+    while True:
+        await asyncio.sleep(every_s)
+        for blocking in run.sync():
+            await asyncio.to_thread(blocking)
+
+
+def _restored(run: SharedRun, data_dir: Path) -> str:
+    found = run.recovery
+    if found is None:
+        return f"{data_dir} holds no buffer yet; the first learner to join brings it about"
+    held = [f"{lease.agent_id} (epoch {lease.epoch})" for lease in run.leases.all() if not lease.left_because]
+    stopped = (
+        f"; the machine was stopped since, so this is what the disk surely had, without {found.unsure} older "
+        f"transitions that may have been written over"
+        if found.machine_stopped
+        else ""
+    )
+    return (
+        f"restored run {run.run_id} from {data_dir}: {found.transitions} transitions of {found.writers} "
+        f"writers; leases of agents {', '.join(held) or 'none'} wait for their holders{stopped}"
+    )
 
 
 def _summary(run: SharedRun) -> str:

@@ -82,10 +82,9 @@ def open_results(
             f"{directory.path} already holds results of agent {member.agent_id}; go on with --resume, or "
             f"choose another --run-dir"
         )
-    own = config.for_agent(member.agent_id)
     with ExitStack() as failing:
-        journal = failing.enter_context(closing(AgentJournal.open(directory, config=own, schema=schema)))
-        resumed = _resume(directory, own, schema) if resume else None
+        journal = failing.enter_context(closing(AgentJournal.open(directory, config=config, schema=schema)))
+        resumed = _resume(directory, config, schema) if resume else None
         failing.pop_all()
     return Results(journal, resumed)
 
@@ -121,7 +120,7 @@ def _resume(directory: AgentDirectory, config: RunConfig, schema: TransitionSche
     for reason in passed_over:
         log.warning("%s; an older checkpoint is used", reason)
     if checkpoint is not None:
-        require_same_settings(checkpoint.config, config, of=str(checkpoint))
+        require_same_settings(checkpoint.run_config, config, of=str(checkpoint))
         require_same_environment(schema, checkpoint.schema)
     rewound = rewind(directory, checkpoint)
     if rewound.aside is not None:

@@ -8,7 +8,6 @@ identical runs leave identical bytes.
 """
 
 import hashlib
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from dase_grpc.config import RunConfig, resolve
 from dase_grpc.errors import DaseError, RunDirectoryError
+from dase_grpc.parsing import json_value
 from dase_grpc.runs.directory import checkpoint_path, checkpoint_paths
 from dase_grpc.runs.files import STAGING_PREFIX, staged_directory, write_synced
 from dase_grpc.runs.sealing import SEAL, json_text, require_seal, sealed
@@ -41,10 +41,10 @@ class Checkpoint:
     """What `load_checkpoint` read: tensors on the CPU by name, and the metadata.
 
     `training_tensors` is what a resumed run needs besides; empty where the checkpoint only has a policy.
-    `config`, `schema` and `agent_id` are there when the metadata came from `describe`.
+    `run_config`, `config`, `schema` and `agent_id` are there when the metadata came from `describe`.
 
     Raises:
-        RunDirectoryError: by those three, when the metadata lacks them or is of another version.
+        RunDirectoryError: by those four, when the metadata lacks them or is of another version.
     """
 
     path: Path
@@ -68,12 +68,20 @@ class Checkpoint:
         return str(self.metadata[SEAL])
 
     @property
-    def config(self) -> RunConfig:
+    def run_config(self) -> RunConfig:
         """The whole configuration of the run."""
         try:
             return resolve(self._entry("config"))
         except DaseError as error:
             raise RunDirectoryError(f"{self.path} is of another version: {error}") from None
+
+    @property
+    def config(self) -> RunConfig:
+        """The run as this agent lives it: with its own settings as `agent`."""
+        config = self.run_config
+        if config.members and not 0 <= self.agent_id < len(config.members):
+            raise RunDirectoryError(f"{self.path} is of agent {self.agent_id}, which its run does not have")
+        return config.for_agent(self.agent_id)
 
     @property
     def schema(self) -> TransitionSchema:
@@ -101,7 +109,10 @@ class Checkpoint:
 
 
 def describe(config: RunConfig, schema: TransitionSchema, *, agent_id: int, **more: Any) -> dict[str, Any]:
-    """The metadata with which a checkpoint can be evaluated on its own; `more` is stored beside it."""
+    """The metadata with which a checkpoint can be evaluated on its own; `more` is stored beside it.
+
+    config is the whole run's.
+    """
     entries = {"config": config.model_dump(mode="json"), "schema": asdict(schema), "agent_id": agent_id}
     return {**more, **entries}
 
@@ -263,7 +274,7 @@ def _prune(directory: Path, *, keep: int) -> None:
 
 def _read_metadata(file: Path) -> dict[str, Any]:
     try:
-        metadata = json.loads(file.read_text(encoding="utf-8"))
+        metadata = json_value(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RunDirectoryError(f"{file.parent} is not a checkpoint: it has no {METADATA_FILE}") from None
     except OSError as error:

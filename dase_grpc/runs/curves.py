@@ -72,7 +72,8 @@ def spread(values: Floats) -> Floats:
     """The standard deviation (n−1) over the first axis; zeros where that has one entry."""
     if len(values) < 2:
         return np.zeros(values.shape[1:])
-    result: Floats = values.std(axis=0, ddof=1)
+    with np.errstate(all="ignore"):  # a diverged agent's returns
+        result: Floats = values.std(axis=0, ddof=1)
     return result
 
 
@@ -101,12 +102,20 @@ def at_least(series: Series, least: float) -> Series:
     return Series(series.step[kept], series.value[kept])
 
 
-def peers_of(agent: int, records: Sequence[Mapping[str, Any]]) -> dict[int, Series]:
-    """The mean λ that `agent` gave each other agent's transitions over steps, by that agent's id."""
-    tables = [(record.get("step"), record.get("similarity") or {}) for record in records]
+def peers_of(agent: int, records: Sequence[Mapping[str, Any]], key: str = "similarity") -> dict[int, Series]:
+    """A number of each other agent's transitions, as `agent` saw them, over steps, by that agent's id.
+
+    The number is that under `key`, the mean λ as a rule.
+    """
+    tables = [(record.get("step"), record.get(key) or {}) for record in records]
     sources = sorted({int(source) for _, table in tables for source in table} - {agent})
     series = {source: _series((step, table.get(str(source))) for step, table in tables) for source in sources}
     return {source: values for source, values in series.items() if len(values)}
+
+
+def recent(series: Series) -> float | None:
+    """The mean over the last quarter of the records; None without any."""
+    return float(series.value[-max(1, len(series) // 4) :].mean()) if len(series) else None
 
 
 def recent_weights(agents: Mapping[int, Sequence[Mapping[str, Any]]]) -> tuple[list[int], Floats]:
@@ -120,7 +129,7 @@ def recent_weights(agents: Mapping[int, Sequence[Mapping[str, Any]]]) -> tuple[l
     weights = np.full((len(ids), len(ids)), np.nan)
     for agent, peers in tables.items():
         for source, series in peers.items():
-            weights[index[agent], index[source]] = series.value[-max(1, len(series) // 4) :].mean()
+            weights[index[agent], index[source]] = recent(series)
     return ids, weights
 
 

@@ -7,7 +7,6 @@ logs/  replay/               report.html
 
 import re
 import shlex
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,9 +17,10 @@ import tomli_w
 
 from dase_grpc.config import RunConfig, resolve
 from dase_grpc.errors import ConfigError, RunDirectoryError
-from dase_grpc.naming import names_a_folder
+from dase_grpc.naming import MAX_BYTES, names_a_folder
+from dase_grpc.parsing import toml_tables
 from dase_grpc.runs.evaluations import EvaluationsFile
-from dase_grpc.runs.files import replace_file, staged_directory, write_synced
+from dase_grpc.runs.files import replace_file, staged_directory, utf8, write_synced
 from dase_grpc.runs.metrics_log import MetricsLog
 from dase_grpc.runs.provenance import derived_seeds, versions
 
@@ -95,7 +95,9 @@ class RunDirectory:
                 or it cannot be written.
         """
         if not names_a_folder(name):
-            raise RunDirectoryError(f"{name!r} cannot name a run; use a plain folder name")
+            raise RunDirectoryError(
+                f"{name!r} cannot name a run; use a plain folder name of at most {MAX_BYTES} bytes"
+            )
         path = root / name
         tables = _tables(config, name=name, mode=mode, command=command, created=created or datetime.now(UTC))
         try:
@@ -114,12 +116,12 @@ class RunDirectory:
         """
         file = path / RUN_FILE
         try:
-            tables = tomllib.loads(file.read_text(encoding="utf-8"))
+            tables = toml_tables(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise RunDirectoryError(f"{path} is not a run: it has no {RUN_FILE}") from None
         except OSError as error:
             raise RunDirectoryError(f"cannot read {file}: {error.strerror or error}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except ValueError as error:
             raise RunDirectoryError(f"{file} is damaged: {error}") from None
         return cls(path, *_parse(file, tables))
 
@@ -151,7 +153,7 @@ class RunDirectory:
         if existing.config != config:
             raise RunDirectoryError(
                 f"{existing.path} is a run with another configuration "
-                f"({_first_difference(existing.config, config)}); choose another name"
+                f"({first_difference(existing.config, config)}); choose another name"
             )
         return existing
 
@@ -231,7 +233,7 @@ def _tables(
         "name": name,
         "created": created.astimezone(UTC).isoformat(timespec="seconds"),
         "mode": mode,
-        "command": shlex.join(command),
+        "command": utf8(shlex.join(command)).decode(),
         "seeds": derived_seeds(config),
     }
     return {**config.model_dump(mode="json"), "run": run, "versions": versions()}
@@ -255,7 +257,8 @@ def _refusal(path: Path, error: OSError) -> str:
     return f"cannot make the run directory {path}: {error.strerror or error}"
 
 
-def _first_difference(ours: RunConfig, theirs: RunConfig) -> str:
+def first_difference(ours: RunConfig, theirs: RunConfig) -> str:
+    """The first setting in which two configurations differ, `ours` being the one on disk."""
     left, right = ours.model_dump(mode="json"), theirs.model_dump(mode="json")
     for section, values in left.items():
         if not isinstance(values, dict):

@@ -53,7 +53,9 @@ class AgentJournal:
 
     @classmethod
     def open(cls, directory: AgentDirectory, *, config: RunConfig, schema: TransitionSchema) -> Self:
-        """A journal that also writes to TensorBoard if the extra is installed; the folder is its own.
+        """A journal that also writes to TensorBoard if the extra is installed; config is the whole run's.
+
+        The folder is its own until it is closed.
 
         Raises:
             RunDirectoryError: another process writes there.

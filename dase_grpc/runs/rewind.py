@@ -4,7 +4,6 @@ The rest of the interrupted run would be written a second time otherwise. What i
 agents/<i>/before-resume-<n>.
 """
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from dase_grpc.errors import RunDirectoryError
+from dase_grpc.parsing import json_value
 from dase_grpc.runs.checkpoint import Checkpoint
 from dase_grpc.runs.directory import AgentDirectory, checkpoint_paths
 from dase_grpc.runs.evaluations import COLUMNS
@@ -109,7 +109,7 @@ def _row(line: str) -> tuple[int, float]:
 
 
 def _record(line: str) -> tuple[int, float]:
-    record = json.loads(line)
+    record = json_value(line)
     return int(record["step"]), float(record["wall_seconds"])
 
 

@@ -4,7 +4,6 @@ A round's file is written last, after all that it names, so it stands for a stat
 two are kept, as the agents' checkpoints are.
 """
 
-import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from dase_grpc.errors import RunDirectoryError
+from dase_grpc.parsing import json_value
 from dase_grpc.runs.checkpoint import KEEP, Checkpoint, load_checkpoint, seal_of
 from dase_grpc.runs.directory import RunDirectory, checkpoint_path
 from dase_grpc.runs.files import replace_file, sync_directory
@@ -53,7 +53,7 @@ class Round:
             RunDirectoryError: it is missing, damaged or of another version.
         """
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
+            document = json_value(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise RunDirectoryError(f"cannot read {path}: {error.strerror or error}") from None
         except ValueError as error:

@@ -117,8 +117,7 @@ def _checkpoint(run: RunDirectory, agent: AgentDirectory, path: Path) -> str:
         raise RunDirectoryError(
             f"{path} is that of agent {checkpoint.agent_id} after {checkpoint.step} steps, so it lies wrong"
         )
-    own = run.config.for_agent(min(agent.agent_id, run.config.train.agents - 1))
-    require_same_settings(checkpoint.config, own, of=str(checkpoint))
+    require_same_settings(checkpoint.run_config, run.config, of=str(checkpoint))
     return f"checkpoint, {len(checkpoint.tensors) + len(checkpoint.training_tensors)} tensors"
 
 

@@ -1,5 +1,6 @@
 """Who may act as which agent: leases with a time to live and an epoch."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from dase_grpc.errors import AgentTakenError, MalformedError, StaleLeaseError
@@ -31,12 +32,26 @@ class LeaseTable:
 
     Each new lease of an agent id has a higher epoch than the one before. A holder that was silent
     for longer than its time to live may still renew as long as nobody has taken its agent id.
+
+    Args:
+        ttl_s: how long a lease lives without a heartbeat.
+        max_agents: agent ids are below this.
+        restored: the leases of an earlier start, the latest of each agent id.
+        keep: called with each lease that is made or given back before it counts.
     """
 
-    def __init__(self, *, ttl_s: float, max_agents: int = MAX_AGENT_ID + 1) -> None:
+    def __init__(
+        self,
+        *,
+        ttl_s: float,
+        max_agents: int = MAX_AGENT_ID + 1,
+        restored: Iterable[Lease] = (),
+        keep: Callable[[Lease], None] | None = None,
+    ) -> None:
         self.ttl_s = ttl_s
         self._max_agents = max_agents
-        self._leases: dict[int, Lease] = {}
+        self._leases = {lease.agent_id: lease for lease in restored}
+        self._keep = keep
 
     def join(self, node_name: str, wanted: int | None, now: float) -> Lease:
         """Leases the agent id asked for, or the lowest one that no live node holds.
@@ -56,7 +71,7 @@ class LeaseTable:
             )
         epoch = 1 if held is None else held.epoch + 1
         lease = Lease(agent_id, epoch, node_name, renewed_at=now, ttl_s=self.ttl_s)
-        self._leases[agent_id] = lease
+        self._change(lease)
         return lease
 
     def require(self, agent_id: int, epoch: int) -> Lease:
@@ -89,11 +104,16 @@ class LeaseTable:
             StaleLeaseError: see `require`.
         """
         held = self.require(agent_id, epoch)
-        self._leases[agent_id] = replace(held, left_because=because)
+        self._change(replace(held, left_because=because))
 
     def all(self) -> list[Lease]:
         """The latest lease of each agent id, by agent id."""
         return [self._leases[agent_id] for agent_id in sorted(self._leases)]
+
+    def _change(self, lease: Lease) -> None:
+        if self._keep is not None:
+            self._keep(lease)
+        self._leases[lease.agent_id] = lease
 
     def _lowest_free(self, now: float) -> int:
         for agent_id in range(self._max_agents):

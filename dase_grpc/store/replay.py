@@ -1,15 +1,19 @@
 """What each writer has committed to the ring, and what was drawn from it."""
 
+import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from dase_grpc.errors import MalformedError, SequenceGapError, TooManyWritersError
 from dase_grpc.schema import Array, TransitionSchema
-from dase_grpc.store.ring import RingBuffer
+from dase_grpc.store.ring import MAX_AGENT_ID, RingBuffer
 
 MAX_WRITERS = 4096
+MAX_WRITER_BYTES = 512
+NOT_FINITE = "not_finite"
 
 
 @dataclass
@@ -32,6 +36,13 @@ class Traffic:
         """Transitions that made room for newer ones."""
         return self.ring.evicted_by_agent
 
+    def restore(self, inserted: Sequence[int], refused: Sequence[int]) -> None:
+        """Goes on from these totals by agent id; what was sampled is counted from each start."""
+        self.inserted = Counter({agent: count for agent, count in enumerate(inserted) if count})
+        self.refused = Counter({(agent, NOT_FINITE): count for agent, count in enumerate(refused) if count})
+        self.inserted_total = self.inserted.total()
+        self.refused_total = self.refused.total()
+
 
 class ReplayStore:
     """A ring of transitions that stores each sequence number of a writer exactly once.
@@ -43,6 +54,7 @@ class ReplayStore:
         self.ring = ring
         self.traffic = Traffic(ring)
         self._max_writers = max_writers
+        self._most_at_once = sys.maxsize
         self._committed: dict[tuple[int, str], int] = {}
 
     @property
@@ -64,29 +76,26 @@ class ReplayStore:
 
         Raises:
             SequenceGapError: first_seq is beyond the next expected number.
-            MalformedError: first_seq is below 1, or a row carries another agent id than the
-                writer's; nothing is stored.
+            MalformedError: first_seq is below 1, the writer's name is too long, the agent id impossible,
+                or a row carries another agent id than the writer's; nothing is stored.
             TooManyWritersError: the writer is new and the table is full.
         """
         committed = self.committed(writer, agent_id=agent_id)
-        if first_seq < 1:
-            raise MalformedError(f"writer {writer!r} sent row {first_seq}, but rows are numbered from 1")
-        if first_seq > committed + 1:
-            raise SequenceGapError(
-                f"writer {writer!r} sent row {first_seq}, but row {committed + 1} comes next; "
-                f"resend from {committed + 1}"
-            )
-        if (agent_id, writer) not in self._committed and len(self._committed) >= self._max_writers:
-            raise TooManyWritersError(
-                f"the table of {self._max_writers} writers is full, so writer {writer!r} cannot be added"
-            )
+        self._require_next(writer, first_seq, committed)
+        if (agent_id, writer) not in self._committed:
+            self._require_room(writer, agent_id)
         fresh = rows[committed + 1 - first_seq :]
         if (self.schema.agent_ids(fresh) != agent_id).any():
             raise MalformedError(
                 f"writer {writer!r} sent transitions of another agent than its own, {agent_id}"
             )
-        refused = self._store(fresh, agent_id)
-        self._committed[agent_id, writer] = committed + len(fresh)
+        refused = 0
+        for start in range(0, max(1, len(fresh)), self._most_at_once):
+            part = fresh[start : start + self._most_at_once]
+            refused += self._store(part, agent_id)
+            committed += len(part)
+            self._committed[agent_id, writer] = committed
+            self._commit(writer, agent_id)
         return refused
 
     def sample(
@@ -119,6 +128,30 @@ class ReplayStore:
             return f"a transition of agent {agent_id} ({size} of others are present)"
         return None
 
+    def _require_next(self, writer: str, first_seq: int, committed: int) -> None:
+        if first_seq < 1:
+            raise MalformedError(f"writer {writer!r} sent row {first_seq}, but rows are numbered from 1")
+        if first_seq > committed + 1:
+            raise SequenceGapError(
+                f"writer {writer!r} sent row {first_seq}, but row {committed + 1} comes next; "
+                f"resend from {committed + 1}"
+            )
+
+    def _require_room(self, writer: str, agent_id: int) -> None:
+        if not 0 <= agent_id <= MAX_AGENT_ID:
+            raise MalformedError(f"agent id {agent_id} of writer {writer!r} is outside 0..{MAX_AGENT_ID}")
+        if len(writer.encode(errors="surrogatepass")) > MAX_WRITER_BYTES:
+            raise MalformedError(
+                f"the name of writer {writer[:20]!r}... has more than {MAX_WRITER_BYTES} bytes; shorten it"
+            )
+        if len(self._committed) >= self._max_writers:
+            raise TooManyWritersError(
+                f"the table of {self._max_writers} writers is full, so writer {writer!r} cannot be added"
+            )
+
+    def _commit(self, writer: str, agent_id: int) -> None:
+        """Called once what the writer sent is stored and its number noted; here that is all."""
+
     def _store(self, rows: Array, agent_id: int) -> int:
         finite = self.schema.finite(rows)
         refused = len(rows) - int(np.count_nonzero(finite))
@@ -128,6 +161,6 @@ class ReplayStore:
         self.traffic.inserted[agent_id] += len(rows)
         self.traffic.inserted_total += len(rows)
         if refused:
-            self.traffic.refused[agent_id, "not_finite"] += refused
+            self.traffic.refused[agent_id, NOT_FINITE] += refused
             self.traffic.refused_total += refused
         return refused

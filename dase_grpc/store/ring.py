@@ -1,4 +1,4 @@
-"""The shared buffer's rows: a ring in memory, first in first out, sampled uniformly."""
+"""The shared buffer's rows: a ring of slots, first in first out, sampled uniformly."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -11,6 +11,7 @@ from dase_grpc.errors import CapacityError, MalformedError
 from dase_grpc.schema import Array, TransitionSchema
 
 Counts = npt.NDArray[np.int64]
+Drawn = npt.NDArray[np.int64]
 
 MAX_AGENT_ID = 1023
 
@@ -22,20 +23,21 @@ class RingBuffer:
     """Keeps the latest `capacity` transitions as packed rows.
 
     Single-threaded; nothing blocks. Memory is reserved at once and touched as it fills. Transition number k,
-    counted from 0 over the ring's whole life, lies at place k modulo the capacity.
+    counted from 0 over the ring's whole life, lies in slot k modulo the number of slots.
 
     Args:
         schema: the layout of the rows.
         capacity: transitions, or a size in bytes such as "512MiB".
+        slots: where the rows lie, at least `capacity` of them; without it, memory for `capacity` rows.
 
     Raises:
         CapacityError: the capacity is unreadable or more than this machine can reserve.
     """
 
-    def __init__(self, schema: TransitionSchema, capacity: int | str) -> None:
+    def __init__(self, schema: TransitionSchema, capacity: int | str, *, slots: Array | None = None) -> None:
         self.schema = schema
-        self._rows = _reserve(schema, capacity)
-        self._cursor = 0
+        self._slots = _reserve(schema, capacity) if slots is None else slots
+        self._capacity = len(self._slots) if slots is None else int(capacity)
         self._total = 0
         self._size = 0
         self._present: Counts = np.zeros(MAX_AGENT_ID + 1, np.int64)
@@ -47,7 +49,7 @@ class RingBuffer:
     @property
     def capacity(self) -> int:
         """Transitions the ring can hold."""
-        return len(self._rows)
+        return self._capacity
 
     @property
     def total(self) -> int:
@@ -70,18 +72,22 @@ class RingBuffer:
         Raises:
             MalformedError: another shape or dtype, or an agent id outside 0..1023; nothing is stored.
         """
-        self._require_rows(rows)
-        dropped = max(0, len(rows) - self.capacity)
-        self._cursor = (self._cursor + dropped) % self.capacity
-        evicted = self._overwrite(rows[dropped:])
-        if dropped:
-            evicted += self._count(rows[:dropped])
-        self._evicted += evicted
-        self._present += self._count(rows) - evicted
-        self._size = min(self._size + len(rows), self.capacity)
+        if rows.dtype != np.float32 or rows.ndim != 2 or rows.shape[1] != self.schema.width:
+            raise MalformedError(
+                f"rows of shape {rows.shape} and type {rows.dtype} are not "
+                f"(N, {self.schema.width}) float32 transitions"
+            )
+        self._require_agents(rows)
+        dropped = max(0, len(rows) - self._capacity)
+        leaving = min(self._size, max(0, self._size + len(rows) - self._capacity))
+        self._add(rows)
+        for part in (rows[:dropped], *self._views(self._total - self._size, leaving)):
+            self._evict(part)
+        self._write(self._total + dropped, rows[dropped:])
         self._total += len(rows)
+        self._size = min(self._size + len(rows), self._capacity)
 
-    def restore(self, parts: Iterable[Array], *, first: int) -> None:
+    def take_over(self, parts: Iterable[Array], *, first: int) -> None:
         """Fills an empty ring with the rows that another held, the oldest first, which was number `first`.
 
         The same generator then draws the same transitions from both.
@@ -91,21 +97,11 @@ class RingBuffer:
         """
         self._total = first
         for rows in parts:
-            self._require_rows(rows)
-            self._size += len(rows)
-            if self._size > self.capacity:
-                break
-            start = self._total % self.capacity
-            head = self._rows[start : start + len(rows)]
-            head[:] = rows[: len(head)]
-            self._rows[: len(rows) - len(head)] = rows[len(head) :]
-            self._present += self._count(rows)
-            self._total += len(rows)
-        self._cursor = self._total % self.capacity
-        if self._size != min(self._total, self.capacity):
+            self.append(rows)
+        count = self._total - first
+        if count != min(self._total, self._capacity):
             raise MalformedError(
-                f"{self._size} transitions from number {first} on are not what a ring of {self.capacity} "
-                f"holds"
+                f"{count} transitions from number {first} on are not what a ring of {self._capacity} holds"
             )
 
     def sample(self, count: int, rng: np.random.Generator) -> Array:
@@ -116,7 +112,7 @@ class RingBuffer:
         """
         if not self._size:
             raise IndexError("an empty ring cannot be sampled")
-        return self._rows.take(rng.integers(self._size, size=count), axis=0)
+        return self._slots.take(self._places(rng.integers(self._size, size=count)), axis=0)
 
     def count_of(self, agent_id: int) -> int:
         """How many of the transitions present this agent collected."""
@@ -134,17 +130,19 @@ class RingBuffer:
         present = self.count_of(agent_id)
         if not present:
             raise IndexError(f"the ring holds no transition of agent {agent_id}")
-        ids = self.schema.agent_ids(self._rows[: self._size])
+        ids = self.schema.agent_ids(self._slots)
         if present * RARE < self._size:
-            own = np.flatnonzero(ids == agent_id)
-            return self._rows.take(own[rng.integers(len(own), size=count)], axis=0)
-        kept, missing = [np.empty(0, np.int64)], count
-        while missing:
-            drawn = rng.integers(self._size, size=missing * self._size // present + 1)
-            own = drawn[ids[drawn] == agent_id][:missing]
-            kept.append(own)
-            missing -= len(own)
-        return self._rows.take(np.concatenate(kept), axis=0)
+            places = self._places(np.arange(self._size))
+            own = places[ids[places] == agent_id]
+            kept = [own[rng.integers(len(own), size=count)]]
+        else:
+            kept, missing = [np.empty(0, np.int64)], count
+            while missing:
+                places = self._places(rng.integers(self._size, size=missing * self._size // present + 1))
+                kept.append(places[ids[places] == agent_id][:missing])
+                missing -= len(kept[-1])
+        rows: Array = self._slots.take(np.concatenate(kept), axis=0)
+        return rows
 
     def ordered(self) -> Array:
         """A copy of all transitions present, the oldest first, (len, width)."""
@@ -152,29 +150,32 @@ class RingBuffer:
 
     def slices(self) -> tuple[Array, Array]:
         """All transitions present, the oldest first, as two views which the next `append` changes."""
-        start = self._cursor if self._size == self.capacity else 0
-        return self._rows[start : self._size], self._rows[:start]
+        return self._views(self._total - self._size, self._size)
 
-    def _overwrite(self, rows: Array) -> Counts:
-        """Writes at most `capacity` rows at the cursor and moves it; returns what was there, by agent."""
-        evicted = np.zeros(MAX_AGENT_ID + 1, np.int64)
-        while len(rows):
-            target = self._rows[self._cursor : self._cursor + len(rows)]
-            present = self._size - self._cursor
-            if present > 0:
-                evicted += self._count(target[:present])
-            target[:] = rows[: len(target)]
-            self._cursor = (self._cursor + len(target)) % self.capacity
-            rows = rows[len(target) :]
-        return evicted
+    def _places(self, drawn: Drawn) -> Drawn:
+        """The slots that stand for these slots of a ring without spare ones, 0 ... len - 1.
 
-    def _require_rows(self, rows: Array) -> None:
-        if rows.dtype != np.float32 or rows.ndim != 2 or rows.shape[1] != self.schema.width:
-            raise MalformedError(
-                f"rows of shape {rows.shape} and type {rows.dtype} are not "
-                f"(N, {self.schema.width}) float32 transitions"
-            )
-        self._require_agents(rows)
+        So the same generator draws the same transitions, however many slots a ring has.
+        """
+        slots = len(self._slots)
+        if slots == self._capacity:
+            return drawn
+        if self._size < self._capacity:
+            return (drawn + (self._total - self._size) % slots) % slots
+        turn = self._total % self._capacity
+        return (drawn - (drawn >= turn) * self._capacity + (self._total - turn) % slots) % slots
+
+    def _views(self, first: int, count: int) -> tuple[Array, Array]:
+        """The slots of transitions first, ..., first + count - 1, in order, as two views."""
+        start = first % len(self._slots)
+        head = self._slots[start : start + count]
+        return head, self._slots[: count - len(head)]
+
+    def _write(self, first: int, rows: Array) -> None:
+        """Puts at most `capacity` rows where transitions first, first + 1, ... lie."""
+        head, tail = self._views(first, len(rows))
+        head[:] = rows[: len(head)]
+        tail[:] = rows[len(head) :]
 
     def _require_agents(self, rows: Array) -> None:
         ids = self.schema.agent_ids(rows)
@@ -182,8 +183,17 @@ class RingBuffer:
         if len(ids) and ids.view(np.uint32).max() > MAX_AGENT_ID:
             raise MalformedError(f"agent ids {ids.min()}..{ids.max()} are outside 0..{MAX_AGENT_ID}")
 
-    def _count(self, rows: Array) -> Counts:
-        return np.bincount(self.schema.agent_ids(rows), minlength=MAX_AGENT_ID + 1)
+    def _add(self, rows: Array) -> None:
+        """Counts rows as present."""
+        counts = np.bincount(self.schema.agent_ids(rows))
+        self._present[: len(counts)] += counts
+
+    def _evict(self, rows: Array) -> None:
+        """Counts rows that were present as gone."""
+        if len(rows):
+            counts = np.bincount(self.schema.agent_ids(rows))
+            self._present[: len(counts)] -= counts
+            self._evicted[: len(counts)] += counts
 
 
 def _positive(counts: Counts) -> dict[int, int]:

@@ -1,10 +1,28 @@
 """One run's shared state: identity, leases, policies, and the buffer that the first learner brings about."""
 
-from dase_grpc.errors import CapacityError, NotJoinedError, RunMismatchError, SchemaMismatchError
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from dase_grpc.capacity import transitions
+from dase_grpc.errors import (
+    CapacityError,
+    DaseError,
+    DataDirectoryError,
+    NotJoinedError,
+    RunMismatchError,
+    SchemaMismatchError,
+)
 from dase_grpc.schema import TransitionSchema
+from dase_grpc.store.directory import BufferIdentity, DataDirectory
+from dase_grpc.store.durable import SPARE_BYTES, DurableStore, Recovery
+from dase_grpc.store.lease_file import LeaseFile
 from dase_grpc.store.leases import Lease, LeaseTable
 from dase_grpc.store.policies import PolicyBoard
-from dase_grpc.store.replay import ReplayStore
+from dase_grpc.store.replay import MAX_WRITERS, ReplayStore
 from dase_grpc.store.ring import RingBuffer
 
 MAX_NAME = 100
@@ -12,20 +30,64 @@ MAX_NAME = 100
 
 
 class SharedRun:
-    """What the replay node holds. Single-threaded; nothing blocks.
+    """What the replay node holds, in memory or, from `on_disk`, in a data directory. Single-threaded.
 
     The service knows no environment: the first learner to join states the schema, which fixes the
-    width of the rows and so, for a capacity in bytes, the number of transitions.
+    width of the rows and so, for a capacity in bytes, the number of transitions. Nothing blocks in
+    memory; on disk making the buffer does, and every join and leave for one write to the disk.
+
+    Attributes:
+        incarnation: random, another one at each start.
     """
 
     def __init__(self, run_id: str, *, capacity: int | str, min_size: int, seed: int, ttl_s: float) -> None:
         self.run_id = run_id
         self.min_size = min_size
         self.seed = seed
+        self.incarnation = secrets.token_hex(8)
         self.leases = LeaseTable(ttl_s=ttl_s)
         self.policies = PolicyBoard()
         self._capacity = capacity
         self._store: ReplayStore | None = None
+        self._disk: _Disk | None = None
+
+    @classmethod
+    def on_disk(
+        cls,
+        run_id: str,
+        *,
+        capacity: int | str,
+        min_size: int,
+        seed: int,
+        ttl_s: float,
+        data_dir: Path,
+        boot_id: str,
+        now: float,
+    ) -> Self:
+        """A run whose buffer and leases outlive the process; goes on from what the directory holds.
+
+        A lease that was held may be renewed by its holder for `ttl_s` from `now` as if nothing had
+        happened; only then can another node have the agent id.
+
+        Raises:
+            DataDirectoryError: the directory is in use, damaged, or holds another run or capacity.
+            CapacityError: `min_size` exceeds the capacity that lies there.
+        """
+        run = cls(run_id, capacity=capacity, min_size=min_size, seed=seed, ttl_s=ttl_s)
+        with ExitStack() as opened:
+            directory = DataDirectory.open(data_dir)
+            opened.callback(directory.close)
+            identity = directory.identity()
+            if identity is not None:
+                run._require_same(identity, data_dir)
+            leases = LeaseFile.open(directory)
+            opened.callback(leases.close)
+            if identity is not None:
+                run._store = DurableStore.open(directory, identity, boot_id=boot_id)
+            run.leases = LeaseTable(ttl_s=ttl_s, restored=leases.read(now=now, ttl_s=ttl_s), keep=leases.put)
+            run._disk = _Disk(directory, leases, boot_id)
+            opened.pop_all()
+        return run
 
     @property
     def opened(self) -> bool:
@@ -43,6 +105,35 @@ class SharedRun:
             raise NotJoinedError(f"run {self.run_id!r} has no schema yet: no learner has joined")
         return self._store
 
+    @property
+    def buffer_id(self) -> str | None:
+        """Names a buffer on disk for as long as it exists; None in memory and before the first join."""
+        return self._store.identity.buffer_id if isinstance(self._store, DurableStore) else None
+
+    @property
+    def recovery(self) -> Recovery | None:
+        """What was found on disk; None in memory, and where nothing was found."""
+        return self._store.recovery if isinstance(self._store, DurableStore) else None
+
+    def sync(self) -> Iterator[Callable[[], None]]:
+        """Brings what is committed to the disk, see DurableStore.sync; nothing in memory."""
+        if isinstance(self._store, DurableStore):
+            yield from self._store.sync()
+
+    def close(self) -> None:
+        """Brings everything to the disk and lets the data directory go; blocks for as long as that takes.
+
+        Raises:
+            DataDirectoryError: the disk refuses; the directory is let go all the same.
+        """
+        if self._disk is None:
+            return
+        with ExitStack() as closing:
+            closing.callback(self._disk.directory.close)
+            closing.callback(self._disk.leases.close)
+            if isinstance(self._store, DurableStore):
+                self._store.close()
+
     def join(
         self, node_name: str, *, wanted: int | None, run_id: str, schema: TransitionSchema, now: float
     ) -> Lease:
@@ -50,16 +141,20 @@ class SharedRun:
 
         Raises:
             RunMismatchError, SchemaMismatchError, AgentTakenError, MalformedError: see errors.py.
-            CapacityError: the buffer does not fit into this machine's memory.
+            CapacityError: the buffer does not fit into this machine's memory or disk.
         """
         if run_id:
             self.require_run(run_id)
-        store = self._store
-        if store is None:
-            store = self._make_store(schema)
-        store.schema.require_equal(schema)
-        lease = self.leases.join(node_name, wanted, now)
-        self._store = store  # only now: a node that is refused must not decide the schema
+        if self._store is not None:
+            self._store.schema.require_equal(schema)
+            return self.leases.join(node_name, wanted, now)
+        store = self._make_store(schema)
+        try:
+            lease = self.leases.join(node_name, wanted, now)
+        except DaseError:  # a node that is refused must not decide the schema
+            self._discard(store)
+            raise
+        self._store = store
         return lease
 
     def require_run(self, run_id: str) -> None:
@@ -100,10 +195,61 @@ class SharedRun:
             )
 
     def _make_store(self, schema: TransitionSchema) -> ReplayStore:
-        ring = RingBuffer(schema, self._capacity)
-        if self.min_size > ring.capacity:
+        if self._disk is None:
+            ring = RingBuffer(schema, self._capacity)
+            self._require_min_size(ring.capacity, schema)
+            return ReplayStore(ring)
+        capacity = _transitions(self._capacity, schema)
+        self._require_min_size(capacity, schema)
+        identity = BufferIdentity(
+            buffer_id=secrets.token_hex(8),
+            run_id=self.run_id,
+            capacity=capacity,
+            spare=max(1, SPARE_BYTES // schema.row_bytes),
+            max_writers=MAX_WRITERS,
+            schema=schema,
+        )
+        return DurableStore.create(self._disk.directory, identity, boot_id=self._disk.boot_id)
+
+    def _discard(self, store: ReplayStore) -> None:
+        if self._disk is not None and isinstance(store, DurableStore):
+            store.abandon()
+            self._disk.directory.discard()
+
+    def _require_min_size(self, capacity: int, schema: TransitionSchema) -> None:
+        if self.min_size > capacity:
             raise CapacityError(
-                f"replay.min_size = {self.min_size} exceeds the {ring.capacity} transitions of "
+                f"replay.min_size = {self.min_size} exceeds the {capacity} transitions of "
                 f"{schema.row_bytes} bytes that replay.capacity = {self._capacity} holds"
             )
-        return ReplayStore(ring)
+
+    def _require_same(self, stored: BufferIdentity, data_dir: Path) -> None:
+        """Refuses a data directory that holds something else than was asked for."""
+        if stored.run_id != self.run_id:
+            raise DataDirectoryError(
+                f"--data-dir {data_dir} holds run_id = {stored.run_id!r}, not {self.run_id!r}; "
+                f"leave --run-id out, or choose another directory"
+            )
+        wanted = _transitions(self._capacity, stored.schema)
+        if stored.capacity != wanted:
+            raise DataDirectoryError(
+                f"--data-dir {data_dir} holds a buffer of capacity {stored.capacity}, not {wanted} "
+                f"({self._capacity}); leave --capacity out, or choose another directory"
+            )
+        self._require_min_size(stored.capacity, stored.schema)
+
+
+@dataclass(frozen=True)
+class _Disk:
+    """Where a run is kept."""
+
+    directory: DataDirectory
+    leases: LeaseFile
+    boot_id: str
+
+
+def _transitions(capacity: int | str, schema: TransitionSchema) -> int:
+    try:
+        return transitions(capacity, row_bytes=schema.row_bytes)
+    except ValueError as error:
+        raise CapacityError(f"replay.capacity: {error}") from None

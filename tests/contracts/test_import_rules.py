@@ -67,6 +67,8 @@ def test_asyncio_is_used_only_where_there_are_streams_or_processes():
     """import-linter does not see the standard library."""
     rooms = ("dase_grpc.wire.", "dase_grpc.nodes.")
     launchers = {
+        "dase_grpc.launch.cell_runner",
+        "dase_grpc.launch.experiment",
         "dase_grpc.launch.local",
         "dase_grpc.launch.processes",
         "dase_grpc.launch.train",
@@ -133,7 +135,15 @@ def test_the_state_and_the_base_load_no_network(module):
 
 
 @pytest.mark.parametrize(
-    "arguments", [("config",), ("--help",), ("train", "--help"), ("compare", "--help"), ("version",)]
+    "arguments",
+    [
+        ("config",),
+        ("--help",),
+        ("train", "--help"),
+        ("experiment", "--help"),
+        ("compare", "--help"),
+        ("version",),
+    ],
 )
 def test_the_command_line_answers_without_loading_torch_or_grpc(arguments):
     loaded = libraries_after(command(*arguments))

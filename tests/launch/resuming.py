@@ -46,6 +46,7 @@ CONFIGS = {
     "sac": config(agent__algorithm="sac"),
     "one agent": config(train__agents=1),
     "by agent": config(dps__scope="agent"),
+    "remembered similarity": config(dps__memory=20.0),
     "a pair that distils": config(train__method="dpd", dpd__publish_every=7),
     "td3 and sac": mixed("dase"),
     "td3 and sac that distil": mixed("dpd"),

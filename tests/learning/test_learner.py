@@ -43,7 +43,10 @@ RECORD_KEYS = {
     "similarity_weight",
     "divergence_covariance",
     "divergence_mean",
+    "divergence_covariance_by_source",
+    "divergence_mean_by_source",
     "external_share",
+    "effective_batch",
     "policy_lag",
     "buffer_size",
 }
@@ -514,6 +517,12 @@ def test_losses_and_similarity_are_looked_at_every_fiftieth_update():
     assert all(0 <= record["similarity"][source] < 1 for source in "12")
     assert 0 < record["similarity_weight"] < 1
     assert 0 < record["external_share"] < 1
+    weight = bench.agent.weights[-1].double()
+    assert record["external_share"] == pytest.approx(float(weight[2:].sum() / weight.sum()))
+    assert record["effective_batch"] == pytest.approx(float(weight.sum()))
+    for term in ("covariance", "mean"):
+        assert set(record[f"divergence_{term}_by_source"]) == {"0", "1", "2"}
+        assert record[f"divergence_{term}_by_source"]["0"] == 0.0
     assert set(learner.progress.similarity) == {0, 1, 2}
 
 
@@ -554,11 +563,18 @@ def test_metrics_show_what_was_done():
     assert shown == pytest.approx(learner.progress.similarity[1])
     assert bench.metric("similarity_divergence_nats", term="covariance") > 0
     assert 0 < bench.metric("similarity_external_share_ratio") < 0.5
+    assert BATCH / 2 < bench.metric("similarity_effective_batch_transitions") < BATCH
+    # with one peer, its terms are those of all external rows
+    for term in ("covariance", "mean"):
+        alone = bench.metric("similarity_source_divergence_nats", source_agent_id="1", term=term)
+        assert alone == pytest.approx(bench.metric("similarity_divergence_nats", term=term))
 
 
 def test_a_single_agent_shows_no_divergence():
     bench = Bench(agents=1, train__steps=DIAGNOSE_EVERY + 1)
     bench.train()
+    assert bench.metric("similarity_effective_batch_transitions") == BATCH
+    assert bench.metric("similarity_external_share_ratio") == 0
     assert bench.metric("similarity_divergence_nats", term="covariance") is None
     assert bench.journal.records[-1]["divergence_covariance"] is None
 

@@ -5,7 +5,7 @@ import torch
 
 from dase_grpc.learning.batch import Batch
 from dase_grpc.learning.dps import DpsOptions
-from dase_grpc.learning.similarity import SimilarityWeigher
+from dase_grpc.learning.similarity import SimilarityWeigher, Weighing
 from dase_grpc.learning.statistics import DeviceTotals, Diagnosis, Mean, Window, fold, record
 from dase_grpc.schema import TransitionSchema
 
@@ -76,7 +76,9 @@ def test_taking_totals_starts_them_afresh():
 
 
 def test_a_diagnosis_names_the_agents_in_the_batch_only():
-    seen = Diagnosis.read({"critic_loss": torch.tensor(2.0)}, weighing(0, 2, 2, 2), sources(0, 2, 2, 2))
+    seen = Diagnosis.read(
+        {"critic_loss": torch.tensor(2.0)}, weighing(0, 2, 2, 2), sources(0, 2, 2, 2), batch_size=4
+    )
     assert seen.losses == {"critic_loss": 2.0}
     assert set(seen.similarity) == {0, 2}
     assert set(seen.terms) == {"covariance", "mean"}
@@ -84,21 +86,66 @@ def test_a_diagnosis_names_the_agents_in_the_batch_only():
 
 def test_a_diagnosis_leaves_out_agents_whose_similarity_cannot_be_measured():
     weighed = weighing(0, 1, 2, 2, 2)
-    seen = Diagnosis.read({}, weighed, sources(0, 1, 2, 2, 2))
+    seen = Diagnosis.read({}, weighed, sources(0, 1, 2, 2, 2), batch_size=5)
     assert set(seen.similarity) == {0, 2}
     assert seen.similarity_weight == pytest.approx(float(weighed.similarity))
 
 
 def test_the_external_share_is_the_part_of_the_loss_weights_that_others_have():
     weighed = weighing(0, 1, 1, 1)
-    seen = Diagnosis.read({}, weighed, sources(0, 1, 1, 1))
+    seen = Diagnosis.read({}, weighed, sources(0, 1, 1, 1), batch_size=4)
     similarity = float(weighed.similarity)
     assert seen.external_share == pytest.approx(3 * similarity / (1 + 3 * similarity))
 
 
+def weighed_by(*weights: float, external: int) -> Weighing:
+    """A weighing of which only the weights matter; the external rows come last."""
+    values = torch.tensor(weights)
+    similarity = values[len(weights) - external :].double().mean() if external else torch.tensor(0.0)
+    unused = torch.tensor(0.0)
+    return Weighing(values, similarity, unused, unused, unused, torch.tensor(external), torch.tensor(False))
+
+
+@pytest.mark.parametrize(
+    ("weights", "external", "share", "effective"),
+    [
+        ((1, 1, 1, 1), 0, 0.0, 4.0),
+        ((1, 1, 0.5, 0.5), 2, 1 / 3, 3.0),
+        ((1, 1, 0.25, 0.75), 2, 1 / 3, 3.0),
+        ((1, 1, 0, 0), 2, 0.0, 2.0),
+        ((1, 1, 1, 1), 3, 0.75, 4.0),
+        ((0.25, 0.25, 0.25, 0.25), 4, 1.0, 4.0),
+        ((0.5, 0.25, 0.25, 0.0), 4, 1.0, 2.0),
+        ((0, 0), 2, 0.0, 0.0),
+    ],
+)
+def test_share_and_effective_batch_are_those_of_the_weights(weights, external, share, effective):
+    weighed = weighed_by(*map(float, weights), external=external)
+    assert float(weighed.external_share) == share
+    assert float(weighed.effective_batch) == effective
+    assert weighed.external_share.dtype == weighed.effective_batch.dtype == torch.float64
+
+
+def test_share_and_effective_batch_do_not_wait_for_the_device(monkeypatch):
+    weighed = weighed_by(1.0, 0.5, external=1)
+    for name in ("item", "tolist", "__bool__", "__float__", "__int__", "__index__"):
+        monkeypatch.setattr(torch.Tensor, name, lambda *_: pytest.fail("read a tensor's value"))
+    assert (weighed.external_share.shape, weighed.effective_batch.shape) == ((), ())
+
+
+def test_a_diagnosis_has_the_terms_of_each_source():
+    found = sources(0, 1, 2, 2, 2)
+    seen = Diagnosis.read({}, weighing(0, 1, 2, 2, 2), found, batch_size=5)
+    assert seen.source_terms == {
+        "covariance": {0: 0.0, 2: float(found.covariance_term[2])},
+        "mean": {0: 0.0, 2: float(found.mean_term[2])},
+    }
+    assert float(found.covariance_term[2] + found.mean_term[2]) == pytest.approx(float(found.rho[2]))
+
+
 def test_a_diagnosis_of_an_internal_batch_has_losses_only():
-    seen = Diagnosis.read({"q_mean": torch.tensor(1.0)}, None, None)
-    assert seen == Diagnosis({"q_mean": 1.0}, similarity={}, terms={}, external_share=0.0)
+    seen = Diagnosis.read({"q_mean": torch.tensor(1.0)}, None, None, batch_size=9)
+    assert seen == Diagnosis({"q_mean": 1.0}, {}, {}, external_share=0.0, effective_batch=9.0)
 
 
 def test_a_record_has_rates_since_the_window_began():
@@ -113,10 +160,24 @@ def test_a_record_over_no_time_divides_by_no_zero():
 def test_a_record_means_over_what_was_folded_in():
     window = Window(0.0, 0, 0)
     for critic, weight in ((1.0, 0.25), (3.0, 0.75)):
-        fold(window, Diagnosis({"critic_loss": critic}, {1: weight}, {"mean": critic}, weight))
+        fold(
+            window,
+            Diagnosis(
+                {"critic_loss": critic},
+                {1: weight},
+                {"mean": critic},
+                weight,
+                8 * weight,
+                None,
+                {"mean": {2: critic, 1: math.inf}},
+            ),
+        )
     values = window_record(window)
     assert values["critic_loss"] == 2.0
     assert values["similarity"] == {"1": 0.5}
     assert (values["divergence_mean"], values["divergence_covariance"]) == (2.0, None)
     assert values["external_share"] == 0.5
+    assert values["effective_batch"] == 4.0
+    assert values["divergence_mean_by_source"] == {"1": None, "2": 2.0}
+    assert values["divergence_covariance_by_source"] == {}
     assert values["actor_loss"] is None

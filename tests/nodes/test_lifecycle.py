@@ -232,6 +232,73 @@ def test_a_halt_event_is_set_by_a_signal_and_gives_the_handlers_back():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+PROGRAM_WITHOUT_A_LOOP = """
+import sys, threading
+from dase_grpc.nodes import lifecycle
+
+lifecycle.LEASHLESS_S = {leashless_s}
+with lifecycle.halt_event(stdin_is_leash=True) as halt:
+    print("ready", flush=True)
+    {main}
+print("ended with", threading.active_count(), "thread(s)", flush=True)
+{after}
+"""
+
+
+@contextmanager
+def program(main="halt.wait()", after="", leashless_s=60):
+    """A process without an event loop that is on a leash, once it is ready."""
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            PROGRAM_WITHOUT_A_LOOP.format(main=main, after=after, leashless_s=leashless_s),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        ready(process)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_program_without_a_loop_whose_leash_is_let_go_halts():
+    with program() as process:
+        process.stdin.write("hello\n" * 100)  # says nothing
+        process.stdin.close()
+        process.stdin = None
+        returned, output, _ = end_of(process)
+    assert returned == 0
+    assert output.startswith("ended with")
+
+
+def test_a_program_without_a_loop_that_ends_lets_its_leash_be():
+    with program("pass", after="sys.exit(3)") as process:
+        assert process.stdout.readline() == "ended with 1 thread(s)\n"
+        assert process.wait(timeout=20) == 3  # before anybody lets go of the leash
+
+
+def test_a_program_without_a_loop_that_does_not_halt_kills_itself():
+    with program("threading.Event().wait()", leashless_s=0.3) as process:
+        process.stdin.close()
+        process.stdin = None
+        returned, _, log = end_of(process)
+    assert returned == -signal.SIGKILL
+    assert "did not end within 0.3 s of its launcher" in log
+
+
+def test_a_program_without_a_loop_heeds_signals_on_a_leash_too():
+    with program() as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "ended with 1 thread(s)\n"
+        assert process.wait(timeout=20) == 0
+
+
 REFUSALS = [DrainingError("a"), UnreachableError("b")]
 BUG, OTHER_BUG = ZeroDivisionError("c"), KeyError("d")
 

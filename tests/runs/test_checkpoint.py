@@ -216,6 +216,24 @@ def test_metadata_of_another_version_is_refused_when_it_is_asked_for(
         getattr(found, next(iter(change)))
 
 
+def test_a_checkpoint_of_a_mixed_ensemble_has_its_agents_settings(tmp_path: Path) -> None:
+    config = resolve({"members": [{"algorithm": "td3"}, {"algorithm": "sac"}]})
+    paths = [
+        save_checkpoint(
+            tmp_path / str(agent_id),
+            step=1,
+            tensors=state(),
+            metadata=describe(config, SCHEMA, agent_id=agent_id),
+        )
+        for agent_id in (1, 5)
+    ]
+    found, stranger = map(load_checkpoint, paths)
+    assert found.run_config == config
+    assert found.config.agent == config.members[1]
+    with pytest.raises(RunDirectoryError, match="is of agent 5, which its run does not have"):
+        _ = stranger.config
+
+
 def test_a_disk_that_refuses_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunDirectoryError, match="cannot write the checkpoint"):

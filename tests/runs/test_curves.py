@@ -14,6 +14,7 @@ from dase_grpc.runs.curves import (
     column,
     final_score,
     peers_of,
+    recent,
     recent_weights,
     returns,
     shared_curves,
@@ -97,6 +98,22 @@ def test_peers_are_by_number_without_oneself() -> None:
     found = peers_of(0, records)
     assert list(found) == [2, 10]
     assert (found[2].step.tolist(), found[2].value.tolist()) == ([3], [0.25])
+
+
+def test_peers_have_other_numbers_too() -> None:
+    found = peers_of(
+        1,
+        [{"step": 5, "similarity": {"0": 0.5}, "divergence_mean_by_source": {"0": 7.0}}],
+        "divergence_mean_by_source",
+    )
+    assert (found[0].step.tolist(), found[0].value.tolist()) == ([5], [7.0])
+
+
+def test_recent_is_the_mean_of_the_last_quarter() -> None:
+    series = Series(np.arange(8), np.arange(8.0))
+    assert recent(series) == 6.5
+    assert recent(Series(series.step[:3], series.value[:3])) == 2.0
+    assert recent(Series(series.step[:0], series.value[:0])) is None
 
 
 def test_recent_weights_are_the_mean_of_the_last_quarter_of_each_pair() -> None:

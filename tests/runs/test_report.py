@@ -59,6 +59,10 @@ def fill(agent: AgentDirectory, *, evaluations: int, records: int, agents: int =
                 "similarity_weight": 1e-3,
                 "divergence_covariance": 5.0,
                 "divergence_mean": 0.0,
+                "divergence_covariance_by_source": {str(source): 4.0 + source for source in range(agents)},
+                "divergence_mean_by_source": {str(source): 0.5 for source in range(agents)},
+                "external_share": 0.125,
+                "effective_batch": 140.0 + agent.agent_id,
             }
         )
 
@@ -80,7 +84,7 @@ def test_a_full_run_shows_curves_scores_similarity_and_throughput(tmp_path: Path
     for agent in range(2):
         fill(run.agent(agent), evaluations=101, records=100)
     text = text_of(run)
-    assert text.count("<svg") == 6
+    assert text.count("<svg") == 7
     for expected in (
         "TD3 with K = 2 agents, DASE",
         "mean over agents",
@@ -97,6 +101,9 @@ def test_a_full_run_shows_curves_scores_similarity_and_throughput(tmp_path: Path
         "λ = 0.01",
         "updates per second",
         "capacity = 100000",
+        "external transitions have 12 % of the loss weight",
+        "a batch of 256 counts as 140.5 transitions",
+        "external share of the loss weight",
     ):
         assert expected in text, expected
     assert 'class="empty"' not in text
@@ -122,6 +129,21 @@ def test_a_pair_that_has_not_distilled_yet_says_so(tmp_path: Path) -> None:
     assert "No distillation has been recorded yet." in text_of(run)
 
 
+def test_the_agents_of_a_mixed_ensemble_are_shown_with_their_algorithms(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"members": [{"algorithm": "td3"}, {"algorithm": "sac"}]})
+    for agent in range(2):
+        fill(run.agent(agent), evaluations=3, records=2)
+    text = text_of(run)
+    assert '<th scope="row">agent 1 (SAC)</th>' in text
+    curves, training = (
+        text.partition(f"<h2>{title}</h2>")[2].partition("</section>")[0]
+        for title in ("Learning curves", "Training")
+    )
+    for drawn in (curves, training):
+        assert "agent 0 (TD3)" in drawn
+        assert "agent 1 (SAC)" in drawn
+
+
 def test_the_page_needs_nothing_beside_it(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     fill(run.agent(0), evaluations=60, records=5)
@@ -141,7 +163,7 @@ def test_the_same_run_gives_the_same_page(tmp_path: Path) -> None:
 def test_an_empty_run_says_so_in_sentences(tmp_path: Path) -> None:
     text = text_of(make_run(tmp_path))
     assert "<svg" not in text
-    assert text.count('class="empty"') == 7
+    assert text.count('class="empty"') == 8
     assert "There is no learning curve yet: no evaluation has been recorded." in text
     assert "5,514 ± 310" in text
 
@@ -161,7 +183,7 @@ def test_a_run_killed_while_writing_still_has_a_report(tmp_path: Path) -> None:
     fill(run.agent(0), evaluations=3, records=3)
     for file in (run.agent(0).evaluations.path, run.agent(0).metrics.path):
         file.write_bytes(file.read_bytes()[:-7])
-    assert text_of(run).count("<svg") == 6
+    assert text_of(run).count("<svg") == 7
 
 
 def test_numbers_that_are_not_finite_or_not_positive_draw_gaps(tmp_path: Path) -> None:
@@ -188,6 +210,21 @@ def test_any_number_of_agents_fits(tmp_path: Path, agents: int) -> None:
     text = text_of(run)
     assert ("One agent has no peers" in text) == (agents == 1)
     assert (">agent 9<" in text) == (agents >= 10)
+    assert ("for each collecting agent" in text) == (agents > 2)
+
+
+def test_the_terms_of_each_source_are_drawn_where_there_are_several(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"train": {"agents": 3}})
+    for agent in range(3):
+        fill(run.agent(agent), evaluations=2, records=4, agents=3)
+    text = text_of(run)
+    assert text.count("<svg") == 8
+    assert "terms of ρ (nats)" in text
+    for agent in range(3):
+        run.agent(agent).metrics.path.write_text(
+            '{"step": 1, "divergence_mean_by_source": {"0": 0.0, "1": 0.0}}\n'
+        )
+    assert "No term of a single agent has been recorded yet." in text_of(run)
 
 
 def test_what_a_user_wrote_is_escaped(tmp_path: Path) -> None:
@@ -332,3 +369,14 @@ def test_a_logarithmic_axis_has_at_least_two_labels(lowest: float, highest: floa
     assert picture is not None
     ticks = picture[picture.index('id="matplotlib.axis_2"') : picture.index('id="axes_2"')]
     assert 2 <= ticks.count('id="ytick_') <= 6
+
+
+@pytest.mark.parametrize(
+    ("scope", "words"), [("agent", "which is what weighs"), ("transition", "by themselves, their mean")]
+)
+def test_the_page_says_what_weighs_in_each_scope(tmp_path: Path, scope: str, words: str) -> None:
+    run = make_run(tmp_path, {"dps": {"scope": scope}})
+    fill(run.agent(0), evaluations=1, records=4)
+    text = text_of(run)
+    assert words in text
+    assert "weighs nothing" not in text

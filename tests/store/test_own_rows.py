@@ -50,6 +50,20 @@ def test_only_rows_of_the_agent_that_are_present_are_drawn(capacity, agents, cou
         assert again.tobytes() == rows.tobytes()
 
 
+@pytest.mark.parametrize("spare", [1, 7, 100])
+@pytest.mark.parametrize("agents", [[0, 1] * 9, [0, 0, 1] * 30, [1, *[0] * (2 * RARE)]])
+def test_the_same_own_rows_are_drawn_however_many_slots_the_ring_has(spare, agents):
+    capacity = 4 * RARE if len(agents) > 2 * RARE else 20
+    plain = RingBuffer(SCHEMA, capacity)
+    spacious = RingBuffer(SCHEMA, capacity, slots=SCHEMA.empty(capacity + spare))
+    for serial, agent in enumerate(agents):
+        for ring in (plain, spacious):
+            ring.append(rows_of([serial], [agent]))
+        for agent_id in {0, 1} & set(agents[max(0, serial + 1 - capacity) : serial + 1]):
+            drawn = [ring.sample_of(agent_id, 9, np.random.default_rng(serial)) for ring in (plain, spacious)]
+            assert drawn[0].tobytes() == drawn[1].tobytes()
+
+
 RARE_OWN = [1, 1, *[0] * (3 * RARE)]
 CASES = {
     "half of the rows": ([0, 1] * 20, 40),

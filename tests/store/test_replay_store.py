@@ -1,17 +1,20 @@
 """ReplayStore: every sequence number of a writer is stored exactly once, whatever is resent."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from contracts.sentences import assert_one_sentence
-from store_cases import SCHEMA, WIDER, rows_of, serials_of
+from store_cases import BACKENDS, SCHEMA, WIDER, rows_of, serials_of, store_on
 
 from dase_grpc.errors import MalformedError, SequenceGapError, TooManyWritersError
-from dase_grpc.store import ReplayStore, RingBuffer
+from dase_grpc.store import ReplayStore
 
 
-@pytest.fixture
-def store() -> ReplayStore:
-    return ReplayStore(RingBuffer(SCHEMA, 8), max_writers=2)
+@pytest.fixture(params=list(BACKENDS))
+def store(request) -> Iterator[ReplayStore]:
+    with store_on(request.param, 8, max_writers=2) as opened:
+        yield opened
 
 
 def stored(store: ReplayStore) -> list[int]:
@@ -107,6 +110,23 @@ def test_rows_that_the_ring_refuses_leave_no_trace(store, rows, agent_id):
     assert store.committed("w", agent_id=agent_id) == 0
     assert not store.traffic.inserted
     assert not store.traffic.refused
+
+
+def test_an_agent_that_cannot_be_brings_no_writer(store):
+    for agent_id in (-1, 1024):
+        with pytest.raises(MalformedError) as refusal:
+            store.append("w", 1, rows_of([], 0), agent_id=agent_id)
+        assert_one_sentence(refusal.value, str(agent_id), "0..1023")
+    store.append("w", 1, rows_of([1], 1023), agent_id=1023)
+    assert stored(store) == [1]
+
+
+def test_the_name_of_a_writer_has_a_limit(store):
+    with pytest.raises(MalformedError) as refusal:
+        store.append("ä" * 257, 1, rows_of([1], 0), agent_id=0)
+    assert_one_sentence(refusal.value, "512 bytes")
+    store.append("ä" * 256, 1, rows_of([1], 0), agent_id=0)
+    assert store.committed("ä" * 256, agent_id=0) == 1
 
 
 def test_a_full_table_takes_no_new_writer_but_serves_the_old_ones(store):

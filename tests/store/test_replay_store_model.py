@@ -1,120 +1,133 @@
-"""ReplayStore against a model, under writers that resend, overlap, skip, mislabel and overflow."""
+"""ReplayStore against a model: in memory, and on file with kills between any two bytes."""
 
-from collections import Counter, deque
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
-import numpy as np
-import pytest
+from disks import Died, dying, watched_disk
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from store_cases import SCHEMA, rows_of, serials_of
+from hypothesis.stateful import initialize, rule
+from store_cases import identity_of
+from writers import AGENT, CAPACITY, WRITERS, Writers, writers
 
-from dase_grpc.errors import MalformedError, SequenceGapError, TooManyWritersError
-from dase_grpc.store import ReplayStore, RingBuffer
+from dase_grpc.store.directory import DataDirectory
+from dase_grpc.store.durable import DurableStore
 
-CAPACITY = 7
-WRITERS = ("learner-0", "actor-0", "learner-1")
-AGENT = {"learner-0": 0, "actor-0": 0, "learner-1": 1}
-
-writers = st.sampled_from(WRITERS)
+SPARES = (1, 2, 5, 40)
 
 
-class Writers(RuleBasedStateMachine):
-    """Each writer keeps a log of rows it made; sending any part of it again must change nothing."""
+class WritersOnDisk(Writers):
+    """The same writers, on a store that is closed and opened again, and whose process is killed."""
 
     def __init__(self) -> None:
+        self.stack = ExitStack()
+        self.stack.enter_context(watched_disk())
+        self.path = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
+        self.spare = SPARES[0]
+        self.syncing: Iterator[Callable[[], None]] | None = None
         super().__init__()
-        self.store = ReplayStore(RingBuffer(SCHEMA, CAPACITY), max_writers=len(WRITERS))
-        self.logs: dict[str, list[tuple[int, bool]]] = {writer: [] for writer in WRITERS}
-        self.committed = dict.fromkeys(WRITERS, 0)
-        self.present: deque[tuple[int, int]] = deque(maxlen=CAPACITY)
-        self.inserted: Counter[int] = Counter()
-        self.refused: Counter[tuple[int, str]] = Counter()
-        self.drawn: Counter[int] = Counter()
-        self.known: set[str] = set()
-        self.rng = np.random.default_rng(0)
 
-    @rule(writer=writers, finite=st.lists(st.booleans() | st.just(True), min_size=1, max_size=10))
-    def explore(self, writer: str, finite: list[bool]) -> None:
-        start = 1_000 * WRITERS.index(writer) + len(self.logs[writer])
-        self.logs[writer] += [(start + offset, ok) for offset, ok in enumerate(finite)]
+    def make_store(self) -> DurableStore:
+        self.directory = DataDirectory.open(self.path)
+        identity = identity_of(CAPACITY, spare=self.spare, max_writers=len(WRITERS))
+        return DurableStore.create(self.directory, identity, boot_id="this boot")
 
-    @rule(writer=writers, data=st.data())
-    def send(self, writer: str, data: st.DataObject) -> None:
-        """Any part of the log that leaves no gap, from a full resend to only what is new."""
-        log, committed = self.logs[writer], self.committed[writer]
-        first = data.draw(st.integers(1, committed + 1), label="first_seq")
+    @initialize(spare=st.sampled_from(SPARES))
+    def choose(self, spare: int) -> None:
+        self.let_go()
+        self.spare = spare
+        self.store = self.make_store()
+
+    @rule(writer=writers, data=st.data(), at_put=st.integers(0, 7), share=st.floats(0, 1))
+    def die_while_sending(self, writer: str, data: st.DataObject, at_put: int, share: float) -> None:
+        """Afterwards there is what was there before, or a whole part of the chunk more."""
+        log, before = self.logs[writer], self.committed[writer]
+        first = data.draw(st.integers(1, before + 1), label="first_seq")
         last = data.draw(st.integers(first - 1, len(log)), label="last_seq")
-        refused = self.store.append(
-            writer, first, self._rows(writer, log[first - 1 : last]), agent_id=AGENT[writer]
-        )
+        rows = self._rows(writer, log[first - 1 : last])
+        with dying(at_put, share) as state:
+            try:
+                self.store.append(writer, first, rows, agent_id=AGENT[writer])
+                finished = True
+            except Died:
+                finished = False
+        self.restart()
+        found, last = self.store.committed(writer, agent_id=AGENT[writer]), max(before, last)
+        assert found == last if finished else found in {*range(before, last, self.spare), last}
+        assert finished == (state.puts <= at_put)
+        if found > before:
+            self.note(writer, found)
 
-        fresh = log[committed:last]
-        kept = [(serial, AGENT[writer]) for serial, ok in fresh if ok]
-        assert refused == len(fresh) - len(kept)
-        self.known.add(writer)
-        self.committed[writer] = max(committed, last)
-        self.present.extend(kept)
-        self.inserted[AGENT[writer]] += len(kept)
-        self.refused[AGENT[writer], "not_finite"] += refused
+    @rule(at_put=st.integers(0, 6) | st.none(), share=st.floats(0, 1))
+    def die_in_between(self, at_put: int | None, share: float) -> None:
+        """A killed process finds everything, even if it is killed while it looks."""
+        self.let_go()
+        with dying(at_put, share):
+            try:
+                self.store = self.open()
+            except Died:
+                self.directory.close()
+        self.restart()
 
-    @rule(writer=writers, skipped=st.integers(1, 5))
-    def skip(self, writer: str, skipped: int) -> None:
-        first = self.committed[writer] + 1 + skipped
-        with pytest.raises(SequenceGapError, match=f"resend from {self.committed[writer] + 1}$"):
-            self.store.append(writer, first, rows_of([9_999], AGENT[writer]), agent_id=AGENT[writer])
-
-    @rule(writer=writers, before=st.integers(0, 3))
-    def mislabel(self, writer: str, before: int) -> None:
-        right, wrong = AGENT[writer], AGENT[writer] + 1
-        rows = rows_of(range(9_000, 9_001 + before), [right] * before + [wrong])
-        with pytest.raises(MalformedError):
-            self.store.append(writer, self.committed[writer] + 1, rows, agent_id=right)
-
-    @precondition(lambda self: len(self.known) == len(WRITERS))
     @rule()
-    def overflow(self) -> None:
-        with pytest.raises(TooManyWritersError):
-            self.store.append("one-too-many", 1, rows_of([9_999], 0), agent_id=0)
+    def close(self) -> None:
+        self.store.close()
+        self.directory.close()
+        self.syncing = None
+        self.store = self.open()
 
-    @precondition(lambda self: self.present)
-    @rule(agent=st.integers(0, 1), count=st.integers(1, 20))
-    def sample(self, agent: int, count: int) -> None:
-        drawn = serials_of(self.store.sample(count, self.rng, agent_id=agent))
-        assert len(drawn) == count
-        assert set(drawn) <= {serial for serial, _ in self.present}
-        self.drawn[agent] += count
+    @rule(steps=st.integers(1, 4), at_put=st.integers(0, 4) | st.none(), share=st.floats(0, 1))
+    def sync(self, steps: int, at_put: int | None, share: float) -> None:
+        """Goes on with bringing everything to the disk, and may die of it."""
+        with dying(at_put, share):
+            try:
+                for _ in range(steps):
+                    self.sync_once()
+            except Died:
+                self.restart()
 
-    @invariant()
-    def each_transition_is_stored_exactly_once_and_in_order(self) -> None:
-        assert serials_of(self.store.ring.ordered()) == [serial for serial, _ in self.present]
-        assert {
-            writer: self.store.committed(writer, agent_id=AGENT[writer]) for writer in WRITERS
-        } == self.committed
+    def sync_once(self) -> None:
+        if self.syncing is None:
+            self.syncing = self.store.sync()
+        blocking = next(self.syncing, None)
+        if blocking is None:
+            self.syncing = None
+        else:
+            blocking()
 
-    @invariant()
-    def the_counters_are_right(self) -> None:
-        traffic, present = self.store.traffic, Counter(agent for _, agent in self.present)
-        assert traffic.inserted == self.inserted
-        assert traffic.refused == self.refused
-        assert (traffic.inserted_total, traffic.refused_total) == (
-            self.inserted.total(),
-            self.refused.total(),
-        )
-        assert traffic.sampled_total == traffic.sampled.total() == self.drawn.total()
-        assert traffic.evicted == dict(self.inserted - present)
-        assert self.store.ring.size_by_agent == dict(present)
-        for agent in (0, 1):
-            drawn = sum(n for (by, _), n in traffic.sampled.items() if by == agent)
-            assert drawn == self.drawn[agent]
+    def open(self) -> DurableStore:
+        self.directory = DataDirectory.open(self.path)
+        identity = self.directory.identity()
+        assert identity is not None
+        store = DurableStore.open(self.directory, identity, boot_id="this boot")
+        self.drawn.clear()
+        return store
 
-    def _rows(self, writer: str, log: list[tuple[int, bool]]) -> np.ndarray:
-        rows = rows_of([serial for serial, _ in log], AGENT[writer])
-        for row, (_, finite) in zip(rows, log, strict=True):
-            if not finite:
-                row[0] = np.nan
-        return rows
+    def let_go(self) -> None:
+        """What the kernel does for a process that was killed."""
+        self.store.abandon()
+        self.directory.close()
+        self.syncing = None
+
+    def restart(self) -> None:
+        self.let_go()
+        self.store = self.open()
+        assert self.store.recovery is not None
+        assert not self.store.recovery.machine_stopped
+
+    def teardown(self) -> None:
+        self.let_go()
+        self.stack.close()
 
 
-TestWriters = Writers.TestCase
-TestWriters.settings = settings(deadline=None, max_examples=60, stateful_step_count=30)
+def machine(cls: type[Writers], *, examples: int) -> type:
+    """The test case of a machine."""
+    case = cls.TestCase
+    case.settings = settings(deadline=None, max_examples=examples, stateful_step_count=30)
+    return case
+
+
+TestInMemory = machine(Writers, examples=60)
+TestOnDisk = machine(WritersOnDisk, examples=60)

@@ -1,28 +1,39 @@
-"""RingBuffer: first in first out, sampled uniformly, sized in transitions or bytes."""
+"""RingBuffer, in memory and on file: first in first out, sampled uniformly, sized in transitions or bytes."""
+
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from contracts.sentences import assert_one_sentence
 from scipy import stats
-from store_cases import SCHEMA, WIDER, rows_of, serials_of
+from store_cases import BACKENDS, SCHEMA, WIDER, ring_on, rows_of, serials_of
 
 from dase_grpc.errors import CapacityError, MalformedError
 from dase_grpc.store import RingBuffer
 
 
-def full_ring(*, capacity: int, appended: int) -> RingBuffer:
-    ring = RingBuffer(SCHEMA, capacity)
-    ring.append(rows_of(range(appended), 0))
-    return ring
+@pytest.fixture(params=list(BACKENDS))
+def new_ring(request) -> Callable[[int], RingBuffer]:
+    return lambda capacity: ring_on(request.param, capacity)
 
 
-def test_a_new_ring_is_empty_and_knows_its_capacity():
-    ring = RingBuffer(SCHEMA, 5)
+@pytest.fixture
+def full_ring(new_ring) -> Callable[..., RingBuffer]:
+    def make(*, capacity: int, appended: int) -> RingBuffer:
+        ring = new_ring(capacity)
+        ring.append(rows_of(range(appended), 0))
+        return ring
+
+    return make
+
+
+def test_a_new_ring_is_empty_and_knows_its_capacity(new_ring):
+    ring = new_ring(5)
     assert (len(ring), ring.capacity, ring.size_by_agent, ring.evicted_by_agent) == (0, 5, {}, {})
     assert ring.ordered().shape == (0, SCHEMA.width)
 
 
-def test_the_oldest_transitions_leave_first():
+def test_the_oldest_transitions_leave_first(full_ring):
     ring = full_ring(capacity=4, appended=3)
     ring.append(rows_of([3, 4], 1))
     assert serials_of(ring.ordered()) == [1, 2, 3, 4]
@@ -30,7 +41,7 @@ def test_the_oldest_transitions_leave_first():
     assert ring.evicted_by_agent == {0: 1}
 
 
-def test_an_append_of_several_capacities_keeps_its_last_rows_in_order():
+def test_an_append_of_several_capacities_keeps_its_last_rows_in_order(full_ring):
     ring = full_ring(capacity=4, appended=2)
     ring.append(rows_of(range(2, 15), 1))
     assert serials_of(ring.ordered()) == [11, 12, 13, 14]
@@ -38,22 +49,22 @@ def test_an_append_of_several_capacities_keeps_its_last_rows_in_order():
     assert ring.evicted_by_agent == {0: 2, 1: 9}
 
 
-def test_a_ring_of_one_transition_holds_the_latest():
+def test_a_ring_of_one_transition_holds_the_latest(full_ring):
     ring = full_ring(capacity=1, appended=7)
     assert serials_of(ring.ordered()) == [6]
     assert serials_of(ring.sample(3, np.random.default_rng(0))) == [6, 6, 6]
 
 
 @pytest.mark.parametrize("appended", [0, 2, 4, 7])
-def test_slices_are_the_transitions_in_order_without_a_copy(appended):
+def test_slices_are_the_transitions_in_order_without_a_copy(full_ring, appended):
     ring = full_ring(capacity=4, appended=appended)
     older, newer = ring.slices()
     assert [*serials_of(older), *serials_of(newer)] == serials_of(ring.ordered())
     assert older.base is newer.base is not None
 
 
-def test_what_is_appended_and_what_is_handed_out_are_copies():
-    ring = RingBuffer(SCHEMA, 4)
+def test_what_is_appended_and_what_is_handed_out_are_copies(new_ring):
+    ring = new_ring(4)
     rows = rows_of(range(4), 0)
     ring.append(rows)
     rows[:] = -1
@@ -65,24 +76,24 @@ def test_what_is_appended_and_what_is_handed_out_are_copies():
     assert serials_of(ring.ordered()) == [0, 1, 2, 3]
 
 
-def test_rows_that_are_not_contiguous_are_stored_all_the_same():
-    ring = RingBuffer(SCHEMA, 4)
+def test_rows_that_are_not_contiguous_are_stored_all_the_same(new_ring):
+    ring = new_ring(4)
     ring.append(rows_of(range(6), 0)[::2])
     assert serials_of(ring.ordered()) == [0, 2, 4]
 
 
-def test_every_bit_of_a_row_is_kept():
+def test_every_bit_of_a_row_is_kept(new_ring):
     row = SCHEMA.empty(1)
     row.view(np.uint32)[0, :-2] = 0x7FC0_1234  # a NaN with a payload
     row.view(np.uint32)[0, -2:] = (1023, 0xFFFF_FFFF)
-    ring = RingBuffer(SCHEMA, 2)
+    ring = new_ring(2)
     ring.append(row)
     assert ring.ordered().tobytes() == row.tobytes()
     assert ring.sample(1, np.random.default_rng(0)).tobytes() == row.tobytes()
 
 
 @pytest.mark.parametrize("appended", [30, 50, 73])
-def test_sampling_is_uniform_over_all_transitions_present(appended):
+def test_sampling_is_uniform_over_all_transitions_present(full_ring, appended):
     ring = full_ring(capacity=50, appended=appended)
     rng = np.random.default_rng(7)
     drawn = np.concatenate([serials_of(ring.sample(256, rng)) for _ in range(100)])
@@ -92,7 +103,7 @@ def test_sampling_is_uniform_over_all_transitions_present(appended):
     assert stats.chisquare(counts).pvalue > 0.01
 
 
-def test_draws_within_a_batch_are_independent():
+def test_draws_within_a_batch_are_independent(full_ring):
     ring = full_ring(capacity=8, appended=8)
     rng = np.random.default_rng(3)
     pairs = np.array([serials_of(ring.sample(2, rng)) for _ in range(6_400)])
@@ -100,15 +111,15 @@ def test_draws_within_a_batch_are_independent():
     assert stats.chisquare(counts).pvalue > 0.01
 
 
-def test_the_same_generator_draws_the_same_batch():
+def test_the_same_generator_draws_the_same_batch(full_ring):
     ring = full_ring(capacity=50, appended=50)
     one, two = (ring.sample(20, np.random.default_rng(5)) for _ in range(2))
     assert np.array_equal(one, two)
 
 
-def test_an_empty_ring_cannot_be_sampled():
+def test_an_empty_ring_cannot_be_sampled(new_ring):
     with pytest.raises(IndexError, match="empty"):
-        RingBuffer(SCHEMA, 4).sample(1, np.random.default_rng(0))
+        new_ring(4).sample(1, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(
@@ -162,7 +173,7 @@ def test_a_capacity_that_is_no_size_or_holds_nothing_is_refused(capacity):
     ],
     ids=["one row", "a batch of batches", "too wide", "too narrow", "float64", "int32", "big-endian"],
 )
-def test_rows_of_another_shape_or_type_are_refused_and_nothing_is_stored(rows):
+def test_rows_of_another_shape_or_type_are_refused_and_nothing_is_stored(full_ring, rows):
     ring = full_ring(capacity=4, appended=3)
     with pytest.raises(MalformedError) as refusal:
         ring.append(rows)
@@ -171,7 +182,7 @@ def test_rows_of_another_shape_or_type_are_refused_and_nothing_is_stored(rows):
 
 
 @pytest.mark.parametrize("agents", [[0, -1], [1024, 0], [0, 2**31 - 1], [0, -(2**31)]])
-def test_rows_of_an_impossible_agent_are_refused_and_nothing_is_stored(agents):
+def test_rows_of_an_impossible_agent_are_refused_and_nothing_is_stored(full_ring, agents):
     ring = full_ring(capacity=4, appended=3)
     with pytest.raises(MalformedError) as refusal:
         ring.append(rows_of([5, 6], agents))
@@ -180,18 +191,18 @@ def test_rows_of_an_impossible_agent_are_refused_and_nothing_is_stored(agents):
     assert (ring.size_by_agent, ring.evicted_by_agent) == ({0: 3}, {})
 
 
-def test_the_first_and_the_last_agent_id_are_accepted():
-    ring = RingBuffer(SCHEMA, 4)
+def test_the_first_and_the_last_agent_id_are_accepted(new_ring):
+    ring = new_ring(4)
     ring.append(rows_of([1, 2, 3], [0, 1023, 1023]))
     assert ring.size_by_agent == {0: 1, 1023: 2}
 
 
 @pytest.mark.parametrize("appended", [0, 3, 5, 6, 9, 10, 23])
 @pytest.mark.parametrize("pieces", [1, 3])
-def test_a_restored_ring_holds_draws_and_evicts_as_the_one_it_stands_for(appended, pieces):
+def test_a_restored_ring_holds_draws_and_evicts_as_the_one_it_stands_for(full_ring, appended, pieces):
     ring = full_ring(capacity=5, appended=appended)
     restored = RingBuffer(SCHEMA, 5)
-    restored.restore(np.array_split(ring.ordered(), pieces), first=appended - len(ring))
+    restored.take_over(np.array_split(ring.ordered(), pieces), first=appended - len(ring))
     for number in range(7):
         assert (restored.total, len(restored)) == (ring.total, len(ring))
         assert restored.size_by_agent == ring.size_by_agent
@@ -206,10 +217,10 @@ def test_a_restored_ring_holds_draws_and_evicts_as_the_one_it_stands_for(appende
 @pytest.mark.parametrize(("count", "first"), [(3, 1), (4, 5), (6, 0), (6, 7)])
 def test_rows_that_no_ring_of_this_capacity_could_hold_are_refused(count, first):
     with pytest.raises(MalformedError) as refusal:
-        RingBuffer(SCHEMA, 5).restore([rows_of(range(count), 0)], first=first)
+        RingBuffer(SCHEMA, 5).take_over([rows_of(range(count), 0)], first=first)
     assert_one_sentence(refusal.value, "a ring of 5 holds")
 
 
 def test_rows_of_another_width_are_not_restored():
     with pytest.raises(MalformedError, match="float32 transitions"):
-        RingBuffer(SCHEMA, 5).restore([rows_of([1], 0, WIDER)], first=0)
+        RingBuffer(SCHEMA, 5).take_over([rows_of([1], 0, WIDER)], first=0)

@@ -4,11 +4,10 @@ from collections import Counter, deque
 from itertools import count
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_cases import SCHEMA, rows_of, serials_of
-
-from dase_grpc.store import RingBuffer
+from store_cases import BACKENDS, SCHEMA, ring_on, rows_of, serials_of
 
 
 @st.composite
@@ -21,11 +20,12 @@ def appends(draw: st.DrawFn) -> tuple[int, list[list[int]]]:
     return capacity, draw(st.lists(agents, max_size=10))
 
 
-@settings(deadline=None, max_examples=200)
-@given(appends())
-def test_a_ring_is_a_bounded_queue_whatever_the_sizes_of_its_appends(case):
+@pytest.mark.parametrize("backend", BACKENDS)
+@settings(deadline=None, max_examples=100)
+@given(case=appends())
+def test_a_ring_is_a_bounded_queue_whatever_the_sizes_of_its_appends(backend, case):
     capacity, chunks = case
-    ring, model, brought = RingBuffer(SCHEMA, capacity), deque(maxlen=capacity), Counter()
+    ring, model, brought = ring_on(backend, capacity), deque(maxlen=capacity), Counter()
     serial, rng = count(), np.random.default_rng(0)
     for agents in chunks:
         serials = [next(serial) for _ in agents]
@@ -43,13 +43,14 @@ def test_a_ring_is_a_bounded_queue_whatever_the_sizes_of_its_appends(case):
             assert set(serials_of(ring.sample(16, rng))) <= {number for number, _ in model}
 
 
-@settings(deadline=None, max_examples=100)
-@given(appends())
-def test_how_rows_are_cut_into_appends_does_not_matter(case):
+@pytest.mark.parametrize("backend", BACKENDS)
+@settings(deadline=None, max_examples=50)
+@given(case=appends())
+def test_how_rows_are_cut_into_appends_does_not_matter(backend, case):
     capacity, chunks = case
     agents = [agent for chunk in chunks for agent in chunk]
     rows = rows_of(range(len(agents)), agents)
-    at_once, by_chunks, one_by_one = (RingBuffer(SCHEMA, capacity) for _ in range(3))
+    at_once, by_chunks, one_by_one = (ring_on(backend, capacity) for _ in range(3))
     at_once.append(rows)
     start = 0
     for chunk in chunks:
@@ -62,3 +63,19 @@ def test_how_rows_are_cut_into_appends_does_not_matter(case):
         assert np.array_equal(ring.ordered().view(np.uint32), at_once.ordered().view(np.uint32))
         assert ring.size_by_agent == at_once.size_by_agent
         assert ring.evicted_by_agent == at_once.evicted_by_agent
+
+
+@settings(deadline=None, max_examples=100)
+@given(appends())
+def test_the_same_generator_draws_the_same_rows_wherever_they_lie(case):
+    capacity, chunks = case
+    rings = [ring_on(backend, capacity) for backend in BACKENDS]
+    serial = count()
+    for agents in chunks:
+        rows = rows_of([next(serial) for _ in agents], agents)
+        drawn = set()
+        for ring in rings:
+            ring.append(rows)
+            if len(ring):
+                drawn.add(ring.sample(32, np.random.default_rng(capacity)).tobytes())
+        assert len(drawn) <= 1

@@ -1,0 +1,145 @@
+"""How an experiment stands: a live table on a terminal, plain lines elsewhere."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from dase_grpc.launch.console import say
+from dase_grpc.launch.matrix import Cell
+from dase_grpc.progress import number
+from dase_grpc.runs.summary import duration
+
+REDRAW_S: Final = 1.0
+PLAIN_EVERY_S: Final = 60.0
+MEASURED_S: Final = 10.0
+"""How long cells must have run before their speed says anything about the time left."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one try of a cell ended; text says why where it did not finish."""
+
+    kind: Literal["finished", "failed", "stopped"]
+    seconds: float
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How far a running cell's slowest agent is, and the agents' latest mean return."""
+
+    step: int = 0
+    latest_return: float | None = None
+
+
+class Scoreboard:
+    """Shows the cells of one `dase experiment` while a `with` block runs.
+
+    `read` gives a running cell's Reading; it is asked as often as something is drawn. `done` are the
+    cells that had finished before.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        cells: Sequence[Cell],
+        *,
+        done: int,
+        read: Callable[[Cell], Reading],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console
+        self._cells = {cell.name: cell for cell in cells}
+        self._done = done
+        self._read = read
+        self._clock = clock
+        self._began = clock()
+        self._since: dict[str, float] = {}
+        self._made = 0
+        self._live = (
+            Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        )
+        self.outcomes: dict[str, Outcome] = {}
+
+    @property
+    def every_s(self) -> float:
+        """How often `show` is worth calling."""
+        return REDRAW_S if self._live else PLAIN_EVERY_S
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        """Prints a line above the table."""
+        say(self._console, text)
+
+    def started(self, cell: Cell) -> None:
+        """Notes that a cell runs."""
+        self._since[cell.name] = self._clock()
+        if not self._live:
+            self.say(f"{cell.name}: started")
+
+    def ended(self, cell: Cell, outcome: Outcome) -> None:
+        """Notes how a cell ended and says so."""
+        del self._since[cell.name]
+        self.outcomes[cell.name] = outcome
+        reading = self._read(cell)
+        self._made += cell.config.train.agents * reading.step
+        told = f"{outcome.kind} after {duration(outcome.seconds)}"
+        if outcome.text:
+            told += f": {outcome.text}"
+        elif reading.latest_return is not None:
+            told += f", evaluation {number(reading.latest_return)}"
+        self.say(f"{cell.name}: {told}")
+
+    def show(self) -> None:
+        """Draws the table anew, or prints where the experiment stands."""
+        readings = {name: self._read(self._cells[name]) for name in self._since}
+        standing = f"{self._counts()}; {self._time_left(readings)}"
+        if self._live is None:
+            return self.say(standing)
+        table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
+        table.add_column("running")
+        for name in ("step", "evaluation", "time"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for name, reading in readings.items():
+            total = self._cells[name].config.train.steps
+            table.add_row(
+                Text(name),
+                f"{reading.step:,} of {total:,}",
+                number(reading.latest_return),
+                duration(self._clock() - self._since[name]),
+            )
+        self._live.update(Group(table, Text(standing, style="dim")), refresh=True)
+
+    def _counts(self) -> str:
+        kinds = Counter(outcome.kind for outcome in self.outcomes.values())
+        finished, total = self._done + kinds["finished"], self._done + len(self._cells)
+        waiting = len(self._cells) - len(self.outcomes) - len(self._since)
+        text = f"{finished} of {total} cells finished, {len(self._since)} running, {waiting} waiting"
+        return f"{text}, {kinds['failed']} failed" if kinds["failed"] else text
+
+    def _time_left(self, readings: Mapping[str, Reading]) -> str:
+        """From the steps of all agents in all cells so far; a cell that ended is not run again."""
+        made = self._made + sum(
+            self._cells[name].config.train.agents * reading.step for name, reading in readings.items()
+        )
+        running = made - self._made
+        rest = sum(cell.steps for name, cell in self._cells.items() if name not in self.outcomes) - running
+        elapsed = self._clock() - self._began
+        if not made or elapsed < MEASURED_S:
+            return "time left not known yet"
+        return f"about {duration(rest * elapsed / made)} left"

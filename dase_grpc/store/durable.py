@@ -1,0 +1,279 @@
+"""The shared buffer on disk: what is committed outlives the process, what is synced outlives power.
+
+Rows lie in a memory-mapped ring with spare slots, so that rows which are not committed yet never lie on
+rows that the latest commit record claims. Rows are put first, then one of two alternating commit records
+(commits.py). A killed process leaves all its puts to the kernel, in order, so the newest whole record is
+right. A machine that stops may have written any of the mapped pages and not others, so there, known by
+another boot id, the newest synced record is right: it is written only after its rows are on the disk, and
+says which of them later rows may have been written over.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Final, Self
+
+import numpy as np
+
+from dase_grpc.errors import CapacityError
+from dase_grpc.schema import Array, TransitionSchema
+from dase_grpc.store.commits import CommitFile, Committed, Numbers, pack_committed
+from dase_grpc.store.directory import COMMITS, ROWS, BufferIdentity, DataDirectory
+from dase_grpc.store.mapped import MappedFile
+from dase_grpc.store.replay import NOT_FINITE, ReplayStore
+from dase_grpc.store.ring import MAX_AGENT_ID, RingBuffer
+
+SPARE_BYTES: Final = 4 * 2**20
+"""Room for as many uncommitted rows as one message can bring."""
+
+NO_LIMIT: Final = 2**62
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What a start found: how many transitions, and whether the machine had stopped since they came.
+
+    `unsure` of the transitions that the record names are left out because later ones may have been
+    written over them.
+    """
+
+    transitions: int
+    writers: int
+    machine_stopped: bool
+    unsure: int = 0
+
+
+class MappedRing(RingBuffer):
+    """A ring whose slots are a file."""
+
+    def __init__(self, schema: TransitionSchema, capacity: int, file: MappedFile) -> None:
+        super().__init__(
+            schema, capacity, slots=np.frombuffer(file.bytes, np.float32).reshape(-1, schema.width)
+        )
+        self._file = file
+
+    def restore(self, state: Committed) -> None:
+        """Goes on from a commit; agents of which nothing is known have no transitions."""
+        agents = len(state.present)
+        self._total, self._size = state.total, state.size
+        self._present[:agents] = state.present
+        self._evicted[:agents] = state.inserted - state.present
+
+    def shorten(self, size: int) -> None:
+        """Lets the oldest go until `size` are left, whatever their slots hold. One pass over the rest."""
+        self._evicted += self._present
+        self._present[:] = 0
+        self._size = size
+        for part in self.slices():
+            self._add(part)
+        self._evicted -= self._present
+
+    def present(self, agents: int) -> Numbers:
+        """Transitions present of the first `agents` agent ids, a view."""
+        return self._present[:agents]
+
+    def _write(self, first: int, rows: Array) -> None:
+        rows = np.ascontiguousarray(rows)
+        start = first % len(self._slots)
+        head = len(self._slots) - start
+        for slot, part in ((start, rows[:head]), (0, rows[head:])):
+            if len(part):
+                self._file.put(slot * self.schema.row_bytes, part.data.cast("B"))
+
+
+class DurableStore(ReplayStore):
+    """A ReplayStore whose commits outlive the process. Lives on one thread.
+
+    An append of more rows than the spare slots take is committed in parts. `append` blocks only when
+    more rows come between two syncs than the synced record foresees: then for one write of a record.
+
+    Attributes:
+        recovery: what was found, None for a new buffer.
+    """
+
+    def __init__(self, identity: BufferIdentity, rows: MappedFile, commits: CommitFile) -> None:
+        ring = MappedRing(identity.schema, identity.capacity, rows)
+        super().__init__(ring, max_writers=identity.max_writers)
+        self.identity = identity
+        self.recovery: Recovery | None = None
+        self._most_at_once = identity.spare
+        self._mapped, self._rows, self._commits = ring, rows, commits
+        self._index: dict[tuple[int, str], int] = {}
+        self._agents = 0
+        self._inserted: Numbers = np.zeros(MAX_AGENT_ID + 1, np.int64)
+        self._refused: Numbers = np.zeros(MAX_AGENT_ID + 1, np.int64)
+        self._sequences: Numbers = np.zeros(identity.max_writers, np.int64)
+        self._limit = 0  # no transition of this number or a higher one may be put before a record says so
+        self._next_limit = 0
+        self._unsettled = False  # the latest synced record may not be on the disk yet
+        self._synced_total = 0
+        self._synced_number = 0
+
+    @classmethod
+    def create(cls, directory: DataDirectory, identity: BufferIdentity, *, boot_id: str) -> Self:
+        """A new, empty buffer, its space on the disk reserved.
+
+        Raises:
+            CapacityError: the space is not there, or the disk refuses; nothing is left behind.
+        """
+        size = identity.slots * identity.schema.row_bytes
+        directory.discard()
+        with ExitStack() as opened:
+            try:
+                commits = CommitFile.create(directory.path / COMMITS, identity.max_writers)
+                opened.callback(commits.close)
+                rows = MappedFile.create(directory.path / ROWS, size)
+                opened.callback(rows.close)
+                store = cls(identity, rows, commits)
+                commits.commits.write(store._packed())
+                commits.put_synced(identity.spare, store._packed())
+                commits.put_boot(boot_id)
+                commits.sync()
+                directory.put_identity(identity)
+            except (OSError, OverflowError) as error:
+                directory.discard()
+                why = getattr(error, "strerror", None) or "too large"
+                raise CapacityError(
+                    f"--data-dir {directory.path} cannot take {identity.capacity} transitions of "
+                    f"{identity.schema.row_bytes} bytes, {size / 2**20:,.1f} MiB in all ({why}); "
+                    f"free space there, or lower replay.capacity"
+                ) from None
+            opened.pop_all()
+        store._limit = identity.spare
+        return store
+
+    @classmethod
+    def open(cls, directory: DataDirectory, identity: BufferIdentity, *, boot_id: str) -> Self:
+        """The buffer that lies in a directory; in milliseconds, unless the machine had stopped.
+
+        Raises:
+            DataDirectoryError: it is damaged.
+        """
+        size = identity.slots * identity.schema.row_bytes
+        with ExitStack() as opened:
+            rows = MappedFile.open(directory.path / ROWS, size)
+            opened.callback(rows.close)
+            commits = CommitFile.open(directory.path / COMMITS, identity.max_writers)
+            opened.callback(commits.close)
+            store = cls(identity, rows, commits)
+            store._recover(boot_id)
+            opened.pop_all()
+        return store
+
+    def sync(self, *, last: bool = False) -> Iterator[Callable[[], None]]:
+        """Brings all that is committed now to the disk.
+
+        Yields the calls that block: run each, in any thread, before taking the next. Appends may go on
+        in between, unless this is the last time. Does nothing if the disk has everything.
+
+        Raises:
+            DataDirectoryError: the disk refuses (raised by a call).
+        """
+        number, total = self._commits.commits.number, self.ring.total
+        window = 0 if last else max(self.identity.spare, 2 * (total - self._synced_total))
+        if number == self._synced_number and self._limit <= total + window:
+            return
+        packed = self._packed()
+        yield self._flush
+        self._unsettled = False
+        self._claim(packed, total, self.ring.total + window, again=False)
+        yield self._commits.sync
+        self._settle()
+        self._synced_number = number
+
+    def close(self) -> None:
+        """Brings everything to the disk and closes the files; blocks for as long as that takes."""
+        for blocking in self.sync(last=True):
+            blocking()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Closes the files as they are, as the end of the process would."""
+        self._rows.close()
+        self._commits.close()
+
+    def _commit(self, writer: str, agent_id: int) -> None:
+        key = agent_id, writer
+        index = self._index.get(key)
+        if index is None:
+            index = len(self._index)
+            self._commits.put_writer(index, agent_id, writer)
+            self._index[key] = index
+        self._agents = max(self._agents, agent_id + 1)
+        self._sequences[index] = self._committed[key]
+        self._inserted[agent_id] = self.traffic.inserted[agent_id]
+        self._refused[agent_id] = self.traffic.refused[agent_id, NOT_FINITE]
+        self._commits.commits.write(self._packed())
+
+    def _store(self, rows: Array, agent_id: int) -> int:
+        if self.ring.total + len(rows) > self._limit:
+            self._extend(self.ring.total + len(rows))
+        return super()._store(rows, agent_id)
+
+    def _packed(self) -> bytes:
+        """All that is committed, but for the rows and the names of the writers."""
+        agents, writers = self._agents, len(self._index)
+        return pack_committed(
+            self.ring.total,
+            len(self.ring),
+            present=self._mapped.present(agents),
+            inserted=self._inserted[:agents],
+            refused=self._refused[:agents],
+            sequences=self._sequences[:writers],
+        )
+
+    def _flush(self) -> None:
+        self._rows.sync()
+        self._commits.sync()
+
+    def _claim(self, packed: bytes, total: int, limit: int, *, again: bool) -> None:
+        """Puts a synced record, whose limit holds with the one before until it is on the disk."""
+        if limit - self.identity.slots >= total:
+            limit = NO_LIMIT  # none of its rows is sure anyway
+        self._commits.put_synced(limit, packed, again=again)
+        self._synced_total = total
+        self._limit, self._next_limit = min(self._limit, limit), limit
+        self._unsettled = True
+
+    def _settle(self) -> None:
+        self._limit = self._next_limit
+        self._unsettled = False
+
+    def _extend(self, wanted: int) -> None:
+        """Makes the synced record foresee four times as many rows as it has to."""
+        _, packed = self._commits.synced_state()
+        total = self._synced_total
+        self._claim(packed, total, total + 4 * (wanted - total), again=self._unsettled)
+        self._commits.sync()
+        self._settle()
+
+    def _recover(self, boot_id: str) -> None:
+        self._commits.sync()  # so that the latest synced record is the one on the disk, too
+        self._limit, packed = self._commits.synced_state()
+        synced = Committed.unpack(packed)
+        self._next_limit, self._synced_total = self._limit, synced.total
+        latest = self._commits.commits.latest if self._commits.same_boot(boot_id) else None
+        state = synced if latest is None else Committed.unpack(latest)
+        self._restore(state)
+        self.recovery = Recovery(state.size, len(state.sequences), machine_stopped=latest is None)
+        if latest is None:
+            self._drop_unsure(state)
+            self._commits.commits.write(self._packed())
+            self._commits.put_boot(boot_id)
+
+    def _restore(self, state: Committed) -> None:
+        self._mapped.restore(state)
+        self._agents = len(state.present)
+        self._inserted[: self._agents] = state.inserted
+        self._refused[: self._agents] = state.refused
+        self._sequences[: len(state.sequences)] = state.sequences
+        writers = self._commits.writers(len(state.sequences))
+        self._index = {key: index for index, key in enumerate(writers)}
+        self._committed = dict(zip(writers, state.sequences.tolist(), strict=True))
+        self.traffic.restore(state.inserted.tolist(), state.refused.tolist())
+
+    def _drop_unsure(self, state: Committed) -> None:
+        sure = min(state.size, max(0, state.total - max(0, self._limit - self.identity.slots)))
+        if sure < state.size:
+            self._mapped.shorten(sure)
+        self.recovery = Recovery(sure, len(state.sequences), machine_stopped=True, unsure=state.size - sure)

@@ -1,0 +1,96 @@
+"""A file of fixed size in memory: what is put into it outlives the process at once, and power once synced."""
+
+import mmap
+import os
+from pathlib import Path
+from typing import Final, Self
+
+from dase_grpc.errors import DataDirectoryError
+
+_NEW: Final = ".new"
+
+
+class MappedFile:
+    """Bytes that are a file's; `put` is the only way into them.
+
+    Not locked. `sync` blocks and may be called from any thread, also while another one puts.
+    """
+
+    def __init__(self, path: Path, descriptor: int, size: int) -> None:
+        self.path = path
+        self.bytes = memoryview(mmap.mmap(descriptor, size))
+        self._descriptor = descriptor
+
+    @classmethod
+    def create(cls, path: Path, size: int) -> Self:
+        """A new file of zeros in place of any that has this name, all its space reserved.
+
+        Without that, a write to a full disk would be a signal that ends the process.
+
+        Raises:
+            OSError: the space is not there, or the disk refuses; nothing is left behind.
+        """
+        staged = path.with_name(path.name + _NEW)
+        staged.unlink(missing_ok=True)
+        descriptor = os.open(staged, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+            file = cls(path, descriptor, size)
+            staged.replace(path)
+        except BaseException:
+            os.close(descriptor)
+            staged.unlink(missing_ok=True)
+            raise
+        return file
+
+    @classmethod
+    def open(cls, path: Path, size: int) -> Self:
+        """An existing file.
+
+        Raises:
+            DataDirectoryError: it is missing, or of another size.
+        """
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise DataDirectoryError(
+                f"{path} cannot be opened ({error.strerror}); restore it, or choose another --data-dir"
+            ) from None
+        found = os.fstat(descriptor).st_size
+        if found != size:
+            os.close(descriptor)
+            raise DataDirectoryError(
+                f"{path} has {found} bytes instead of {size}, so it is damaged; "
+                f"restore it, or choose another --data-dir"
+            )
+        return cls(path, descriptor, size)
+
+    def put(self, offset: int, data: bytes | memoryview) -> None:
+        """Copies bytes into the file, in order, before it returns; O(len(data))."""
+        self.bytes[offset : offset + len(data)] = data
+
+    def sync(self) -> None:
+        """Returns once the disk has all that was put before the call.
+
+        Raises:
+            DataDirectoryError: the disk refuses.
+        """
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise DataDirectoryError(
+                f"{self.path} cannot be written to its disk ({error.strerror}); check the disk"
+            ) from None
+
+    def close(self) -> None:
+        """Gives the descriptor back; the bytes stay mapped for as long as someone views them."""
+        os.close(self._descriptor)
+
+
+def sync_directory(path: Path) -> None:
+    """Returns once the disk has the directory's entries."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,300 @@
+"""`dase experiment` as a person runs it: real trainings in lockstep, and every way in which it can end."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from children import importing
+from small import SETTINGS
+
+from dase_grpc.launch.experiment import STOPPED
+from dase_grpc.launch.experiment_folder import FINISHED_FILE
+from dase_grpc.runs.checkpoint import checkpoint_paths
+from dase_grpc.runs.directory import RunDirectory
+from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.runs.metrics_log import read_metrics
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+TESTS = Path(__file__).parents[1]
+PATIENCE_S = 120.0
+ENDLESS = 10_000_000
+
+
+class Experiment:
+    """An experiment's file in a folder of its own, and the `dase experiment` processes started on it."""
+
+    def __init__(self, folder: Path, **tables: Any) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder = folder
+        self.name = f"{folder.parent.name}-{folder.name}"
+        self.path = folder / "runs" / self.name
+        self.started: list[subprocess.Popen[bytes]] = []
+        self.write(**tables)
+
+    def write(
+        self, *, matrix: dict[str, Any], settings: dict[str, Any] | None = None, **more: object
+    ) -> None:
+        """Makes the file; settings beyond those of `small` are given with dots."""
+        common = {
+            f"{section}.{key}": value for section, keys in SETTINGS.items() for key, value in keys.items()
+        }
+        common = {key: value for key, value in (common | (settings or {})).items() if key not in matrix}
+        tables = {"name": self.name, "set": common, "matrix": matrix, **more}
+        (self.folder / "experiment.toml").write_text(tomli_w.dumps(tables))
+
+    def start(self, *flags: object) -> subprocess.Popen[bytes]:
+        with (self.folder / "output.txt").open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "dase_grpc", "experiment", "experiment.toml", *map(str, flags)],
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=importing(TESTS),
+            )
+        self.started.append(process)
+        return process
+
+    def run(self, *flags: object) -> int:
+        return self.start(*flags).wait(PATIENCE_S)
+
+    @property
+    def output(self) -> str:
+        return (self.folder / "output.txt").read_text()
+
+    def children(self) -> dict[str, int]:
+        """The pids of this experiment's trainings that live, by cell, whoever started them."""
+        found = {}
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                command = path.read_bytes().decode().split("\0")
+            except OSError:
+                continue
+            if "--stdin-is-leash" in command and f"--runs=runs/{self.name}" in command:
+                name = next(part for part in command if part.startswith("--name="))
+                found[name.removeprefix("--name=")] = int(path.parent.name)
+        return found
+
+    def finished(self) -> set[str]:
+        return {mark.parent.name for mark in self.path.glob(f"*/{FINISHED_FILE}")}
+
+    def trains(self, cell: str) -> bool:
+        """Whether all agents of a cell have begun to train and still do."""
+        if cell not in self.children() or not (self.path / cell / "run.toml").exists():
+            return False
+        run = RunDirectory.open(self.path / cell)
+        agents = [run.agent(agent_id) for agent_id in range(run.config.train.agents)]
+        return all(len(read_evaluations(agent.evaluations.path)) >= 3 for agent in agents)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        limit = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < limit, self.output
+            time.sleep(0.05)
+
+    def until_runs(self, condition: Callable[[], bool]) -> None:
+        """Waits for something that happens while the experiment runs."""
+
+        def happened() -> bool:
+            assert self.started[-1].poll() is None, self.output
+            return condition()
+
+        self.until(happened)
+
+    def curves(self) -> dict[str, list[str]]:
+        """All evaluations of all cells, but for the times."""
+        files = self.path.glob("*/agents/*/evaluations.csv")
+        return {
+            str(file.relative_to(self.path)): [line.rpartition(",")[0] for line in file.read_text().split()]
+            for file in files
+        }
+
+    def files(self, cell: str) -> dict[str, tuple[int, int]]:
+        """Inode and time of change of every file of a cell."""
+        stats = {path: path.stat() for path in (self.path / cell).rglob("*") if path.is_file()}
+        return {str(path): (stat.st_ino, stat.st_mtime_ns) for path, stat in stats.items()}
+
+
+@pytest.fixture
+def experiment(tmp_path) -> Iterator[Callable[..., Experiment]]:
+    made = []
+
+    def make(name: str = "one", **tables: Any) -> Experiment:
+        made.append(Experiment(tmp_path / name, **tables))
+        return made[-1]
+
+    yield make
+    for each in made:
+        for process in each.started:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        for pid in each.children().values():
+            os.kill(pid, signal.SIGKILL)
+
+
+# -- an experiment that ends well ---------------------------------------------------------------------
+
+
+def test_an_experiment_runs_every_cell_once_and_the_next_time_none(experiment):
+    one = experiment(matrix={"method": ["single", "dase"], "dps.divergence": ["jeffreys", "none"]})
+    assert one.run() == 0, one.output
+    cells = {"single", "dase_divergence-jeffreys", "dase_divergence-none"}
+    assert one.finished() == cells
+    assert one.children() == {}
+    assert "note: 4 combinations are 3 cells" in one.output
+    assert re.search(r"^dase_divergence-none +finished +-\d+\.\d  \d+ s$", one.output, re.MULTILINE)
+    assert one.output.splitlines()[-1].endswith(f"-m dase_grpc compare runs/{one.name}")
+    run = RunDirectory.open(one.path / "dase_divergence-none")
+    assert (run.run["mode"], run.config.dps.divergence, run.report.is_file()) == ("lockstep", "none", True)
+    before = {cell: one.files(cell) for cell in cells}
+    assert one.run() == 0
+    assert "all cells are finished" in one.output
+    assert "started" not in one.output
+    assert {cell: one.files(cell) for cell in cells} == before
+
+
+def test_cells_may_be_clusters(experiment):
+    one = experiment(mode="cluster", matrix={"train.agents": [1, 2]})
+    assert one.run("--jobs", 5) == 0, one.output
+    assert one.finished() == {"agents-1", "agents-2"}
+    run = RunDirectory.open(one.path / "agents-2")
+    assert (run.run["mode"], len(run.agents())) == ("cluster", 2)
+
+
+def test_a_longer_list_of_seeds_runs_what_is_missing_although_names_change(experiment):
+    one = experiment(matrix={"seed": [1]})
+    assert one.run() == 0, one.output
+    before = one.files("run")
+    one.write(matrix={"seed": [0, 1]})
+    assert one.run() == 0, one.output
+    assert one.finished() == {"run", "seed-0"}
+    assert one.files("run") == before
+
+
+def test_a_changed_file_never_takes_another_run_for_finished(experiment):
+    one = experiment(matrix={"seed": [0]})
+    assert one.run() == 0, one.output
+    one.write(matrix={"seed": [0]}, settings={"train.steps": 130})
+    assert one.run() == 2
+    assert re.fullmatch(
+        r"error: .*run is a finished run of another configuration "
+        r"\(train\.steps is 120 there and 130 here\); "
+        r"give the experiment another name, or move that folder away\n",
+        one.output,
+    )
+
+
+def test_a_dry_run_lists_and_leaves_nothing(experiment):
+    one = experiment(matrix={"seed": [0, 1]})
+    assert one.run("--dry-run", "--jobs", 3) == 0
+    assert [line.split() for line in one.output.splitlines()[:2]] == [
+        ["seed-0", "240", "steps", "waiting"],
+        ["seed-1", "240", "steps", "waiting"],
+    ]
+    assert "2 cells: 2 waiting; 480 environment steps to go on 3 core(s)" in one.output
+    assert not (one.folder / "runs").exists()
+
+
+# -- the other ends -----------------------------------------------------------------------------------
+
+
+def test_a_cell_that_fails_is_named_and_the_others_finish_and_it_is_tried_again(experiment):
+    kwargs = [{"at": 200}, {"at": 9}]
+    one = experiment(
+        settings={"env.id": "worlds:RaisesAtStep"}, matrix={"env.kwargs": kwargs, "seed": [0, 1]}
+    )
+    assert one.run() == 1
+    failing = {"kwargs-at-9_seed-0", "kwargs-at-9_seed-1"}
+    assert one.finished() == {"kwargs-at-200_seed-0", "kwargs-at-200_seed-1"}
+    for cell in failing:
+        log = f"runs/{one.name}/.experiment/logs/{cell}.log"
+        reason = f"exit code 1, RuntimeError: the simulator broke at step 9; its log is {log}"
+        assert f"failed: {cell}: {reason}" in one.output.splitlines()
+        assert "Traceback" in (one.folder / log).read_text()
+    assert "2 of 4 cells failed; to try these again: " in one.output
+    assert one.run("--dry-run") == 0
+    assert "4 cells: 2 finished, 2 failed" in one.output
+    assert one.run() == 1
+    assert one.output.count(": started") == 2
+
+
+def test_a_killed_experiment_leaves_no_training_and_the_next_one_finishes_it(experiment):
+    """And what it has in the end is, evaluation for evaluation, what an undisturbed one has."""
+    matrix = {"method": ["single", "dase"], "seed": [0, 1]}
+    settings = {"train.steps": 1_500, "eval.every": 100}
+    killed = experiment("killed", matrix=matrix, settings=settings)
+    process = killed.start("--jobs", 1)
+    killed.until_runs(lambda: len(killed.finished()) == 2 and any(map(killed.trains, killed.children())))
+    done = killed.finished()
+    before = {cell: killed.files(cell) for cell in done}
+    process.kill()
+    process.wait()
+    assert killed.run("--jobs", 2) == 0, killed.output  # at once, while the child may still be there
+    assert killed.children() == {}
+    assert killed.finished() == {"single_seed-0", "single_seed-1", "dase_seed-0", "dase_seed-1"}
+    assert {cell: killed.files(cell) for cell in done} == before
+    (aside,) = (killed.path / ".experiment" / "set-aside").glob("*.log")
+    assert f"{aside.stem.rpartition('-')[0]} starts over; what there was of it is in" in killed.output
+    undisturbed = experiment("undisturbed", matrix=matrix, settings=settings)
+    assert undisturbed.run() == 0, undisturbed.output
+    assert len(undisturbed.curves()) == 6
+    assert killed.curves() == undisturbed.curves()
+
+
+@pytest.mark.parametrize("mode", ["lockstep", "cluster"])
+def test_trainings_end_by_themselves_when_the_experiment_is_killed(experiment, mode):
+    one = experiment(mode=mode, settings={"train.steps": ENDLESS}, matrix={"seed": [0, 1]})
+    process = one.start("--jobs", 6)
+    one.until_runs(lambda: one.trains("seed-0") and one.trains("seed-1"))
+    process.kill()
+    process.wait()
+    one.until(lambda: one.children() == {})
+    for cell in ("seed-0", "seed-1"):
+        assert_kept_until_the_end(RunDirectory.open(one.path / cell))
+
+
+def assert_kept_until_the_end(run: RunDirectory) -> None:
+    """Each agent's last checkpoint is of the step that its last record names."""
+    for agent in run.agents():
+        assert max(checkpoint_paths(agent.checkpoints)) == read_metrics(agent.metrics.path)[-1]["step"]
+
+
+@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_all_keeps_checkpoints_and_says_how_to_go_on(experiment, told):
+    one = experiment(settings={"train.steps": ENDLESS}, matrix={"seed": [0, 1, 2]})
+    process = one.start("--jobs", 2)
+    one.until_runs(lambda: one.trains("seed-0") and one.trains("seed-1"))
+    process.send_signal(told)
+    assert process.wait(PATIENCE_S) == STOPPED
+    assert one.children() == {}
+    assert "stopping: the running cells keep their checkpoints (Ctrl-C kills)" in one.output
+    assert one.output.splitlines()[-1].startswith("stopped before the end; to go on: ")
+    assert one.output.splitlines()[-1].endswith(" -m dase_grpc experiment experiment.toml --jobs 2")
+    assert not (one.path / "seed-2").exists()
+    assert_kept_until_the_end(RunDirectory.open(one.path / "seed-0"))
+    assert one.run("--dry-run") == 0
+    assert re.search(
+        r"^seed-1 .* unfinished: stopped at step [\d,]+ of 10,000,000$", one.output, re.MULTILINE
+    )
+
+
+def test_a_second_experiment_on_the_same_folder_is_refused(experiment):
+    one = experiment(settings={"train.steps": ENDLESS}, matrix={"seed": [0]})
+    first = one.start()
+    one.until_runs(lambda: one.trains("run"))
+    assert one.run() == 2
+    assert one.output == (
+        f"error: another dase experiment runs in runs/{one.name}; wait for its end, or choose another name\n"
+    )
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(PATIENCE_S) == STOPPED

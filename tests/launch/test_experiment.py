@@ -1,0 +1,130 @@
+"""`dase experiment` before and after its processes: checks, plans, what is said in the end."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from launch.experiments import small_cells, trained
+from small import SETTINGS
+
+from dase_grpc.errors import ConfigError, EnvironmentSpecError
+from dase_grpc.launch import experiment
+from dase_grpc.launch.experiment import ExperimentOptions, check_cells, experiment_here, usable_cores
+from dase_grpc.launch.experiment_file import read_experiment
+from dase_grpc.launch.experiment_folder import ExperimentFolder
+from dase_grpc.launch.matrix import cells_of
+from dase_grpc.launch.train import probed
+
+
+@pytest.fixture
+def tried(monkeypatch):
+    """The ids of the environments that were tried out."""
+    ids = []
+
+    def noted(env):
+        ids.append(env.id)
+        return probed(env)
+
+    monkeypatch.setattr(experiment, "probed", noted)
+    return ids
+
+
+def test_each_environment_is_tried_out_once(tried):
+    check_cells(small_cells(env__id=["worlds:PointGoal", "worlds:Terminating"], seed=[0, 1, 2]))
+    assert tried == ["worlds:PointGoal", "worlds:Terminating"]
+
+
+def test_an_environment_with_other_arguments_is_another(tried):
+    with pytest.raises(
+        EnvironmentSpecError, match=r"cell kwargs-at-1: trying out worlds:RaisesAtStep failed"
+    ):
+        check_cells(
+            small_cells(settings={"env.id": "worlds:RaisesAtStep"}, env__kwargs=[{"at": 5}, {"at": 1}])
+        )
+    assert len(tried) == 2
+
+
+def test_every_buffer_is_checked(tried):
+    with pytest.raises(ConfigError, match=r"cell capacity-1KiB: agent\.batch_size = 32 exceeds"):
+        check_cells(
+            small_cells(
+                settings={"env.id": "worlds:ConstantReward"}, replay__capacity=["1MiB", "1KiB"], seed=[0]
+            )
+        )
+    assert len(tried) == 1
+
+
+def test_the_cores_are_those_that_this_process_may_use():
+    assert usable_cores() == len(os.sched_getaffinity(0)) >= 1
+
+
+FILE = """
+[set]
+{settings}
+[matrix]
+seed = [0, 1]
+"""
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["dase", "experiment", "e.toml"])
+    lines = [
+        f"{section}.{key} = {value!r}" for section, keys in SETTINGS.items() for key, value in keys.items()
+    ]
+    Path("e.toml").write_text(FILE.format(settings="\n".join(lines)))
+    return Path("e.toml")
+
+
+def run(file: Path, capsys, **options) -> tuple[int, list[str]]:
+    code = experiment_here(ExperimentOptions(file, Path("runs"), command=sys.argv, **options))
+    return code, capsys.readouterr().out.splitlines()
+
+
+def finish(file: Path, *, first: int = 2) -> ExperimentFolder:
+    folder = ExperimentFolder(Path("runs/e"))
+    for cell in cells_of(read_experiment(file)).cells[:first]:
+        trained(folder.path, cell)
+        folder.finish(cell, seconds=2.0)
+    return folder
+
+
+def test_where_all_is_finished_nothing_is_started(file, capsys, monkeypatch):
+    finish(file)
+    monkeypatch.setattr(experiment.asyncio, "run", None)
+    assert run(file, capsys) == (
+        0,
+        [
+            "cell    state        final score  time",
+            "seed-0  finished            -5.8  -",
+            "seed-1  finished            -5.8  -",
+            "results: runs/e",
+            "all cells are finished; next: dase compare runs/e",
+        ],
+    )
+
+
+def test_a_dry_run_tells_the_state_of_each_cell(file, capsys):
+    folder = finish(file, first=1)
+    cell = cells_of(read_experiment(file)).cells[1]
+    trained(folder.path, cell, step=70)
+    assert run(file, capsys, dry_run=True, jobs=3) == (
+        0,
+        [
+            "seed-0            240 steps  finished",
+            "seed-1            240 steps  unfinished: stopped at step 70 of 120",
+            "2 cells: 1 finished, 1 unfinished; 240 environment steps to go on 3 core(s)",
+        ],
+    )
+    assert not (folder.path / ".experiment").exists()
+
+
+def test_the_folder_is_the_same_after_an_environment_has_left_it(file, capsys):
+    text = file.read_text().replace("'worlds:PointGoal'", "'rude:Misbehaves'")
+    kwargs = 'env.kwargs = {what = "leaves_the_folder", at = 1}\n'
+    file.write_text(text.replace("[matrix]", f"{kwargs}[matrix]"))
+    before = Path.cwd()
+    assert run(file, capsys, dry_run=True)[0] == 0
+    assert Path.cwd() == before
