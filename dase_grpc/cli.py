@@ -165,10 +165,8 @@ def node(
         from dase_grpc.nodes.replay import SYNC_EVERY_S, ReplayOptions, replay_main
 
         learners = {"replay": replay, "agent": agent, "run-dir": run_dir, "gpu": gpu}
-        learners["resume"] = resume or None
-        _refuse({**learners, **given}, role)
-        if sync_every is not None and data_dir is None:
-            raise ConfigError("--sync-every needs --data-dir; a buffer in memory is never written to a disk")
+        _refuse({**learners, **given, "resume": resume or None}, role)
+        _require_directory(data_dir, sync_every)
         options = ReplayOptions.parse(
             run_id=run_id,
             listen=listen or DEFAULT_ADDRESS,
@@ -324,6 +322,12 @@ def _refuse(flags: Mapping[str, object], role: str) -> None:
     for flag, value in flags.items():
         if value is not None:
             raise ConfigError(f"--{flag} is not for --role {role}; leave it out, or start the node it is for")
+
+
+def _require_directory(data_dir: Path | None, sync_every: float | None) -> None:
+    """Refuses to sync what lies in memory."""
+    if sync_every is not None and data_dir is None:
+        raise ConfigError("--sync-every needs --data-dir; a buffer in memory is never written to a disk")
 
 
 def _files(preset: str | None, config: Path | None, assignments: list[str] | None) -> dict[str, Any]:
