@@ -18,6 +18,7 @@ from dase_grpc.flags import (
     Capacity,
     ConfigFile,
     DataDir,
+    EmptyBuffer,
     Env,
     Gpu,
     Insecure,
@@ -31,13 +32,16 @@ from dase_grpc.flags import (
     Name,
     Preset,
     Replay,
+    Resume,
     Role,
+    RunArgument,
     RunDir,
     RunId,
     Runs,
     Seed,
     Steps,
     SyncEvery,
+    Total,
     option,
 )
 
@@ -143,6 +147,7 @@ def node(
     replay: Replay = None,
     agent: AgentId = None,
     run_dir: RunDir = None,
+    resume: Resume = False,
     gpu: Gpu = None,
     env: Env = None,
     agents: Agents = None,
@@ -160,9 +165,8 @@ def node(
         from dase_grpc.nodes.replay import SYNC_EVERY_S, ReplayOptions, replay_main
 
         learners = {"replay": replay, "agent": agent, "run-dir": run_dir, "gpu": gpu}
-        _refuse({**learners, **given}, role)
-        if sync_every is not None and data_dir is None:
-            raise ConfigError("--sync-every needs --data-dir; a buffer in memory is never written to a disk")
+        _refuse({**learners, **given, "resume": resume or None}, role)
+        _require_directory(data_dir, sync_every)
         options = ReplayOptions.parse(
             run_id=run_id,
             listen=listen or DEFAULT_ADDRESS,
@@ -192,9 +196,36 @@ def node(
             metrics_host=metrics_host,
             insecure=insecure,
             command=sys.argv,
+            resume=resume,
         )
         raise typer.Exit(learner_main(learner, stdin_is_leash=stdin_is_leash))
     raise ConfigError(f"--role {role!r} is neither replay nor learner")
+
+
+@app.command("resume")
+def resume_run(
+    run: RunArgument, *, steps: Total = None, gpu: Gpu = None, empty_buffer: EmptyBuffer = False
+) -> None:
+    """Goes on with a run that was stopped, was killed or has finished, in its own folder.
+
+    A lockstep run goes on bit for bit as if there had been no break.
+    """
+    from dase_grpc.launch.resume import ResumeOptions, resume_here
+
+    resume_here(ResumeOptions(run, steps, gpu=gpu, empty_buffer=empty_buffer, command=sys.argv))
+
+
+@app.command()
+def verify(run: RunArgument) -> None:
+    """Checks every file of a run and says what can be resumed.
+
+    Exits with 0 if all is sound, with 1 if something is damaged, with 2 if nothing can be resumed.
+    """
+    from rich.console import Console
+
+    from dase_grpc.launch.verify import verify_here
+
+    raise typer.Exit(verify_here(run, Console()))
 
 
 @app.command("config")
@@ -227,6 +258,9 @@ def evaluate(
     *,
     episodes: Annotated[int, typer.Option("--episodes", min=1, help="Episodes per agent.")] = 10,
     seed: Annotated[int | None, option("--seed", "Seed of the first episode; else that of training.")] = None,
+    best: Annotated[
+        bool, option("--best", "The best checkpoint of each agent instead of its latest.")
+    ] = False,
     video: Annotated[
         Path | None, option("--video", "Film the first agent's first episode (.mp4 or .gif).")
     ] = None,
@@ -234,12 +268,12 @@ def evaluate(
     """Evaluates the latest checkpoints of a run, or one checkpoint, without noise."""
     from dase_grpc.launch.evaluate import evaluate_checkpoint
 
-    for result in evaluate_checkpoint(target, episodes=episodes, seed=seed, video=video):
+    for result in evaluate_checkpoint(target, episodes=episodes, seed=seed, video=video, best=best):
         typer.echo(str(result))
 
 
 @app.command()
-def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]) -> None:
+def report(run: RunArgument) -> None:
     """Writes RUN/report.html: learning curves, similarity, throughput."""
     from dase_grpc.runs.directory import RunDirectory
     from dase_grpc.runs.report import write_report
@@ -288,6 +322,12 @@ def _refuse(flags: Mapping[str, object], role: str) -> None:
     for flag, value in flags.items():
         if value is not None:
             raise ConfigError(f"--{flag} is not for --role {role}; leave it out, or start the node it is for")
+
+
+def _require_directory(data_dir: Path | None, sync_every: float | None) -> None:
+    """Refuses to sync what lies in memory."""
+    if sync_every is not None and data_dir is None:
+        raise ConfigError("--sync-every needs --data-dir; a buffer in memory is never written to a disk")
 
 
 def _files(preset: str | None, config: Path | None, assignments: list[str] | None) -> dict[str, Any]:

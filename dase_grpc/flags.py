@@ -68,6 +68,20 @@ Lockstep = Annotated[bool, option("--lockstep", "One process, bit-for-bit reprod
 Name = Annotated[str | None, option("--name", "The run's folder name.")]
 Runs = Annotated[Path, option("--runs", "Where runs are kept; else runs.")]
 
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
+Total = Annotated[
+    int | None,
+    option(
+        "--steps",
+        "The new total of each agent's environment steps; else the run's own.",
+        parser=_whole("--steps"),
+        metavar="INTEGER",
+    ),
+]
+EmptyBuffer = Annotated[
+    bool, option("--empty-buffer", "Go on although the buffer of the run's processes is gone.")
+]
+
 Role = Annotated[str, option("--role", "replay or learner.")]
 RunId = Annotated[
     str | None, option("--run-id", "The run's name; a learner without it joins whatever run it finds.")
@@ -134,4 +148,7 @@ AgentId = Annotated[
 ]
 RunDir = Annotated[
     Path | None, option("--run-dir", "Where results go; else runs/RUN_ID.", panel=LEARNER_NODE)
+]
+Resume = Annotated[
+    bool, option("--resume", "Go on from the agent's last checkpoint in --run-dir.", panel=LEARNER_NODE)
 ]

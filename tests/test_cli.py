@@ -1,5 +1,6 @@
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -19,7 +20,18 @@ from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
 
-COMMANDS = ("train", "experiment", "node", "config", "evaluate", "report", "compare", "version")
+COMMANDS = (
+    "train",
+    "resume",
+    "verify",
+    "experiment",
+    "node",
+    "config",
+    "evaluate",
+    "report",
+    "compare",
+    "version",
+)
 
 
 @pytest.fixture
@@ -241,6 +253,13 @@ REFUSED = {
     ),
     "evaluating no run": (("evaluate", "nothing"), r"there is no nothing"),
     "evaluating another folder": (("evaluate", "empty"), r"empty is neither a run, an agent's directory nor"),
+    "resuming no run": (("resume", "empty"), r"empty is not a run: it has no run\.toml"),
+    "resuming to no number": (
+        ("resume", "empty", "--steps", "many"),
+        r"--steps 'many' is not a whole number",
+    ),
+    "verifying no run": (("verify", "empty"), r"empty is not a run: it has no run\.toml"),
+    "a replay that resumes": (("node", "--role", "replay", "--resume"), r"--resume is not for --role replay"),
     "reporting on no run": (("report", "empty"), r"empty is not a run: it has no run\.toml"),
     "no experiment": (("experiment", "missing.toml"), r"cannot read the experiment missing\.toml: No such"),
     "an experiment without cells": (("experiment", "empty.toml"), r"empty\.toml: there are no cells"),
@@ -427,6 +446,36 @@ def test_nothing_to_compare_is_one_sentence(dase):
     assert (code, out) == (2, "")
     assert err.startswith("error: the run cannot be compared; runs/going is left out: it has not finished")
     assert not Path("comparison").exists()
+
+
+def test_a_run_is_resumed_to_a_larger_total_verified_and_its_best_evaluated(dase):
+    flags = small_flags(train__steps=60, train__checkpoint_every=20, eval__every=20)
+    assert dase("train", "--lockstep", "--name", "run", *flags)[0] == 0
+    code, out, _ = dase("resume", "runs/run", "--steps", "8e1")
+    assert code == 0
+    assert "resuming runs/run from step 60 of 80\n" in out
+    assert out.endswith("next:    dase evaluate runs/run\n")
+    directory = RunDirectory.open(Path("runs/run"))
+    assert read_evaluations(directory.agent(1).evaluations.path).step.tolist() == [0, 20, 40, 60, 80]
+    code, out, _ = dase("verify", "runs/run")
+    assert code == 0
+    assert "can be resumed: all agents and the buffer from step 80" in out
+    curve = read_evaluations(directory.agent(0).evaluations.path)
+    best = max(range(1, 5), key=lambda index: (curve.return_mean[index], index))
+    code, out, _ = dase("evaluate", "runs/run", "--best", "--episodes", 2)
+    assert code == 0
+    assert f"after {curve.step[best]} steps: mean return {curve.return_mean[best]:,.1f} " in out
+    assert dase("resume", "runs/run")[0] == 2
+
+
+def test_where_no_checkpoint_was_evaluated_at_its_step_there_is_no_best(dase):
+    flags = small_flags(train__steps=20, eval__every=50, train__checkpoint_every=7)
+    assert dase("train", "--lockstep", "--name", "run", *flags)[0] == 0
+    for path in Path("runs/run/agents").glob("*/checkpoints/step-000000020"):
+        shutil.rmtree(path)
+    code, _, err = dase("evaluate", "runs/run", "--best")
+    assert code == 2
+    assert "has no best checkpoint, because none was evaluated at its own step" in err
 
 
 def test_a_folder_that_is_gone_is_one_sentence(tmp_path):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
@@ -33,6 +33,9 @@ from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
 from dase_grpc.runs.report import write_report
 from dase_grpc.schema import TransitionSchema
+
+if TYPE_CHECKING:
+    from dase_grpc.launch.lockstep import ResumedRound  # torch takes seconds to import
 
 REDRAW_S: Final = 0.25
 SAME_SECOND: Final = 100
@@ -87,17 +90,37 @@ def train_here(options: TrainOptions) -> None:
             f"note: agent.start_steps = {config.start_steps} covers the whole run, "
             f"so hardly anything is learned",
         )
+    run_here(options, directory, console, shown=root / directory.path.name)
+
+
+def run_here(
+    options: TrainOptions,
+    directory: RunDirectory,
+    console: Console,
+    *,
+    shown: Path,
+    resumed: "ResumedRound | None" = None,
+    from_checkpoints: bool = False,
+) -> None:
+    """Runs what is in `directory`, in its mode, until the budget is spent or a signal comes.
+
+    `shown` is how the directory is called in what is printed. Lockstep goes on from `resumed`; the
+    learners of a cluster go on `from_checkpoints`.
+
+    Raises:
+        NodeFailedError: a node ended before its time; the others were stopped.
+    """
     try:
-        if options.lockstep:
-            _train_in_lockstep(options, directory, console)
+        if directory.run["mode"] == "lockstep":
+            _train_in_lockstep(options, directory, console, resumed=resumed)
         else:
-            asyncio.run(_train_in_cluster(options, directory, console))
+            asyncio.run(_train_in_cluster(options, directory, console, resume=from_checkpoints))
     finally:
-        _say_results(directory, console, shown=root / directory.path.name, program=program(options.command))
+        _say_results(directory, console, shown=shown, program=program(options.command))
 
 
-def check(config: RunConfig, *, gpu: int | None = None) -> None:
-    """Checks what can only be known with the environment and the machine at hand.
+def check(config: RunConfig, *, gpu: int | None = None) -> TransitionSchema:
+    """Checks what can only be known with the environment and the machine at hand; returns the layout.
 
     Raises:
         DeviceError: there is no such GPU.
@@ -108,7 +131,9 @@ def check(config: RunConfig, *, gpu: int | None = None) -> None:
         from dase_grpc.learning.device import pick_device  # torch takes seconds to import
 
         pick_device(gpu)
-    check_capacity(config, probed(config.env))
+    schema = probed(config.env)
+    check_capacity(config, schema)
+    return schema
 
 
 def probed(config: EnvConfig) -> TransitionSchema:
@@ -184,13 +209,15 @@ def _new_directory(options: TrainOptions) -> RunDirectory:
     raise RunDirectoryError(f"{options.root / name} and {SAME_SECOND} like it exist; give the run a --name")
 
 
-def _train_in_lockstep(options: TrainOptions, directory: RunDirectory, console: Console) -> None:
+def _train_in_lockstep(
+    options: TrainOptions, directory: RunDirectory, console: Console, *, resumed: "ResumedRound | None"
+) -> None:
     from dase_grpc.launch.lockstep import open_lockstep, run_lockstep
 
     drawn_at = 0.0
     with (
         halt_event(stdin_is_leash=options.stdin_is_leash) as halt,
-        open_lockstep(options.config, directory, gpu=options.gpu) as run,
+        open_lockstep(options.config, directory, gpu=options.gpu, resumed=resumed) as run,
         make_display(console, options.config) as display,
     ):
 
@@ -208,7 +235,9 @@ def _train_in_lockstep(options: TrainOptions, directory: RunDirectory, console: 
         show()
 
 
-async def _train_in_cluster(options: TrainOptions, directory: RunDirectory, console: Console) -> None:
+async def _train_in_cluster(
+    options: TrainOptions, directory: RunDirectory, console: Console, *, resume: bool
+) -> None:
     async with stop_event(stdin_is_leash=options.stdin_is_leash) as stop:
         await run_cluster(
             options.config,
@@ -217,6 +246,7 @@ async def _train_in_cluster(options: TrainOptions, directory: RunDirectory, cons
             stop=stop,
             display=make_display(console, options.config),
             say=partial(say, console),
+            resume=resume,
         )
         if not stop.is_set():
             _require_last_steps(options.config, directory)

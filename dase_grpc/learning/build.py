@@ -16,8 +16,9 @@ from dase_grpc.learning.dps import DpsOptions
 from dase_grpc.learning.envs import Environment, make_env
 from dase_grpc.learning.evaluation import Evaluator
 from dase_grpc.learning.exploration import Explorer
-from dase_grpc.learning.learner import BatchSource, Journal, Learner, LearnerParts, TransitionSink
+from dase_grpc.learning.learner import Learner, LearnerParts
 from dase_grpc.learning.peers import PeerPolicies
+from dase_grpc.learning.ports import BatchSource, Journal, TransitionSink
 from dase_grpc.learning.similarity import SimilarityWeigher
 from dase_grpc.schema import TransitionSchema
 from dase_grpc.telemetry import LearnerMetrics
@@ -59,7 +60,7 @@ def build_learner(
         schema,
         agent_id=agent_id,
         rng=seeding.generator(seed, purpose.EXPLORATION, agent_id),
-        env_seed=seeding.integer(seed, purpose.ENVIRONMENT, agent_id),
+        episode_seed=partial(seeding.integer, seed, purpose.ENVIRONMENT, agent_id),
         start_steps=config.agent.start_steps,
         noise=config.agent.exploration_noise,
     )

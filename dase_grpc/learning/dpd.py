@@ -25,6 +25,9 @@ from dase_grpc.schema import Array
 OPTIMIZER: Final = "distillation_optimizer"
 PEER: Final = "peer"
 PEER_VERSION: Final = "peer_version"
+SHOWN: Final = "published"
+SHOWN_VERSION: Final = "published_version"
+TOTALS: Final = "distillation_totals"
 NO_VERSION: Final = -1
 
 _log = logging.getLogger("dase")
@@ -93,10 +96,12 @@ class DPD:
         self._terms = terms(own_config)
         self._peer_terms = terms(pairing.config)
         self._seen: Published | None = None
-        self._peer_version = NO_VERSION
+        self._peer_version = self._shown_version = NO_VERSION
+        self._shown = {name: torch.zeros_like(tensor) for name, tensor in own.judgement.items()}
         self._totals = _Totals(actor.weight[0].device)
         self._tensors = dict(optimizer_tensors(OPTIMIZER, actor, self._optimizer))
         self._tensors |= {f"{PEER}.{name}": tensor for name, tensor in peer.judgement.items()}
+        self._tensors |= {f"{SHOWN}.{name}": tensor for name, tensor in self._shown.items()}
 
     @property
     def updates(self) -> int:
@@ -127,7 +132,7 @@ class DPD:
         elif self.updates % self._config.distil_every == 0:
             losses["distillation_loss"] = self._distil(batch.observation, weight)
         if self.updates % self._config.publish_every == 0:
-            self._pairing.policies.publish(self.updates, {**self._own.judgement, **self._terms})
+            self._show()
         return losses
 
     def take_statistics(self) -> dict[str, float | int | None]:
@@ -140,26 +145,46 @@ class DPD:
         return self._totals.take()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The algorithm's own state, distillation_optimizer.*, peer.* and peer_version (-1: none yet)."""
+        """The algorithm's own state and what distilling goes on from.
+
+        distillation_optimizer.*, distillation_totals.* since the last `take_statistics`, peer.* with its
+        peer_version and published.* with its published_version; a version is -1 where there is none yet.
+        """
         state = self._own.state_dict()
         state |= {name: tensor.detach().clone() for name, tensor in self._tensors.items()}
+        state |= {f"{TOTALS}.{name}": tensor for name, tensor in self._totals.state().items()}
         state[PEER_VERSION] = torch.tensor(self._peer_version)
+        state[SHOWN_VERSION] = torch.tensor(self._shown_version)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` gave; updates go on bit for bit while the peer shows nothing newer.
+        """Restores what `state_dict` gave, and shows again what the saved agent had shown last.
+
+        Once both of a pair have done so, their updates go on bit for bit.
 
         Raises:
             KeyError: a name is missing.
             ValueError: a name too many, or a value of another shape or dtype; nothing is changed.
         """
-        version = torch.zeros((), dtype=torch.int64)
-        ours = {**self._tensors, PEER_VERSION: version}
+        version, shown_version = (torch.zeros((), dtype=torch.int64) for _ in range(2))
+        totals = self._totals.state()
+        ours = {**self._tensors, PEER_VERSION: version, SHOWN_VERSION: shown_version}
+        ours |= {f"{TOTALS}.{name}": tensor for name, tensor in totals.items()}
         added = {name: value for name, value in state.items() if name.split(".")[0] in _ADDED}
         require_fit(ours, added)
         self._own.load_state_dict({name: value for name, value in state.items() if name not in added})
         restore(ours, added)
-        self._peer_version = int(version)
+        self._totals.resume(totals)
+        self._peer_version, self._shown_version = int(version), int(shown_version)
+        if self._shown_version != NO_VERSION:
+            self._pairing.policies.publish(self._shown_version, {**self._shown, **self._terms})
+
+    def _show(self) -> None:
+        """Shows the agent's actor and critic as they are now."""
+        for name, tensor in self._own.judgement.items():
+            self._shown[name].copy_(tensor.detach())
+        self._shown_version = self.updates
+        self._pairing.policies.publish(self._shown_version, {**self._shown, **self._terms})
 
     def _look_at_peer(self) -> None:
         """Takes the peer's latest policy, unless it is the one looked at last or not finite."""
@@ -219,7 +244,7 @@ def _require_terms(expected: Mapping[str, Tensor], shown: Mapping[str, Tensor]) 
             raise ValueError(f"its agent.{key} is another one than agent.{key} here")
 
 
-_ADDED: Final = (OPTIMIZER, PEER, PEER_VERSION)
+_ADDED: Final = (OPTIMIZER, TOTALS, PEER, PEER_VERSION, SHOWN, SHOWN_VERSION)
 
 
 class _Totals:
@@ -252,6 +277,16 @@ class _Totals:
         }
         self._reset()
         return result
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies of all sums and counts."""
+        counts = torch.tensor([self._count, self._lag, self.alone, self.refused])
+        return {"sums": self._sums.clone(), "counts": counts}
+
+    def resume(self, state: Mapping[str, Tensor]) -> None:
+        """Goes on from what `state` gave."""
+        self._sums.copy_(state["sums"])
+        self._count, self._lag, self.alone, self.refused = state["counts"].tolist()
 
     def _reset(self) -> None:
         self._sums.zero_()

@@ -24,7 +24,7 @@ from dase_grpc.learning.device import pick_device
 from dase_grpc.learning.env_ids import with_resolved_id
 from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.nodes.lifecycle import first_cause, run_node, unless
-from dase_grpc.nodes.results import open_journal, results_path
+from dase_grpc.nodes.results import Resumed, open_results, results_path
 from dase_grpc.nodes.session import Session, put_together
 from dase_grpc.progress import Progress
 from dase_grpc.runs.journal import AgentJournal
@@ -59,6 +59,7 @@ class LearnerOptions:
     insecure: bool = False
     command: Sequence[str] = ()
     connect_timeout_s: float = 60.0
+    resume: bool = False
 
     @classmethod
     def parse(
@@ -74,6 +75,7 @@ class LearnerOptions:
         metrics_host: str,
         insecure: bool,
         command: Sequence[str],
+        resume: bool = False,
     ) -> Self:
         """Reads the texts of a command line; without a metrics port the configuration's counts.
 
@@ -93,6 +95,7 @@ class LearnerOptions:
             metrics_host=metrics_host,
             insecure=insecure,
             command=command,
+            resume=resume,
         )
 
 
@@ -141,7 +144,10 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
             async with _lease(cluster, member) as farewell:
                 _require_fit(config, member)
                 results = results_path(options.run_dir, run_id=member.run_id)
-                journal = open_journal(results, config, member, schema, command=options.command)
+                opened = open_results(
+                    results, config, member, schema, command=options.command, resume=options.resume
+                )
+                journal = opened.journal
                 cleanup.enter_context(closing(journal))
                 session = put_together(
                     cluster,
@@ -153,6 +159,8 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
                     metrics=LearnerMetrics(registry, member.agent_id),
                     results=results,
                 )
+                if opened.resumed is not None:
+                    await _resume(session, opened.resumed, config)
                 await _train_to_the_end(session, stop, farewell, journal)
 
 
@@ -206,6 +214,24 @@ async def _leave(cluster: ClusterClient, member: Membership, farewell: Farewell)
         await cluster.leave(member, reason=farewell.reason, timeout_s=FAREWELL_S)
     except RefusalError as error:
         log.info("could not give the lease back: %s", error)
+
+
+async def _resume(session: Session, resumed: Resumed, config: RunConfig) -> None:
+    """Lets the learner go on from a checkpoint; says when updates begin if the buffer is as good as empty.
+
+    Raises:
+        RefusalError: the replay does not say how full its buffer is.
+    """
+    status = await session.cluster.status(timeout_s=FAREWELL_S)
+    needed = config.for_agent(session.member.agent_id).agent.stored_before_updates
+    is_empty = resumed.stored >= needed > status.buffer.size
+    if is_empty:
+        log.warning(
+            "the buffer holds %d transitions, so updates begin once this agent has stored %d new ones",
+            status.buffer.size,
+            needed,
+        )
+    session.learner.resume(resumed.saved, elapsed_s=resumed.elapsed_s, buffer_is_empty=is_empty)
 
 
 async def _train_to_the_end(

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from dase_grpc.learning.learner import Halted
+from dase_grpc.learning.ports import Halted
 from dase_grpc.nodes.handoff import Handoff
 from dase_grpc.schema import Array
 from dase_grpc.wire.replay_client import Inserter, Sampler, StreamTarget

@@ -20,7 +20,7 @@ from dase_grpc.errors import ConfigError, RunDirectoryError
 from dase_grpc.naming import MAX_BYTES, names_a_folder
 from dase_grpc.parsing import toml_tables
 from dase_grpc.runs.evaluations import EvaluationsFile
-from dase_grpc.runs.files import staged_directory, utf8, write_synced
+from dase_grpc.runs.files import replace_file, staged_directory, utf8, write_synced
 from dase_grpc.runs.metrics_log import MetricsLog
 from dase_grpc.runs.provenance import derived_seeds, versions
 
@@ -157,6 +157,31 @@ class RunDirectory:
             )
         return existing
 
+    def resumed(self, config: RunConfig, *, from_steps: Sequence[int], command: Sequence[str]) -> Self:
+        """Notes in run.toml that the run goes on, with `config`; returns the run as it is then.
+
+        from_steps are the environment steps that each agent has done, by id. The file is replaced at once.
+
+        Raises:
+            RunDirectoryError: it cannot be written.
+        """
+        entry: dict[str, Any] = {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "from_steps": list(from_steps),
+            "to_steps": config.train.steps,
+            "command": shlex.join(command),
+            "versions": {key: value for key, value in versions().items() if self.versions.get(key) != value},
+        }
+        run = {**self.run, "resumed": [*self.run.get("resumed", []), entry]}
+        tables = {**config.model_dump(mode="json"), "run": run, "versions": self.versions}
+        try:
+            replace_file(self.path / RUN_FILE, tomli_w.dumps(tables).encode())
+        except OSError as error:
+            raise RunDirectoryError(
+                f"cannot write {self.path / RUN_FILE}: {error.strerror or error}"
+            ) from None
+        return self.open(self.path)
+
     @property
     def name(self) -> str:
         """The run's name."""
@@ -194,6 +219,11 @@ def checkpoint_paths(folder: Path) -> dict[int, Path]:
     """The finished checkpoints in a folder by their steps, ascending; none if there is no folder."""
     found = ((_CHECKPOINT.fullmatch(path.name), path) for path in folder.glob("step-*") if path.is_dir())
     return dict(sorted((int(match[1]), path) for match, path in found if match))
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Where a folder of checkpoints has that of a step."""
+    return folder / f"step-{step:09d}"
 
 
 def _tables(

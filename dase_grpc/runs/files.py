@@ -102,7 +102,14 @@ def write_synced(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def sync_file(path: Path) -> None:
+    """Returns once the disk has what was appended to a file; at once if there is none."""
+    if path.is_file():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def replace_file(path: Path, data: bytes | memoryview) -> None:
     """Makes `path` hold `data`, all at once: a reader sees the old file or the new one."""
     with staged_file(path) as file:
         file.write(data)

@@ -176,7 +176,8 @@ def test_an_environment_that_has_changed_is_refused(tmp_path: Path) -> None:
         tmp_path, step=1, tensors={}, metadata=describe(config, schema_of(env, config.env.id), agent_id=0)
     )
     with pytest.raises(
-        EnvironmentSpecError, match=r"is not the one the agent learned in: .*observation_size"
+        EnvironmentSpecError,
+        match=r"is not the one that the agent learned in \(observation_size: 1 then, 2 now",
     ):
         evaluate_checkpoint(path, 1)
 

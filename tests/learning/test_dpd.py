@@ -336,3 +336,47 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(config):
         with pytest.raises(ValueError, match="stranger"):
             fresh.load_state_dict({**saved, f"{name.split('.')[0]}.stranger": ONES})
     assert_same(fresh.state_dict(), before)
+
+
+def test_a_resumed_pair_goes_on_bit_for_bit_with_what_each_had_shown(config):
+    """Agent 0 has not seen yet what agent 1 showed last, and totals are half full."""
+
+    def pair(board):
+        agents = [make(config, seed=each, agent_id=each) for each in (0, 1)]
+        return [
+            dpd_of(
+                own,
+                board,
+                own_config=config,
+                peer_config=config,
+                agent_id=each,
+                publish_every=3,
+                distil_every=2,
+            )
+            for each, own in enumerate(agents)
+        ]
+
+    def train(agents, steps):
+        for step in steps:
+            for agent_id, agent in enumerate(agents):
+                agent.update(as_batch(columns(2 * step + agent_id)), ONES)
+
+    straight = pair(Board())
+    train(straight, range(9))
+    resumed = pair(board := Board())
+    for agent, saved in zip(resumed, straight, strict=True):
+        agent.load_state_dict(saved.state_dict())
+    assert {agent_id: shown.version for agent_id, shown in board.table.items()} == {0: 9, 1: 9}
+    assert straight[0].state_dict()[PEER_VERSION] == 6
+    for agents in (straight, resumed):
+        train(agents, range(9, 16))
+    for one, other in zip(straight, resumed, strict=True):
+        assert_same(one.state_dict(), other.state_dict())
+        assert one.take_statistics() == other.take_statistics()
+
+
+def test_an_agent_that_has_shown_nothing_shows_nothing_when_resumed(config):
+    agent, _, _, _ = pair_of(config)
+    other, _, _, board = pair_of(config)
+    other.load_state_dict(agent.state_dict())
+    assert board.table == {}
