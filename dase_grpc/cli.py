@@ -31,6 +31,7 @@ from dase_grpc.flags import (
     Name,
     Preset,
     Replay,
+    ReplayTimeout,
     Role,
     RunDir,
     RunId,
@@ -141,6 +142,7 @@ def node(
     data_dir: DataDir = None,
     sync_every: SyncEvery = None,
     replay: Replay = None,
+    replay_timeout: ReplayTimeout = None,
     agent: AgentId = None,
     run_dir: RunDir = None,
     gpu: Gpu = None,
@@ -160,9 +162,8 @@ def node(
         from dase_grpc.nodes.replay import SYNC_EVERY_S, ReplayOptions, replay_main
 
         learners = {"replay": replay, "agent": agent, "run-dir": run_dir, "gpu": gpu}
-        _refuse({**learners, **given}, role)
-        if sync_every is not None and data_dir is None:
-            raise ConfigError("--sync-every needs --data-dir; a buffer in memory is never written to a disk")
+        _refuse({**learners, "replay-timeout": replay_timeout, **given}, role)
+        _require_disk(sync_every, data_dir)
         options = ReplayOptions.parse(
             run_id=run_id,
             listen=listen or DEFAULT_ADDRESS,
@@ -192,6 +193,7 @@ def node(
             metrics_host=metrics_host,
             insecure=insecure,
             command=sys.argv,
+            replay_timeout_s=replay_timeout,
         )
         raise typer.Exit(learner_main(learner, stdin_is_leash=stdin_is_leash))
     raise ConfigError(f"--role {role!r} is neither replay nor learner")
@@ -288,6 +290,11 @@ def _refuse(flags: Mapping[str, object], role: str) -> None:
     for flag, value in flags.items():
         if value is not None:
             raise ConfigError(f"--{flag} is not for --role {role}; leave it out, or start the node it is for")
+
+
+def _require_disk(sync_every: float | None, data_dir: Path | None) -> None:
+    if sync_every is not None and data_dir is None:
+        raise ConfigError("--sync-every needs --data-dir; a buffer in memory is never written to a disk")
 
 
 def _files(preset: str | None, config: Path | None, assignments: list[str] | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Final
 
 from grpc.aio import Channel
 
-from dase_grpc.errors import DrainingError
+from dase_grpc.errors import BufferGoneError, DrainingError
 from dase_grpc.progress import Progress
 from dase_grpc.schema import TransitionSchema
 from dase_grpc.store.leases import Lease
@@ -20,7 +20,7 @@ from dase_grpc.wire.messages import (
     shown,
 )
 from dase_grpc.wire.status import Context, refusals, service
-from dase_grpc.wire.v1 import cluster_pb2, cluster_pb2_grpc
+from dase_grpc.wire.v1 import cluster_pb2, cluster_pb2_grpc, replay_pb2
 
 UNARY_TIMEOUT_S: Final = 5.0
 
@@ -49,6 +49,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     ) -> cluster_pb2.HeartbeatResponse:
         async with refusals(context):
             self._run.require_run(request.run_id)
+            self._require_data(request)
             self._run.leases.renew(
                 request.agent_id,
                 request.epoch,
@@ -60,6 +61,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def Leave(self, request: cluster_pb2.LeaveRequest, context: Context) -> cluster_pb2.LeaveResponse:
         async with refusals(context):
             self._run.require_run(request.run_id)
+            self._run.require_data(request.buffer_id)
             self._run.leases.leave(request.agent_id, request.epoch, because=shown(request.reason))
             self._on_event(f"agent {request.agent_id} left: {shown(request.reason)}")
         return cluster_pb2.LeaveResponse()
@@ -78,6 +80,13 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             draining=self.draining,
             environment=self._run.store.schema.environment if self._run.opened else "",
         )
+
+    def _require_data(self, request: cluster_pb2.HeartbeatRequest) -> None:
+        try:
+            self._run.require_data(request.buffer_id)
+        except BufferGoneError as error:
+            self._on_event(f"told agent {request.agent_id}: {error}")
+            raise
 
     def _join(self, request: cluster_pb2.JoinRequest) -> cluster_pb2.JoinResponse:
         if self.draining:
@@ -120,6 +129,8 @@ class Membership:
     ttl_s: float
     capacity: int
     min_size: int
+    incarnation: str = ""
+    buffer_id: str = ""
 
 
 class ClusterClient:
@@ -154,25 +165,32 @@ class ClusterClient:
             ttl_s=answer.lease.ttl_seconds,
             capacity=answer.buffer.capacity,
             min_size=answer.buffer.min_size,
+            incarnation=answer.buffer.incarnation,
+            buffer_id=answer.buffer.buffer_id,
         )
 
     async def heartbeat(
         self, member: Membership, progress: Progress, *, timeout_s: float = UNARY_TIMEOUT_S
-    ) -> None:
-        """Renews the lease and reports progress."""
+    ) -> replay_pb2.BufferState:
+        """Renews the lease and reports progress; returns what the buffer holds."""
         request = cluster_pb2.HeartbeatRequest(
             run_id=member.run_id,
             agent_id=member.agent_id,
             epoch=member.epoch,
             progress=progress_to_proto(progress),
+            buffer_id=member.buffer_id,
         )
         with service(self._address):
-            await self._stub.Heartbeat(request, timeout=timeout_s)
+            return (await self._stub.Heartbeat(request, timeout=timeout_s)).buffer
 
     async def leave(self, member: Membership, *, reason: str, timeout_s: float = UNARY_TIMEOUT_S) -> None:
         """Gives the lease back."""
         request = cluster_pb2.LeaveRequest(
-            run_id=member.run_id, agent_id=member.agent_id, epoch=member.epoch, reason=shown(reason)
+            run_id=member.run_id,
+            agent_id=member.agent_id,
+            epoch=member.epoch,
+            reason=shown(reason),
+            buffer_id=member.buffer_id,
         )
         with service(self._address):
             await self._stub.Leave(request, timeout=timeout_s)

@@ -115,9 +115,12 @@ class HeartbeatRequest(_message.Message):
     AGENT_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    BUFFER_ID_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     agent_id: _builtins.int
     epoch: _builtins.int
+    buffer_id: _builtins.str
+    """See StreamHeader."""
     @_builtins.property
     def progress(self) -> Global___Progress: ...
     def __init__(
@@ -127,10 +130,11 @@ class HeartbeatRequest(_message.Message):
         agent_id: _builtins.int = ...,
         epoch: _builtins.int = ...,
         progress: Global___Progress | None = ...,
+        buffer_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "epoch", b"epoch", "progress", b"progress", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "buffer_id", b"buffer_id", "epoch", b"epoch", "progress", b"progress", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -252,11 +256,14 @@ class LeaveRequest(_message.Message):
     AGENT_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    BUFFER_ID_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     agent_id: _builtins.int
     epoch: _builtins.int
     reason: _builtins.str
     """One sentence for the log, e.g. "finished 8000 steps"."""
+    buffer_id: _builtins.str
+    """See StreamHeader."""
     def __init__(
         self,
         *,
@@ -264,10 +271,11 @@ class LeaveRequest(_message.Message):
         agent_id: _builtins.int = ...,
         epoch: _builtins.int = ...,
         reason: _builtins.str = ...,
+        buffer_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "epoch", b"epoch", "reason", b"reason", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "buffer_id", b"buffer_id", "epoch", b"epoch", "reason", b"reason", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
