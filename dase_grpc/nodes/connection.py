@@ -246,6 +246,7 @@ class Connection:
                     schema=target.schema,
                     agent_id=before.agent_id,
                     run_id=before.run_id,
+                    lost_buffer_id=before.buffer_id,
                 )
             except (UnreachableError, DrainingError) as error:
                 self._down(stream, error)

@@ -6,7 +6,7 @@ from typing import Final
 
 from grpc.aio import Channel
 
-from dase_grpc.errors import BufferGoneError, DrainingError
+from dase_grpc.errors import DrainingError
 from dase_grpc.progress import Progress
 from dase_grpc.schema import TransitionSchema
 from dase_grpc.store.leases import Lease
@@ -49,7 +49,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     ) -> cluster_pb2.HeartbeatResponse:
         async with refusals(context):
             self._run.require_run(request.run_id)
-            self._require_data(request)
+            self._run.require_data(request.buffer_id)
             self._run.leases.renew(
                 request.agent_id,
                 request.epoch,
@@ -81,13 +81,6 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             environment=self._run.store.schema.environment if self._run.opened else "",
         )
 
-    def _require_data(self, request: cluster_pb2.HeartbeatRequest) -> None:
-        try:
-            self._run.require_data(request.buffer_id)
-        except BufferGoneError as error:
-            self._on_event(f"told agent {request.agent_id}: {error}")
-            raise
-
     def _join(self, request: cluster_pb2.JoinRequest) -> cluster_pb2.JoinResponse:
         if self.draining:
             raise DrainingError("the replay service is shutting down and takes no new nodes")
@@ -98,7 +91,12 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             schema=schema_from_proto(request.schema),
             now=self._clock(),
         )
-        self._on_event(f"{lease.node_name} joined as agent {lease.agent_id} (epoch {lease.epoch})")
+        lost = (
+            f"; it comes from buffer {shown(request.lost_buffer_id)}, whose transitions are not here any more"
+            if request.lost_buffer_id
+            else ""
+        )
+        self._on_event(f"{lease.node_name} joined as agent {lease.agent_id} (epoch {lease.epoch}){lost}")
         return cluster_pb2.JoinResponse(
             run_id=self._run.run_id,
             lease=cluster_pb2.Lease(agent_id=lease.agent_id, epoch=lease.epoch, ttl_seconds=lease.ttl_s),
@@ -150,11 +148,16 @@ class ClusterClient:
         schema: TransitionSchema,
         agent_id: int | None,
         run_id: str = "",
+        lost_buffer_id: str = "",
         timeout_s: float = UNARY_TIMEOUT_S,
     ) -> Membership:
         """Leases an agent id, waiting up to `timeout_s` for the service to come up."""
         request = cluster_pb2.JoinRequest(
-            node_name=node_name, run_id=run_id, agent_id=agent_id, schema=schema_to_proto(schema)
+            node_name=node_name,
+            run_id=run_id,
+            agent_id=agent_id,
+            schema=schema_to_proto(schema),
+            lost_buffer_id=lost_buffer_id,
         )
         with service(self._address):
             answer = await self._stub.Join(request, timeout=timeout_s, wait_for_ready=True)

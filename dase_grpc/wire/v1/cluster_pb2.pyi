@@ -27,12 +27,15 @@ class JoinRequest(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     AGENT_ID_FIELD_NUMBER: _builtins.int
     SCHEMA_FIELD_NUMBER: _builtins.int
+    LOST_BUFFER_ID_FIELD_NUMBER: _builtins.int
     node_name: _builtins.str
     """The node's name in logs and in Status."""
     run_id: _builtins.str
     """The run to join; empty for whatever run the service holds."""
     agent_id: _builtins.int
     """The agent id asked for; absent for the lowest free one."""
+    lost_buffer_id: _builtins.str
+    """The buffer that the node was part of before and that the service does not hold any more; for its log."""
     @_builtins.property
     def schema(self) -> _replay_pb2.Schema: ...
     def __init__(
@@ -42,10 +45,11 @@ class JoinRequest(_message.Message):
         run_id: _builtins.str = ...,
         agent_id: _builtins.int | None = ...,
         schema: _replay_pb2.Schema | None = ...,
+        lost_buffer_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_agent_id", b"_agent_id", "agent_id", b"agent_id", "schema", b"schema"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_agent_id", b"_agent_id", "agent_id", b"agent_id", "node_name", b"node_name", "run_id", b"run_id", "schema", b"schema"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_agent_id", b"_agent_id", "agent_id", b"agent_id", "lost_buffer_id", b"lost_buffer_id", "node_name", b"node_name", "run_id", b"run_id", "schema", b"schema"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__agent_id: _TypeAlias = _typing.Literal["agent_id"]  # noqa: Y015
     _WhichOneofArgType__agent_id: _TypeAlias = _typing.Literal["_agent_id", b"_agent_id"]  # noqa: Y015
