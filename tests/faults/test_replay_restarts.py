@@ -18,7 +18,7 @@ OUTAGES_S = [float(text) for text in os.environ.get("DASE_OUTAGES", "1").split("
 RESUMED_S = 10.0
 """Within which training goes on once the replay answers."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(180 + 2 * sum(OUTAGES_S))]
+pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(180 + 3 * max(OUTAGES_S))]
 
 
 @contextmanager
@@ -50,7 +50,7 @@ async def trained_on(address) -> float:
 async def test_a_durable_replay_that_is_killed_or_stopped_is_trained_with_on(storm, tmp_path, outage_s):
     address, data = storm.free_address(), tmp_path / "data"
     with process(*learner_arguments(str(address), tmp_path / "run")) as learner:
-        for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+        for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL)[: 3 if outage_s < 100 else 1]:
             with replay_at(address, f"--data-dir={data}") as replay:
                 took = await trained_on(address)
                 assert took < RESUMED_S or "again" not in learner.log, learner.log
@@ -96,7 +96,8 @@ async def test_a_frozen_learner_is_replaced_within_its_lease_and_fenced_off_when
                 assert await asyncio.to_thread(second.exit_code, within_s=60) == 1
                 assert "agent 0 is held by the live node" in second.log
             first.send(signal.SIGSTOP)
-            with process(*learner_arguments(address, tmp_path / "third"), "--agent=0") as third:
+            another = learner_arguments(address, tmp_path / "third", train__seed=4)  # else it does the same
+            with process(*another, "--agent=0") as third:
                 await until_trained(replay.address, epoch=2, within_s=60)
                 first.send(signal.SIGCONT)
                 assert await asyncio.to_thread(first.exit_code) == 1

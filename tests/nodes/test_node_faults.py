@@ -103,7 +103,6 @@ async def test_a_learner_that_was_killed_is_replaced_as_soon_as_its_lease_ends(t
         with process(*learner_arguments(address, tmp_path / "second"), "--agent=0") as second:
             second.until_says("agent 0's holder is silent: waiting for its lease to end")
             await trained(address, epoch=2)
-            replay.until_says("agent 0 was silent for 10 s", within_s=5)
             second.send(signal.SIGTERM)
             assert second.exit_code() == 0
         assert "Traceback" not in replay.log
