@@ -24,7 +24,7 @@ class AgentConfig(Section):
     """The learning algorithm; the defaults are the paper's for TD3, `--algo` brings the others'."""
 
     algorithm: Algorithm = Field(
-        "td3", description="the algorithm of every agent; alone it changes no other setting, `--algo` does"
+        "td3", description="the learning algorithm; alone it changes no other setting, `--algo` does"
     )
     hidden: tuple[PositiveInt, ...] = Field(
         (256, 256), min_length=1, description="units of the hidden layers"

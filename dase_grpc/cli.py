@@ -18,6 +18,7 @@ from dase_grpc.flags import (
     Capacity,
     ConfigFile,
     DataDir,
+    EmptyBuffer,
     Env,
     Gpu,
     Insecure,
@@ -32,13 +33,16 @@ from dase_grpc.flags import (
     Preset,
     Replay,
     ReplayTimeout,
+    Resume,
     Role,
+    RunArgument,
     RunDir,
     RunId,
     Runs,
     Seed,
     Steps,
     SyncEvery,
+    Total,
     option,
 )
 
@@ -145,6 +149,7 @@ def node(
     replay_timeout: ReplayTimeout = None,
     agent: AgentId = None,
     run_dir: RunDir = None,
+    resume: Resume = False,
     gpu: Gpu = None,
     env: Env = None,
     agents: Agents = None,
@@ -161,9 +166,8 @@ def node(
     if role == "replay":
         from dase_grpc.nodes.replay import SYNC_EVERY_S, ReplayOptions, replay_main
 
-        learners = {"replay": replay, "agent": agent, "run-dir": run_dir, "gpu": gpu}
-        _refuse({**learners, "replay-timeout": replay_timeout, **given}, role)
-        _require_disk(sync_every, data_dir)
+        _refuse(_for_learner(replay, replay_timeout, agent, run_dir, gpu, resume or None) | given, role)
+        _require_directory(data_dir, sync_every)
         options = ReplayOptions.parse(
             run_id=run_id,
             listen=listen or DEFAULT_ADDRESS,
@@ -180,8 +184,7 @@ def node(
     if role == "learner":
         from dase_grpc.nodes.learner import LearnerOptions, learner_main
 
-        replays = {"listen": listen, "capacity": capacity, "min-size": min_size}
-        _refuse({**replays, "data-dir": data_dir, "sync-every": sync_every}, role)
+        _refuse(_for_replay(listen, capacity, min_size, data_dir, sync_every), role)
         learner = LearnerOptions.parse(
             _settings(given, seed),
             replay=replay or DEFAULT_ADDRESS,
@@ -194,9 +197,36 @@ def node(
             insecure=insecure,
             command=sys.argv,
             replay_timeout_s=replay_timeout,
+            resume=resume,
         )
         raise typer.Exit(learner_main(learner, stdin_is_leash=stdin_is_leash))
     raise ConfigError(f"--role {role!r} is neither replay nor learner")
+
+
+@app.command("resume")
+def resume_run(
+    run: RunArgument, *, steps: Total = None, gpu: Gpu = None, empty_buffer: EmptyBuffer = False
+) -> None:
+    """Goes on with a run that was stopped, was killed or has finished, in its own folder.
+
+    A lockstep run goes on bit for bit as if there had been no break.
+    """
+    from dase_grpc.launch.resume import ResumeOptions, resume_here
+
+    resume_here(ResumeOptions(run, steps, gpu=gpu, empty_buffer=empty_buffer, command=sys.argv))
+
+
+@app.command()
+def verify(run: RunArgument) -> None:
+    """Checks every file of a run and says what can be resumed.
+
+    Exits with 0 if all is sound, with 1 if something is damaged, with 2 if nothing can be resumed.
+    """
+    from rich.console import Console
+
+    from dase_grpc.launch.verify import verify_here
+
+    raise typer.Exit(verify_here(run, Console()))
 
 
 @app.command("config")
@@ -229,6 +259,9 @@ def evaluate(
     *,
     episodes: Annotated[int, typer.Option("--episodes", min=1, help="Episodes per agent.")] = 10,
     seed: Annotated[int | None, option("--seed", "Seed of the first episode; else that of training.")] = None,
+    best: Annotated[
+        bool, option("--best", "The best checkpoint of each agent instead of its latest.")
+    ] = False,
     video: Annotated[
         Path | None, option("--video", "Film the first agent's first episode (.mp4 or .gif).")
     ] = None,
@@ -236,12 +269,12 @@ def evaluate(
     """Evaluates the latest checkpoints of a run, or one checkpoint, without noise."""
     from dase_grpc.launch.evaluate import evaluate_checkpoint
 
-    for result in evaluate_checkpoint(target, episodes=episodes, seed=seed, video=video):
+    for result in evaluate_checkpoint(target, episodes=episodes, seed=seed, video=video, best=best):
         typer.echo(str(result))
 
 
 @app.command()
-def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]) -> None:
+def report(run: RunArgument) -> None:
     """Writes RUN/report.html: learning curves, similarity, throughput."""
     from dase_grpc.runs.directory import RunDirectory
     from dase_grpc.runs.report import write_report
@@ -292,7 +325,19 @@ def _refuse(flags: Mapping[str, object], role: str) -> None:
             raise ConfigError(f"--{flag} is not for --role {role}; leave it out, or start the node it is for")
 
 
-def _require_disk(sync_every: float | None, data_dir: Path | None) -> None:
+def _for_replay(*values: object) -> dict[str, object]:
+    """The flags of a replay node alone, with what they were given."""
+    return dict(zip(("listen", "capacity", "min-size", "data-dir", "sync-every"), values, strict=True))
+
+
+def _for_learner(*values: object) -> dict[str, object]:
+    """The flags of a learner node alone, with what they were given; its settings apart."""
+    names = ("replay", "replay-timeout", "agent", "run-dir", "gpu", "resume")
+    return dict(zip(names, values, strict=True))
+
+
+def _require_directory(data_dir: Path | None, sync_every: float | None) -> None:
+    """Refuses to sync what lies in memory."""
     if sync_every is not None and data_dir is None:
         raise ConfigError("--sync-every needs --data-dir; a buffer in memory is never written to a disk")
 

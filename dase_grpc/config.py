@@ -1,16 +1,14 @@
 """The one configuration of a run: frozen, validated once, read from presets, TOML, flags and `--set`."""
 
 import math
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, Self, get_args
+from typing import Any, Final, Literal, Self
 
 from pydantic import (
     BaseModel,
     Field,
     NonNegativeInt,
-    PositiveFloat,
     PositiveInt,
     ValidationError,
     field_validator,
@@ -21,13 +19,13 @@ from dase_grpc.agent_config import AgentConfig
 from dase_grpc.capacity import transitions
 from dase_grpc.config_errors import sentence
 from dase_grpc.dpd_config import DpdConfig
+from dase_grpc.dps_config import DpsConfig
 from dase_grpc.errors import ConfigError
+from dase_grpc.parsing import is_utf8, leaves, toml_tables
 from dase_grpc.sections import Section
 
 Method = Literal["dase", "dpd"]
-Divergence = Literal["jeffreys", "js", "kl", "none", "isolated"]
-Scope = Literal["pooled", "agent", "transition"]
-DIVERGENCES: Final[tuple[str, ...]] = get_args(Divergence)
+MAX_AGENTS: Final = 1024
 
 
 class EnvConfig(Section):
@@ -44,13 +42,13 @@ class EnvConfig(Section):
 
     @field_validator("kwargs")
     @classmethod
-    def _can_be_recorded(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """A checkpoint's JSON has no word for infinity, and TOML none for nothing."""
-        unfit = next(_unrecordable(value), None)
-        if unfit is not None:
-            raise ValueError(
-                f"{unfit} cannot be written into a run's files; make the environment by a function"
-            )
+    def _kwargs_can_be_kept(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """They are compared, and written into run.toml."""
+        for leaf in leaves(value):
+            if isinstance(leaf, float) and math.isnan(leaf):
+                raise ValueError("NaN equals nothing, not even itself; give a number")
+            if isinstance(leaf, str) and not is_utf8(leaf):
+                raise ValueError(f"{leaf!r} cannot be written as UTF-8; give another text")
         return value
 
 
@@ -62,57 +60,12 @@ class TrainConfig(Section):
         description="how agents learn from each other: by shared experience (`dase`; with one agent it is a "
         "single agent), or as a pair that distils policies (`dpd`)",
     )
-    agents: PositiveInt = Field(2, le=1024, description="K, the number of agents that share the buffer")
+    agents: PositiveInt = Field(2, le=MAX_AGENTS, description="K, the number of agents that share the buffer")
     steps: PositiveInt = Field(1_000_000, description="environment steps of each agent")
     seed: NonNegativeInt = Field(0, description="the run's one seed; every random stream derives from it")
     log_every: PositiveInt = Field(1_000, description="environment steps between lines of metrics.jsonl")
     checkpoint_every: PositiveInt = Field(10_000, description="environment steps between checkpoints")
     threads: PositiveInt = Field(1, le=256, description="CPU threads of each learner's tensor operations")
-
-
-class DpsConfig(Section):
-    """Deterministic policy similarity: how external transitions are weighted (docs/dps.md)."""
-
-    divergence: Divergence = Field("jeffreys", description="the divergence ρ; λ = exp(−ρ)")
-    scope: Scope = Field(
-        "pooled",
-        description="which rows share one λ: all external ones of a batch (`pooled`), those of one "
-        "collecting agent (`agent`), or each its own (`transition`)",
-    )
-    reference_variance: PositiveFloat = Field(
-        0.1, description="r, the variance of the reference Gaussian N(0, rI), in normalised action units"
-    )
-    floor: bool = Field(
-        False, description="raise eigenvalues of Σ below r to r, so that agreement is not punished"
-    )
-    shrinkage: float = Field(0.0, ge=0, le=1, description="s; Σ becomes (1 − s) Σ + s r I")
-    debias: bool = Field(
-        False, description="subtract from ρ, down to 0, what equal Gaussians show at this number of rows"
-    )
-    normalise: bool = Field(False, description="divide ρ by n, the number of action dimensions")
-    memory: float = Field(
-        0.0,
-        ge=0,
-        description="half-life, in updates, of running moments of Σ and μ over the batches, for agents with "
-        "few rows in each; 0 looks at each batch alone",
-    )
-
-    @model_validator(mode="after")
-    def _memory_has_a_group(self) -> Self:
-        if self.memory and self.scope == "transition":
-            raise ValueError(
-                f"memory = {self.memory:g} has no use with scope = transition, whose rows share nothing; "
-                f"leave memory out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _has_an_expectation(self) -> Self:
-        if self.debias and (self.divergence, self.scope) == ("js", "transition"):
-            raise ValueError(
-                "debias = true is not known for divergence = js with scope = transition; leave debias out"
-            )
-        return self
 
 
 class ReplayConfig(Section):
@@ -188,20 +141,32 @@ class RunConfig(Section):
         return self.train.method != "dpd"
 
     @property
+    def distinct_agents(self) -> tuple[AgentConfig, ...]:
+        """The settings of each member of a mixed ensemble, or those that all agents share, once."""
+        return self.members or (self.agent,)
+
+    @property
     def algorithms(self) -> tuple[str, ...]:
         """The algorithms of the agents, each once, in the order of the agents that use them first."""
-        return tuple(dict.fromkeys(each.algorithm for each in self.members or (self.agent,)))
+        return tuple(dict.fromkeys(each.algorithm for each in self.distinct_agents))
 
     @property
     def start_steps(self) -> int:
         """Random steps after which every agent learns: the most that any of them begins with."""
-        return max(each.start_steps for each in self.members or (self.agent,))
+        return max(each.start_steps for each in self.distinct_agents)
 
     def for_agent(self, agent_id: int) -> Self:
         """The run as this agent lives it: with its own settings as `agent`, and no `members`."""
         if not self.members:
             return self
         return self.model_copy(update={"agent": self.members[agent_id], "members": ()})
+
+    def agent_name(self, agent_id: int) -> str:
+        """What people call an agent: "agent 0", or "agent 0 (TD3)" where algorithms are mixed."""
+        name = f"agent {agent_id}"
+        if len(self.algorithms) < 2 or agent_id >= len(self.members):
+            return name
+        return f"{name} ({self.members[agent_id].algorithm.upper()})"
 
     @property
     def collected_before_updates(self) -> int:
@@ -268,17 +233,6 @@ class RunConfig(Section):
         return self
 
 
-def _unrecordable(value: Any) -> Iterator[str]:
-    """What is not a finite number among the numbers in nested tables and lists, and whatever is None."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _unrecordable(each)
-    elif value is None or (isinstance(value, float) and not math.isfinite(value)):
-        yield str(value)
-
-
 def listed_members(layer: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """The tables of `members` in a layer of settings; none where it has none, or something else there."""
     members = layer.get("members")
@@ -292,7 +246,7 @@ def require_capacity(config: RunConfig, capacity: int) -> None:
     Raises:
         ValueError: naming both settings (pydantic and `resolve` turn it into a ConfigError).
     """
-    agents = config.members or (config.agent,)
+    agents = config.distinct_agents
     for key, value in (
         *(("agent.batch_size", each.batch_size) for each in agents),
         *(("agent.start_steps", each.start_steps) for each in agents),
@@ -326,10 +280,10 @@ def read_toml(path: Path) -> dict[str, Any]:
         ConfigError: the file is missing or is not TOML.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = toml_tables(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     return {key: value for key, value in values.items() if key not in ("versions", "run")}
 
@@ -357,8 +311,8 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
 
 def _parse_value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return toml_tables(f"value = {text}")["value"]
+    except ValueError:
         return text
 
 

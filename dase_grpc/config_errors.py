@@ -28,6 +28,7 @@ _PHRASES: Final[Mapping[str, str]] = {
     "literal_error": "must be {expected}",
     "string_type": "must be a text",
     "string_too_short": "must not be empty",
+    "too_large": "is too large; whole numbers have at most 64 bits",
     "too_short": "must not be empty",
     "tuple_type": "must be a list",
     "dict_type": "must be a table",
@@ -55,7 +56,10 @@ def sentence(error: ValidationError, *, known: Sequence[str]) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value, default=str, ensure_ascii=False)
+    try:
+        text = json.dumps(value, default=str, ensure_ascii=False)
+    except ValueError:  # Python writes no decimal number of thousands of digits
+        return "a number of thousands of digits"
     return text if len(text) <= 80 else text[:77] + "..."
 
 

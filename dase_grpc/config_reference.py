@@ -28,11 +28,15 @@ One frozen configuration decides a run. It is put together from these layers, la
 2. a preset (`--preset NAME`, or `--algo ALGO` for the paper's); with no preset, algorithm or file
    `paper/td3`, or `quickstart` where no environment is named
 3. a TOML file (`--config FILE`) with one table for each section below, such as the `run.toml` of a run
-4. the command's own flags (`--env`, `--algo`, `--agents`, `--steps`, `--seed`)
+4. the command's own flags (`--env`, `--algo`, `--method`, `--agents`, `--steps`, `--seed`)
 5. `--set section.key=value`, as often as needed; the value is TOML, or else taken as text
 
 Unknown keys and combinations that cannot work are refused in one sentence before anything starts.
 `dase config` prints the configuration that a command line leads to.
+
+In a mixed ensemble (`--algo td3,sac`) each agent has settings of its own. A file has a table `[[members]]`
+for each agent, in their order, with the keys of `[agent]`, which is then left out or equal to the first;
+what a later layer says of `agent` is said of each member, or of those whose algorithm reads it.
 """
 
 

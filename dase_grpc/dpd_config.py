@@ -1,10 +1,13 @@
 """The settings of dual policy distillation."""
 
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from dase_grpc.sections import Section
+
+LARGEST: Final = 1e30
+"""Of a factor: sums over a batch of what it weighs are numbers in float32 still."""
 
 States = Literal["disadvantageous", "all"]
 
@@ -13,10 +16,12 @@ class DpdConfig(Section):
     """Dual policy distillation: how a pair learns from each other's policies (docs/algorithms.md)."""
 
     alpha: NonNegativeFloat = Field(
-        0.75, description="α; a state weighs exp(α (V_peer − V_own)), values in the environment's rewards"
+        0.75,
+        le=LARGEST,
+        description="α; a state weighs exp(α (V_peer − V_own)), values in the environment's rewards",
     )
     max_confidence: float = Field(
-        100.0, ge=1, description="c; the weight of a state is clipped to the range from 1/c to c"
+        100.0, ge=1, le=LARGEST, description="c; the weight of a state is clipped to the range from 1/c to c"
     )
     states: States = Field(
         "disadvantageous",
@@ -25,7 +30,9 @@ class DpdConfig(Section):
     )
     distil_every: PositiveInt = Field(1, description="updates between two distillations")
     lr_factor: PositiveFloat = Field(
-        1.0, description="Adam's learning rate for the distillation, as a multiple of agent.actor_lr"
+        1.0,
+        le=LARGEST,
+        description="Adam's learning rate for the distillation, as a multiple of agent.actor_lr",
     )
     publish_every: PositiveInt = Field(
         100, description="updates between two publications of an agent's actor and critic"

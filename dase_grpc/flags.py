@@ -1,5 +1,6 @@
 """The flags of the `dase` command: their names, types and help, shared by its commands."""
 
+import reprlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -23,7 +24,9 @@ def _whole(flag: str) -> Callable[[str], int]:
     def read(text: str) -> int:
         value = whole_number(text)
         if isinstance(value, str):
-            raise ConfigError(f"{flag} {text!r} is not a whole number; write it like 100000 or 1e5")
+            raise ConfigError(
+                f"{flag} {reprlib.repr(text)} is not a whole number; write it like 100000 or 1e5"
+            )
         return value
 
     return read
@@ -64,6 +67,20 @@ Gpu = Annotated[int | None, option("--gpu", "CUDA device index; without it the C
 Lockstep = Annotated[bool, option("--lockstep", "One process, bit-for-bit reproducible from the seed.")]
 Name = Annotated[str | None, option("--name", "The run's folder name.")]
 Runs = Annotated[Path, option("--runs", "Where runs are kept; else runs.")]
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
+Total = Annotated[
+    int | None,
+    option(
+        "--steps",
+        "The new total of each agent's environment steps; else the run's own.",
+        parser=_whole("--steps"),
+        metavar="INTEGER",
+    ),
+]
+EmptyBuffer = Annotated[
+    bool, option("--empty-buffer", "Go on although the buffer of the run's processes is gone.")
+]
 
 Role = Annotated[str, option("--role", "replay or learner.")]
 RunId = Annotated[
@@ -140,4 +157,7 @@ AgentId = Annotated[
 ]
 RunDir = Annotated[
     Path | None, option("--run-dir", "Where results go; else runs/RUN_ID.", panel=LEARNER_NODE)
+]
+Resume = Annotated[
+    bool, option("--resume", "Go on from the agent's last checkpoint in --run-dir.", panel=LEARNER_NODE)
 ]

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from dase_grpc.agent_config import ALGORITHMS, READ_BY_ONE
-from dase_grpc.config import RunConfig, listed_members, parse_assignments, read_toml, resolve
+from dase_grpc.config import MAX_AGENTS, RunConfig, listed_members, parse_assignments, read_toml, resolve
 from dase_grpc.errors import ConfigError
+from dase_grpc.sections import whole_number
 
 ALGORITHM: Final = "agent.algorithm"
+AGENTS_OF: Final[Mapping[str, int]] = {"single": 1, "dpd": 2}
+"""The number of agents that a method trains, where it leaves no choice."""
 
 _SHARED: Final[dict[str, Any]] = {
     "train": {"agents": 2, "steps": 1_000_000},
@@ -144,7 +147,8 @@ def layered(
     `agent.algorithm` chooses the paper's preset for that algorithm and the environment; several, as in
     "td3,sac", make a mixed ensemble, dealt out to the agents in turn. Where no preset, no algorithm and no
     file is given, an environment that is named, by its flag or by `--set`, chooses the paper's preset for
-    TD3 in it, and none the quick start. `method` is `single` (one agent), `dase` or `dpd`.
+    TD3 in it, and none the quick start. `method` is `single` (one agent), `dase` or `dpd`, and one of the
+    flags.
 
     Raises:
         ConfigError: in one sentence.
@@ -156,8 +160,13 @@ def layered(
             given.setdefault(section, {})[name] = value
     layers = [read_toml(file) if file else {}, given, parse_assignments(assignments)]
     if method is not None:
-        layers.append({"train": _of_method(method, _last(layers, "train", "agents"))})
+        layers.insert(2, {"train": _of_method(method, _last(layers, "train", "agents"))})
     names = _algorithms(flags.get(ALGORITHM), preset_name)
+    if method is not None and len(names) > AGENTS_OF.get(method, len(names)):
+        raise ConfigError(
+            f"--method {method} trains {AGENTS_OF[method]} agent(s), and --algo {','.join(names)} names "
+            f"{len(names)} algorithms; leave some out, or choose --method dase"
+        )
     if len(names) == 1:
         given.setdefault("agent", {})["algorithm"] = names[0]
     if names:
@@ -165,13 +174,13 @@ def layered(
     if preset_name is None and file is None:
         env = _last(layers, "env", "id")
         preset_name = "quickstart" if env is None else paper_preset("td3", env)
-    base = preset(preset_name) if preset_name else {}
+    base = {} if preset_name is None else preset(preset_name)
     if len(names) > 1:
-        base = with_members(base, names, layers)
-    return resolve(*for_members([base, *layers]))
+        base = _with_members(base, names, layers)
+    return resolve(*_for_members([base, *layers]))
 
 
-def with_members(
+def _with_members(
     base: Mapping[str, Any], algorithms: Sequence[str], layers: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Settings whose agents use these algorithms in turn, each with the paper's own for the environment.
@@ -182,7 +191,8 @@ def with_members(
         ConfigError: there are fewer agents than algorithms.
     """
     env, agents = _last(layers, "env", "id"), _last(layers, "train", "agents")
-    count = int(agents) if str(agents).isdecimal() else len(algorithms)
+    given = whole_number(str(agents))
+    count = given if isinstance(given, int) and 0 < given <= MAX_AGENTS else len(algorithms)
     if count < len(algorithms):
         raise ConfigError(
             f"--algo {','.join(algorithms)} names {len(algorithms)} algorithms for {count} agent(s); "
@@ -190,7 +200,7 @@ def with_members(
         )
     settings = [preset(paper_preset(algorithm, env))["agent"] for algorithm in algorithms]
     members = [settings[index % len(settings)] for index in range(count)]
-    train = {**base.get("train", {}), "agents": count}
+    train = {**base.get("train", {}), "agents": count}  # a number that cannot be is `resolve`'s to refuse
     return {
         **{key: value for key, value in base.items() if key != "agent"},
         "train": train,
@@ -198,7 +208,7 @@ def with_members(
     }
 
 
-def for_members(layers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _for_members(layers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Layers in which what is said of `agent`, once there are `members`, is said of each of these.
 
     What one algorithm alone reads is said of the members that use it.
@@ -272,7 +282,8 @@ def _of_method(method: str, agents: Any) -> dict[str, Any]:
     if method == "single":
         if agents not in (None, 1):
             raise ConfigError(
-                f"--method single trains one agent, and {agents} are asked for; leave --agents out"
+                f"--method single trains one agent, and {agents} are asked for; "
+                f"give --agents 1, or leave train.agents out"
             )
         return {"agents": 1, "method": "dase"}
     if method == "dase":

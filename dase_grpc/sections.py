@@ -5,11 +5,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from dase_grpc.parsing import INTEGER_LIMIT
+
 
 class Section(BaseModel):
     """A frozen group of settings that refuses unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
 
     @field_validator("*", mode="before")
     @classmethod
@@ -24,7 +26,9 @@ class Section(BaseModel):
     def _reads_whole_numbers(cls, value: Any, info: ValidationInfo) -> Any:
         """A text for a whole number may be written as 1e5 or 100_000, as a number in TOML may."""
         if isinstance(value, str) and cls.model_fields[str(info.field_name)].annotation is int:
-            return whole_number(value)
+            value = whole_number(value)
+        if isinstance(value, int) and not -INTEGER_LIMIT <= value < INTEGER_LIMIT:
+            raise PydanticCustomError("too_large", "is too large")
         return value
 
 

@@ -3,7 +3,9 @@
 A stream is named by its purpose and its agent, so adding a stream never moves another.
 """
 
+from collections.abc import Mapping
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 
@@ -36,3 +38,19 @@ def integer(seed: int, purpose: Purpose, *key: int) -> int:
     """
     state = int(sequence(seed, purpose, *key).generate_state(1)[0]) >> 1
     return (state | 1) if purpose is Purpose.EVALUATION else (state & ~1)
+
+
+def generator_state(rng: np.random.Generator) -> dict[str, Any]:
+    """Where a generator stands, as JSON can hold it; numbers of more than 53 bits are texts."""
+    state: Any = rng.bit_generator.state
+    return {**state, "state": {key: str(value) for key, value in state["state"].items()}}
+
+
+def restore_generator(rng: np.random.Generator, state: Mapping[str, Any]) -> None:
+    """Sets a generator to where `generator_state` found one of the same kind.
+
+    Raises:
+        KeyError, TypeError, ValueError: the state is no such state.
+    """
+    words = {key: int(value) for key, value in state["state"].items()}
+    rng.bit_generator.state = {**state, "state": words}

@@ -1,4 +1,6 @@
+import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import pytest
 from small import small_flags
 from synthetic import flat, write_run
 
+import dase_grpc
 from dase_grpc.cli import main
 from dase_grpc.config import resolve
 from dase_grpc.runs.comparison.files import FILES
@@ -17,7 +20,18 @@ from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
 
-COMMANDS = ("train", "experiment", "node", "config", "evaluate", "report", "compare", "version")
+COMMANDS = (
+    "train",
+    "resume",
+    "verify",
+    "experiment",
+    "node",
+    "config",
+    "evaluate",
+    "report",
+    "compare",
+    "version",
+)
 
 
 @pytest.fixture
@@ -239,6 +253,13 @@ REFUSED = {
     ),
     "evaluating no run": (("evaluate", "nothing"), r"there is no nothing"),
     "evaluating another folder": (("evaluate", "empty"), r"empty is neither a run, an agent's directory nor"),
+    "resuming no run": (("resume", "empty"), r"empty is not a run: it has no run\.toml"),
+    "resuming to no number": (
+        ("resume", "empty", "--steps", "many"),
+        r"--steps 'many' is not a whole number",
+    ),
+    "verifying no run": (("verify", "empty"), r"empty is not a run: it has no run\.toml"),
+    "a replay that resumes": (("node", "--role", "replay", "--resume"), r"--resume is not for --role replay"),
     "reporting on no run": (("report", "empty"), r"empty is not a run: it has no run\.toml"),
     "no experiment": (("experiment", "missing.toml"), r"cannot read the experiment missing\.toml: No such"),
     "an experiment without cells": (("experiment", "empty.toml"), r"empty\.toml: there are no cells"),
@@ -425,3 +446,80 @@ def test_nothing_to_compare_is_one_sentence(dase):
     assert (code, out) == (2, "")
     assert err.startswith("error: the run cannot be compared; runs/going is left out: it has not finished")
     assert not Path("comparison").exists()
+
+
+def test_a_run_is_resumed_to_a_larger_total_verified_and_its_best_evaluated(dase):
+    flags = small_flags(train__steps=60, train__checkpoint_every=20, eval__every=20)
+    assert dase("train", "--lockstep", "--name", "run", *flags)[0] == 0
+    code, out, _ = dase("resume", "runs/run", "--steps", "8e1")
+    assert code == 0
+    assert "resuming runs/run from step 60 of 80\n" in out
+    assert out.endswith("next:    dase evaluate runs/run\n")
+    directory = RunDirectory.open(Path("runs/run"))
+    assert read_evaluations(directory.agent(1).evaluations.path).step.tolist() == [0, 20, 40, 60, 80]
+    code, out, _ = dase("verify", "runs/run")
+    assert code == 0
+    assert "can be resumed: all agents and the buffer from step 80" in out
+    curve = read_evaluations(directory.agent(0).evaluations.path)
+    best = max(range(1, 5), key=lambda index: (curve.return_mean[index], index))
+    code, out, _ = dase("evaluate", "runs/run", "--best", "--episodes", 2)
+    assert code == 0
+    assert f"after {curve.step[best]} steps: mean return {curve.return_mean[best]:,.1f} " in out
+    assert dase("resume", "runs/run")[0] == 2
+
+
+def test_where_no_checkpoint_was_evaluated_at_its_step_there_is_no_best(dase):
+    flags = small_flags(train__steps=20, eval__every=50, train__checkpoint_every=7)
+    assert dase("train", "--lockstep", "--name", "run", *flags)[0] == 0
+    for path in Path("runs/run/agents").glob("*/checkpoints/step-000000020"):
+        shutil.rmtree(path)
+    code, _, err = dase("evaluate", "runs/run", "--best")
+    assert code == 2
+    assert "has no best checkpoint, because none was evaluated at its own step" in err
+
+
+def test_a_folder_that_is_gone_is_one_sentence(tmp_path):
+    gone = tmp_path / "gone"
+    script = f"mkdir {gone} && cd {gone} && rmdir {gone} && exec {sys.executable} -m dase_grpc compare runs"
+    path = str(Path(dase_grpc.__file__).parents[1])
+    ended = subprocess.run(
+        ["sh", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=25,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    sentence = "error: the current folder does not exist any more; change into one that does\n"
+    assert (ended.returncode, ended.stderr) == (2, sentence)
+
+
+def test_a_path_that_is_no_utf8_and_a_terminal_that_is_none_do_no_harm(tmp_path):
+    folder = os.fsencode(tmp_path) + b"/by\xfft"
+    os.mkdir(folder)
+    write_run(Path(os.fsdecode(folder)), "run", flat(1))
+    ended = subprocess.run(
+        [os.fsencode(sys.executable), b"-m", b"dase_grpc", b"compare", folder, b"--out", folder + b"/out"],
+        capture_output=True,
+        timeout=25,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert b"by\\udcfft/out/comparison.html" in ended.stdout
+    assert sorted(map(os.fsdecode, os.listdir(folder + b"/out"))) == sorted(FILES)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_an_output_on_a_full_disk_is_one_sentence():
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "dase_grpc", "config"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=25,
+            check=False,
+        )
+    assert (ended.returncode, "Traceback" in ended.stderr) == (1, False)
+    assert "No space left on device" in ended.stderr

@@ -1,6 +1,7 @@
 """Presets are the paper's tables, and `layered` puts a command line's layers on top of each other."""
 
 import copy
+import tomllib
 
 import pytest
 import tomli_w
@@ -256,6 +257,17 @@ def test_algorithms_are_dealt_out_in_turn():
     assert config.agent == config.members[0]
 
 
+def test_an_agent_is_called_by_its_algorithm_too_where_there_are_several():
+    mixed = layers(flags={"agent.algorithm": "td3,sac"})
+    assert [mixed.agent_name(agent_id) for agent_id in (0, 1, 7)] == [
+        "agent 0 (TD3)",
+        "agent 1 (SAC)",
+        "agent 7",
+    ]
+    assert mixed.for_agent(1).agent_name(1) == "agent 1"
+    assert layers(flags={"agent.algorithm": "sac"}).agent_name(1) == "agent 1"
+
+
 def test_what_is_said_of_the_agent_is_said_of_every_member_that_reads_it(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text("[agent]\nbatch_size = 64\n")
@@ -339,6 +351,14 @@ def test_a_method_says_who_learns_from_whom(method, flags, found):
     assert (config.method, config.train.agents) == found
 
 
+def test_an_assignment_wins_over_the_method_as_over_every_flag(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('[train]\nmethod = "dase"\nagents = 2\n')
+    assert layers(file=path, method="dpd").method == "dpd"
+    assert layers(file=path, method="single", flags={"train.agents": 1}).method == "single"
+    assert layers(method="dpd", assignments=["train.method=dase"]).method == "dase"
+
+
 METHODS = {
     "single of two": ("single", ("train.agents=2",), "--method single trains one agent, and 2 are asked for"),
     "dase of one": ("dase", ("train.agents=1",), "--method dase shares experience between agents"),
@@ -368,3 +388,38 @@ def test_a_method_that_cannot_be_is_refused(case):
     with pytest.raises(ConfigError) as refusal:
         layers(assignments=assignments, method=method)
     assert_one_sentence(refusal.value, text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"method": "dpd", "flags": {"agent.algorithm": "td3,sac,ddpg"}}, "--method dpd trains 2 agent(s)"),
+        ({"method": "single", "flags": {"agent.algorithm": "td3,sac"}}, "or choose --method dase"),
+        ({"flags": {"agent.algorithm": "td3,sac", "train.agents": 10**9}}, "must be at most 1024"),
+        ({"flags": {"agent.algorithm": "td3,sac", "train.agents": 0}}, "must be greater than 0"),
+        ({"preset_name": ""}, "there is no preset ''"),
+        ({"flags": {"train.steps": 2**63}}, "whole numbers have at most 64 bits"),
+        ({"flags": {"train.seed": 10**5_000}}, "thousands of digits is too large"),
+        ({"assignments": ["train.steps=" + "9" * 5_000]}, "is too large"),
+        ({"assignments": ["env.kwargs.x=nan"]}, "env.kwargs: NaN equals nothing"),
+        ({"assignments": ["env.kwargs.x=\udcff"]}, "cannot be written as UTF-8"),
+        ({"assignments": ["env.kwargs.x=[{a='\udcff'}]"]}, "cannot be written as UTF-8"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(arguments, words):
+    with pytest.raises(ConfigError) as refused:
+        layered(**{"preset_name": None, "file": None, "flags": {}, "assignments": [], **arguments})
+    assert_one_sentence(refused.value, words)
+
+
+@pytest.mark.parametrize("agents", [4, 4.0, "4", "4e0"])
+def test_the_number_of_agents_of_a_mixed_ensemble_may_be_written_in_any_way(agents):
+    flags = {"agent.algorithm": "td3,sac", "train.agents": agents}
+    config = layered(preset_name=None, file=None, flags=flags, assignments=[])
+    assert [each.algorithm for each in config.members] == ["td3", "sac", "td3", "sac"]
+
+
+def test_an_infinite_argument_of_an_environment_is_kept():
+    config = layered(preset_name=None, file=None, flags={}, assignments=["env.kwargs.range=[0.7, inf]"])
+    written = tomli_w.dumps(config.model_dump(mode="json"))
+    assert resolve(tomllib.loads(written)) == config

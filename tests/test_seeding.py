@@ -1,11 +1,12 @@
 """Every random stream of a run comes from its one seed, and no two are alike."""
 
+import json
 from itertools import product
 
 import numpy as np
 import pytest
 
-from dase_grpc.seeding import Purpose, generator, integer, sequence
+from dase_grpc.seeding import Purpose, generator, generator_state, integer, restore_generator, sequence
 
 
 def test_the_same_name_gives_the_same_stream():
@@ -65,3 +66,21 @@ def test_known_seeds_stay_as_they_are():
         952996942,
         1909843588,
     ]
+
+
+@pytest.mark.parametrize("drawn", [0, 1, 2, 7])
+def test_a_generator_goes_on_from_its_state_as_json_keeps_it(drawn):
+    one, two = (generator(seed, Purpose.EXPLORATION, 0) for seed in (1, 2))
+    one.standard_normal(drawn, np.float32)  # half of a word may be left over
+    state = json.loads(json.dumps(generator_state(one)))
+    assert all(abs(number) < 2**53 for number in state.values() if isinstance(number, int))
+    restore_generator(two, state)
+    assert np.array_equal(one.standard_normal(9, np.float32), two.standard_normal(9, np.float32))
+    assert np.array_equal(one.integers(10, size=9), two.integers(10, size=9))
+
+
+def test_a_state_of_another_kind_of_generator_is_refused():
+    other = np.random.Generator(np.random.MT19937(0))
+    state = generator_state(generator(0, Purpose.SAMPLING))
+    with pytest.raises(ValueError, match="MT19937"):
+        restore_generator(other, state)

@@ -54,6 +54,20 @@ class PointGoal(gymnasium.Env[Array, Array]):
         return np.array([self._distance], np.float32)
 
 
+class Unrepeatable(PointGoal):
+    """PointGoal that starts anywhere, whatever the seed: no two are alike."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        type(self).made += 1
+        self._offset = 1e-3 * self.made
+
+    def _observe(self) -> Array:
+        return super()._observe() + np.float32(self._offset)
+
+
 class RewardedGoal(PointGoal):
     """PointGoal with 1 more for each step, so that what is good has positive values: at best 19.6."""
 

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Final
 
 from dase_grpc.errors import DaseError
@@ -18,6 +19,8 @@ STOP_CELL_S: Final = 2 * STOP_S + 10
 """A cluster stops its learners, then its replay, and has `STOP_S` for each."""
 
 LAST_LINE_LENGTH: Final = 200
+ERROR_PREFIX: Final = "error: "
+"""How the sentence begins with which a process of ours ends."""
 
 
 class CellRunner:
@@ -132,10 +135,10 @@ class CellRunner:
         """Marks a run that is complete as finished, or says why it is not."""
         log = self._folder.log(cell)
         if code:
-            return f"{exit_text(code)}, {_last_words(log.read_text(errors='replace'))}; its log is {log}"
+            return f"{exit_text(code)}, {last_words(log)}; its log is {log}"
         try:
             reason = self._folder.finish(cell, seconds=seconds)
-        except DaseError as error:
+        except (DaseError, OSError) as error:
             reason = str(error)
         return reason and f"{reason}; its log is {log}"
 
@@ -146,9 +149,18 @@ def _exit_code(node: Node) -> int:
     return node.process.returncode
 
 
-def _last_words(log: str) -> str:
-    """The last line of a log that says something."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
+def last_words(log: Path) -> str:
+    """The line of a log that names its error, and the last one that says something, if that is another."""
+    try:
+        text = log.read_text(errors="replace")
+    except OSError as error:
+        return f"and its log cannot be read ({error.strerror or error})"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return "its log is empty"
-    return lines[-1] if len(lines[-1]) <= LAST_LINE_LENGTH else f"{lines[-1][: LAST_LINE_LENGTH - 3]}..."
+    errors = [line for line in lines if line.startswith(ERROR_PREFIX)]
+    return " ".join(map(_shortened, dict.fromkeys([*errors[-1:], lines[-1]])))
+
+
+def _shortened(line: str) -> str:
+    return line if len(line) <= LAST_LINE_LENGTH else f"{line[: LAST_LINE_LENGTH - 3]}..."

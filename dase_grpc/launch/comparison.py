@@ -8,6 +8,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from dase_grpc.launch.console import say
 from dase_grpc.runs.comparison import Comparison, EnvironmentResults, Estimate, compare, words
 from dase_grpc.runs.comparison.files import write_comparison
 from dase_grpc.runs.page import number
@@ -23,16 +24,16 @@ def compare_here(
     """
     comparison = compare(paths, unfinished=unfinished)
     for left_out in comparison.left_out:
-        _say(warnings, f"warning: {left_out}")
+        say(warnings, f"warning: {left_out}")
     written = write_comparison(comparison, folder)
     for table in tables(comparison):
         console.print(table)
     for sentence in notes(comparison):
-        _say(console, sentence)
+        say(console, sentence)
     for sentence in comparison.cautions:
-        _say(warnings, f"caution: {sentence}")
+        say(warnings, f"caution: {sentence}")
     for path in written:
-        _say(console, str(path))
+        say(console, str(path))
 
 
 def tables(comparison: Comparison) -> Iterable[Group]:
@@ -114,7 +115,3 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
     for row in rows:
         table.add_row(*map(Text, row))
     return Group(Text(title, style="bold"), table)
-
-
-def _say(console: Console, sentence: str) -> None:
-    console.print(Text(sentence), soft_wrap=True)

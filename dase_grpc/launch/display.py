@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dase_grpc.config import RunConfig
+from dase_grpc.launch.console import say
 from dase_grpc.progress import Progress, number
 from dase_grpc.runs.summary import duration
 
@@ -60,7 +61,7 @@ class LiveTable:
     """One line per agent, redrawn in place."""
 
     def __init__(self, console: Console, config: RunConfig, clock: Callable[[], float]) -> None:
-        self._steps = config.train.steps
+        self._config = config
         self._clock = clock
         self._time_left = TimeLeft(config.train.steps)
         self._live = Live(console=console, refresh_per_second=4, transient=False)
@@ -81,9 +82,10 @@ class LiveTable:
         for name in ("similarity λ", "state"):
             table.add_column(name)
         for agent_id, progress in enumerate(snapshot.agents):
-            table.add_row(str(agent_id), *map(Text, agent_cells(agent_id, progress)))
+            name = self._config.agent_name(agent_id).removeprefix("agent ")
+            table.add_row(name, *map(Text, agent_cells(agent_id, progress)))
         each = " each" if len(snapshot.agents) > 1 else ""
-        footer = f"{self._steps:,} steps{each}, {buffer_text(snapshot)}, {self._time_left}"
+        footer = f"{self._config.train.steps:,} steps{each}, {buffer_text(snapshot)}, {self._time_left}"
         self._live.update(Group(table, Text(footer, style="dim")))
 
 
@@ -92,6 +94,7 @@ class PlainLines:
 
     def __init__(self, console: Console, config: RunConfig, clock: Callable[[], float]) -> None:
         self._console = console
+        self._config = config
         self._clock = clock
         self._time_left = TimeLeft(config.train.steps)
         self._all_said_at = clock()
@@ -113,7 +116,9 @@ class PlainLines:
             if has_started(progress) and self._is_news(agent_id, progress, due=due):
                 first = agent_id not in self._said or has_ended(progress)
                 self._said[agent_id] = progress
-                self._say(agent_line(agent_id, progress, first=first))
+                self._say(
+                    f"{self._config.agent_name(agent_id)}: {agent_line(agent_id, progress, first=first)}"
+                )
                 told += 1
         if told and (due or all(map(has_ended, snapshot.agents))):
             self._all_said_at = now
@@ -126,7 +131,7 @@ class PlainLines:
         return progress != before and (due or has_ended(progress))
 
     def _say(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
+        say(self._console, text)
 
 
 class TimeLeft:
@@ -173,11 +178,11 @@ def has_ended(progress: Progress | None) -> bool:
 
 
 def agent_line(agent_id: int, progress: Progress, *, first: bool) -> str:
-    """An agent's numbers in one line, with its first evaluation if `first`."""
+    """An agent's numbers in one line, to follow its name; with its first evaluation if `first`."""
     step, episode, evaluation, first_evaluation, rate, similarity, state = agent_cells(agent_id, progress)
     began = f" (first {first_evaluation})" if first else ""
     return (
-        f"agent {agent_id}: step {step} of {progress.total_steps:,}, return {episode}, "
+        f"step {step} of {progress.total_steps:,}, return {episode}, "
         f"evaluation {evaluation}{began}, {rate} updates/s, similarity {similarity}, {state}"
     )
 

@@ -5,15 +5,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from dase_grpc.errors import DaseError, EnvironmentSpecError, RunDirectoryError
+from dase_grpc.errors import RunDirectoryError
 from dase_grpc.launch.video import film, prepare_video
 from dase_grpc.learning.agent import Policy
 from dase_grpc.learning.agents import load_policy
 from dase_grpc.learning.device import pick_device
-from dase_grpc.learning.envs import make_env, schema_of
+from dase_grpc.learning.envs import make_env, require_same_environment, schema_of
 from dase_grpc.learning.evaluation import Evaluation, Evaluator
 from dase_grpc.progress import number
 from dase_grpc.runs.checkpoint import METADATA_FILE, Checkpoint, latest, load_checkpoint
+from dase_grpc.runs.checkpoint import best as best_of
 from dase_grpc.runs.directory import RUN_FILE, AgentDirectory, RunDirectory
 from dase_grpc.seeding import Purpose, integer
 
@@ -25,7 +26,7 @@ class EvaluatedCheckpoint:
     """One checkpoint's evaluation.
 
     Attributes:
-        agent_id, step: whose policy it is, after how many environment steps.
+        agent_id, agent_name, step: whose policy it is, after how many environment steps.
         seed: that of the first episode; episode i has `seed + 2 * i`.
         video: the film of the first episode, where there is one.
     """
@@ -33,6 +34,7 @@ class EvaluatedCheckpoint:
     checkpoint: Path
     environment: str
     agent_id: int
+    agent_name: str
     step: int
     seed: int
     evaluation: Evaluation
@@ -45,7 +47,7 @@ class EvaluatedCheckpoint:
         episodes = "1 episode" if result.episodes == 1 else f"{result.episodes:,} episodes"
         film = f"; video: {self.video}" if self.video else ""
         return (
-            f"agent {self.agent_id} in {self.environment} after {self.step:,} steps: mean return "
+            f"{self.agent_name} in {self.environment} after {self.step:,} steps: mean return "
             f"{number(result.return_mean)}{spread} over {episodes}{self._cut()}{film}"
         )
 
@@ -57,9 +59,11 @@ class EvaluatedCheckpoint:
 
 
 def evaluate_checkpoint(
-    target: Path, episodes: int, *, seed: int | None = None, video: Path | None = None
+    target: Path, episodes: int, *, seed: int | None = None, video: Path | None = None, best: bool = False
 ) -> list[EvaluatedCheckpoint]:
     """Evaluates the latest checkpoint of each agent of a run, or of one agent, or one checkpoint.
+
+    With `best` it is the one whose own step had the highest mean return in training's evaluations.
 
     `seed` is that of the first episode; left out, it is the training's, so that with eval.episodes
     episodes these are the training's own. `video` films the first episode of the first agent. Blocks
@@ -72,15 +76,17 @@ def evaluate_checkpoint(
     """
     if video is not None:
         prepare_video(video)
-    checkpoints = [load_checkpoint(path) for path in find_checkpoints(target)]
+    checkpoints = [load_checkpoint(path) for path in find_checkpoints(target, best=best)]
     return [
         _evaluate(checkpoint, episodes, seed=seed, video=None if index else video)
         for index, checkpoint in enumerate(checkpoints)
     ]
 
 
-def find_checkpoints(target: Path) -> list[Path]:
+def find_checkpoints(target: Path, *, best: bool = False) -> list[Path]:
     """The checkpoint directories that a run, an agent's or a checkpoint's directory stands for.
+
+    An agent's is its latest or its `best`.
 
     Logs a warning that names the agents of a run which have none yet.
 
@@ -93,9 +99,14 @@ def find_checkpoints(target: Path) -> list[Path]:
         folders = _folders_of(RunDirectory.open(target))
     else:
         folders = [AgentDirectory(target).checkpoints, target]
-    found = [path for path in map(latest, folders) if path is not None]
+    found = [path for path in map(best_of if best else latest, folders) if path is not None]
     if found:
         return found
+    if best and any(map(latest, folders)):
+        raise RunDirectoryError(
+            f"{target} has no best checkpoint, because none was evaluated at its own step; choose a multiple "
+            f"of eval.every as train.checkpoint_every, or leave --best out"
+        )
     if not target.exists():
         raise RunDirectoryError(f"there is no {target}")
     if (target / RUN_FILE).exists() or folders[0].is_dir():
@@ -134,6 +145,7 @@ def _evaluate(
         checkpoint=checkpoint.path,
         environment=config.env.id,
         agent_id=checkpoint.agent_id,
+        agent_name=checkpoint.run_config.agent_name(checkpoint.agent_id),
         step=checkpoint.step,
         seed=first_seed,
         evaluation=evaluator.evaluate(policy),
@@ -145,11 +157,7 @@ def _policy(checkpoint: Checkpoint) -> Policy:
     config, schema = checkpoint.config, checkpoint.schema
     env = make_env(config.env.id, config.env.kwargs)
     try:
-        schema.require_equal(schema_of(env, config.env.id))
-    except DaseError as error:
-        raise EnvironmentSpecError(
-            f"the environment {config.env.id!r} is not the one the agent learned in: {error}"
-        ) from None
+        require_same_environment(schema_of(env, config.env.id), schema)
     finally:
         env.close()
     try:

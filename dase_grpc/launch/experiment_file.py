@@ -1,7 +1,7 @@
 """An experiment's TOML file: read, checked, and every setting under its one name."""
 
 import difflib
-import tomllib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +10,14 @@ from typing import Any, Final, Literal, get_args
 from dase_grpc.config import setting_names
 from dase_grpc.config_errors import unknown_setting
 from dase_grpc.errors import ConfigError
-from dase_grpc.naming import names_a_folder
+from dase_grpc.naming import MAX_BYTES, names_a_folder
+from dase_grpc.parsing import toml_tables
+from dase_grpc.presets import ALGORITHM
 
 Mode = Literal["lockstep", "cluster"]
 MODES: Final[tuple[str, ...]] = get_args(Mode)
 
-ALGORITHM, METHOD, PRESET, SEED = "agent.algorithm", "method", "preset", "train.seed"
+METHOD, PRESET, SEED = "method", "preset", "train.seed"
 SHORT: Final[Mapping[str, str]] = {
     "algo": ALGORITHM,
     "method": METHOD,
@@ -28,6 +30,8 @@ SHORT: Final[Mapping[str, str]] = {
 """What may stand for a setting, as the flags of `dase train` do; method and preset choose several."""
 
 SEEDS: Final = "seeds"
+MAX_CELLS: Final = 10_000
+"""Combinations of a matrix; each is resolved before anything starts."""
 _KEYS: Final = ("name", "mode", "set", "matrix", "exclude", "include")
 
 Settings = Mapping[str, Any]
@@ -60,10 +64,10 @@ def read_experiment(path: Path) -> ExperimentFile:
         ConfigError: the file cannot be read, or says something that is not understood; in one sentence.
     """
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = toml_tables(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the experiment {path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     try:
         return parse_experiment(tables, name=path.stem)
@@ -84,7 +88,9 @@ def parse_experiment(tables: Mapping[str, Any], *, name: str) -> ExperimentFile:
             raise ConfigError(f"unknown key {key}; {hint}")
     name = tables.get("name", name)
     if not isinstance(name, str) or not names_a_folder(name) or name.startswith("."):
-        raise ConfigError(f"name = {name!r} cannot name an experiment; use a plain folder name")
+        raise ConfigError(
+            f"name = {name!r} cannot name an experiment; use a plain folder name of at most {MAX_BYTES} bytes"
+        )
     mode = tables.get("mode", "lockstep")
     if mode not in MODES:
         raise ConfigError(f"mode = {mode!r} is neither lockstep nor cluster")
@@ -96,6 +102,7 @@ def parse_experiment(tables: Mapping[str, Any], *, name: str) -> ExperimentFile:
     exclude = [_settings("exclude", each) for each in _list("exclude", tables.get("exclude", []))]
     for combination in exclude:
         _require_values_of_axes(combination, axes)
+    _require_size(axes)
     include = [_settings("include", each) for each in _list("include", tables.get("include", []))]
     if not axes and not include:
         raise ConfigError("there are no cells: give a [matrix] of lists, or an [[include]] for each cell")
@@ -107,6 +114,8 @@ def _axes(table: Any) -> dict[str, Sequence[Any]]:
         count = table[SEEDS]
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise ConfigError(f"matrix.seeds = {count!r} must be how many seeds there are, such as 5")
+        if count > MAX_CELLS:
+            raise ConfigError(f"matrix.seeds = {count} is more than the {MAX_CELLS:,} cells of an experiment")
         if "seed" in table:
             raise ConfigError("[matrix] has seed and seeds; leave one of them out")
         table = {("seed" if key == SEEDS else key): value for key, value in table.items()}
@@ -144,6 +153,17 @@ def _settings(table_name: str, table: Any) -> dict[str, Any]:
 
     take(table, "")
     return found
+
+
+def _require_size(axes: Mapping[str, Sequence[Any]]) -> None:
+    """Lists multiply, so a few long ones are more than any machine can train, or even write down."""
+    combinations = math.prod(map(len, axes.values()))
+    if combinations > MAX_CELLS:
+        lengths = " x ".join(str(len(values)) for values in axes.values())
+        raise ConfigError(
+            f"[matrix] has {lengths} combinations, more than {MAX_CELLS:,}; shorten its lists, or write "
+            f"several files"
+        )
 
 
 def _list(name: str, tables: Any) -> Sequence[Any]:

@@ -23,9 +23,10 @@ import tomli_w
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.launch.matrix import Cell, identity
 from dase_grpc.nodes.lifecycle import LEASHLESS_S
+from dase_grpc.parsing import json_value
 from dase_grpc.runs.curves import final_score, returns
 from dase_grpc.runs.directory import RUN_FILE, AgentDirectory, RunDirectory, first_difference
-from dase_grpc.runs.files import last_line, replace_file
+from dase_grpc.runs.files import last_line, replace_file, utf8
 from dase_grpc.runs.summary import AgentFiles, status
 
 FINISHED_FILE: Final = "finished.json"
@@ -102,10 +103,14 @@ class ExperimentFolder:
         A finished run counts wherever in the folder it lies: names change with what an experiment varies.
 
         Raises:
-            RunDirectoryError: where a cell belongs there is something else, or a damaged run.
+            RunDirectoryError: where a cell belongs there is something else, a damaged run, or what cannot
+                be read.
         """
-        finished = self._finished()
-        return {cell.name: self._state(cell, finished.get(cell.identity)) for cell in cells}
+        try:
+            finished = self._finished()
+            return {cell.name: self._state(cell, finished.get(cell.identity)) for cell in cells}
+        except OSError as error:
+            raise RunDirectoryError(f"cannot read {self.path}: {error.strerror or error}") from None
 
     def begin(self, cell: Cell) -> str | None:
         """Clears the way for a new try; a run that was begun is set aside, and a sentence says so.
@@ -128,7 +133,7 @@ class ExperimentFolder:
         """
         with self._writing():
             self._failure(cell).parent.mkdir(exist_ok=True)
-            replace_file(self._failure(cell), f"{reason}\n".encode())
+            replace_file(self._failure(cell), utf8(f"{reason}\n"))
 
     def finish(self, cell: Cell, *, seconds: float) -> str | None:
         """Marks the cell's run as complete, once and at the very end; or says why it is not.
@@ -254,7 +259,7 @@ def _require_complete(path: Path) -> None:
         RunDirectoryError: it is not.
     """
     try:
-        marked = json.loads((path / FINISHED_FILE).read_text(encoding="utf-8"))["run_sha256"]
+        marked = json_value((path / FINISHED_FILE).read_text(encoding="utf-8"))["run_sha256"]
     except (OSError, ValueError, KeyError, TypeError):
         raise RunDirectoryError(f"{path / FINISHED_FILE} is damaged; move {path} away") from None
     if marked != _checksum(path):
@@ -271,7 +276,13 @@ def _difference(run: RunDirectory, cell: Cell) -> str:
 
 
 def _status(run: RunDirectory) -> str:
-    return status(run, {agent.agent_id: AgentFiles.read(agent) for agent in run.agents()})
+    """How far a run came; "finished" only with the evaluation of every agent that its last step brings."""
+    agents = {agent.agent_id: AgentFiles.read(agent) for agent in run.agents()}
+    found = status(run, agents)
+    for agent_id, files in agents.items():
+        if found == "finished" and run.config.train.steps not in files.evaluations.step:
+            return f"without an evaluation of agent {agent_id} at its last step"
+    return found
 
 
 def _begun(path: Path) -> str:
@@ -288,8 +299,8 @@ def _checksum(path: Path) -> str:
 
 def _recorded_step(line: str) -> int:
     try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+        return int(json_value(line)["step"])
+    except (ValueError, KeyError, TypeError, OverflowError):
         return 0
 
 

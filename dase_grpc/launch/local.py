@@ -28,7 +28,7 @@ class LocalCluster:
     """The processes of one run, for the time of an `async with` block; none outlives it.
 
     Nor does any outlive this process, however it dies: a node whose leash closes drains and ends by
-    itself. `program` is the command that is `dase`.
+    itself. `program` is the command that is `dase`. With `resume` learners go on from their checkpoints.
     """
 
     def __init__(
@@ -38,7 +38,9 @@ class LocalCluster:
         *,
         gpu: int | None = None,
         program: Sequence[str] = PROGRAM,
+        resume: bool = False,
     ) -> None:
+        self._resume = resume
         self._config = config
         self._directory = directory
         self._gpu = gpu
@@ -129,6 +131,7 @@ class LocalCluster:
             f"--run-dir={self._directory.path}",
             f"--metrics-port={port}",
             *gpu,
+            *(["--resume"] if self._resume else []),
         )
 
     async def _start(self, name: str, *arguments: str, read_stdout: bool = False) -> Node:
@@ -161,6 +164,7 @@ async def run_cluster(
     display: Display,
     say: Callable[[str], None],
     program: Sequence[str] = PROGRAM,
+    resume: bool = False,
 ) -> None:
     """Runs a local cluster to its end, or until `stop`; no process is left when it returns or raises.
 
@@ -170,7 +174,7 @@ async def run_cluster(
         NodeFailedError: a node ended before its time; the others were stopped.
     """
     with first_cause():
-        async with LocalCluster(config, directory, gpu=gpu, program=program) as cluster:
+        async with LocalCluster(config, directory, gpu=gpu, program=program, resume=resume) as cluster:
             address = await unless(stop, cluster.start())
             if address is not None:
                 with display:

@@ -17,13 +17,17 @@ from dase_grpc.errors import ConfigError, EnvironmentSpecError
 from dase_grpc.learning.build import build_learner, pairing
 from dase_grpc.learning.containment import Contained
 from dase_grpc.learning.device import pick_device
-from dase_grpc.learning.envs import Environment, make_env, schema_of
-from dase_grpc.learning.learner import Halted, Learner
+from dase_grpc.learning.envs import Environment, make_env, require_same_environment, schema_of
+from dase_grpc.learning.learner import Learner
+from dase_grpc.learning.learner_state import Saved
 from dase_grpc.learning.peers import LocalPolicies, Published
+from dase_grpc.learning.ports import Halted
 from dase_grpc.progress import Progress
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.runs.files import staged_file
+from dase_grpc.runs.files import staged_file, written
 from dase_grpc.runs.journal import AgentJournal
+from dase_grpc.runs.rounds import RoundLog, WholeRound
+from dase_grpc.runs.row_log import read_rows
 from dase_grpc.schema import Array, TransitionSchema
 from dase_grpc.store import ReplayStore, RingBuffer
 from dase_grpc.telemetry import LearnerMetrics, make_registry
@@ -41,7 +45,7 @@ class LocalReplay:
         self._agent_id = agent_id
         self._own_rows_only = not config.shares_experience
         self._writer = f"learner-{agent_id}"
-        self._rng = seeding.generator(config.train.seed, seeding.Purpose.SAMPLING, agent_id, 0)
+        self.rng = seeding.generator(config.train.seed, seeding.Purpose.SAMPLING, agent_id, 0)
 
     def store(self, row: Array) -> None:
         """Stores a transition at once."""
@@ -53,7 +57,7 @@ class LocalReplay:
         store, agent_id, own_rows_only = self._store, self._agent_id, self._own_rows_only
         if store.shortage(self._min_size, agent_id=agent_id, own_rows_only=own_rows_only) is not None:
             return None
-        rows = store.sample(self._batch_size, self._rng, agent_id=agent_id, own_rows_only=own_rows_only)
+        rows = store.sample(self._batch_size, self.rng, agent_id=agent_id, own_rows_only=own_rows_only)
         return rows, len(store.ring)
 
 
@@ -86,17 +90,47 @@ NO_PEERS: Final[Mapping[int, Peer]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
+class ResumedRound:
+    """Where a run goes on, and how long each agent had trained by then, in seconds."""
+
+    whole: WholeRound
+    elapsed_s: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class LockstepRun:
-    """A run in one process: its learners, by agent id, and their buffer."""
+    """A run in one process: its learners and their ends of the buffer, by agent id, and the buffer."""
 
     learners: list[Learner]
+    replays: list[LocalReplay]
     store: ReplayStore
     directory: RunDirectory
+    rounds: RoundLog
 
     @property
     def progress(self) -> list[Progress]:
         """How far each agent is."""
         return [learner.progress for learner in self.learners]
+
+    def step(self) -> None:
+        """One step of each agent, in order; after a stop within a round, of those that have not had it."""
+        done = min(learner.steps for learner in self.learners)
+        for learner in self.learners:
+            if learner.steps == done:
+                learner.step()
+        if any(learner.checkpoint_due for learner in self.learners):
+            for learner in self.learners:
+                learner.keep()
+            self.keep_round()
+
+    def keep_round(self) -> None:
+        """Keeps the buffer, with the checkpoints that each learner has just kept."""
+        self.rounds.keep(
+            [learner.steps for learner in self.learners],
+            [seeding.generator_state(replay.rng) for replay in self.replays],
+            rows=self.store.ring.slices(),
+            total=self.store.ring.total,
+        )
 
 
 @contextmanager
@@ -106,10 +140,12 @@ def open_lockstep(
     *,
     gpu: int | None = None,
     peers: Mapping[int, Peer] = NO_PEERS,
+    resumed: ResumedRound | None = None,
 ) -> Iterator[LockstepRun]:
     """Builds everything; environments and journals are closed when the block ends, however it ends.
 
-    The agents in `peers` are as it says, all others as the configuration does.
+    The agents in `peers` are as it says, all others as the configuration does. A `resumed` run goes on
+    bit for bit as if there had been no break, where the environments repeat an episode.
 
     Raises:
         EnvironmentSpecError, DeviceError, CapacityError: in one sentence.
@@ -124,11 +160,11 @@ def open_lockstep(
         store = ReplayStore(RingBuffer(schema, config.replay.capacity))
         policies: dict[int, Published] = {}
 
+        replays = [LocalReplay(store, each, agent_id) for agent_id, each in enumerate(configs)]
+
         def build(agent_id: int, env: Environment) -> Learner:
-            journal = AgentJournal.open(
-                directory.agent(agent_id), config=config.for_agent(agent_id), schema=schema
-            )
-            replay = LocalReplay(store, configs[agent_id], agent_id)
+            journal = AgentJournal.open(directory.agent(agent_id), config=config, schema=schema)
+            replay = replays[agent_id]
             return build_learner(
                 configs[agent_id],
                 schema,
@@ -144,36 +180,67 @@ def open_lockstep(
                 else pairing(config, agent_id, LocalPolicies(agent_id, policies)),
             )
 
-        yield LockstepRun([build(*each) for each in enumerate(envs)], store, directory)
+        learners = [build(*each) for each in enumerate(envs)]
+        rounds = RoundLog(directory, None if resumed is None else resumed.whole.round)
+        run = LockstepRun(learners, replays, store, directory, rounds)
+        if resumed is not None:
+            _resume(run, resumed, schema)
+        yield run
 
 
 def run_lockstep(run: LockstepRun, halt: Event, on_round: Callable[[], None]) -> None:
     """Trains all agents to their budget, or until `halt`; each takes one step per round, in order.
 
-    `on_round` is called after each round. At the end the checkpoints and the buffer
-    (replay/buffer.npy, oldest transition first) are written.
+    `on_round` is called after each round. Every train.checkpoint_every rounds and at the end the agents'
+    checkpoints are written and what the buffer has got since; at the end also replay/buffer.npy, all that
+    is in the buffer, oldest transition first.
     """
     with Contained(), suppress(Halted):
         for learner in run.learners:
+            learner.prepare()
+        for learner in run.learners:
             learner.begin(halt)
         while not halt.is_set() and not all(learner.done for learner in run.learners):
-            for learner in run.learners:
-                learner.step()
+            run.step()
             on_round()
     for learner in run.learners:
         learner.finish()
+    run.keep_round()
     save_buffer(run)
 
 
 def save_buffer(run: LockstepRun) -> None:
-    """Writes the buffer's packed rows; `numpy.load` reads them, `TransitionSchema.named` names them."""
-    run.directory.replay.mkdir(parents=True, exist_ok=True)
+    """Writes the buffer's packed rows; `numpy.load` reads them, `TransitionSchema.named` names them.
+
+    Raises:
+        RunDirectoryError: the disk refuses.
+    """
     parts = run.store.ring.slices()  # written as they lie: a full buffer is not held twice
     header = {**header_data_from_array_1_0(parts[0]), "shape": (len(run.store.ring), parts[0].shape[1])}
-    with staged_file(run.directory.replay / BUFFER_FILE) as file:
-        write_array_header_1_0(file, header)
-        for part in parts:
-            file.write(part.data)
+    target = run.directory.replay / BUFFER_FILE
+    with written(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with staged_file(target) as file:
+            write_array_header_1_0(file, header)
+            for part in parts:
+                file.write(part.data)
+
+
+def _resume(run: LockstepRun, resumed: ResumedRound, schema: TransitionSchema) -> None:
+    """Lets learners, buffer and generators go on from a round.
+
+    Raises:
+        EnvironmentSpecError: the environment's sizes or bounds are others now.
+        RunDirectoryError: a file of the round is damaged.
+    """
+    whole, store = resumed.whole, run.store
+    for agent_id, checkpoint in enumerate(whole.checkpoints):
+        require_same_environment(schema, checkpoint.schema)
+        seeding.restore_generator(run.replays[agent_id].rng, whole.round.sampling[agent_id])
+        saved = Saved(checkpoint.tensors, checkpoint.training, checkpoint.training_tensors)
+        run.learners[agent_id].resume(saved, elapsed_s=resumed.elapsed_s[agent_id], buffer_is_empty=False)
+    rows = read_rows(run.directory.replay, whole.round.segments, first=whole.round.first)
+    store.ring.take_over(rows, first=whole.round.first)
 
 
 def _configs(config: RunConfig, peers: Mapping[int, Peer]) -> list[RunConfig]:

@@ -11,15 +11,18 @@ from typing import Any, Final
 
 from dase_grpc.config import RunConfig
 from dase_grpc.errors import ConfigError, DaseError
-from dase_grpc.launch.experiment_file import ALGORITHM, METHOD, PRESET, ExperimentFile, Mode, Settings
+from dase_grpc.launch.experiment_file import METHOD, PRESET, ExperimentFile, Mode, Settings
 from dase_grpc.learning.env_ids import with_resolved_id
-from dase_grpc.presets import layered
+from dase_grpc.presets import AGENTS_OF, ALGORITHM, layered
 
 NAME_LENGTH: Final = 120
 DIGEST_LENGTH: Final = 8
 
 _SAID_BY_VALUE: Final = (ALGORITHM, METHOD, PRESET, "env.id")
 """Settings whose value alone says what it is."""
+
+_READ_BY_ONE: Final[Mapping[str, str]] = {"dps": "dase", "dpd": "dpd"}
+"""Sections of the configuration that one method alone reads, and which."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +74,9 @@ def identity(config: RunConfig, mode: str) -> str:
 def cells_of(file: ExperimentFile) -> Matrix:
     """Every cell of an experiment, resolved and checked.
 
-    Combinations that lead to the same configuration are one cell, named after the first of them. What only
-    shared experience reads (`dps`, and how many share it) is left out of cells that share none, so that
-    these are the same.
+    Combinations that lead to the same configuration are one cell, named after the first of them. What a
+    cell's method does not read (`dps`, `dpd`, and the number of agents where the method fixes it) is left out
+    of it, so that cells that differ in nothing else are the same.
 
     Raises:
         UsageError: one sentence that names the first cell that cannot be, or that there is none.
@@ -103,12 +106,14 @@ def _combinations(file: ExperimentFile) -> list[Settings]:
 
 
 def _resolve(settings: Settings, mode: Mode) -> _Resolved:
-    shown: Settings = {key: value for key, value in settings.items() if not _of_sharing(key, settings)}
+    method = _layered(_read_by(None, settings)).method
+    shown = _read_by(method, settings)
     config = _layered(shown)
-    if config.method == "dase":
-        shown, config = settings, _layered(settings)
-    else:  # they mean nothing here, and yet a wrong one is a mistake
-        _layered({key: value for key, value in settings.items() if key not in shown})
+    unread = {key: value for key, value in settings.items() if key not in shown}
+    of_dpd = {key: value for key, value in unread.items() if key.startswith("dpd.")}
+    # they mean nothing here, and yet a wrong one is a mistake
+    _layered({key: value for key, value in unread.items() if key not in of_dpd})
+    _layered({**of_dpd, METHOD: "dpd"})
     if mode == "cluster" and config.metrics.port:
         raise ConfigError(
             f"metrics.port = {config.metrics.port} would be the port of several runs at once; leave it out"
@@ -116,9 +121,15 @@ def _resolve(settings: Settings, mode: Mode) -> _Resolved:
     return _Resolved(shown, len(shown) < len(settings), with_resolved_id(config))
 
 
-def _of_sharing(key: str, settings: Settings) -> bool:
-    """Whether only agents that share experience read a setting; other methods fix the number of agents."""
-    return key.startswith("dps.") or (key == "train.agents" and settings.get(METHOD) in ("single", "dpd"))
+def _read_by(method: str | None, settings: Settings) -> Settings:
+    """The settings that a method reads; None is what all do. Some fix the number of agents."""
+    others = tuple(f"{section}." for section, reader in _READ_BY_ONE.items() if reader != method)
+    fixed = settings.get(METHOD) in AGENTS_OF
+    return {
+        key: value
+        for key, value in settings.items()
+        if not key.startswith(others) and not (fixed and key == "train.agents")
+    }
 
 
 def _layered(settings: Settings) -> RunConfig:
@@ -133,7 +144,7 @@ def _layered(settings: Settings) -> RunConfig:
 def _notes(combinations: int, cells: Sequence[_Resolved]) -> list[str]:
     notes = []
     if any(each.ignored for each in cells):
-        notes.append("settings of dps and agents are left out of cells that share no experience")
+        notes.append("settings of dps, dpd and agents are left out of cells whose method does not read them")
     if folded := combinations - len(cells):
         notes.append(
             f"{combinations} combinations are {len(cells)} cells: "

@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from dase_grpc.launch.console import say
 from dase_grpc.launch.matrix import Cell
 from dase_grpc.progress import number
 from dase_grpc.runs.summary import duration
@@ -36,11 +37,6 @@ class Reading:
 
     step: int = 0
     latest_return: float | None = None
-
-
-def say(console: Console, text: str) -> None:
-    """Prints a line as it is."""
-    console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 class Scoreboard:

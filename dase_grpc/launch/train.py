@@ -12,18 +12,20 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
 from dase_grpc.capacity import transitions
 from dase_grpc.config import EnvConfig, RunConfig, require_capacity
 from dase_grpc.errors import ConfigError, DaseError, NodeFailedError, RunDirectoryError
+from dase_grpc.launch.console import say
 from dase_grpc.launch.display import Snapshot, make_display
 from dase_grpc.launch.local import run_cluster
 from dase_grpc.learning.env_ids import with_resolved_id
 from dase_grpc.learning.env_probe import probe
 from dase_grpc.learning.envs import make_env, schema_of
+from dase_grpc.naming import MAX_BYTES
 from dase_grpc.nodes.lifecycle import halt_event, stop_event
 from dase_grpc.progress import number
 from dase_grpc.runs.directory import AgentDirectory, RunDirectory, checkpoint_paths
@@ -31,6 +33,9 @@ from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
 from dase_grpc.runs.report import write_report
 from dase_grpc.schema import TransitionSchema
+
+if TYPE_CHECKING:
+    from dase_grpc.launch.lockstep import ResumedRound  # torch takes seconds to import
 
 REDRAW_S: Final = 0.25
 SAME_SECOND: Final = 100
@@ -75,27 +80,47 @@ def train_here(options: TrainOptions) -> None:
     check(config, gpu=options.gpu)
     directory = _new_directory(options)
     each = " each" if config.train.agents > 1 else ""
-    _say(
+    say(
         console,
         f"{_method(config)} on {config.env.id}, {config.train.steps:,} steps{each}, seed {config.train.seed}",
     )
     if config.train.steps <= config.start_steps:
-        _say(
+        say(
             console,
             f"note: agent.start_steps = {config.start_steps} covers the whole run, "
             f"so hardly anything is learned",
         )
+    run_here(options, directory, console, shown=root / directory.path.name)
+
+
+def run_here(
+    options: TrainOptions,
+    directory: RunDirectory,
+    console: Console,
+    *,
+    shown: Path,
+    resumed: "ResumedRound | None" = None,
+    from_checkpoints: bool = False,
+) -> None:
+    """Runs what is in `directory`, in its mode, until the budget is spent or a signal comes.
+
+    `shown` is how the directory is called in what is printed. Lockstep goes on from `resumed`; the
+    learners of a cluster go on `from_checkpoints`.
+
+    Raises:
+        NodeFailedError: a node ended before its time; the others were stopped.
+    """
     try:
-        if options.lockstep:
-            _train_in_lockstep(options, directory, console)
+        if directory.run["mode"] == "lockstep":
+            _train_in_lockstep(options, directory, console, resumed=resumed)
         else:
-            asyncio.run(_train_in_cluster(options, directory, console))
+            asyncio.run(_train_in_cluster(options, directory, console, resume=from_checkpoints))
     finally:
-        _say_results(directory, console, shown=root / directory.path.name, program=program(options.command))
+        _say_results(directory, console, shown=shown, program=program(options.command))
 
 
-def check(config: RunConfig, *, gpu: int | None = None) -> None:
-    """Checks what can only be known with the environment and the machine at hand.
+def check(config: RunConfig, *, gpu: int | None = None) -> TransitionSchema:
+    """Checks what can only be known with the environment and the machine at hand; returns the layout.
 
     Raises:
         DeviceError: there is no such GPU.
@@ -106,7 +131,9 @@ def check(config: RunConfig, *, gpu: int | None = None) -> None:
         from dase_grpc.learning.device import pick_device  # torch takes seconds to import
 
         pick_device(gpu)
-    check_capacity(config, probed(config.env))
+    schema = probed(config.env)
+    check_capacity(config, schema)
+    return schema
 
 
 def probed(config: EnvConfig) -> TransitionSchema:
@@ -139,6 +166,7 @@ def check_capacity(config: RunConfig, schema: TransitionSchema) -> None:
 def run_name(config: RunConfig) -> str:
     """A folder name that says what the run is and when it began."""
     env = "".join(c if c.isalnum() or c in "-_" else "-" for c in config.env.id)
+    env = env.encode()[: MAX_BYTES // 2].decode(errors="ignore")
     when = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     method = "dpd" if config.method == "dpd" else f"k{config.train.agents}"
     return f"{env}-{'+'.join(config.algorithms)}-{method}-seed{config.train.seed}-{when}"
@@ -181,13 +209,15 @@ def _new_directory(options: TrainOptions) -> RunDirectory:
     raise RunDirectoryError(f"{options.root / name} and {SAME_SECOND} like it exist; give the run a --name")
 
 
-def _train_in_lockstep(options: TrainOptions, directory: RunDirectory, console: Console) -> None:
+def _train_in_lockstep(
+    options: TrainOptions, directory: RunDirectory, console: Console, *, resumed: "ResumedRound | None"
+) -> None:
     from dase_grpc.launch.lockstep import open_lockstep, run_lockstep
 
     drawn_at = 0.0
     with (
         halt_event(stdin_is_leash=options.stdin_is_leash) as halt,
-        open_lockstep(options.config, directory, gpu=options.gpu) as run,
+        open_lockstep(options.config, directory, gpu=options.gpu, resumed=resumed) as run,
         make_display(console, options.config) as display,
     ):
 
@@ -205,7 +235,9 @@ def _train_in_lockstep(options: TrainOptions, directory: RunDirectory, console: 
         show()
 
 
-async def _train_in_cluster(options: TrainOptions, directory: RunDirectory, console: Console) -> None:
+async def _train_in_cluster(
+    options: TrainOptions, directory: RunDirectory, console: Console, *, resume: bool
+) -> None:
     async with stop_event(stdin_is_leash=options.stdin_is_leash) as stop:
         await run_cluster(
             options.config,
@@ -213,7 +245,8 @@ async def _train_in_cluster(options: TrainOptions, directory: RunDirectory, cons
             gpu=options.gpu,
             stop=stop,
             display=make_display(console, options.config),
-            say=partial(_say, console),
+            say=partial(say, console),
+            resume=resume,
         )
         if not stop.is_set():
             _require_last_steps(options.config, directory)
@@ -226,10 +259,6 @@ def _method(config: RunConfig) -> str:
     told = f"{agents} agents ({', '.join(names)})" if len(names) > 1 else f"{agents} {names[0]} agents"
     how = "that distil each other's policies" if config.method == "dpd" else "sharing one replay"
     return f"{told} {how}"
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def _require_last_steps(config: RunConfig, directory: RunDirectory) -> None:
@@ -253,8 +282,9 @@ def _say_results(directory: RunDirectory, console: Console, *, shown: Path, prog
     agents, found = directory.agents(), [f"results: {shown}"]
     try:
         for agent in agents:
-            _say_curve(agent, console)
-            _say_refused(agent, console)
+            name = directory.config.agent_name(agent.agent_id)
+            _say_curve(agent, name, console)
+            _say_refused(agent, name, console)
         if agents:
             found.append(f"report:  {shown / write_report(directory).name}")
         if any(checkpoint_paths(agent.checkpoints) for agent in agents):
@@ -262,26 +292,26 @@ def _say_results(directory: RunDirectory, console: Console, *, shown: Path, prog
     except DaseError as error:
         found += [f"no report: {error}"]
     for text in found:
-        _say(console, text)
+        say(console, text)
 
 
-def _say_curve(agent: AgentDirectory, console: Console) -> None:
+def _say_curve(agent: AgentDirectory, name: str, console: Console) -> None:
     curve = read_evaluations(agent.evaluations.path)
     if len(curve):
         shown = [0, -1] if len(curve) > 1 else [0]
         told = (f"{number(float(curve.return_mean[i]))} at step {int(curve.step[i]):,}" for i in shown)
-        _say(console, f"agent {agent.agent_id}: evaluation return {', '.join(told)}")
+        say(console, f"{name}: evaluation return {', '.join(told)}")
 
 
-def _say_refused(agent: AgentDirectory, console: Console) -> None:
+def _say_refused(agent: AgentDirectory, name: str, console: Console) -> None:
     """Says how many of an agent's transitions were left out, if any was."""
     refused: Counter[str] = Counter()
     for values in read_metrics(agent.metrics.path):
         refused.update(values.get("refused") or {})
     if refused:
         fields = ", ".join(f"{field} in {count:,}" for field, count in sorted(refused.items()))
-        _say(
+        say(
             console,
-            f"note: agent {agent.agent_id} left out {refused.total():,} transitions that were not finite "
+            f"note: {name} left out {refused.total():,} transitions that were not finite "
             f"({fields}); make the environment return finite numbers",
         )

@@ -16,8 +16,9 @@ from dase_grpc.learning.dps import DpsOptions
 from dase_grpc.learning.envs import Environment, make_env
 from dase_grpc.learning.evaluation import Evaluator
 from dase_grpc.learning.exploration import Explorer
-from dase_grpc.learning.learner import BatchSource, Journal, Learner, LearnerParts, TransitionSink
+from dase_grpc.learning.learner import Learner, LearnerParts
 from dase_grpc.learning.peers import PeerPolicies
+from dase_grpc.learning.ports import BatchSource, Journal, TransitionSink
 from dase_grpc.learning.similarity import SimilarityWeigher
 from dase_grpc.schema import TransitionSchema
 from dase_grpc.telemetry import LearnerMetrics
@@ -25,9 +26,14 @@ from dase_grpc.telemetry import LearnerMetrics
 Notes = Callable[[], Mapping[str, Any]]
 
 
+def peer_of(agent_id: int) -> int:
+    """The other agent of a pair."""
+    return 1 - agent_id
+
+
 def pairing(config: RunConfig, agent_id: int, policies: PeerPolicies) -> Pairing:
     """How an agent of a pair sees the other; `config` is the whole run's."""
-    peer = 1 - agent_id
+    peer = peer_of(agent_id)
     return Pairing(peer, config.for_agent(peer).agent, policies)
 
 
@@ -54,7 +60,7 @@ def build_learner(
         schema,
         agent_id=agent_id,
         rng=seeding.generator(seed, purpose.EXPLORATION, agent_id),
-        env_seed=seeding.integer(seed, purpose.ENVIRONMENT, agent_id),
+        episode_seed=partial(seeding.integer, seed, purpose.ENVIRONMENT, agent_id),
         start_steps=config.agent.start_steps,
         noise=config.agent.exploration_noise,
     )
@@ -104,7 +110,7 @@ def _agent(
     if pair is None:
         return own, dict
     peer = make(pair.config, agent_id=pair.agent_id)
-    dpd = DPD(own, peer, pairing=pair, config=config.dpd, actor_lr=config.agent.actor_lr)
+    dpd = DPD(own, peer, pairing=pair, config=config.dpd, own_config=config.agent)
 
     def notes() -> Mapping[str, Any]:
         statistics = dpd.take_statistics()

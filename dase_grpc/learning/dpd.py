@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from dase_grpc.agent_config import AgentConfig
+from dase_grpc.agent_config import ALGORITHMS, AgentConfig
 from dase_grpc.dpd_config import DpdConfig
 from dase_grpc.errors import ConfigError
 from dase_grpc.learning.actor_critic import ActorCritic, adam, minimise, optimizer_tensors
@@ -25,6 +25,9 @@ from dase_grpc.schema import Array
 OPTIMIZER: Final = "distillation_optimizer"
 PEER: Final = "peer"
 PEER_VERSION: Final = "peer_version"
+SHOWN: Final = "published"
+SHOWN_VERSION: Final = "published_version"
+TOTALS: Final = "distillation_totals"
 NO_VERSION: Final = -1
 
 _log = logging.getLogger("dase")
@@ -72,23 +75,33 @@ class DPD:
         own: the agent that learns; its batches hold its own transitions.
         peer: an agent made as the peer is, which never learns here: a place for its networks.
         pairing: who the peer is, and where policies are exchanged.
-        actor_lr: the learning rate of the agent's own actor.
+        own_config: how the agent itself learns.
     """
 
     def __init__(
-        self, own: ActorCritic, peer: ActorCritic, *, pairing: Pairing, config: DpdConfig, actor_lr: float
+        self,
+        own: ActorCritic,
+        peer: ActorCritic,
+        *,
+        pairing: Pairing,
+        config: DpdConfig,
+        own_config: AgentConfig,
     ) -> None:
         self._own = own
         self._peer = peer
         self._pairing = pairing
         self._config = config
         actor = own.policy.actor
-        self._optimizer = adam(actor.parameters(), lr=config.lr_factor * actor_lr)
+        self._optimizer = adam(actor.parameters(), lr=config.lr_factor * own_config.actor_lr)
+        self._terms = terms(own_config)
+        self._peer_terms = terms(pairing.config)
         self._seen: Published | None = None
-        self._peer_version = NO_VERSION
+        self._peer_version = self._shown_version = NO_VERSION
+        self._shown = {name: torch.zeros_like(tensor) for name, tensor in own.judgement.items()}
         self._totals = _Totals(actor.weight[0].device)
         self._tensors = dict(optimizer_tensors(OPTIMIZER, actor, self._optimizer))
         self._tensors |= {f"{PEER}.{name}": tensor for name, tensor in peer.judgement.items()}
+        self._tensors |= {f"{SHOWN}.{name}": tensor for name, tensor in self._shown.items()}
 
     @property
     def updates(self) -> int:
@@ -109,7 +122,7 @@ class DPD:
         Returns the algorithm's losses and, where there was a distillation, distillation_loss.
 
         Raises:
-            ConfigError: the peer's networks are not those it was said to have.
+            ConfigError: the peer's networks, or what its values mean, are not as they were said to be.
             DaseError: what the peer shows is not a policy.
         """
         self._look_at_peer()
@@ -119,7 +132,7 @@ class DPD:
         elif self.updates % self._config.distil_every == 0:
             losses["distillation_loss"] = self._distil(batch.observation, weight)
         if self.updates % self._config.publish_every == 0:
-            self._pairing.policies.publish(self.updates, self._own.judgement)
+            self._show()
         return losses
 
     def take_statistics(self) -> dict[str, float | int | None]:
@@ -132,26 +145,46 @@ class DPD:
         return self._totals.take()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The algorithm's own state, distillation_optimizer.*, peer.* and peer_version (-1: none yet)."""
+        """The algorithm's own state and what distilling goes on from.
+
+        distillation_optimizer.*, distillation_totals.* since the last `take_statistics`, peer.* with its
+        peer_version and published.* with its published_version; a version is -1 where there is none yet.
+        """
         state = self._own.state_dict()
         state |= {name: tensor.detach().clone() for name, tensor in self._tensors.items()}
+        state |= {f"{TOTALS}.{name}": tensor for name, tensor in self._totals.state().items()}
         state[PEER_VERSION] = torch.tensor(self._peer_version)
+        state[SHOWN_VERSION] = torch.tensor(self._shown_version)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` gave; updates go on bit for bit while the peer shows nothing newer.
+        """Restores what `state_dict` gave, and shows again what the saved agent had shown last.
+
+        Once both of a pair have done so, their updates go on bit for bit.
 
         Raises:
             KeyError: a name is missing.
             ValueError: a name too many, or a value of another shape or dtype; nothing is changed.
         """
-        version = torch.zeros((), dtype=torch.int64)
-        ours = {**self._tensors, PEER_VERSION: version}
+        version, shown_version = (torch.zeros((), dtype=torch.int64) for _ in range(2))
+        totals = self._totals.state()
+        ours = {**self._tensors, PEER_VERSION: version, SHOWN_VERSION: shown_version}
+        ours |= {f"{TOTALS}.{name}": tensor for name, tensor in totals.items()}
         added = {name: value for name, value in state.items() if name.split(".")[0] in _ADDED}
         require_fit(ours, added)
         self._own.load_state_dict({name: value for name, value in state.items() if name not in added})
         restore(ours, added)
-        self._peer_version = int(version)
+        self._totals.resume(totals)
+        self._peer_version, self._shown_version = int(version), int(shown_version)
+        if self._shown_version != NO_VERSION:
+            self._pairing.policies.publish(self._shown_version, {**self._shown, **self._terms})
+
+    def _show(self) -> None:
+        """Shows the agent's actor and critic as they are now."""
+        for name, tensor in self._own.judgement.items():
+            self._shown[name].copy_(tensor.detach())
+        self._shown_version = self.updates
+        self._pairing.policies.publish(self._shown_version, {**self._shown, **self._terms})
 
     def _look_at_peer(self) -> None:
         """Takes the peer's latest policy, unless it is the one looked at last or not finite."""
@@ -161,7 +194,8 @@ class DPD:
         self._seen = published
         who = f"policy {published.version} of agent {self._pairing.agent_id}"
         try:
-            require_fit(self._peer.judgement, published.tensors)
+            require_fit({**self._peer.judgement, **self._peer_terms}, published.tensors)
+            _require_terms(self._peer_terms, published.tensors)
         except (KeyError, ValueError) as error:
             raise ConfigError(
                 f"{who} is not what this learner's settings say ({error.args[0]}); start both learners of "
@@ -171,7 +205,8 @@ class DPD:
             self._totals.refused += 1
             _log.warning("%s holds numbers that are not finite; the one before stays", who)
             return
-        restore(self._peer.judgement, published.tensors)
+        networks = {name: published.tensors[name] for name in self._peer.judgement}
+        restore(self._peer.judgement, networks)
         self._peer_version = published.version
 
     def _distil(self, observation: Tensor, weight: Tensor) -> Tensor:
@@ -193,7 +228,23 @@ class DPD:
         return loss
 
 
-_ADDED: Final = (OPTIMIZER, PEER, PEER_VERSION)
+def terms(config: AgentConfig) -> dict[str, Tensor]:
+    """What two agents have to agree on to compare values; travels with the networks, as terms.*."""
+    return {
+        "terms.algorithm": torch.tensor(ALGORITHMS.index(config.algorithm)),
+        "terms.gamma": torch.tensor(config.gamma, dtype=torch.float64),
+        "terms.reward_scale": torch.tensor(config.reward_scale, dtype=torch.float64),
+    }
+
+
+def _require_terms(expected: Mapping[str, Tensor], shown: Mapping[str, Tensor]) -> None:
+    for name, value in expected.items():
+        if not torch.equal(shown[name], value):
+            key = name.partition(".")[2]
+            raise ValueError(f"its agent.{key} is another one than agent.{key} here")
+
+
+_ADDED: Final = (OPTIMIZER, TOTALS, PEER, PEER_VERSION, SHOWN, SHOWN_VERSION)
 
 
 class _Totals:
@@ -226,6 +277,16 @@ class _Totals:
         }
         self._reset()
         return result
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies of all sums and counts."""
+        counts = torch.tensor([self._count, self._lag, self.alone, self.refused])
+        return {"sums": self._sums.clone(), "counts": counts}
+
+    def resume(self, state: Mapping[str, Tensor]) -> None:
+        """Goes on from what `state` gave."""
+        self._sums.copy_(state["sums"])
+        self._count, self._lag, self.alone, self.refused = state["counts"].tolist()
 
     def _reset(self) -> None:
         self._sums.zero_()

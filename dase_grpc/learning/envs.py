@@ -84,6 +84,25 @@ def schema_of(env: Environment, env_id: str) -> TransitionSchema:
         raise EnvironmentSpecError(f"environment {env_id!r}: {error}") from error
 
 
+def require_same_environment(now: TransitionSchema, then: TransitionSchema) -> None:
+    """Checks that the environment has the sizes and bounds that an agent learned in.
+
+    Raises:
+        EnvironmentSpecError: naming all that differs, with both values.
+    """
+    sizes, bounds = ("environment", "observation_size", "action_size"), ("action_low", "action_high")
+    names = sizes if then.action_size != now.action_size else (*sizes, *bounds)
+    pairs = ((name, getattr(then, name), getattr(now, name)) for name in names)
+    found = "; ".join(
+        f"{name}: {before} then, {after} now" for name, before, after in pairs if before != after
+    )
+    if found:
+        raise EnvironmentSpecError(
+            f"the environment {now.environment!r} is not the one that the agent learned in ({found}); make "
+            f"it as it was, or start a new run"
+        )
+
+
 class ActionMap:
     """Maps normalised actions in [-1, 1] linearly onto a bounded Box; ±1 are exactly its bounds."""
 

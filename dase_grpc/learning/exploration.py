@@ -2,11 +2,13 @@
 
 import logging
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
+from dase_grpc import seeding
 from dase_grpc.errors import DivergedError
 from dase_grpc.learning.agent import Policy
 from dase_grpc.learning.envs import ActionMap, Environment, to_float32, to_reward
@@ -14,6 +16,9 @@ from dase_grpc.schema import Array, TransitionSchema
 
 REFUSED_IN_A_ROW: Final = 100
 """Refused rows in a row after which an environment is taken for broken and reset."""
+
+REPLAYED_STEPS: Final = 10_000
+"""The longest episode that a resumed run goes on with; of a longer one the actions are not kept."""
 
 Reason = Literal["observation", "reward"]
 
@@ -44,12 +49,21 @@ class ExploredStep:
     episode: Episode | None
 
 
+@dataclass(frozen=True)
+class _BrokenOff:
+    """An episode to go on with: its actions and last observation, None if it was too long; its return."""
+
+    kept: tuple[Array, Array] | None
+    return_: str
+
+
 class Explorer:
     """Steps one environment with a noisy policy; one thread at a time.
 
     The first `start_steps` actions are uniform in [-1, 1]; later ones are the policy's plus
     N(0, noise), clipped to [-1, 1]. Where the current observation is not finite the action is uniform
-    too. The environment is seeded with env_seed at the first reset only, and stays its maker's to close.
+    too. Episode number k, from 0, begins with a reset with the seed `episode_seed(k)`, so that it can be
+    played again. The environment stays its maker's to close.
     """
 
     def __init__(
@@ -59,7 +73,7 @@ class Explorer:
         *,
         agent_id: int,
         rng: np.random.Generator,
-        env_seed: int,
+        episode_seed: Callable[[int], int],
         start_steps: int,
         noise: float,
     ) -> None:
@@ -67,7 +81,7 @@ class Explorer:
         self._schema = schema
         self._agent_id = agent_id
         self._rng = rng
-        self._seed: int | None = env_seed
+        self._episode_seed = episode_seed
         self._start_steps = start_steps
         self._noise = noise
         self._steps = 0
@@ -76,6 +90,9 @@ class Explorer:
         self._warned = False
         self._observation: Array | None = None
         self._finite = False
+        self._broken_off: _BrokenOff | None = None
+        self._episodes = 0
+        self._actions: list[Array] = []
         self._return = 0.0
         self._length = 0
 
@@ -92,17 +109,13 @@ class Explorer:
         """
         observation = self._reset() if self._observation is None else self._observation
         action = self._choose(policy, observation)
-        received, given, terminated, truncated, _ = self._env.step(self._to_env(action))
-        reward = to_reward(given)
-        next_observation = to_float32(received, self._schema.observation_size)
+        next_observation, reward, terminated, truncated = self._act(action)
         was_finite, self._finite = self._finite, bool(np.isfinite(next_observation).all())
         row = self._pack(observation, action, next_observation, reward, bootstrap=not terminated)
         row.view(np.uint32)[-2:] = self._agent_id, version & 0xFFFF_FFFF
 
         self._observation = next_observation
         self._steps += 1
-        self._return += reward
-        self._length += 1
         episode = self._end_episode() if terminated or truncated else None
         reason: Reason | None = None
         if not (was_finite and self._finite):
@@ -115,13 +128,99 @@ class Explorer:
         self._refuse(reason)
         return ExploredStep(None, reason, episode)
 
+    def state(self) -> tuple[dict[str, Any], dict[str, Array]]:
+        """All that exploring goes on from: what JSON can hold, and arrays.
+
+        The environment is in it as what its episode was made of: its number, hence its seed, and the
+        actions so far, unless they are more than `REPLAYED_STEPS`.
+        """
+        numbers = {
+            "generator": seeding.generator_state(self._rng),
+            "steps": self._steps,
+            "episodes": self._episodes,
+            "refused_in_a_row": self._refused_in_a_row,
+            "warned": self._warned,
+            "length": self._length,
+            "return": repr(self._return),  # NaN and infinity included, which JSON has not
+        }
+        if self._observation is None or self._length > REPLAYED_STEPS:
+            return {**numbers, "within_episode": self._observation is not None}, {}
+        actions = np.array(self._actions, np.float32).reshape(-1, self._schema.action_size)
+        arrays = {"actions": actions, "observation": self._observation}
+        return {**numbers, "within_episode": True}, arrays
+
+    def resume(self, numbers: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+        """Goes on from what `state` gave, once `replay` has been called.
+
+        Raises:
+            KeyError, TypeError, ValueError: they are not what `state` gave.
+        """
+        seeding.restore_generator(self._rng, numbers["generator"])
+        self._steps, self._episodes = int(numbers["steps"]), int(numbers["episodes"])
+        self._refused_in_a_row, self._warned = int(numbers["refused_in_a_row"]), bool(numbers["warned"])
+        self._observation, self._broken_off = None, None
+        if numbers["within_episode"]:
+            kept = (arrays["actions"], arrays["observation"]) if arrays else None
+            self._broken_off = _BrokenOff(kept, str(numbers["return"]))
+
+    def replay(self) -> bool:
+        """Takes the environment to where `resume` found it; returns whether that could be done.
+
+        The environment plays the episode again. Where it does not come to the same observation and
+        return to the last bit, or where the episode was too long to keep, a new one begins, which is
+        said in the log. Blocks for the episode's steps; does nothing without an episode to go on with.
+
+        Raises:
+            Exception: whatever the environment raises.
+        """
+        episode, self._broken_off = self._broken_off, None
+        if episode is None:
+            return True
+        if episode.kept is None:
+            reason = f"its episode had more than {REPLAYED_STEPS:,} steps"
+        elif self._replays(*episode.kept, episode.return_):
+            return True
+        else:
+            reason = "it does not repeat its episode from the same seed and actions"
+        self._observation = None
+        _log.warning(
+            "agent %d at step %s: the environment is not where it was, because %s; a new episode begins, so "
+            "what follows is not what it would have been without the break",
+            self._agent_id,
+            f"{self._steps:,}",
+            reason,
+        )
+        return False
+
+    def _replays(self, actions: Array, observation: Array, return_: str) -> bool:
+        """Plays the current episode again; whether it comes to this observation and return."""
+        self._episodes -= 1
+        reached = self._reset()
+        for action in actions:
+            reached, _, terminated, truncated = self._act(action)
+            if terminated or truncated:
+                return False
+        self._observation, self._finite = reached, bool(np.isfinite(reached).all())
+        return reached.tobytes() == observation.tobytes() and repr(self._return) == return_
+
     def _reset(self) -> Array:
-        received, _ = self._env.reset(seed=self._seed)
-        self._seed = None
+        received, _ = self._env.reset(seed=self._episode_seed(self._episodes))
+        self._episodes += 1
         observation = to_float32(received, self._schema.observation_size)
         self._observation, self._finite = observation, bool(np.isfinite(observation).all())
-        self._return, self._length = 0.0, 0
+        self._actions, self._return, self._length = [], 0.0, 0
         return observation
+
+    def _act(self, action: Array) -> tuple[Array, float, bool, bool]:
+        """One environment step: next observation, reward, terminated, truncated."""
+        received, given, terminated, truncated, _ = self._env.step(self._to_env(action))
+        reward = to_reward(given)
+        next_observation = to_float32(received, self._schema.observation_size)
+        self._return += reward
+        self._length += 1
+        if self._length <= REPLAYED_STEPS:
+            self._actions.append(action)
+        return next_observation, reward, terminated, truncated
 
     def _choose(self, policy: Policy, observation: Array) -> Array:
         size = self._schema.action_size

@@ -11,19 +11,22 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from threading import Event
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dase_grpc.config import RunConfig
-from dase_grpc.learning.agent import Agent, Policy
+from dase_grpc.errors import RunDirectoryError
+from dase_grpc.learning.agent import Agent
 from dase_grpc.learning.batch import Batch
 from dase_grpc.learning.containment import Contained
 from dase_grpc.learning.device import use
 from dase_grpc.learning.evaluation import Evaluator
-from dase_grpc.learning.exploration import ExploredStep, Explorer, diverged, require_finite_action
+from dase_grpc.learning.exploration import ExploredStep, Explorer, diverged
+from dase_grpc.learning.learner_state import NOT_YET, Counters, LearnerState, Saved
+from dase_grpc.learning.ports import BatchSource, Halted, Journal, StoppablePolicy, TransitionSink
 from dase_grpc.learning.similarity import SimilarityWeigher, Weighing
 from dase_grpc.learning.staging import Staging
 from dase_grpc.learning.statistics import DeviceTotals, Diagnosis, Window, fold, record, show
@@ -36,54 +39,6 @@ DIAGNOSE_EVERY: Final = 50
 
 
 _log = logging.getLogger("dase")
-
-
-class Halted(Exception):
-    """The driver closed the sink or the source: training shall end."""
-
-
-class TransitionSink(Protocol):
-    """Where an agent's transitions go."""
-
-    def store(self, row: Array) -> None:
-        """Takes one (width,) packed transition; may block.
-
-        Raises:
-            Halted: training shall end.
-        """
-        ...
-
-
-class BatchSource(Protocol):
-    """Where batches come from."""
-
-    def next(self) -> tuple[Array, int] | None:
-        """A (B, width) batch, read-only, and the number of transitions in the buffer; may block.
-
-        None where the buffer holds too little and waiting would not change that: the update is left out.
-
-        Raises:
-            Halted: training shall end.
-        """
-        ...
-
-
-class Journal(Protocol):
-    """Where results are written."""
-
-    def evaluation(
-        self, *, step: int, return_mean: float, return_std: float, episodes: int, wall_seconds: float
-    ) -> None:
-        """Notes one evaluation."""
-        ...
-
-    def metrics(self, values: Mapping[str, Any]) -> None:
-        """Notes one line of metrics."""
-        ...
-
-    def checkpoint(self, *, step: int, tensors: Mapping[str, Tensor], scores: Mapping[str, Any]) -> None:
-        """Keeps the agent's state."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -111,6 +66,7 @@ class Learner:
 
     Steps whose transition was refused do not count towards `start_steps`, so that K agents before their
     first update have stored K * start_steps transitions, which is what `replay.min_size` relies on.
+    With an empty buffer a resumed learner stores as many anew before its next update.
 
     Owned by one thread; `progress` may be read from any. The environment stays its maker's to close.
     """
@@ -122,19 +78,34 @@ class Learner:
         self._all_internal = torch.ones(parts.config.agent.batch_size, device=parts.device)
         self._totals = DeviceTotals(parts.device)
         self._halt = Event()
-        self._steps = 0
-        self._stored = 0
-        self._buffer_size: int | None = None
-        self._started_at = 0.0
+        self._at = Counters()
+        self._resumed: Saved | None = None
+        self._evaluated_at = NOT_YET
+        self._refill, self._stored_before = False, 0
+        self._started_at, self._elapsed_s = 0.0, 0.0
         self._window = Window(0.0, 0, 0)
-        self._pace_from, self._paced_updates = 0.0, 0
+        self._pace_from, self._paced_updates, self._began_with = 0.0, 0, 0
         self._refused: Counter[str] = Counter()
         self.progress = Progress(total_steps=parts.config.train.steps)
 
     @property
     def done(self) -> bool:
         """Whether the budget of environment steps is spent."""
-        return self._steps >= self._config.train.steps
+        return self._at.steps >= self._config.train.steps
+
+    @property
+    def steps(self) -> int:
+        """Environment steps so far."""
+        return self._at.steps
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """Whether `keep` is to be called now; the checkpoint after the last step is `finish`'s."""
+        return self._at.steps % self._config.train.checkpoint_every == 0 and not self.done
+
+    def resume(self, saved: Saved, *, elapsed_s: float, buffer_is_empty: bool) -> None:
+        """Lets `begin` go on from what an earlier learner kept, after `elapsed_s` seconds of training."""
+        self._resumed, self._elapsed_s, self._refill = saved, elapsed_s, buffer_is_empty
 
     def train(self, halt: Event) -> None:
         """Trains until the budget is spent or `halt` is set; then keeps a final checkpoint.
@@ -147,63 +118,134 @@ class Learner:
             self.begin(halt)
             while not self.done and not halt.is_set():
                 self.step()
+                if self.checkpoint_due:
+                    self.keep()
         self.finish()
 
-    def begin(self, halt: Event) -> None:
-        """Evaluates the policy before any training. Call once, first, on the thread that trains.
+    def prepare(self) -> None:
+        """Goes on from what `resume` was given, if it was, and from then on is what had been saved.
+
+        On the thread that trains; learners that take turns prepare before any of them begins.
 
         Raises:
-            Halted: `halt` was set meanwhile; it also ends every later evaluation.
+            RunDirectoryError: what `resume` was given is not the state of such a learner.
+            Exception: whatever the environment raises.
         """
         use(self._parts.device)
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None:
+            self._go_on_from(resumed)
+
+    def begin(self, halt: Event) -> None:
+        """Evaluates the policy before any training, or goes on from what `resume` was given.
+
+        Call once, first, on the thread that trains.
+
+        Raises:
+            RunDirectoryError: what `resume` was given is not the state of such a learner.
+            Halted: `halt` was set meanwhile; it also ends every later evaluation.
+        """
+        self.prepare()
         self._halt = halt
         now = self._parts.clock()
-        self._started_at = now
-        self._window = Window(now, 0, 0)
-        self._evaluate()
+        self._started_at = now - self._elapsed_s
+        self._window.started_at, self._pace_from = now, now
+        self._report()
 
     def step(self) -> None:
-        """One environment step and what it brings: an update, a checkpoint, an evaluation, metrics.
+        """One environment step and what it brings: an update, an evaluation, metrics.
 
-        The last step is followed by an evaluation in any case; its checkpoint is `finish`'s.
+        The last step is followed by an evaluation in any case.
 
         Raises:
             DivergedError: the networks hold numbers that are not finite.
             Halted: the driver closed the sink or the source, or set `halt` during an evaluation.
         """
-        parts, config = self._parts, self._config
+        parts = self._parts
         explored = parts.explorer.step(parts.agent, parts.agent.updates)
-        self._steps += 1
+        self._at.steps += 1
         self._note(explored)
         if explored.row is not None:
             parts.sink.store(explored.row)
-            self._stored += 1
+            self._at.stored += 1
         if self._may_update:
             self._update()
-        if self._steps % config.train.checkpoint_every == 0 and not self.done:
-            self._keep(self._finite_state())
-        if self._steps % config.eval.every == 0 or self.done:
-            self._evaluate()
-        if self._steps % config.train.log_every == 0:
-            self._log()
+        self._report()
+
+    def keep(self) -> None:
+        """Keeps a checkpoint, but no ruined one, which would make room for itself.
+
+        Raises:
+            DivergedError: a number in it is not finite.
+        """
+        saved = self._state.save(self._parts.agent)
+        for name, tensor in saved.agent.items():
+            if not bool(tensor.isfinite().all()):
+                raise diverged(self._name, f"{name} is not finite")
+        self._keep(saved)
 
     def finish(self) -> None:
         """Keeps the final checkpoint. Call once, last."""
-        if self._steps > self._window.started_step:
+        saved = self._state.save(self._parts.agent)  # before a line of metrics that is not due
+        if self._at.steps > self._window.started_step:
             self._log()
         self.progress = replace(self._snapshot(), state="finished" if self.done else "stopped")
-        self._keep(self._parts.agent.state_dict())
+        self._keep(saved)
 
-    def _keep(self, state: Mapping[str, Tensor]) -> None:
+    def _report(self) -> None:
+        """The evaluation and the line of metrics that are due at this step and have not been made."""
+        at, config = self._at, self._config
+        if at.steps % config.eval.every == 0 and at.evaluated != at.steps:
+            self._evaluate()
+            at.evaluated, at.due_evaluation = at.steps, self.progress.evaluation_return
+        elif self.done and at.evaluated != at.steps:
+            self._evaluate()
+        if at.steps % config.train.log_every == 0 and at.logged != at.steps:
+            self._log()
+            at.logged = at.steps
+
+    @property
+    def _state(self) -> LearnerState:
+        return LearnerState(self._at, self._window, self._totals, self._parts.explorer, self._parts.weigher)
+
+    def _go_on_from(self, saved: Saved) -> None:
+        """Takes the saved state in.
+
+        Raises:
+            RunDirectoryError: it is not the state of such a learner.
+        """
+        agent, at = self._parts.agent, self._at
+        try:
+            self._state.resume(saved, agent)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RunDirectoryError(
+                f"the checkpoint of agent {self._parts.agent_id} cannot be gone on from: {error}; it was "
+                f"written by another version or for other settings"
+            ) from error
+        self._parts.explorer.replay()
+        self._window.started_step, self._window.started_updates = at.steps, agent.updates
+        self._paced_updates = self._began_with = agent.updates
+        self._stored_before = at.stored if self._refill else 0
+        self._evaluated_at = at.evaluated
+        self.progress = replace(
+            self._snapshot(),
+            first_evaluation_return=at.first_evaluation,
+            evaluation_return=at.due_evaluation,
+        )
+
+    def _keep(self, saved: Saved) -> None:
         self._parts.journal.checkpoint(
-            step=self._steps,
-            tensors=state,
-            scores={"evaluation": _plain(self.progress.evaluation_return)},
+            step=self._at.steps,
+            saved=saved,
+            scores={
+                "evaluation": _plain(self.progress.evaluation_return),
+                "evaluation_step": None if self._evaluated_at == NOT_YET else self._evaluated_at,
+            },
         )
 
     @property
     def _may_update(self) -> bool:
-        return self._stored >= self._config.agent.stored_before_updates
+        return self._at.stored - self._stored_before >= self._config.agent.stored_before_updates
 
     def _update(self) -> None:
         parts = self._parts
@@ -212,9 +254,9 @@ class Learner:
         if received is None:
             self._skip("no_batch")
             return
-        rows, self._buffer_size = received
+        rows, self._at.buffer_size = received
         got_at = parts.clock()
-        if not parts.agent.updates:
+        if parts.agent.updates == self._began_with:
             self._pace_from = got_at
         own = parts.schema.agent_ids(rows) == parts.agent_id
         batch = self._staging.load(rows)
@@ -243,19 +285,7 @@ class Learner:
 
     @property
     def _name(self) -> str:
-        return f"agent {self._parts.agent_id} at step {self._steps:,}"
-
-    def _finite_state(self) -> Mapping[str, Tensor]:
-        """The agent's state, so that no checkpoint worth going back to makes room for a ruined one.
-
-        Raises:
-            DivergedError: a number in it is not finite.
-        """
-        state = self._parts.agent.state_dict()
-        for name, tensor in state.items():
-            if not bool(tensor.isfinite().all()):
-                raise diverged(self._name, f"{name} is not finite")
-        return state
+        return f"agent {self._parts.agent_id} at step {self._at.steps:,}"
 
     def _diagnose(self, batch: Batch, weighing: Weighing | None, losses: Mapping[str, Tensor]) -> None:
         parts, sources = self._parts, None
@@ -312,66 +342,48 @@ class Learner:
     def _evaluate(self) -> None:
         parts = self._parts
         started = parts.clock()
-        result = parts.evaluator.evaluate(_Evaluated(parts.agent, self._halt, self._name))
+        result = parts.evaluator.evaluate(StoppablePolicy(parts.agent, self._halt, self._name))
         now = parts.clock()
         self._pace_from += now - started
         parts.metrics.evaluation_seconds.observe(now - started)
         parts.metrics.evaluation_return.set(result.return_mean)
         parts.journal.evaluation(
-            step=self._steps,
+            step=self._at.steps,
             return_mean=result.return_mean,
             return_std=result.return_std,
             episodes=result.episodes,
             wall_seconds=now - self._started_at,
         )
         latest = _plain(result.return_mean)
-        first = latest if self._steps == 0 else self.progress.first_evaluation_return
-        self.progress = replace(self._snapshot(), first_evaluation_return=first, evaluation_return=latest)
+        self._evaluated_at = self._at.steps
+        if self._at.steps == 0:
+            self._at.first_evaluation = latest
+        self.progress = replace(
+            self._snapshot(), first_evaluation_return=self._at.first_evaluation, evaluation_return=latest
+        )
         _log.info("%s", evaluation_line(self.progress))
 
     def _log(self) -> None:
         parts, now = self._parts, self._parts.clock()
         values = record(
             self._window,
-            step=self._steps,
+            step=self._at.steps,
             updates=parts.agent.updates,
             now=now,
             wall_seconds=now - self._started_at,
             totals=self._totals,
         )
-        parts.journal.metrics({**values, "buffer_size": self._buffer_size, **parts.notes()})
+        parts.journal.metrics({**values, "buffer_size": self._at.buffer_size, **parts.notes()})
         self.progress = self._snapshot()
-        self._window = Window(now, self._steps, parts.agent.updates)
+        self._window = Window(now, self._at.steps, parts.agent.updates)
 
     def _snapshot(self) -> Progress:
         return replace(
             self.progress,
-            step=self._steps,
+            step=self._at.steps,
             updates=self._parts.agent.updates,
             state="training" if self._may_update else "exploring",
         )
-
-
-@dataclass(frozen=True)
-class _Evaluated:
-    """A policy that raises Halted once `halt` is set, so that no evaluation outlives its run."""
-
-    policy: Policy
-    halt: Event
-    name: str
-
-    def act(self, observation: Array) -> Array:
-        """The policy's actions.
-
-        Raises:
-            Halted: training shall end.
-            DivergedError: an action is not finite.
-        """
-        if self.halt.is_set():
-            raise Halted
-        actions = self.policy.act(observation)
-        require_finite_action(actions, of=self.name)
-        return actions
 
 
 def _plain(value: float | None) -> float | None:

@@ -57,6 +57,15 @@ class RunningMoments:
         self._squares.copy_(torch.where(known, self._squares * self._decay**2, 0.0) + count)
         self._weight.copy_(total)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """All that is to be saved, the tensors themselves; whoever writes into them sets them."""
+        return {
+            "mean": self._mean,
+            "scatter": self._scatter,
+            "weight": self._weight,
+            "squares": self._squares,
+        }
+
     def moments(self) -> tuple[Tensor, Tensor, Tensor]:
         """Mean (G, n), covariance (G, n, n) and effective number of rows (G,), all float64.
 

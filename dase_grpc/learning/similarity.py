@@ -1,6 +1,7 @@
 """Weighs a learner's batches by deterministic policy similarity, and says how similar each peer is."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Final
@@ -130,6 +131,17 @@ class SimilarityWeigher:
             mean_term=found.mean_term.masked_fill(own, 0.0),
             degenerate=found.degenerate & ~own,
         )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint has to keep, the tensors themselves: nothing before the first `weigh`."""
+        return {} if self._running is None else self._running.tensors()
+
+    def make_room(self, saved: Mapping[str, Tensor], device: torch.device) -> None:
+        """Lets `tensors` be those that `saved` can be copied into."""
+        if saved and self._options.memory:
+            groups, size = saved["mean"].shape
+            half_life = self._options.memory
+            self._running = RunningMoments(groups, size, half_life=half_life, device=device)
 
     def _sources(self, batch: Batch) -> Tensor:
         """(K, B) bool: which rows each agent collected."""

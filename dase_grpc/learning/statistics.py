@@ -74,6 +74,14 @@ class DeviceTotals:
             total.zero_()
         return mean, degenerate
 
+    def tensors(self) -> dict[str, Tensor]:
+        """The sums themselves, by name; whoever writes into them sets them."""
+        return {
+            "similarity": self._similarity,
+            "weighed": self._weighed,
+            "degenerate": self._degenerate,
+        }
+
 
 @dataclass(frozen=True)
 class Diagnosis:

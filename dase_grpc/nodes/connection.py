@@ -142,9 +142,11 @@ class Connection:
                     return await once(target)
             except StaleLeaseError as error:
                 raise self._fenced(error) from error
-            except BufferGoneError:
+            except BufferGoneError as error:
+                _require_not_cancelled(error)
                 await self._rejoin(stream, target, backoff)
             except (UnreachableError, DrainingError, NotJoinedError) as error:
+                _require_not_cancelled(error)
                 if stream not in self._broken and time.monotonic() - began > CAP_S:
                     backoff.reset()
                 self._down(stream, error)
@@ -270,6 +272,13 @@ class Connection:
             f"fenced off: agent {agent_id} belongs to another node now, so this one ends and stores "
             f"nothing more ({str(error).partition('; ')[0]})"
         )
+
+
+def _require_not_cancelled(error: RefusalError) -> None:
+    """Raises the cancellation that a task group dropped because one of its tasks failed just then."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError from error
 
 
 @contextmanager

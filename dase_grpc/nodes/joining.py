@@ -102,9 +102,12 @@ def require_fit(config: RunConfig, member: Membership) -> None:
     """
     agents = config.train.agents
     if member.agent_id >= agents:
+        remedy = "a pair has no third learner"
+        if config.shares_experience:
+            remedy = f"start every learner with --agents {member.agent_id + 1}"
         raise ConfigError(
             f"the replay gave this learner agent id {member.agent_id}, but its configuration knows agents "
-            f"0..{agents - 1}; start every learner with --agents {member.agent_id + 1}"
+            f"0..{agents - 1}; {remedy}"
         )
     try:
         require_capacity(config, member.capacity)

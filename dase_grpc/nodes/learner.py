@@ -27,7 +27,7 @@ from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.nodes.connection import Connection
 from dase_grpc.nodes.joining import NODE_NAME, Wanted, join, require_fit
 from dase_grpc.nodes.lifecycle import first_cause, run_node, unless
-from dase_grpc.nodes.results import open_journal, results_path
+from dase_grpc.nodes.results import Resumed, open_results, results_path
 from dase_grpc.nodes.session import Session, put_together
 from dase_grpc.nodes.waits import say_waits
 from dase_grpc.progress import Progress
@@ -65,6 +65,7 @@ class LearnerOptions:
     command: Sequence[str] = ()
     connect_timeout_s: float = 60.0
     replay_timeout_s: float = REPLAY_TIMEOUT_S
+    resume: bool = False
 
     @property
     def wanted(self) -> Wanted:
@@ -86,6 +87,7 @@ class LearnerOptions:
         insecure: bool,
         command: Sequence[str],
         replay_timeout_s: float | None = None,
+        resume: bool = False,
     ) -> Self:
         """Reads the texts of a command line; without a metrics port the configuration's counts.
 
@@ -110,6 +112,7 @@ class LearnerOptions:
             insecure=insecure,
             command=command,
             replay_timeout_s=replay_timeout_s,
+            resume=resume,
         )
 
 
@@ -159,7 +162,10 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
             async with _lease(cluster, member) as farewell:
                 require_fit(config, member)
                 results = results_path(options.run_dir, run_id=member.run_id)
-                journal = open_journal(results, config, member, schema, command=options.command)
+                opened = open_results(
+                    results, config, member, schema, command=options.command, resume=options.resume
+                )
+                journal = opened.journal
                 cleanup.enter_context(closing(journal))
                 metrics = LearnerMetrics(registry, member.agent_id)
                 session = put_together(
@@ -177,6 +183,8 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
                     metrics=metrics,
                     results=results,
                 )
+                if opened.resumed is not None:
+                    await _resume(session, opened.resumed, config, cluster)
                 await _train_to_the_end(session, stop, farewell, journal)
 
 
@@ -198,6 +206,24 @@ async def _leave(cluster: ClusterClient, farewell: Farewell) -> None:
         await cluster.leave(farewell.member, reason=farewell.reason, timeout_s=FAREWELL_S)
     except RefusalError as error:
         log.info("could not give the lease back: %s", error)
+
+
+async def _resume(session: Session, resumed: Resumed, config: RunConfig, cluster: ClusterClient) -> None:
+    """Lets the learner go on from a checkpoint; says when updates begin if the buffer is as good as empty.
+
+    Raises:
+        RefusalError: the replay does not say how full its buffer is.
+    """
+    status = await cluster.status(timeout_s=FAREWELL_S)
+    needed = config.for_agent(session.connection.target.member.agent_id).agent.stored_before_updates
+    is_empty = resumed.stored >= needed > status.buffer.size
+    if is_empty:
+        log.warning(
+            "the buffer holds %d transitions, so updates begin once this agent has stored %d new ones",
+            status.buffer.size,
+            needed,
+        )
+    session.learner.resume(resumed.saved, elapsed_s=resumed.elapsed_s, buffer_is_empty=is_empty)
 
 
 async def _train_to_the_end(

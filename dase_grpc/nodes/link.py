@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from dase_grpc.learning.learner import Halted
+from dase_grpc.learning.ports import Halted
 from dase_grpc.nodes.connection import Connection, Stream
 from dase_grpc.nodes.handoff import Handoff
 from dase_grpc.nodes.outbox import Outbox

@@ -107,7 +107,7 @@ class ReplayOptions:
                 f"--min-size {min_size} exceeds --capacity {capacity}, so no batch would ever be served"
             )
         run_id = run_id or f"run-{secrets.token_hex(4)}"
-        if not names_a_folder(run_id) or not run_id.isprintable():
+        if not names_a_folder(run_id):
             raise ConfigError(f"--run-id {run_id!r} names a folder of results; use a plain folder name")
         return cls(
             run_id=run_id,

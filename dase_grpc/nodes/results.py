@@ -1,16 +1,43 @@
-"""Where a learner that has joined a run writes its results."""
+"""Where a learner that has joined a run writes its results, and what it goes on from."""
 
+import logging
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 
 from dase_grpc.capacity import transitions
 from dase_grpc.config import RunConfig
 from dase_grpc.errors import RunDirectoryError
+from dase_grpc.learning.envs import require_same_environment
+from dase_grpc.learning.learner_state import Saved
 from dase_grpc.naming import names_a_folder
-from dase_grpc.runs.directory import RUN_FILE, RunDirectory
+from dase_grpc.runs.checkpoint import newest_sound
+from dase_grpc.runs.directory import RUN_FILE, AgentDirectory, RunDirectory, checkpoint_paths
 from dase_grpc.runs.journal import AgentJournal
+from dase_grpc.runs.rewind import rewind
+from dase_grpc.runs.sameness import require_same_settings
 from dase_grpc.schema import TransitionSchema
 from dase_grpc.wire.cluster import Membership
+
+log = logging.getLogger("dase")
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What a learner goes on from: its state, what it has stored, and how long it had trained by then."""
+
+    saved: Saved
+    stored: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True)
+class Results:
+    """Where an agent's results go, and what it goes on from, if it does."""
+
+    journal: AgentJournal
+    resumed: Resumed | None
 
 
 def results_path(run_dir: Path | None, *, run_id: str) -> Path:
@@ -25,28 +52,91 @@ def results_path(run_dir: Path | None, *, run_id: str) -> Path:
     return path.absolute()  # an environment may change the current directory
 
 
-def open_journal(
-    path: Path, config: RunConfig, member: Membership, schema: TransitionSchema, *, command: Sequence[str]
-) -> AgentJournal:
+def open_results(
+    path: Path,
+    config: RunConfig,
+    member: Membership,
+    schema: TransitionSchema,
+    *,
+    command: Sequence[str],
+    resume: bool = False,
+) -> Results:
     """This agent's part of the run directory at `path`, which the first learner makes.
 
+    With `resume` the agent goes on from its newest checkpoint that is not damaged, and its files are taken
+    back to that; without any it begins anew.
+
     Raises:
-        RunDirectoryError: it cannot be made, or holds another configuration or results of this agent.
+        RunDirectoryError: it cannot be made, or holds another configuration or, unless the agent
+            resumes, results of it.
+        UsageError: the checkpoint is of other settings or of another environment.
     """
     config = _as_run(config, member, schema)
+    if resume and (path / RUN_FILE).exists():
+        run = _same_run(path, config, command=command)
+    else:
+        run = _ensured(path, config, command=command)
+    directory = run.agent(member.agent_id)
+    if not resume and directory.evaluations.path.exists():
+        raise RunDirectoryError(
+            f"{directory.path} already holds results of agent {member.agent_id}; go on with --resume, or "
+            f"choose another --run-dir"
+        )
+    with ExitStack() as failing:
+        journal = failing.enter_context(closing(AgentJournal.open(directory, config=config, schema=schema)))
+        resumed = _resume(directory, config, schema) if resume else None
+        failing.pop_all()
+    return Results(journal, resumed)
+
+
+def _ensured(path: Path, config: RunConfig, *, command: Sequence[str]) -> RunDirectory:
     try:
-        run = RunDirectory.ensure(path.parent, path.name, config, mode="node", command=command)
+        return RunDirectory.ensure(path.parent, path.name, config, mode="node", command=command)
     except RunDirectoryError as error:  # its remedy is that of `dase train`, which has a --name
         same = "start it with the same settings, or " if (path / RUN_FILE).exists() else ""
         found = str(error).partition("; choose another name")[0]
         raise RunDirectoryError(f"{found}; {same}choose another --run-dir") from None
-    directory = run.agent(member.agent_id)
-    if directory.evaluations.path.exists():
-        raise RunDirectoryError(
-            f"{directory.path} already holds results of agent {member.agent_id}; choose another --run-dir"
+
+
+def _same_run(path: Path, config: RunConfig, *, command: Sequence[str]) -> RunDirectory:
+    """The run to go on with; another budget of steps is noted in its run.toml.
+
+    Raises:
+        RunDirectoryError: run.toml is damaged, or cannot be written.
+        ConfigError: it has other settings.
+    """
+    run = RunDirectory.open(path)
+    require_same_settings(run.config, config, of=f"the run in {path}")
+    if run.config.train.steps == config.train.steps:
+        return run
+    folders = [run.agent(agent_id).checkpoints for agent_id in range(config.train.agents)]
+    steps = [max(checkpoint_paths(folder), default=0) for folder in folders]
+    return run.resumed(config, from_steps=steps, command=command)
+
+
+def _resume(directory: AgentDirectory, config: RunConfig, schema: TransitionSchema) -> Resumed | None:
+    """Takes an agent back to its newest checkpoint that is not damaged; None where it has none."""
+    checkpoint, passed_over = newest_sound(directory.checkpoints)
+    for reason in passed_over:
+        log.warning("%s; an older checkpoint is used", reason)
+    if checkpoint is not None:
+        require_same_settings(checkpoint.run_config, config, of=str(checkpoint))
+        require_same_environment(schema, checkpoint.schema)
+    rewound = rewind(directory, checkpoint)
+    if rewound.aside is not None:
+        log.info(
+            "what was written after the checkpoint (lines: %d, checkpoints: %d) is put aside in %s",
+            rewound.lines,
+            rewound.checkpoints,
+            rewound.aside,
         )
-    own = config.for_agent(member.agent_id)
-    return AgentJournal.open(directory, config=own, schema=schema)
+    if checkpoint is None:
+        log.warning("agent %d has no checkpoint to resume from, so it begins anew", directory.agent_id)
+        return None
+    log.info("resuming from %s", checkpoint.path)
+    saved = Saved(checkpoint.tensors, checkpoint.training, checkpoint.training_tensors)
+    stored = int(checkpoint.training["counters"]["stored"])
+    return Resumed(saved, stored, rewound.elapsed_s)
 
 
 def _as_run(config: RunConfig, member: Membership, schema: TransitionSchema) -> RunConfig:

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from dase_grpc.config import RunConfig
-from dase_grpc.learning.build import build_learner, pairing
+from dase_grpc.learning.build import build_learner, pairing, peer_of
 from dase_grpc.learning.envs import Environment
 from dase_grpc.learning.learner import Learner
 from dase_grpc.nodes.connection import Connection
@@ -49,7 +49,7 @@ def put_together(
         writer_id=f"learner-{agent_id}",
         own_rows_only=not config.shares_experience,
     )
-    exchange = None if config.shares_experience else PolicyExchange(connection, follow=[1 - agent_id])
+    exchange = None if config.shares_experience else PolicyExchange(connection, follow=[peer_of(agent_id)])
     learner = build_learner(
         own,
         target.schema,

@@ -1,11 +1,13 @@
 """A checkpoint: tensors as safetensors, everything else as JSON, in one directory that appears at once.
 
+state.safetensors is the agent; training.safetensors and the entry `training` of checkpoint.json are what
+else a resumed run goes on from. Each file has a checksum, checkpoint.json itself too.
+
 No pickle is read or written, and nothing in the files depends on the time or the machine, so two
 identical runs leave identical bytes.
 """
 
 import hashlib
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -18,15 +20,18 @@ from torch import Tensor
 
 from dase_grpc.config import RunConfig, resolve
 from dase_grpc.errors import DaseError, RunDirectoryError
-from dase_grpc.runs.directory import checkpoint_paths
+from dase_grpc.parsing import json_value
+from dase_grpc.runs.directory import checkpoint_path, checkpoint_paths
 from dase_grpc.runs.files import STAGING_PREFIX, staged_directory, write_synced
+from dase_grpc.runs.sealing import SEAL, json_text, require_seal, sealed
 from dase_grpc.schema import TransitionSchema
 
 Tensors = Mapping[str, Tensor]
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 KEEP: Final = 2
 STATE_FILE: Final = "state.safetensors"
+TRAINING_FILE: Final = "training.safetensors"
 METADATA_FILE: Final = "checkpoint.json"
 _REPLACED: Final = f"{STAGING_PREFIX}replaced"
 
@@ -35,24 +40,48 @@ _REPLACED: Final = f"{STAGING_PREFIX}replaced"
 class Checkpoint:
     """What `load_checkpoint` read: tensors on the CPU by name, and the metadata.
 
-    `config`, `schema` and `agent_id` are there when the metadata came from `describe`.
+    `training_tensors` is what a resumed run needs besides; empty where the checkpoint only has a policy.
+    `run_config`, `config`, `schema` and `agent_id` are there when the metadata came from `describe`.
 
     Raises:
-        RunDirectoryError: by those three, when the metadata lacks them or is of another version.
+        RunDirectoryError: by those four, when the metadata lacks them or is of another version.
     """
 
     path: Path
     step: int
     tensors: dict[str, Tensor]
     metadata: dict[str, Any]
+    training_tensors: dict[str, Tensor]
+
+    def __str__(self) -> str:
+        """Whose state it is, and when."""
+        return f"agent {self.agent_id} at step {self.step:,}"
 
     @property
-    def config(self) -> RunConfig:
+    def training(self) -> dict[str, Any]:
+        """What else a resumed run goes on from."""
+        return self._entry("training")
+
+    @property
+    def seal(self) -> str:
+        """The checksum of everything in the checkpoint."""
+        return str(self.metadata[SEAL])
+
+    @property
+    def run_config(self) -> RunConfig:
         """The whole configuration of the run."""
         try:
             return resolve(self._entry("config"))
         except DaseError as error:
             raise RunDirectoryError(f"{self.path} is of another version: {error}") from None
+
+    @property
+    def config(self) -> RunConfig:
+        """The run as this agent lives it: with its own settings as `agent`."""
+        config = self.run_config
+        if config.members and not 0 <= self.agent_id < len(config.members):
+            raise RunDirectoryError(f"{self.path} is of agent {self.agent_id}, which its run does not have")
+        return config.for_agent(self.agent_id)
 
     @property
     def schema(self) -> TransitionSchema:
@@ -80,7 +109,10 @@ class Checkpoint:
 
 
 def describe(config: RunConfig, schema: TransitionSchema, *, agent_id: int, **more: Any) -> dict[str, Any]:
-    """The metadata with which a checkpoint can be evaluated on its own; `more` is stored beside it."""
+    """The metadata with which a checkpoint can be evaluated on its own; `more` is stored beside it.
+
+    config is the whole run's.
+    """
     entries = {"config": config.model_dump(mode="json"), "schema": asdict(schema), "agent_id": agent_id}
     return {**more, **entries}
 
@@ -91,9 +123,10 @@ def save_checkpoint(
     step: int,
     tensors: Tensors,
     metadata: Mapping[str, Any],
+    training_tensors: Tensors | None = None,
     keep: int = KEEP,
 ) -> Path:
-    """Writes `directory/step-<step>` and removes all but the last `keep`; returns it once on disk.
+    """Writes `directory/step-<step>`, removes all but the last `keep` and the best; returns it once on disk.
 
     `metadata` is anything JSON can hold without NaN. A checkpoint of the same step is replaced.
     One writer per directory. Tensors are copied to the CPU, which waits for their device.
@@ -102,20 +135,25 @@ def save_checkpoint(
         RunDirectoryError: the disk refuses, in one sentence.
         ValueError, TypeError: `metadata` is not JSON.
     """
-    state = safetensors.torch.save({name: _plain(tensor) for name, tensor in sorted(tensors.items())})
-    document = {
-        **metadata,
-        "format_version": FORMAT_VERSION,
-        "step": step,
-        "state_sha256": hashlib.sha256(state).hexdigest(),
-    }
-    text = json.dumps(document, indent=2, sort_keys=True, allow_nan=False) + "\n"
-    target = directory / f"step-{step:09d}"
+    files = {STATE_FILE: _bytes(tensors), TRAINING_FILE: _bytes(training_tensors or {})}
+    document = sealed(
+        {
+            **metadata,
+            "format_version": FORMAT_VERSION,
+            "step": step,
+            "state_sha256": hashlib.sha256(files[STATE_FILE]).hexdigest(),
+            "training_sha256": hashlib.sha256(files[TRAINING_FILE]).hexdigest(),
+        }
+    )
+    target = checkpoint_path(directory, step)
+    if _is_sound(target, document[SEAL]):
+        return target
     try:
         _set_aside(target)
         with staged_directory(target) as staged:
-            write_synced(staged / STATE_FILE, state)
-            write_synced(staged / METADATA_FILE, text.encode())
+            for name, data in files.items():
+                write_synced(staged / name, data)
+            write_synced(staged / METADATA_FILE, json_text(document).encode())
         _prune(directory, keep=keep)
     except OSError as error:
         raise RunDirectoryError(f"cannot write the checkpoint {target}: {error.strerror or error}") from None
@@ -134,14 +172,12 @@ def load_checkpoint(path: Path) -> Checkpoint:
             f"the checkpoint {path} has format {metadata.get('format_version')!r}, "
             f"this version of dase reads format {FORMAT_VERSION}"
         )
+    require_seal(metadata, f"the checkpoint {path} is damaged: {METADATA_FILE}")
+    state = _read(path / STATE_FILE, metadata.get("state_sha256"))
+    training = _read(path / TRAINING_FILE, metadata.get("training_sha256"))
     try:
-        state = (path / STATE_FILE).read_bytes()
-    except OSError as error:
-        raise RunDirectoryError(f"cannot read {path / STATE_FILE}: {error.strerror or error}") from None
-    if hashlib.sha256(state).hexdigest() != metadata.get("state_sha256"):
-        raise RunDirectoryError(f"the checkpoint {path} is damaged: its checksum does not match")
-    try:
-        return Checkpoint(path, int(metadata["step"]), safetensors.torch.load(state), metadata)
+        tensors, training_tensors = (safetensors.torch.load(data) for data in (state, training))
+        return Checkpoint(path, int(metadata["step"]), tensors, metadata, training_tensors)
     except (KeyError, TypeError, ValueError, SafetensorError) as error:
         raise RunDirectoryError(f"the checkpoint {path} is damaged: {error}") from None
 
@@ -156,9 +192,72 @@ def latest(directory: Path) -> Path | None:
     return next(reversed(checkpoints(directory)), None)
 
 
+def seal_of(path: Path) -> str:
+    """The checksum of everything in a checkpoint that was just written.
+
+    Raises:
+        RunDirectoryError: it is missing or damaged.
+    """
+    return str(_read_metadata(path / METADATA_FILE).get(SEAL))
+
+
+def newest_sound(directory: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The checkpoint with the highest step that is not damaged, and what is wrong with later ones."""
+    passed_over: list[str] = []
+    for path in reversed(checkpoints(directory)):
+        try:
+            return load_checkpoint(path), passed_over
+        except RunDirectoryError as error:
+            passed_over.append(str(error))
+    return None, passed_over
+
+
+def best(directory: Path) -> Path | None:
+    """The checkpoint whose own step had the highest mean return in an evaluation; of equals the latest.
+
+    None where no checkpoint was evaluated at its step.
+    """
+    scores = {path: score for path in checkpoints(directory) if (score := _score(path)) is not None}
+    return max(reversed(scores), key=lambda path: scores[path], default=None)
+
+
+def _score(path: Path) -> float | None:
+    try:
+        metadata = _read_metadata(path / METADATA_FILE)
+    except RunDirectoryError:
+        return None
+    score, step = metadata.get("evaluation"), metadata.get("step")
+    return score if isinstance(score, float) and metadata.get("evaluation_step") == step else None
+
+
+def _read(file: Path, checksum: Any) -> bytes:
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise RunDirectoryError(f"cannot read {file}: {error.strerror or error}") from None
+    if hashlib.sha256(data).hexdigest() != checksum:
+        raise RunDirectoryError(
+            f"the checkpoint {file.parent} is damaged: its checksum does not match {file.name}"
+        )
+    return data
+
+
+def _bytes(tensors: Tensors) -> bytes:
+    data: bytes = safetensors.torch.save({name: _plain(tensor) for name, tensor in sorted(tensors.items())})
+    return data
+
+
 def _plain(tensor: Tensor) -> Tensor:
     """A contiguous copy on the CPU that shares memory with nothing, which safetensors asks for."""
     return tensor.detach().cpu().contiguous().clone()
+
+
+def _is_sound(path: Path, seal: str) -> bool:
+    """Whether the very same checkpoint is there already: taking its place would risk it for nothing."""
+    try:
+        return path.exists() and load_checkpoint(path).seal == seal
+    except RunDirectoryError:
+        return False
 
 
 def _set_aside(target: Path) -> None:
@@ -167,13 +266,15 @@ def _set_aside(target: Path) -> None:
 
 
 def _prune(directory: Path, *, keep: int) -> None:
-    for path in (*checkpoints(directory)[:-keep], *directory.glob(f"{STAGING_PREFIX}*")):
-        shutil.rmtree(path)
+    kept = {best(directory), *checkpoints(directory)[-keep:]}
+    for path in (*checkpoints(directory), *directory.glob(f"{STAGING_PREFIX}*")):
+        if path not in kept:
+            shutil.rmtree(path)
 
 
 def _read_metadata(file: Path) -> dict[str, Any]:
     try:
-        metadata = json.loads(file.read_text(encoding="utf-8"))
+        metadata = json_value(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RunDirectoryError(f"{file.parent} is not a checkpoint: it has no {METADATA_FILE}") from None
     except OSError as error:

@@ -72,7 +72,8 @@ def spread(values: Floats) -> Floats:
     """The standard deviation (n−1) over the first axis; zeros where that has one entry."""
     if len(values) < 2:
         return np.zeros(values.shape[1:])
-    result: Floats = values.std(axis=0, ddof=1)
+    with np.errstate(all="ignore"):  # a diverged agent's returns
+        result: Floats = values.std(axis=0, ddof=1)
     return result
 
 

@@ -7,7 +7,6 @@ logs/  replay/               report.html
 
 import re
 import shlex
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,9 +17,10 @@ import tomli_w
 
 from dase_grpc.config import RunConfig, resolve
 from dase_grpc.errors import ConfigError, RunDirectoryError
-from dase_grpc.naming import names_a_folder
+from dase_grpc.naming import MAX_BYTES, names_a_folder
+from dase_grpc.parsing import toml_tables
 from dase_grpc.runs.evaluations import EvaluationsFile
-from dase_grpc.runs.files import staged_directory, write_synced
+from dase_grpc.runs.files import replace_file, staged_directory, utf8, write_synced
 from dase_grpc.runs.metrics_log import MetricsLog
 from dase_grpc.runs.provenance import derived_seeds, versions
 
@@ -95,7 +95,9 @@ class RunDirectory:
                 or it cannot be written.
         """
         if not names_a_folder(name):
-            raise RunDirectoryError(f"{name!r} cannot name a run; use a plain folder name")
+            raise RunDirectoryError(
+                f"{name!r} cannot name a run; use a plain folder name of at most {MAX_BYTES} bytes"
+            )
         path = root / name
         tables = _tables(config, name=name, mode=mode, command=command, created=created or datetime.now(UTC))
         try:
@@ -114,12 +116,12 @@ class RunDirectory:
         """
         file = path / RUN_FILE
         try:
-            tables = tomllib.loads(file.read_text(encoding="utf-8"))
+            tables = toml_tables(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise RunDirectoryError(f"{path} is not a run: it has no {RUN_FILE}") from None
         except OSError as error:
             raise RunDirectoryError(f"cannot read {file}: {error.strerror or error}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except ValueError as error:
             raise RunDirectoryError(f"{file} is damaged: {error}") from None
         return cls(path, *_parse(file, tables))
 
@@ -154,6 +156,31 @@ class RunDirectory:
                 f"({first_difference(existing.config, config)}); choose another name"
             )
         return existing
+
+    def resumed(self, config: RunConfig, *, from_steps: Sequence[int], command: Sequence[str]) -> Self:
+        """Notes in run.toml that the run goes on, with `config`; returns the run as it is then.
+
+        from_steps are the environment steps that each agent has done, by id. The file is replaced at once.
+
+        Raises:
+            RunDirectoryError: it cannot be written.
+        """
+        entry: dict[str, Any] = {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "from_steps": list(from_steps),
+            "to_steps": config.train.steps,
+            "command": shlex.join(command),
+            "versions": {key: value for key, value in versions().items() if self.versions.get(key) != value},
+        }
+        run = {**self.run, "resumed": [*self.run.get("resumed", []), entry]}
+        tables = {**config.model_dump(mode="json"), "run": run, "versions": self.versions}
+        try:
+            replace_file(self.path / RUN_FILE, tomli_w.dumps(tables).encode())
+        except OSError as error:
+            raise RunDirectoryError(
+                f"cannot write {self.path / RUN_FILE}: {error.strerror or error}"
+            ) from None
+        return self.open(self.path)
 
     @property
     def name(self) -> str:
@@ -194,6 +221,11 @@ def checkpoint_paths(folder: Path) -> dict[int, Path]:
     return dict(sorted((int(match[1]), path) for match, path in found if match))
 
 
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Where a folder of checkpoints has that of a step."""
+    return folder / f"step-{step:09d}"
+
+
 def _tables(
     config: RunConfig, *, name: str, mode: str, command: Sequence[str], created: datetime
 ) -> dict[str, Any]:
@@ -201,7 +233,7 @@ def _tables(
         "name": name,
         "created": created.astimezone(UTC).isoformat(timespec="seconds"),
         "mode": mode,
-        "command": shlex.join(command),
+        "command": utf8(shlex.join(command)).decode(),
         "seeds": derived_seeds(config),
     }
     return {**config.model_dump(mode="json"), "run": run, "versions": versions()}

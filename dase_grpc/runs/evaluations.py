@@ -10,6 +10,9 @@ import numpy.typing as npt
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs.files import append_line, whole_lines
 
+MAX_COUNT: Final = 2**53
+"""Steps and episodes are below it, so that float64 holds each of them exactly."""
+
 COLUMNS: Final = ("step", "return_mean", "return_std", "episodes", "wall_seconds")
 
 Floats = npt.NDArray[np.float64]
@@ -58,12 +61,10 @@ def read_evaluations(path: Path) -> Evaluations:
     """Reads evaluations.csv; a missing file has no rows, an unfinished last line is left out.
 
     Raises:
-        RunDirectoryError: another header, or a row that is not five numbers; names the line.
+        RunDirectoryError: it cannot be read, has another header, or a row that is not five numbers;
+            names the line.
     """
-    try:
-        lines = whole_lines(path)
-    except UnicodeDecodeError:
-        raise RunDirectoryError(f"{path} is damaged: it is not text") from None
+    lines = whole_lines(path)
     if lines and lines[0] != ",".join(COLUMNS):
         raise RunDirectoryError(f"{path} is damaged: its first line is not {','.join(COLUMNS)!r}")
     rows = [_row(path, number, line) for number, line in enumerate(lines[1:], start=2)]
@@ -80,6 +81,9 @@ def read_evaluations(path: Path) -> Evaluations:
 def _row(path: Path, number: int, line: str) -> tuple[float, ...]:
     try:
         step, mean, std, episodes, wall = line.split(",")
-        return int(step), float(mean), float(std), int(episodes), float(wall)
+        counts = int(step), int(episodes)
+        if not all(0 <= count < MAX_COUNT for count in counts):
+            raise ValueError
+        return counts[0], float(mean), float(std), counts[1], float(wall)
     except ValueError:
         raise RunDirectoryError(f"{path} is damaged: line {number} is not {len(COLUMNS)} numbers") from None

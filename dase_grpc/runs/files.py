@@ -22,12 +22,23 @@ def append_line(path: Path, line: str, *, header: str = "") -> None:
     Raises:
         RunDirectoryError: the disk refuses, in one sentence.
     """
-    try:
+    with written(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         drop_torn_line(path)
         with path.open("ab", buffering=0) as file:
             prefix = f"{header}\n" if header and file.tell() == 0 else ""
             file.write(f"{prefix}{line}\n".encode())
+
+
+@contextlib.contextmanager
+def written(path: Path) -> Iterator[None]:
+    """For a block that writes `path`.
+
+    Raises:
+        RunDirectoryError: the disk refuses, in one sentence.
+    """
+    try:
+        yield
     except OSError as error:
         raise RunDirectoryError(
             f"cannot write {path}: {error.strerror or error}; free space, or restore it"
@@ -52,10 +63,15 @@ def whole_lines(path: Path) -> list[str]:
     """The finished lines of a text file; none if there is no file.
 
     Raises:
-        UnicodeDecodeError: a finished line is not UTF-8.
+        RunDirectoryError: it cannot be read, or a finished line is not UTF-8.
     """
-    data = path.read_bytes() if path.is_file() else b""
-    return data[: data.rfind(b"\n") + 1].decode().splitlines()
+    try:
+        data = path.read_bytes() if path.is_file() else b""
+        return data[: data.rfind(b"\n") + 1].decode().splitlines()
+    except UnicodeDecodeError:
+        raise RunDirectoryError(f"{path} is damaged: it is not text") from None
+    except OSError as error:
+        raise RunDirectoryError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def last_line(path: Path, *, within_bytes: int = 65_536) -> str:
@@ -70,6 +86,14 @@ def last_line(path: Path, *, within_bytes: int = 65_536) -> str:
     return end[: end.rfind(b"\n") + 1].rstrip(b"\n").rpartition(b"\n")[2].decode(errors="replace")
 
 
+def utf8(text: str) -> bytes:
+    """The text as it is written to files.
+
+    What has no UTF-8, as in a path whose bytes are of another encoding, has an escape in its place.
+    """
+    return text.encode(errors="backslashreplace")
+
+
 def write_synced(path: Path, data: bytes) -> None:
     """Writes a new file and returns once the disk has it."""
     with path.open("xb") as file:
@@ -78,7 +102,14 @@ def write_synced(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def sync_file(path: Path) -> None:
+    """Returns once the disk has what was appended to a file; at once if there is none."""
+    if path.is_file():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def replace_file(path: Path, data: bytes | memoryview) -> None:
     """Makes `path` hold `data`, all at once: a reader sees the old file or the new one."""
     with staged_file(path) as file:
         file.write(data)

@@ -2,15 +2,20 @@
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from dase_grpc.errors import RunDirectoryError
+from dase_grpc.parsing import json_value
 from dase_grpc.runs.files import append_line, whole_lines
+
+_TABLES: Final = ("similarity", "refused")
+_COUNTS: Final = ("step", "wall_seconds")
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,7 @@ class MetricsLog:
     path: Path
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Adds one record of numbers, texts, None, and mappings or lists of them.
+        """Adds one record: numbers, None, and mappings of them.
 
         Raises:
             TypeError: a value that JSON cannot hold.
@@ -35,28 +40,41 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The records in order; a missing file has none, a damaged last line is left out.
 
     Raises:
-        RunDirectoryError: a line before the last is not a JSON object; names the line.
+        RunDirectoryError: a line before the last is no record, a JSON object of numbers; names the line.
     """
-    try:
-        lines = whole_lines(path)
-    except UnicodeDecodeError:
-        raise RunDirectoryError(f"{path} is damaged: it is not text") from None
+    lines = whole_lines(path)
     records = []
     for number, line in enumerate(lines, start=1):
         record = _record(line)
         if record is not None:
             records.append(record)
         elif number < len(lines):
-            raise RunDirectoryError(f"{path} is damaged: line {number} is not a JSON object")
+            raise RunDirectoryError(f"{path} is damaged: line {number} is no record of numbers")
     return records
 
 
 def _record(line: str) -> dict[str, Any] | None:
     try:
-        value = json.loads(line)
+        value = json_value(line)
     except ValueError:
         return None
-    return value if isinstance(value, dict) else None
+    return value if isinstance(value, dict) and all(map(_fits, value, value.values())) else None
+
+
+def _fits(key: str, value: Any) -> bool:
+    """Whether a value is what `append` writes: numbers, none negative where it counts, and tables of them."""
+    if isinstance(value, dict):
+        known = (each.isdecimal() for each in value) if key == "similarity" else (True,)
+        return all(known) and all(map(_is_number, value.values()))
+    if key in _TABLES or (key in _COUNTS and isinstance(value, (int, float)) and value < 0):
+        return value is None
+    return _is_number(value)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return value is None
+    return abs(value) < sys.float_info.max
 
 
 def _plain(value: Any) -> Any:
@@ -66,6 +84,4 @@ def _plain(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(key): _plain(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
     return value

@@ -1,7 +1,7 @@
 """The pictures of a report, each as inline SVG, or None where a run has nothing to show yet."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +23,10 @@ from dase_grpc.runs.page import LOWEST_WEIGHT
 from dase_grpc.runs.reference import PublishedPoint, PublishedRow
 
 Records = Sequence[Mapping[str, Any]]
+Names = Callable[[int], str]
+"""From an agent's id to what people call it, as `RunConfig.agent_name`."""
+
+_BY_NUMBER: Final[Names] = "agent {}".format
 
 _PANELS: Final = 4
 _DECADES: Final = 200
@@ -30,7 +34,9 @@ _DECADES: Final = 200
 _MARKERS: Final = ("o", "s", "D", "^", "v", "P", "X")
 
 
-def learning_curves(agents: Mapping[int, Series], published: Sequence[PublishedRow]) -> str | None:
+def learning_curves(
+    agents: Mapping[int, Series], published: Sequence[PublishedRow], *, name: Names = _BY_NUMBER
+) -> str | None:
     """Each agent's evaluations and their smoothed curve, the mean over agents with half a standard deviation.
 
     The smoothed curves are left out below twice the smoothing's window, where they would hide the run.
@@ -43,7 +49,7 @@ def learning_curves(agents: Mapping[int, Series], published: Sequence[PublishedR
     axis = sheet.axes[0]
     axis.set_ylabel("mean return of an evaluation")
     for agent, curve in agents.items():
-        _agent_curve(axis, agent, curve, of=len(agents))
+        _agent_curve(axis, agent, curve, name=name(agent), of=len(agents))
     if len(agents) > 1:
         _mean_curve(axis, list(agents.values()))
     last = max(int(curve.step[-1]) for curve in agents.values())
@@ -86,9 +92,9 @@ def divergence_terms(agents: Mapping[int, Records]) -> str | None:
     return sheet.svg()
 
 
-def distillation(agents: Mapping[int, Records]) -> str | None:
+def distillation(agents: Mapping[int, Records], *, name: Names = _BY_NUMBER) -> str | None:
     """How many states of a batch each agent distilled on over time, and how much each of them weighed."""
-    sheet = _panels(agents, {"share of states": "distilled_share", "confidence": "confidence"})
+    sheet = _panels(agents, {"share of states": "distilled_share", "confidence": "confidence"}, name=name)
     return None if sheet is None else sheet.svg()
 
 
@@ -119,33 +125,35 @@ def source_terms(agents: Mapping[int, Records]) -> str | None:
     return sheet.svg()
 
 
-def sharing(agents: Mapping[int, Records], batch_size: int) -> str | None:
+def sharing(
+    agents: Mapping[int, Records], batch_sizes: Collection[int], *, name: Names = _BY_NUMBER
+) -> str | None:
     """How much external transitions count over time: their share of the loss weight, and Σ w / max w."""
-    sheet = _panels(
-        agents, {"external share of the loss weight": "external_share", "effective batch": "effective_batch"}
-    )
+    keys = {"external share of the loss weight": "external_share", "effective batch": "effective_batch"}
+    sheet = _panels(agents, keys, name=name)
     if sheet is None:
         return None
     share, effective = sheet.axes
     share.set_ylim(-0.02, 1.02)
-    effective.axhline(batch_size, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), label="batch size")
-    effective.set_ylim(0, batch_size * 1.05)
+    for size in batch_sizes:
+        effective.axhline(size, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), label="batch size")
+    effective.set_ylim(0, max(batch_sizes) * 1.05)
     return sheet.svg()
 
 
-def throughput(agents: Mapping[int, Records]) -> str | None:
+def throughput(agents: Mapping[int, Records], *, name: Names = _BY_NUMBER) -> str | None:
     """Updates and environment steps per second of each agent over time."""
     rates = {"updates per second": "updates_per_second", "environment steps per second": "steps_per_second"}
-    sheet = _panels(agents, rates, share_y=True)
+    sheet = _panels(agents, rates, share_y=True, name=name)
     if sheet is None:
         return None
     sheet.axes[0].set_ylim(bottom=0)
     return sheet.svg()
 
 
-def losses(agents: Mapping[int, Records]) -> str | None:
+def losses(agents: Mapping[int, Records], *, name: Names = _BY_NUMBER) -> str | None:
     """Critic loss and mean action value of each agent over time."""
-    sheet = _panels(agents, {"critic loss": "critic_loss", "mean Q of a batch": "q_mean"})
+    sheet = _panels(agents, {"critic loss": "critic_loss", "mean Q of a batch": "q_mean"}, name=name)
     return None if sheet is None else sheet.svg()
 
 
@@ -167,8 +175,7 @@ def buffer_fill(agents: Mapping[int, Records], capacity: int | None) -> str | No
     return sheet.svg()
 
 
-def _agent_curve(axis: Axes, agent: int, curve: Series, *, of: int) -> None:
-    name = f"agent {agent}"
+def _agent_curve(axis: Axes, agent: int, curve: Series, *, name: str, of: int) -> None:
     if len(curve) < 2 * SMOOTHING:
         _agent_line(axis, agent, curve, name=name, of=of)
         return
@@ -242,7 +249,12 @@ def _whole_decades(axis: Axes) -> None:
 
 
 def _panels(
-    agents: Mapping[int, Records], panels: Mapping[str, str], *, share_y: bool = False, positive: bool = False
+    agents: Mapping[int, Records],
+    panels: Mapping[str, str],
+    *,
+    share_y: bool = False,
+    positive: bool = False,
+    name: Names = _BY_NUMBER,
 ) -> Sheet | None:
     """One panel for each (label, key), one line for each agent; None where no record has any of them.
 
@@ -259,7 +271,7 @@ def _panels(
     for axis, label in zip(sheet.axes, panels, strict=True):
         axis.set_ylabel(label)
     for position, agent, series in table:
-        _agent_line(sheet.axes[position], agent, series, name=f"agent {agent}", of=len(agents))
+        _agent_line(sheet.axes[position], agent, series, name=name(agent), of=len(agents))
         sheet.axes[position].set_xlim(left=0)
     return sheet
 

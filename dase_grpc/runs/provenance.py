@@ -53,11 +53,13 @@ def git_revision(checkout: Path) -> str | None:
 def derived_seeds(config: RunConfig) -> dict[str, Any]:
     """The integer seeds that training derives from train.seed; lists go by agent id.
 
-    Exploring and sampling draw from NumPy's generators, which have no such number.
+    Exploring and sampling draw from NumPy's generators, which have no such number. Each exploring
+    episode has a seed of its own; `environment` lists those of the first ones.
     """
     seed, agents = config.train.seed, range(config.train.agents)
-    of_agents = {
-        purpose.name.lower(): [integer(seed, purpose, agent) for agent in agents]
-        for purpose in (Purpose.NETWORKS, Purpose.ENVIRONMENT, Purpose.TARGET_NOISE)
+    return {
+        "evaluation": integer(seed, Purpose.EVALUATION),
+        "networks": [integer(seed, Purpose.NETWORKS, agent) for agent in agents],
+        "environment": [integer(seed, Purpose.ENVIRONMENT, agent, 0) for agent in agents],
+        "target_noise": [integer(seed, Purpose.TARGET_NOISE, agent) for agent in agents],
     }
-    return {"evaluation": integer(seed, Purpose.EVALUATION), **of_agents}

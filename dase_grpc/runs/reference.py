@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Final, Literal
 
-from dase_grpc.config import DpsConfig, RunConfig, resolve
+from dase_grpc.config import RunConfig, resolve
+from dase_grpc.dpd_config import DpdConfig
+from dase_grpc.dps_config import DpsConfig
 from dase_grpc.presets import paper_preset, preset
 
 TABLE: Final = "dase_reference_results.csv"
@@ -84,12 +86,13 @@ class PublishedRow:
 def counterpart(config: RunConfig) -> PublishedRow | None:
     """What was published for the experiment that this configuration repeats; None where nothing was.
 
-    It has the paper's settings for the agent and for the similarity, the exact buffer capacity and the
-    unchanged environment; only the environment's version is of today.
+    It has the paper's settings for the agent and for the similarity, the defaults for distillation, the
+    exact buffer capacity and the unchanged environment; only the environment's version is of today.
     """
     paper = resolve(preset(paper_preset(config.agent.algorithm, config.env.id)))
-    weighs = config.method == "dase"
-    if config.agent != paper.agent or (weighs and config.dps != DpsConfig(divergence=config.dps.divergence)):
+    if config.agent != paper.agent or config.dpd != DpdConfig():
+        return None
+    if config.method == "dase" and config.dps != DpsConfig(divergence=config.dps.divergence):
         return None
     method = published_method(config)
     return next((row for row in comparable(config) if row.method == method), None)

@@ -12,7 +12,7 @@ from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs import page, plots
 from dase_grpc.runs.curves import FINAL, SMOOTHING, Series, column, recent, recent_weights, returns
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.runs.files import replace_file
+from dase_grpc.runs.files import replace_file, utf8
 from dase_grpc.runs.reference import PublishedRow, comparable, published_method
 from dase_grpc.runs.summary import FINAL_FROM, AgentFiles, duration, refused, settled_score, status
 
@@ -57,7 +57,7 @@ def write_report(run: RunDirectory) -> Path:
         page.section("How this run was made", *_origin(run)),
     )
     try:
-        replace_file(run.report, text.encode())
+        replace_file(run.report, utf8(text))
     except OSError as error:
         raise RunDirectoryError(f"cannot write {run.report}: {error.strerror or error}") from None
     return run.report
@@ -79,7 +79,7 @@ def _algorithms(config: RunConfig) -> str:
 
 def _of_each(config: RunConfig, key: str) -> str:
     """A whole-number setting of the agents; several where a mixed ensemble has several."""
-    values = dict.fromkeys(getattr(each, key) for each in config.members or (config.agent,))
+    values = dict.fromkeys(getattr(each, key) for each in config.distinct_agents)
     return ", ".join(f"{value:,}" for value in values)
 
 
@@ -123,7 +123,7 @@ def _scores(config: RunConfig, curves: Mapping[int, Series]) -> list[page.Markup
         return [page.empty("No evaluation has been recorded yet.")]
     scores = np.array([_score(config, curve) for curve in evaluated.values()])
     counts = [str(len(curve)) for curve in evaluated.values()]
-    names = [f"agent {agent}" for agent in evaluated]
+    names = [config.agent_name(agent) for agent in evaluated]
     if len(names) > 1:  # bests of different steps have no mean that says anything
         mean = np.where([True, True, True, False], scores.mean(axis=0), np.nan)
         scores = np.vstack([scores, mean])
@@ -174,7 +174,7 @@ def _learning(config: RunConfig, curves: Mapping[int, Series]) -> list[page.Mark
     rows = comparable(config)
     drawn = [row for row in rows if row.method in ("single", "dase-k2", published_method(config))]
     picture = page.figure(
-        plots.learning_curves(curves, drawn),
+        plots.learning_curves(curves, drawn, name=config.agent_name),
         _learning_caption(config, curves),
         otherwise=(
             "There is no learning curve: no evaluation returned a finite number."
@@ -235,17 +235,17 @@ def _published_note(row: PublishedRow) -> str:
 def _exchange(config: RunConfig, records: Records) -> page.Markup:
     """What the agents had of each other: transitions, or policies."""
     if config.method == "dpd":
-        return page.section("Distillation", *_distillation(records))
+        return page.section("Distillation", *_distillation(config, records))
     return page.section("Similarity", *_similarity(config, records))
 
 
-def _distillation(records: Records) -> list[page.Markup]:
+def _distillation(config: RunConfig, records: Records) -> list[page.Markup]:
     picture = page.figure(
-        plots.distillation(records),
-        "Left: the share of a batch's states on which an agent moved towards its peer's action, because the "
-        "peer's value was higher there. Right: how much each of these states weighed, exp(α (V_peer − "
-        "V_own)) within its bounds. Means over the distillations between two records; each batch holds the "
-        "agent's own transitions only.",
+        plots.distillation(records, name=config.agent_name),
+        "Left: the share of a batch's states on which an agent moved towards its peer's action: those where "
+        "the peer's value was higher, or all, as dpd.states says. Right: how much each of these states "
+        "weighed, exp(α (V_peer − V_own)) within its bounds. Means over the distillations between two "
+        "records; each batch holds the agent's own transitions only.",
         otherwise="No distillation has been recorded yet.",
     )
     return [picture, *_refused_policies(records)]
@@ -288,7 +288,7 @@ def _similarity(config: RunConfig, records: Records) -> list[page.Markup]:
 def _shares(config: RunConfig, records: Records) -> list[page.Markup]:
     """How much of what an agent learns from is other agents' transitions."""
     picture = page.figure(
-        plots.sharing(records, config.agent.batch_size),
+        plots.sharing(records, {each.batch_size for each in config.distinct_agents}, name=config.agent_name),
         "Left: the share of the loss weight that external transitions have, Σ w of the external rows over "
         "Σ w of the batch. Right: the effective batch size Σ w / max w, how many rows of full weight the "
         "batch is worth. Means over the updates between two records that were looked at.",
@@ -341,12 +341,12 @@ def _training(config: RunConfig, records: Records) -> list[page.Markup]:
     capacity = config.replay.capacity
     return [
         page.figure(
-            plots.losses(records),
+            plots.losses(records, name=config.agent_name),
             "Means over the updates between two records.",
             otherwise="No update has been recorded yet.",
         ),
         page.figure(
-            plots.throughput(records),
+            plots.throughput(records, name=config.agent_name),
             "Of each agent by itself; all share the machine they run on.",
             otherwise="No throughput has been recorded yet.",
         ),

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from dase_grpc.runs.files import written
+
 
 class ScalarWriter(Protocol):
     """Takes numbers to show over environment steps; every call may be ignored."""
@@ -35,7 +37,8 @@ class NoScalars:
 class EventFileScalars:
     """A ScalarWriter into one event file. Owns the file and its thread until `close`."""
 
-    def __init__(self, writer: Any, event: Any, summary: Any) -> None:
+    def __init__(self, directory: Path, writer: Any, event: Any, summary: Any) -> None:
+        self._directory = directory
         self._writer = writer
         self._event = event
         self._summary = summary
@@ -46,6 +49,7 @@ class EventFileScalars:
 
         Raises:
             ImportError: TensorBoard is not installed.
+            RunDirectoryError: the disk refuses.
         """
         # TensorBoard ships no types.
         from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
@@ -54,18 +58,29 @@ class EventFileScalars:
             EventFileWriter,
         )
 
-        return cls(EventFileWriter(str(directory)), Event, Summary)
+        with written(directory):
+            return cls(directory, EventFileWriter(str(directory)), Event, Summary)
 
     def scalars(self, step: int, values: Mapping[str, Any]) -> None:
-        """Queues one event with all numbers; a thread writes the file, every two minutes."""
+        """Queues one event with all numbers; a thread writes the file, every two minutes.
+
+        Raises:
+            RunDirectoryError: the disk refused what was queued before.
+        """
         numbers = [self._summary.Value(tag=tag, simple_value=number) for tag, number in flattened(values)]
         if numbers:
             summary = self._summary(value=numbers)
-            self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
+            with written(self._directory):
+                self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
 
     def close(self) -> None:
-        """Writes what is pending and closes the file."""
-        self._writer.close()
+        """Writes what is pending and closes the file.
+
+        Raises:
+            RunDirectoryError: the disk refuses.
+        """
+        with written(self._directory):
+            self._writer.close()
 
 
 def open_tensorboard(directory: Path) -> ScalarWriter:

@@ -10,6 +10,7 @@ from dase_grpc.errors import MalformedError, StalePolicyError
 
 MAX_POLICY_BYTES: Final = 256 * 2**20
 DIGEST_BYTES: Final = 32
+MAX_VERSION: Final = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,14 @@ class IncomingPolicy:
     Takes memory as the pieces come, at most the announced size.
 
     Raises:
-        MalformedError: it is empty or too large, or the digest has another length.
+        MalformedError: it is empty or too large, its version has more than 63 bits, or the digest has
+            another length.
     """
 
     def __init__(self, *, agent_id: int, epoch: int, version: int, size: int, sha256: bytes) -> None:
         require_size(size)
+        if not 0 <= version <= MAX_VERSION:
+            raise MalformedError(f"policy version {version} is outside 0..{MAX_VERSION}")
         if len(sha256) != DIGEST_BYTES:
             raise MalformedError(f"a SHA-256 digest has {DIGEST_BYTES} bytes, not {len(sha256)}")
         self.agent_id = agent_id

@@ -1,5 +1,6 @@
 """The shared buffer's rows: a ring of slots, first in first out, sampled uniformly."""
 
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -85,6 +86,23 @@ class RingBuffer:
         self._write(self._total + dropped, rows[dropped:])
         self._total += len(rows)
         self._size = min(self._size + len(rows), self._capacity)
+
+    def take_over(self, parts: Iterable[Array], *, first: int) -> None:
+        """Fills an empty ring with the rows that another held, the oldest first, which was number `first`.
+
+        The same generator then draws the same transitions from both.
+
+        Raises:
+            MalformedError: as `append`, or they are not what a ring of this capacity holds.
+        """
+        self._total = first
+        for rows in parts:
+            self.append(rows)
+        count = self._total - first
+        if count != min(self._total, self._capacity):
+            raise MalformedError(
+                f"{count} transitions from number {first} on are not what a ring of {self._capacity} holds"
+            )
 
     def sample(self, count: int, rng: np.random.Generator) -> Array:
         """Draws `count` transitions uniformly, with replacement; a new (count, width) array.

@@ -1,12 +1,12 @@
 """The examples, as their docstrings say they are run."""
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from children import importing
 from small import small_flags
 
 from dase_grpc.runs.directory import RunDirectory
@@ -25,7 +25,7 @@ def python(*arguments: object, folder: Path) -> str:
         text=True,
         timeout=100,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(EXAMPLES)},
+        env=importing(EXAMPLES),
     )
     assert answer.returncode == 0, answer.stdout + answer.stderr
     return answer.stdout

@@ -12,6 +12,7 @@ from small import new_run, small_config
 from dase_grpc.config import RunConfig
 from dase_grpc.launch.lockstep import LocalReplay, open_lockstep, run_lockstep
 from dase_grpc.learning.build import build_learner, pairing
+from dase_grpc.learning.dpd import terms
 from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.learning.peers import LocalPolicies, Published
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
@@ -47,7 +48,8 @@ def taught(root: Path, algorithm: str) -> Published:
     assert final_return(directory, 0) > 18.5, "the teacher has not learned"
     state = load_checkpoint(latest(directory.agent(0).checkpoints)).tensors
     parts = ("actor", "critic", "normaliser")
-    return Published(2_451, {n: t for n, t in state.items() if n.split(".")[0] in parts})
+    networks = {n: t for n, t in state.items() if n.split(".")[0] in parts}
+    return Published(2_451, {**networks, **terms(config.agent)})
 
 
 def pupil(root: Path, config: RunConfig, table: dict[int, Published]) -> float:

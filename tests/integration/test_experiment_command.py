@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import tomli_w
+from children import importing
 from small import SETTINGS
 
 from dase_grpc.launch.experiment import STOPPED
@@ -58,7 +59,7 @@ class Experiment:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+                env=importing(TESTS),
             )
         self.started.append(process)
         return process

@@ -1,10 +1,10 @@
 """Environments that raise what is meant for others, end the process, or leave something behind."""
 
-import os
 import subprocess
 import sys
 
 import pytest
+from children import importing
 from integration.test_train_command import TESTS, train  # noqa: F401 - a fixture
 from small import small_flags
 
@@ -54,7 +54,7 @@ def test_an_environment_that_changes_the_folder_does_not_move_the_results(train,
 
 def test_output_that_nobody_reads_does_not_end_a_run(tmp_path):
     command = [sys.executable, "-m", "dase_grpc", "train", "--name", "unread", *map(str, small_flags())]
-    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    environment = importing(TESTS)
     run = subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

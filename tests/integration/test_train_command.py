@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from children import importing
 from small import small_flags
 
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
@@ -45,7 +46,7 @@ class Train:
                 stdin=subprocess.DEVNULL,
                 stdout=output if stdout is None else stdout,
                 stderr=output if stdout is None else stdout,
-                env={**os.environ, "PYTHONPATH": str(TESTS), "TERM": "xterm"},
+                env=importing(TESTS, TERM="xterm"),
             )
 
     @property
@@ -227,7 +228,9 @@ def test_a_killed_learner_is_named_and_the_others_keep_their_state(train):
 
 @pytest.mark.parametrize("mode", [(), ("--lockstep",)], ids=["cluster", "lockstep"])
 def test_a_pair_that_distils_trains_to_the_end_and_is_reported_as_such(train, mode):
-    flags = small_flags(train__steps=1_500, dpd__publish_every=20, eval__every=500)
+    # no batch before both have stored their 20 random steps, so neither can be done before the other comes
+    together = {"replay__min_size": 40}
+    flags = small_flags(train__steps=1_500, dpd__publish_every=20, eval__every=500, **together)
     run = train("--method", "dpd", *mode, *flags)
     assert run.end() == 0, run.output
     assert "2 TD3 agents that distil each other's policies" in run.output
@@ -239,6 +242,24 @@ def test_a_pair_that_distils_trains_to_the_end_and_is_reported_as_such(train, mo
         assert kept.config.method == "dpd"
         assert kept.tensors["peer_version"] > 0
     assert "Distillation" in run.directory.report.read_text()
+
+
+@pytest.mark.parametrize("mode", [(), ("--lockstep",)], ids=["cluster", "lockstep"])
+def test_agents_of_different_algorithms_share_one_buffer(train, mode):
+    # no batch before all have stored their 20 random steps, so none can be done before the others come
+    together = {} if mode else {"replay__min_size": 60}
+    flags = small_flags(train__agents=3, train__steps=300, **together)
+    run = train("--algo", "td3,sac,ddpg", *mode, *flags)
+    assert run.end() == 0, run.output
+    assert "3 agents (TD3, SAC, DDPG) sharing one replay" in run.output
+    for agent_id, algorithm in enumerate(("td3", "sac", "ddpg")):
+        assert f"agent {agent_id} ({algorithm.upper()}): evaluation return" in run.output
+        records = read_metrics(run.directory.agent(agent_id).metrics.path)
+        assert records[-1]["updates"] == 281  # one with each step from the 20th on
+        assert {source for record in records for source in record["similarity"]} == {"0", "1", "2"}
+        kept = load_checkpoint(latest(run.directory.agent(agent_id).checkpoints))
+        assert kept.config.agent.algorithm == algorithm
+        assert kept.run_config.algorithms == ("td3", "sac", "ddpg")
 
 
 def test_a_killed_replay_is_named_and_the_learners_keep_their_state(train):

@@ -11,7 +11,7 @@ import pytest
 from launch.experiments import small_cells, trained
 from rich.console import Console
 
-from dase_grpc.launch.cell_runner import CellRunner
+from dase_grpc.launch.cell_runner import CellRunner, last_words
 from dase_grpc.launch.experiment_folder import OWN_FOLDER, ExperimentFolder
 from dase_grpc.launch.scoreboard import Reading, Scoreboard
 
@@ -181,3 +181,31 @@ async def test_a_program_that_is_not_there_fails_its_cells(bench):
         pass
     assert set(bench.kinds().values()) == {"failed"}
     assert "no process could be started: No such file" in bench.board.outcomes["seed-0"].text
+
+
+async def test_a_cell_whose_log_and_run_are_gone_fails_alone(bench):
+    bench = bench(small_cells(seed=[0, 1]), jobs=1)
+    failing, other = bench.cells
+    async with bench.running():
+        await bench.until_alive("seed-0")
+        bench.folder.log(failing).unlink()
+        bench.end(failing, code=1, finished=False)
+        await bench.until_alive("seed-1")
+        bench.end(other)
+    assert bench.kinds() == {"seed-0": "failed", "seed-1": "finished"}
+    assert "its log cannot be read (No such file or directory)" in bench.board.outcomes["seed-0"].text
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("starting\nerror: it is full\n", "error: it is full"),
+        ("error: replay ended; the end of its log:\nreplay | joined\n", "error: replay ended; the end of "),
+        ("error: replay ended; the end of its log:\nreplay | joined\n", "of its log: replay | joined"),
+        ("Traceback\nValueError: x\n\n", "ValueError: x"),
+        ("", "its log is empty"),
+    ],
+)
+def test_the_last_words_are_the_error_and_what_follows_it(tmp_path, log, words):
+    (tmp_path / "log").write_text(log)
+    assert words in last_words(tmp_path / "log")

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 from small import small_config
 
+from dase_grpc.config import resolve
 from dase_grpc.launch.display import (
     LiveTable,
     PlainLines,
@@ -51,12 +52,12 @@ class Clock:
 
 
 class Screen:
-    def __init__(self, kind, *, terminal=False, width=120):
+    def __init__(self, kind, *, terminal=False, width=120, config=None):
         self.clock = Clock()
         self.console = Console(
             file=io.StringIO(), force_terminal=terminal, width=width, height=40, color_system=None
         )
-        self.display = kind(self.console, small_config(train__steps=1_000), self.clock)
+        self.display = kind(self.console, config or small_config(train__steps=1_000), self.clock)
 
     def show(self, *agents, at, size=500, capacity=1_000):
         self.clock.now = at
@@ -344,3 +345,21 @@ def test_the_table_of_one_agent_does_not_say_each():
 def test_many_agents_are_shown():
     text = table_of(*[TRAINING] * 30)
     assert "29" in text
+
+
+# -- mixed ensembles ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "row"),
+    [
+        (PlainLines, r"^agent 1 \(SAC\): step 1,000 of 1,000, return"),
+        (LiveTable, r"^1 \(SAC\) +1,000 "),
+    ],
+)
+def test_the_agents_of_a_mixed_ensemble_are_shown_with_their_algorithms(kind, row):
+    members = [{"algorithm": "td3"}, {"algorithm": "sac"}]
+    screen = Screen(kind, config=resolve({"train": {"steps": 1_000}, "members": members}))
+    with screen.display:
+        screen.show(FINISHED, FINISHED, at=1.0)
+    assert any(re.search(row, line.strip()) for line in screen.lines())

@@ -33,7 +33,11 @@ def save(directory: Path, config: RunConfig, *, agent_id: int = 0, step: int = 5
     schema = schema_of(env, config.env.id)
     env.close()
     agent = make_agent(
-        config.agent, schema, seed=config.train.seed, agent_id=agent_id, device=torch.device("cpu")
+        config.for_agent(agent_id).agent,
+        schema,
+        seed=config.train.seed,
+        agent_id=agent_id,
+        device=torch.device("cpu"),
     )
     metadata = describe(config, schema, agent_id=agent_id)
     return save_checkpoint(directory, step=step, tensors=agent.state_dict(), metadata=metadata)
@@ -106,6 +110,14 @@ def test_a_result_reads_as_one_line(run: RunDirectory) -> None:
     assert str(result).endswith(" over 2 episodes")
 
 
+def test_a_result_of_a_mixed_ensemble_names_the_algorithm(tmp_path: Path) -> None:
+    members = [{"algorithm": "td3", "hidden": [8]}, {"algorithm": "sac", "hidden": [5]}]
+    config = resolve({"env": {"id": "worlds:PointGoal"}, "members": members})
+    path = save(tmp_path, config, agent_id=1)
+    (result,) = evaluate_checkpoint(path, 1)
+    assert str(result).startswith("agent 1 (SAC) in worlds:PointGoal after 500 steps: mean return -")
+
+
 def test_a_result_has_thousands_separators_and_no_deviation_of_one_episode() -> None:
     def line(*returns: float, cut: int = 0) -> str:
         evaluation = Evaluation(
@@ -117,7 +129,14 @@ def test_a_result_has_thousands_separators_and_no_deviation_of_one_episode() -> 
             cut=cut,
         )
         result = EvaluatedCheckpoint(
-            Path("x"), "Ant-v5", agent_id=0, step=2_000, seed=1, evaluation=evaluation, video=None
+            Path("x"),
+            "Ant-v5",
+            agent_id=0,
+            agent_name="agent 0",
+            step=2_000,
+            seed=1,
+            evaluation=evaluation,
+            video=None,
         )
         return str(result).partition(": ")[2]
 
@@ -157,7 +176,8 @@ def test_an_environment_that_has_changed_is_refused(tmp_path: Path) -> None:
         tmp_path, step=1, tensors={}, metadata=describe(config, schema_of(env, config.env.id), agent_id=0)
     )
     with pytest.raises(
-        EnvironmentSpecError, match=r"is not the one the agent learned in: .*observation_size"
+        EnvironmentSpecError,
+        match=r"is not the one that the agent learned in \(observation_size: 1 then, 2 now",
     ):
         evaluate_checkpoint(path, 1)
 

@@ -53,6 +53,17 @@ REFUSED = {
     "an unknown key": ({"metrix": ONE}, "unknown key metrix; did you mean matrix?"),
     "a key that is like no other": ({"zzz": 1, "matrix": ONE}, "unknown key zzz; there are name, mode"),
     "a name that is a path": ({"name": "a/b", "matrix": ONE}, "name = 'a/b' cannot name an experiment"),
+    "a name with a control character": ({"name": "a\0b", "matrix": ONE}, "name = 'a\\x00b' cannot name"),
+    "a name of two lines": ({"name": "a\nb", "matrix": ONE}, "name = 'a\\nb' cannot name"),
+    "a name longer than a file's": ({"name": "ü" * 101, "matrix": ONE}, "of at most 200 bytes"),
+    "more seeds than can be": (
+        {"matrix": {"seeds": 10**9}},
+        "matrix.seeds = 1000000000 is more than the 10,000 cells of an experiment",
+    ),
+    "lists that multiply": (
+        {"matrix": {key: [1, 2, 3] * 4 for key in ("seed", "steps", "agents", "eval.every")}},
+        "[matrix] has 12 x 12 x 12 x 12 combinations, more than 10,000",
+    ),
     "a hidden name": ({"name": ".a", "matrix": ONE}, "name = '.a' cannot name"),
     "a name that is no text": ({"name": 5, "matrix": ONE}, "name = 5 cannot name"),
     "an unknown mode": ({"mode": "fast", "matrix": ONE}, "mode = 'fast' is neither lockstep nor cluster"),

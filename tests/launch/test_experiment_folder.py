@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from contracts.sentences import assert_one_sentence
@@ -115,6 +116,31 @@ def test_a_finished_run_that_has_lost_files_is_told(folder, cell):
     folder.finish(cell, seconds=1.0)
     run.agent(1).path.rename(run.path / "elsewhere")
     assert_one_sentence(refusal(folder, cell), "is marked as finished and yet is running or failed")
+
+
+@pytest.mark.parametrize("lost", ["", "step,return_mean,return_std,episodes,wall_seconds\n0,1,0,2,1\n"])
+def test_a_run_without_its_last_evaluation_is_not_finished(folder, cell, lost):
+    run = trained(folder.path, cell)
+    run.agent(1).evaluations.path.write_text(lost)
+    assert "without an evaluation of agent 1 at its last step" in folder.finish(cell, seconds=1.0)
+    evaluations = trained(folder.path, cell, name="again").agent(1).evaluations.path.read_text()
+    run.agent(1).evaluations.path.write_text(evaluations)
+    assert folder.finish(cell, seconds=1.0) is None
+    run.agent(1).evaluations.path.write_text(lost)
+    assert_one_sentence(refusal(folder, cell), "is marked as finished and yet is without an evaluation of")
+
+
+@pytest.mark.parametrize("mark", ["[" * 100_000, "[]", "5", ""])
+def test_a_mark_that_is_anything_is_damaged(folder, cell, mark):
+    trained(folder.path, cell)
+    (folder.run(cell) / FINISHED_FILE).write_text(mark)
+    assert_one_sentence(refusal(folder, cell), "finished.json is damaged; move")
+
+
+def test_a_reason_may_name_a_path_that_is_no_utf8(folder, cell):
+    folder.run(cell).parent.joinpath(".experiment").mkdir(exist_ok=True)
+    folder.fail(cell, "cannot write " + b"by\xff".decode(errors="surrogateescape"))
+    assert folder.states([cell])[cell.name].text == "cannot write by\\udcff"
 
 
 def test_a_damaged_mark_is_told(folder, cell):
@@ -284,3 +310,17 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     with pytest.raises(RunDirectoryError) as refused, ExperimentFolder(tmp_path / "file").locked(print):
         pass
     assert_one_sentence(refused.value, "cannot write to")
+
+
+def test_what_cannot_be_read_is_told(folder, cell, monkeypatch):
+    run = trained(folder.path, cell)
+    folder.finish(cell, seconds=1.0)
+    read_bytes = Path.read_bytes
+
+    def refuse(path):
+        if path == run.path / "run.toml":
+            raise PermissionError(13, "Permission denied", str(path))
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert_one_sentence(refusal(folder, cell), "cannot read", "Permission denied")

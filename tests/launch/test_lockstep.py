@@ -9,9 +9,9 @@ import pytest
 import worlds
 from small import new_run, small_config
 
-from dase_grpc.errors import CapacityError
+from dase_grpc.errors import CapacityError, RunDirectoryError
 from dase_grpc.launch import lockstep
-from dase_grpc.launch.lockstep import BUFFER_FILE, LockstepRun, open_lockstep, run_lockstep
+from dase_grpc.launch.lockstep import BUFFER_FILE, LockstepRun, open_lockstep, run_lockstep, save_buffer
 from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.runs.checkpoint import METADATA_FILE, STATE_FILE, checkpoints, latest
 from dase_grpc.runs.directory import RunDirectory
@@ -275,3 +275,13 @@ def test_a_mujoco_run_is_reproducible_to_the_last_bit(tmp_path):
     weights = [record["similarity_weight"] for record in records(first, 0)]
     assert weights[-1] is not None
     assert json.loads((checkpoint(first, 0) / METADATA_FILE).read_text())["step"] == 1_500
+
+
+def test_a_disk_that_refuses_the_buffer_is_one_sentence(tmp_path):
+    directory = new_run(tmp_path, small_config(), "run")
+    directory.replay.write_text("in the way")
+    with (
+        open_lockstep(directory.config, directory) as opened,
+        pytest.raises(RunDirectoryError, match=r"cannot write .*buffer\.npy: File exists"),
+    ):
+        save_buffer(opened)

@@ -112,8 +112,11 @@ def test_a_checkpoint_of_a_pair_gives_a_policy_like_any_other(case):
     config, directory, _ = case
     for agent_id in (0, 1):
         checkpoint = load_checkpoint(latest(directory.agent(agent_id).checkpoints))
-        settings = config.for_agent(agent_id).agent
-        policy = load_policy(settings, checkpoint.schema, checkpoint.tensors, torch.device("cpu"))
+        assert checkpoint.run_config == config
+        assert checkpoint.config == config.for_agent(agent_id)
+        policy = load_policy(
+            checkpoint.config.agent, checkpoint.schema, checkpoint.tensors, torch.device("cpu")
+        )
         action = policy.act(torch.zeros(1, checkpoint.schema.observation_size).numpy())
         assert action.shape == (1, checkpoint.schema.action_size)
 

@@ -148,9 +148,23 @@ def test_a_single_agent_reads_no_similarity_so_its_cells_are_one():
         "dase_divergence-none",
     ]
     assert matrix.notes == [
-        "settings of dps and agents are left out of cells that share no experience",
+        "settings of dps, dpd and agents are left out of cells whose method does not read them",
         "4 combinations are 3 cells: 1 have the configuration of another and are run once",
     ]
+
+
+def test_the_settings_of_dpd_are_left_out_of_the_other_methods_and_checked_all_the_same():
+    matrix = matrix_of(
+        set={"dps.floor": True}, matrix={"method": ["single", "dpd", "dase"], "dpd.alpha": [0.5, 1.0]}
+    )
+    assert [(cell.name, cell.config.dpd.alpha, cell.config.dps.floor) for cell in matrix.cells] == [
+        ("single", 0.75, False),
+        ("dpd_alpha-0.5", 0.5, False),
+        ("dpd_alpha-1.0", 1.0, False),
+        ("dase", 0.75, True),
+    ]
+    with pytest.raises(ConfigError, match=r"cell single: dpd\.alpha = -1 must be at least 0"):
+        matrix_of(matrix={"method": ["single", "dpd"], "dpd.alpha": [-1]})
 
 
 def test_how_many_share_experience_says_nothing_of_a_single_agent_or_a_pair():
@@ -183,6 +197,18 @@ def test_a_distilling_pair_reads_no_similarity_either():
         ("dpd", "jeffreys"),
         ("dase", "kl"),
     ]
+
+
+def test_only_a_distilling_pair_reads_the_settings_of_distillation():
+    matrix = matrix_of(matrix={"method": ["single", "dase", "dpd"], "dpd.alpha": [0.1, 0.5]})
+    assert [(cell.name, cell.config.dpd.alpha) for cell in matrix.cells] == [
+        ("single", 0.75),
+        ("dase", 0.75),
+        ("dpd_alpha-0.1", 0.1),
+        ("dpd_alpha-0.5", 0.5),
+    ]
+    with pytest.raises(ConfigError, match=r"cell dase_alpha--1: dpd\.alpha = -1 must be at least 0"):
+        matrix_of(matrix={"method": ["dase", "dpd"], "dpd.alpha": [-1, 1]})
 
 
 def test_a_value_that_is_given_twice_is_one_cell():

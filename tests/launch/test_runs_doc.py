@@ -14,7 +14,7 @@ from small import new_run, small_config
 from dase_grpc.launch.lockstep import BUFFER_FILE, open_lockstep, run_lockstep
 from dase_grpc.learning.agents import ALGORITHMS, make_agent
 from dase_grpc.learning.learner import DIAGNOSE_EVERY
-from dase_grpc.runs.checkpoint import KEEP, METADATA_FILE, STATE_FILE, latest, load_checkpoint
+from dase_grpc.runs.checkpoint import KEEP, METADATA_FILE, STATE_FILE, TRAINING_FILE, latest, load_checkpoint
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.evaluations import COLUMNS
 from dase_grpc.runs.metrics_log import read_metrics
@@ -74,15 +74,24 @@ def test_the_documented_keys_of_a_pair_that_distils_come_after_those(tmp_path):
         name.split(".")[0] for name in alone.state_dict()
     }
     said = TEXT.split("With `--method dpd` there are ")[1].split("\n")[0]
-    assert added == {"distillation_optimizer", "peer", "peer_version"}
+    assert added == {
+        "distillation_optimizer",
+        "distillation_totals",
+        "peer",
+        "peer_version",
+        "published",
+        "published_version",
+    }
     assert all(f"`{name}`" in said for name in added)
 
 
 def test_the_documented_keys_are_those_of_a_checkpoint(run):
     path = latest(run.agent(0).checkpoints)
-    assert sorted(file.name for file in path.iterdir()) == sorted((METADATA_FILE, STATE_FILE))
+    assert {file.name for file in path.iterdir()} == {METADATA_FILE, STATE_FILE, TRAINING_FILE}
     metadata = json.loads((path / METADATA_FILE).read_text(encoding="utf-8"))
-    assert sorted(names("Checkpoints", 0)) == sorted(metadata)
+    said = [name.strip("` ") for cell in names("Checkpoints", 0) for name in cell.split(",")]
+    assert sorted(said) == sorted(metadata)
+    assert metadata["format_version"] == int(tables("Checkpoints")[0][2][1])
     assert f"the last {KEEP} are kept" in TEXT
 
 
@@ -121,11 +130,11 @@ def test_the_documented_code_runs(run, monkeypatch):
 def test_two_lockstep_runs_differ_where_the_page_says_so(run, tmp_path):
     other = train(tmp_path)
     equal = {row[0]: row[1:] for row in tables("Which files are equal in two lockstep runs")[0][2:]}
-    for name in ("state.safetensors", "checkpoint.json", BUFFER_FILE):
+    for name in (STATE_FILE, TRAINING_FILE, METADATA_FILE, BUFFER_FILE, "rows-*.npy", "round-*.json"):
         assert any(name in row and cells[0] == "byte for byte" for row, cells in equal.items())
-    for file in (
-        path for path in run.path.rglob("*") if path.name in (STATE_FILE, METADATA_FILE, BUFFER_FILE)
-    ):
+    kept = [*run.path.glob("agents/*/checkpoints/*/*"), *run.replay.iterdir()]
+    assert len(kept) == 2 * 3 + 3
+    for file in kept:
         assert file.read_bytes() == (other.path / file.relative_to(run.path)).read_bytes()
     timed = set(re.findall(r"\w+", equal["metrics.jsonl"][1]))
     for here, there in zip(
@@ -140,4 +149,5 @@ def test_every_file_of_a_run_is_in_the_table(run):
     for folder, _, files in os.walk(run.path):
         for file in files:
             place = (Path(folder) / file).relative_to(run.path)
-            assert place.name in f"{top}{said}" or "tensorboard" in place.parts
+            name = re.sub(r"(rows|round)-[\d-]+", r"\1-*", place.name)
+            assert name in f"{top}{said}" or "tensorboard" in place.parts

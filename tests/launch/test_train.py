@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 from small import new_run, small_config
 
+from dase_grpc.config import resolve
 from dase_grpc.errors import (
     ConfigError,
     DeviceError,
@@ -113,6 +114,19 @@ def test_results_name_the_first_and_the_last_evaluation_of_each_agent(tmp_path):
         f"results: {directory.path}",
         f"report:  {directory.report}",
     ]
+
+
+def test_results_of_a_mixed_ensemble_name_the_algorithms(tmp_path):
+    directory = new_run(tmp_path, resolve({"members": [{"algorithm": "td3"}, {"algorithm": "ddpg"}]}))
+    directory.agent(1).evaluations.append(
+        step=0, return_mean=-12.0, return_std=0.0, episodes=2, wall_seconds=1.0
+    )
+    directory.agent(1).metrics.append({"step": 50, "refused": {"reward": 1}})
+    console = Console(file=io.StringIO(), width=40)
+    train._say_results(directory, console, shown=directory.path, program="dase")
+    told, note, *_ = console.file.getvalue().splitlines()
+    assert told == "agent 1 (DDPG): evaluation return -12.0 at step 0"
+    assert note.startswith("note: agent 1 (DDPG) left out 1 transitions")
 
 
 def test_what_to_do_next_is_said_as_the_program_was_called_once_there_is_a_checkpoint(tmp_path):

@@ -11,7 +11,7 @@ from learning.td3_cases import B, columns, weights
 from dase_grpc.agent_config import AgentConfig
 from dase_grpc.dpd_config import DpdConfig
 from dase_grpc.learning.actor_critic import ActorCritic
-from dase_grpc.learning.dpd import DPD, Pairing
+from dase_grpc.learning.dpd import DPD, Pairing, terms
 from dase_grpc.learning.peers import LocalPolicies, Published
 
 PEER_ID = 1
@@ -29,6 +29,7 @@ class Board:
     def show(self, agent: ActorCritic, version: int = 1, **changed: torch.Tensor) -> None:
         """Publishes an agent's networks as the peer's, some tensors replaced."""
         tensors = {name: tensor.detach().clone() for name, tensor in agent.judgement.items()}
+        tensors |= terms(agent._config)
         self.table[PEER_ID] = Published(version, {**tensors, **changed})
 
 
@@ -49,7 +50,7 @@ def dpd_of(
         place,
         pairing=Pairing(peer_id, peer_config, board.policies(agent_id)),
         config=DpdConfig(**{"publish_every": 10**6, **settings}),
-        actor_lr=own_config.actor_lr,
+        own_config=own_config,
     )
 
 

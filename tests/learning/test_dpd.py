@@ -10,10 +10,11 @@ from learning.agent_cases import CONFIGS, make, tiny
 from learning.dpd_cases import ONES, PEER_ID, Board, advantage_of, dpd_of, shift_values
 from learning.td3_cases import CPU, SCHEMA, M, as_batch, assert_same, columns
 
+from dase_grpc.dpd_config import LARGEST
 from dase_grpc.errors import ConfigError
 from dase_grpc.learning.agent import Agent
 from dase_grpc.learning.agents import load_policy
-from dase_grpc.learning.dpd import NO_VERSION, PEER_VERSION
+from dase_grpc.learning.dpd import NO_VERSION, PEER_VERSION, terms
 from dase_grpc.learning.policy import policy_tensors
 
 NAMES = ("td3", "ddpg", "sac normalised")
@@ -191,9 +192,9 @@ def test_it_shows_its_actor_critic_and_normaliser_every_so_many_updates(config):
         shown = board.table.get(0)
         assert (shown.version if shown else 0) == step // 2 * 2
         if step == 4:
-            assert_same(shown.tensors, own.judgement)
+            assert_same(shown.tensors, {**own.judgement, **terms(config)})
     assert {name.split(".")[0] for name in shown.tensors} == (
-        {"actor", "critic", "normaliser"} if config.normalise_observations else {"actor", "critic"}
+        {"actor", "critic", "terms"} | ({"normaliser"} if config.normalise_observations else set())
     )
 
 
@@ -245,6 +246,37 @@ def test_a_peer_of_another_kind_than_configured_ends_the_run_in_one_sentence(oth
         agent.update(as_batch(columns()), ONES)
     assert_one_sentence(error.value, "policy 3 of agent 1", "same settings")
     assert_same(agent.state_dict(), before)
+
+
+@pytest.mark.parametrize(
+    ("other", "key"),
+    [
+        (tiny("td3", gamma=0.5), "gamma"),
+        (tiny("td3", reward_scale=2.0), "reward_scale"),
+        (tiny("sac"), "algorithm"),
+    ],
+)
+def test_a_peer_whose_networks_fit_but_whose_values_mean_something_else_ends_the_run(other, key):
+    agent, _, _, board = pair_of(CONFIGS["td3"])
+    board.show(make(other, agent_id=PEER_ID), version=3)
+    before = agent.state_dict()
+    with pytest.raises(ConfigError) as error:
+        agent.update(as_batch(columns()), ONES)
+    assert_one_sentence(error.value, "policy 3 of agent 1", f"its agent.{key} is another", "same settings")
+    assert_same(agent.state_dict(), before)
+
+
+@pytest.mark.parametrize(
+    "extreme",
+    [{"max_confidence": LARGEST}, {"alpha": LARGEST}, {"alpha": LARGEST, "max_confidence": LARGEST}],
+)
+@pytest.mark.parametrize("by", [1e6, 0.0, -1e6])
+def test_the_largest_settings_leave_the_networks_finite(extreme, by):
+    config = CONFIGS["td3"]
+    agent, own, peer, board = pair_of(config, states="all", **extreme)
+    board.show(raised(peer, config, by))
+    agent.update(as_batch(columns()), ONES)
+    assert all(tensor.isfinite().all() for tensor in own.judgement.values())
 
 
 def test_the_lag_is_how_many_updates_the_peers_policy_is_behind():
@@ -304,3 +336,47 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(config):
         with pytest.raises(ValueError, match="stranger"):
             fresh.load_state_dict({**saved, f"{name.split('.')[0]}.stranger": ONES})
     assert_same(fresh.state_dict(), before)
+
+
+def test_a_resumed_pair_goes_on_bit_for_bit_with_what_each_had_shown(config):
+    """Agent 0 has not seen yet what agent 1 showed last, and totals are half full."""
+
+    def pair(board):
+        agents = [make(config, seed=each, agent_id=each) for each in (0, 1)]
+        return [
+            dpd_of(
+                own,
+                board,
+                own_config=config,
+                peer_config=config,
+                agent_id=each,
+                publish_every=3,
+                distil_every=2,
+            )
+            for each, own in enumerate(agents)
+        ]
+
+    def train(agents, steps):
+        for step in steps:
+            for agent_id, agent in enumerate(agents):
+                agent.update(as_batch(columns(2 * step + agent_id)), ONES)
+
+    straight = pair(Board())
+    train(straight, range(9))
+    resumed = pair(board := Board())
+    for agent, saved in zip(resumed, straight, strict=True):
+        agent.load_state_dict(saved.state_dict())
+    assert {agent_id: shown.version for agent_id, shown in board.table.items()} == {0: 9, 1: 9}
+    assert straight[0].state_dict()[PEER_VERSION] == 6
+    for agents in (straight, resumed):
+        train(agents, range(9, 16))
+    for one, other in zip(straight, resumed, strict=True):
+        assert_same(one.state_dict(), other.state_dict())
+        assert one.take_statistics() == other.take_statistics()
+
+
+def test_an_agent_that_has_shown_nothing_shows_nothing_when_resumed(config):
+    agent, _, _, _ = pair_of(config)
+    other, _, _, board = pair_of(config)
+    other.load_state_dict(agent.state_dict())
+    assert board.table == {}

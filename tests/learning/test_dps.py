@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 from torch import Tensor
 
-from dase_grpc.config import DIVERGENCES, Divergence
+from dase_grpc.dps_config import DIVERGENCES, Divergence
 from dase_grpc.errors import ConfigError
 from dase_grpc.learning import divergences, dps
 from dase_grpc.learning.dps import DpsOptions, divergence, similarity_weights

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from dase_grpc.config import DIVERGENCES, resolve
+from dase_grpc.config import resolve
+from dase_grpc.dps_config import DIVERGENCES
 from dase_grpc.errors import ConfigError
 from dase_grpc.learning.batch import Batch
 from dase_grpc.learning.dps import SCOPES, DpsOptions, measure, similarity_weights

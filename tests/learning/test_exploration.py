@@ -1,3 +1,4 @@
+import json
 import logging
 
 import numpy as np
@@ -13,13 +14,13 @@ from dase_grpc.schema import TransitionSchema
 POLICY = worlds.ConstantPolicy(0.25)
 
 
-def explorer(env, *, seed=0, agent_id=0, env_seed=100, start_steps=0, noise=0.0) -> Explorer:
+def explorer(env, *, seed=0, agent_id=0, first_seed=100, start_steps=0, noise=0.0) -> Explorer:
     return Explorer(
         env,
         schema_of(env, "a world"),
         agent_id=agent_id,
         rng=np.random.default_rng(seed),
-        env_seed=env_seed,
+        episode_seed=lambda episode: first_seed + 2 * episode,
         start_steps=start_steps,
         noise=noise,
     )
@@ -63,10 +64,10 @@ def test_nothing_happens_before_the_first_step():
     assert (env.seeds, env.actions) == ([], [])
 
 
-def test_the_environment_is_seeded_at_the_first_reset_only():
+def test_each_episode_has_its_own_seed():
     env = worlds.Clock()
-    explore(env, 25, env_seed=42)
-    assert env.seeds == [42, None, None]
+    explore(env, 25, first_seed=42)
+    assert env.seeds == [42, 44, 46]
 
 
 def test_each_step_is_exactly_one_environment_step():
@@ -222,7 +223,7 @@ def test_after_a_hundred_refused_rows_in_a_row_the_environment_is_reset_and_that
     env = worlds.AlwaysNan()
     with caplog.at_level(logging.WARNING):
         _, steps = explore(env, 350, agent_id=3)
-    assert env.seeds == [100, None, None, None]
+    assert env.seeds == [100, 102, 104, 106]
     assert all(step.row is None and step.episode is None for step in steps)
     assert {step.reason for step in steps} == {"observation"}
     (record,) = caplog.records
@@ -285,3 +286,85 @@ def test_a_reward_that_is_not_one_number_is_refused_in_one_sentence(reward):
     with pytest.raises(EnvironmentSpecError) as refusal:
         explore(GivenReward(reward), 1)
     assert_one_sentence(refusal.value, "which is not one number", "correct the environment's step")
+
+
+# -- going on from a saved state ----------------------------------------------------------------------
+
+
+def through_json(numbers):
+    return json.loads(json.dumps(numbers, allow_nan=False))
+
+
+@pytest.mark.parametrize(
+    "world", [worlds.PointGoal, worlds.StaggeredEnds, worlds.NanAtStep50, worlds.HugeReward]
+)
+@pytest.mark.parametrize("at", [0, 1, 19, 20, 33, 50, 51, 60])
+def test_an_explorer_goes_on_from_where_another_was_saved(world, at):
+    options = {"start_steps": 25, "noise": 0.1, "seed": 4}
+    straight, steps = explore(world(), at, **options)
+    numbers, arrays = straight.state()
+    resumed = explorer(world(), **options)
+    resumed.resume(through_json(numbers), arrays)
+    assert resumed.replay()
+    for _ in range(45):
+        one, two = (each.step(POLICY, 0) for each in (straight, resumed))
+        assert (one.reason, one.episode) == (two.reason, two.episode)
+        assert (one.row is None) == (two.row is None)
+        assert one.row is None or one.row.tobytes() == two.row.tobytes()
+    assert len(steps) == at
+
+
+def test_a_saved_state_is_not_changed_by_what_comes_after():
+    exploring, _ = explore(worlds.PointGoal(), 7)
+    numbers, arrays = exploring.state()
+    before = {name: array.copy() for name, array in arrays.items()}
+    for _ in range(7):
+        exploring.step(POLICY, 0)
+    assert arrays["actions"].shape == (7, 1)
+    assert all((arrays[name] == before[name]).all() for name in before)
+    assert numbers["length"] == 7
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(lambda: worlds.PointGoal(length=5), id="it ends earlier"),
+        pytest.param(worlds.RewardedGoal, id="it rewards otherwise"),
+        pytest.param(worlds.Unrepeatable, id="it observes otherwise"),
+    ],
+)
+def test_where_the_environment_comes_elsewhere_a_new_episode_begins_and_that_is_said(other, caplog):
+    exploring, _ = explore(worlds.PointGoal(), 27)
+    env = other()
+    resumed = explorer(env, agent_id=3)
+    with caplog.at_level(logging.WARNING):
+        resumed.resume(*exploring.state())
+        assert not resumed.replay()
+    (record,) = caplog.records
+    assert "agent 3 at step 27: the environment is not where it was" in record.getMessage()
+    start, _ = env.reset(seed=104)  # that of the third episode
+    assert resumed.step(POLICY, 0).row[0] == start[0]
+
+
+def test_of_an_episode_too_long_to_keep_nothing_is_kept_and_a_new_one_begins(monkeypatch, caplog):
+    monkeypatch.setattr("dase_grpc.learning.exploration.REPLAYED_STEPS", 30)
+    exploring, _ = explore(worlds.Endless(), 31)
+    numbers, arrays = exploring.state()
+    assert arrays == {}
+    with caplog.at_level(logging.WARNING):
+        assert not resumed_from(worlds.Endless(), numbers, arrays)
+    assert "more than 30 steps" in caplog.text
+    at_the_limit, _ = explore(worlds.Endless(), 30)
+    assert resumed_from(worlds.Endless(), *at_the_limit.state())
+
+
+def resumed_from(env, numbers, arrays) -> bool:
+    exploring = explorer(env)
+    exploring.resume(numbers, arrays)
+    return exploring.replay()
+
+
+def test_what_the_environment_raises_while_it_plays_again_surfaces():
+    exploring, _ = explore(worlds.Clock(), 7)
+    with pytest.raises(RuntimeError, match="the simulator broke at step 3"):
+        resumed_from(worlds.RaisesAtStep(3), *exploring.state())

@@ -1,7 +1,7 @@
 import json
 import math
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -12,12 +12,14 @@ from contracts.sentences import assert_one_sentence
 from worlds import PointGoal
 
 from dase_grpc.config import RunConfig, resolve
-from dase_grpc.errors import DivergedError
+from dase_grpc.errors import DivergedError, RunDirectoryError
 from dase_grpc.learning.dps import DpsOptions
 from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.learning.evaluation import Evaluator
 from dase_grpc.learning.exploration import Explorer
-from dase_grpc.learning.learner import DIAGNOSE_EVERY, Halted, Learner, LearnerParts
+from dase_grpc.learning.learner import DIAGNOSE_EVERY, Learner, LearnerParts
+from dase_grpc.learning.learner_state import Saved
+from dase_grpc.learning.ports import Halted
 from dase_grpc.learning.similarity import SimilarityWeigher
 from dase_grpc.telemetry import LearnerMetrics, make_registry
 
@@ -122,9 +124,9 @@ class RecordingJournal:
         self.events.append(f"metrics at {values['step']}")
         self.records.append(values)
 
-    def checkpoint(self, *, step, tensors, scores):
+    def checkpoint(self, *, step, saved, scores):
         self.events.append(f"checkpoint at {step}")
-        self.checkpoints.append((step, tensors, scores))
+        self.checkpoints.append((step, saved.agent, scores))
 
 
 class Ticks:
@@ -177,7 +179,7 @@ class Bench:
                     self.schema,
                     agent_id=OWN,
                     rng=rng,
-                    env_seed=2,
+                    episode_seed=lambda episode: 2 + 2 * episode,
                     start_steps=config.agent.start_steps,
                     noise=0.1,
                 ),
@@ -261,7 +263,7 @@ def test_the_final_checkpoint_holds_the_state_after_the_last_update_and_the_late
     bench.train()
     ((step, tensors, scores),) = bench.journal.checkpoints
     assert (step, int(tensors["updates"])) == (6, 5)
-    assert scores == {"evaluation": bench.journal.evaluations[-1]["return_mean"]}
+    assert scores == {"evaluation": bench.journal.evaluations[-1]["return_mean"], "evaluation_step": 6}
 
 
 def test_between_checkpoints_lie_checkpoint_every_steps_and_the_last_is_not_kept_twice():
@@ -269,7 +271,8 @@ def test_between_checkpoints_lie_checkpoint_every_steps_and_the_last_is_not_kept
     bench.train()
     kept = [(step, int(tensors["updates"])) for step, tensors, _ in bench.journal.checkpoints]
     assert kept == [(2, 1), (4, 3), (6, 5)]
-    assert bench.journal.checkpoints[0][2] == {"evaluation": bench.journal.evaluations[0]["return_mean"]}
+    latest = bench.journal.evaluations[1]  # of the checkpoint's own step: it is made before
+    assert bench.journal.checkpoints[0][2] == {"evaluation": latest["return_mean"], "evaluation_step": 2}
 
 
 def test_exploration_is_recorded_with_the_version_of_the_policy_that_acted():
@@ -653,3 +656,93 @@ def test_progress_can_be_read_while_another_thread_trains():
         go_on.set()
         thread.join(10)
     assert (learner.progress.step, learner.progress.updates) == (6, 4)
+
+
+# -- going on from a saved state ----------------------------------------------------------------------
+
+
+@dataclass
+class ResumableAgent(StubAgent):
+    """A StubAgent that takes its number of updates back."""
+
+    def load_state_dict(self, state):
+        self.updates = int(state["updates"])
+
+
+def stopped_after(steps: int, **settings) -> tuple[Bench, Saved]:
+    """What a learner keeps that is stopped after so many steps."""
+    bench, halt, kept = Bench(**settings), threading.Event(), []
+    store = bench.sink.store
+
+    def stop(row):
+        store(row)
+        if len(bench.sink.rows) == steps:
+            halt.set()
+
+    bench.sink.store = stop
+    bench.journal.checkpoint = lambda *, step, saved, scores: kept.append(saved)
+    bench.learner().train(halt)
+    return bench, kept[-1]
+
+
+def resumed_from(saved: Saved, *, buffer_is_empty: bool = False, elapsed_s: float = 0.0, **settings) -> Bench:
+    bench = Bench(**settings)
+    bench.agent = ResumableAgent(bench.events)
+    learner = bench.learner()
+    learner.resume(saved, elapsed_s=elapsed_s, buffer_is_empty=buffer_is_empty)
+    learner.train(threading.Event())
+    return bench
+
+
+LONGER = {"train__steps": 12, "eval__every": 4, "train__log_every": 5}
+
+
+def test_a_resumed_learner_does_the_rest_and_nothing_twice():
+    first, saved = stopped_after(6, **LONGER)
+    rest = resumed_from(saved, **LONGER)
+    assert first.events[-1] == "metrics at 6"
+    assert [event for event in rest.events if " at " in event] == [
+        "evaluation at 8",
+        "metrics at 10",
+        "evaluation at 12",
+        "metrics at 12",
+        "checkpoint at 12",
+    ]
+    assert rest.agent.updates == 11
+    assert [record["updates"] for record in rest.journal.records] == [9, 11]
+
+
+def test_training_time_goes_on():
+    _, saved = stopped_after(6, **LONGER)
+    rest = resumed_from(saved, elapsed_s=1000.0, **LONGER)
+    assert all(1000 < each["wall_seconds"] < 1100 for each in rest.journal.evaluations)
+    assert all(1000 < each["wall_seconds"] < 1100 for each in rest.journal.records)
+
+
+def test_with_an_empty_buffer_a_resumed_learner_stores_its_first_transitions_anew_before_it_updates():
+    settings = {**LONGER, "agent__start_steps": 4}
+    _, saved = stopped_after(6, **settings)
+    rest = resumed_from(saved, buffer_is_empty=True, **settings)
+    assert [event for event in rest.events if " at " not in event] == (
+        ["store"] * 4 + ["batch", "update"] + ["store", "batch", "update"] * 2
+    )
+    full = resumed_from(saved, **settings)
+    assert [event for event in full.events if " at " not in event] == ["store", "batch", "update"] * 6
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda numbers: numbers.pop("counters"),
+        lambda numbers: numbers["window"].pop("losses"),
+        lambda numbers: numbers["exploration"].update(generator={"state": {"state": "x"}}),
+        lambda numbers: numbers.update(counters=None),
+    ],
+)
+def test_a_state_that_is_none_is_refused_in_one_sentence(damage):
+    _, saved = stopped_after(6, **LONGER)
+    numbers = json.loads(json.dumps(saved.numbers))
+    damage(numbers)
+    with pytest.raises(RunDirectoryError) as refusal:
+        resumed_from(replace(saved, numbers=numbers), **LONGER)
+    assert_one_sentence(refusal.value, "the checkpoint of agent 0 cannot be gone on from")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dase_grpc.config import DIVERGENCES, DpsConfig
+from dase_grpc.dps_config import DIVERGENCES, DpsConfig
 from dase_grpc.errors import ConfigError
 from dase_grpc.learning.batch import Batch
 from dase_grpc.learning.dps import DpsOptions, similarity_weights

@@ -108,6 +108,25 @@ async def test_what_no_new_attempt_would_put_right_is_raised_at_once(service, en
     assert pauses == []
 
 
+async def test_a_stream_that_is_cancelled_while_it_breaks_does_not_begin_again(service):
+    """A task group forgets that it was cancelled when one of its tasks fails at the same moment."""
+    connection, begun = await connection_to(service), []
+
+    async def once(target):
+        begun.append(target)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise SILENT from None
+
+    keeping = asyncio.ensure_future(connection.keep(Stream.INSERT, once))
+    await eventually(lambda: len(begun) == 1)
+    keeping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await promptly(keeping)
+    assert len(begun) == 1
+
+
 async def test_a_replay_that_is_away_for_too_long_is_given_up(service):
     connection = await connection_to(service, timeout_s=0.05)
     with pytest.raises(UnreachableError, match="gave up after") as caught:

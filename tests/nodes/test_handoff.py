@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dase_grpc.learning.learner import Halted
+from dase_grpc.learning.ports import Halted
 from dase_grpc.nodes.handoff import Handoff
 
 SOON_S = 5.0

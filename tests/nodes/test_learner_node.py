@@ -35,8 +35,10 @@ from dase_grpc.errors import (
 )
 from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.nodes.learner import run_learner
+from dase_grpc.runs.checkpoint import latest, load_checkpoint
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.runs.locking import FolderLock
 from dase_grpc.wire.cluster import ClusterServicer
 from dase_grpc.wire.replay import ReplayServicer
 from dase_grpc.wire.replay_client import WINDOW_ROWS
@@ -473,3 +475,85 @@ async def test_a_run_id_that_leads_out_of_the_folder_of_runs_is_refused(service,
     with pytest.raises(RunDirectoryError, match="cannot name a folder"):
         await train(options)
     assert list(tmp_path.parent.glob("elsewhere")) == []
+
+
+# -- going on from a checkpoint -----------------------------------------------------------------------
+
+
+async def stopped(service, run_dir, **settings):
+    """A learner that is stopped in the midst of training; returns the step of its checkpoint."""
+    options = learner_options(service.address, run_dir, train__steps=FOREVER, **settings)
+    async with learning(options) as (task, stop):
+        await until_trained(service.address, updates=30, task=task)
+        stop.set()
+        await promptly(task, within_s=15)
+    return checkpoint_step(run_dir)
+
+
+async def test_a_resumed_learner_goes_on_from_its_checkpoint_with_the_sequence_numbers_that_follow(
+    service, tmp_path, caplog
+):
+    caplog.set_level(logging.INFO, "dase")
+    step = await stopped(service, tmp_path / "run")
+    stored = service.run.store.traffic.inserted[0]
+    assert stored == step
+    total = step // 40 * 40 + 100
+    resume_dir = tmp_path / "run"
+    await train(learner_options(service.address, resume_dir, train__steps=total, resume=True))
+    assert service.run.store.traffic.inserted[0] == total
+    assert service.run.store.committed("learner-0", agent_id=0) == total
+    agent = RunDirectory.open(resume_dir).agent(0)
+    steps = read_evaluations(agent.evaluations.path).step.tolist()
+    assert steps == [*range(0, total, 40), total]
+    assert checkpoint_step(resume_dir) == total
+    run = RunDirectory.open(resume_dir)
+    assert run.config.train.steps == total
+    assert [each["from_steps"] for each in run.run["resumed"]] == [[step]]
+    assert "updates begin once" not in caplog.text
+
+
+async def test_a_resumed_learner_that_finds_an_empty_buffer_fills_it_before_it_updates(tmp_path, caplog):
+    async with serving() as first:
+        step = await stopped(first, tmp_path / "run")
+    kept = load_checkpoint(latest(tmp_path / "run/agents/0/checkpoints"))
+    run_dir = tmp_path / "run"
+    async with serving() as second:
+        options = learner_options(second.address, run_dir, train__steps=step + 30, resume=True)
+        await train(options)
+        assert second.run.store.traffic.inserted == {0: 30}
+    last = load_checkpoint(latest(run_dir / "agents/0/checkpoints"))
+    assert last.tensors["updates"] - kept.tensors["updates"] == 30 - 20 + 1
+    assert "the buffer holds 0 transitions, so updates begin once this agent has stored 20" in caplog.text
+
+
+async def test_a_resumed_learner_without_a_checkpoint_begins_anew_and_says_so(service, tmp_path, caplog):
+    options = learner_options(service.address, tmp_path / "run", resume=True)
+    await train(options)
+    assert "agent 0 has no checkpoint to resume from, so it begins anew" in caplog.text
+    assert checkpoint_step(tmp_path / "run") == 80
+
+
+async def test_a_resumed_learner_passes_over_a_damaged_checkpoint_and_says_so(service, tmp_path, caplog):
+    await train(learner_options(service.address, tmp_path / "run", train__checkpoint_every=30))
+    (tmp_path / "run/agents/0/checkpoints/step-000000080/state.safetensors").write_bytes(b"")
+    await train(learner_options(service.address, tmp_path / "run", train__checkpoint_every=30, resume=True))
+    assert "its checksum does not match state.safetensors; an older checkpoint is used" in caplog.text
+    assert checkpoint_step(tmp_path / "run") == 80
+    curve = read_evaluations(RunDirectory.open(tmp_path / "run").agent(0).evaluations.path)
+    assert curve.step.tolist() == [0, 40, 80]
+
+
+async def test_a_learner_does_not_resume_with_other_settings(service, tmp_path):
+    await train(learner_options(service.address, tmp_path / "run"))
+    options = learner_options(service.address, tmp_path / "run", agent__tau=0.5, resume=True)
+    await refused(
+        service, options, ConfigError, r"learned with other settings \(agent.tau: 0.005 then, 0.5 now"
+    )
+
+
+async def test_two_learners_never_write_the_same_results(service, tmp_path):
+    await train(learner_options(service.address, tmp_path / "run"))
+    lock = FolderLock.acquire(tmp_path / "run/agents/0")
+    options = learner_options(service.address, tmp_path / "run", resume=True)
+    await refused(service, options, RunDirectoryError, "another process is still writing")
+    lock.release()

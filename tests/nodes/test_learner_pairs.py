@@ -97,3 +97,29 @@ async def test_a_replay_that_takes_no_policy_at_the_end_is_said(service, tmp_pat
     options = learner_options(service.address, tmp_path / "run", agent_id=0, **PAIR)
     with pytest.raises(UnreachableError, match=r"not taken the last policy within 0\.5 s"):
         await promptly(run_learner(options, asyncio.Event()), within_s=20)
+
+
+async def test_a_pair_that_was_stopped_is_resumed_and_each_knows_its_peer_at_once(service, tmp_path):
+    run_dir = tmp_path / "run"
+
+    def options(agent_id, steps, *, resume=False):
+        settings = {**PAIR, "train__steps": steps}
+        return learner_options(service.address, run_dir, agent_id=agent_id, resume=resume, **settings)
+
+    first = [learning(options(agent_id, FOREVER)) for agent_id in (0, 1)]
+    async with first[0] as (one, stop_one), first[1] as (other, stop_other):
+        await eventually(lambda: all(has_distilled(run_dir, agent_id) for agent_id in (0, 1)), within_s=20)
+        stop_one.set()
+        stop_other.set()
+        await promptly(asyncio.gather(one, other), within_s=20)
+    kept = [load_checkpoint(latest(run_dir / f"agents/{agent_id}/checkpoints")) for agent_id in (0, 1)]
+    total = max(checkpoint.step for checkpoint in kept) + 60
+    again = [run_learner(options(each, total, resume=True), asyncio.Event()) for each in (0, 1)]
+    await promptly(asyncio.gather(*again), within_s=20)
+    for agent_id, before in enumerate(kept):
+        after = load_checkpoint(latest(run_dir / f"agents/{agent_id}/checkpoints"))
+        assert after.step == total
+        assert after.tensors["peer_version"] >= before.tensors["peer_version"]
+        assert service.run.policies.versions[agent_id] == after.tensors["published_version"]
+        later = [each for each in records_of(run_dir, agent_id) if each["step"] > before.step]
+        assert sum(each["undistilled_updates"] for each in later) == 0

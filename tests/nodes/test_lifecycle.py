@@ -236,7 +236,7 @@ PROGRAM_WITHOUT_A_LOOP = """
 import sys, threading
 from dase_grpc.nodes import lifecycle
 
-lifecycle.LEASHLESS_S = 0.3
+lifecycle.LEASHLESS_S = {leashless_s}
 with lifecycle.halt_event(stdin_is_leash=True) as halt:
     print("ready", flush=True)
     {main}
@@ -246,10 +246,14 @@ print("ended with", threading.active_count(), "thread(s)", flush=True)
 
 
 @contextmanager
-def program(main="halt.wait()", after=""):
+def program(main="halt.wait()", after="", leashless_s=60):
     """A process without an event loop that is on a leash, once it is ready."""
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM_WITHOUT_A_LOOP.format(main=main, after=after)],
+        [
+            sys.executable,
+            "-c",
+            PROGRAM_WITHOUT_A_LOOP.format(main=main, after=after, leashless_s=leashless_s),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -280,7 +284,7 @@ def test_a_program_without_a_loop_that_ends_lets_its_leash_be():
 
 
 def test_a_program_without_a_loop_that_does_not_halt_kills_itself():
-    with program("threading.Event().wait()") as process:
+    with program("threading.Event().wait()", leashless_s=0.3) as process:
         process.stdin.close()
         process.stdin = None
         returned, _, log = end_of(process)

@@ -10,7 +10,7 @@ from wire.services import SCHEMA, eventually, promptly, rows_of, serials_of, ser
 
 from dase_grpc import seeding
 from dase_grpc.errors import DrainingError, MalformedError, StaleLeaseError, UnreachableError
-from dase_grpc.learning.learner import Halted
+from dase_grpc.learning.ports import Halted
 from dase_grpc.nodes.connection import Connection
 from dase_grpc.nodes.link import QUEUED_ROWS, ReplayLink
 from dase_grpc.nodes.waits import say_waits

@@ -23,6 +23,7 @@ from dase_grpc.runs import checkpoint
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.journal import AgentJournal
+from dase_grpc.runs.rounds import RoundLog
 from dase_grpc.telemetry import LearnerMetrics, make_registry
 from dase_grpc.wire.replay_client import Inserter, Sampler
 
@@ -101,7 +102,7 @@ async def over_grpc(directory: RunDirectory) -> np.ndarray:
                     metrics=LearnerMetrics(make_registry(), agent_id),
                 )
             )
-        run = LockstepRun(learners, service.run.store, directory)
+        run = LockstepRun(learners, [], service.run.store, directory, RoundLog(directory))
         await promptly(asyncio.to_thread(run_lockstep, run, threading.Event(), lambda: None), within_s=20)
         return service.run.store.ring.ordered()
 

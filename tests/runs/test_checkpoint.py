@@ -11,8 +11,17 @@ from torch import Tensor
 
 from dase_grpc.config import resolve
 from dase_grpc.errors import RunDirectoryError
-from dase_grpc.runs.checkpoint import checkpoints, describe, latest, load_checkpoint, save_checkpoint
+from dase_grpc.runs.checkpoint import (
+    best,
+    checkpoints,
+    describe,
+    latest,
+    load_checkpoint,
+    newest_sound,
+    save_checkpoint,
+)
 from dase_grpc.runs.files import staged_directory
+from dase_grpc.runs.sealing import json_text, sealed
 from dase_grpc.schema import TransitionSchema
 
 CONFIG = resolve({"env": {"id": "worlds:PointGoal"}, "train": {"seed": 3}})
@@ -102,13 +111,65 @@ def test_a_directory_that_fails_half_way_does_not_appear(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["state.safetensors", "training.safetensors"])
+def test_a_flipped_bit_is_found(tmp_path: Path, name: str) -> None:
     path = save(tmp_path)
-    data = bytearray((path / "state.safetensors").read_bytes())
+    data = bytearray((path / name).read_bytes())
     data[-1] ^= 1
-    (path / "state.safetensors").write_bytes(data)
-    with pytest.raises(RunDirectoryError, match="is damaged: its checksum does not match"):
+    (path / name).write_bytes(data)
+    with pytest.raises(RunDirectoryError, match=f"is damaged: its checksum does not match {name}"):
         load_checkpoint(path)
+
+
+def test_a_changed_digit_in_the_metadata_is_found(tmp_path: Path) -> None:
+    path = save(tmp_path, evaluation=1234.5)
+    text = (path / "checkpoint.json").read_text()
+    (path / "checkpoint.json").write_text(text.replace("1234.5", "1234.6"))
+    with pytest.raises(RunDirectoryError, match=r"is damaged: checkpoint\.json does not have the checksum"):
+        load_checkpoint(path)
+
+
+def scored(directory: Path, step: int, score: float | None, *, at: int | None = None) -> Path:
+    return save(directory, step, evaluation=score, evaluation_step=step if at is None else at)
+
+
+def test_the_best_is_kept_besides_the_last_two_for_as_long_as_it_is_the_best(tmp_path: Path) -> None:
+    assert best(tmp_path) is None
+    for step, score in ((1, -5.0), (2, -1.0), (3, -3.0), (4, None), (5, -2.0), (6, -4.0)):
+        scored(tmp_path, step, score)
+    assert [int(path.name[5:]) for path in checkpoints(tmp_path)] == [2, 5, 6]
+    assert best(tmp_path) == tmp_path / "step-000000002"
+    scored(tmp_path, 7, -1.0)
+    assert best(tmp_path) == tmp_path / "step-000000007"
+    assert [int(path.name[5:]) for path in checkpoints(tmp_path)] == [6, 7]
+
+
+def test_a_score_of_an_earlier_step_makes_no_checkpoint_the_best(tmp_path: Path) -> None:
+    scored(tmp_path, 1, 5.0, at=0)
+    assert best(tmp_path) is None
+
+
+def test_a_checkpoint_that_is_there_already_is_not_written_again(tmp_path: Path) -> None:
+    path = save(tmp_path, evaluation=1)
+    before = (path / "state.safetensors").stat()
+    save(tmp_path, evaluation=1)
+    after = (path / "state.safetensors").stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    (path / "state.safetensors").write_bytes(b"")
+    save(tmp_path, evaluation=1)
+    assert load_checkpoint(path).step == 1000
+
+
+def test_the_newest_that_is_not_damaged_is_found_and_what_was_wrong_is_said(tmp_path: Path) -> None:
+    assert newest_sound(tmp_path) == (None, [])
+    for step in (1, 2):
+        save(tmp_path, step)
+    (tmp_path / "step-000000002" / "training.safetensors").unlink()
+    found, passed_over = newest_sound(tmp_path)
+    assert found is not None
+    assert found.step == 1
+    assert len(passed_over) == 1
+    assert "cannot read" in passed_over[0]
 
 
 def test_a_missing_piece_is_named(tmp_path: Path) -> None:
@@ -125,7 +186,7 @@ def test_a_missing_piece_is_named(tmp_path: Path) -> None:
     [
         ("{", "is damaged"),
         ("[]", "it is not a JSON object"),
-        ('{"format_version": 99}', "has format 99, this version of dase reads format 1"),
+        ('{"format_version": 99}', "has format 99, this version of dase reads format 2"),
     ],
 )
 def test_unreadable_metadata_is_refused(tmp_path: Path, text: str, reason: str) -> None:
@@ -149,10 +210,28 @@ def test_metadata_of_another_version_is_refused_when_it_is_asked_for(
 ) -> None:
     path = save(tmp_path)
     document = json.loads((path / "checkpoint.json").read_text())
-    (path / "checkpoint.json").write_text(json.dumps({**document, **change}))
+    (path / "checkpoint.json").write_text(json_text(sealed({**document, **change})))
     found = load_checkpoint(path)
     with pytest.raises(RunDirectoryError, match=reason):
         getattr(found, next(iter(change)))
+
+
+def test_a_checkpoint_of_a_mixed_ensemble_has_its_agents_settings(tmp_path: Path) -> None:
+    config = resolve({"members": [{"algorithm": "td3"}, {"algorithm": "sac"}]})
+    paths = [
+        save_checkpoint(
+            tmp_path / str(agent_id),
+            step=1,
+            tensors=state(),
+            metadata=describe(config, SCHEMA, agent_id=agent_id),
+        )
+        for agent_id in (1, 5)
+    ]
+    found, stranger = map(load_checkpoint, paths)
+    assert found.run_config == config
+    assert found.config.agent == config.members[1]
+    with pytest.raises(RunDirectoryError, match="is of agent 5, which its run does not have"):
+        _ = stranger.config
 
 
 def test_a_disk_that_refuses_is_one_sentence(tmp_path: Path) -> None:

@@ -97,12 +97,12 @@ def test_a_binary_file_is_refused(tmp_path: Path) -> None:
 def test_metrics_come_back_with_null_for_what_is_not_finite(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path / "agents" / "0" / "metrics.jsonl")
     log.append({"step": np.int64(5), "critic_loss": math.nan, "similarity": {0: np.float32(0.5), "1": None}})
-    log.append({"step": 10, "divergence_mean": math.inf, "refused": {}, "list": (1, -math.inf)})
+    log.append({"step": 10, "divergence_mean": math.inf, "refused": {}})
     assert "NaN" not in log.path.read_text()
     assert "Infinity" not in log.path.read_text()
     assert read_metrics(log.path) == [
         {"step": 5, "critic_loss": None, "similarity": {"0": 0.5, "1": None}},
-        {"step": 10, "divergence_mean": None, "refused": {}, "list": [1, None]},
+        {"step": 10, "divergence_mean": None, "refused": {}},
     ]
 
 
@@ -132,5 +132,47 @@ def test_metrics_go_on_after_a_torn_line(tmp_path: Path) -> None:
 
 def test_a_damaged_line_in_the_middle_of_metrics_is_refused(tmp_path: Path) -> None:
     (tmp_path / "m.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
-    with pytest.raises(RunDirectoryError, match="line 2 is not a JSON object"):
+    with pytest.raises(RunDirectoryError, match="line 2 is no record of numbers"):
+        read_metrics(tmp_path / "m.jsonl")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        f"{10**400},1,1,1,1",
+        f"{2**53},1,1,1,1",
+        "-1,1,1,1,1",
+        f"1,1,1,{10**400},1",
+        f"{'9' * 5_000},1,1,1,1",
+        "1,1,1,-1,1",
+    ],
+)
+def test_steps_and_episodes_are_counts(tmp_path: Path, row: str) -> None:
+    (tmp_path / "e").write_text(f"step,return_mean,return_std,episodes,wall_seconds\n{row}\n")
+    with pytest.raises(RunDirectoryError, match="line 2 is not 5 numbers"):
+        read_evaluations(tmp_path / "e")
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        '{"step":"a"}',
+        '{"step":[1]}',
+        '{"step":true}',
+        '{"step":-1}',
+        '{"step":1e999}',
+        '{"wall_seconds":"x"}',
+        '{"wall_seconds":-1}',
+        '{"refused":[1]}',
+        '{"refused":{"a":"x"}}',
+        '{"similarity":5}',
+        '{"similarity":{"x":1}}',
+        '{"similarity":{"1":"a"}}',
+        '{"critic_loss":"y"}',
+        "[" * 100_000,
+    ],
+)
+def test_a_record_that_is_not_of_numbers_is_damage(tmp_path: Path, record: str) -> None:
+    (tmp_path / "m.jsonl").write_text(f'{{"step":1}}\n{record}\n{{"step":3}}\n')
+    with pytest.raises(RunDirectoryError, match="line 2 is no record of numbers"):
         read_metrics(tmp_path / "m.jsonl")

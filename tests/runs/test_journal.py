@@ -29,6 +29,13 @@ class ListScalars:
         self.closed = True
 
 
+@dataclass(frozen=True)
+class AtRest:
+    agent: dict
+    numbers: dict
+    tensors: dict
+
+
 @pytest.fixture
 def scalars():
     return ListScalars()
@@ -60,17 +67,20 @@ def test_metrics_are_a_record_and_scalars_at_their_step(journal, directory, scal
 
 def test_a_checkpoint_can_be_read_on_its_own(journal, directory):
     assert journal.last_checkpoint is None
-    journal.checkpoint(step=50, tensors={"actor.weight": torch.ones(2)}, scores={"evaluation": -2.5})
+    saved = AtRest({"actor.weight": torch.ones(2)}, {"counters": {"steps": 50}}, {"totals": torch.zeros(3)})
+    journal.checkpoint(step=50, saved=saved, scores={"evaluation": -2.5})
     assert journal.last_checkpoint == directory.checkpoints / "step-000000050"
     checkpoint = load_checkpoint(journal.last_checkpoint)
     assert (checkpoint.step, checkpoint.agent_id) == (50, 3)
     assert (checkpoint.config, checkpoint.schema) == (CONFIG, SCHEMA)
     assert checkpoint.metadata["evaluation"] == -2.5
     assert checkpoint.tensors["actor.weight"].tolist() == [1.0, 1.0]
+    assert checkpoint.training == {"counters": {"steps": 50}}
+    assert checkpoint.training_tensors["totals"].tolist() == [0.0, 0.0, 0.0]
 
 
 def test_a_score_that_is_not_known_is_null(journal):
-    journal.checkpoint(step=0, tensors={}, scores={"evaluation": None})
+    journal.checkpoint(step=0, saved=AtRest({}, {}, {}), scores={"evaluation": None})
     text = (journal.last_checkpoint / "checkpoint.json").read_text()
     assert json.loads(text)["evaluation"] is None
 

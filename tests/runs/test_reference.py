@@ -74,6 +74,7 @@ def test_points_up_to_a_step_end_with_the_final_score_at_a_million() -> None:
         ("paper/sac/Humanoid", {"agent": {"reward_scale": 5.0}}, None),
         ("paper/ddpg/Ant", {"train": {"agents": 1}}, "single"),
         ("paper/td3/Hopper", {"train": {"method": "dpd"}}, "dpd"),
+        ("paper/td3/Hopper", {"train": {"method": "dpd"}, "dpd": {"states": "all"}}, None),
         ("paper/td3/Hopper", {"env": {"kwargs": {"healthy_reward": 0}}}, None),
         ("paper/td3/Swimmer", {"dps": {"reference_variance": 0.01}}, None),
         ("paper/td3/Swimmer", {"dps": {"divergence": "none"}}, "dase-k2-uncorrected"),

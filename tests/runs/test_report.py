@@ -129,6 +129,21 @@ def test_a_pair_that_has_not_distilled_yet_says_so(tmp_path: Path) -> None:
     assert "No distillation has been recorded yet." in text_of(run)
 
 
+def test_the_agents_of_a_mixed_ensemble_are_shown_with_their_algorithms(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"members": [{"algorithm": "td3"}, {"algorithm": "sac"}]})
+    for agent in range(2):
+        fill(run.agent(agent), evaluations=3, records=2)
+    text = text_of(run)
+    assert '<th scope="row">agent 1 (SAC)</th>' in text
+    curves, training = (
+        text.partition(f"<h2>{title}</h2>")[2].partition("</section>")[0]
+        for title in ("Learning curves", "Training")
+    )
+    for drawn in (curves, training):
+        assert "agent 0 (TD3)" in drawn
+        assert "agent 1 (SAC)" in drawn
+
+
 def test_the_page_needs_nothing_beside_it(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     fill(run.agent(0), evaluations=60, records=5)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dase_grpc.runs.tensorboard import NoScalars, flattened, open_tensorboard
+from dase_grpc.errors import RunDirectoryError
+from dase_grpc.runs.tensorboard import EventFileScalars, NoScalars, flattened, open_tensorboard
 
 
 def test_nested_numbers_get_slashed_names_and_nothing_else_is_kept() -> None:
@@ -46,3 +47,24 @@ def test_neither_torch_nor_tensorboard_is_loaded_before_a_writer_opens() -> None
         "sys.exit(any(name in sys.modules for name in ('torch', 'tensorboard', 'matplotlib', 'gymnasium')))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+class FullDisk:
+    """An event file's writer on a full disk."""
+
+    def add_event(self, event: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def close(self) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_disk_that_refuses_is_one_sentence(tmp_path: Path) -> None:
+    summary_pb2 = pytest.importorskip("tensorboard.compat.proto.summary_pb2")
+    writer = EventFileScalars(tmp_path, FullDisk(), dict, summary_pb2.Summary)
+    for write in (lambda: writer.scalars(1, {"a": 1.0}), writer.close):
+        with pytest.raises(RunDirectoryError, match="No space left on device; free space, or restore it"):
+            write()
+    (tmp_path / "file").touch()
+    with pytest.raises(RunDirectoryError, match=r"cannot write .*file: File exists"):
+        open_tensorboard(tmp_path / "file")

@@ -206,3 +206,10 @@ def test_versions_are_compared_again_when_the_policy_is_whole():
         with pytest.raises(StalePolicyError):
             board.publish(slow.finish())
     assert board.latest(0) == policy(8)
+
+
+@pytest.mark.parametrize("version", [2**63, 2**64 - 1, -1])
+def test_a_version_that_is_no_int64_is_refused(version):
+    incoming(version=2**63 - 1)
+    with pytest.raises(MalformedError, match=f"policy version {version} is outside"):
+        incoming(version=version)

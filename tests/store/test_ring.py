@@ -195,3 +195,32 @@ def test_the_first_and_the_last_agent_id_are_accepted(new_ring):
     ring = new_ring(4)
     ring.append(rows_of([1, 2, 3], [0, 1023, 1023]))
     assert ring.size_by_agent == {0: 1, 1023: 2}
+
+
+@pytest.mark.parametrize("appended", [0, 3, 5, 6, 9, 10, 23])
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_a_restored_ring_holds_draws_and_evicts_as_the_one_it_stands_for(full_ring, appended, pieces):
+    ring = full_ring(capacity=5, appended=appended)
+    restored = RingBuffer(SCHEMA, 5)
+    restored.take_over(np.array_split(ring.ordered(), pieces), first=appended - len(ring))
+    for number in range(7):
+        assert (restored.total, len(restored)) == (ring.total, len(ring))
+        assert restored.size_by_agent == ring.size_by_agent
+        assert serials_of(restored.ordered()) == serials_of(ring.ordered())
+        if len(ring):
+            drawn = [serials_of(each.sample(20, np.random.default_rng(number))) for each in (ring, restored)]
+            assert drawn[0] == drawn[1]
+        for each in (ring, restored):
+            each.append(rows_of([100 + number], 1))
+
+
+@pytest.mark.parametrize(("count", "first"), [(3, 1), (4, 5), (6, 0), (6, 7)])
+def test_rows_that_no_ring_of_this_capacity_could_hold_are_refused(count, first):
+    with pytest.raises(MalformedError) as refusal:
+        RingBuffer(SCHEMA, 5).take_over([rows_of(range(count), 0)], first=first)
+    assert_one_sentence(refusal.value, "a ring of 5 holds")
+
+
+def test_rows_of_another_width_are_not_restored():
+    with pytest.raises(MalformedError, match="float32 transitions"):
+        RingBuffer(SCHEMA, 5).take_over([rows_of([1], 0, WIDER)], first=0)

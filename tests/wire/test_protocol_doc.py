@@ -10,7 +10,7 @@ from dase_grpc import schema
 from dase_grpc.nodes import learner as learner_node
 from dase_grpc.nodes import link
 from dase_grpc.nodes import replay as replay_node
-from dase_grpc.store.policies import MAX_POLICY_BYTES
+from dase_grpc.store.policies import MAX_POLICY_BYTES, MAX_VERSION
 from dase_grpc.store.replay import MAX_WRITERS
 from dase_grpc.store.ring import MAX_AGENT_ID
 from dase_grpc.wire import acknowledging, cluster, messages, policy, replay, replay_client, transport
@@ -56,6 +56,7 @@ def test_the_limits_are_those_of_the_code():
         MAX_WRITERS,
         MAX_AGENT_ID,
         MAX_POLICY_BYTES,
+        MAX_VERSION,
         policy.MAX_CHUNK_BYTES,
         messages.MAX_ENVIRONMENT,
         messages.MAX_TEXT,

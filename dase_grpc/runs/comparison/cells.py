@@ -76,9 +76,7 @@ def settings(config: RunConfig) -> dict[str, Any]:
     members = [each.model_dump(mode="json") for each in config.members]
     if config.method != "dase":
         del tables["dps"]
-    if config.replay.min_size <= min(
-        each.stored_before_updates for each in config.members or (config.agent,)
-    ):
+    if config.replay.min_size <= min(each.stored_before_updates for each in config.distinct_agents):
         del tables["replay"]["min_size"]
     if any(member != members[0] for member in members):
         del tables["agent"]

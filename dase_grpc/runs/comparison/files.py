@@ -12,7 +12,7 @@ from dase_grpc.runs.comparison import figure, page
 from dase_grpc.runs.comparison.estimates import Estimate
 from dase_grpc.runs.comparison.results import Cell, Comparison, EnvironmentResults
 from dase_grpc.runs.figures import PRINT
-from dase_grpc.runs.files import replace_file
+from dase_grpc.runs.files import replace_file, utf8
 
 FILES: Final = (
     "comparison.csv",
@@ -56,7 +56,7 @@ def _contents(comparison: Comparison) -> Iterable[tuple[str, bytes]]:
     drawn = figure.sheet(comparison, inks=PRINT)
     yield "comparison.png", drawn.png_file()
     yield "comparison.svg", drawn.svg_file()
-    yield "comparison.html", page.document(comparison).encode()
+    yield "comparison.html", utf8(page.document(comparison))
 
 
 def tables(comparison: Comparison) -> dict[str, bytes]:
@@ -172,7 +172,7 @@ def _csv(rows: Iterable[Mapping[str, Any]], *, columns: Sequence[str] = ()) -> b
     writer = csv.DictWriter(text, columns or list(table[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(table)
-    return text.getvalue().encode()
+    return utf8(text.getvalue())
 
 
 def _cell(value: Any) -> Any:

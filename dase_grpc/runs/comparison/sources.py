@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -12,6 +13,9 @@ from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs.curves import Series, returns, shared_curves
 from dase_grpc.runs.directory import RUN_FILE, RunDirectory
 from dase_grpc.runs.evaluations import read_evaluations
+
+LARGEST: Final = 1e100
+"""Returns whose squares and sums are numbers still."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
     """The folders of runs among `paths` and, recursively, inside them; each once, in a fixed order.
 
     Raises:
-        RunDirectoryError: one of the paths is no folder, or holds no run.
+        RunDirectoryError: one of the paths is no folder, holds no run, or cannot be read.
     """
     found: dict[Path, Path] = {}
     for path in paths:
@@ -101,7 +105,7 @@ def _below(path: Path) -> Iterable[Path]:
 
     Runs that are being made and tries that an experiment has set aside lie in hidden folders.
     """
-    for folder, inner, files in os.walk(path):
+    for folder, inner, files in os.walk(path, onerror=_require_readable):
         if RUN_FILE in files:
             inner.clear()
             yield Path(folder)
@@ -109,11 +113,19 @@ def _below(path: Path) -> Iterable[Path]:
             inner[:] = sorted(name for name in inner if not name.startswith("."))
 
 
+def _require_readable(error: OSError) -> None:
+    """A folder that cannot be read may hold runs; one that has gone meanwhile, or is a file, holds none."""
+    if isinstance(error, PermissionError):
+        raise RunDirectoryError(f"cannot read {error.filename}: {error.strerror}") from None
+
+
 def _read(path: Path) -> SourceRun:
     run = RunDirectory.open(path)
     agents = [returns(read_evaluations(agent.evaluations.path)) for agent in run.agents()]
     evaluated = [curve for curve in agents if len(curve)]
     shared = shared_curves(evaluated)
+    with np.errstate(all="ignore"):  # what is not finite leaves the run out
+        mean = shared.value.mean(axis=0) if len(shared.value) else np.empty(0)
     last = min((int(curve.step[-1]) for curve in evaluated), default=0)
     return SourceRun(
         path=path,
@@ -121,7 +133,7 @@ def _read(path: Path) -> SourceRun:
         mode=str(run.run.get("mode", "")),
         config=run.config,
         versions=run.versions,
-        curve=Series(shared.step, shared.value.mean(axis=0) if len(shared.value) else np.empty(0)),
+        curve=Series(shared.step, mean),
         evaluated=len(evaluated),
         finished=len(evaluated) >= run.config.train.agents and last >= run.config.train.steps,
     )
@@ -132,6 +144,8 @@ def _unusable(run: SourceRun, *, unfinished: bool) -> str | None:
         return "it has no evaluation yet"
     if not np.isfinite(run.curve.value).all():
         return "it has evaluations that are not finite"
+    if np.abs(run.curve.value).max() > LARGEST:
+        return f"it has evaluations beyond {LARGEST:g}, of which no statistics can be computed"
     if not (run.finished or unfinished):
         where = f"step {run.curve.step[-1]:,} of {run.config.train.steps:,}"
         if run.evaluated < run.agents:

@@ -1,5 +1,6 @@
 """Which runs are found and read, and which are left out with a reason."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,27 @@ def test_a_growing_file_is_read_up_to_its_last_whole_line(tmp_path: Path) -> Non
     with (run / "agents/0/evaluations.csv").open("a") as file:
         file.write("4000,2.")
     assert read_runs([run])[0][0].curve.step.tolist() == [0, 1000, 2000, 3000]
+
+
+def test_evaluations_too_large_for_statistics_are_a_reason(tmp_path: Path) -> None:
+    large = write_run(tmp_path, "large", flat(1e101))
+    overflowing = write_run(tmp_path, "overflowing", flat(1.7e308), flat(1.7e308))
+    assert "beyond 1e+100" in reasons(large)[0]
+    assert "not finite" in reasons(overflowing)[0]
+
+
+def test_a_folder_that_cannot_be_read_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path, "run", flat(1))
+    scandir = os.scandir
+
+    def refuse(path: str) -> object:
+        if str(path).endswith("hidden-from-us"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    (tmp_path / "hidden-from-us").mkdir()
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(RunDirectoryError, match=r"cannot read .*hidden-from-us: Permission denied"):
+        find_runs([tmp_path])

@@ -1,0 +1,167 @@
+"""`dase resume`: goes on with a run in its directory, from the newest checkpoints that are whole."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dase_grpc.config import RunConfig
+from dase_grpc.errors import ConfigError, RunDirectoryError
+from dase_grpc.launch.console import say
+from dase_grpc.launch.lockstep import BUFFER_FILE, ResumedRound
+from dase_grpc.launch.train import PatientConsole, TrainOptions, check, run_here
+from dase_grpc.learning.envs import require_same_environment
+from dase_grpc.runs.checkpoint import Checkpoint, newest_sound
+from dase_grpc.runs.directory import RunDirectory
+from dase_grpc.runs.locking import FolderLock
+from dase_grpc.runs.provenance import versions
+from dase_grpc.runs.rewind import Rewound, rewind
+from dase_grpc.runs.rounds import newest_whole_round
+from dase_grpc.runs.sameness import changed_versions, require_same_settings
+from dase_grpc.schema import TransitionSchema
+
+
+@dataclass(frozen=True)
+class ResumeOptions:
+    """What `dase resume` is told; steps is the new total of each agent, None the run's own."""
+
+    path: Path
+    steps: int | None = None
+    gpu: int | None = None
+    empty_buffer: bool = False
+    command: Sequence[str] = ()
+
+
+def resume_here(options: ResumeOptions) -> None:
+    """Goes on with a run on this machine, as `dase train` does with a new one.
+
+    Raises:
+        UsageError: before anything is changed, when the run cannot be gone on with.
+        NodeFailedError: a node ended before its time; the others were stopped.
+    """
+    console = PatientConsole()
+    directory = RunDirectory.open(options.path.absolute())
+    config = _with_total(directory.config, options.steps)
+    mode = directory.run.get("mode")
+    if mode not in ("lockstep", "cluster"):
+        raise ConfigError(
+            f"the learners of {options.path} were started one by one (mode = {mode!r}); start each again "
+            f"with its own command and --resume"
+        )
+    schema = check(config, gpu=options.gpu)
+    for agent_id in range(config.train.agents):
+        FolderLock.acquire(directory.agent(agent_id).path).release()
+    note = changed_versions(directory.versions, versions())
+    if note is not None:
+        say(console, f"note: {note}")
+    resumed = None
+    if mode == "lockstep":
+        if options.empty_buffer:
+            raise ConfigError(
+                "--empty-buffer is for a run with processes of its own; lockstep keeps its buffer"
+            )
+        resumed, steps = _resume_lockstep(directory, config, schema, console)
+    else:
+        steps = _resume_cluster(directory, config, schema, console, empty_buffer=options.empty_buffer)
+    directory = directory.resumed(config, from_steps=steps, command=options.command)
+    done = f"{min(steps):,}" if len(set(steps)) == 1 else ", ".join(f"{each:,}" for each in steps)
+    say(console, f"resuming {options.path} from step {done} of {config.train.steps:,}")
+    run = TrainOptions(config, directory.path.parent, gpu=options.gpu, command=options.command)
+    run_here(run, directory, console, shown=options.path, resumed=resumed, from_checkpoints=True)
+
+
+def _with_total(config: RunConfig, steps: int | None) -> RunConfig:
+    if steps is None:
+        return config
+    if steps < 1:
+        raise ConfigError(f"--steps {steps} is not a number of steps; give the new total of each agent")
+    return config.model_copy(update={"train": config.train.model_copy(update={"steps": steps})})
+
+
+def _resume_lockstep(
+    directory: RunDirectory, config: RunConfig, schema: TransitionSchema, console: PatientConsole
+) -> tuple[ResumedRound, list[int]]:
+    """Takes the run back to its newest whole round.
+
+    Raises:
+        UsageError: there is none, it is of another run, or all steps are done.
+    """
+    whole = newest_whole_round(directory)
+    for reason in whole.passed_over:
+        say(console, f"note: {reason}; an older round is used")
+    steps = list(whole.round.steps)
+    _require_fit(config, schema, whole.checkpoints)
+    _require_more(config, steps)
+    rewound = [rewind(directory.agent(each.agent_id), each) for each in whole.checkpoints]
+    _say_aside(rewound, console)
+    (directory.replay / BUFFER_FILE).unlink(missing_ok=True)  # what the end of the run wrote is not its end
+    return ResumedRound(whole, tuple(each.elapsed_s for each in rewound)), steps
+
+
+def _resume_cluster(
+    directory: RunDirectory,
+    config: RunConfig,
+    schema: TransitionSchema,
+    console: PatientConsole,
+    *,
+    empty_buffer: bool,
+) -> list[int]:
+    """Checks what the learners will go on from; returns their steps. They rewind their files themselves.
+
+    Raises:
+        UsageError: no agent has a checkpoint that is whole, they are of another run, or all is done.
+    """
+    found: list[Checkpoint | None] = []
+    for agent_id in range(config.train.agents):
+        checkpoint, passed_over = newest_sound(directory.agent(agent_id).checkpoints)
+        for reason in passed_over:
+            say(console, f"note: {reason}; an older checkpoint is used")
+        if checkpoint is None:
+            say(console, f"note: agent {agent_id} has no checkpoint, so it begins anew")
+        found.append(checkpoint)
+    whole = [checkpoint for checkpoint in found if checkpoint is not None]
+    if not whole:
+        raise RunDirectoryError(f"no agent of {directory.path} has a checkpoint to resume from")
+    _require_fit(config, schema, whole)
+    steps = [0 if checkpoint is None else checkpoint.step for checkpoint in found]
+    _require_more(config, steps)
+    if not empty_buffer:
+        raise ConfigError(
+            f"the buffer of {directory.path} was in the memory of its replay service and is gone; with "
+            f"--empty-buffer the agents go on from their checkpoints with an empty one, each without an "
+            f"update until it has stored agent.start_steps new transitions"
+        )
+    return steps
+
+
+def _require_fit(config: RunConfig, schema: TransitionSchema, checkpoints: Sequence[Checkpoint]) -> None:
+    """Checks that checkpoints are of this run and of this environment.
+
+    Raises:
+        UsageError: naming all that differs.
+    """
+    for checkpoint in checkpoints:
+        require_same_settings(checkpoint.run_config, config, of=str(checkpoint))
+        require_same_environment(schema, checkpoint.schema)
+
+
+def _require_more(config: RunConfig, steps: Sequence[int]) -> None:
+    """Checks that there is anything left to do.
+
+    Raises:
+        ConfigError: there is not.
+    """
+    done, total = min(steps), config.train.steps
+    if done >= total:
+        raise ConfigError(
+            f"{done:,} steps are done already, and the total is {total:,}; give a larger total with --steps"
+        )
+
+
+def _say_aside(rewound: Sequence[Rewound], console: PatientConsole) -> None:
+    for each in rewound:
+        if each.aside is not None:
+            say(
+                console,
+                f"note: what was written after that (lines: {each.lines}, checkpoints: {each.checkpoints}) "
+                f"is put aside in {each.aside}",
+            )

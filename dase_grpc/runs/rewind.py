@@ -1,0 +1,127 @@
+"""Takes an agent's files back to a checkpoint: what was written after it is put aside, never lost.
+
+The rest of the interrupted run would be written a second time otherwise. What is put aside lies in
+agents/<i>/before-resume-<n>.
+"""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from dase_grpc.errors import RunDirectoryError
+from dase_grpc.parsing import json_value
+from dase_grpc.runs.checkpoint import Checkpoint
+from dase_grpc.runs.directory import AgentDirectory, checkpoint_paths
+from dase_grpc.runs.evaluations import COLUMNS
+from dase_grpc.runs.files import replace_file
+
+ASIDE: Final = "before-resume"
+
+
+@dataclass(frozen=True)
+class Rewound:
+    """What became of an agent's files.
+
+    Attributes:
+        elapsed_s: the training time until the checkpoint, as far as its files tell.
+        aside: where what was written after it lies now; None if there was nothing.
+        lines, checkpoints: how much that is.
+    """
+
+    elapsed_s: float
+    aside: Path | None
+    lines: int
+    checkpoints: int
+
+
+def rewind(agent: AgentDirectory, checkpoint: Checkpoint | None) -> Rewound:
+    """Takes evaluations.csv, metrics.jsonl and the checkpoints back to `checkpoint`, or to nothing.
+
+    A line that a run without the break would not have written at that step, as the last evaluation of one
+    that ended there, goes too, and so does a damaged line. Doing it again changes nothing.
+
+    Raises:
+        RunDirectoryError: the disk refuses.
+    """
+    evaluated, logged, step = -1, -1, -1
+    if checkpoint is not None:
+        counters = checkpoint.training["counters"]
+        evaluated, logged, step = counters["evaluated"], counters["logged"], checkpoint.step
+    aside = _free_folder(agent)
+    try:
+        rows = _Lines.read(agent.evaluations.path, _row, head=",".join(COLUMNS))
+        records = _Lines.read(agent.metrics.path, _record)
+        elapsed_s = max(rows.seconds_until(step), records.seconds_until(step))
+        lines = rows.cut(last=evaluated, aside=aside) + records.cut(last=logged, aside=aside)
+        moved = _move_later(agent.checkpoints, aside, step=step)
+    except OSError as error:
+        raise RunDirectoryError(f"cannot rewind {agent.path}: {error.strerror or error}") from None
+    return Rewound(elapsed_s, aside if lines or moved else None, lines, moved)
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """The finished lines of a file with the step and wall_seconds of each; None for a damaged one."""
+
+    path: Path
+    head: str
+    lines: tuple[tuple[str, tuple[int, float] | None], ...]
+
+    @classmethod
+    def read(cls, path: Path, parse: Callable[[str], tuple[int, float]], *, head: str = "") -> Self:
+        data = path.read_bytes() if path.is_file() else b""
+        texts = data[: data.rfind(b"\n") + 1].decode(errors="surrogateescape").split("\n")[:-1]
+        if head and texts[:1] == [head]:
+            texts = texts[1:]
+        return cls(path, head, tuple((text, _parsed(parse, text)) for text in texts))
+
+    def seconds_until(self, step: int) -> float:
+        return max([0.0, *(found[1] for _, found in self.lines if found is not None and found[0] <= step)])
+
+    def cut(self, *, last: int, aside: Path) -> int:
+        """Moves the lines after step `last`, and damaged ones, into `aside`; returns how many."""
+        kept = [text for text, found in self.lines if found is not None and found[0] <= last]
+        later = [text for text, found in self.lines if found is None or found[0] > last]
+        if later:
+            aside.mkdir(exist_ok=True)
+            replace_file(aside / self.path.name, self._data(later))
+            replace_file(self.path, self._data(kept))
+        return len(later)
+
+    def _data(self, texts: Sequence[str]) -> bytes:
+        lines = [self.head, *texts] if self.head else texts
+        return "".join(f"{line}\n" for line in lines).encode(errors="surrogateescape")
+
+
+def _parsed(parse: Callable[[str], tuple[int, float]], text: str) -> tuple[int, float] | None:
+    try:
+        return parse(text)
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _row(line: str) -> tuple[int, float]:
+    step, mean, std, episodes, seconds = line.split(",")
+    float(mean), float(std), int(episodes)
+    return int(step), float(seconds)
+
+
+def _record(line: str) -> tuple[int, float]:
+    record = json_value(line)
+    return int(record["step"]), float(record["wall_seconds"])
+
+
+def _move_later(folder: Path, aside: Path, *, step: int) -> int:
+    later = [path for kept, path in checkpoint_paths(folder).items() if kept > step]
+    for path in later:
+        (aside / folder.name).mkdir(parents=True, exist_ok=True)
+        shutil.move(path, aside / folder.name / path.name)
+    return len(later)
+
+
+def _free_folder(agent: AgentDirectory) -> Path:
+    taken = {path.name for path in agent.path.glob(f"{ASIDE}-*")}
+    number = next(each for each in range(1, len(taken) + 2) if f"{ASIDE}-{each}" not in taken)
+    return agent.path / f"{ASIDE}-{number}"

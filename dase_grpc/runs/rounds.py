@@ -1,0 +1,202 @@
+"""Rounds of a lockstep run on disk: which checkpoints and which rows of the buffer belong together.
+
+A round's file is written last, after all that it names, so it stands for a state that is whole. The last
+two are kept, as the agents' checkpoints are.
+"""
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+from dase_grpc.errors import RunDirectoryError
+from dase_grpc.parsing import json_value
+from dase_grpc.runs.checkpoint import KEEP, Checkpoint, load_checkpoint, seal_of
+from dase_grpc.runs.directory import RunDirectory, checkpoint_path
+from dase_grpc.runs.files import replace_file, sync_directory
+from dase_grpc.runs.row_log import RowLog, Segment
+from dase_grpc.runs.sealing import json_text, require_seal, sealed
+from dase_grpc.schema import Array
+
+FORMAT_VERSION: Final = 1
+_NAME: Final = re.compile(r"round-(\d{9,})\.json")
+
+_log = logging.getLogger("dase")
+
+
+@dataclass(frozen=True)
+class Round:
+    """A whole state of a lockstep run.
+
+    Attributes:
+        steps: how many environment steps each agent has done, by id.
+        seals: the checksums of their checkpoints.
+        sampling: where each agent's generator for drawing batches stands.
+        first, total: the numbers of the oldest transition in the buffer, and of the next one.
+        segments: the files that hold them.
+    """
+
+    steps: tuple[int, ...]
+    seals: tuple[str, ...]
+    sampling: tuple[Mapping[str, Any], ...]
+    first: int
+    total: int
+    segments: tuple[Segment, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Reads one round's file.
+
+        Raises:
+            RunDirectoryError: it is missing, damaged or of another version.
+        """
+        try:
+            document = json_value(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise RunDirectoryError(f"cannot read {path}: {error.strerror or error}") from None
+        except ValueError as error:
+            raise RunDirectoryError(f"{path} is damaged: {error}") from None
+        if not isinstance(document, dict):
+            raise RunDirectoryError(f"{path} is damaged: it is not a JSON object")
+        if document.get("format_version") != FORMAT_VERSION:
+            raise RunDirectoryError(
+                f"{path} has format {document.get('format_version')!r}, this version of dase reads format "
+                f"{FORMAT_VERSION}"
+            )
+        require_seal(document, f"{path} is damaged: it")
+        lists = {key: tuple(document[key]) for key in ("steps", "seals", "sampling")}
+        segments = tuple(Segment(**each) for each in document["segments"])
+        return cls(first=document["first"], total=document["total"], segments=segments, **lists)
+
+    def write(self, folder: Path) -> Path:
+        """Writes the round's file, all at once.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        document = {
+            "format_version": FORMAT_VERSION,
+            "steps": self.steps,
+            "seals": self.seals,
+            "sampling": self.sampling,
+            "first": self.first,
+            "total": self.total,
+            "segments": [each.numbers() for each in self.segments],
+        }
+        path = folder / f"round-{max(self.steps):09d}.json"
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(path, json_text(sealed(document)).encode())
+        sync_directory(folder)
+        return path
+
+
+@dataclass(frozen=True)
+class WholeRound:
+    """A round all of whose files were read and are sound, and what was wrong with newer ones."""
+
+    path: Path
+    round: Round
+    checkpoints: tuple[Checkpoint, ...]
+    passed_over: tuple[str, ...]
+
+
+class RoundLog:
+    """Keeps a lockstep run's rounds. One writer per run.
+
+    Args:
+        directory: the run's.
+        resumed: the round that it goes on from; the files of later ones are removed by the next `keep`.
+    """
+
+    def __init__(self, directory: RunDirectory, resumed: Round | None = None) -> None:
+        self._directory = directory
+        self._rows = RowLog(directory.replay, () if resumed is None else resumed.segments)
+
+    def keep(
+        self,
+        steps: Sequence[int],
+        sampling: Sequence[Mapping[str, Any]],
+        *,
+        rows: tuple[Array, Array],
+        total: int,
+    ) -> None:
+        """Keeps a round whose agents' checkpoints are on disk: rows are all transitions present, in order.
+
+        Raises:
+            RunDirectoryError: the disk refuses.
+        """
+        folder = self._directory.replay
+        try:
+            segments = self._rows.append(rows, total=total)
+            seals = [seal_of(self._checkpoint(*each)) for each in enumerate(steps)]
+            Round(
+                steps=tuple(steps),
+                seals=tuple(seals),
+                sampling=tuple(sampling),
+                first=total - sum(map(len, rows)),
+                total=total,
+                segments=segments,
+            ).write(folder)
+            self._prune(segments, newest=max(steps))
+        except OSError as error:
+            raise RunDirectoryError(
+                f"cannot write the buffer to {folder}: {error.strerror or error}; free space, or restore it"
+            ) from None
+
+    def _checkpoint(self, agent_id: int, step: int) -> Path:
+        return checkpoint_path(self._directory.agent(agent_id).checkpoints, step)
+
+    def _prune(self, segments: Sequence[Segment], *, newest: int) -> None:
+        paths = round_paths(self._directory.replay)
+        kept = [step for step in paths if step <= newest][-KEEP:]
+        needed = set(segments)
+        for step, path in paths.items():
+            if step not in kept:
+                path.unlink()
+            elif step != newest:
+                try:
+                    needed.update(Round.read(path).segments)
+                except RunDirectoryError as error:
+                    _log.warning("%s", error)
+        self._rows.keep(needed)
+
+
+def round_paths(folder: Path) -> dict[int, Path]:
+    """The files of rounds in a folder by their steps, ascending; none if there is no folder."""
+    found = ((_NAME.fullmatch(path.name), path) for path in folder.glob("round-*.json"))
+    return dict(sorted((int(match[1]), path) for match, path in found if match))
+
+
+def newest_whole_round(directory: RunDirectory) -> WholeRound:
+    """The newest round all of whose files are sound.
+
+    Raises:
+        RunDirectoryError: there is none; says what is wrong with each that there is.
+    """
+    passed_over: list[str] = []
+    for path in reversed(round_paths(directory.replay).values()):
+        try:
+            return _read_whole(directory, path, tuple(passed_over))
+        except RunDirectoryError as error:
+            passed_over.append(str(error))
+    if passed_over:
+        raise RunDirectoryError(f"nothing in {directory.path} can be resumed: {'; '.join(passed_over)}")
+    raise RunDirectoryError(
+        f"{directory.path} has no checkpoint to resume from; a lockstep run keeps one every "
+        f"train.checkpoint_every steps and when it ends"
+    )
+
+
+def _read_whole(directory: RunDirectory, path: Path, passed_over: tuple[str, ...]) -> WholeRound:
+    found = Round.read(path)
+    checkpoints = []
+    for agent_id, (step, seal) in enumerate(zip(found.steps, found.seals, strict=True)):
+        checkpoint = load_checkpoint(checkpoint_path(directory.agent(agent_id).checkpoints, step))
+        if checkpoint.seal != seal:
+            raise RunDirectoryError(f"{path} does not belong to the checkpoint {checkpoint.path}")
+        checkpoints.append(checkpoint)
+    for segment in found.segments:
+        segment.read(directory.replay)
+    return WholeRound(path, found, tuple(checkpoints), passed_over)

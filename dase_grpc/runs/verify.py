@@ -1,0 +1,140 @@
+"""Reads every file of a run that can be checked; says what is damaged and from where it can be resumed."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from dase_grpc.errors import DaseError, RunDirectoryError
+from dase_grpc.runs.checkpoint import load_checkpoint, newest_sound
+from dase_grpc.runs.directory import RUN_FILE, AgentDirectory, RunDirectory, checkpoint_paths
+from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.runs.metrics_log import read_metrics
+from dase_grpc.runs.rounds import Round, newest_whole_round, round_paths
+from dase_grpc.runs.row_log import Segment
+from dase_grpc.runs.sameness import require_same_settings
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One file or folder of a run: what it holds, and what is wrong with it, if anything is."""
+
+    path: Path
+    content: str
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Verification:
+    """All findings, and from where the run can be resumed; None if from nowhere, with the reason."""
+
+    findings: tuple[Finding, ...]
+    resumable: str | None
+    reason: str
+
+    @property
+    def damaged(self) -> list[Finding]:
+        """What is wrong."""
+        return [each for each in self.findings if each.problem is not None]
+
+
+def verify(path: Path) -> Verification:
+    """Checks a run; changes nothing.
+
+    Raises:
+        RunDirectoryError: there is no run.
+    """
+    if not (path / RUN_FILE).is_file():
+        raise RunDirectoryError(f"{path} is not a run: it has no {RUN_FILE}")
+    try:
+        run = RunDirectory.open(path)
+    except RunDirectoryError as error:
+        return Verification((Finding(path / RUN_FILE, "settings", str(error)),), None, str(error))
+    settings = Finding(path / RUN_FILE, f"settings, {run.config.train.agents} agents")
+    agents = (finding for agent in _agents(run) for finding in _of_agent(run, agent))
+    findings = (settings, *agents, *_of_buffer(run))
+    try:
+        return Verification(findings, _resumable(run), "")
+    except DaseError as error:
+        return Verification(findings, None, str(error))
+
+
+def _resumable(run: RunDirectory) -> str:
+    if run.run.get("mode") == "lockstep":
+        steps = set(newest_whole_round(run).round.steps)
+        return f"all agents and the buffer from step {', '.join(f'{step:,}' for step in sorted(steps))}"
+    found = {agent: newest_sound(run.agent(agent).checkpoints)[0] for agent in range(run.config.train.agents)}
+    whole = [f"agent {agent} from step {each.step:,}" for agent, each in found.items() if each is not None]
+    if not whole:
+        raise RunDirectoryError(f"no agent of {run.path} has a checkpoint that is whole")
+    return f"{', '.join(whole)}; the buffer is not kept"
+
+
+def _agents(run: RunDirectory) -> list[AgentDirectory]:
+    ids = {*range(run.config.train.agents), *(agent.agent_id for agent in run.agents())}
+    return [run.agent(agent_id) for agent_id in sorted(ids)]
+
+
+def _of_agent(run: RunDirectory, agent: AgentDirectory) -> Iterator[Finding]:
+    yield _checked(agent.evaluations.path, lambda: _evaluations(agent))
+    yield _checked(agent.metrics.path, lambda: f"{len(read_metrics(agent.metrics.path))} lines")
+    for path in checkpoint_paths(agent.checkpoints).values():
+        yield _checked(path, partial(_checkpoint, run, agent, path))
+
+
+def _of_buffer(run: RunDirectory) -> Iterator[Finding]:
+    segments: dict[Segment, None] = {}
+    for path in round_paths(run.replay).values():
+        yield _checked(path, partial(_round, path, segments))
+    for segment in segments:
+        yield _checked(run.replay / segment.name, partial(_segment, run.replay, segment))
+    for path in run.replay.glob("buffer.npy"):
+        yield _checked(path, partial(_array, path))
+
+
+def _checked(path: Path, read: Callable[[], str]) -> Finding:
+    try:
+        return Finding(path, read())
+    except DaseError as error:
+        return Finding(path, "", str(error))
+
+
+def _evaluations(agent: AgentDirectory) -> str:
+    steps = read_evaluations(agent.evaluations.path).step
+    if len(steps) and (np.diff(steps) <= 0).any():
+        twice = int(steps[1:][np.diff(steps) <= 0][0])
+        raise RunDirectoryError(
+            f"{agent.evaluations.path} is damaged: step {twice} does not follow a lower one"
+        )
+    return f"{len(steps)} evaluations"
+
+
+def _checkpoint(run: RunDirectory, agent: AgentDirectory, path: Path) -> str:
+    checkpoint = load_checkpoint(path)
+    if (checkpoint.agent_id, checkpoint.step) != (agent.agent_id, int(path.name.removeprefix("step-"))):
+        raise RunDirectoryError(
+            f"{path} is that of agent {checkpoint.agent_id} after {checkpoint.step} steps, so it lies wrong"
+        )
+    require_same_settings(checkpoint.run_config, run.config, of=str(checkpoint))
+    return f"checkpoint, {len(checkpoint.tensors) + len(checkpoint.training_tensors)} tensors"
+
+
+def _round(path: Path, segments: dict[Segment, None]) -> str:
+    """Describes a round; adds its files to `segments`."""
+    found = Round.read(path)
+    segments.update(dict.fromkeys(found.segments))
+    return f"round, {found.total - found.first:,} transitions in {len(found.segments)} files"
+
+
+def _segment(folder: Path, segment: Segment) -> str:
+    return f"{len(segment.read(folder)):,} transitions"
+
+
+def _array(path: Path) -> str:
+    try:
+        rows = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError) as error:
+        raise RunDirectoryError(f"{path} is damaged: {error}") from None
+    return f"{len(rows):,} transitions"

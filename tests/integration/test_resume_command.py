@@ -1,0 +1,138 @@
+"""`dase resume` after real signals to real processes, and with real environments."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from launch.resuming import assert_equal, config, resume, train, train_until
+from small import small_flags
+
+from dase_grpc.runs.checkpoint import latest, load_checkpoint
+from dase_grpc.runs.directory import RunDirectory
+from dase_grpc.runs.evaluations import read_evaluations
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+TESTS = Path(__file__).parents[1]
+PATIENCE_S = 120.0
+
+
+def start(folder: Path, *arguments: object) -> "subprocess.Popen[str]":
+    """A `dase` process in a folder."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "dase_grpc", *map(str, arguments)],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+    )
+
+
+def run(folder: Path, *arguments: object) -> tuple[int, str]:
+    """A `dase` process to its end."""
+    process = start(folder, *arguments)
+    output, _ = process.communicate(timeout=PATIENCE_S)
+    return process.returncode, output
+
+
+def until_evaluated(process: "subprocess.Popen[str]", directory: Path, step: int) -> None:
+    """Waits until agent 1 has been evaluated at a step."""
+    limit = time.monotonic() + PATIENCE_S
+    while step not in read_evaluations(directory / "agents/1/evaluations.csv").step:
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < limit
+        time.sleep(0.002)
+
+
+FLAGS = small_flags(train__steps=900, train__checkpoint_every=70, replay__capacity=500, eval__every=70)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory) -> RunDirectory:
+    folder = tmp_path_factory.mktemp("straight")
+    code, output = run(folder, "train", "--lockstep", "--name", "run", *FLAGS)
+    assert code == 0, output
+    return RunDirectory.open(folder / "runs/run")
+
+
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGTERM])
+def test_a_lockstep_run_that_was_hit_by_a_signal_anywhere_is_resumed_as_if_it_had_not_been(
+    tmp_path, straight, kind
+):
+    process = start(tmp_path, "train", "--lockstep", "--name", "run", *FLAGS)
+    directory = tmp_path / "runs/run"
+    until_evaluated(process, directory, 70 * random.randint(1, 9))
+    process.send_signal(kind)
+    process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == (0 if kind == signal.SIGTERM else -kind)
+    code, output = run(tmp_path, "resume", "runs/run")
+    assert code == 0, output
+    assert_equal(straight, RunDirectory.open(directory))
+    code, output = run(tmp_path, "verify", "runs/run")
+    assert code == 0, output
+
+
+def test_a_run_that_is_going_on_is_not_resumed(tmp_path):
+    flags = small_flags(train__steps=10**7, train__checkpoint_every=70)
+    process = start(tmp_path, "train", "--lockstep", "--name", "run", *flags)
+    try:
+        until_evaluated(process, tmp_path / "runs/run", 100)
+        code, output = run(tmp_path, "resume", "runs/run")
+        assert code == 2
+        assert "another process is still writing to" in output
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_cluster_goes_on_from_its_checkpoints_with_an_empty_buffer_if_that_is_asked_for(tmp_path):
+    process = start(tmp_path, "train", "--name", "run", *small_flags(train__steps=10**7))
+    directory = tmp_path / "runs/run"
+    until_evaluated(process, directory, 150)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
+    steps = [load_checkpoint(latest(directory / f"agents/{each}/checkpoints")).step for each in (0, 1)]
+    total = max(steps) + 130
+    code, output = run(tmp_path, "resume", "runs/run", "--steps", total)
+    assert code == 2
+    assert "with --empty-buffer the agents go on from their checkpoints" in output
+    code, output = run(tmp_path, "resume", "runs/run", "--steps", total, "--empty-buffer")
+    assert code == 0, output
+    opened = RunDirectory.open(directory)
+    assert opened.run["resumed"][0]["from_steps"] == steps
+    for agent in opened.agents():
+        kept = load_checkpoint(latest(agent.checkpoints))
+        assert kept.step == total
+        updates = int(kept.tensors["updates"])  # one that comes late finds what the other has stored
+        missed = 20 - 1 + 1  # while it fills the buffer, and where the signal came before a batch
+        assert total - 20 + 1 - missed <= updates <= total - 20 + 1
+        curve = read_evaluations(agent.evaluations.path).step.tolist()
+        assert curve == sorted({*range(0, total, 50), total})
+    logs = [(opened.logs / f"learner-{each}.log").read_text() for each in (0, 1)]
+    assert any("updates begin once this agent has stored 20 new ones" in log for log in logs)
+
+
+@pytest.mark.parametrize("env", ["HalfCheetah-v5", "Hopper-v5", "Humanoid-v5", "LunarLanderContinuous-v3"])
+def test_a_real_environment_is_taken_to_where_it_was(tmp_path, env):
+    """Contacts, warm starts and random pushes included; the break is within an episode."""
+    settings = config(
+        env,
+        train__steps=1_000,
+        train__log_every=250,
+        train__checkpoint_every=500,
+        agent__start_steps=300,
+        agent__hidden=[32, 32],
+        replay__capacity=1_500,
+        eval__every=500,
+        eval__max_episode_steps=100,
+    )
+    whole = train(tmp_path, settings, "straight")
+    assert_equal(whole, resume(train_until(tmp_path, settings, 777)))

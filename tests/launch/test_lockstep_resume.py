@@ -1,0 +1,390 @@
+"""A lockstep run that is broken off and resumed is, byte for byte, the run without the break."""
+
+import json
+import logging
+import shutil
+import threading
+
+import pytest
+import worlds
+from contracts.sentences import assert_one_sentence
+from resuming import (
+    CONFIGS,
+    assert_equal,
+    config,
+    curve,
+    records,
+    resume,
+    rows_of,
+    train,
+    train_killed_after,
+    train_until,
+)
+
+from dase_grpc.errors import ConfigError, EnvironmentSpecError, RunDirectoryError
+from dase_grpc.launch.lockstep import BUFFER_FILE
+from dase_grpc.launch.resume import ResumeOptions, resume_here
+from dase_grpc.runs.checkpoint import METADATA_FILE, STATE_FILE, TRAINING_FILE, checkpoints, latest
+from dase_grpc.runs.directory import RUN_FILE, RunDirectory
+from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.runs.metrics_log import read_metrics
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory) -> RunDirectory:
+    return train(tmp_path_factory.mktemp("straight"), config())
+
+
+# -- the same as without a break ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_n_steps_and_n_more_are_as_2n_at_once(tmp_path, name):
+    settings = CONFIGS[name]
+    half = settings.model_copy(update={"train": settings.train.model_copy(update={"steps": 60})})
+    resumed = resume(train(tmp_path, half), steps=120)
+    assert_equal(train(tmp_path, settings, "straight"), resumed, first_steps=60)
+
+
+@pytest.mark.parametrize("step", [1, 19, 20, 30, 37, 90, 119])
+def test_a_run_that_was_stopped_goes_on_from_that_very_step(tmp_path, straight, step):
+    """In the random steps, at and within an episode, at an evaluation, with a full buffer, before the end."""
+    stopped = train_until(tmp_path, config(), step)
+    assert latest(stopped.agent(1).checkpoints).name == f"step-{step:09d}"
+    assert_equal(straight, resume(stopped))
+
+
+@pytest.mark.parametrize("step", [30, 59, 61, 95])
+def test_a_run_that_was_killed_goes_on_from_its_last_round(tmp_path, straight, step):
+    killed = train_killed_after(tmp_path, config(), step)
+    assert_equal(straight, resume(killed))
+
+
+def test_a_run_may_be_broken_off_again_and_again(tmp_path, straight):
+    settings = config()
+    directory = train_killed_after(tmp_path, settings, 40)
+    steps = []
+    for until in (50, 77, 78):
+        halt = threading.Event()
+        resume_until(directory, until, halt)
+        steps.append(latest(directory.agent(0).checkpoints).name)
+    assert steps == ["step-000000050", "step-000000077", "step-000000078"]
+    assert_equal(straight, resume(directory))
+    assert [each["from_steps"] for each in RunDirectory.open(directory.path).run["resumed"]] == [
+        [30, 30],
+        [50, 50],
+        [77, 77],
+        [78, 78],
+    ]
+
+
+def resume_until(directory: RunDirectory, step: int, halt: threading.Event) -> None:
+    """`dase resume`, stopped after the round of a step."""
+    with pytest.MonkeyPatch.context() as patch:
+        from dase_grpc.launch import lockstep
+
+        run_lockstep = lockstep.run_lockstep
+
+        def until(opened, _, on_round):
+            def stop():
+                on_round()
+                if opened.learners[0].steps == step:
+                    halt.set()
+
+            run_lockstep(opened, halt, stop)
+
+        patch.setattr(lockstep, "run_lockstep", until)
+        resume(directory)
+
+
+def test_a_stop_within_an_evaluation_and_a_round_is_made_up_for(tmp_path, straight, monkeypatch):
+    """Agent 0 has done its step 60 and evaluates, agent 1 has not done it, when the signal comes."""
+    halt, reset = threading.Event(), worlds.PointGoal.reset
+    evaluated = []
+
+    def noted(self, *, seed=None, options=None):
+        if seed % 2:
+            evaluated.append(seed)
+            if len(evaluated) == 4 * 2 + 1:  # both at steps 0 and 30, agent 0 at step 60
+                halt.set()
+        return reset(self, seed=seed, options=options)
+
+    monkeypatch.setattr(worlds.PointGoal, "reset", noted)
+    stopped = train(tmp_path, config(), halt=halt)
+    monkeypatch.undo()
+    assert [latest(stopped.agent(each).checkpoints).name[-2:] for each in (0, 1)] == ["60", "59"]
+    halted = threading.Event()
+    halted.set()  # before agent 0 has made up for its evaluation, and agent 1 for its step
+    resume_until(stopped, -1, halted)
+    assert [latest(stopped.agent(each).checkpoints).name[-2:] for each in (0, 1)] == ["60", "59"]
+    assert_equal(straight, resume(stopped))
+
+
+def test_an_episode_without_an_end_goes_on_too(tmp_path):
+    settings = config("worlds:Endless", eval__max_episode_steps=5)
+    whole = train(tmp_path, settings, "straight")
+    assert_equal(whole, resume(train_until(tmp_path, settings, 47)))
+
+
+def test_refused_transitions_and_their_counts_go_on(tmp_path):
+    settings = config("worlds:NanReward", train__log_every=50, eval__max_episode_steps=5)
+    whole = train(tmp_path, settings, "straight")
+    resumed = resume(train_until(tmp_path, settings, 44))
+    assert_equal(whole, resumed)
+    assert [record["refused"] for record in records(resumed.agent(0))] == [{"reward": 5}] * 2 + [
+        {"reward": 2}
+    ]
+
+
+def test_a_run_whose_end_was_no_multiple_of_its_periods_goes_on_as_if_it_had_not_ended(tmp_path, straight):
+    """Its last evaluation and its last line of metrics are put aside, since no longer run has them."""
+    settings = config()
+    ended = train(tmp_path, config(train__steps=47))
+    assert [line.split(",")[0] for line in curve(ended.agent(0))[1:]] == ["0", "30", "47"]
+    resumed = resume(ended, steps=settings.train.steps)
+    assert curve(resumed.agent(0)) == curve(straight.agent(0))
+    assert records(resumed.agent(0)) == records(straight.agent(0))
+    state = [latest(each.agent(0).checkpoints) / STATE_FILE for each in (straight, resumed)]
+    assert state[0].read_bytes() == state[1].read_bytes()
+    aside = read_evaluations(ended.agent(0).path / "before-resume-1" / "evaluations.csv")
+    assert aside.step.tolist() == [47]
+    assert [
+        record["step"] for record in read_metrics(ended.agent(0).path / "before-resume-1/metrics.jsonl")
+    ] == [47]
+
+
+# -- what is said and noted ---------------------------------------------------------------------------
+
+
+def test_no_step_appears_twice_what_was_written_after_the_round_is_kept_and_time_goes_on(tmp_path, capsys):
+    killed = train_killed_after(tmp_path, config(), 89)
+    before = read_evaluations(killed.agent(0).evaluations.path)
+    resumed = resume(killed)
+    after = read_evaluations(resumed.agent(0).evaluations.path)
+    assert after.step.tolist() == [0, 30, 60, 90, 120]
+    assert (after.wall_seconds[:3] == before.wall_seconds[:3]).all()
+    assert (after.wall_seconds[1:] > after.wall_seconds[:-1]).all()
+    steps = [record["step"] for record in read_metrics(resumed.agent(0).metrics.path)]
+    assert steps == [20, 40, 60, 80, 100, 120]
+    aside = killed.agent(0).path / "before-resume-1"
+    assert [record["step"] for record in read_metrics(aside / "metrics.jsonl")] == [80]
+    assert f"written after that (lines: 1, checkpoints: 0) is put aside in {aside}" in capsys.readouterr().out
+
+
+def test_run_toml_says_when_and_from_where_it_was_resumed_and_keeps_all_else(tmp_path):
+    directory = train(tmp_path, config(train__steps=60))
+    resumed = resume(directory, steps=90)
+    (entry,) = resumed.run["resumed"]
+    assert (entry["from_steps"], entry["to_steps"], entry["versions"]) == ([60, 60], 90, {})
+    assert resumed.config.train.steps == 90
+    assert resumed.versions == directory.versions
+    assert {key: resumed.run[key] for key in directory.run} == directory.run
+
+
+def test_other_versions_are_said(tmp_path, capsys):
+    directory = train_until(tmp_path, config(), 40)
+    text = (directory.path / RUN_FILE).read_text()
+    old = directory.versions["numpy"]
+    (directory.path / RUN_FILE).write_text(text.replace(f'numpy = "{old}"', 'numpy = "1.0.0"'))
+    resumed = resume(directory)
+    assert (
+        f"numpy 1.0.0 then, {old} now), so it will not go on to the same last bit" in capsys.readouterr().out
+    )
+    assert resumed.run["resumed"][0]["versions"] == {"numpy": old}
+
+
+def test_only_the_buffers_new_rows_are_written_and_old_ones_removed(tmp_path, straight):
+    """Of 240 transitions 150 are present; the round before needs those from number 30 on."""
+    assert rows_of(straight) == [
+        "rows-000000000000-000000000060.npy",
+        "rows-000000000060-000000000120.npy",
+        "rows-000000000120-000000000180.npy",
+        "rows-000000000180-000000000240.npy",
+    ]
+    assert sorted(path.name for path in straight.replay.glob("round-*")) == [
+        "round-000000090.json",
+        "round-000000120.json",
+    ]
+
+
+# -- damage -------------------------------------------------------------------------------------------
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        f"agents/1/checkpoints/step-000000090/{STATE_FILE}",
+        f"agents/0/checkpoints/step-000000090/{TRAINING_FILE}",
+        f"agents/0/checkpoints/step-000000090/{METADATA_FILE}",
+        "replay/rows-000000000120-000000000180.npy",
+        "replay/round-000000090.json",
+    ],
+)
+def test_where_the_newest_round_is_damaged_the_one_before_is_used_and_that_is_said(
+    tmp_path, straight, capsys, damaged
+):
+    killed = train_killed_after(tmp_path, config(), 95)
+    flip(killed.path / damaged)
+    resumed = resume(killed)
+    assert_equal(straight, resumed)
+    said = capsys.readouterr().out
+    assert "an older round is used" in said
+    assert "from step 60 of 120" in said
+    assert (killed.agent(0).path / "before-resume-1" / "checkpoints" / "step-000000090").is_dir()
+
+
+def test_a_checkpoint_whose_round_was_not_finished_is_not_gone_on_from(tmp_path, straight):
+    killed = train_killed_after(tmp_path, config(), 95)
+    (killed.replay / "round-000000090.json").unlink()
+    assert_equal(straight, resume(killed))
+
+
+def test_a_checkpoint_of_another_run_is_not_mistaken_for_this_ones(tmp_path, straight, capsys):
+    killed = train_killed_after(tmp_path, config(), 95)
+    other = train_killed_after(tmp_path, config(train__seed=1), 95, "other")
+    place = killed.agent(1).checkpoints / "step-000000090"
+    shutil.rmtree(place)
+    shutil.copytree(other.agent(1).checkpoints / "step-000000090", place)
+    assert_equal(straight, resume(killed))
+    assert "does not belong to the checkpoint" in capsys.readouterr().out
+
+
+def test_where_nothing_is_whole_that_is_said_and_nothing_is_changed(tmp_path):
+    killed = train_killed_after(tmp_path, config(), 95)
+    flip(killed.replay / "rows-000000000000-000000000060.npy")
+    before = sorted(path for path in killed.path.rglob("*"))
+    with pytest.raises(
+        RunDirectoryError, match=r"nothing in .* can be resumed: .*is damaged.*; .*is damaged"
+    ):
+        resume(killed)
+    assert sorted(path for path in killed.path.rglob("*")) == before
+
+
+def test_a_damaged_line_of_results_is_put_aside(tmp_path, straight):
+    killed = train_killed_after(tmp_path, config(), 95)
+    for path in (killed.agent(0).evaluations.path, killed.agent(0).metrics.path):
+        path.write_bytes(path.read_bytes() + b"\xff, nonsense\n20")
+    assert_equal(straight, resume(killed))
+    assert b"\xff, nonsense\n" in (killed.agent(0).path / "before-resume-1" / "metrics.jsonl").read_bytes()
+
+
+# -- refusals -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stopped_once(tmp_path_factory) -> RunDirectory:
+    return train_until(tmp_path_factory.mktemp("stopped"), config(), 40)
+
+
+@pytest.fixture
+def stopped(stopped_once, tmp_path) -> RunDirectory:
+    shutil.copytree(stopped_once.path, tmp_path / "run")
+    return RunDirectory.open(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            'id = "worlds:PointGoal"',
+            'id = "worlds:RewardedGoal"',
+            "env.id: 'worlds:PointGoal' then, 'worlds:Rew",
+        ),
+        ("agents = 2", "agents = 3", "train.agents: 2 then, 3 now"),
+        ("agents = 2", "agents = 1", "train.agents: 2 then, 1 now"),
+        ('algorithm = "td3"', 'algorithm = "sac"', "agent.algorithm: 'td3' then, 'sac' now"),
+        ("capacity = 150", "capacity = 151", "replay.capacity: 150 then, 151 now"),
+        ("tau = 0.005", "tau = 0.01", "agent.tau: 0.005 then, 0.01 now"),
+    ],
+)
+def test_other_settings_are_refused_with_both_values(stopped, old, new, said):
+    file = stopped.path / RUN_FILE
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+    with pytest.raises(ConfigError) as refusal:
+        resume(stopped)
+    assert_one_sentence(refusal.value, said, "put them back, or start a new run")
+
+
+def test_all_settings_that_differ_are_named(stopped):
+    file = stopped.path / RUN_FILE
+    file.write_text(
+        file.read_text().replace("agents = 2", "agents = 3").replace("capacity = 150", "capacity = 99")
+    )
+    with pytest.raises(ConfigError) as refusal:
+        resume(stopped)
+    assert_one_sentence(refusal.value, "train.agents: 2 then, 3 now; replay.capacity: 150 then, 99 now")
+
+
+def test_an_environment_that_has_changed_is_refused_with_both_values(stopped, monkeypatch):
+    monkeypatch.setattr(worlds, "PointGoal", worlds.EndpointAction)
+    with pytest.raises(EnvironmentSpecError) as refusal:
+        resume(stopped)
+    assert_one_sentence(refusal.value, "observation_size: 1 then, 2 now; action_size: 1 then, 3 now")
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"), [(40, "40 steps are done already"), (39, "the total is 39"), (0, "--steps 0")]
+)
+def test_a_total_that_is_no_more_than_what_is_done_is_refused(stopped, steps, said):
+    with pytest.raises(ConfigError) as refusal:
+        resume(stopped, steps=steps)
+    assert_one_sentence(refusal.value, said, "total")
+
+
+def test_a_finished_run_needs_a_larger_total(straight):
+    with pytest.raises(ConfigError, match="give a larger total with --steps"):
+        resume(straight)
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_cannot_be_resumed(tmp_path):
+    with pytest.raises(RunDirectoryError, match="has no checkpoint to resume from"):
+        resume(train_killed_after(tmp_path, config(), 29))
+
+
+def test_an_empty_buffer_makes_no_sense_in_lockstep(stopped):
+    with pytest.raises(ConfigError, match="lockstep keeps its buffer"):
+        resume_here(ResumeOptions(stopped.path, empty_buffer=True))
+
+
+def test_learners_that_were_started_one_by_one_are_resumed_so(tmp_path):
+    directory = RunDirectory.create(tmp_path, "run", config(), mode="node")
+    with pytest.raises(ConfigError, match="start each again with its own command and --resume"):
+        resume(directory)
+
+
+# -- environments that cannot be repeated -------------------------------------------------------------
+
+
+def test_where_an_environment_does_not_repeat_itself_a_new_episode_begins_and_that_is_said(tmp_path, caplog):
+    settings = config("worlds:Unrepeatable")
+    stopped = train_until(tmp_path, settings, 47)
+    with caplog.at_level(logging.WARNING):
+        resumed = resume(stopped)
+    assert "agent 0 at step 47: the environment is not where it was" in caplog.text
+    assert "does not repeat its episode" in caplog.text
+    assert read_evaluations(resumed.agent(0).evaluations.path).step.tolist() == [0, 30, 60, 90, 120]
+
+
+def test_of_a_very_long_episode_the_actions_are_not_kept(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("dase_grpc.learning.exploration.REPLAYED_STEPS", 30)
+    settings = config("worlds:Endless", eval__max_episode_steps=5)
+    stopped = train_until(tmp_path, settings, 47)
+    with caplog.at_level(logging.WARNING):
+        resume(stopped)
+    assert "its episode had more than 30 steps; a new episode begins" in caplog.text
+
+
+def test_a_run_with_every_file_of_a_finished_one_but_the_buffer_export_ends_with_a_new_one(stopped):
+    assert (stopped.replay / BUFFER_FILE).exists()
+    before = (stopped.replay / BUFFER_FILE).read_bytes()
+    resumed = resume(stopped)
+    assert (resumed.replay / BUFFER_FILE).read_bytes() != before
+    document = json.loads((checkpoints(resumed.agent(0).checkpoints)[-1] / METADATA_FILE).read_text())
+    assert document["training"]["counters"]["steps"] == 120

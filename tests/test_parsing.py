@@ -1,0 +1,45 @@
+"""Whatever stands in a TOML or JSON text, it is read or refused in one sentence."""
+
+import pytest
+from contracts.sentences import assert_one_sentence
+
+from dase_grpc.parsing import is_utf8, json_value, leaves, toml_tables
+
+DEEP = 100_000
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a = " + "[" * DEEP, "nested too deeply"),
+        ("a = " + "{a=" * DEEP, "nested too deeply"),
+        ("a = " + "9" * 5_000, "more than 64 bits"),
+        ("a = [{b = 0x" + "f" * 17 + "}]", "more than 64 bits"),
+        ("a = -0", None),
+        (f"a = [{2**63 - 1}, {-(2**63)}]", None),
+        (f"a = {2**63}", "more than 64 bits"),
+    ],
+)
+def test_toml_is_read_or_refused(text: str, words: str | None) -> None:
+    if words is None:
+        assert list(toml_tables(text)) == ["a"]
+    else:
+        with pytest.raises(ValueError, match=words) as refused:
+            toml_tables(text)
+        assert_one_sentence(refused.value)
+
+
+@pytest.mark.parametrize("text", ["[" * DEEP, '{"a":' * DEEP, "[", ""])
+def test_json_is_read_or_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"nested too deeply|Expecting"):
+        json_value(text)
+    assert json_value('{"a": [1]}') == {"a": [1]}
+
+
+def test_leaves_are_keys_and_values_however_deep() -> None:
+    assert list(leaves({"a": [1, {"b": (2.5, "c")}], "d": {}})) == ["a", 1, "b", 2.5, "c", "d"]
+
+
+def test_bytes_of_another_encoding_are_no_utf8() -> None:
+    assert is_utf8("λ")
+    assert not is_utf8(b"\xff".decode(errors="surrogateescape"))
