@@ -374,7 +374,13 @@ async def test_describe_says_what_a_client_needs_before_it_joins(service):
         environment="worlds:Small", observation_size=2, action_size=1, action_low=[-1], action_high=[1]
     )
     assert known.buffer == replay_pb2.BufferState(
-        capacity=1_000, size=3, min_size=1, inserted_total=3, size_by_agent={0: 3}
+        capacity=1_000,
+        size=3,
+        min_size=1,
+        inserted_total=3,
+        size_by_agent={0: 3},
+        incarnation=service.run.incarnation,
+        buffer_id=service.run.data_id,
     )
 
 
