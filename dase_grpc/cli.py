@@ -32,6 +32,7 @@ from dase_grpc.flags import (
     Name,
     Preset,
     Replay,
+    ReplayTimeout,
     Resume,
     Role,
     RunArgument,
@@ -145,6 +146,7 @@ def node(
     data_dir: DataDir = None,
     sync_every: SyncEvery = None,
     replay: Replay = None,
+    replay_timeout: ReplayTimeout = None,
     agent: AgentId = None,
     run_dir: RunDir = None,
     resume: Resume = False,
@@ -164,8 +166,7 @@ def node(
     if role == "replay":
         from dase_grpc.nodes.replay import SYNC_EVERY_S, ReplayOptions, replay_main
 
-        learners = {"replay": replay, "agent": agent, "run-dir": run_dir, "gpu": gpu}
-        _refuse({**learners, **given, "resume": resume or None}, role)
+        _refuse(_for_learner(replay, replay_timeout, agent, run_dir, gpu, resume or None) | given, role)
         _require_directory(data_dir, sync_every)
         options = ReplayOptions.parse(
             run_id=run_id,
@@ -183,8 +184,7 @@ def node(
     if role == "learner":
         from dase_grpc.nodes.learner import LearnerOptions, learner_main
 
-        replays = {"listen": listen, "capacity": capacity, "min-size": min_size}
-        _refuse({**replays, "data-dir": data_dir, "sync-every": sync_every}, role)
+        _refuse(_for_replay(listen, capacity, min_size, data_dir, sync_every), role)
         learner = LearnerOptions.parse(
             _settings(given, seed),
             replay=replay or DEFAULT_ADDRESS,
@@ -196,6 +196,7 @@ def node(
             metrics_host=metrics_host,
             insecure=insecure,
             command=sys.argv,
+            replay_timeout_s=replay_timeout,
             resume=resume,
         )
         raise typer.Exit(learner_main(learner, stdin_is_leash=stdin_is_leash))
@@ -322,6 +323,17 @@ def _refuse(flags: Mapping[str, object], role: str) -> None:
     for flag, value in flags.items():
         if value is not None:
             raise ConfigError(f"--{flag} is not for --role {role}; leave it out, or start the node it is for")
+
+
+def _for_replay(*values: object) -> dict[str, object]:
+    """The flags of a replay node alone, with what they were given."""
+    return dict(zip(("listen", "capacity", "min-size", "data-dir", "sync-every"), values, strict=True))
+
+
+def _for_learner(*values: object) -> dict[str, object]:
+    """The flags of a learner node alone, with what they were given; its settings apart."""
+    names = ("replay", "replay-timeout", "agent", "run-dir", "gpu", "resume")
+    return dict(zip(names, values, strict=True))
 
 
 def _require_directory(data_dir: Path | None, sync_every: float | None) -> None:

@@ -15,6 +15,7 @@ DaseError
     ├── SchemaMismatchError      another transition schema than the buffer's
     ├── RunMismatchError         another run than the service's
     ├── NotJoinedError           no learner has joined yet, so there is no schema
+    ├── BufferGoneError          the service holds another buffer than the one that is meant
     ├── CapacityError            the buffer does not fit, or holds too little
     ├── SequenceGapError         rows are missing before these
     ├── TooManyWritersError      the table of writers is full
@@ -89,6 +90,10 @@ class RunMismatchError(RefusalError):
 
 class NotJoinedError(RefusalError):
     """Nobody has joined yet, so the service has no schema and no buffer."""
+
+
+class BufferGoneError(RefusalError):
+    """The service came back without the buffer, and so without the leases, that the client means."""
 
 
 class CapacityError(RefusalError):

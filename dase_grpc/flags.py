@@ -143,6 +143,15 @@ Replay = Annotated[
         metavar="HOST:PORT",
     ),
 ]
+ReplayTimeout = Annotated[
+    float | None,
+    option(
+        "--replay-timeout",
+        "How long the replay may be away before the learner ends; else 600.",
+        panel=LEARNER_NODE,
+        metavar="SECONDS",
+    ),
+]
 AgentId = Annotated[
     int | None, option("--agent", "The agent id to take; else the next free one.", panel=LEARNER_NODE, min=0)
 ]

@@ -224,6 +224,7 @@ class LearnerMetrics:
             registry=registry,
         )
         self._declare_similarity(registry)
+        self._declare_outages(registry)
 
     def _declare_similarity(self, registry: CollectorRegistry) -> None:
         self._similarity = Gauge(
@@ -244,6 +245,34 @@ class LearnerMetrics:
             ["agent_id", "source_agent_id", "term"],
             registry=registry,
         )
+
+    def _declare_outages(self, registry: CollectorRegistry) -> None:
+        self._reconnects = Counter(
+            "dase_learner_reconnects",
+            "Streams that were answered again after they had broken.",
+            ["agent_id", "stream"],
+            registry=registry,
+        )
+        self._waiting_seconds = Counter(
+            "dase_learner_waiting_seconds",
+            "Time spent in waits for the replay that lasted longer than 5 s, by what was waited for.",
+            ["agent_id", "reason"],
+            registry=registry,
+        )
+        self.losses = Counter(
+            "dase_learner_replay_losses",
+            "Times that the replay came back without transitions it had.",
+            ["agent_id"],
+            registry=registry,
+        ).labels(self._agent)
+
+    def reconnected(self, stream: str) -> None:
+        """Counts a stream that was answered again."""
+        self._reconnects.labels(self._agent, stream).inc()
+
+    def waited(self, reason: str, seconds: float) -> None:
+        """Adds to the time spent waiting."""
+        self._waiting_seconds.labels(self._agent, reason).inc(seconds)
 
     def skipped(self, reason: str) -> None:
         """Counts an update that was skipped."""

@@ -3,11 +3,14 @@
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from dase_grpc.learning.ports import Halted
 
 T = TypeVar("T")
+
+LOOK_S: Final = 0.25
+"""How often a wait looks whether it shall be given up."""
 
 
 class Handoff(Generic[T]):
@@ -27,6 +30,11 @@ class Handoff(Generic[T]):
     def __len__(self) -> int:
         return len(self._items)
 
+    @property
+    def full(self) -> bool:
+        """Whether `put` would block."""
+        return len(self._items) >= self._limit
+
     def put(self, item: T) -> None:
         """Adds an item; blocks while `limit` items are waiting.
 
@@ -42,15 +50,17 @@ class Handoff(Generic[T]):
             self._changed.notify_all()
         self._tell()
 
-    def get(self) -> T:
-        """Takes the oldest item; blocks while there is none.
+    def get(self, *, unless: Callable[[], bool] | None = None) -> T | None:
+        """Takes the oldest item; blocks while there is none, or gives None then as soon as `unless` holds.
 
         Raises:
             Halted: the queue is closed; items still waiting are not given out any more.
         """
         with self._changed:
             while not self._items and not self._closed:
-                self._changed.wait()
+                if unless is not None and unless():
+                    return None
+                self._changed.wait(None if unless is None else LOOK_S)
             if self._closed:
                 raise Halted
             item = self._items.popleft()

@@ -2,33 +2,36 @@
 
 import asyncio
 import logging
-import platform
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
 import torch
 
-from dase_grpc.config import RunConfig, require_capacity
+from dase_grpc.config import RunConfig
 from dase_grpc.errors import (
     ConfigError,
     DaseError,
     DrainingError,
     RefusalError,
+    StaleLeaseError,
     UnreachableError,
 )
 from dase_grpc.learning.device import pick_device
 from dase_grpc.learning.env_ids import with_resolved_id
 from dase_grpc.learning.envs import make_env, schema_of
+from dase_grpc.nodes.connection import Connection
+from dase_grpc.nodes.joining import NODE_NAME, Wanted, join, require_fit
 from dase_grpc.nodes.lifecycle import first_cause, run_node, unless
 from dase_grpc.nodes.results import Resumed, open_results, results_path
 from dase_grpc.nodes.session import Session, put_together
+from dase_grpc.nodes.waits import say_waits
 from dase_grpc.progress import Progress
 from dase_grpc.runs.journal import AgentJournal
-from dase_grpc.schema import TransitionSchema
 from dase_grpc.telemetry import LearnerMetrics, make_registry, metrics_endpoint
 from dase_grpc.wire.cluster import ClusterClient, Membership
 from dase_grpc.wire.replay_client import StreamTarget
@@ -38,8 +41,10 @@ HEARTBEAT_S: Final = 0.5
 DRAIN_S: Final = 15.0
 """How long the replay may take, at the end, for accepting the rows queued, acknowledging them, a policy."""
 
+DRAIN_LOOK_S: Final = 0.25
 FAREWELL_S: Final = 2.0
-SAY_UNREACHABLE_AFTER_S: Final = 2.0
+REPLAY_TIMEOUT_S: Final = 600.0
+"""How long the replay may be away before the learner ends."""
 
 log = logging.getLogger("dase")
 
@@ -59,7 +64,13 @@ class LearnerOptions:
     insecure: bool = False
     command: Sequence[str] = ()
     connect_timeout_s: float = 60.0
+    replay_timeout_s: float = REPLAY_TIMEOUT_S
     resume: bool = False
+
+    @property
+    def wanted(self) -> Wanted:
+        """What to join."""
+        return Wanted(self.replay, self.agent_id, self.run_id, self.connect_timeout_s)
 
     @classmethod
     def parse(
@@ -75,13 +86,18 @@ class LearnerOptions:
         metrics_host: str,
         insecure: bool,
         command: Sequence[str],
+        replay_timeout_s: float | None = None,
         resume: bool = False,
     ) -> Self:
         """Reads the texts of a command line; without a metrics port the configuration's counts.
 
         Raises:
-            AddressError: in one sentence.
+            AddressError, ConfigError: in one sentence.
         """
+        if replay_timeout_s is None:
+            replay_timeout_s = REPLAY_TIMEOUT_S
+        if not replay_timeout_s >= 0:
+            raise ConfigError(f"--replay-timeout {replay_timeout_s:g} is not a time; give seconds, 0 or more")
         if metrics_port is None:
             metrics_port = config.metrics.port and config.metrics.port + 1 + (agent_id or 0)
         return cls(
@@ -95,17 +111,19 @@ class LearnerOptions:
             metrics_host=metrics_host,
             insecure=insecure,
             command=command,
+            replay_timeout_s=replay_timeout_s,
             resume=resume,
         )
 
 
 @dataclass
 class Farewell:
-    """What a learner says when it gives its lease back, unless the replay is gone."""
+    """What a learner says when it gives its lease back, unless that or the replay is gone."""
 
+    member: Membership
     reason: str = "failed"
     progress: Progress | None = None
-    replay_gone: bool = False
+    nothing_to_give_back: bool = False
 
 
 def learner_main(options: LearnerOptions, *, stdin_is_leash: bool) -> int:
@@ -136,94 +154,68 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
         cleanup.enter_context(metrics_endpoint(registry, options.metrics_host, options.metrics_port))
         async with open_channel(options.replay) as channel:
             cluster = ClusterClient(channel, str(options.replay))
-            member = await unless(stop, _join(cluster, options, schema))
+            member = await unless(stop, join(cluster, options.wanted, schema))
             if member is None:
                 log.info("stopped before joining")
                 return
             log.info("joined run %s at %s as agent %d", member.run_id, options.replay, member.agent_id)
             async with _lease(cluster, member) as farewell:
-                _require_fit(config, member)
+                require_fit(config, member)
                 results = results_path(options.run_dir, run_id=member.run_id)
                 opened = open_results(
                     results, config, member, schema, command=options.command, resume=options.resume
                 )
                 journal = opened.journal
                 cleanup.enter_context(closing(journal))
+                metrics = LearnerMetrics(registry, member.agent_id)
                 session = put_together(
-                    cluster,
-                    StreamTarget(channel, str(options.replay), member, schema),
+                    Connection(
+                        StreamTarget(channel, str(options.replay), member, schema),
+                        node_name=NODE_NAME,
+                        timeout_s=options.replay_timeout_s,
+                        accept=partial(require_fit, config),
+                        metrics=metrics,
+                    ),
                     config=config,
                     env=env,
                     device=device,
                     journal=journal,
-                    metrics=LearnerMetrics(registry, member.agent_id),
+                    metrics=metrics,
                     results=results,
                 )
                 if opened.resumed is not None:
-                    await _resume(session, opened.resumed, config)
+                    await _resume(session, opened.resumed, config, cluster)
                 await _train_to_the_end(session, stop, farewell, journal)
-
-
-async def _join(cluster: ClusterClient, options: LearnerOptions, schema: TransitionSchema) -> Membership:
-    """Joins the run; says so when the replay is not there yet.
-
-    Raises:
-        UnreachableError: it did not come in time.
-        RefusalError: it refused.
-    """
-    start = f"start it with `dase node --role replay --listen {options.replay}`"
-    joining = asyncio.ensure_future(
-        cluster.join(
-            node_name=f"learner@{platform.node()}",
-            schema=schema,
-            agent_id=options.agent_id,
-            run_id=options.run_id,
-            timeout_s=options.connect_timeout_s,
-        )
-    )
-    try:
-        done, _ = await asyncio.wait({joining}, timeout=SAY_UNREACHABLE_AFTER_S)
-        if not done:
-            within = f"{options.connect_timeout_s:g} s"
-            log.info("waiting up to %s for the replay service at %s; %s", within, options.replay, start)
-        return await joining
-    except UnreachableError as error:
-        raise UnreachableError(
-            f"the replay service at {options.replay} does not answer (waited up to "
-            f"{options.connect_timeout_s:g} s); {start}, or give its address with --replay"
-        ) from error
-    finally:
-        joining.cancel()
 
 
 @asynccontextmanager
 async def _lease(cluster: ClusterClient, member: Membership) -> AsyncIterator[Farewell]:
     """Gives the lease back at the end of the block, however it ends, if somebody is there to take it."""
-    farewell = Farewell()
+    farewell = Farewell(member)
     try:
         yield farewell
     finally:
-        if not farewell.replay_gone:
-            await _leave(cluster, member, farewell)
+        if not farewell.nothing_to_give_back:
+            await _leave(cluster, farewell)
 
 
-async def _leave(cluster: ClusterClient, member: Membership, farewell: Farewell) -> None:
+async def _leave(cluster: ClusterClient, farewell: Farewell) -> None:
     try:
         if farewell.progress is not None:
-            await cluster.heartbeat(member, farewell.progress, timeout_s=FAREWELL_S)
-        await cluster.leave(member, reason=farewell.reason, timeout_s=FAREWELL_S)
+            await cluster.heartbeat(farewell.member, farewell.progress, timeout_s=FAREWELL_S)
+        await cluster.leave(farewell.member, reason=farewell.reason, timeout_s=FAREWELL_S)
     except RefusalError as error:
         log.info("could not give the lease back: %s", error)
 
 
-async def _resume(session: Session, resumed: Resumed, config: RunConfig) -> None:
+async def _resume(session: Session, resumed: Resumed, config: RunConfig, cluster: ClusterClient) -> None:
     """Lets the learner go on from a checkpoint; says when updates begin if the buffer is as good as empty.
 
     Raises:
         RefusalError: the replay does not say how full its buffer is.
     """
-    status = await session.cluster.status(timeout_s=FAREWELL_S)
-    needed = config.for_agent(session.member.agent_id).agent.stored_before_updates
+    status = await cluster.status(timeout_s=FAREWELL_S)
+    needed = config.for_agent(session.connection.target.member.agent_id).agent.stored_before_updates
     is_empty = resumed.stored >= needed > status.buffer.size
     if is_empty:
         log.warning(
@@ -246,13 +238,16 @@ async def _train_to_the_end(
         log.info("%s", farewell.reason)
     except DaseError as error:
         farewell.reason = f"failed: {error}"
-        farewell.replay_gone = isinstance(error, (UnreachableError, DrainingError))
+        gone = (UnreachableError, DrainingError, StaleLeaseError)
+        farewell.nothing_to_give_back = isinstance(error, gone)
+        if session.link.unacknowledged:
+            log.info("%d transitions were not acknowledged", session.link.unacknowledged)
         raise
     except Exception as error:
         farewell.reason = f"failed: {type(error).__name__}: {error}"
         raise
     finally:
-        farewell.progress = learner.progress
+        farewell.member, farewell.progress = session.connection.target.member, learner.progress
         if journal.last_checkpoint is not None:
             log.info("step %d is kept in %s", learner.progress.step, journal.last_checkpoint)
         log.info("results: %s", session.results)
@@ -270,14 +265,18 @@ async def _train(session: Session, stop: asyncio.Event) -> None:
     try:
         async with asyncio.TaskGroup() as tasks:
             inserting = tasks.create_task(link.insert_rows())
-            jobs = [link.fetch_batches(), link.say_waits(), _heartbeats(session)]
+            jobs = [
+                link.fetch_batches(),
+                say_waits(lambda: link.wait, count=session.metrics.waited),
+                session.connection.heartbeats(partial(_progress, session), every_s=HEARTBEAT_S),
+            ]
             if session.exchange is not None:
                 jobs.append(session.exchange.run())
             others = [tasks.create_task(job) for job in jobs]
             await unless(stop, asyncio.wait({compute}))
             halt.set()
             link.stop_batches()
-            await _drain(compute, inserting, session)
+            await _drain(compute, inserting, session, stop)
             for task in others:
                 task.cancel()
     finally:
@@ -288,7 +287,9 @@ async def _train(session: Session, stop: asyncio.Event) -> None:
             raise error from error.__cause__
 
 
-async def _drain(compute: "asyncio.Future[None]", inserting: "asyncio.Task[None]", session: Session) -> None:
+async def _drain(
+    compute: "asyncio.Future[None]", inserting: "asyncio.Task[None]", session: Session, stop: asyncio.Event
+) -> None:
     """Lets the compute thread end, then the last rows be acknowledged and the last policy arrive.
 
     Raises:
@@ -296,78 +297,45 @@ async def _drain(compute: "asyncio.Future[None]", inserting: "asyncio.Task[None]
         Exception: what the compute thread raised.
     """
     link = session.link
-    await asyncio.wait({compute}, timeout=DRAIN_S)
-    if not compute.done():  # it evaluates, or it waits for room in a queue that does not move
+    if not await _in_time(
+        compute, session, stop
+    ):  # it evaluates, or it waits for room in a queue that does not move
         link.close()
         await asyncio.wait({compute})
     compute.result()
     link.no_more_rows()
-    await asyncio.wait({inserting}, timeout=DRAIN_S)
-    if not inserting.done() or link.unacknowledged:
+    if not await _in_time(inserting, session, stop) or link.unacknowledged:
         raise UnreachableError(
             f"the replay service has not acknowledged {link.unacknowledged} transitions within {DRAIN_S:g} s"
         )
     if session.exchange is not None:
-        try:
-            await asyncio.wait_for(session.exchange.flush(), DRAIN_S)
-        except TimeoutError:
-            raise UnreachableError(
-                f"the replay service has not taken the last policy within {DRAIN_S:g} s"
-            ) from None
+        async with asyncio.TaskGroup() as tasks:
+            flushing = tasks.create_task(session.exchange.flush())
+            if not await _in_time(flushing, session, stop):
+                raise UnreachableError(
+                    f"the replay service has not taken the last policy within {DRAIN_S:g} s"
+                )
 
 
-async def _heartbeats(session: Session) -> None:
-    """Renews the lease and reports progress until cancelled; rides out a silence shorter than the lease.
+async def _in_time(work: "asyncio.Future[None]", session: Session, stop: asyncio.Event) -> bool:
+    """Waits for the work, up to `DRAIN_S` of the time that the replay serves; whether it is done.
 
-    Raises:
-        UnreachableError: the replay has not answered for as long as the lease lives.
-        RefusalError: it refused.
+    How long the replay may be away is the connection's to limit; it is briefly, once `stop` is set.
     """
-    member, now = session.member, asyncio.get_running_loop().time
-    answered_at = now()
-    while True:
-        session.metrics.unacknowledged.set(session.link.unacknowledged)
-        try:
-            await session.cluster.heartbeat(member, _progress(session))
-            answered_at = now()
-        except UnreachableError as error:
-            if now() - answered_at > member.ttl_s:
-                raise
-            log.info("a heartbeat failed, trying on: %s", error)
-        await asyncio.sleep(min(HEARTBEAT_S, member.ttl_s / 4))
+    left_s = DRAIN_S
+    while not work.done() and left_s > 0:
+        session.connection.stopping = stop.is_set()
+        look_s = min(DRAIN_LOOK_S, left_s)
+        await asyncio.wait({work}, timeout=look_s)
+        if session.connection.outage is None:
+            left_s -= look_s
+    return work.done()
 
 
 def _progress(session: Session) -> Progress:
     """The learner's progress, or what it waits for."""
-    progress, waiting = session.learner.progress, session.link.waiting
-    if waiting is None:
+    progress, wait = session.learner.progress, session.link.wait
+    session.metrics.unacknowledged.set(session.link.unacknowledged)
+    if wait is None:
         return progress
-    return replace(progress, state=f"waiting: {waiting.removeprefix('waiting for ')}")
-
-
-def _require_fit(config: RunConfig, member: Membership) -> None:
-    """Checks this learner's settings against the replay's.
-
-    Raises:
-        ConfigError: they contradict each other.
-    """
-    agents = config.train.agents
-    if member.agent_id >= agents:
-        remedy = "a pair has no third learner"
-        if config.shares_experience:
-            remedy = f"start every learner with --agents {member.agent_id + 1}"
-        raise ConfigError(
-            f"the replay gave this learner agent id {member.agent_id}, but its configuration knows agents "
-            f"0..{agents - 1}; {remedy}"
-        )
-    try:
-        require_capacity(config, member.capacity)
-        first = config.collected_before_updates
-        if member.min_size > first:
-            raise ValueError(
-                f"the replay serves no batch before {member.min_size} transitions are there, but {agents} "
-                f"agent(s) collect only {first} before their first update; raise agent.start_steps or "
-                f"lower the replay's --min-size"
-            )
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    return replace(progress, state=f"waiting: {wait.text.removeprefix('waiting for ')}")

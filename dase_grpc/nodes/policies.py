@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dase_grpc.errors import DaseError
 from dase_grpc.learning.peers import Published, from_bytes, is_newer, to_bytes
+from dase_grpc.nodes.connection import Connection, Stream
 from dase_grpc.store.policies import Policy
 from dase_grpc.wire.policy import PolicyPublisher, PolicySubscriber
 from dase_grpc.wire.replay_client import StreamTarget
@@ -27,10 +28,12 @@ class PolicyExchange:
     has not been sent yet is replaced by the next, and so is one that nobody has looked at. The threads
     meet in single references that one side sets and the other reads, so neither needs a lock.
 
-    A learner node makes one exchange per membership, gives it to its learner, and runs `run` among its
-    streams::
+    Both streams begin again when they break (connection.py). The service keeps policies in memory, so the
+    latest is sent again when it was started anew.
 
-        exchange = PolicyExchange(target, follow=[agent for agent in range(agents) if agent != own])
+    A learner node makes one exchange, gives it to its learner, and runs `run` among its streams::
+
+        exchange = PolicyExchange(connection, follow=[agent for agent in range(agents) if agent != own])
         async with asyncio.TaskGroup() as tasks:
             exchanging = tasks.create_task(exchange.run())
             ...                        # the compute thread calls publish and latest
@@ -38,20 +41,20 @@ class PolicyExchange:
             exchanging.cancel()
 
     Args:
-        target: the membership whose policies are published.
+        connection: to the replay, as the agent whose policies are published.
         follow: the agents that `latest` may be asked for, those that join later included; may be empty.
     """
 
-    def __init__(self, target: StreamTarget, *, follow: Collection[int]) -> None:
-        self._target = target
+    def __init__(self, connection: Connection, *, follow: Collection[int]) -> None:
+        self._connection = connection
         self._follow = frozenset(follow)
         self._loop = asyncio.get_running_loop()
-        self._publisher = PolicyPublisher(target)
         self._outgoing: _Outgoing | None = None  # set by the compute thread
         self._accepted: _Outgoing | None = None  # set by the event loop
         self._moved = asyncio.Event()
         self._arrived: dict[int, Policy] = {}  # set by the event loop
-        self._seen: dict[int, tuple[tuple[int, int], Published]] = {}  # of the compute thread alone
+        self._seen: dict[int, tuple[Policy, Published]] = {}  # of the compute thread alone
+        connection.on_restart(self._send_again)
 
     def publish(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """See PeerPolicies; the policy is packed here, and sent by `run`."""
@@ -72,21 +75,21 @@ class PolicyExchange:
         if policy is None:
             return None
         seen = self._seen.get(agent_id)
-        if seen is None or seen[0] != policy.age:
-            seen = self._seen[agent_id] = (policy.age, Published(policy.version, _unpacked(policy)))
+        if seen is None or seen[0] is not policy:
+            seen = self._seen[agent_id] = (policy, Published(policy.version, _unpacked(policy)))
         return seen[1]
 
     async def run(self) -> None:
         """Sends what is published and takes what the peers publish, until cancelled.
 
         Raises:
-            ExceptionGroup: of the refusal that broke a stream, as errors.py names it; the exchange does
-                not connect again. `publish` and `latest` go on harmlessly.
+            ExceptionGroup: of the refusal that ended a stream, as errors.py names it; `publish` and
+                `latest` go on harmlessly.
         """
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._send())
+            tasks.create_task(self._connection.keep(Stream.PUBLISH, self._send))
             if self._follow:
-                tasks.create_task(self._receive())
+                tasks.create_task(self._connection.keep(Stream.SUBSCRIBE, self._receive))
 
     async def flush(self) -> None:
         """Returns once the policy published last is the service's; waits for good if `run` does not run."""
@@ -96,27 +99,39 @@ class PolicyExchange:
                 return
             await self._moved.wait()
 
-    async def _send(self) -> None:
+    def _send_again(self) -> None:
+        self._accepted = None
+        self._moved.set()
+
+    async def _send(self, target: StreamTarget) -> None:
         while True:
             self._moved.clear()
             outgoing = self._outgoing
             if outgoing is None or outgoing is self._accepted:
                 await self._moved.wait()
                 continue
-            await self._publisher.publish(outgoing.version, outgoing.payload)
-            self._accepted = outgoing
+            incarnation = self._connection.incarnation
+            await self._publish(target, outgoing.version, outgoing.payload)
+            self._connection.up(Stream.PUBLISH)
+            if incarnation == self._connection.incarnation:
+                self._accepted = outgoing
             self._moved.set()
 
-    async def _receive(self) -> None:
+    @staticmethod
+    async def _publish(target: StreamTarget, version: int, payload: bytes) -> None:
+        await PolicyPublisher(target).publish(version, payload)
+
+    async def _receive(self, target: StreamTarget) -> None:
         subscriber = PolicySubscriber(
-            self._target.channel,
-            self._target.address,
-            run_id=self._target.member.run_id,
-            schema_fingerprint=self._target.schema.fingerprint,
+            target.channel,
+            target.address,
+            run_id=target.member.run_id,
+            schema_fingerprint=target.schema.fingerprint,
             agent_ids=self._follow,
         )
         try:
             await subscriber.open()
+            self._connection.up(Stream.SUBSCRIBE)
             async for policy in subscriber:
                 self._arrived[policy.agent_id] = policy
         finally:

@@ -21,6 +21,7 @@ from dase_grpc.naming import names_a_folder
 from dase_grpc.nodes.lifecycle import READY_PREFIX, run_node
 from dase_grpc.store.directory import stored_identity
 from dase_grpc.store.run import SharedRun
+from dase_grpc.store.settings import note_settings
 from dase_grpc.telemetry import ReplayCollector, ReplayCounts, make_registry, metrics_endpoint
 from dase_grpc.wire.cluster import ClusterServicer
 from dase_grpc.wire.policy import PolicyServicer
@@ -180,6 +181,14 @@ def shared_run(options: ReplayOptions) -> Iterator[SharedRun]:
         now=time.monotonic(),
     )
     log.info("%s", _restored(run, options.data_dir))
+    settings = {
+        "--min-size": options.min_size,
+        "--seed": options.seed,
+        "--sync-every": options.sync_every_s,
+        "the leases' ttl": options.lease_ttl_s,
+    }
+    for difference in note_settings(options.data_dir, settings):
+        log.info("started with other settings than the last time: %s", difference)
     try:
         yield run
     finally:
@@ -256,8 +265,9 @@ def _register(server: grpc.aio.Server, health: HealthServicer) -> None:
 
 
 async def _watch_leases(run: SharedRun) -> None:
-    """Says which leases end because their holder fell silent."""
+    """Says which leases end because their holder fell silent, and whose holder is back."""
     live: set[tuple[int, int]] = set()
+    silent: set[tuple[int, int]] = set()
     while True:
         now = time.monotonic()
         states = {(lease.agent_id, lease.epoch): lease.state(now) for lease in run.leases.all()}
@@ -268,6 +278,11 @@ async def _watch_leases(run: SharedRun) -> None:
                     agent_id,
                     run.leases.ttl_s,
                 )
+                silent.add((agent_id, epoch))
+        for key in sorted(key for key in silent if states.get(key) != "expired"):
+            silent.remove(key)
+            if states.get(key) == "live":
+                log.info("agent %d is heard again: its lease goes on", key[0])
         live = {key for key, state in states.items() if state == "live"}
         await asyncio.sleep(LEASE_CHECK_S)
 

@@ -9,20 +9,18 @@ from dase_grpc.config import RunConfig
 from dase_grpc.learning.build import build_learner, pairing, peer_of
 from dase_grpc.learning.envs import Environment
 from dase_grpc.learning.learner import Learner
+from dase_grpc.nodes.connection import Connection
 from dase_grpc.nodes.link import ReplayLink
 from dase_grpc.nodes.policies import PolicyExchange
 from dase_grpc.runs.journal import AgentJournal
 from dase_grpc.telemetry import LearnerMetrics
-from dase_grpc.wire.cluster import ClusterClient, Membership
-from dase_grpc.wire.replay_client import StreamTarget
 
 
 @dataclass(frozen=True)
 class Session:
     """A learner that has joined a run, and what it is connected to; only a pair exchanges policies."""
 
-    cluster: ClusterClient
-    member: Membership
+    connection: Connection
     link: ReplayLink
     exchange: PolicyExchange | None
     learner: Learner
@@ -31,8 +29,7 @@ class Session:
 
 
 def put_together(
-    cluster: ClusterClient,
-    target: StreamTarget,
+    connection: Connection,
     *,
     config: RunConfig,
     env: Environment,
@@ -42,16 +39,17 @@ def put_together(
     results: Path,
 ) -> Session:
     """Puts the learner and its streams together; none of them is open yet."""
-    member, agent_id = target.member, target.member.agent_id
+    target = connection.target
+    agent_id = target.member.agent_id
     own = config.for_agent(agent_id)
     link = ReplayLink(
-        target,
+        connection,
         batch_size=own.agent.batch_size,
         prefetch=config.replay.prefetch,
         writer_id=f"learner-{agent_id}",
         own_rows_only=not config.shares_experience,
     )
-    exchange = None if config.shares_experience else PolicyExchange(target, follow=[peer_of(agent_id)])
+    exchange = None if config.shares_experience else PolicyExchange(connection, follow=[peer_of(agent_id)])
     learner = build_learner(
         own,
         target.schema,
@@ -64,4 +62,4 @@ def put_together(
         metrics=metrics,
         pair=None if exchange is None else pairing(config, agent_id, exchange),
     )
-    return Session(cluster, member, link, exchange, learner, metrics, results)
+    return Session(connection, link, exchange, learner, metrics, results)

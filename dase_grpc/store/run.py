@@ -9,6 +9,7 @@ from typing import Self
 
 from dase_grpc.capacity import transitions
 from dase_grpc.errors import (
+    BufferGoneError,
     CapacityError,
     DaseError,
     DataDirectoryError,
@@ -111,6 +112,11 @@ class SharedRun:
         return self._store.identity.buffer_id if isinstance(self._store, DurableStore) else None
 
     @property
+    def data_id(self) -> str:
+        """Names the transitions and leases: those on disk outlive the process, those in memory do not."""
+        return self.buffer_id or self.incarnation
+
+    @property
     def recovery(self) -> Recovery | None:
         """What was found on disk; None in memory, and where nothing was found."""
         return self._store.recovery if isinstance(self._store, DurableStore) else None
@@ -169,12 +175,32 @@ class SharedRun:
                 f"leave --run-id out, or name the run that is here"
             )
 
-    def require_stream(self, *, run_id: str, agent_id: int, epoch: int, fingerprint: str) -> ReplayStore:
+    def require_data(self, buffer_id: str) -> None:
+        """Checks that a client means the transitions and leases that are here; an empty id means any.
+
+        In memory epochs begin anew with each start, so without this a lease of an earlier start could
+        pass for one of now.
+
+        Raises:
+            BufferGoneError: it means others.
+        """
+        if buffer_id and buffer_id != self.data_id:
+            raise BufferGoneError(
+                f"this service holds buffer {self.data_id}, the client means {buffer_id[:MAX_NAME]!r}: the "
+                f"service came back without its transitions and leases; join again"
+            )
+
+    def require_stream(
+        self, *, run_id: str, agent_id: int, epoch: int, fingerprint: str, buffer_id: str = ""
+    ) -> ReplayStore:
         """The buffer, for a stream that states what it belongs to.
 
         Raises:
-            RunMismatchError, NotJoinedError, SchemaMismatchError, StaleLeaseError: see errors.py.
+            RunMismatchError, BufferGoneError, NotJoinedError, SchemaMismatchError, StaleLeaseError: see
+                errors.py.
         """
+        self.require_run(run_id)
+        self.require_data(buffer_id)
         self.require_reader(run_id=run_id, fingerprint=fingerprint)
         self.leases.require(agent_id, epoch)
         return self.store

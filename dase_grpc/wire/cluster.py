@@ -20,7 +20,7 @@ from dase_grpc.wire.messages import (
     shown,
 )
 from dase_grpc.wire.status import Context, refusals, service
-from dase_grpc.wire.v1 import cluster_pb2, cluster_pb2_grpc
+from dase_grpc.wire.v1 import cluster_pb2, cluster_pb2_grpc, replay_pb2
 
 UNARY_TIMEOUT_S: Final = 5.0
 
@@ -49,6 +49,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     ) -> cluster_pb2.HeartbeatResponse:
         async with refusals(context):
             self._run.require_run(request.run_id)
+            self._run.require_data(request.buffer_id)
             self._run.leases.renew(
                 request.agent_id,
                 request.epoch,
@@ -60,6 +61,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def Leave(self, request: cluster_pb2.LeaveRequest, context: Context) -> cluster_pb2.LeaveResponse:
         async with refusals(context):
             self._run.require_run(request.run_id)
+            self._run.require_data(request.buffer_id)
             self._run.leases.leave(request.agent_id, request.epoch, because=shown(request.reason))
             self._on_event(f"agent {request.agent_id} left: {shown(request.reason)}")
         return cluster_pb2.LeaveResponse()
@@ -89,7 +91,12 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             schema=schema_from_proto(request.schema),
             now=self._clock(),
         )
-        self._on_event(f"{lease.node_name} joined as agent {lease.agent_id} (epoch {lease.epoch})")
+        lost = (
+            f"; it comes from buffer {shown(request.lost_buffer_id)}, whose transitions are not here any more"
+            if request.lost_buffer_id
+            else ""
+        )
+        self._on_event(f"{lease.node_name} joined as agent {lease.agent_id} (epoch {lease.epoch}){lost}")
         return cluster_pb2.JoinResponse(
             run_id=self._run.run_id,
             lease=cluster_pb2.Lease(agent_id=lease.agent_id, epoch=lease.epoch, ttl_seconds=lease.ttl_s),
@@ -120,6 +127,8 @@ class Membership:
     ttl_s: float
     capacity: int
     min_size: int
+    incarnation: str = ""
+    buffer_id: str = ""
 
 
 class ClusterClient:
@@ -139,11 +148,16 @@ class ClusterClient:
         schema: TransitionSchema,
         agent_id: int | None,
         run_id: str = "",
+        lost_buffer_id: str = "",
         timeout_s: float = UNARY_TIMEOUT_S,
     ) -> Membership:
         """Leases an agent id, waiting up to `timeout_s` for the service to come up."""
         request = cluster_pb2.JoinRequest(
-            node_name=node_name, run_id=run_id, agent_id=agent_id, schema=schema_to_proto(schema)
+            node_name=node_name,
+            run_id=run_id,
+            agent_id=agent_id,
+            schema=schema_to_proto(schema),
+            lost_buffer_id=lost_buffer_id,
         )
         with service(self._address):
             answer = await self._stub.Join(request, timeout=timeout_s, wait_for_ready=True)
@@ -154,25 +168,32 @@ class ClusterClient:
             ttl_s=answer.lease.ttl_seconds,
             capacity=answer.buffer.capacity,
             min_size=answer.buffer.min_size,
+            incarnation=answer.buffer.incarnation,
+            buffer_id=answer.buffer.buffer_id,
         )
 
     async def heartbeat(
         self, member: Membership, progress: Progress, *, timeout_s: float = UNARY_TIMEOUT_S
-    ) -> None:
-        """Renews the lease and reports progress."""
+    ) -> replay_pb2.BufferState:
+        """Renews the lease and reports progress; returns what the buffer holds."""
         request = cluster_pb2.HeartbeatRequest(
             run_id=member.run_id,
             agent_id=member.agent_id,
             epoch=member.epoch,
             progress=progress_to_proto(progress),
+            buffer_id=member.buffer_id,
         )
         with service(self._address):
-            await self._stub.Heartbeat(request, timeout=timeout_s)
+            return (await self._stub.Heartbeat(request, timeout=timeout_s)).buffer
 
     async def leave(self, member: Membership, *, reason: str, timeout_s: float = UNARY_TIMEOUT_S) -> None:
         """Gives the lease back."""
         request = cluster_pb2.LeaveRequest(
-            run_id=member.run_id, agent_id=member.agent_id, epoch=member.epoch, reason=shown(reason)
+            run_id=member.run_id,
+            agent_id=member.agent_id,
+            epoch=member.epoch,
+            reason=shown(reason),
+            buffer_id=member.buffer_id,
         )
         with service(self._address):
             await self._stub.Leave(request, timeout=timeout_s)

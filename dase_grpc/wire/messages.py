@@ -89,11 +89,14 @@ def progress_from_proto(message: cluster_pb2.Progress) -> Progress:
 
 
 def buffer_to_proto(run: SharedRun) -> replay_pb2.BufferState:
-    """What the buffer holds; all zero but min_size before the first learner has joined."""
+    """What the buffer holds, and which it is; nothing but min_size before the first learner has joined."""
+    state = replay_pb2.BufferState(min_size=run.min_size, incarnation=run.incarnation, buffer_id=run.data_id)
     if not run.opened:
-        return replay_pb2.BufferState(min_size=run.min_size)
+        return state
     store = run.store
     return replay_pb2.BufferState(
+        incarnation=state.incarnation,
+        buffer_id=state.buffer_id,
         capacity=store.ring.capacity,
         size=len(store.ring),
         min_size=run.min_size,

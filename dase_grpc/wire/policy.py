@@ -67,6 +67,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             agent_id=stream.agent_id,
             epoch=stream.lease_epoch,
             fingerprint=stream.schema_fingerprint,
+            buffer_id=stream.buffer_id,
         )
         with self._run.policies.arriving(
             agent_id=stream.agent_id,

@@ -140,6 +140,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             agent_id=stream.agent_id,
             epoch=stream.lease_epoch,
             fingerprint=stream.schema_fingerprint,
+            buffer_id=stream.buffer_id,
         )
 
     async def _wait_until_ready(self, context: Context, header: replay_pb2.SampleHeader) -> None:

@@ -35,6 +35,7 @@ class StreamTarget:
             agent_id=self.member.agent_id,
             lease_epoch=self.member.epoch,
             schema_fingerprint=self.schema.fingerprint,
+            buffer_id=self.member.buffer_id,
         )
 
     def insert_stream(self) -> ClientStream:
@@ -55,12 +56,21 @@ class Inserter:
     All methods raise the refusals of errors.py when the stream breaks; then whatever
     `unacknowledged` counts may or may not be stored. `append` and `finish` wait as long as the
     service takes; a dead connection is ended by keepalive, a stuck service by the caller.
+    `on_acknowledged` is called with each number up to which the service has committed.
     """
 
-    def __init__(self, target: StreamTarget, *, writer_id: str, window: int = WINDOW_ROWS) -> None:
+    def __init__(
+        self,
+        target: StreamTarget,
+        *,
+        writer_id: str,
+        window: int = WINDOW_ROWS,
+        on_acknowledged: Callable[[int], None] = lambda seq: None,
+    ) -> None:
         self._target = target
         self._writer_id = writer_id
         self._window = window
+        self._on_acknowledged = on_acknowledged
         self._rows_per_chunk = max(1, min(CHUNK_BYTES // target.schema.row_bytes, window))
         self._stream: ClientStream | None = None
         self._moved = asyncio.Event()
@@ -110,6 +120,7 @@ class Inserter:
             while not self.finished:
                 answer = await stream.read()
                 self.acknowledged_seq = answer.committed_seq
+                self._on_acknowledged(answer.committed_seq)
                 self.refused_rows = answer.refused_rows
                 self.finished = answer.finished
                 self._moved.set()
@@ -183,6 +194,7 @@ class Sampler:
         self._stream = stream = self._target.sample_stream()
         async with opened_in_time(stream, self._target.address, UNARY_TIMEOUT_S):
             await stream.write(replay_pb2.SampleRequest(header=header, credits=credits))
+            await stream.connected()
         self._owed = credits
         return self
 

@@ -10,6 +10,7 @@ from grpc.aio import AioRpcError, ServicerContext
 
 from dase_grpc.errors import (
     AgentTakenError,
+    BufferGoneError,
     CapacityError,
     DaseError,
     DrainingError,
@@ -30,6 +31,7 @@ STATUS: Final[Mapping[type[RefusalError], StatusCode]] = {
     SchemaMismatchError: StatusCode.FAILED_PRECONDITION,
     RunMismatchError: StatusCode.FAILED_PRECONDITION,
     NotJoinedError: StatusCode.FAILED_PRECONDITION,
+    BufferGoneError: StatusCode.FAILED_PRECONDITION,
     CapacityError: StatusCode.RESOURCE_EXHAUSTED,
     SequenceGapError: StatusCode.OUT_OF_RANGE,
     TooManyWritersError: StatusCode.RESOURCE_EXHAUSTED,

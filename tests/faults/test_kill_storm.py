@@ -1,30 +1,14 @@
 """A durable replay that is killed under writers at full speed loses nothing that it has acknowledged."""
 
 import asyncio
-import importlib.util
 import os
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks/storm.py"
 KILLS = int(os.environ.get("DASE_STORM_KILLS", "5"))
 CAPACITY = 20_000
-
-
-@pytest.fixture
-def storm(monkeypatch):
-    """The script as a module."""
-    spec = importlib.util.spec_from_file_location("storm", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "storm", module)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.slow

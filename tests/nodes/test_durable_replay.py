@@ -60,6 +60,21 @@ async def test_a_learner_goes_on_after_a_restart_with_its_lease_and_its_number(t
     assert stored(tmp_path / "data") == [*range(1, 26)]
 
 
+async def test_settings_come_from_the_command_and_what_is_different_is_said(tmp_path, caplog):
+    caplog.set_level("INFO", "dase")
+    async with replay_node(data_dir=tmp_path, seed=7):
+        pass
+    async with replay_node(data_dir=tmp_path, seed=7):
+        assert "other settings" not in caplog.text
+    async with replay_node(data_dir=tmp_path, seed=8, min_size=2) as replay, joined(replay.address) as target:
+        assert target.member.min_size == 2
+    said = [record.getMessage() for record in caplog.records if "other settings" in record.getMessage()]
+    assert [line.partition("last time: ")[2] for line in said] == ["--min-size 2, was 1", "--seed 8, was 7"]
+    (tmp_path / "settings.json").write_text("[not json")
+    async with replay_node(data_dir=tmp_path, seed=9):
+        assert "--seed 9" not in caplog.text
+
+
 async def test_an_old_epoch_stays_fenced_after_a_restart(tmp_path):
     data = {"data_dir": tmp_path / "data"}
     async with replay_node(**data) as replay, joined(replay.address) as target:

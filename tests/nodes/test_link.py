@@ -11,13 +11,15 @@ from wire.services import SCHEMA, eventually, promptly, rows_of, serials_of, ser
 from dase_grpc import seeding
 from dase_grpc.errors import DrainingError, MalformedError, StaleLeaseError, UnreachableError
 from dase_grpc.learning.ports import Halted
+from dase_grpc.nodes.connection import Connection
 from dase_grpc.nodes.link import QUEUED_ROWS, ReplayLink
+from dase_grpc.nodes.waits import say_waits
 
 BATCH = 4
 
 
 def link_to(target, *, prefetch=2, batch_size=BATCH):
-    return ReplayLink(target, batch_size=batch_size, prefetch=prefetch, writer_id="w")
+    return ReplayLink(Connection(target), batch_size=batch_size, prefetch=prefetch, writer_id="w")
 
 
 @asynccontextmanager
@@ -129,20 +131,21 @@ async def test_batches_come_in_the_order_in_which_they_were_drawn(service):
 
 
 async def test_a_wait_is_explained_by_the_service_after_a_while(monkeypatch, caplog):
-    monkeypatch.setattr("dase_grpc.nodes.link.SAY_AFTER_S", 0.05)
+    monkeypatch.setattr("dase_grpc.nodes.waits.SAY_AFTER_S", 0.05)
     caplog.set_level(logging.INFO, "dase")
     async with serving(min_size=10) as service:
         link = link_to(await service.target())
-        assert link.waiting is None
+        assert link.wait is None
         async with running(link):
-            saying = asyncio.ensure_future(link.say_waits())
+            saying = asyncio.ensure_future(say_waits(lambda: link.wait, count=lambda reason, seconds: None))
             asking = asyncio.ensure_future(asyncio.to_thread(link.next))
-            await eventually(lambda: link.waiting is not None and "more" in link.waiting)
-            assert link.waiting == "waiting for 10 more transitions (0 of 10)"
+            await eventually(lambda: link.wait is not None and "more" in link.wait.text)
+            assert link.wait.text == "waiting for 10 more transitions (0 of 10)"
+            assert link.wait.reason == "warm_up"
             await eventually(lambda: "waiting for" in caplog.text)
             service.fill(10)
             await promptly(asking)
-            assert link.waiting is None
+            assert link.wait is None
             saying.cancel()
     assert caplog.text.count("waiting for") == 1
 
@@ -153,7 +156,7 @@ async def test_stopping_batches_wakes_the_thread_and_a_batch_that_still_comes_is
         link = link_to(await service.target())
         async with running(link) as (inserting, fetching):
             asking = asyncio.ensure_future(asyncio.to_thread(link.next))
-            await eventually(lambda: link._sampler.waiting is not None)
+            await eventually(lambda: link._sampler is not None and link._sampler.waiting is not None)
             link.stop_batches()
             with pytest.raises(Halted):
                 await promptly(asking)
@@ -171,7 +174,7 @@ async def test_closing_wakes_a_thread_that_waits_for_a_batch():
         link = link_to(await service.target())
         async with running(link):
             asking = asyncio.ensure_future(asyncio.to_thread(link.next))
-            await eventually(lambda: link._sampler.waiting is not None)
+            await eventually(lambda: link._sampler is not None and link._sampler.waiting is not None)
             link.close()
             with pytest.raises(Halted):
                 await promptly(asking)
@@ -181,9 +184,8 @@ async def test_a_refused_row_reaches_the_caller_of_insert_rows(service):
     link = link_to(await service.target(0))
     inserting = asyncio.ensure_future(link.insert_rows())
     await store_all(link, rows_of(1, 1, agent_id=5))
-    with pytest.raises(ExceptionGroup) as caught:
+    with pytest.raises(MalformedError, match="another agent than its own"):
         await promptly(inserting)
-    assert caught.group_contains(MalformedError, match="another agent than its own")
     assert link.unacknowledged == 1
 
 
@@ -203,9 +205,8 @@ async def test_a_lost_lease_reaches_the_callers_of_both_streams(service):
     )
     try:
         for stream in (inserting, fetching):
-            with pytest.raises(ExceptionGroup) as caught:
+            with pytest.raises(StaleLeaseError, match="fenced off"):
                 await promptly(stream)
-            assert caught.group_contains(StaleLeaseError)
     finally:
         link.close()
         (outcome,) = await promptly(taking)
@@ -223,7 +224,6 @@ async def test_a_draining_replay_reaches_the_callers_of_both_streams():
         await on_thread(link.next)
         await replay.end()
         for stream in streams:
-            with pytest.raises(ExceptionGroup) as caught:
+            with pytest.raises((DrainingError, UnreachableError)):
                 await promptly(stream)
-            assert caught.group_contains((DrainingError, UnreachableError))
         link.close()

@@ -10,6 +10,7 @@ from learning.td3_cases import assert_same
 from wire.services import eventually, serving
 
 from dase_grpc.learning.peers import LocalPolicies, PeerPolicies, Published
+from dase_grpc.nodes.connection import Connection
 from dase_grpc.nodes.policies import PolicyExchange
 
 Views = list[PeerPolicies]
@@ -24,7 +25,9 @@ async def in_one_process() -> AsyncIterator[Views]:
 @asynccontextmanager
 async def over_the_network() -> AsyncIterator[Views]:
     async with serving() as service, asyncio.TaskGroup() as tasks:
-        exchanges = [PolicyExchange(await service.target(own), follow=[1 - own]) for own in (0, 1)]
+        exchanges = [
+            PolicyExchange(Connection(await service.target(own)), follow=[1 - own]) for own in (0, 1)
+        ]
         running = [tasks.create_task(exchange.run()) for exchange in exchanges]
         yield list(exchanges)
         for task in running:

@@ -47,7 +47,14 @@ FULL = Progress(
 
 async def test_joining_tells_everything_a_node_needs(service):
     assert await service.join(3) == Membership(
-        "the-run", agent_id=3, epoch=1, ttl_s=10.0, capacity=1_000, min_size=1
+        "the-run",
+        agent_id=3,
+        epoch=1,
+        ttl_s=10.0,
+        capacity=1_000,
+        min_size=1,
+        incarnation=service.run.incarnation,
+        buffer_id=service.run.data_id,
     )
     assert service.events == ["node-3 joined as agent 3 (epoch 1)"]
 
@@ -156,7 +163,9 @@ async def test_a_draining_service_takes_no_new_nodes_but_says_how_it_is(service)
 async def test_status_shows_leases_progress_and_the_buffer(service):
     empty = await service.client.status()
     assert (empty.run_id, empty.environment, len(empty.agents)) == ("the-run", "", 0)
-    assert empty.buffer == replay_pb2.BufferState(min_size=1)
+    assert empty.buffer == replay_pb2.BufferState(
+        min_size=1, incarnation=service.run.incarnation, buffer_id=service.run.data_id
+    )
 
     members = [await service.join(agent_id) for agent_id in (0, 1, 2)]
     service.fill(5)

@@ -8,6 +8,7 @@ from wire.services import SCHEMA
 
 from dase_grpc import schema
 from dase_grpc.nodes import learner as learner_node
+from dase_grpc.nodes import link
 from dase_grpc.nodes import replay as replay_node
 from dase_grpc.store.policies import MAX_POLICY_BYTES, MAX_VERSION
 from dase_grpc.store.replay import MAX_WRITERS
@@ -73,7 +74,11 @@ def test_the_limits_are_those_of_the_code():
         (r"the start of a stream, (\d+) s", cluster.UNARY_TIMEOUT_S, 1),
         (r"gives one policy (\d+) s", policy.PUBLISH_TIMEOUT_S, 1),
         (r"keepalive ping after (\d+) s", transport.KEEPALIVE_TIME_MS, 1e-3),
-        (r"does not answer it within (\d+) s", transport.KEEPALIVE_TIMEOUT_MS, 1e-3),
+        (r"does not answer one within (\d+) s", transport.KEEPALIVE_TIMEOUT_MS, 1e-3),
+        (r"made again after (\d+\.\d+) s", transport.RECONNECT_MS[0], 1e-3),
+        (r"longer pauses, at most (\d+) s", transport.RECONNECT_MS[1], 1e-3),
+        (r"or (\d+) MiB of them, and then waits", link.KEPT_BYTES, 2**-20),
+        (r"`--replay-timeout` seconds \((\d+)\)", learner_node.REPLAY_TIMEOUT_S, 1),
         (r"`ttl_seconds` \((\d+)\)", replay_node.LEASE_TTL_S, 1),
         (r"its lease ends after (\d+) s", replay_node.LEASE_TTL_S, 1),
         (r"Learners send one every (\d+\.\d+) s", learner_node.HEARTBEAT_S, 1),

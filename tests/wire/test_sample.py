@@ -363,7 +363,9 @@ async def test_a_sampler_that_is_cancelled_raises_instead_of_waiting(service):
 async def test_describe_says_what_a_client_needs_before_it_joins(service):
     empty = await service.stub.Describe(replay_pb2.DescribeRequest())
     assert (empty.run_id, empty.schema_fingerprint, empty.HasField("schema")) == ("the-run", "", False)
-    assert empty.buffer == replay_pb2.BufferState(min_size=1)
+    assert empty.buffer == replay_pb2.BufferState(
+        min_size=1, incarnation=service.run.incarnation, buffer_id=service.run.data_id
+    )
     await service.join()
     service.fill(3)
     known = await service.stub.Describe(replay_pb2.DescribeRequest())
@@ -372,7 +374,13 @@ async def test_describe_says_what_a_client_needs_before_it_joins(service):
         environment="worlds:Small", observation_size=2, action_size=1, action_low=[-1], action_high=[1]
     )
     assert known.buffer == replay_pb2.BufferState(
-        capacity=1_000, size=3, min_size=1, inserted_total=3, size_by_agent={0: 3}
+        capacity=1_000,
+        size=3,
+        min_size=1,
+        inserted_total=3,
+        size_by_agent={0: 3},
+        incarnation=service.run.incarnation,
+        buffer_id=service.run.data_id,
     )
 
 

@@ -27,12 +27,15 @@ class JoinRequest(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     AGENT_ID_FIELD_NUMBER: _builtins.int
     SCHEMA_FIELD_NUMBER: _builtins.int
+    LOST_BUFFER_ID_FIELD_NUMBER: _builtins.int
     node_name: _builtins.str
     """The node's name in logs and in Status."""
     run_id: _builtins.str
     """The run to join; empty for whatever run the service holds."""
     agent_id: _builtins.int
     """The agent id asked for; absent for the lowest free one."""
+    lost_buffer_id: _builtins.str
+    """The buffer that the node was part of before and that the service does not hold any more; for its log."""
     @_builtins.property
     def schema(self) -> _replay_pb2.Schema: ...
     def __init__(
@@ -42,10 +45,11 @@ class JoinRequest(_message.Message):
         run_id: _builtins.str = ...,
         agent_id: _builtins.int | None = ...,
         schema: _replay_pb2.Schema | None = ...,
+        lost_buffer_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_agent_id", b"_agent_id", "agent_id", b"agent_id", "schema", b"schema"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_agent_id", b"_agent_id", "agent_id", b"agent_id", "node_name", b"node_name", "run_id", b"run_id", "schema", b"schema"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_agent_id", b"_agent_id", "agent_id", b"agent_id", "lost_buffer_id", b"lost_buffer_id", "node_name", b"node_name", "run_id", b"run_id", "schema", b"schema"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__agent_id: _TypeAlias = _typing.Literal["agent_id"]  # noqa: Y015
     _WhichOneofArgType__agent_id: _TypeAlias = _typing.Literal["_agent_id", b"_agent_id"]  # noqa: Y015
@@ -115,9 +119,12 @@ class HeartbeatRequest(_message.Message):
     AGENT_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    BUFFER_ID_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     agent_id: _builtins.int
     epoch: _builtins.int
+    buffer_id: _builtins.str
+    """See StreamHeader."""
     @_builtins.property
     def progress(self) -> Global___Progress: ...
     def __init__(
@@ -127,10 +134,11 @@ class HeartbeatRequest(_message.Message):
         agent_id: _builtins.int = ...,
         epoch: _builtins.int = ...,
         progress: Global___Progress | None = ...,
+        buffer_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "epoch", b"epoch", "progress", b"progress", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "buffer_id", b"buffer_id", "epoch", b"epoch", "progress", b"progress", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -252,11 +260,14 @@ class LeaveRequest(_message.Message):
     AGENT_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    BUFFER_ID_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     agent_id: _builtins.int
     epoch: _builtins.int
     reason: _builtins.str
     """One sentence for the log, e.g. "finished 8000 steps"."""
+    buffer_id: _builtins.str
+    """See StreamHeader."""
     def __init__(
         self,
         *,
@@ -264,10 +275,11 @@ class LeaveRequest(_message.Message):
         agent_id: _builtins.int = ...,
         epoch: _builtins.int = ...,
         reason: _builtins.str = ...,
+        buffer_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "epoch", b"epoch", "reason", b"reason", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "buffer_id", b"buffer_id", "epoch", b"epoch", "reason", b"reason", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -67,12 +67,17 @@ class StreamHeader(_message.Message):
     AGENT_ID_FIELD_NUMBER: _builtins.int
     LEASE_EPOCH_FIELD_NUMBER: _builtins.int
     SCHEMA_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    BUFFER_ID_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     agent_id: _builtins.int
     lease_epoch: _builtins.int
     """The lease epoch from Join; a stale one is refused with ABORTED."""
     schema_fingerprint: _builtins.str
     """Hex digest of the schema; another one is refused with FAILED_PRECONDITION."""
+    buffer_id: _builtins.str
+    """The buffer that is meant, from Join (BufferState.buffer_id); refused with FAILED_PRECONDITION where the
+    service holds another. A client that leaves it empty is not told.
+    """
     def __init__(
         self,
         *,
@@ -80,10 +85,11 @@ class StreamHeader(_message.Message):
         agent_id: _builtins.int = ...,
         lease_epoch: _builtins.int = ...,
         schema_fingerprint: _builtins.str = ...,
+        buffer_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "lease_epoch", b"lease_epoch", "run_id", b"run_id", "schema_fingerprint", b"schema_fingerprint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "buffer_id", b"buffer_id", "lease_epoch", b"lease_epoch", "run_id", b"run_id", "schema_fingerprint", b"schema_fingerprint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -423,6 +429,8 @@ class BufferState(_message.Message):
     SAMPLED_TOTAL_FIELD_NUMBER: _builtins.int
     REFUSED_TOTAL_FIELD_NUMBER: _builtins.int
     SIZE_BY_AGENT_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    BUFFER_ID_FIELD_NUMBER: _builtins.int
     capacity: _builtins.int
     """Transitions the buffer can hold; 0 until the first learner has joined."""
     size: _builtins.int
@@ -430,6 +438,12 @@ class BufferState(_message.Message):
     inserted_total: _builtins.int
     sampled_total: _builtins.int
     refused_total: _builtins.int
+    incarnation: _builtins.str
+    """Random, another one at each start of the service."""
+    buffer_id: _builtins.str
+    """Names the transitions and leases: on disk the same for as long as the buffer lies there, in memory
+    the incarnation.
+    """
     @_builtins.property
     def size_by_agent(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """Transitions in the buffer by the agent that collected them."""
@@ -444,10 +458,12 @@ class BufferState(_message.Message):
         sampled_total: _builtins.int = ...,
         refused_total: _builtins.int = ...,
         size_by_agent: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        incarnation: _builtins.str = ...,
+        buffer_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "inserted_total", b"inserted_total", "min_size", b"min_size", "refused_total", b"refused_total", "sampled_total", b"sampled_total", "size", b"size", "size_by_agent", b"size_by_agent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_id", b"buffer_id", "capacity", b"capacity", "incarnation", b"incarnation", "inserted_total", b"inserted_total", "min_size", b"min_size", "refused_total", b"refused_total", "sampled_total", b"sampled_total", "size", b"size", "size_by_agent", b"size_by_agent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,293 @@
+"""A learner's connection to its replay: streams that break begin again, until it has been away too long."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from typing import Final
+
+from dase_grpc.errors import (
+    AgentTakenError,
+    BufferGoneError,
+    DrainingError,
+    NotJoinedError,
+    RefusalError,
+    StaleLeaseError,
+    UnreachableError,
+)
+from dase_grpc.nodes.backoff import CAP_S, Backoff
+from dase_grpc.nodes.lifecycle import first_cause
+from dase_grpc.progress import Progress
+from dase_grpc.telemetry import LearnerMetrics
+from dase_grpc.wire.cluster import ClusterClient, Membership
+from dase_grpc.wire.replay_client import StreamTarget
+from dase_grpc.wire.v1 import replay_pb2
+
+AWAY_AFTER_S: Final = 2.0
+"""A replay whose streams are broken for longer counts as away; a shorter break is just waited for."""
+
+STOPPING_S: Final = 3.0
+"""How long a learner that has been told to stop still tries to reach its replay."""
+
+log = logging.getLogger("dase")
+
+
+class Stream(StrEnum):
+    """What a learner keeps open; a label of a metric, so their number is fixed."""
+
+    HEARTBEAT = "heartbeat"
+    INSERT = "insert"
+    SAMPLE = "sample"
+    PUBLISH = "publish"
+    SUBSCRIBE = "subscribe"
+
+
+class Away(StrEnum):
+    """Why a replay does not serve."""
+
+    UNREACHABLE = "unreachable"
+    DRAINED = "drained"
+
+
+@dataclass(frozen=True)
+class Outage:
+    """Since when (monotonic seconds) the replay does not serve, and why."""
+
+    since: float
+    why: Away
+
+    def __str__(self) -> str:
+        seconds = f"{time.monotonic() - self.since:.0f} s"
+        return f"shut down {seconds} ago" if self.why is Away.DRAINED else f"has not answered for {seconds}"
+
+
+class Connection:
+    """What all streams of a learner share: who it is at its replay, and what to do when one breaks.
+
+    `keep` runs a stream and begins it again, after a pause that grows (backoff.py), when the connection
+    broke or the replay is shutting down. It gives up when that stream has been broken for `timeout_s`,
+    0 being at the first failure. If the replay came back without its data, the learner joins again under
+    the same agent id, once for all its streams. If another node has the id, the learner is fenced off:
+    StaleLeaseError, for good.
+
+    Lives on the event loop, but for `outage` and `losses`, which any thread may read.
+
+    Args:
+        target: where the learner has joined.
+        node_name: the name to join again under.
+        timeout_s: how long the replay may be away.
+        accept: checks a new membership, and raises what ends the learner.
+        metrics: counts what happens.
+        rng: draws the pauses.
+
+    Attributes:
+        stopping: the learner is to end, so the replay is waited for only briefly.
+        losses: how often the replay came back without transitions it had.
+    """
+
+    def __init__(
+        self,
+        target: StreamTarget,
+        *,
+        node_name: str = "learner",
+        timeout_s: float = 0.0,
+        accept: Callable[[Membership], None] = lambda member: None,
+        metrics: LearnerMetrics | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.target = target
+        self.outage: Outage | None = None
+        self.stopping = False
+        self.losses = 0
+        self.incarnation = target.member.incarnation
+        self._cluster = ClusterClient(target.channel, target.address)
+        self._node_name = node_name
+        self._timeout_s = timeout_s
+        self._accept = accept
+        self._metrics = metrics
+        self._rng = rng or random.Random()
+        self._broken: dict[Stream, Outage] = {}
+        self._rejoining = asyncio.Lock()
+        self._buffer_size = 0
+        self._on_restart: list[Callable[[], None]] = []
+
+    @property
+    def away(self) -> Outage | None:
+        """The outage under way, if it has lasted for longer than `AWAY_AFTER_S`."""
+        outage = self.outage
+        return outage if outage and time.monotonic() - outage.since > AWAY_AFTER_S else None
+
+    def on_restart(self, call: Callable[[], None]) -> None:
+        """Has `call` called whenever the replay turns out to have been started again."""
+        self._on_restart.append(call)
+
+    async def keep(self, stream: Stream, once: Callable[[StreamTarget], Awaitable[None]]) -> None:
+        """Runs `once`, which opens a stream and calls `up` when the replay has answered, until it returns.
+
+        Raises:
+            UnreachableError, DrainingError: the replay was away for too long.
+            StaleLeaseError: another node has the agent id.
+            Exception: whatever else ended the stream.
+        """
+        backoff = Backoff(self._rng)
+        while True:
+            target, began = self.target, time.monotonic()
+            try:
+                with _gravest():
+                    return await once(target)
+            except StaleLeaseError as error:
+                raise self._fenced(error) from error
+            except BufferGoneError as error:
+                _require_not_cancelled(error)
+                await self._rejoin(stream, target, backoff)
+            except (UnreachableError, DrainingError, NotJoinedError) as error:
+                _require_not_cancelled(error)
+                if stream not in self._broken and time.monotonic() - began > CAP_S:
+                    backoff.reset()
+                self._down(stream, error)
+                await asyncio.sleep(backoff.next_s())
+
+    def up(self, stream: Stream) -> None:
+        """Notes that a stream has been answered."""
+        outage = self._broken.pop(stream, None)
+        if outage is None:
+            return
+        if self._metrics is not None:
+            self._metrics.reconnected(stream)
+        if not self._broken:
+            lasted = time.monotonic() - outage.since
+            log.info("the replay service at %s answers again, after %.1f s", self.target.address, lasted)
+        self._note_outage()
+
+    async def heartbeats(self, progress: Callable[[], Progress], *, every_s: float) -> None:
+        """Renews the lease and reports progress until cancelled.
+
+        Raises:
+            RefusalError: see `keep`.
+        """
+        await self.keep(Stream.HEARTBEAT, partial(self._beat, progress, every_s))
+
+    async def _beat(self, progress: Callable[[], Progress], every_s: float, _: StreamTarget) -> None:
+        while True:
+            member = self.target.member
+            state = await self._cluster.heartbeat(member, progress())
+            self.up(Stream.HEARTBEAT)
+            self._notice(state)
+            await asyncio.sleep(min(every_s, member.ttl_s / 4))
+
+    def lost(self, sentence: str) -> None:
+        """Notes that the replay came back without transitions it had."""
+        self.losses += 1
+        if self._metrics is not None:
+            self._metrics.losses.inc()
+        log.warning("%s", sentence)
+
+    def _notice(self, state: replay_pb2.BufferState) -> None:
+        self._buffer_size = state.size
+        if state.incarnation != self.incarnation:
+            log.info(
+                "the replay service at %s was started again (incarnation %s, was %s), holding %d transitions",
+                self.target.address,
+                state.incarnation,
+                self.incarnation,
+                state.size,
+            )
+            self._restarted(state.incarnation)
+
+    def _restarted(self, incarnation: str) -> None:
+        self.incarnation = incarnation
+        for call in self._on_restart:
+            call()
+
+    def _down(self, stream: Stream, error: RefusalError) -> None:
+        """Notes that a stream is broken.
+
+        Raises:
+            RefusalError: it has been for too long.
+        """
+        now = time.monotonic()
+        outage = self._broken.get(stream)
+        if outage is None:
+            why = Away.DRAINED if isinstance(error, DrainingError) else Away.UNREACHABLE
+            outage = Outage(now, why)
+        lasted, limit_s = now - outage.since, self._limit_s(error)
+        if lasted >= limit_s:
+            if not lasted:
+                raise error
+            raise type(error)(f"gave up after {lasted:.0f} s: {error}") from error
+        if not self._broken:
+            log.info("%s; trying again for up to %g s", error, limit_s)
+        self._broken[stream] = outage
+        self._note_outage()
+
+    def _limit_s(self, error: RefusalError) -> float:
+        if not self.stopping:
+            return self._timeout_s
+        return 0.0 if isinstance(error, DrainingError) else min(self._timeout_s, STOPPING_S)
+
+    def _note_outage(self) -> None:
+        drained = [outage for outage in self._broken.values() if outage.why is Away.DRAINED]
+        since = min((outage.since for outage in self._broken.values()), default=None)
+        why = Away.DRAINED if drained else Away.UNREACHABLE
+        self.outage = None if since is None else Outage(since, why)
+
+    async def _rejoin(self, stream: Stream, target: StreamTarget, backoff: Backoff) -> None:
+        """Joins a replay that holds another buffer, under the same agent id, if no other stream has."""
+        async with self._rejoining:
+            if self.target is not target:
+                return
+            before = target.member
+            try:
+                member = await self._cluster.join(
+                    node_name=self._node_name,
+                    schema=target.schema,
+                    agent_id=before.agent_id,
+                    run_id=before.run_id,
+                    lost_buffer_id=before.buffer_id,
+                )
+            except (UnreachableError, DrainingError) as error:
+                self._down(stream, error)
+                await asyncio.sleep(backoff.next_s())
+                return
+            except AgentTakenError as error:
+                raise self._fenced(error) from error
+            self._accept(member)
+            self.target = replace(target, member=member)
+            self.lost(
+                f"the replay service at {target.address} came back without its data (incarnation "
+                f"{member.incarnation}, was {self.incarnation}): the {self._buffer_size} transitions of the "
+                f"run that it held are gone; joined again as agent {member.agent_id} (epoch {member.epoch}), "
+                f"the buffer fills up anew"
+            )
+            self._restarted(member.incarnation)
+
+    def _fenced(self, error: RefusalError) -> StaleLeaseError:
+        agent_id = self.target.member.agent_id
+        return StaleLeaseError(
+            f"fenced off: agent {agent_id} belongs to another node now, so this one ends and stores "
+            f"nothing more ({str(error).partition('; ')[0]})"
+        )
+
+
+def _require_not_cancelled(error: RefusalError) -> None:
+    """Raises the cancellation that a task group dropped because one of its tasks failed just then."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError from error
+
+
+@contextmanager
+def _gravest() -> Iterator[None]:
+    """`first_cause`, but of several refusals raises one that no new attempt would put right."""
+    try:
+        yield
+    except ExceptionGroup as group:
+        passing = (UnreachableError, DrainingError, NotJoinedError)
+        lasting = group.split(passing)[1]
+        with first_cause():
+            raise (group if lasting is None else lasting) from None

@@ -1,0 +1,89 @@
+"""A learner behind a network that cuts, delays and swallows: it trains on, and each step is stored once."""
+
+import asyncio
+import random
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+from faults.proxy import proxied
+from faults.stories import check_story
+from nodes.learning_cases import FOREVER, checkpoint_step, learner_options, learning, status_of, until_trained
+from nodes.running import replay_node
+from wire.services import eventually, promptly
+
+from dase_grpc.progress import Progress
+
+ON = {"train__steps": FOREVER, "eval__every": 1_000_000, "replay__capacity": 10_000}
+RESUMED_S = 10.0
+"""Within which training goes on once the replay can be reached again."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(150)]
+
+
+@asynccontextmanager
+async def learner_behind_a_proxy(storm, tmp_path):
+    """A learner, the proxy to its durable replay, and a wait for it to train on; checked at the end."""
+    data = tmp_path / "data"
+    async with (
+        replay_node(data_dir=data, min_size=20) as replay,
+        proxied(replay.address) as (proxy, address),
+        learning(learner_options(address, tmp_path / "run", **ON)) as (task, stop),
+    ):
+
+        async def trained_on() -> Progress:
+            """Until it has updated anew; the replay itself is asked, past the proxy."""
+            agents = (await status_of(replay.address)).agents
+            updates = agents[0].progress.updates if agents else 0
+            return await until_trained(replay.address, updates=updates + 20, task=task, within_s=RESUMED_S)
+
+        await trained_on()
+        yield proxy, trained_on
+        stop.set()
+        await promptly(task, within_s=20)
+        assert (await status_of(replay.address)).agents[0].epoch == 1
+    check_story(storm, data, steps=[checkpoint_step(tmp_path / "run")])
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0, 15.0])
+async def test_a_connection_that_is_cut_is_made_again(storm, tmp_path, seconds):
+    async with learner_behind_a_proxy(storm, tmp_path) as (proxy, trained_on):
+        proxy.cut()
+        await asyncio.sleep(seconds)
+        proxy.heal()
+        await trained_on()
+
+
+async def test_a_connection_that_is_cut_again_and_again_and_delayed(storm, tmp_path):
+    rng = random.Random(7)
+    async with learner_behind_a_proxy(storm, tmp_path) as (proxy, trained_on):
+        for _ in range(15):
+            proxy.delay_s = rng.choice([0.0, 0.0, 0.02, 0.1])
+            proxy.cut()
+            await asyncio.sleep(rng.uniform(0.0, 0.3))
+            proxy.heal()
+            await asyncio.sleep(rng.uniform(0.0, 0.8))
+        proxy.delay_s = 0.0
+        await trained_on()
+
+
+async def test_a_slow_network_is_only_slow(storm, tmp_path):
+    async with learner_behind_a_proxy(storm, tmp_path) as (proxy, trained_on):
+        proxy.delay_s = 0.3
+        await asyncio.sleep(3)
+        await trained_on()
+        assert proxy.connections == 1
+        proxy.delay_s = 0.0
+
+
+async def test_a_connection_that_is_half_open_is_found_dead_and_made_again(storm, tmp_path, caplog):
+    caplog.set_level("INFO", "dase")
+    async with learner_behind_a_proxy(storm, tmp_path) as (proxy, trained_on):
+        proxy.hang()
+        await eventually(lambda: "trying again" in caplog.text, within_s=20)
+        await asyncio.sleep(20)
+        proxy.heal()
+        began = time.monotonic()
+        await trained_on()
+        assert time.monotonic() - began < RESUMED_S
+    assert "which has not answered for" in caplog.text

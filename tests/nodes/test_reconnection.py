@@ -1,0 +1,262 @@
+"""A learner whose replay goes and comes back: it explores on, then trains on, and each row is stored once."""
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+from nodes.learning_cases import (
+    FOREVER,
+    checkpoint_step,
+    learner_options,
+    learning,
+    status_of,
+    until_stored,
+    until_trained,
+)
+from nodes.running import joined, replay_node
+from wire.services import SCHEMA, eventually, promptly, rows_of, serials_of
+
+from dase_grpc.errors import UnreachableError
+from dase_grpc.nodes.connection import Connection, Stream
+from dase_grpc.nodes.learner import run_learner
+from dase_grpc.nodes.link import ReplayLink
+from dase_grpc.nodes.replay import boot_id
+from dase_grpc.store.directory import DataDirectory
+from dase_grpc.store.durable import DurableStore
+
+ON = {"train__steps": FOREVER, "eval__every": 100_000, "replay__capacity": 10_000}
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    """What takes seconds takes milliseconds."""
+    monkeypatch.setattr("dase_grpc.nodes.learner.HEARTBEAT_S", 0.05)
+    monkeypatch.setattr("dase_grpc.nodes.connection.AWAY_AFTER_S", 0.1)
+    monkeypatch.setattr("dase_grpc.nodes.handoff.LOOK_S", 0.02)
+    monkeypatch.setattr("dase_grpc.nodes.waits.SAY_AFTER_S", 0.1)
+    monkeypatch.setattr("dase_grpc.nodes.waits.LOOK_EVERY_S", 0.02)
+
+
+def rows_on_disk(path):
+    """The rows of a directory that no replay holds, oldest first, their schema, and what was committed."""
+    directory = DataDirectory.open(path)
+    try:
+        identity = directory.identity()
+        store = DurableStore.open(directory, identity, boot_id=boot_id())
+        rows = store.ring.ordered().copy()
+        committed = store.committed("learner-0", agent_id=0)
+        store.abandon()
+    finally:
+        directory.close()
+    return rows, identity.schema, committed
+
+
+def assert_one_unbroken_story(rows, schema):
+    """The rows of one agent in PointGoal, episodes of 20 steps: none missing, none doubled, in order."""
+    own = schema.named(np.ascontiguousarray(rows))
+    within = np.arange(len(rows) - 1) % 20 != 19
+    assert (own["next_observation"][:-1] == own["observation"][1:])[within].all()
+    assert (np.diff(own["policy_version"].astype(int)) >= 0).all()
+
+
+async def test_a_learner_trains_on_when_a_durable_replay_is_back_and_no_row_is_lost_or_doubled(
+    tmp_path, caplog
+):
+    caplog.set_level(logging.INFO, "dase")
+    data, run = {"data_dir": tmp_path / "data", "min_size": 20}, tmp_path / "run"
+    async with replay_node(**data) as first:
+        address = first.address
+        async with learning(learner_options(address, run, **ON)) as (task, stop):
+            progress = await until_trained(address, task=task)
+            await first.end()
+            for _ in range(2):
+                await eventually(lambda: "trying again for up to 600 s" in caplog.text)
+                async with replay_node(**data, listen=address):
+                    progress = await until_trained(address, updates=progress.updates + 30, task=task)
+                    caplog.clear()
+            async with replay_node(**data, listen=address):
+                await until_trained(address, updates=progress.updates + 30, task=task)
+                stop.set()
+                await promptly(task, within_s=10)
+                agent = (await status_of(address)).agents[0]
+    assert (agent.lease, agent.epoch) == ("left", 1)
+    steps = checkpoint_step(run)
+    rows, schema, committed = rows_on_disk(tmp_path / "data")
+    assert (len(rows), committed) == (steps, steps)
+    assert_one_unbroken_story(rows, schema)
+
+
+async def test_a_learner_explores_on_while_its_replay_is_away_until_its_queue_is_full_and_says_so(
+    tmp_path, caplog, monkeypatch
+):
+    caplog.set_level(logging.INFO, "dase")
+    monkeypatch.setattr("dase_grpc.nodes.link.QUEUED_ROWS", 50)
+    data, run = {"data_dir": tmp_path / "data", "min_size": 20}, tmp_path / "run"
+    async with replay_node(**data) as replay:
+        address = replay.address
+        async with learning(learner_options(address, run, **ON)) as (task, stop):
+            before = await until_trained(address, task=task)
+            await replay.end()
+            await eventually(lambda: "no more fit" in caplog.text)
+            assert f"waiting for the replay service at {address}, which shut down" in caplog.text
+            assert "exploring on meanwhile" in caplog.text
+            async with replay_node(**data, listen=address):
+                after = await until_trained(address, updates=before.updates + 100, task=task)
+                await eventually(lambda: "going on, after a wait of" in caplog.text)
+                stop.set()
+                await promptly(task, within_s=10)
+    assert after.step - after.updates >= before.step - before.updates + 40  # explored without updating
+    rows, schema, committed = rows_on_disk(tmp_path / "data")
+    assert len(rows) == committed == checkpoint_step(run)
+    assert_one_unbroken_story(rows, schema)
+
+
+async def test_a_replay_that_came_back_empty_is_said_refilled_and_trained_from(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "dase")
+    async with replay_node(min_size=20) as replay:
+        address = replay.address
+        async with learning(learner_options(address, tmp_path / "run", **ON)) as (task, stop):
+            before = await until_trained(address, updates=50, task=task)
+            await replay.end()
+            async with replay_node(min_size=20, listen=address):
+                after = await until_trained(address, updates=before.updates + 50, task=task)
+                status = await status_of(address)
+                stop.set()
+                await promptly(task, within_s=10)
+    assert "came back without its data" in caplog.text
+    assert status.agents[0].epoch == 1
+    assert status.buffer.inserted_total >= 20 + 50
+    assert status.buffer.inserted_total < after.step + 2_000  # not the whole story: the first part is gone
+    assert checkpoint_step(tmp_path / "run") > before.step
+
+
+async def test_a_replay_that_came_back_empty_while_all_wait_for_each_other_fills_up_again(tmp_path):
+    """Each of two agents has collected what it has to before its first update, and the replay lost it."""
+    settings = {**ON, "train__agents": 2, "replay__min_size": 40}
+    async with replay_node(min_size=40) as replay:
+        address = replay.address
+        first = learner_options(address, tmp_path / "run", agent_id=0, **settings)
+        async with learning(first) as (task, _):
+            await until_stored(address, 20)
+            await replay.end()
+            async with replay_node(min_size=40, listen=address):
+                await until_trained(address, task=task)
+
+
+async def test_a_replay_that_stays_away_is_given_up_with_a_checkpoint(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "dase")
+    async with replay_node(min_size=20) as replay:
+        options = learner_options(replay.address, tmp_path / "run", replay_timeout_s=0.5, **ON)
+        async with learning(options) as (task, _):
+            await until_trained(replay.address, task=task)
+            await replay.end()
+            with pytest.raises(UnreachableError, match=r"gave up after|does not answer"):
+                await promptly(task, within_s=15)
+    assert "is kept in" in caplog.text
+    assert "transitions were not acknowledged" in caplog.text
+    assert "could not give the lease back" not in caplog.text
+    assert checkpoint_step(tmp_path / "run") > 20
+
+
+async def test_a_learner_whose_replay_is_away_can_be_stopped_soon(tmp_path):
+    async with (
+        replay_node(min_size=20) as replay,
+        learning(learner_options(replay.address, tmp_path / "run", **ON)) as (task, stop),
+    ):
+        await until_trained(replay.address, task=task)
+        await replay.end()
+        await asyncio.sleep(0.3)
+        stop.set()
+        with pytest.raises(UnreachableError):
+            await promptly(task, within_s=12)
+
+
+async def test_a_learner_that_finishes_while_its_replay_is_away_waits_for_it(tmp_path):
+    data = {"data_dir": tmp_path / "data", "min_size": 20}
+    async with replay_node(**data) as replay:
+        address = replay.address
+        options = learner_options(address, tmp_path / "run", **{**ON, "train__steps": 3_000})
+        async with learning(options) as (task, _):
+            await until_trained(address, task=task)
+            await replay.end()
+            await asyncio.sleep(0.5)
+            async with replay_node(**data, listen=address):
+                await promptly(task, within_s=25)
+    rows, schema, committed = rows_on_disk(tmp_path / "data")
+    assert len(rows) == committed == 3_000
+    assert_one_unbroken_story(rows, schema)
+
+
+async def test_a_new_process_goes_on_from_the_number_its_writer_has_committed(tmp_path):
+    data = {"data_dir": tmp_path / "data", "min_size": 20}
+    async with replay_node(**data) as replay:
+        for run, steps in (("first", 80), ("second", 120)):
+            options = learner_options(replay.address, tmp_path / run, **{**ON, "train__steps": steps})
+            await promptly(run_learner(options, asyncio.Event()), within_s=20)
+    rows, _, committed = rows_on_disk(tmp_path / "data")
+    assert len(rows) == committed == 200
+
+
+@asynccontextmanager
+async def power_lost(tmp_path, monkeypatch, *, rows):
+    """A link whose replay had committed `rows` rows, then lost power before any sync, and is back."""
+    boots = iter(("one", "two"))
+    monkeypatch.setattr("dase_grpc.nodes.replay.boot_id", lambda: next(boots))
+    monkeypatch.setattr("dase_grpc.store.run.SharedRun.close", lambda run: run._disk.directory.close())
+    data = {"data_dir": tmp_path / "data"}
+    async with replay_node(**data) as replay, joined(replay.address) as target:
+        connection = Connection(target, timeout_s=60)
+        link = ReplayLink(connection, batch_size=4, prefetch=1, writer_id="w")
+        inserting = asyncio.ensure_future(link.insert_rows())
+        for row in rows_of(1, rows):
+            link.store(row)
+        await eventually(lambda: not link.unacknowledged)
+        await replay.end()
+        async with replay_node(**data, listen=replay.address):
+            yield link, inserting, connection
+            await promptly(inserting)
+
+
+async def test_acknowledged_rows_that_a_power_loss_took_are_said_and_the_next_follow_without_a_gap(
+    tmp_path, monkeypatch, caplog
+):
+    async with power_lost(tmp_path, monkeypatch, rows=20) as (link, _, connection):
+        for row in rows_of(21, 25):
+            link.store(row)
+        link.no_more_rows()
+    assert connection.losses == 1
+    assert "without the latest 20 transitions of this agent that it had acknowledged" in caplog.text
+    directory = DataDirectory.open(tmp_path / "data")
+    store = DurableStore.open(directory, directory.identity(), boot_id="two")
+    assert serials_of(store.ring.ordered(), SCHEMA) == [21, 22, 23, 24, 25]
+    store.abandon()
+    directory.close()
+
+
+async def test_streams_that_break_again_and_again_store_each_row_once(tmp_path):
+    data = {"data_dir": tmp_path / "data"}
+    async with replay_node(**data) as first, joined(first.address) as target:
+        link = ReplayLink(Connection(target, timeout_s=60), batch_size=4, prefetch=1, writer_id="w")
+        inserting = asyncio.ensure_future(link.insert_rows())
+        address = first.address
+        storing = asyncio.ensure_future(
+            asyncio.to_thread(lambda: [link.store(row) for row in rows_of(1, 8_000)])
+        )
+        await asyncio.sleep(0.05)
+        await first.end()
+        for _ in range(3):
+            async with replay_node(**data, listen=address):
+                await asyncio.sleep(0.1)
+        async with replay_node(**data, listen=address):
+            await promptly(storing, within_s=15)
+            link.no_more_rows()
+            await promptly(inserting, within_s=15)
+            assert not link.unacknowledged
+    directory = DataDirectory.open(tmp_path / "data")
+    store = DurableStore.open(directory, directory.identity(), boot_id=boot_id())
+    assert serials_of(store.ring.ordered(), SCHEMA) == [*range(1, 8_001)]
+    store.abandon()
+    directory.close()
+    assert Stream.INSERT not in link._connection._broken
