@@ -13,10 +13,10 @@ from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
 
 STEPS = 1_000
-UPDATES = 101
-"""The first update comes with step 900, the last with step 1 000."""
+UPDATES = 51
+"""The first update comes with step 950, the last with step 1 000."""
 
-SHORTENED = ("agent.start_steps=900", "eval.every=1000", "eval.episodes=1", "eval.max_episode_steps=200")
+SHORTENED = ("agent.start_steps=950", "eval.every=1000", "eval.episodes=1", "eval.max_episode_steps=200")
 
 
 @pytest.mark.slow

@@ -68,7 +68,9 @@ def test_a_lockstep_run_that_was_hit_by_a_signal_anywhere_is_resumed_as_if_it_ha
 ):
     process = start(tmp_path, "train", "--lockstep", "--name", "run", *FLAGS)
     directory = tmp_path / "runs/run"
-    until_evaluated(process, directory, 70 * random.randint(1, 9))
+    until_evaluated(
+        process, directory, 70 * random.randint(2, 9)
+    )  # the first checkpoint follows the first evaluation
     process.send_signal(kind)
     process.communicate(timeout=PATIENCE_S)
     assert process.returncode == (0 if kind == signal.SIGTERM else -kind)
