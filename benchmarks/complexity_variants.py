@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 
 from dase_grpc.errors import DaseError
+from dase_grpc.launch.checks import check
 from dase_grpc.launch.display import make_display
 from dase_grpc.launch.local import run_cluster
-from dase_grpc.launch.train import check
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.schema import Array
 

@@ -15,12 +15,12 @@ from rich.console import Console
 
 from dase_grpc.errors import DaseError, EnvironmentSpecError
 from dase_grpc.launch.cell_runner import CellRunner
-from dase_grpc.launch.console import say
+from dase_grpc.launch.checks import check_capacity, probed
+from dase_grpc.launch.console import PatientConsole, program, say
 from dase_grpc.launch.experiment_file import read_experiment
 from dase_grpc.launch.experiment_folder import ExperimentFolder, State, score
 from dase_grpc.launch.matrix import Cell, cells_of
 from dase_grpc.launch.scoreboard import Outcome, Reading, Scoreboard
-from dase_grpc.launch.train import PatientConsole, check_capacity, probed, program
 from dase_grpc.learning.env_ids import summary
 from dase_grpc.nodes.lifecycle import stop_event
 from dase_grpc.progress import number

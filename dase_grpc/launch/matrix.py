@@ -109,16 +109,20 @@ def _resolve(settings: Settings, mode: Mode) -> _Resolved:
     method = _layered(_read_by(None, settings)).method
     shown = _read_by(method, settings)
     config = _layered(shown)
-    unread = {key: value for key, value in settings.items() if key not in shown}
-    of_dpd = {key: value for key, value in unread.items() if key.startswith("dpd.")}
-    # they mean nothing here, and yet a wrong one is a mistake
-    _layered({key: value for key, value in unread.items() if key not in of_dpd})
-    _layered({**of_dpd, METHOD: "dpd"})
+    if unread := {key: value for key, value in settings.items() if key not in shown}:
+        _check_unread(unread)
     if mode == "cluster" and config.metrics.port:
         raise ConfigError(
             f"metrics.port = {config.metrics.port} would be the port of several runs at once; leave it out"
         )
     return _Resolved(shown, len(shown) < len(settings), with_resolved_id(config))
+
+
+def _check_unread(unread: Settings) -> None:
+    """Checks what a cell does not read: it means nothing there, and yet a wrong value is a mistake."""
+    of_dpd = {key: value for key, value in unread.items() if key.startswith("dpd.")}
+    _layered({key: value for key, value in unread.items() if key not in of_dpd})
+    _layered({**of_dpd, METHOD: "dpd"})
 
 
 def _read_by(method: str | None, settings: Settings) -> Settings:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from dase_grpc.config import RunConfig
 from dase_grpc.errors import ConfigError, RunDirectoryError
-from dase_grpc.launch.console import say
+from dase_grpc.launch.checks import check
+from dase_grpc.launch.console import PatientConsole, say
 from dase_grpc.launch.lockstep import BUFFER_FILE, ResumedRound
-from dase_grpc.launch.train import PatientConsole, TrainOptions, check, run_here
+from dase_grpc.launch.train import TrainOptions, run_here
 from dase_grpc.learning.envs import require_same_environment
 from dase_grpc.runs.checkpoint import Checkpoint, newest_sound
 from dase_grpc.runs.directory import RunDirectory

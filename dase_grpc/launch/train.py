@@ -1,10 +1,7 @@
 """`dase train`: checks, makes the run directory, runs the cluster or lockstep, says where results are."""
 
 import asyncio
-import os
 import shlex
-import shutil
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -16,15 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
-from dase_grpc.capacity import transitions
-from dase_grpc.config import EnvConfig, RunConfig, require_capacity
-from dase_grpc.errors import ConfigError, DaseError, NodeFailedError, RunDirectoryError
-from dase_grpc.launch.console import say
+from dase_grpc.config import RunConfig
+from dase_grpc.errors import DaseError, NodeFailedError, RunDirectoryError
+from dase_grpc.launch.checks import check
+from dase_grpc.launch.console import PatientConsole, program, say
 from dase_grpc.launch.display import Snapshot, make_display
 from dase_grpc.launch.local import run_cluster
 from dase_grpc.learning.env_ids import with_resolved_id
-from dase_grpc.learning.env_probe import probe
-from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.naming import MAX_BYTES
 from dase_grpc.nodes.lifecycle import halt_event, stop_event
 from dase_grpc.progress import number
@@ -32,7 +27,6 @@ from dase_grpc.runs.directory import AgentDirectory, RunDirectory, checkpoint_pa
 from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
 from dase_grpc.runs.report import write_report
-from dase_grpc.schema import TransitionSchema
 
 if TYPE_CHECKING:
     from dase_grpc.launch.lockstep import ResumedRound  # torch takes seconds to import
@@ -53,17 +47,6 @@ class TrainOptions:
     lockstep: bool = False
     command: Sequence[str] = ()
     stdin_is_leash: bool = False
-
-
-class PatientConsole(Console):
-    """A console whose reader may go away: training goes on without one."""
-
-    def on_broken_pipe(self) -> None:
-        """Shows nothing any more, now that nobody reads it."""
-        self.quiet = True
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
 
 
 def train_here(options: TrainOptions) -> None:
@@ -119,50 +102,6 @@ def run_here(
         _say_results(directory, console, shown=shown, program=program(options.command))
 
 
-def check(config: RunConfig, *, gpu: int | None = None) -> TransitionSchema:
-    """Checks what can only be known with the environment and the machine at hand; returns the layout.
-
-    Raises:
-        DeviceError: there is no such GPU.
-        EnvironmentSpecError: the environment cannot be made, or no agent here can act in it.
-        ConfigError: a capacity in bytes holds too few of its transitions.
-    """
-    if gpu is not None:
-        from dase_grpc.learning.device import pick_device  # torch takes seconds to import
-
-        pick_device(gpu)
-    schema = probed(config.env)
-    check_capacity(config, schema)
-    return schema
-
-
-def probed(config: EnvConfig) -> TransitionSchema:
-    """Tries the environment out; what its transitions look like.
-
-    Raises:
-        EnvironmentSpecError: the environment cannot be made, or no agent here can act in it.
-    """
-    env = make_env(config.id, config.kwargs)
-    try:
-        schema = schema_of(env, config.id)
-        probe(env)
-    finally:
-        env.close()
-    return schema
-
-
-def check_capacity(config: RunConfig, schema: TransitionSchema) -> None:
-    """Checks the buffer's size, now that that of a transition is known.
-
-    Raises:
-        ConfigError: a capacity in bytes holds too few transitions.
-    """
-    try:
-        require_capacity(config, transitions(config.replay.capacity, row_bytes=schema.row_bytes))
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-
-
 def run_name(config: RunConfig) -> str:
     """A folder name that says what the run is and when it began."""
     env = "".join(c if c.isalnum() or c in "-_" else "-" for c in config.env.id)
@@ -170,24 +109,6 @@ def run_name(config: RunConfig) -> str:
     when = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     method = "dpd" if config.method == "dpd" else f"k{config.train.agents}"
     return f"{env}-{'+'.join(config.algorithms)}-{method}-seed{config.train.seed}-{when}"
-
-
-def program(command: Sequence[str]) -> str:
-    """How this program was called, so that a line with another of its commands can be pasted.
-
-    command is sys.argv; what the shell finds by its name alone is named by that.
-    """
-    called = Path(command[0] if command else "dase")
-    if called.name == "__main__.py":
-        return f"{_as_found(Path(sys.executable))} -m dase_grpc"
-    return _as_found(called)
-
-
-def _as_found(called: Path) -> str:
-    found = shutil.which(called.name)
-    if called.name == str(called) or (found is not None and Path(found) == called):
-        return called.name
-    return shlex.quote(str(called))
 
 
 def _new_directory(options: TrainOptions) -> RunDirectory:

@@ -10,11 +10,11 @@ from small import SETTINGS
 
 from dase_grpc.errors import ConfigError, EnvironmentSpecError
 from dase_grpc.launch import experiment
+from dase_grpc.launch.checks import probed
 from dase_grpc.launch.experiment import ExperimentOptions, check_cells, experiment_here, usable_cores
 from dase_grpc.launch.experiment_file import read_experiment
 from dase_grpc.launch.experiment_folder import ExperimentFolder
 from dase_grpc.launch.matrix import cells_of
-from dase_grpc.launch.train import probed
 
 
 @pytest.fixture

@@ -16,8 +16,10 @@ from dase_grpc.errors import (
     NodeFailedError,
     RunDirectoryError,
 )
-from dase_grpc.launch import train
-from dase_grpc.launch.train import TrainOptions, check, program, run_name, train_here
+from dase_grpc.launch import checks, train
+from dase_grpc.launch.checks import check
+from dase_grpc.launch.console import program
+from dase_grpc.launch.train import TrainOptions, run_name, train_here
 from dase_grpc.learning.envs import make_env
 from dase_grpc.runs.checkpoint import save_checkpoint
 
@@ -31,7 +33,7 @@ def opened(monkeypatch):
         envs.append(make_env(*args))
         return envs[-1]
 
-    monkeypatch.setattr(train, "make_env", noted)
+    monkeypatch.setattr(checks, "make_env", noted)
     return envs
 
 
