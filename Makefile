@@ -21,10 +21,10 @@ train: $(STAMP)  ## Train two agents on a small MuJoCo task (one to two minutes 
 	$(BIN)/dase train
 
 test: $(STAMP)  ## Run every test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --dist worksteal
 
 fast: $(STAMP)  ## Run the tests of the developer loop
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -n logical --dist worksteal -m 'not slow'
 
 lint: $(STAMP)  ## Check format, lint, types and import rules
 	$(BIN)/ruff format --check

@@ -1,6 +1,10 @@
 """What all tests share."""
 
+import os
+
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tests run side by side, one on each core
 
 
 def pytest_configure(config: pytest.Config) -> None:

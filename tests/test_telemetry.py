@@ -54,6 +54,9 @@ LEARNER = EVERY_ROLE | {
     "dase_explorer_episode_return": (G, {"agent_id"}),
     "dase_explorer_unacknowledged_transitions": (G, {"agent_id"}),
     "dase_explorer_refused_transitions_total": (C, {"agent_id", "reason"}),  # beyond the table
+    "dase_learner_reconnects_total": (C, {"agent_id", "stream"}),
+    "dase_learner_waiting_seconds_total": (C, {"agent_id", "reason"}),
+    "dase_learner_replay_losses_total": (C, {"agent_id"}),
     "dase_evaluation_return_mean": (G, {"agent_id"}),
     "dase_evaluation_duration_seconds": (H, {"agent_id"}),
 }
@@ -95,6 +98,8 @@ def learner_registry(agent_id: int = 1) -> CollectorRegistry:
     metrics.evaluation_seconds.observe(1.0)
     metrics.skipped("no_weight")
     metrics.refused("not_finite")
+    metrics.reconnected("insert")
+    metrics.waited("unreachable", 1.0)
     metrics.loss("critic", 0.5)
     metrics.similarity(0, 0.25)
     metrics.similarity(MAX_PAIRED_AGENTS, 0.75)

@@ -151,6 +151,7 @@ def test_the_command_line_answers_without_loading_torch_or_grpc(arguments):
     assert not loaded & (LEARNING | NETWORK)
 
 
+@pytest.mark.slow
 def test_comparing_runs_loads_nothing_that_learns_and_no_network(tmp_path):
     loaded = libraries_after(command("compare", "docs/results", "--out", str(tmp_path)))
     assert {"scipy", "matplotlib"} <= loaded

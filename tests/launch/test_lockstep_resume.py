@@ -35,9 +35,14 @@ def straight(tmp_path_factory) -> RunDirectory:
     return train(tmp_path_factory.mktemp("straight"), config())
 
 
+def slowly(*steps: int) -> list[object]:
+    return [pytest.param(step, marks=pytest.mark.slow) for step in steps]
+
+
 # -- the same as without a break ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_n_steps_and_n_more_are_as_2n_at_once(tmp_path, name):
     settings = CONFIGS[name]
@@ -46,7 +51,7 @@ def test_n_steps_and_n_more_are_as_2n_at_once(tmp_path, name):
     assert_equal(train(tmp_path, settings, "straight"), resumed, first_steps=60)
 
 
-@pytest.mark.parametrize("step", [1, 19, 20, 30, 37, 90, 119])
+@pytest.mark.parametrize("step", [37, *slowly(1, 19, 20, 30, 90, 119)])
 def test_a_run_that_was_stopped_goes_on_from_that_very_step(tmp_path, straight, step):
     """In the random steps, at and within an episode, at an evaluation, with a full buffer, before the end."""
     stopped = train_until(tmp_path, config(), step)
@@ -54,12 +59,13 @@ def test_a_run_that_was_stopped_goes_on_from_that_very_step(tmp_path, straight, 
     assert_equal(straight, resume(stopped))
 
 
-@pytest.mark.parametrize("step", [30, 59, 61, 95])
+@pytest.mark.parametrize("step", [61, *slowly(30, 59, 95)])
 def test_a_run_that_was_killed_goes_on_from_its_last_round(tmp_path, straight, step):
     killed = train_killed_after(tmp_path, config(), step)
     assert_equal(straight, resume(killed))
 
 
+@pytest.mark.slow
 def test_a_run_may_be_broken_off_again_and_again(tmp_path, straight):
     settings = config()
     directory = train_killed_after(tmp_path, settings, 40)
@@ -97,6 +103,7 @@ def resume_until(directory: RunDirectory, step: int, halt: threading.Event) -> N
         resume(directory)
 
 
+@pytest.mark.slow
 def test_a_stop_within_an_evaluation_and_a_round_is_made_up_for(tmp_path, straight, monkeypatch):
     """Agent 0 has done its step 60 and evaluates, agent 1 has not done it, when the signal comes."""
     halt, reset = threading.Event(), worlds.PointGoal.reset
@@ -120,12 +127,14 @@ def test_a_stop_within_an_evaluation_and_a_round_is_made_up_for(tmp_path, straig
     assert_equal(straight, resume(stopped))
 
 
+@pytest.mark.slow
 def test_an_episode_without_an_end_goes_on_too(tmp_path):
     settings = config("worlds:Endless", eval__max_episode_steps=5)
     whole = train(tmp_path, settings, "straight")
     assert_equal(whole, resume(train_until(tmp_path, settings, 47)))
 
 
+@pytest.mark.slow
 def test_refused_transitions_and_their_counts_go_on(tmp_path):
     settings = config("worlds:NanReward", train__log_every=50, eval__max_episode_steps=5)
     whole = train(tmp_path, settings, "straight")
@@ -136,6 +145,7 @@ def test_refused_transitions_and_their_counts_go_on(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_run_whose_end_was_no_multiple_of_its_periods_goes_on_as_if_it_had_not_ended(tmp_path, straight):
     """Its last evaluation and its last line of metrics are put aside, since no longer run has them."""
     settings = config()
@@ -156,6 +166,7 @@ def test_a_run_whose_end_was_no_multiple_of_its_periods_goes_on_as_if_it_had_not
 # -- what is said and noted ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_no_step_appears_twice_what_was_written_after_the_round_is_kept_and_time_goes_on(tmp_path, capsys):
     killed = train_killed_after(tmp_path, config(), 89)
     before = read_evaluations(killed.agent(0).evaluations.path)
@@ -171,6 +182,7 @@ def test_no_step_appears_twice_what_was_written_after_the_round_is_kept_and_time
     assert f"written after that (lines: 1, checkpoints: 0) is put aside in {aside}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_run_toml_says_when_and_from_where_it_was_resumed_and_keeps_all_else(tmp_path):
     directory = train(tmp_path, config(train__steps=60))
     resumed = resume(directory, steps=90)
@@ -181,6 +193,7 @@ def test_run_toml_says_when_and_from_where_it_was_resumed_and_keeps_all_else(tmp
     assert {key: resumed.run[key] for key in directory.run} == directory.run
 
 
+@pytest.mark.slow
 def test_other_versions_are_said(tmp_path, capsys):
     directory = train_until(tmp_path, config(), 40)
     text = (directory.path / RUN_FILE).read_text()
@@ -216,6 +229,7 @@ def flip(path):
     path.write_bytes(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damaged",
     [
@@ -239,12 +253,14 @@ def test_where_the_newest_round_is_damaged_the_one_before_is_used_and_that_is_sa
     assert (killed.agent(0).path / "before-resume-1" / "checkpoints" / "step-000000090").is_dir()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_whose_round_was_not_finished_is_not_gone_on_from(tmp_path, straight):
     killed = train_killed_after(tmp_path, config(), 95)
     (killed.replay / "round-000000090.json").unlink()
     assert_equal(straight, resume(killed))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_run_is_not_mistaken_for_this_ones(tmp_path, straight, capsys):
     killed = train_killed_after(tmp_path, config(), 95)
     other = train_killed_after(tmp_path, config(train__seed=1), 95, "other")
@@ -266,6 +282,7 @@ def test_where_nothing_is_whole_that_is_said_and_nothing_is_changed(tmp_path):
     assert sorted(path for path in killed.path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_damaged_line_of_results_is_put_aside(tmp_path, straight):
     killed = train_killed_after(tmp_path, config(), 95)
     for path in (killed.agent(0).evaluations.path, killed.agent(0).metrics.path):
@@ -362,6 +379,7 @@ def test_learners_that_were_started_one_by_one_are_resumed_so(tmp_path):
 # -- environments that cannot be repeated -------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_where_an_environment_does_not_repeat_itself_a_new_episode_begins_and_that_is_said(tmp_path, caplog):
     settings = config("worlds:Unrepeatable")
     stopped = train_until(tmp_path, settings, 47)
@@ -372,6 +390,7 @@ def test_where_an_environment_does_not_repeat_itself_a_new_episode_begins_and_th
     assert read_evaluations(resumed.agent(0).evaluations.path).step.tolist() == [0, 30, 60, 90, 120]
 
 
+@pytest.mark.slow
 def test_of_a_very_long_episode_the_actions_are_not_kept(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("dase_grpc.learning.exploration.REPLAYED_STEPS", 30)
     settings = config("worlds:Endless", eval__max_episode_steps=5)
@@ -381,6 +400,7 @@ def test_of_a_very_long_episode_the_actions_are_not_kept(tmp_path, caplog, monke
     assert "its episode had more than 30 steps; a new episode begins" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_run_with_every_file_of_a_finished_one_but_the_buffer_export_ends_with_a_new_one(stopped):
     assert (stopped.replay / BUFFER_FILE).exists()
     before = (stopped.replay / BUFFER_FILE).read_bytes()

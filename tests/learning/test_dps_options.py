@@ -291,6 +291,7 @@ def test_no_regularisation_and_no_correction_lowers_a_weight_below_its_plain_one
     assert bool((found <= 1).all())
 
 
+@pytest.mark.slow
 def test_the_correction_removes_the_average_of_equal_gaussians():
     """To first order in 1/N, for the Jeffreys divergence, KL and true JS alike."""
     rng, n, size, groups = np.random.default_rng(0), 3, 64, 300

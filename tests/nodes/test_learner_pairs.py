@@ -54,6 +54,7 @@ async def test_both_learners_of_a_pair_get_each_others_policies_and_only_own_row
         assert kept.tensors[PEER_VERSION] % 10 == 0
 
 
+@pytest.mark.slow
 async def test_learners_of_a_pair_that_are_set_up_differently_are_told_so(service, tmp_path):
     options = [
         learner_options(

