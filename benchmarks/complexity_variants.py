@@ -16,10 +16,9 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 from rich.console import Console
 
@@ -28,11 +27,13 @@ from dase_grpc.launch.checks import check
 from dase_grpc.launch.display import make_display
 from dase_grpc.launch.local import run_cluster
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.schema import Array
 
 if TYPE_CHECKING:  # torch takes seconds and memory, which the launcher of `processes` does not spend
-    from dase_grpc.launch.lockstep import LocalReplay
     from dase_grpc.learning.learner import Learner
+    from dase_grpc.store import ReplayStore, RingBuffer
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 AS_DASE: Final = "--as-dase"
 
@@ -55,6 +56,8 @@ def run_threads(directory: RunDirectory, gpu: int | None, notes: Path | None) ->
     """
     import torch
 
+    from dase_grpc.launch.lockstep import open_lockstep
+
     halt = Event()
 
     def train(learner: "Learner") -> None:
@@ -65,66 +68,31 @@ def run_threads(directory: RunDirectory, gpu: int | None, notes: Path | None) ->
             if not learner.done:
                 halt.set()
 
-    with ExitStack() as stack:
-        learners = learners_on_one_buffer(directory, gpu, stack)
-        with ThreadPoolExecutor(len(learners)) as pool:
-            for ended in [pool.submit(train, learner) for learner in learners]:
-                ended.result()
+    with (
+        open_lockstep(directory.config, directory, gpu=gpu, make_store=locked_store) as run,
+        ThreadPoolExecutor(len(run.learners)) as pool,
+    ):
+        for ended in [pool.submit(train, learner) for learner in run.learners]:
+            ended.result()
     write_gpu_note(notes)
 
 
-def learners_on_one_buffer(directory: RunDirectory, gpu: int | None, stack: ExitStack) -> "list[Learner]":
-    """The learners of a run in this process; `stack` closes what they use."""
-    from dase_grpc.launch.lockstep import LocalReplay
-    from dase_grpc.learning.build import build_learner
-    from dase_grpc.learning.device import pick_device
-    from dase_grpc.learning.envs import make_env, schema_of
-    from dase_grpc.runs.journal import AgentJournal
-    from dase_grpc.store import ReplayStore, RingBuffer
-    from dase_grpc.telemetry import LearnerMetrics, make_registry
+def locked_store(ring: "RingBuffer") -> "ReplayStore":
+    """A buffer that the threads of this process take turns to use."""
+    from dase_grpc.store import ReplayStore
 
-    config, device = directory.config, pick_device(gpu)
-    envs = [make_env(config.env.id, config.env.kwargs) for _ in range(config.train.agents)]
-    for env in envs:
-        stack.callback(env.close)
-    schema = schema_of(envs[0], config.env.id)
-    store, lock = ReplayStore(RingBuffer(schema, config.replay.capacity)), threading.Lock()
-    learners = []
-    for agent_id, env in enumerate(envs):
-        replay = LockedReplay(LocalReplay(store, config, agent_id), lock)
-        journal = AgentJournal.open(directory.agent(agent_id), config=config, schema=schema)
-        learners.append(
-            build_learner(
-                config,
-                schema,
-                env=env,
-                agent_id=agent_id,
-                device=device,
-                sink=replay,
-                source=replay,
-                journal=stack.enter_context(closing(journal)),
-                metrics=LearnerMetrics(make_registry(), agent_id),
-            )
-        )
-    return learners
+    store, lock = ReplayStore(ring), threading.Lock()
+    for name in ("append", "sample"):
+        setattr(store, name, _one_at_a_time(getattr(store, name), lock))
+    return store
 
 
-class LockedReplay:
-    """An agent's sink and source on a buffer that the threads of this process take turns to use."""
+def _one_at_a_time(call: Callable[P, T], lock: threading.Lock) -> Callable[P, T]:
+    def waiting(*args: P.args, **kwargs: P.kwargs) -> T:
+        with lock:
+            return call(*args, **kwargs)
 
-    def __init__(self, replay: "LocalReplay", lock: threading.Lock) -> None:
-        self._replay = replay
-        self._lock = lock
-
-    def store(self, row: Array) -> None:
-        """Stores a transition once it is this thread's turn."""
-        with self._lock:
-            self._replay.store(row)
-
-    def next(self) -> tuple[Array, int] | None:
-        """Draws a batch once it is this thread's turn; None while the buffer is short."""
-        with self._lock:
-            return self._replay.next()
+    return waiting
 
 
 def run_processes(directory: RunDirectory, gpu: int | None, notes: Path | None) -> None:

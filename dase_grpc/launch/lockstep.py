@@ -141,11 +141,13 @@ def open_lockstep(
     gpu: int | None = None,
     peers: Mapping[int, Peer] = NO_PEERS,
     resumed: ResumedRound | None = None,
+    make_store: Callable[[RingBuffer], ReplayStore] = ReplayStore,
 ) -> Iterator[LockstepRun]:
     """Builds everything; environments and journals are closed when the block ends, however it ends.
 
     The agents in `peers` are as it says, all others as the configuration does. A `resumed` run goes on
-    bit for bit as if there had been no break, where the environments repeat an episode.
+    bit for bit as if there had been no break, where the environments repeat an episode. `make_store` makes
+    the buffer on its ring.
 
     Raises:
         EnvironmentSpecError, DeviceError, CapacityError: in one sentence.
@@ -157,7 +159,7 @@ def open_lockstep(
     with ExitStack() as stack:
         envs = [_open_env(each.env, stack) for each in configs]
         schema = _shared_schema(envs, configs, name=config.env.id)
-        store = ReplayStore(RingBuffer(schema, config.replay.capacity))
+        store = make_store(RingBuffer(schema, config.replay.capacity))
         policies: dict[int, Published] = {}
 
         replays = [LocalReplay(store, each, agent_id) for agent_id, each in enumerate(configs)]

@@ -75,6 +75,7 @@ async def test_a_learner_trains_on_when_a_durable_replay_is_back_and_no_row_is_l
                 await eventually(lambda: "trying again for up to 600 s" in caplog.text)
                 async with replay_node(**data, listen=address):
                     progress = await until_trained(address, updates=progress.updates + 30, task=task)
+                    await eventually(lambda: "answers again" in caplog.text)  # on all streams
                     caplog.clear()
             async with replay_node(**data, listen=address):
                 await until_trained(address, updates=progress.updates + 30, task=task)
