@@ -113,7 +113,7 @@ def run_missing(
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
     """The 95 % bootstrap interval (BCa) of the mean; None for fewer than 3 values or one not finite."""
-    sample = np.asarray(values, np.float64)
+    sample = np.sort(np.asarray(values, np.float64))  # the interval does not depend on the runs' order
     if len(sample) < 3 or not np.isfinite(sample).all():
         return None
     if np.ptp(sample) == 0:
