@@ -96,10 +96,11 @@ def _published(each: EnvironmentResults) -> Group:
     digits = words.digits(each)
     rows = []
     for cell in each.cells:
-        if cell.row and cell.beside:
-            last = cell.beside[-1]
-            row = [cell.label, words.step(last.point.step), words.spread(last.ours, digits)]
-            row += [words.published(last.point, digits), f"{cell.row.environment}\n{cell.row.method}"]
+        if cell.row is None:
+            continue
+        for beside in cell.beside:
+            row = [cell.label, words.step(beside.point.step), words.spread(beside.ours, digits)]
+            row += [words.published(beside.point, digits), f"{cell.row.environment}\n{cell.row.method}"]
             rows.append([*row, words.origin(cell.row)])
     return _table(
         f"{each.name}: ours beside the published numbers, at the same step",

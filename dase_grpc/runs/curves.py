@@ -83,12 +83,17 @@ def final_score(curve: Series) -> float:
 
 
 def around(curve: Series, step: int, *, every: int = 1_000) -> float:
-    """The mean of the 11 evaluations around a step, or of those that there are; NaN where there is none.
+    """The mean of the 11 evaluations around a step, or of those among them that there are.
 
+    NaN where there is none, or where the curve does not reach to both ends of the window: while returns
+    rise, the first half of a window alone would be lower than what it is compared with.
     every is the number of steps between two evaluations; the published curves have one each 1000.
     """
-    near = curve.value[np.abs(curve.step - step) <= AROUND * every]
-    return float(near.mean()) if len(near) else float("nan")
+    first, last = step - AROUND * every, step + AROUND * every
+    near = curve.value[(curve.step >= first) & (curve.step <= last)]
+    if not len(near) or curve.step[0] > first or curve.step[-1] < last:
+        return float("nan")
+    return float(near.mean())
 
 
 def column(records: Iterable[Mapping[str, Any]], key: str) -> Series:

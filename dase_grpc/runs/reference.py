@@ -86,11 +86,13 @@ class PublishedRow:
 def counterpart(config: RunConfig) -> PublishedRow | None:
     """What was published for the experiment that this configuration repeats; None where nothing was.
 
-    It has the paper's settings for the agent and for the similarity, the defaults for distillation, the
-    exact buffer capacity and the unchanged environment; only the environment's version is of today.
+    It has the paper's settings for every agent, for evaluation and for the similarity, the defaults for
+    distillation, the exact buffer capacity and the unchanged environment; only the environment's version
+    is of today.
     """
     paper = resolve(preset(paper_preset(config.agent.algorithm, config.env.id)))
-    if config.agent != paper.agent or config.dpd != DpdConfig():
+    agents = {config.for_agent(agent_id).agent for agent_id in range(config.train.agents)}
+    if agents != {paper.agent} or config.eval != paper.eval or config.dpd != DpdConfig():
         return None
     if config.method == "dase" and config.dps != DpsConfig(divergence=config.dps.divergence):
         return None

@@ -36,8 +36,8 @@ def test_scores_chances_and_published_numbers_are_shown_with_the_files(tmp_path:
         "[1,000, 3,000]† [1,000, 3,000]† [1,000, 3,000]†",
         "DASE K=2 0.75 [0.00, 1.00]† 0.00",
         "DASE K=5 1.00 1.00",
-        "DASE K=2 100k 3,000 ± 1,414 5,514 ± 310 HalfCheetah-v2 own; rank 15/30",
-        "DASE K=5 100k 5,000 5,751 ± 160 HalfCheetah-v2 combination: carries no information of its own",
+        "DASE K=2 50k 3,000 ± 1,414 2,567 ± 195 HalfCheetah-v2 own; rank 15/30",
+        "DASE K=5 50k 5,000 2,646 ± 106 HalfCheetah-v2 combination: carries no information of its own",
     ):
         assert line in out, line
     assert any(line.startswith("One run is one sample") for line in out)

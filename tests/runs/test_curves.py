@@ -75,9 +75,13 @@ def test_the_final_score_is_the_mean_of_the_last_ten(count: int, score: float) -
 
 @pytest.mark.parametrize(
     ("step", "every", "mean"),
-    [(10_000, 1_000, 10), (0, 1_000, 2.5), (20_000, 1_000, 17.5), (40_000, 1_000, np.nan), (10_000, 200, 10)],
+    [(10_000, 1_000, 10), (5_000, 1_000, 5), (15_000, 1_000, 15), (10_000, 200, 10)]
+    + [(each, 1_000, np.nan) for each in (0, 4_000, 16_000, 20_000, 40_000)]
+    + [(10_500, 50, np.nan)],  # no evaluation
 )
-def test_around_a_step_are_eleven_evaluations_or_those_there_are(step: int, every: int, mean: float) -> None:
+def test_around_a_step_are_eleven_evaluations_and_not_half_of_them(
+    step: int, every: int, mean: float
+) -> None:
     np.testing.assert_equal(around(series(*range(21)), step, every=every), mean)
 
 

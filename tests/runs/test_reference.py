@@ -80,6 +80,9 @@ def test_points_up_to_a_step_end_with_the_final_score_at_a_million() -> None:
         ("paper/td3/Swimmer", {"dps": {"divergence": "none"}}, "dase-k2-uncorrected"),
         ("paper/sac/Swimmer", {"dps": {"divergence": "none"}}, None),
         ("paper/td3/Swimmer", {"replay": {"capacity": "64MiB"}}, None),
+        ("paper/td3/Swimmer", {"eval": {"episodes": 1}}, None),
+        ("paper/td3/Swimmer", {"eval": {"max_episode_steps": 50}}, None),
+        ("paper/td3/Swimmer", {"eval": {"every": 5_000}}, None),
     ],
 )
 def test_the_counterpart_has_the_papers_settings(
@@ -92,6 +95,14 @@ def test_the_counterpart_has_the_papers_settings(
 def test_a_mixed_ensemble_has_no_counterpart() -> None:
     flags = {"agent.algorithm": "td3,sac", "env.id": "Ant-v5"}
     assert counterpart(layered(preset_name=None, file=None, flags=flags, assignments=[])) is None
+
+
+@pytest.mark.parametrize(("batch_size", "method"), [(256, "dase-k2"), (32, None)])
+def test_every_member_has_the_papers_settings(batch_size: int, method: str | None) -> None:
+    paper = resolve(preset("paper/td3/Ant"))
+    other = paper.agent.model_copy(update={"batch_size": batch_size})
+    row = counterpart(paper.model_copy(update={"members": (paper.agent, other)}))
+    assert (row.method if row else None) == method
 
 
 def test_the_table_ships_with_its_origin_and_license() -> None:

@@ -13,11 +13,13 @@ from dase_grpc.runs.comparison.estimates import Estimate
 from dase_grpc.runs.comparison.results import Cell, Comparison, EnvironmentResults
 from dase_grpc.runs.figures import PRINT
 from dase_grpc.runs.files import replace_file, utf8
+from dase_grpc.runs.reference import PublishedRow
 
 FILES: Final = (
     "comparison.csv",
     "runs.csv",
     "pairs.csv",
+    "published.csv",
     "comparison.png",
     "comparison.svg",
     "comparison.html",
@@ -34,6 +36,21 @@ PAIR_COLUMNS: Final = (
     "high",
 )
 """Of pairs.csv, which has no row where no environment has two cells."""
+PUBLISHED_COLUMNS: Final = (
+    "environment",
+    "cell",
+    "runs",
+    "step",
+    "ours_mean",
+    "ours_std",
+    "published_mean",
+    "published_std",
+    "published_environment",
+    "published_method",
+    "published_curves",
+    "published_cell_rank",
+)
+"""Of published.csv, which has no row where nothing was published for a cell."""
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
@@ -60,11 +77,12 @@ def _contents(comparison: Comparison) -> Iterable[tuple[str, bytes]]:
 
 
 def tables(comparison: Comparison) -> dict[str, bytes]:
-    """The CSV files by name: a row per cell, a row per run, a row per pair of cells and measure."""
+    """The CSV files by name: a row per cell, per run, per pair of cells and measure, per published point."""
     return {
         "comparison.csv": _csv(_cells(comparison)),
         "runs.csv": _csv(_runs(comparison)),
         "pairs.csv": _csv(_pairs(comparison), columns=PAIR_COLUMNS),
+        "published.csv": _csv(_published(comparison), columns=PUBLISHED_COLUMNS),
     }
 
 
@@ -90,23 +108,32 @@ def _cells(comparison: Comparison) -> Iterable[dict[str, Any]]:
                 "total_steps": each.total_steps,
                 "equal_total_step": cell.equal_total_steps,
                 **_estimate("equal_total", cell.equal_total),
-                **_published(cell),
             }
 
 
-def _published(cell: Cell) -> dict[str, Any]:
-    row, last = cell.row, cell.beside[-1] if cell.beside else None
-    return {
-        "published_method": row.method if row else "",
-        "published_environment": row.environment if row else "",
-        "published_step": last.point.step if last else "",
-        "published_mean": last.point.mean if last else "",
-        "published_std": last.point.std if last else "",
-        "published_curves": row.curves if row else "",
-        "published_cell_rank": row.cell_rank if row else "",
-        "ours_at_published_step_mean": last.ours.mean if last else "",
-        "ours_at_published_step_std": last.ours.std if last else "",
-    }
+def _published(comparison: Comparison) -> Iterable[dict[str, Any]]:
+    for each in comparison.environments:
+        for cell in each.cells:
+            if cell.row is not None:
+                yield from _beside(each.name, cell, cell.row)
+
+
+def _beside(environment: str, cell: Cell, row: PublishedRow) -> Iterable[dict[str, Any]]:
+    for beside in cell.beside:
+        yield {
+            "environment": environment,
+            "cell": cell.label,
+            "runs": len(cell.runs),
+            "step": beside.point.step,
+            "ours_mean": beside.ours.mean,
+            "ours_std": beside.ours.std,
+            "published_mean": beside.point.mean,
+            "published_std": beside.point.std,
+            "published_environment": row.environment,
+            "published_method": row.method,
+            "published_curves": row.curves,
+            "published_cell_rank": row.cell_rank,
+        }
 
 
 def _estimate(name: str, value: Estimate) -> dict[str, Any]:

@@ -45,7 +45,7 @@ EQUAL_TOTAL: Final = (
 )
 PUBLISHED: Final = (
     "As published: mean ± standard deviation over 10 seeds of the 11 evaluations around a step, or of the "
-    "last 10 at 1M; ours the same way, from as many evaluations around the step as there are (Saglam et al. "
+    "last 10 at 1M; ours the same way, where the runs go far enough (Saglam et al. "
     "2022, arXiv 2207.13453; from the authors' released curves, MIT license). Their environments are Gym v2 "
     "and v3 with MuJoCo 1.50 and Box2D 2.3.10: a comparison, not a target. The rank says how many of the 30 "
     "single and K = 2 curves of the published cell are independent."

@@ -90,19 +90,29 @@ def test_one_row_for_each_cell(runs: Path) -> None:
         "total_steps": "100000",
         "equal_total_step": "50000",
         "equal_total_mean": "21.5",
-        "published_method": "dase-k2",
-        "published_environment": "HalfCheetah-v2",
-        "published_step": "100000",
-        "published_mean": "5513.67",
-        "published_std": "310.12",
-        "published_curves": "own",
-        "published_cell_rank": "15/30",
-        "ours_at_published_step_mean": "21.5",
     }
     assert {key: pair[key] for key in expected} == expected
     assert float(pair["final_std"]) == pytest.approx(np.sqrt(0.5))
     assert (five["final_std"], five["final_iqm_low"], five["area_iqm_high"]) == ("", "", "")
-    assert five["published_curves"] == "combination"
+
+
+def test_one_row_for_each_published_point_that_all_runs_reach(runs: Path) -> None:
+    single, pair, five = rows(compare([runs]), "published.csv")
+    expected = {
+        "environment": "HalfCheetah-v5",
+        "cell": "DASE K=2",
+        "runs": "2",
+        "step": "50000",
+        "ours_mean": "21.5",
+        "published_mean": "2566.82",
+        "published_std": "195.01",
+        "published_environment": "HalfCheetah-v2",
+        "published_method": "dase-k2",
+        "published_curves": "own",
+        "published_cell_rank": "15/30",
+    }
+    assert {key: pair[key] for key in expected} == expected
+    assert (single["cell"], five["published_curves"], five["ours_std"]) == ("single", "combination", "")
 
 
 def test_one_row_for_each_run(runs: Path) -> None:
@@ -157,7 +167,7 @@ def test_the_page_says_what_its_numbers_are_and_what_they_are_worth(runs: Path) 
         "21.5 [21.0, 22.0]†",
         "combination: carries no information of its own",
         "own; rank 15/30",
-        "5,513.7 ± 310.1",
+        "2,566.8 ± 195.0",
         "Gym v2 and v3 with MuJoCo 1.50",
         "a comparison, not a target",
         "At equal total steps: 100,000",
