@@ -52,6 +52,9 @@ from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.schema import Array
 
 LAST: Final = 3
+VERDICT: Final = 3
+"""A half is passed or failed with the mean over at least so many seeds."""
+
 SETTINGS: Final[Mapping[str, Any]] = {
     "env": {"id": "Pendulum-v1"},
     "agent": {
@@ -177,7 +180,7 @@ class Verdict:
         spread = number(statistics.stdev(self.scores)) if len(self.scores) > 1 else "–"
         bounds = interval(self.scores)
         between = "–" if bounds is None else f"{number(bounds[0])} to {number(bounds[1])}"
-        verdict = "passes" if self.passes else "fails"
+        verdict = "–" if len(self.scores) < VERDICT else "passes" if self.passes else "fails"
         return (
             f"| `{short(self.measure)}` | {self.half} | {number(self.mean)} | {spread} | {between} "
             f"| {len(self.scores)} | {verdict} |"
@@ -215,7 +218,11 @@ def judgement(seeds: Sequence[int], results: Mapping[Cell, float]) -> tuple[bool
     by_kind = {
         (each.measure, each.half): each for each in verdicts([m for m, _, _ in EXPECTED], seeds, results)
     }
-    missing = [f"{short(m)} ({half})" for m, half, _ in EXPECTED if (m, half) not in by_kind]
+    missing = [
+        f"{short(measure)} ({half}) of {count} of {len(seeds)} seeds"
+        for measure, half, _ in EXPECTED
+        if (count := len(seeds) - (len(by_kind[measure, half].scores) if (measure, half) in by_kind else 0))
+    ]
     if missing:
         return None, f"The gate is not judged: no run of {', '.join(missing)}."
     wrong = [

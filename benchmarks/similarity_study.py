@@ -59,6 +59,7 @@ BUILT_IN: Final = (
     "transition+normalise",
     "shrinkage",
     "floor",
+    "kl",
 )
 """Measures that can differ with one peer: scope `agent` is the pool, and no group has few rows."""
 REFERENCES: Final = ("isolated", "jeffreys")

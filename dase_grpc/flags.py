@@ -46,13 +46,18 @@ Algo = Annotated[
     str | None,
     option(
         "--algo",
-        "td3, ddpg or sac, with the paper's settings; several, as td3,sac, for a mixed ensemble.",
+        "td3, ddpg or sac (deterministic actor, no entropy term), with the paper's settings; several, as "
+        "td3,sac, for a mixed ensemble.",
         panel=SETTINGS,
     ),
 ]
 Method = Annotated[
     str | None,
-    option("--method", "single (one agent), dase (shared experience) or dpd (a pair).", panel=SETTINGS),
+    option(
+        "--method",
+        "single (one agent), dase (shared experience, the default) or dpd (a pair).",
+        panel=SETTINGS,
+    ),
 ]
 Preset = Annotated[
     str | None, option("--preset", "quickstart, paper/ALGO or paper/ALGO/ENV.", panel=SETTINGS)

@@ -291,7 +291,8 @@ def _shares(config: RunConfig, records: Records) -> list[page.Markup]:
         plots.sharing(records, {each.batch_size for each in config.distinct_agents}, name=config.agent_name),
         "Left: the share of the loss weight that external transitions have, Σ w of the external rows over "
         "Σ w of the batch. Right: the effective batch size Σ w / max w, how many rows of full weight the "
-        "batch is worth. Means over the updates between two records that were looked at.",
+        "batch is worth. Means over the updates between two records that were looked at. The share of the "
+        "gradient is not measured: it depends on the rows' errors too, in each network in another way.",
         otherwise="No share of external transitions has been recorded yet.",
     )
     shares = [recent(column(rows, "external_share")) for rows in records.values()]

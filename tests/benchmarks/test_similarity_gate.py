@@ -118,9 +118,27 @@ def test_the_gate_is_not_judged_without_its_three_measures(gate):
     scores = {key: score for key, score in SHARP.items() if key[0] != "none"}
     assert gate.judgement([0, 1, 2], scored(gate, scores)) == (
         None,
-        "The gate is not judged: no run of none (flip).",
+        "The gate is not judged: no run of none (flip) of 3 of 3 seeds.",
     )
     assert gate.judgement([7], scored(gate, SHARP))[0] is None
+
+
+def test_the_gate_is_judged_over_the_same_seeds_of_all_three(gate):
+    found, sentence = gate.judgement([0, 1, 2, 3], scored(gate, SHARP, seeds=(0, 1, 2, 3)))
+    assert found is True, sentence
+    short = scored(gate, {("isolated", "random"): -700}, seeds=(0, 1, 2))
+    others = {key: score for key, score in SHARP.items() if key != ("isolated", "random")}
+    found, sentence = gate.judgement([0, 1, 2, 3], short | scored(gate, others, seeds=(0, 1, 2, 3)))
+    assert (found, sentence) == (
+        None,
+        "The gate is not judged: no run of isolated (random) of 1 of 4 seeds.",
+    )
+
+
+def test_one_or_two_seeds_are_no_verdict(gate):
+    measures = [gate.label(gate.NAMED["jeffreys"])]
+    lines = gate.table(gate.verdicts(measures, [0, 1], scored(gate, SHARP))).splitlines()
+    assert [line.endswith("| 2 | – |") for line in lines[2:]] == [True, True]
 
 
 @pytest.mark.parametrize(("changed", "code"), [({}, 0), ({("none", "flip"): -700}, 1)])
