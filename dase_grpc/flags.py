@@ -82,6 +82,12 @@ EmptyBuffer = Annotated[
     bool, option("--empty-buffer", "Go on although the buffer of the run's processes is gone.")
 ]
 
+Rounds = Annotated[int, option("--rounds", "How often each fault comes; else once.", min=1)]
+DrillDir = Annotated[
+    Path | None, option("--dir", "A new folder for buffer, checkpoints and logs; else a temporary one.")
+]
+AsJson = Annotated[bool, option("--json", "Print the result as JSON.")]
+
 Role = Annotated[str, option("--role", "replay or learner.")]
 RunId = Annotated[
     str | None, option("--run-id", "The run's name; a learner without it joins whatever run it finds.")

@@ -183,6 +183,10 @@ class LearnerMetrics:
         self.unacknowledged = gauge(
             "dase_explorer_unacknowledged_transitions", "Transitions whose commit is not acknowledged."
         )
+        self.acknowledged = counter(
+            "dase_explorer_acknowledged_transitions",
+            "Transitions whose commit the replay has acknowledged.",
+        )
         self.updates = counter("dase_learner_updates", "Training iterations.")
         self.evaluation_return = gauge("dase_evaluation_return_mean", "Mean return of the latest evaluation.")
         self.evaluation_seconds = Histogram(

@@ -53,6 +53,7 @@ LEARNER = EVERY_ROLE | {
     "dase_explorer_episodes_total": (C, {"agent_id"}),
     "dase_explorer_episode_return": (G, {"agent_id"}),
     "dase_explorer_unacknowledged_transitions": (G, {"agent_id"}),
+    "dase_explorer_acknowledged_transitions_total": (C, {"agent_id"}),  # beyond the table
     "dase_explorer_refused_transitions_total": (C, {"agent_id", "reason"}),  # beyond the table
     "dase_learner_reconnects_total": (C, {"agent_id", "stream"}),
     "dase_learner_waiting_seconds_total": (C, {"agent_id", "reason"}),

@@ -6,12 +6,12 @@ import time
 from contextlib import asynccontextmanager
 
 import pytest
-from faults.proxy import proxied
 from faults.stories import check_story
 from nodes.learning_cases import FOREVER, checkpoint_step, learner_options, learning, status_of, until_trained
 from nodes.running import replay_node
 from wire.services import eventually, promptly
 
+from dase_grpc.launch.proxy import proxied
 from dase_grpc.progress import Progress
 
 ON = {"train__steps": FOREVER, "eval__every": 1_000_000, "replay__capacity": 10_000}
