@@ -47,6 +47,8 @@ from dase_grpc.flags import (
     SyncEvery,
     Total,
     option,
+    refuse,
+    require_directory,
 )
 
 app = typer.Typer(
@@ -169,8 +171,8 @@ def node(
     if role == "replay":
         from dase_grpc.nodes.replay import SYNC_EVERY_S, ReplayOptions, replay_main
 
-        _refuse(_for_learner(replay, replay_timeout, agent, run_dir, gpu, resume or None) | given, role)
-        _require_directory(data_dir, sync_every)
+        refuse(_for_learner(replay, replay_timeout, agent, run_dir, gpu, resume or None) | given, role)
+        require_directory(data_dir, sync_every)
         options = ReplayOptions.parse(
             run_id=run_id,
             listen=listen or DEFAULT_ADDRESS,
@@ -187,7 +189,7 @@ def node(
     if role == "learner":
         from dase_grpc.nodes.learner import LearnerOptions, learner_main
 
-        _refuse(_for_replay(listen, capacity, min_size, data_dir, sync_every), role)
+        refuse(_for_replay(listen, capacity, min_size, data_dir, sync_every), role)
         learner = LearnerOptions.parse(
             _settings(given, seed),
             replay=replay or DEFAULT_ADDRESS,
@@ -351,13 +353,6 @@ def main() -> None:
         sys.exit(error.exit_code)
 
 
-def _refuse(flags: Mapping[str, object], role: str) -> None:
-    """Refuses flags that mean nothing to this role, rather than ignoring them."""
-    for flag, value in flags.items():
-        if value is not None:
-            raise ConfigError(f"--{flag} is not for --role {role}; leave it out, or start the node it is for")
-
-
 def _for_replay(*values: object) -> dict[str, object]:
     """The flags of a replay node alone, with what they were given."""
     return dict(zip(("listen", "capacity", "min-size", "data-dir", "sync-every"), values, strict=True))
@@ -367,12 +362,6 @@ def _for_learner(*values: object) -> dict[str, object]:
     """The flags of a learner node alone, with what they were given; its settings apart."""
     names = ("replay", "replay-timeout", "agent", "run-dir", "gpu", "resume")
     return dict(zip(names, values, strict=True))
-
-
-def _require_directory(data_dir: Path | None, sync_every: float | None) -> None:
-    """Refuses to sync what lies in memory."""
-    if sync_every is not None and data_dir is None:
-        raise ConfigError("--sync-every needs --data-dir; a buffer in memory is never written to a disk")
 
 
 def _files(preset: str | None, config: Path | None, assignments: list[str] | None) -> dict[str, Any]:
