@@ -45,7 +45,7 @@ async def learner_behind_a_proxy(storm, tmp_path):
     check_story(storm, data, steps=[checkpoint_step(tmp_path / "run")])
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1.0, 15.0])
+@pytest.mark.parametrize("seconds", [0.0, 1.0, pytest.param(15.0, marks=pytest.mark.long)])
 async def test_a_connection_that_is_cut_is_made_again(storm, tmp_path, seconds):
     async with learner_behind_a_proxy(storm, tmp_path) as (proxy, trained_on):
         proxy.cut()
