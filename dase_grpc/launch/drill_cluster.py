@@ -77,6 +77,7 @@ class DrillCluster:
     program: Sequence[str] = PROGRAM
     address: Address = ANY_PORT
     replay: Node | None = None
+    replay_metrics_port: int = 0
     learners: dict[int, DrillLearner] = field(default_factory=dict)
     gone: list[DrillLearner] = field(default_factory=list)
     proxies: dict[int, Proxy] = field(default_factory=dict)
@@ -111,6 +112,7 @@ class DrillCluster:
             NodeFailedError: it did not come up.
         """
         replay, train = self.config.replay, self.config.train
+        self.replay_metrics_port = free_port()
         self.replay = node = await self._start(
             "replay",
             "--role=replay",
@@ -120,6 +122,7 @@ class DrillCluster:
             f"--min-size={replay.min_size}",
             f"--seed={train.seed}",
             "--run-id=drill",
+            f"--metrics-port={self.replay_metrics_port}",
             read_stdout=True,
         )
         if node.process.stdout is None:
@@ -145,7 +148,7 @@ class DrillCluster:
         if elsewhere:
             run_dir = self.path / f"run-{self._started}"
             await asyncio.to_thread(shutil.copytree, before.run_dir if before else run_dir, run_dir)
-        port = _free_port()
+        port = free_port()
         node = await self._start(
             f"learner-{agent_id}",
             "--role=learner",
@@ -303,18 +306,27 @@ def require_code(learner: DrillLearner, code: int, *, says: str) -> None:
         raise NodeFailedError(str(learner.node.failure(f"did not end with exit code {code} and {says!r}")))
 
 
-def _acknowledged(port: int) -> int:
-    """What a learner's metrics say; 0 where it does not tell."""
+def read_metrics(port: int) -> dict[str, float]:
+    """What a node exports on this machine: each metric, summed over its labels; nothing if it is silent."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=STATUS_S) as answer:
             text = answer.read().decode()
     except (urllib.error.URLError, TimeoutError, ConnectionError):
-        return 0
-    samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
-    return next((int(sample.value) for sample in samples if sample.name == ACKNOWLEDGED), 0)
+        return {}
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name] = found.get(sample.name, 0.0) + sample.value
+    return found
 
 
-def _free_port() -> int:
+def _acknowledged(port: int) -> int:
+    """What a learner knows to be committed; 0 where it does not tell."""
+    return int(read_metrics(port).get(ACKNOWLEDGED, 0))
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
