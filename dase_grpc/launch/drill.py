@@ -3,9 +3,9 @@
 import asyncio
 import json
 import random
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -33,6 +33,7 @@ CAPACITY: Final = 200_000
 START_STEPS: Final = 100
 CHECKPOINT_EVERY: Final = 500
 NEVER: Final = 1_000_000_000
+STOPPED: Final = "the drill was stopped before its end"
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,9 @@ def drill_here(options: DrillOptions) -> int:
     config = with_resolved_id(options.config)
     if options.path is not None and options.path.exists():
         raise RunDirectoryError(f"{options.path} exists; choose another --dir for the drill")
-    kept = options.path
-    with nullcontext(str(kept)) if kept else tempfile.TemporaryDirectory(prefix="dase-drill-") as folder:
-        path = Path(folder).absolute()
+    path = (options.path or Path(tempfile.mkdtemp(prefix="dase-drill-"))).absolute()
+    result = DrillResult()
+    try:
         config = drill_config(config, path)
         check(config)
         plan = faults_of(config, rounds=options.rounds, seed=options.seed)
@@ -103,9 +104,20 @@ def drill_here(options: DrillOptions) -> int:
         ready = replace(options, config=config)
         result = asyncio.run(run_drill(ready, path, plan, lambda outcome: say(console, sentence(outcome))))
         _show(result, console)
+    finally:
+        _tidy(path, result, console, temporary=options.path is None)
     if options.as_json:
         Console().print_json(json.dumps(result.to_json()))
     return 0 if result.good else 1
+
+
+def _tidy(path: Path, result: DrillResult, console: Console, *, temporary: bool) -> None:
+    """Removes a temporary folder, unless it says why a drill failed."""
+    failed = (path / "logs").exists() and not result.good and result.problems != [STOPPED]
+    if failed:
+        say(console, f"logs, buffer and checkpoints are kept in {path}")
+    elif temporary:
+        shutil.rmtree(path)
 
 
 def drill_config(config: RunConfig, path: Path) -> RunConfig:
@@ -175,7 +187,7 @@ async def run_drill(
     async with stop_event(stdin_is_leash=False) as stop:
         with first_cause():
             if await unless(stop, drill()) is None:
-                result.problems = ["the drill was stopped before its end"]
+                result.problems = [STOPPED]
     return result
 
 

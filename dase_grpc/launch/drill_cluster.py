@@ -24,6 +24,7 @@ from dase_grpc.launch.local import PROGRAM
 from dase_grpc.launch.processes import Node, end_nodes, start_node
 from dase_grpc.launch.proxy import Proxy, proxied
 from dase_grpc.nodes.lifecycle import READY_PREFIX
+from dase_grpc.runs.directory import RUN_FILE
 from dase_grpc.wire.cluster import ClusterClient
 from dase_grpc.wire.transport import Address, open_channel, parse_address
 from dase_grpc.wire.v1 import cluster_pb2
@@ -145,9 +146,9 @@ class DrillCluster:
         """
         before = self.learners.get(agent_id)
         run_dir = before.run_dir if before else self.path / "run"
-        if elsewhere:
+        if before and elsewhere:
             run_dir = self.path / f"run-{self._started}"
-            await asyncio.to_thread(shutil.copytree, before.run_dir if before else run_dir, run_dir)
+            await asyncio.to_thread(_copy_agent, before.run_dir, run_dir, agent_id)
         port = free_port()
         node = await self._start(
             f"learner-{agent_id}",
@@ -304,6 +305,13 @@ def require_code(learner: DrillLearner, code: int, *, says: str) -> None:
     """
     if learner.node.process.returncode != code or says not in learner.node.log.read_text(errors="replace"):
         raise NodeFailedError(str(learner.node.failure(f"did not end with exit code {code} and {says!r}")))
+
+
+def _copy_agent(run_dir: Path, to: Path, agent_id: int) -> None:
+    """Copies what a learner resumes from; the folders of other agents may be changing."""
+    own = Path("agents") / str(agent_id)
+    shutil.copytree(run_dir / own, to / own)
+    shutil.copy(run_dir / RUN_FILE, to / RUN_FILE)
 
 
 def read_metrics(port: int) -> dict[str, float]:

@@ -2,12 +2,13 @@
 
 import json
 import random
+import sys
 
 import pytest
 from small import small_config
 
 from dase_grpc.config import resolve
-from dase_grpc.errors import RunDirectoryError
+from dase_grpc.errors import EnvironmentSpecError, NodeFailedError, RunDirectoryError
 from dase_grpc.launch.checks import check
 from dase_grpc.launch.drill import DrillOptions, DrillResult, drill_config, drill_here, faults_of, sentence
 from dase_grpc.launch.faults import KINDS, Outcome, one_round
@@ -74,3 +75,21 @@ def test_an_outcome_is_one_line():
 def test_a_folder_that_exists_is_refused(tmp_path):
     with pytest.raises(RunDirectoryError, match="exists; choose another --dir"):
         drill_here(DrillOptions(small_config(), tmp_path))
+
+
+BREAKS_AT_ONCE = (sys.executable, "-c", "raise SystemExit('no such node')")
+
+
+def test_a_cluster_that_cannot_start_is_said_and_its_logs_are_kept(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(NodeFailedError, match=r"replay could not start \(exit code 1\); .*\nno such node"):
+        drill_here(DrillOptions(small_config(), program=BREAKS_AT_ONCE))
+    (kept,) = tmp_path.iterdir()
+    assert f"logs, buffer and checkpoints are kept in {kept}" in capsys.readouterr().out
+
+
+def test_settings_that_are_refused_leave_no_folder_behind(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(EnvironmentSpecError):
+        drill_here(DrillOptions(small_config("worlds:DiscreteAction")))
+    assert list(tmp_path.iterdir()) == []
