@@ -4,7 +4,8 @@ A durable replay and light learners on Pendulum, as `dase drill` starts them. Ev
 is looked at: resident memory, and the anonymous part of it (the replay's buffer is file-backed and counts
 only in the whole), file descriptors and threads, the replay's open streams, the learners' transitions that
 are not acknowledged. Each look is a line of --csv. The slopes are least squares over the looks that came
-after the warm-up and after the buffer was full; their errors are those of independent residuals. Something
+after the warm-up and after every slot of the buffer's file had been written once, for until then the
+replay's memory grows with it; their errors are those of independent residuals. Something
 has grown where slope - 3 errors is above a limit (1 MiB an hour, one descriptor, thread or stream an hour,
 100 queued transitions an hour); the exit code is then 1.
 
@@ -29,6 +30,7 @@ import numpy.typing as npt
 from dase_grpc.config import resolve
 from dase_grpc.launch.drill import drill_config
 from dase_grpc.launch.drill_cluster import DrillCluster, open_cluster, read_metrics
+from dase_grpc.store.directory import stored_identity
 
 SETTINGS: Final = {
     "env": {"id": "Pendulum-v1"},
@@ -39,7 +41,7 @@ MEASURED: Final = ("rss_mib", "anonymous_mib", "descriptors", "threads", "stream
 LIMITS: Final = dict(zip(MEASURED, (1.0, 1.0, 1.0, 1.0, 1.0, 100.0), strict=True))
 """What may come on top in an hour."""
 
-FIELDS: Final = ("seconds", "process", "buffer", *MEASURED)
+FIELDS: Final = ("seconds", "process", "passes", *MEASURED)
 ERRORS: Final = 3.0
 FEWEST: Final = 10
 """Looks that a slope needs at least."""
@@ -78,18 +80,26 @@ def look(pid: int) -> dict[str, float]:
     }
 
 
+def slots_of(data_dir: Path) -> int:
+    """How many transitions the files of a buffer have room for."""
+    identity = stored_identity(data_dir)
+    if identity is None:
+        raise SystemExit(f"{data_dir} holds no buffer")
+    return identity.slots
+
+
 def looks(cluster: DrillCluster) -> Iterator[tuple[str, dict[str, float]]]:
     """One look at each process, by its name."""
     if cluster.replay is None:
         raise ValueError("the cluster has no replay")
     served = read_metrics(cluster.replay_metrics_port)
-    buffer = served.get("dase_replay_buffer_transitions", 0.0)
+    passes = served["dase_replay_inserted_transitions_total"] / slots_of(cluster.data_dir)
     streams = {"streams": served["dase_replay_active_streams"], "queued": 0.0}
-    yield "replay", {"buffer": buffer, **look(cluster.replay.process.pid), **streams}
+    yield "replay", {"passes": passes, **look(cluster.replay.process.pid), **streams}
     for agent_id, learner in cluster.learners.items():
         waiting = read_metrics(learner.metrics_port)["dase_explorer_unacknowledged_transitions"]
         found = {**look(learner.node.process.pid), "streams": 0.0, "queued": waiting}
-        yield f"learner {agent_id}", {"buffer": buffer, **found}
+        yield f"learner {agent_id}", {"passes": passes, **found}
 
 
 async def soak(options: argparse.Namespace, folder: Path) -> None:
@@ -115,10 +125,9 @@ def report(path: Path, *, warm_up_s: float) -> Iterator[tuple[str, bool]]:
     """The lines of a table of slopes, each with whether it shows growth."""
     with path.open(newline="", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
-    full = max(float(line["buffer"]) for line in lines)
-    filled_s = min(float(line["seconds"]) for line in lines if float(line["buffer"]) >= full)
-    from_s = max(warm_up_s, filled_s)
-    yield f"from {from_s:.0f} s on (buffer full after {filled_s:.0f} s, {full:,.0f} transitions)", False
+    written_s = min((float(line["seconds"]) for line in lines if float(line["passes"]) >= 1), default=np.inf)
+    from_s = max(warm_up_s, written_s)
+    yield f"from {from_s:.0f} s on (every slot of the buffer had been written after {written_s:.0f} s)", False
     yield "| process | what | first | last | slope an hour | error | grows |", False
     yield "|---|---|---|---|---|---|---|", False
     for process in dict.fromkeys(line["process"] for line in lines):
