@@ -89,17 +89,18 @@ def slots_of(data_dir: Path) -> int:
 
 
 def looks(cluster: DrillCluster) -> Iterator[tuple[str, dict[str, float]]]:
-    """One look at each process, by its name."""
+    """One look at each process, by its name; without those that do not answer this time."""
     if cluster.replay is None:
         raise ValueError("the cluster has no replay")
-    served = read_metrics(cluster.replay_metrics_port)
+    if not (served := read_metrics(cluster.replay_metrics_port)):
+        return
     passes = served["dase_replay_inserted_transitions_total"] / slots_of(cluster.data_dir)
     streams = {"streams": served["dase_replay_active_streams"], "queued": 0.0}
     yield "replay", {"passes": passes, **look(cluster.replay.process.pid), **streams}
     for agent_id, learner in cluster.learners.items():
-        waiting = read_metrics(learner.metrics_port)["dase_explorer_unacknowledged_transitions"]
-        found = {**look(learner.node.process.pid), "streams": 0.0, "queued": waiting}
-        yield f"learner {agent_id}", {"passes": passes, **found}
+        if told := read_metrics(learner.metrics_port):
+            queued = {"streams": 0.0, "queued": told["dase_explorer_unacknowledged_transitions"]}
+            yield f"learner {agent_id}", {"passes": passes, **look(learner.node.process.pid), **queued}
 
 
 async def soak(options: argparse.Namespace, folder: Path) -> None:
