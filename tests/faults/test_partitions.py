@@ -31,13 +31,13 @@ async def learner_behind_a_proxy(storm, tmp_path):
         learning(learner_options(address, tmp_path / "run", **ON)) as (task, stop),
     ):
 
-        async def trained_on() -> Progress:
+        async def trained_on(*, within_s: float = RESUMED_S) -> Progress:
             """Until it has updated anew; the replay itself is asked, past the proxy."""
             agents = (await status_of(replay.address)).agents
             updates = agents[0].progress.updates if agents else 0
-            return await until_trained(replay.address, updates=updates + 20, task=task, within_s=RESUMED_S)
+            return await until_trained(replay.address, updates=updates + 20, task=task, within_s=within_s)
 
-        await trained_on()
+        await trained_on(within_s=60)  # it starts, which may take long on a busy machine
         yield proxy, trained_on
         stop.set()
         await promptly(task, within_s=20)
