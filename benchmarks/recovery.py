@@ -79,7 +79,7 @@ def table_of(path: Path) -> Iterator[str]:
     for kind in dict.fromkeys(line["kind"] for line in lines):
         own = [line for line in lines if line["kind"] == kind]
         times = [float(line["recovered_s"]) for line in own if line["recovered_s"]]
-        median, worst = (f"{value:.1f} s" for value in (statistics.median(times), max(times)))
+        median, worst = (f"{of(times):.1f} s" if times else "" for of in (statistics.median, max))
         cells = (kind, str(len(own)), str(len(times)), median, worst, own[0]["clock_from"])
         yield f"| {' | '.join(cells)} |"
 

@@ -9,8 +9,8 @@ replay's memory grows with it; their errors are those of independent residuals. 
 has grown where slope - 3 errors is above a limit (1 MiB an hour, one descriptor, thread or stream an hour,
 100 queued transitions an hour); the exit code is then 1.
 
-Usage: python benchmarks/soak.py --csv FILE [--minutes 60] [--learners 4] [--warm-up 300] [--every 5]
-       python benchmarks/soak.py --csv FILE --report [--warm-up 300]
+Usage: python benchmarks/soak.py --csv FILE [--minutes 60] [--learners 4] [--warm-up 900] [--every 5]
+       python benchmarks/soak.py --csv FILE --report [--warm-up 900]
 """
 
 import argparse
@@ -152,7 +152,7 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--learners", type=int, default=4)
-    parser.add_argument("--warm-up", type=float, default=300.0, help="seconds that do not count")
+    parser.add_argument("--warm-up", type=float, default=900.0, help="seconds that do not count")
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two looks")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--report", action="store_true", help="only print what the file says")

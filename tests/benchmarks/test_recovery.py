@@ -62,4 +62,8 @@ def test_a_fault_that_nothing_recovered_from_shows_in_the_table(recovery, tmp_pa
     path = tmp_path / "out.csv"
     recovery.add_line(path, recovery.line_of(Outcome("cut", (0, 1), 3.0, 2.5, "heal")))
     recovery.add_line(path, recovery.line_of(Outcome("cut", (0,), 3.0, None, "", "stuck\nfor good")))
-    assert list(recovery.table_of(path))[2:] == ["| cut | 2 | 1 | 2.5 s | 2.5 s | heal |"]
+    recovery.add_line(path, recovery.line_of(Outcome("frozen, woken", (0,), 3.0, None, "", "stuck")))
+    assert list(recovery.table_of(path))[2:] == [
+        "| cut | 2 | 1 | 2.5 s | 2.5 s | heal |",
+        "| frozen, woken | 1 | 0 |  |  |  |",
+    ]
