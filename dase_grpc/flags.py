@@ -1,7 +1,7 @@
 """The flags of the `dase` command: their names, types and help, shared by its commands."""
 
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -87,6 +87,12 @@ EmptyBuffer = Annotated[
     bool, option("--empty-buffer", "Go on although the buffer of the run's processes is gone.")
 ]
 
+Rounds = Annotated[int, option("--rounds", "How often each fault comes; else once.", min=1)]
+DrillDir = Annotated[
+    Path | None, option("--dir", "A new folder for buffer, checkpoints and logs; else a temporary one.")
+]
+AsJson = Annotated[bool, option("--json", "Print the result as JSON.")]
+
 Role = Annotated[str, option("--role", "replay or learner.")]
 RunId = Annotated[
     str | None, option("--run-id", "The run's name; a learner without it joins whatever run it finds.")
@@ -166,3 +172,16 @@ RunDir = Annotated[
 Resume = Annotated[
     bool, option("--resume", "Go on from the agent's last checkpoint in --run-dir.", panel=LEARNER_NODE)
 ]
+
+
+def refuse(flags: Mapping[str, object], role: str) -> None:
+    """Refuses flags that mean nothing to this role, rather than ignoring them."""
+    for flag, value in flags.items():
+        if value is not None:
+            raise ConfigError(f"--{flag} is not for --role {role}; leave it out, or start the node it is for")
+
+
+def require_directory(data_dir: Path | None, sync_every: float | None) -> None:
+    """Refuses to sync what lies in memory."""
+    if sync_every is not None and data_dir is None:
+        raise ConfigError("--sync-every needs --data-dir; a buffer in memory is never written to a disk")

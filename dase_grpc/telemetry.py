@@ -74,6 +74,7 @@ class ReplayCounts:
     sampled: Mapping[tuple[int, int], int] = field(default_factory=dict)
     evicted: Mapping[int, int] = field(default_factory=dict)
     policy_versions: Mapping[int, int] = field(default_factory=dict)
+    open_streams: Mapping[str, int] = field(default_factory=dict)
 
 
 class ReplayCollector(Collector):
@@ -115,6 +116,9 @@ class ReplayCollector(Collector):
             "Training iterations that the latest published policy has had.",
             labels=["agent_id"],
         )
+        streams = GaugeMetricFamily("dase_replay_active_streams", "Streams that are open.", labels=["rpc"])
+        for rpc, count in now.open_streams.items():
+            streams.add_metric([rpc], count)
         for agent, policy_version in now.policy_versions.items():
             policies.add_metric([str(agent)], policy_version)
         for agent, count in now.size_by_agent.items():
@@ -128,7 +132,7 @@ class ReplayCollector(Collector):
         for (agent, source), count in now.sampled.items():
             if max(agent, source) < MAX_PAIRED_AGENTS:
                 sampled.add_metric([str(agent), str(source)], count)
-        yield from (size, inserted, evicted, refused, sampled, policies)
+        yield from (size, inserted, evicted, refused, sampled, policies, streams)
 
 
 _GAUGES: Final = {
@@ -182,6 +186,10 @@ class LearnerMetrics:
         self.episode_return = gauge("dase_explorer_episode_return", "Return of the latest episode.")
         self.unacknowledged = gauge(
             "dase_explorer_unacknowledged_transitions", "Transitions whose commit is not acknowledged."
+        )
+        self.acknowledged = counter(
+            "dase_explorer_acknowledged_transitions",
+            "Transitions whose commit the replay has acknowledged.",
         )
         self.updates = counter("dase_learner_updates", "Training iterations.")
         self.evaluation_return = gauge("dase_evaluation_return_mean", "Mean return of the latest evaluation.")

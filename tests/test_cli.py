@@ -24,6 +24,7 @@ COMMANDS = (
     "train",
     "resume",
     "verify",
+    "drill",
     "experiment",
     "node",
     "config",

@@ -30,6 +30,7 @@ REPLAY = EVERY_ROLE | {
     "dase_replay_sampled_transitions_total": (C, {"agent_id", "source_agent_id"}),
     "dase_replay_buffer_transitions": (G, {"agent_id"}),
     "dase_replay_policy_version": (G, {"agent_id"}),
+    "dase_replay_active_streams": (G, {"rpc"}),
     "dase_replay_buffer_capacity_transitions": (G, set()),
     "dase_replay_buffer_bytes": (G, set()),
 }
@@ -53,6 +54,7 @@ LEARNER = EVERY_ROLE | {
     "dase_explorer_episodes_total": (C, {"agent_id"}),
     "dase_explorer_episode_return": (G, {"agent_id"}),
     "dase_explorer_unacknowledged_transitions": (G, {"agent_id"}),
+    "dase_explorer_acknowledged_transitions_total": (C, {"agent_id"}),  # beyond the table
     "dase_explorer_refused_transitions_total": (C, {"agent_id", "reason"}),  # beyond the table
     "dase_learner_reconnects_total": (C, {"agent_id", "stream"}),
     "dase_learner_waiting_seconds_total": (C, {"agent_id", "reason"}),
@@ -69,6 +71,7 @@ COUNTS = ReplayCounts(
     refused={(70, "not_finite"): 3},
     sampled={(0, 0): 11, (0, 70): 12, (70, 0): 13, (70, 70): 14},
     policy_versions={0: 0, 70: 4_000},
+    open_streams={"Insert": 2, "Sample": 0},
 )
 
 

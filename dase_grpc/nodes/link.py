@@ -44,6 +44,7 @@ class ReplayLink:
         prefetch: int,
         writer_id: str,
         own_rows_only: bool = False,
+        count_acknowledged: Callable[[int], None] = lambda rows: None,
     ) -> None:
         row_bytes = connection.target.schema.row_bytes
         self._connection = connection
@@ -62,7 +63,7 @@ class ReplayLink:
             prefetch, on_change=self._signal(self._batches_moved)
         )
         self._asked = asyncio.Event()
-        self._outbox = Outbox()
+        self._outbox = Outbox(count=count_acknowledged)
         self._sampler: Sampler | None = None
         self._stored = 0
         self._delivered = 0

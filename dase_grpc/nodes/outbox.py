@@ -1,7 +1,7 @@
 """The rows that a writer has handed to its Insert stream and whose commit it does not know of."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from dase_grpc.errors import DaseError
 from dase_grpc.schema import Array
@@ -12,9 +12,11 @@ class Outbox:
 
     A row keeps its number over all streams to the same buffer, for the service drops by number what it
     has. It gets another one only when the service has lost committed rows, or holds another buffer.
+    `count` is told how many rows are acknowledged, whenever some are.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, count: Callable[[int], None] = lambda rows: None) -> None:
+        self._count = count
         self._blocks: deque[Array] = deque()
         self._first = 1
         self._next = 1
@@ -70,6 +72,7 @@ class Outbox:
         due = max(0, committed_seq + 1 - self._first)
         self._first += due
         self.acknowledged += due
+        self._count(due)
         while due:
             block = self._blocks.popleft()
             if len(block) > due:

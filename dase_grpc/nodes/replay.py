@@ -1,6 +1,7 @@
 """The replay node: the shared buffer, the leases and the policies of a run behind their services."""
 
 import asyncio
+import dataclasses
 import logging
 import secrets
 import time
@@ -207,9 +208,15 @@ async def _serve(
     run: SharedRun, options: ReplayOptions, stop: asyncio.Event, announce: Callable[[Address], None]
 ) -> None:
     registry = make_registry()
-    registry.register(ReplayCollector(lambda: counts(run)))
     server = grpc.aio.server(options=SERVER_OPTIONS)
     replay, policies = ReplayServicer(run), PolicyServicer(run)
+    registry.register(
+        ReplayCollector(
+            lambda: dataclasses.replace(
+                counts(run), open_streams={**replay.open_streams, **policies.open_streams}
+            )
+        )
+    )
     cluster = ClusterServicer(run, clock=time.monotonic, on_event=log.info)
     health = HealthServicer()
     _register(server, health)

@@ -48,6 +48,7 @@ def put_together(
         prefetch=config.replay.prefetch,
         writer_id=f"learner-{agent_id}",
         own_rows_only=not config.shares_experience,
+        count_acknowledged=metrics.acknowledged.inc,
     )
     exchange = None if config.shares_experience else PolicyExchange(connection, follow=[peer_of(agent_id)])
     learner = build_learner(

@@ -1,4 +1,4 @@
-"""How a service that shuts down ends its streams: all of them, at once, with the same refusal."""
+"""Which streams of a service are open, and how it ends them all when it shuts down: with the same refusal."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -11,22 +11,36 @@ T = TypeVar("T")
 
 
 class Draining:
-    """Ends the streams of a service. Lives on one event loop."""
+    """Ends the streams of a service. Lives on one event loop.
 
-    def __init__(self) -> None:
+    Attributes:
+        open_streams: how many are open, by the names of the calls, which are those given.
+    """
+
+    def __init__(self, *rpcs: str) -> None:
+        self.open_streams = dict.fromkeys(rpcs, 0)
         self._begun = asyncio.Event()
 
     def begin(self) -> None:
         """Ends every open stream, and every one to come."""
         self._begun.set()
 
-    async def serve(self, context: Context, stream: Callable[[Context], Coroutine[Any, Any, T]]) -> T:
+    async def serve(
+        self, context: Context, stream: Callable[[Context], Coroutine[Any, Any, T]], *, rpc: str
+    ) -> T:
         """Runs a stream's body to its end, or until the service drains; the body has ended then.
 
         Raises:
             DrainingError: the service drains.
             RefusalError: whatever the body raised.
         """
+        self.open_streams[rpc] += 1
+        try:
+            return await self._serve(context, stream)
+        finally:
+            self.open_streams[rpc] -= 1
+
+    async def _serve(self, context: Context, stream: Callable[[Context], Coroutine[Any, Any, T]]) -> T:
         # else it goes out with the first message, and a stream that ends in between gets no status
         await context.send_initial_metadata(())
         body = asyncio.ensure_future(stream(context))

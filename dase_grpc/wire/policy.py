@@ -35,8 +35,13 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
 
     def __init__(self, run: SharedRun) -> None:
         self._run = run
-        self._draining = Draining()
+        self._draining = Draining("Publish", "Subscribe")
         self._published = asyncio.Event()
+
+    @property
+    def open_streams(self) -> dict[str, int]:
+        """How many streams are open, by call."""
+        return dict(self._draining.open_streams)
 
     def drain(self) -> None:
         """Ends every open stream, and every one to come, with UNAVAILABLE."""
@@ -46,7 +51,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         self, request_iterator: AsyncIterator[policy_pb2.PublishRequest], context: Context
     ) -> policy_pb2.PublishResponse:
         async with refusals(context):
-            answer = await self._draining.serve(context, self._publish)
+            answer = await self._draining.serve(context, self._publish, rpc="Publish")
         return answer
 
     # grpc.aio runs a coroutine that writes to its context as well as a generator; the generated
@@ -55,7 +60,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         self, request: policy_pb2.SubscribeRequest, context: Context
     ) -> None:
         async with refusals(context):
-            await self._draining.serve(context, partial(self._subscribe, request))
+            await self._draining.serve(context, partial(self._subscribe, request), rpc="Subscribe")
 
     async def _publish(self, context: Context) -> policy_pb2.PublishResponse:
         request = await context.read()

@@ -37,8 +37,13 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     def __init__(self, run: SharedRun) -> None:
         self._run = run
         self._committed = asyncio.Event()
-        self._draining = Draining()
+        self._draining = Draining("Insert", "Sample")
         self._sample_streams: Counter[int] = Counter()
+
+    @property
+    def open_streams(self) -> dict[str, int]:
+        """How many streams are open, by call."""
+        return dict(self._draining.open_streams)
 
     def drain(self) -> None:
         """Ends every open stream, and every one to come, with UNAVAILABLE."""
@@ -60,13 +65,13 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         self, request_iterator: AsyncIterator[replay_pb2.InsertRequest], context: Context
     ) -> None:
         async with refusals(context):
-            await self._draining.serve(context, self._insert)
+            await self._draining.serve(context, self._insert, rpc="Insert")
 
     async def Sample(  # type: ignore[override]
         self, request_iterator: AsyncIterator[replay_pb2.SampleRequest], context: Context
     ) -> None:
         async with refusals(context):
-            await self._draining.serve(context, self._sample)
+            await self._draining.serve(context, self._sample, rpc="Sample")
 
     async def _insert(self, context: Context) -> None:
         header = await _first(context, "header")

@@ -68,9 +68,13 @@ def test_asyncio_is_used_only_where_there_are_streams_or_processes():
     rooms = ("dase_grpc.wire.", "dase_grpc.nodes.")
     launchers = {
         "dase_grpc.launch.cell_runner",
+        "dase_grpc.launch.drill",
+        "dase_grpc.launch.drill_cluster",
         "dase_grpc.launch.experiment",
+        "dase_grpc.launch.faults",
         "dase_grpc.launch.local",
         "dase_grpc.launch.processes",
+        "dase_grpc.launch.proxy",
         "dase_grpc.launch.train",
     }
     others = {name for name in importers("asyncio") if not name.startswith(rooms)}

@@ -86,6 +86,7 @@ async def test_a_replay_in_memory_that_is_killed_is_said_to_have_lost_its_data(s
         assert "Traceback" not in learner.log
 
 
+@pytest.mark.long  # test_drill_command.py freezes and replaces a learner too
 async def test_a_frozen_learner_is_replaced_within_its_lease_and_fenced_off_when_it_wakes(storm, tmp_path):
     data, ttl_s = tmp_path / "data", 3.0
     async with replay_node(data_dir=data, min_size=20, lease_ttl_s=ttl_s) as replay:

@@ -20,9 +20,9 @@ TESTS = Path(__file__).resolve().parents[1]
 class NodeProcess:
     """A node as a child process, and what it has written to its log so far."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, within: tuple[str, ...] = ()) -> None:
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", "dase_grpc", "node", *arguments],
+            [*within, sys.executable, "-m", "dase_grpc", "node", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -60,9 +60,9 @@ class NodeProcess:
 
 
 @contextmanager
-def process(*arguments: str) -> Iterator[NodeProcess]:
-    """A node that is killed at the end of the block, if it still runs."""
-    node = NodeProcess(*arguments)
+def process(*arguments: str, within: tuple[str, ...] = ()) -> Iterator[NodeProcess]:
+    """A node that is killed at the end of the block, if it still runs; `within` is a command that runs it."""
+    node = NodeProcess(*arguments, within=within)
     try:
         yield node
     finally:

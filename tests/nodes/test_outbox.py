@@ -35,6 +35,16 @@ def test_what_is_acknowledged_is_let_go_within_a_block_too(outbox, seq):
     assert kept(outbox) == [*range(seq + 1, 11)]
 
 
+def test_each_acknowledged_row_is_counted_once():
+    counted = []
+    outbox = Outbox(count=counted.append)
+    outbox.resume(0, buffer_id="a")
+    outbox.add(block(1, 10))
+    for seq in (3, 2, 3, 10):
+        outbox.acknowledge(seq)
+    assert sum(counted) == outbox.acknowledged == 10
+
+
 def test_what_the_service_committed_before_the_break_is_not_sent_again(outbox):
     outbox.acknowledge(2)
     assert outbox.resume(8, buffer_id="a") == 0

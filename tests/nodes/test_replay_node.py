@@ -258,7 +258,11 @@ async def test_the_metrics_endpoint_counts_what_was_inserted_and_sampled():
         await sampler.next()
         await PolicyPublisher(target).publish(400, b"policy")
         text = await asyncio.to_thread(scrape, port)
+        assert 'dase_replay_active_streams{rpc="Sample"} 1.0' in text
         sampler.cancel()
+        none_open = 'dase_replay_active_streams{rpc="Sample"} 0.0'
+        while none_open not in await asyncio.to_thread(scrape, port):  # noqa: ASYNC110 - not ours to set
+            await asyncio.sleep(0.01)
     assert 'dase_replay_inserted_transitions_total{agent_id="0"} 20.0' in text
     assert 'dase_replay_sampled_transitions_total{agent_id="0",source_agent_id="0"} 8.0' in text
     assert 'dase_replay_buffer_transitions{agent_id="0"} 20.0' in text

@@ -1,4 +1,4 @@
-"""A TCP proxy between a client and a service that breaks the connection in all the ways a network does."""
+"""A TCP proxy between a node and a service that breaks their connection in all the ways a network does."""
 
 import asyncio
 from collections.abc import AsyncIterator

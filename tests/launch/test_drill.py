@@ -1,0 +1,95 @@
+"""What a drill is told and what it says; the drill itself runs in tests/faults."""
+
+import json
+import random
+import sys
+
+import pytest
+from small import small_config
+
+from dase_grpc.config import resolve
+from dase_grpc.errors import EnvironmentSpecError, NodeFailedError, RunDirectoryError
+from dase_grpc.launch.checks import check
+from dase_grpc.launch.drill import DrillOptions, DrillResult, drill_config, drill_here, faults_of, sentence
+from dase_grpc.launch.faults import KINDS, Outcome, one_round
+
+RECOVERED = Outcome("cut", (0, 1), 2.5, 1.25, "heal")
+STUCK = Outcome("learner killed", (1,), 0.0, None, "", "agents 1 made no update within 120 s")
+
+
+def test_a_run_is_made_ready_for_a_drill_and_keeps_what_is_the_users_own(tmp_path):
+    config = small_config("worlds:EndpointAction", env__kwargs={"upper": True}, agent__hidden=[7])
+    ready = drill_config(config, tmp_path)
+    assert ready.env.kwargs["env_id"] == "worlds:EndpointAction"
+    assert ready.env.kwargs["kwargs"] == {"upper": True}
+    assert ready.agent.hidden == (7,)
+    assert ready.train.agents == 2
+    assert ready.train.steps > 10**8
+    assert check(ready).observation_size == 2 + 3
+
+
+def test_each_member_of_a_mixed_ensemble_starts_early(tmp_path):
+    members = [{"algorithm": name, "start_steps": 500, "batch_size": 16} for name in ("td3", "sac")]
+    settings = small_config().model_dump(mode="json", exclude={"agent"})
+    ready = drill_config(resolve(settings, {"members": members}), tmp_path)
+    assert [member.start_steps for member in ready.members] == [100, 100]
+    assert ready.algorithms == ("td3", "sac")
+
+
+@pytest.mark.parametrize("agents", [1, 2, 5])
+def test_a_round_kills_every_node_and_does_each_other_harm_once(agents):
+    plan = one_round(range(agents), random.Random(1))
+    killed = [fault.agents for fault in plan if fault.kind == "learner killed"]
+    assert killed == [(agent_id,) for agent_id in range(agents)]
+    rest = [fault.kind for fault in plan if fault.kind != "learner killed"]
+    assert sorted(rest) == sorted(["replay killed", "frozen, replaced", "black hole", "cut"])
+    assert {fault.kind for fault in plan} <= set(KINDS)
+
+
+def test_the_faults_follow_from_the_seed():
+    config = small_config()
+    assert faults_of(config, rounds=2, seed=1) == faults_of(config, rounds=2, seed=1)
+    assert faults_of(config, rounds=2, seed=1) != faults_of(config, rounds=2, seed=2)
+    assert len(faults_of(config, rounds=3, seed=1)) == 3 * 6
+
+
+@pytest.mark.parametrize(
+    ("result", "good"),
+    [
+        (DrillResult([RECOVERED], problems=[]), True),
+        (DrillResult([RECOVERED, STUCK], problems=[]), False),
+        (DrillResult([RECOVERED], problems=["a transition is lost"]), False),
+        (DrillResult([RECOVERED]), False),
+    ],
+)
+def test_it_is_good_only_if_all_recovered_and_the_buffer_was_found_right(result, good):
+    assert result.good is good
+    assert json.loads(json.dumps(result.to_json()))["good"] is good
+
+
+def test_an_outcome_is_one_line():
+    assert sentence(RECOVERED) == "cut (agents 0, 1 for 2.5 s): trains again 1.2 s after the heal"
+    assert "learner killed (agent 1): did not recover: agents 1 made no update" in sentence(STUCK)
+
+
+def test_a_folder_that_exists_is_refused(tmp_path):
+    with pytest.raises(RunDirectoryError, match="exists; choose another --dir"):
+        drill_here(DrillOptions(small_config(), tmp_path))
+
+
+BREAKS_AT_ONCE = (sys.executable, "-c", "raise SystemExit('no such node')")
+
+
+def test_a_cluster_that_cannot_start_is_said_and_its_logs_are_kept(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(NodeFailedError, match=r"replay could not start \(exit code 1\); .*\nno such node"):
+        drill_here(DrillOptions(small_config(), program=BREAKS_AT_ONCE))
+    (kept,) = tmp_path.iterdir()
+    assert f"logs, buffer and checkpoints are kept in {kept}" in capsys.readouterr().out
+
+
+def test_settings_that_are_refused_leave_no_folder_behind(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(EnvironmentSpecError):
+        drill_here(DrillOptions(small_config("worlds:DiscreteAction")))
+    assert list(tmp_path.iterdir()) == []
