@@ -2,7 +2,7 @@
 
 run.toml                     the resolved configuration, [run] and [versions]
 agents/<i>/evaluations.csv   metrics.jsonl   checkpoints/   tensorboard/
-logs/  replay/               report.html
+logs/  replay/               restarts.jsonl   report.html
 """
 
 import re
@@ -196,6 +196,11 @@ class RunDirectory:
     def replay(self) -> Path:
         """Where the replay node keeps the buffer, if it keeps one on disk."""
         return self.path / "replay"
+
+    @property
+    def restarts(self) -> Path:
+        """What the launcher of a local cluster notes of nodes that failed."""
+        return self.path / "restarts.jsonl"
 
     @property
     def report(self) -> Path:
