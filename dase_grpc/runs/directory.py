@@ -27,6 +27,7 @@ from dase_grpc.runs.provenance import derived_seeds, versions
 RUN_FILE: Final = "run.toml"
 _ADDED_TABLES: Final = ("run", "versions")
 _CHECKPOINT: Final = re.compile(r"step-(\d{9,})")
+_ROUND: Final = re.compile(r"round-(\d{9,})\.json")
 
 
 @dataclass(frozen=True)
@@ -223,6 +224,12 @@ class RunDirectory:
 def checkpoint_paths(folder: Path) -> dict[int, Path]:
     """The finished checkpoints in a folder by their steps, ascending; none if there is no folder."""
     found = ((_CHECKPOINT.fullmatch(path.name), path) for path in folder.glob("step-*") if path.is_dir())
+    return dict(sorted((int(match[1]), path) for match, path in found if match))
+
+
+def round_paths(folder: Path) -> dict[int, Path]:
+    """The files of a lockstep run's rounds in a folder by their steps, ascending; none without a folder."""
+    found = ((_ROUND.fullmatch(path.name), path) for path in folder.glob("round-*.json"))
     return dict(sorted((int(match[1]), path) for match, path in found if match))
 
 

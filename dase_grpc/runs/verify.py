@@ -9,11 +9,11 @@ import numpy as np
 
 from dase_grpc.errors import DaseError, RunDirectoryError
 from dase_grpc.runs.checkpoint import load_checkpoint, newest_sound
-from dase_grpc.runs.directory import RUN_FILE, AgentDirectory, RunDirectory, checkpoint_paths
+from dase_grpc.runs.directory import RUN_FILE, AgentDirectory, RunDirectory, checkpoint_paths, round_paths
 from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
 from dase_grpc.runs.restarts import read_restarts
-from dase_grpc.runs.rounds import Round, newest_whole_round, round_paths
+from dase_grpc.runs.rounds import Round, newest_whole_round
 from dase_grpc.runs.row_log import Segment
 from dase_grpc.runs.sameness import require_same_settings
 
