@@ -22,7 +22,7 @@ def main() -> None:
     go = file.with_suffix(".go")
     while not go.exists():
         time.sleep(0.005)
-    sys.stdout.write(f"{flags['name']} has something to say\n\n")
+    sys.stdout.write(f"{file.name} has something to say\n\n")
     code = int(go.read_text() or 0)
     go.unlink()
     if code < 0:
