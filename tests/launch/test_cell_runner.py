@@ -14,6 +14,7 @@ from rich.console import Console
 from dase_grpc.launch.cell_runner import CellRunner, last_words
 from dase_grpc.launch.experiment_folder import OWN_FOLDER, ExperimentFolder
 from dase_grpc.launch.scoreboard import Reading, Scoreboard
+from dase_grpc.runs.checkpoint import save_checkpoint
 
 FAKE = Path(__file__).with_name("fake_train.py")
 
@@ -189,14 +190,13 @@ async def test_a_cell_that_was_interrupted_is_resumed(bench):
     run = half_finished(bench, bench.cells[0])
     async with bench.running():
         await bench.until_alive("run")
-        agents = [run.agent(agent_id).evaluations for agent_id in (0, 1)]
-        for each in agents:
-            each.append(step=120, return_mean=0.0, return_std=0.0, episodes=2, wall_seconds=2.0)
-        for agent_id in (0, 1):
-            run.agent(agent_id).metrics.append({"step": 120})
+        for agent in run.agents():
+            agent.evaluations.append(step=120, return_mean=0.0, return_std=0.0, episodes=2, wall_seconds=2.0)
+            agent.metrics.append({"step": 120})
+            save_checkpoint(agent.checkpoints, step=120, tensors={}, metadata={})
         bench.end(bench.cells[0], finished=False)
     assert bench.arguments(bench.cells[0]) == ["resume", "--stdin-is-leash", str(run.path), "1"]
-    assert bench.kinds() == {"run": "finished"}
+    assert bench.kinds() == {"run": "finished"}, bench.console.file.getvalue()
     assert "run goes on from step 60" in bench.console.file.getvalue()
     assert bench.folder.log(bench.cells[0]).read_text().startswith("the first try\nrun has something")
     assert not (bench.folder.path / OWN_FOLDER / "set-aside").exists()
