@@ -22,7 +22,7 @@ def begun(path: Path, *, rows: int = 0) -> SharedRun:
     )
     run.join("node", wanted=0, run_id="run", schema=SCHEMA, now=0.0)
     if rows:
-        run.store.append("w", 0, 1, rows_of(range(rows)))
+        run.store.append("w", 1, rows_of(range(rows), 0), agent_id=0)
     return run
 
 
@@ -53,7 +53,7 @@ def test_after_the_machine_has_stopped_what_was_synced_is_told(tmp_path):
 @pytest.mark.parametrize("name", ["buffer.json", "rows", "commits"])
 def test_a_file_that_is_damaged_is_named(tmp_path, name):
     begun(tmp_path, rows=4).close()
-    os.truncate(tmp_path / name, (tmp_path / name).stat().st_size - 1)
+    os.truncate(tmp_path / name, (tmp_path / name).stat().st_size - 9)
     with pytest.raises(DataDirectoryError, match=name) as caught:
         inspect(tmp_path, boot_id="b")
     assert_one_sentence(caught.value)
