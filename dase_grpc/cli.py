@@ -27,6 +27,7 @@ from dase_grpc.flags import (
     Leash,
     Listen,
     Lockstep,
+    MaxRestarts,
     Method,
     MetricsHost,
     MetricsPort,
@@ -91,6 +92,7 @@ def train(
     lockstep: Lockstep = False,
     name: Name = None,
     runs: Runs = Path("runs"),
+    max_restarts: MaxRestarts = None,
     stdin_is_leash: Leash = False,
 ) -> None:
     """Trains K agents on this machine: one replay service and K learner processes.
@@ -112,6 +114,7 @@ def train(
             lockstep=lockstep,
             command=sys.argv,
             stdin_is_leash=stdin_is_leash,
+            max_restarts=max_restarts,
         )
     )
 
@@ -210,7 +213,13 @@ def node(
 
 @app.command("resume")
 def resume_run(
-    run: RunArgument, *, steps: Total = None, gpu: Gpu = None, empty_buffer: EmptyBuffer = False
+    run: RunArgument,
+    *,
+    steps: Total = None,
+    gpu: Gpu = None,
+    empty_buffer: EmptyBuffer = False,
+    max_restarts: MaxRestarts = None,
+    stdin_is_leash: Leash = False,
 ) -> None:
     """Goes on with a run that was stopped, was killed or has finished, in its own folder.
 
@@ -218,7 +227,17 @@ def resume_run(
     """
     from dase_grpc.launch.resume import ResumeOptions, resume_here
 
-    resume_here(ResumeOptions(run, steps, gpu=gpu, empty_buffer=empty_buffer, command=sys.argv))
+    resume_here(
+        ResumeOptions(
+            run,
+            steps,
+            gpu=gpu,
+            empty_buffer=empty_buffer,
+            command=sys.argv,
+            stdin_is_leash=stdin_is_leash,
+            max_restarts=max_restarts,
+        )
+    )
 
 
 @app.command()

@@ -25,6 +25,7 @@ from dase_grpc.parsing import is_utf8, leaves, toml_tables
 from dase_grpc.sections import Section
 
 Method = Literal["dase", "dpd"]
+Storage = Literal["disk", "memory"]
 MAX_AGENTS: Final = 1024
 
 
@@ -79,6 +80,12 @@ class ReplayConfig(Section):
         2,
         le=64,
         description="batches the service may send ahead of their use; bounds how stale a batch can be",
+    )
+    storage: Storage = Field(
+        "disk",
+        description="where `dase train` keeps the buffer of its replay process: in the run's folder (`disk`, "
+        "on Linux), so that it outlives the process, or in `memory`; lockstep does not read it, nor does "
+        "`dase node`, which has `--data-dir`",
     )
 
     @field_validator("capacity")

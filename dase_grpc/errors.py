@@ -26,14 +26,26 @@ DaseError
     └── UnreachableError         no answer from the service (raised by the client)
 """
 
+from typing import Final
+
+USAGE_CODE: Final = 2
+REFUSED_CODE: Final = 3
+LASTING_CODES: Final = frozenset({USAGE_CODE, REFUSED_CODE})
+"""Exit codes of a process that would end the same way if it were started again."""
+
 
 class DaseError(Exception):
     """Base of all errors raised on purpose; `str(error)` is the sentence to show."""
 
     @property
     def exit_code(self) -> int:
-        """What a process exits with that ends on this error: 2 for what its user asked, else 1."""
-        return 2 if isinstance(self, UsageError) else 1
+        """What a process exits with that ends on this error.
+
+        2 for what its user asked, 3 for a refusal that the same request would always meet, else 1.
+        """
+        if isinstance(self, UsageError):
+            return USAGE_CODE
+        return REFUSED_CODE if isinstance(self, _LASTING_REFUSALS) else 1
 
 
 class UsageError(DaseError):
@@ -126,3 +138,13 @@ class DrainingError(RefusalError):
 
 class UnreachableError(RefusalError):
     """The service did not answer in time, or its connection broke."""
+
+
+_LASTING_REFUSALS: Final = (
+    MalformedError,
+    SchemaMismatchError,
+    RunMismatchError,
+    CapacityError,
+    TooManyWritersError,
+    StaleLeaseError,
+)

@@ -84,7 +84,15 @@ Total = Annotated[
     ),
 ]
 EmptyBuffer = Annotated[
-    bool, option("--empty-buffer", "Go on although the buffer of the run's processes is gone.")
+    bool, option("--empty-buffer", "Go on with an empty buffer; one that lies there is put aside.")
+]
+MaxRestarts = Annotated[
+    int | None,
+    option(
+        "--max-restarts",
+        "How often in a row a node that fails is started again before it is given up; else 5.",
+        min=0,
+    ),
 ]
 
 Rounds = Annotated[int, option("--rounds", "How often each fault comes; else once.", min=1)]

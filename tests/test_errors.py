@@ -44,3 +44,22 @@ def test_users_nodes_networks_and_services_are_different_things_to_blame():
     branches = (UsageError, NodeFailedError, DivergedError, RefusalError)
     for cls in CLASSES.values():
         assert sum(issubclass(cls, branch) for branch in branches) == (cls is not DaseError)
+
+
+@pytest.mark.parametrize(
+    ("cls", "code"),
+    [
+        (errors.ConfigError, 2),
+        (errors.DataDirectoryError, 2),
+        (errors.StaleLeaseError, 3),
+        (errors.RunMismatchError, 3),
+        (errors.CapacityError, 3),
+        (errors.UnreachableError, 1),
+        (errors.AgentTakenError, 1),
+        (NodeFailedError, 1),
+        (DivergedError, 1),
+    ],
+)
+def test_the_exit_code_says_whether_starting_again_could_help(cls, code):
+    assert cls("x").exit_code == code
+    assert (code in errors.LASTING_CODES) == (code > 1)

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from dase_grpc.errors import DaseError
+from dase_grpc.errors import USAGE_CODE, DaseError
 from dase_grpc.launch.experiment_folder import ExperimentFolder
 from dase_grpc.launch.local import PROGRAM
 from dase_grpc.launch.matrix import Cell
@@ -72,15 +72,39 @@ class CellRunner:
         async with self._room(cell):
             if stop.is_set():
                 return
-            if note := self._folder.begin(cell):
-                self._board.say(note)
-            self._board.started(cell)
-            self._board.ended(cell, await self._try(cell, stop))
+            outcome = await self._go_on(cell, stop)
+            if outcome is None:
+                if note := self._folder.begin(cell):
+                    self._board.say(note)
+                self._board.started(cell)
+                outcome = await self._try(cell, stop, self._train(cell))
+            self._board.ended(cell, outcome)
 
-    async def _try(self, cell: Cell, stop: asyncio.Event) -> Outcome:
+    async def _go_on(self, cell: Cell, stop: asyncio.Event) -> Outcome | None:
+        """Resumes what there is of a cell; None where there is nothing, or it cannot be gone on with."""
+        step = self._folder.resumable(cell)
+        if step is None:
+            return None
+        self._board.say(f"{cell.name} goes on from step {step:,}")
+        self._board.started(cell)
+        outcome = await self._try(cell, stop, self._resume(cell), again=True)
+        if outcome.refused:
+            self._board.say(f"{cell.name} cannot be resumed: {outcome.text}")
+            return None
+        return outcome
+
+    async def _try(
+        self, cell: Cell, stop: asyncio.Event, arguments: Sequence[str], *, again: bool = False
+    ) -> Outcome:
+        """Runs a cell's process to its end, or until `stop`.
+
+        What was refused when it was tried `again` is no failure of the cell, and neither is a SIGKILL, after
+        which it can be resumed the next time.
+        """
         began = time.monotonic()
+        code = 0
         try:
-            code = await self._process(cell, stop)
+            code = await self._process(cell, stop, arguments, again=again)
         except OSError as error:
             reason: str | None = f"no process could be started: {error.strerror or error}"
         else:
@@ -90,8 +114,10 @@ class CellRunner:
             return Outcome("finished", seconds)
         if stop.is_set():
             return Outcome("stopped", seconds)
-        self._folder.fail(cell, reason)
-        return Outcome("failed", seconds, reason)
+        refused = again and code == USAGE_CODE
+        if not refused and code >= 0:
+            self._folder.fail(cell, reason)
+        return Outcome("failed", seconds, reason, refused=refused)
 
     @asynccontextmanager
     async def _room(self, cell: Cell) -> AsyncIterator[None]:
@@ -107,22 +133,31 @@ class CellRunner:
             for _ in range(taken):
                 self._free.release()
 
-    async def _process(self, cell: Cell, stop: asyncio.Event) -> int:
-        """Trains the cell in a process to its end, or until `stop`; its exit code."""
-        lockstep = ("--lockstep",) if cell.mode == "lockstep" else ()
+    def _train(self, cell: Cell) -> Sequence[str]:
+        """The arguments of a process that trains the cell from the beginning."""
+        return (
+            "train",
+            "--stdin-is-leash",
+            f"--config={self._folder.config(cell)}",
+            f"--runs={self._folder.path}",
+            f"--name={cell.name}",
+            *(("--lockstep",) if cell.mode == "lockstep" else ()),
+        )
+
+    def _resume(self, cell: Cell) -> Sequence[str]:
+        """The arguments of a process that goes on with the cell."""
+        return ("resume", "--stdin-is-leash", str(self._folder.run(cell)))
+
+    async def _process(
+        self, cell: Cell, stop: asyncio.Event, arguments: Sequence[str], *, again: bool
+    ) -> int:
+        """Runs the cell's process to its end, or until `stop`; its exit code."""
         node = await start_node(
             cell.name,
-            (
-                *self._program,
-                "train",
-                "--stdin-is-leash",
-                f"--config={self._folder.config(cell)}",
-                f"--runs={self._folder.path}",
-                f"--name={cell.name}",
-                *lockstep,
-            ),
+            (*self._program, *arguments),
             log=self._folder.log(cell),
             threads=cell.config.train.threads,
+            again=again,
             keeps_open=(self._lock,),
         )
         try:

@@ -25,9 +25,19 @@ from dase_grpc.launch.matrix import Cell, identity
 from dase_grpc.nodes.lifecycle import LEASHLESS_S
 from dase_grpc.parsing import json_value
 from dase_grpc.runs.curves import final_score, returns
-from dase_grpc.runs.directory import RUN_FILE, AgentDirectory, RunDirectory, first_difference
+from dase_grpc.runs.directory import (
+    RUN_FILE,
+    AgentDirectory,
+    RunDirectory,
+    checkpoint_paths,
+    first_difference,
+    round_paths,
+)
 from dase_grpc.runs.files import last_line, replace_file, utf8
+from dase_grpc.runs.provenance import versions
+from dase_grpc.runs.sameness import changed_versions
 from dase_grpc.runs.summary import AgentFiles, status
+from dase_grpc.store.directory import BUFFER
 
 FINISHED_FILE: Final = "finished.json"
 OWN_FOLDER: Final = ".experiment"
@@ -111,6 +121,25 @@ class ExperimentFolder:
             return {cell.name: self._state(cell, finished.get(cell.identity)) for cell in cells}
         except OSError as error:
             raise RunDirectoryError(f"cannot read {self.path}: {error.strerror or error}") from None
+
+    def resumable(self, cell: Cell) -> int | None:
+        """The step that an interrupted run of the cell can probably be resumed from.
+
+        None where it has to start over: nothing is kept, its process failed, or it was begun with another
+        configuration or other versions, so that it would not come to the same end as one without a break.
+        """
+        path = self.run(cell)
+        if self._failure(cell).is_file() or not (path / RUN_FILE).is_file():
+            return None
+        try:
+            run = RunDirectory.open(path)
+        except RunDirectoryError:
+            return None
+        same = run.config == cell.config and run.run.get("mode") == cell.mode
+        if not same or changed_versions(run.versions, versions()) is not None:
+            return None
+        step = _kept_step(run)
+        return step if 0 < step < cell.config.train.steps else None
 
     def begin(self, cell: Cell) -> str | None:
         """Clears the way for a new try; a run that was begun is set aside, and a sentence says so.
@@ -285,8 +314,18 @@ def _status(run: RunDirectory) -> str:
     return found
 
 
+def _kept_step(run: RunDirectory) -> int:
+    """The step of the slowest agent that is kept with all that a run goes on from; 0 where nothing is."""
+    if run.run.get("mode") == "lockstep":
+        return max(round_paths(run.replay), default=0)
+    if not (run.replay / BUFFER).is_file():
+        return 0
+    folders = [run.agent(agent_id).checkpoints for agent_id in range(run.config.train.agents)]
+    return min(max(checkpoint_paths(folder), default=0) for folder in folders)
+
+
 def _begun(path: Path) -> str:
-    """How far a run came that will be set aside, whatever state it is in."""
+    """How far a run came that is not finished, whatever state it is in."""
     try:
         return _status(RunDirectory.open(path))
     except RunDirectoryError as error:

@@ -9,10 +9,13 @@ from types import TracebackType
 from typing import Final, Self
 
 from dase_grpc.config import RunConfig
-from dase_grpc.errors import DaseError
+from dase_grpc.errors import DaseError, NodeFailedError
 from dase_grpc.launch.display import Display, Snapshot
-from dase_grpc.launch.processes import Node, end_nodes, start_node
-from dase_grpc.nodes.lifecycle import READY_PREFIX, first_cause, unless
+from dase_grpc.launch.processes import Node, end_nodes, kill_nodes, start_node
+from dase_grpc.launch.restart_policy import MAX_RESTARTS, is_lasting
+from dase_grpc.launch.storage import keeps_on_disk
+from dase_grpc.launch.supervision import Supervision, Supervisor
+from dase_grpc.nodes.lifecycle import READY_PREFIX, first_cause, is_orphaned, unless
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.wire.cluster import ClusterClient
 from dase_grpc.wire.messages import progress_from_proto
@@ -22,6 +25,10 @@ PROGRAM: Final = (sys.executable, "-m", "dase_grpc")
 READY_S: Final = 30.0
 POLL_S: Final = 0.5
 STATUS_S: Final = 2.0
+HURRY_S: Final = 3.0
+"""How long learners, and then the replay, may drain where this process's own launcher is gone."""
+
+ANY_PORT: Final = Address("127.0.0.1", 0)
 
 
 class LocalCluster:
@@ -29,6 +36,12 @@ class LocalCluster:
 
     Nor does any outlive this process, however it dies: a node whose leash closes drains and ends by
     itself. `program` is the command that is `dase`. With `resume` learners go on from their checkpoints.
+
+    A node that fails is started again, the replay at the same address, a learner from its last checkpoint,
+    while the others go on (supervision.py). Not so one that would end the same way again.
+
+    Attributes:
+        hurry: nodes that are to end get `HURRY_S` for it, not `STOP_S`.
     """
 
     def __init__(
@@ -39,15 +52,19 @@ class LocalCluster:
         gpu: int | None = None,
         program: Sequence[str] = PROGRAM,
         resume: bool = False,
+        supervision: Supervision | None = None,
     ) -> None:
+        self.hurry = False
+        self.replay: Node | None = None
+        self.learners: list[Node] = []
         self._resume = resume
         self._config = config
         self._directory = directory
         self._gpu = gpu
         self._program = program
+        self._supervisor = Supervisor(directory, supervision or Supervision(say=lambda text: None))
         self._stopping = False
-        self.replay: Node | None = None
-        self.learners: list[Node] = []
+        self._address = ANY_PORT
 
     async def __aenter__(self) -> Self:
         return self
@@ -63,48 +80,64 @@ class LocalCluster:
         Raises:
             NodeFailedError: the replay ended or stayed silent instead.
         """
-        address = await self._start_replay()
+        self._address = await self._start_replay()
         for agent_id in range(self._config.train.agents):
-            self.learners.append(await self._start_learner(agent_id, address))
-        return address
+            self.learners.append(await self._start_learner(agent_id, resume=self._resume))
+        return self._address
 
     async def wait(self) -> None:
         """Returns when all learners have ended well; may be cancelled and called again.
 
+        Where a learner is given up, the others train to their end first; without a replay all end.
+
         Raises:
-            NodeFailedError: a node ended before its time; carries the end of its log.
+            NodeFailedError: a node was given up, or no restart would mend it; carries the end of its log.
         """
         with first_cause():
             async with asyncio.TaskGroup() as tasks:
-                replay = tasks.create_task(self._replay_until_cancelled())
-                learners = [tasks.create_task(self._learner_to_its_end(node)) for node in self.learners]
+                replay = tasks.create_task(self._keep_replay())
+                learners = [tasks.create_task(self._keep_learner(each)) for each in range(len(self.learners))]
                 await asyncio.wait(learners)
                 replay.cancel()
+        self._supervisor.require_all()
 
     async def stop_learners(self) -> None:
         """Lets the learners drain, keep their checkpoints and leave; those that do not are killed."""
         self._stopping = True
-        await end_nodes(self.learners)
+        await self._end(self.learners)
 
     async def close(self) -> None:
         """Ends every process: the learners first, so that they can drain, then the replay."""
         try:
             await self.stop_learners()
         finally:
-            await end_nodes([self.replay] if self.replay else [])
+            await self._end([self.replay] if self.replay else [])
 
-    async def _start_replay(self) -> Address:
+    def kill(self) -> None:
+        """Kills every process at once; may be called from a signal handler."""
+        kill_nodes([*self.learners, *([self.replay] if self.replay else [])])
+
+    async def _end(self, nodes: Sequence[Node]) -> None:
+        if self.hurry:
+            await end_nodes(nodes, within_s=HURRY_S)
+        else:
+            await end_nodes(nodes)
+
+    async def _start_replay(self, *, again: bool = False) -> Address:
         replay, metrics = self._config.replay, self._config.metrics.port
+        data_dir = (f"--data-dir={self._directory.replay}",) if keeps_on_disk(self._config) else ()
         self.replay = node = await self._start(
             "replay",
             "--role=replay",
-            "--listen=127.0.0.1:0",
+            f"--listen={self._address}",
             f"--capacity={replay.capacity}",
             f"--min-size={replay.min_size}",
             f"--seed={self._config.train.seed}",
             f"--run-id={self._directory.name}",
             f"--metrics-port={metrics}",
+            *data_dir,
             read_stdout=True,
+            again=again,
         )
         if node.process.stdout is None:
             raise TypeError("the replay's stdout is not a pipe")
@@ -119,40 +152,68 @@ class LocalCluster:
             raise node.failure(f"said {line!r} instead of its address" if line else "could not start")
         return parse_address(line.removeprefix(READY_PREFIX))
 
-    async def _start_learner(self, agent_id: int, address: Address) -> Node:
+    async def _start_learner(self, agent_id: int, *, resume: bool, again: bool = False) -> Node:
         port = self._config.metrics.port and self._config.metrics.port + 1 + agent_id
         gpu = () if self._gpu is None else (f"--gpu={self._gpu}",)
         return await self._start(
             f"learner-{agent_id}",
             "--role=learner",
-            f"--replay={address}",
+            f"--replay={self._address}",
             f"--agent={agent_id}",
             f"--config={self._directory.path / 'run.toml'}",
             f"--run-dir={self._directory.path}",
             f"--metrics-port={port}",
             *gpu,
-            *(["--resume"] if self._resume else []),
+            *(["--resume"] if resume else []),
+            again=again,
         )
 
-    async def _start(self, name: str, *arguments: str, read_stdout: bool = False) -> Node:
+    async def _start(
+        self, name: str, *arguments: str, read_stdout: bool = False, again: bool = False
+    ) -> Node:
         return await start_node(
             name,
             (*self._program, "node", "--stdin-is-leash", *arguments),
             log=self._directory.logs / f"{name}.log",
             threads=self._config.train.threads,
             read_stdout=read_stdout,
+            again=again,
         )
 
-    async def _learner_to_its_end(self, node: Node) -> None:
-        code = await node.process.wait()
-        told_early = self._stopping and code == -signal.SIGTERM  # before it could handle the signal
-        if code != 0 and not told_early:
-            raise node.failure("ended")
+    async def _keep_learner(self, agent_id: int) -> None:
+        """Returns when the learner has ended well, was told to end, or is given up."""
+        while True:
+            node = self.learners[agent_id]
+            code = await node.process.wait()
+            if code == 0 or self._supervisor.has_given_up(node):
+                return
+            if self._stopping and (code == -signal.SIGTERM or node.name in self._supervisor.resting):
+                return  # told before it could handle the signal, or while it was not there
+            if self._stopping or is_lasting(code):
+                raise node.failure("ended")
+            if not await self._supervisor.rest(node, agent_id=agent_id):
+                return
+            self.learners[agent_id] = await self._start_learner(agent_id, resume=True, again=True)
+            self._supervisor.started(node)
 
-    async def _replay_until_cancelled(self) -> None:
-        if self.replay is not None:
-            await self.replay.process.wait()
-            raise self.replay.failure("ended while learners were training")
+    async def _keep_replay(self) -> None:
+        """Runs until cancelled.
+
+        Raises:
+            NodeFailedError: it is given up, or no restart would mend it.
+        """
+        while self.replay is not None:
+            node = self.replay
+            code = await node.process.wait()
+            if self._stopping or is_lasting(code):
+                raise node.failure("ended while learners were training")
+            if not await self._supervisor.rest(node):
+                raise self._supervisor.failure(node)
+            self._supervisor.started(node)
+            with suppress(NodeFailedError):  # it has ended, which the next round finds, or is ended now
+                await self._start_replay(again=True)
+                continue
+            await end_nodes([self.replay], within_s=0)
 
 
 async def run_cluster(
@@ -165,20 +226,29 @@ async def run_cluster(
     say: Callable[[str], None],
     program: Sequence[str] = PROGRAM,
     resume: bool = False,
+    max_restarts: int = MAX_RESTARTS,
+    on_open: Callable[[LocalCluster], None] = lambda cluster: None,
 ) -> None:
     """Runs a local cluster to its end, or until `stop`; no process is left when it returns or raises.
 
-    `say` gets a sentence when `stop` was set; the display has ended by then.
+    `say` gets a sentence when a node fails, and when `stop` was set; the display has ended by then.
+    `on_open` gets the cluster before anything is started.
 
     Raises:
-        NodeFailedError: a node ended before its time; the others were stopped.
+        NodeFailedError: a node ended before its time and was not, or could not be, started again.
     """
+    supervision = Supervision(say, max_restarts)
+    cluster = LocalCluster(
+        config, directory, gpu=gpu, program=program, resume=resume, supervision=supervision
+    )
+    on_open(cluster)
     with first_cause():
-        async with LocalCluster(config, directory, gpu=gpu, program=program, resume=resume) as cluster:
+        async with cluster:
             address = await unless(stop, cluster.start())
             if address is not None:
                 with display:
                     await unless(stop, _train(cluster, address, config, display))
+            cluster.hurry = is_orphaned(stop)
             if stop.is_set():
                 say("stopping: the learners send what is left and keep their checkpoints (Ctrl-C kills)")
             if stop.is_set() and address is not None:

@@ -66,8 +66,9 @@ class _Resolved:
 
 
 def identity(config: RunConfig, mode: str) -> str:
-    """A hash of everything that decides a run."""
-    text = json.dumps([mode, config.model_dump(mode="json")], sort_keys=True)
+    """A hash of everything that decides a run; where its buffer is kept does not."""
+    settings = config.model_dump(mode="json", exclude={"replay": {"storage"}})
+    text = json.dumps([mode, settings], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

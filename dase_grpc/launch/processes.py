@@ -14,21 +14,37 @@ from dase_grpc.errors import NodeFailedError
 
 STOP_S: Final = 45.0
 SHOWN_LOG_LINES: Final = 100
+SHOWN_REASON: Final = 200
+"""Characters of the last line of a log that say why its process ended."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A child process. Its stdin is a pipe whose other end only this process holds: the leash."""
+    """A child process. Its stdin is a pipe whose other end only this process holds: the leash.
+
+    `started_s` is the event loop's time when it was started.
+    """
 
     name: str
     process: Process
     log: Path
+    started_s: float = 0.0
 
     def failure(self, what: str) -> NodeFailedError:
         """An error that says what happened, how the process ended if it has, and the end of its log."""
         code = self.process.returncode
         how = "" if code is None else f" ({exit_text(code)})"
         return NodeFailedError(f"{self.name} {what}{how}; the end of {self.log}:\n{_tail(self.log)}")
+
+    @property
+    def ending(self) -> str:
+        """How the process ended, and what it said last if it was not killed."""
+        code = self.process.returncode
+        if code is None:
+            return "it still runs"
+        last = _tail(self.log).rpartition("\n")[2].strip()
+        told = last if len(last) <= SHOWN_REASON else f"{last[: SHOWN_REASON - 3]}..."
+        return exit_text(code) if code <= 0 else f"{exit_text(code)}, {told}"
 
 
 def _tail(log: Path) -> str:
@@ -46,16 +62,18 @@ async def start_node(
     log: Path,
     threads: int,
     read_stdout: bool = False,
+    again: bool = False,
     keeps_open: Sequence[int] = (),
 ) -> Node:
     """Starts a process in a session of its own, so that the terminal's Ctrl-C does not reach it.
 
-    stderr goes to `log`, and stdout too unless the caller reads it. The file descriptors in `keeps_open`
+    stderr goes to `log`, and stdout too unless the caller reads it; after what is there where the node is
+    started `again`. The file descriptors in `keeps_open`
     stay open in the process until it ends. Cancelled, it leaves no process behind.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     limits = {variable: str(threads) for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    with log.open("wb") as file:
+    with log.open("ab" if again else "wb") as file:
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=PIPE,
@@ -65,7 +83,7 @@ async def start_node(
             start_new_session=True,
             pass_fds=keeps_open,
         )
-    return Node(name, process, log)
+    return Node(name, process, log, asyncio.get_running_loop().time())
 
 
 async def end_nodes(nodes: Sequence[Node], *, within_s: float = STOP_S) -> None:
@@ -83,10 +101,15 @@ async def end_nodes(nodes: Sequence[Node], *, within_s: float = STOP_S) -> None:
             async with asyncio.timeout(within_s):
                 await _ended(nodes)
     finally:
-        for node in _running(nodes):
-            with suppress(ProcessLookupError):
-                os.killpg(node.process.pid, signal.SIGKILL)
+        kill_nodes(nodes)
         await _ended(nodes)
+
+
+def kill_nodes(nodes: Sequence[Node]) -> None:
+    """Kills nodes at once, with all that they have started; may be called from a signal handler."""
+    for node in _running(nodes):
+        with suppress(ProcessLookupError):
+            os.killpg(node.process.pid, signal.SIGKILL)
 
 
 async def _ended(nodes: Sequence[Node]) -> None:

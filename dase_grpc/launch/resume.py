@@ -9,6 +9,7 @@ from dase_grpc.errors import ConfigError, RunDirectoryError
 from dase_grpc.launch.checks import check
 from dase_grpc.launch.console import PatientConsole, say
 from dase_grpc.launch.lockstep import BUFFER_FILE, ResumedRound
+from dase_grpc.launch.storage import has_buffer, keeps_on_disk, put_buffer_aside, reserve
 from dase_grpc.launch.train import TrainOptions, run_here
 from dase_grpc.learning.envs import require_same_environment
 from dase_grpc.runs.checkpoint import Checkpoint, newest_sound
@@ -30,6 +31,8 @@ class ResumeOptions:
     gpu: int | None = None
     empty_buffer: bool = False
     command: Sequence[str] = ()
+    stdin_is_leash: bool = False
+    max_restarts: int | None = None
 
 
 def resume_here(options: ResumeOptions) -> None:
@@ -37,7 +40,7 @@ def resume_here(options: ResumeOptions) -> None:
 
     Raises:
         UsageError: before anything is changed, when the run cannot be gone on with.
-        NodeFailedError: a node ended before its time; the others were stopped.
+        NodeFailedError: a node ended before its time and was not, or could not be, started again.
     """
     console = PatientConsole()
     directory = RunDirectory.open(options.path.absolute())
@@ -56,18 +59,30 @@ def resume_here(options: ResumeOptions) -> None:
         say(console, f"note: {note}")
     resumed = None
     if mode == "lockstep":
-        if options.empty_buffer:
-            raise ConfigError(
-                "--empty-buffer is for a run with processes of its own; lockstep keeps its buffer"
-            )
+        _refuse_in_lockstep(options)
         resumed, steps = _resume_lockstep(directory, config, schema, console)
     else:
         steps = _resume_cluster(directory, config, schema, console, empty_buffer=options.empty_buffer)
     directory = directory.resumed(config, from_steps=steps, command=options.command)
     done = f"{min(steps):,}" if len(set(steps)) == 1 else ", ".join(f"{each:,}" for each in steps)
     say(console, f"resuming {options.path} from step {done} of {config.train.steps:,}")
-    run = TrainOptions(config, directory.path.parent, gpu=options.gpu, command=options.command)
+    run = TrainOptions(
+        config,
+        directory.path.parent,
+        gpu=options.gpu,
+        command=options.command,
+        stdin_is_leash=options.stdin_is_leash,
+        max_restarts=options.max_restarts,
+    )
     run_here(run, directory, console, shown=options.path, resumed=resumed, from_checkpoints=True)
+
+
+def _refuse_in_lockstep(options: ResumeOptions) -> None:
+    """Refuses what is for a run with processes of its own."""
+    if options.empty_buffer:
+        raise ConfigError("--empty-buffer is for a run with processes of its own; lockstep keeps its buffer")
+    if options.max_restarts is not None:
+        raise ConfigError("--max-restarts is for a run with processes of its own; lockstep has none")
 
 
 def _with_total(config: RunConfig, steps: int | None) -> RunConfig:
@@ -106,10 +121,11 @@ def _resume_cluster(
     *,
     empty_buffer: bool,
 ) -> list[int]:
-    """Checks what the learners will go on from; returns their steps. They rewind their files themselves.
+    """Checks what the nodes will go on from; returns the learners' steps. They rewind their files themselves.
 
     Raises:
-        UsageError: no agent has a checkpoint that is whole, they are of another run, or all is done.
+        UsageError: no agent has a checkpoint that is whole, they are of another run, or all is done; the
+            buffer is gone or damaged, or the disk has no room for an empty one.
     """
     found: list[Checkpoint | None] = []
     for agent_id in range(config.train.agents):
@@ -125,11 +141,22 @@ def _resume_cluster(
     _require_fit(config, schema, whole)
     steps = [0 if checkpoint is None else checkpoint.step for checkpoint in found]
     _require_more(config, steps)
-    if not empty_buffer:
+    if empty_buffer:
+        reserved = reserve(config, schema, directory.path)
+        aside = put_buffer_aside(directory)
+        if aside is not None:
+            say(console, f"note: the buffer that was there is put aside in {aside}")
+        say(console, reserved)
+    elif not has_buffer(directory):
         raise ConfigError(
             f"the buffer of {directory.path} was in the memory of its replay service and is gone; with "
             f"--empty-buffer the agents go on from their checkpoints with an empty one, each without an "
             f"update until it has stored agent.start_steps new transitions"
+        )
+    elif not keeps_on_disk(config):
+        raise ConfigError(
+            f"the buffer of {directory.path} lies on disk, and its replay is to keep it in memory "
+            f"(replay.storage = {config.replay.storage!r}); set that back, or begin with --empty-buffer"
         )
     return steps
 

@@ -24,11 +24,15 @@ MEASURED_S: Final = 10.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one try of a cell ended; text says why where it did not finish."""
+    """How one try of a cell ended; text says why where it did not finish.
+
+    It is `refused` where nothing was tried, since what there was of the cell could not be gone on with.
+    """
 
     kind: Literal["finished", "failed", "stopped"]
     seconds: float
     text: str = ""
+    refused: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
 """`dase train`: checks, makes the run directory, runs the cluster or lockstep, says where results are."""
 
 import asyncio
+import os
 import shlex
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -9,16 +11,18 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from rich.console import Console
 
 from dase_grpc.config import RunConfig
-from dase_grpc.errors import DaseError, NodeFailedError, RunDirectoryError
+from dase_grpc.errors import ConfigError, DaseError, NodeFailedError, RunDirectoryError
 from dase_grpc.launch.checks import check
 from dase_grpc.launch.console import PatientConsole, program, say
 from dase_grpc.launch.display import Snapshot, make_display
-from dase_grpc.launch.local import run_cluster
+from dase_grpc.launch.local import LocalCluster, run_cluster
+from dase_grpc.launch.restart_policy import MAX_RESTARTS
+from dase_grpc.launch.storage import reserve
 from dase_grpc.learning.env_ids import with_resolved_id
 from dase_grpc.naming import MAX_BYTES
 from dase_grpc.nodes.lifecycle import halt_event, stop_event
@@ -27,11 +31,15 @@ from dase_grpc.runs.directory import AgentDirectory, RunDirectory, checkpoint_pa
 from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
 from dase_grpc.runs.report import write_report
+from dase_grpc.runs.restarts import read_restarts, told
 
 if TYPE_CHECKING:
     from dase_grpc.launch.lockstep import ResumedRound  # torch takes seconds to import
 
 REDRAW_S: Final = 0.25
+KILLED_CODE: Final = 130
+"""What shells give to a Ctrl-C."""
+
 SAME_SECOND: Final = 100
 """Runs of one kind that may begin within the same second."""
 
@@ -47,6 +55,7 @@ class TrainOptions:
     lockstep: bool = False
     command: Sequence[str] = ()
     stdin_is_leash: bool = False
+    max_restarts: int | None = None
 
 
 def train_here(options: TrainOptions) -> None:
@@ -54,19 +63,24 @@ def train_here(options: TrainOptions) -> None:
 
     Raises:
         UsageError: before any process starts, when the environment or the settings cannot be used.
-        NodeFailedError: a node ended before its time; the others were stopped.
+        NodeFailedError: a node ended before its time and was not, or could not be, started again.
     """
     console = PatientConsole()
     config = with_resolved_id(options.config)
     root = options.root
     options = replace(options, config=config, root=root.absolute())  # an environment may change the folder
-    check(config, gpu=options.gpu)
+    schema = check(config, gpu=options.gpu)
+    if options.lockstep and options.max_restarts is not None:
+        raise ConfigError("--max-restarts is for nodes; --lockstep has none, and its runs are resumed")
+    buffer = None if options.lockstep else reserve(config, schema, options.root)
     directory = _new_directory(options)
     each = " each" if config.train.agents > 1 else ""
     say(
         console,
         f"{_method(config)} on {config.env.id}, {config.train.steps:,} steps{each}, seed {config.train.seed}",
     )
+    if buffer is not None:
+        say(console, buffer)
     if config.train.steps <= config.start_steps:
         say(
             console,
@@ -91,14 +105,16 @@ def run_here(
     learners of a cluster go on `from_checkpoints`.
 
     Raises:
-        NodeFailedError: a node ended before its time; the others were stopped.
+        NodeFailedError: a node ended before its time and was not, or could not be, started again.
     """
+    failures = len(read_restarts(directory.restarts))
     try:
         if directory.run["mode"] == "lockstep":
             _train_in_lockstep(options, directory, console, resumed=resumed)
         else:
             asyncio.run(_train_in_cluster(options, directory, console, resume=from_checkpoints))
     finally:
+        _say_restarts(directory, console, first=failures)
         _say_results(directory, console, shown=shown, program=program(options.command))
 
 
@@ -159,7 +175,9 @@ def _train_in_lockstep(
 async def _train_in_cluster(
     options: TrainOptions, directory: RunDirectory, console: Console, *, resume: bool
 ) -> None:
-    async with stop_event(stdin_is_leash=options.stdin_is_leash) as stop:
+    opened: list[LocalCluster] = []
+    kill = partial(_kill_all, opened)
+    async with stop_event(stdin_is_leash=options.stdin_is_leash, on_second=kill) as stop:
         await run_cluster(
             options.config,
             directory,
@@ -168,9 +186,19 @@ async def _train_in_cluster(
             display=make_display(console, options.config),
             say=partial(say, console),
             resume=resume,
+            max_restarts=MAX_RESTARTS if options.max_restarts is None else options.max_restarts,
+            on_open=opened.append,
         )
         if not stop.is_set():
             _require_last_steps(options.config, directory)
+
+
+def _kill_all(clusters: Sequence[LocalCluster]) -> NoReturn:
+    """Ends everything at once, as a second Ctrl-C asks for: every node by SIGKILL, then this process."""
+    for cluster in clusters:
+        cluster.kill()
+    os.write(sys.stderr.fileno(), b"killed: the nodes have kept nothing since their last checkpoints\n")
+    os._exit(KILLED_CODE)
 
 
 def _method(config: RunConfig) -> str:
@@ -196,6 +224,17 @@ def _require_last_steps(config: RunConfig, directory: RunDirectory) -> None:
                 f"(does the environment end the process?); "
                 f"its log is {directory.logs / f'learner-{agent_id}.log'}"
             )
+
+
+def _say_restarts(directory: RunDirectory, console: Console, *, first: int) -> None:
+    """Says which nodes have failed from failure `first` on, how often they were started again, and why."""
+    try:
+        failures = read_restarts(directory.restarts)[first:]
+    except DaseError as error:
+        say(console, f"note: {error}")
+    else:
+        for node, text in told(failures).items():
+            say(console, f"note: {node} was {text}; its log is {directory.logs / f'{node}.log'}")
 
 
 def _say_results(directory: RunDirectory, console: Console, *, shown: Path, program: str) -> None:

@@ -6,7 +6,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dase_grpc.nodes.replay import boot_id
 from dase_grpc.runs.verify import verify
+from dase_grpc.store.inspection import inspect
 
 
 def verify_here(path: Path, console: Console) -> int:
@@ -17,7 +19,7 @@ def verify_here(path: Path, console: Console) -> int:
     Raises:
         RunDirectoryError: there is no run.
     """
-    found = verify(path)
+    found = verify(path, kept_buffer=_kept_buffer)
     table = Table("file", "holds", "is")
     for each in found.findings:
         state = Text("sound") if each.problem is None else Text("damaged", style="bold red")
@@ -30,3 +32,16 @@ def verify_here(path: Path, console: Console) -> int:
     if found.resumable is None:
         return 2
     return 1 if found.damaged else 0
+
+
+def _kept_buffer(folder: Path) -> str | None:
+    """What a replay's data directory holds; None where there is none.
+
+    Raises:
+        DataDirectoryError: it is damaged.
+    """
+    state = inspect(folder, boot_id=boot_id())
+    if state is None:
+        return None
+    told = f"buffer, {state.transitions:,} transitions of {state.writers} writers"
+    return f"{told} as of the last sync, since the machine has stopped" if state.machine_stopped else told

@@ -26,7 +26,7 @@ from dase_grpc.learning.env_ids import with_resolved_id
 from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.nodes.connection import Connection
 from dase_grpc.nodes.joining import NODE_NAME, Wanted, join, require_fit
-from dase_grpc.nodes.lifecycle import first_cause, run_node, unless
+from dase_grpc.nodes.lifecycle import first_cause, is_orphaned, run_node, unless
 from dase_grpc.nodes.results import Resumed, open_results, results_path
 from dase_grpc.nodes.session import Session, put_together
 from dase_grpc.nodes.waits import say_waits
@@ -40,6 +40,9 @@ from dase_grpc.wire.transport import Address, open_channel, parse_address, requi
 HEARTBEAT_S: Final = 0.5
 DRAIN_S: Final = 15.0
 """How long the replay may take, at the end, for accepting the rows queued, acknowledging them, a policy."""
+
+ORPHAN_DRAIN_S: Final = 2.0
+"""The same for each of these once the launcher is gone, whether the replay serves or not."""
 
 DRAIN_LOOK_S: Final = 0.25
 FAREWELL_S: Final = 2.0
@@ -320,15 +323,18 @@ async def _drain(
 async def _in_time(work: "asyncio.Future[None]", session: Session, stop: asyncio.Event) -> bool:
     """Waits for the work, up to `DRAIN_S` of the time that the replay serves; whether it is done.
 
-    How long the replay may be away is the connection's to limit; it is briefly, once `stop` is set.
+    How long the replay may be away is the connection's to limit; it is briefly, once `stop` is set, and
+    `ORPHAN_DRAIN_S` at most where the launcher is gone.
     """
-    left_s = DRAIN_S
-    while not work.done() and left_s > 0:
+    left_s, hurry_s = DRAIN_S, ORPHAN_DRAIN_S
+    while not work.done() and left_s > 0 and hurry_s > 0:
         session.connection.stopping = stop.is_set()
         look_s = min(DRAIN_LOOK_S, left_s)
         await asyncio.wait({work}, timeout=look_s)
         if session.connection.outage is None:
             left_s -= look_s
+        if is_orphaned(stop):
+            hurry_s -= look_s
     return work.done()
 
 

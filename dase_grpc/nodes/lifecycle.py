@@ -17,13 +17,30 @@ from dase_grpc.nodes.memory import keep_freed_memory
 READY_PREFIX: Final = "listening on "
 """What a node that listens prints on stdout, before its address, once it answers."""
 
-LEASHLESS_S: Final = 40.0
-"""How long a node may drain after its launcher has gone, before it and all it started are killed."""
+LEASHLESS_S: Final = 8.0
+"""How long a process may drain after its launcher has gone, before it and all it started are killed."""
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 log = logging.getLogger("dase")
 T = TypeVar("T")
+
+
+class StopEvent(asyncio.Event):
+    """Set when a process shall drain and end.
+
+    Attributes:
+        orphaned: its launcher is gone, so it is killed unless it ends within `LEASHLESS_S`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.orphaned = False
+
+
+def is_orphaned(stop: asyncio.Event) -> bool:
+    """Whether there is a hurry: nobody is left for whom it would be worth to drain at length."""
+    return isinstance(stop, StopEvent) and stop.orphaned
 
 
 def run_node(name: str, main: Callable[[asyncio.Event], Awaitable[None]], *, stdin_is_leash: bool) -> int:
@@ -70,19 +87,24 @@ def halt_event(*, stdin_is_leash: bool = False) -> Iterator[threading.Event]:
 
 
 @asynccontextmanager
-async def stop_event(*, stdin_is_leash: bool) -> AsyncIterator[asyncio.Event]:
+async def stop_event(
+    *, stdin_is_leash: bool, on_second: Callable[[], None] | None = None
+) -> AsyncIterator[StopEvent]:
     """An event set by the first SIGTERM, SIGINT or SIGHUP, or when stdin ends if that is a leash.
+
+    A second signal calls `on_second`, in a signal handler; without one it kills.
 
     A leash is a pipe whose other end a launcher holds: it closes however the launcher dies. Nobody is
     left then to kill a node that does not end, so it does that itself after `LEASHLESS_S`.
     """
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    loop, stop = asyncio.get_running_loop(), StopEvent()
+    second = signal.SIG_DFL if on_second is None else lambda number, frame: on_second()
 
     def on_signal(number: int) -> None:
         log.info("%s: stopping (once more kills)", signal.Signals(number).name)
         for each in _SIGNALS:
             loop.remove_signal_handler(each)
-            signal.signal(each, signal.SIG_DFL)
+            signal.signal(each, second)
         stop.set()
 
     before = {each: signal.getsignal(each) for each in _heeded()}
@@ -107,7 +129,7 @@ def _heeded() -> list[signal.Signals]:
 class _Leash(asyncio.Protocol):
     """Sets `stop` when the launcher's end of the pipe closes, but not when this end does."""
 
-    def __init__(self, stop: asyncio.Event) -> None:
+    def __init__(self, stop: StopEvent) -> None:
         self._stop = stop
         self._transport: asyncio.BaseTransport | None = None
         self._released = False
@@ -146,10 +168,10 @@ def _leashed(halt: threading.Event) -> Iterator[None]:
         os.close(woken)
 
 
-def _launcher_gone(stop: asyncio.Event | threading.Event) -> None:
-    if stop.is_set():
-        return
+def _launcher_gone(stop: StopEvent | threading.Event) -> None:
     log.info("the launcher is gone: stopping")
+    if isinstance(stop, StopEvent):
+        stop.orphaned = True
     stop.set()
     last_resort = threading.Timer(LEASHLESS_S, _kill_all_of_us)
     last_resort.daemon = True
@@ -163,7 +185,7 @@ def _kill_all_of_us() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> _Leash:
+async def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: StopEvent) -> _Leash:
     pipe = os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0)
     _, leash = await loop.connect_read_pipe(lambda: _Leash(stop), pipe)
     return leash

@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection
 from dase_grpc.capacity import transitions
 from dase_grpc.errors import AddressError, ConfigError
 from dase_grpc.naming import names_a_folder
-from dase_grpc.nodes.lifecycle import READY_PREFIX, run_node
+from dase_grpc.nodes.lifecycle import READY_PREFIX, is_orphaned, run_node
 from dase_grpc.store.directory import stored_identity
 from dase_grpc.store.run import SharedRun
 from dase_grpc.store.settings import note_settings
@@ -39,6 +39,10 @@ from dase_grpc.wire.v1 import (
 
 LEASE_TTL_S: Final = 10.0
 GRACE_S: Final = 2.0
+ORPHAN_LINGER_S: Final = 3.0
+"""How long a replay whose launcher is gone lets its learners, who are told so too, send what is left."""
+
+ORPHAN_LOOK_S: Final = 0.1
 LEASE_CHECK_S: Final = 1.0
 SYNC_EVERY_S: Final = 5.0
 DEFAULT_CAPACITY: Final = "1000000"
@@ -236,6 +240,9 @@ async def _serve(
                     for job in (_watch_leases(run), _sync(run, every_s=options.sync_every_s))
                 ]
                 await stop.wait()
+                if is_orphaned(stop):
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(_all_have_left(run), ORPHAN_LINGER_S)
                 for watch in watching:
                     watch.cancel()
         finally:
@@ -292,6 +299,11 @@ async def _watch_leases(run: SharedRun) -> None:
                 log.info("agent %d is heard again: its lease goes on", key[0])
         live = {key for key, state in states.items() if state == "live"}
         await asyncio.sleep(LEASE_CHECK_S)
+
+
+async def _all_have_left(run: SharedRun) -> None:
+    while any(lease.state(time.monotonic()) == "live" for lease in run.leases.all()):  # noqa: ASYNC110
+        await asyncio.sleep(ORPHAN_LOOK_S)
 
 
 async def _sync(run: SharedRun, *, every_s: float) -> None:

@@ -2,7 +2,7 @@
 
 run.toml                     the resolved configuration, [run] and [versions]
 agents/<i>/evaluations.csv   metrics.jsonl   checkpoints/   tensorboard/
-logs/  replay/               report.html
+logs/  replay/               restarts.jsonl   report.html
 """
 
 import re
@@ -27,6 +27,7 @@ from dase_grpc.runs.provenance import derived_seeds, versions
 RUN_FILE: Final = "run.toml"
 _ADDED_TABLES: Final = ("run", "versions")
 _CHECKPOINT: Final = re.compile(r"step-(\d{9,})")
+_ROUND: Final = re.compile(r"round-(\d{9,})\.json")
 
 
 @dataclass(frozen=True)
@@ -198,6 +199,11 @@ class RunDirectory:
         return self.path / "replay"
 
     @property
+    def restarts(self) -> Path:
+        """What the launcher of a local cluster notes of nodes that failed."""
+        return self.path / "restarts.jsonl"
+
+    @property
     def report(self) -> Path:
         """The HTML report."""
         return self.path / "report.html"
@@ -218,6 +224,12 @@ class RunDirectory:
 def checkpoint_paths(folder: Path) -> dict[int, Path]:
     """The finished checkpoints in a folder by their steps, ascending; none if there is no folder."""
     found = ((_CHECKPOINT.fullmatch(path.name), path) for path in folder.glob("step-*") if path.is_dir())
+    return dict(sorted((int(match[1]), path) for match, path in found if match))
+
+
+def round_paths(folder: Path) -> dict[int, Path]:
+    """The files of a lockstep run's rounds in a folder by their steps, ascending; none without a folder."""
+    found = ((_ROUND.fullmatch(path.name), path) for path in folder.glob("round-*.json"))
     return dict(sorted((int(match[1]), path) for match, path in found if match))
 
 

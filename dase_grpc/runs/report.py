@@ -14,6 +14,7 @@ from dase_grpc.runs.curves import FINAL, SMOOTHING, Series, column, recent, rece
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.files import replace_file, utf8
 from dase_grpc.runs.reference import PublishedRow, comparable, published_method
+from dase_grpc.runs.restarts import read_restarts, told
 from dase_grpc.runs.summary import FINAL_FROM, AgentFiles, duration, refused, settled_score, status
 
 Records = Mapping[int, Sequence[Mapping[str, Any]]]
@@ -100,7 +101,13 @@ def _facts(run: RunDirectory, agents: Mapping[int, AgentFiles]) -> dict[str, str
         "Batch": _of_each(config, "batch_size"),
         "Seed": str(config.train.seed),
         "Mode": _mode(str(run.run.get("mode", "–"))),
+        **_restarts(run),
     }
+
+
+def _restarts(run: RunDirectory) -> dict[str, str]:
+    failed = told(read_restarts(run.restarts))
+    return {"Restarts": "; ".join(f"{node} was {text}" for node, text in failed.items())} if failed else {}
 
 
 def _how_they_learn_from_each_other(config: RunConfig) -> dict[str, str]:

@@ -5,7 +5,6 @@ two are kept, as the agents' checkpoints are.
 """
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +13,13 @@ from typing import Any, Final, Self
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.parsing import json_value
 from dase_grpc.runs.checkpoint import KEEP, Checkpoint, load_checkpoint, seal_of
-from dase_grpc.runs.directory import RunDirectory, checkpoint_path
+from dase_grpc.runs.directory import RunDirectory, checkpoint_path, round_paths
 from dase_grpc.runs.files import replace_file, sync_directory
 from dase_grpc.runs.row_log import RowLog, Segment
 from dase_grpc.runs.sealing import json_text, require_seal, sealed
 from dase_grpc.schema import Array
 
 FORMAT_VERSION: Final = 1
-_NAME: Final = re.compile(r"round-(\d{9,})\.json")
 
 _log = logging.getLogger("dase")
 
@@ -161,12 +159,6 @@ class RoundLog:
                 except RunDirectoryError as error:
                     _log.warning("%s", error)
         self._rows.keep(needed)
-
-
-def round_paths(folder: Path) -> dict[int, Path]:
-    """The files of rounds in a folder by their steps, ascending; none if there is no folder."""
-    found = ((_NAME.fullmatch(path.name), path) for path in folder.glob("round-*.json"))
-    return dict(sorted((int(match[1]), path) for match, path in found if match))
 
 
 def newest_whole_round(directory: RunDirectory) -> WholeRound:

@@ -1,6 +1,6 @@
 """Reads every file of a run that can be checked; says what is damaged and from where it can be resumed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,10 +9,11 @@ import numpy as np
 
 from dase_grpc.errors import DaseError, RunDirectoryError
 from dase_grpc.runs.checkpoint import load_checkpoint, newest_sound
-from dase_grpc.runs.directory import RUN_FILE, AgentDirectory, RunDirectory, checkpoint_paths
+from dase_grpc.runs.directory import RUN_FILE, AgentDirectory, RunDirectory, checkpoint_paths, round_paths
 from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
-from dase_grpc.runs.rounds import Round, newest_whole_round, round_paths
+from dase_grpc.runs.restarts import read_restarts
+from dase_grpc.runs.rounds import Round, newest_whole_round
 from dase_grpc.runs.row_log import Segment
 from dase_grpc.runs.sameness import require_same_settings
 
@@ -40,8 +41,11 @@ class Verification:
         return [each for each in self.findings if each.problem is not None]
 
 
-def verify(path: Path) -> Verification:
+def verify(path: Path, *, kept_buffer: Callable[[Path], str | None] = lambda folder: None) -> Verification:
     """Checks a run; changes nothing.
+
+    `kept_buffer` says what a replay's data directory holds, None where there is none there; it raises a
+    DaseError where that is damaged.
 
     Raises:
         RunDirectoryError: there is no run.
@@ -54,14 +58,15 @@ def verify(path: Path) -> Verification:
         return Verification((Finding(path / RUN_FILE, "settings", str(error)),), None, str(error))
     settings = Finding(path / RUN_FILE, f"settings, {run.config.train.agents} agents")
     agents = (finding for agent in _agents(run) for finding in _of_agent(run, agent))
-    findings = (settings, *agents, *_of_buffer(run))
+    buffer = _kept(run, kept_buffer)
+    findings = (settings, *agents, *_of_buffer(run), *buffer, *_of_restarts(run))
     try:
-        return Verification(findings, _resumable(run), "")
+        return Verification(findings, _resumable(run, buffer), "")
     except DaseError as error:
         return Verification(findings, None, str(error))
 
 
-def _resumable(run: RunDirectory) -> str:
+def _resumable(run: RunDirectory, buffer: Sequence[Finding]) -> str:
     if run.run.get("mode") == "lockstep":
         steps = set(newest_whole_round(run).round.steps)
         return f"all agents and the buffer from step {', '.join(f'{step:,}' for step in sorted(steps))}"
@@ -69,7 +74,25 @@ def _resumable(run: RunDirectory) -> str:
     whole = [f"agent {agent} from step {each.step:,}" for agent, each in found.items() if each is not None]
     if not whole:
         raise RunDirectoryError(f"no agent of {run.path} has a checkpoint that is whole")
-    return f"{', '.join(whole)}; the buffer is not kept"
+    if not buffer:
+        return f"{', '.join(whole)}; the buffer is not kept, so only with --empty-buffer"
+    if buffer[0].problem is not None:
+        return f"{', '.join(whole)}; the buffer is damaged, so only with --empty-buffer"
+    return f"{', '.join(whole)}; the {buffer[0].content}"
+
+
+def _kept(run: RunDirectory, kept_buffer: Callable[[Path], str | None]) -> list[Finding]:
+    """What a cluster's replay has kept; nothing if it has not."""
+    try:
+        content = kept_buffer(run.replay)
+    except DaseError as error:
+        return [Finding(run.replay, "", str(error))]
+    return [] if content is None else [Finding(run.replay, content)]
+
+
+def _of_restarts(run: RunDirectory) -> Iterator[Finding]:
+    if run.restarts.exists():
+        yield _checked(run.restarts, lambda: f"{len(read_restarts(run.restarts))} failures of nodes")
 
 
 def _agents(run: RunDirectory) -> list[AgentDirectory]:

@@ -13,6 +13,7 @@ from dase_grpc.store.ring import MAX_AGENT_ID
 _LEASE: Final = struct.Struct("<q?H")  # epoch, given back, bytes of the name; then name and reason
 _MAX_TEXT_BYTES: Final = 2_000
 _SLOT: Final = AlternatingRecord.slot_bytes(_LEASE.size + 2 * _MAX_TEXT_BYTES)
+FILE_BYTES: Final = 2 * _SLOT * (MAX_AGENT_ID + 1)
 
 
 class LeaseFile:
@@ -31,7 +32,7 @@ class LeaseFile:
         Raises:
             DataDirectoryError: it is damaged, or there is no space for it.
         """
-        path, size = directory.path / LEASES, 2 * _SLOT * (MAX_AGENT_ID + 1)
+        path, size = directory.path / LEASES, FILE_BYTES
         if path.exists():
             return cls(MappedFile.open(path, size))
         try:

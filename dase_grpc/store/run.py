@@ -19,7 +19,8 @@ from dase_grpc.errors import (
 )
 from dase_grpc.schema import TransitionSchema
 from dase_grpc.store.directory import BufferIdentity, DataDirectory
-from dase_grpc.store.durable import SPARE_BYTES, DurableStore, Recovery
+from dase_grpc.store.durable import DurableStore, Recovery
+from dase_grpc.store.footprint import spare_slots
 from dase_grpc.store.lease_file import LeaseFile
 from dase_grpc.store.leases import Lease, LeaseTable
 from dase_grpc.store.policies import PolicyBoard
@@ -231,7 +232,7 @@ class SharedRun:
             buffer_id=secrets.token_hex(8),
             run_id=self.run_id,
             capacity=capacity,
-            spare=max(1, SPARE_BYTES // schema.row_bytes),
+            spare=spare_slots(schema),
             max_writers=MAX_WRITERS,
             schema=schema,
         )

@@ -75,6 +75,7 @@ def test_asyncio_is_used_only_where_there_are_streams_or_processes():
         "dase_grpc.launch.local",
         "dase_grpc.launch.processes",
         "dase_grpc.launch.proxy",
+        "dase_grpc.launch.supervision",
         "dase_grpc.launch.train",
     }
     others = {name for name in importers("asyncio") if not name.startswith(rooms)}

@@ -101,7 +101,7 @@ async def test_a_frozen_learner_is_replaced_within_its_lease_and_fenced_off_when
             with process(*another, "--agent=0") as third:
                 await until_trained(replay.address, epoch=2, within_s=60)
                 first.send(signal.SIGCONT)
-                assert await asyncio.to_thread(first.exit_code) == 1
+                assert await asyncio.to_thread(first.exit_code) == 3
                 assert "error: fenced off: agent 0 belongs to another node now" in first.log
                 await until_trained(replay.address, epoch=2, updates=200, within_s=60)
                 third.send(signal.SIGTERM)

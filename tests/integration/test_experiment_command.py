@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import tomli_w
 from children import importing
+from launch.resuming import assert_equal
 from small import SETTINGS
 
 from dase_grpc.launch.experiment import STOPPED
 from dase_grpc.launch.experiment_folder import FINISHED_FILE
 from dase_grpc.runs.checkpoint import checkpoint_paths
-from dase_grpc.runs.directory import RunDirectory
+from dase_grpc.runs.directory import RunDirectory, round_paths
 from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
 
@@ -94,6 +95,10 @@ class Experiment:
         run = RunDirectory.open(self.path / cell)
         agents = [run.agent(agent_id) for agent_id in range(run.config.train.agents)]
         return all(len(read_evaluations(agent.evaluations.path)) >= 3 for agent in agents)
+
+    def kept(self, cell: str) -> bool:
+        """Whether a cell that trains has kept a round."""
+        return self.trains(cell) and bool(round_paths(self.path / cell / "replay"))
 
     def until(self, condition: Callable[[], bool]) -> None:
         limit = time.monotonic() + PATIENCE_S
@@ -230,25 +235,29 @@ def test_a_cell_that_fails_is_named_and_the_others_finish_and_it_is_tried_again(
 
 def test_a_killed_experiment_leaves_no_training_and_the_next_one_finishes_it(experiment):
     """And what it has in the end is, evaluation for evaluation, what an undisturbed one has."""
-    matrix = {"method": ["single", "dase"], "seed": [0, 1]}
-    settings = {"train.steps": 1_500, "eval.every": 100}
+    matrix = {"seed": [0, 1]}
+    settings = {"train.steps": 600, "eval.every": 50, "train.checkpoint_every": 50}
     killed = experiment("killed", matrix=matrix, settings=settings)
     process = killed.start("--jobs", 1)
-    killed.until_runs(lambda: len(killed.finished()) == 2 and any(map(killed.trains, killed.children())))
-    done = killed.finished()
+    killed.until_runs(lambda: len(killed.finished()) == 1 and any(map(killed.kept, killed.children())))
+    (interrupted,), done = killed.children(), killed.finished()
     before = {cell: killed.files(cell) for cell in done}
     process.kill()
     process.wait()
     assert killed.run("--jobs", 2) == 0, killed.output  # at once, while the child may still be there
     assert killed.children() == {}
-    assert killed.finished() == {"single_seed-0", "single_seed-1", "dase_seed-0", "dase_seed-1"}
+    assert killed.finished() == {"seed-0", "seed-1"}
     assert {cell: killed.files(cell) for cell in done} == before
-    (aside,) = (killed.path / ".experiment" / "set-aside").glob("*.log")
-    assert f"{aside.stem.rpartition('-')[0]} starts over; what there was of it is in" in killed.output
+    assert f"{interrupted} goes on from step " in killed.output
+    assert not (killed.path / ".experiment" / "set-aside").exists()
+    run = RunDirectory.open(killed.path / interrupted)
+    assert run.run["resumed"][0]["from_steps"][0] > 0
     undisturbed = experiment("undisturbed", matrix=matrix, settings=settings)
     assert undisturbed.run() == 0, undisturbed.output
-    assert len(undisturbed.curves()) == 6
+    assert len(undisturbed.curves()) == 4
     assert killed.curves() == undisturbed.curves()
+    for cell in killed.finished():
+        assert_equal(RunDirectory.open(undisturbed.path / cell), RunDirectory.open(killed.path / cell))
 
 
 @pytest.mark.parametrize("mode", ["lockstep", "cluster"])

@@ -12,9 +12,14 @@ import pytest
 from launch.resuming import assert_equal, config, resume, train, train_until
 from small import small_flags
 
+from dase_grpc.errors import DaseError
+from dase_grpc.nodes.replay import boot_id
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.runs.locking import FolderLock
+from dase_grpc.store.directory import DataDirectory
+from dase_grpc.store.inspection import inspect
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -94,21 +99,70 @@ def test_a_run_that_is_going_on_is_not_resumed(tmp_path):
         process.communicate()
 
 
-def test_a_cluster_goes_on_from_its_checkpoints_with_an_empty_buffer_if_that_is_asked_for(tmp_path):
-    process = start(tmp_path, "train", "--name", "run", *small_flags(train__steps=10**7))
-    directory = tmp_path / "runs/run"
+def stopped_cluster(folder: Path, kind: signal.Signals, *flags: str) -> tuple[RunDirectory, list[int]]:
+    """A cluster that was hit by a signal after a while, and the steps of its checkpoints."""
+    flags = (*small_flags(train__steps=10**7, train__checkpoint_every=70), *flags)
+    process = start(folder, "train", "--name", "run", *flags)
+    directory = folder / "runs/run"
     until_evaluated(process, directory, 150)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(kind)
     process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0
-    steps = [load_checkpoint(latest(directory / f"agents/{each}/checkpoints")).step for each in (0, 1)]
+    assert process.returncode == (0 if kind == signal.SIGTERM else -kind)
+    limit = time.monotonic() + 10
+    while still_written(directory):
+        assert time.monotonic() < limit, "nodes are left"
+        time.sleep(0.05)
+    opened = RunDirectory.open(directory)
+    return opened, [load_checkpoint(latest(agent.checkpoints)).step for agent in opened.agents()]
+
+
+def still_written(directory: Path) -> bool:
+    try:
+        for agent in RunDirectory.open(directory).agents():
+            FolderLock.acquire(agent.path).release()
+        DataDirectory.open(directory / "replay").close()
+    except DaseError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGTERM])
+def test_a_cluster_goes_on_with_its_buffer(tmp_path, kind):
+    directory, steps = stopped_cluster(tmp_path, kind)
+    before = inspect(directory.replay, boot_id=boot_id())
+    assert before is not None
+    code, output = run(tmp_path, "verify", "runs/run")
+    assert code == 0
+    assert f"the buffer, {before.transitions:,} transitions of 2 writers" in output
+    total = max(steps) + 130
+    code, output = run(tmp_path, "resume", "runs/run", "--steps", total)
+    assert code == 0, output
+    opened = RunDirectory.open(directory.path)
+    assert opened.run["resumed"][0]["from_steps"] == steps
+    assert (
+        f"restored run run from {opened.replay}: {before.transitions} transitions of 2 writers"
+        in (opened.logs / "replay.log").read_text()
+    )
+    for agent, step in zip(opened.agents(), steps, strict=True):
+        kept = load_checkpoint(latest(agent.checkpoints))
+        assert kept.step == total
+        assert int(kept.tensors["updates"]) >= total - 20 - 1  # none was left out, but where the signal came
+        assert read_evaluations(agent.evaluations.path).step.tolist() == sorted({*range(0, total, 50), total})
+        assert step > 0
+    after = inspect(opened.replay, boot_id=boot_id())
+    assert after is not None
+    assert after.transitions == min(1_000, before.transitions + sum(total - step for step in steps))
+
+
+def test_a_cluster_without_a_buffer_goes_on_with_an_empty_one_if_that_is_asked_for(tmp_path):
+    directory, steps = stopped_cluster(tmp_path, signal.SIGTERM, "--set=replay.storage=memory")
     total = max(steps) + 130
     code, output = run(tmp_path, "resume", "runs/run", "--steps", total)
     assert code == 2
     assert "with --empty-buffer the agents go on from their checkpoints" in output
     code, output = run(tmp_path, "resume", "runs/run", "--steps", total, "--empty-buffer")
     assert code == 0, output
-    opened = RunDirectory.open(directory)
+    opened = RunDirectory.open(directory.path)
     assert opened.run["resumed"][0]["from_steps"] == steps
     for agent in opened.agents():
         kept = load_checkpoint(latest(agent.checkpoints))

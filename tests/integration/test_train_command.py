@@ -20,9 +20,10 @@ from children import importing
 from small import small_flags
 
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
-from dase_grpc.runs.directory import RunDirectory
+from dase_grpc.runs.directory import AgentDirectory, RunDirectory, checkpoint_path
 from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
+from dase_grpc.runs.restarts import read_restarts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -56,6 +57,13 @@ class Train:
     @property
     def output(self) -> str:
         return self.output_file.read_text()
+
+    def agent(self, agent_id: int) -> AgentDirectory:
+        return AgentDirectory(self.folder / "runs" / self.name / "agents" / str(agent_id))
+
+    def updates(self, agent_id: int) -> int:
+        """How many updates the agent has told of."""
+        return int(read_metrics(self.agent(agent_id).metrics.path)[-1]["updates"])
 
     def log(self, name: str) -> str:
         return (self.directory.logs / f"{name}.log").read_text()
@@ -215,15 +223,51 @@ def read_screen(screen: int) -> str:
         return ""
 
 
-def test_a_killed_learner_is_named_and_the_others_keep_their_state(train):
-    run = train(*small_flags(train__steps=ENDLESS))
-    run.until_training()
+def test_a_killed_learner_and_a_killed_replay_are_started_again_and_the_run_reaches_its_end(train):
+    run = train(*small_flags(train__steps=1_500, train__checkpoint_every=100, eval__every=400))
+    run.until(lambda: all(latest(run.agent(each).checkpoints) for each in (0, 1)))
     os.kill(run.nodes()["agent=1"], signal.SIGKILL)
-    assert run.end() == 1
-    assert "error: learner-1 ended (killed by SIGKILL); the end of" in run.output
+    run.until(lambda: "learner-1 ended (killed by SIGKILL); it is started again in 1 s" in run.output)
+    os.kill(run.nodes()["replay"], signal.SIGKILL)
+    assert run.end() == 0, run.output
     assert run.nodes() == {}
-    assert latest(run.directory.agent(0).checkpoints) is not None
-    assert latest(run.directory.agent(1).checkpoints) is None
+    assert "replay ended (killed by SIGKILL); it is started again in 1 s (restart 1 of 5)" in run.output
+    for node in ("learner-1", "replay"):
+        log = run.directory.logs / f"{node}.log"
+        note = f"note: {node} was started again once (killed by SIGKILL); its log is {log}"
+        assert note in run.output.splitlines()
+    assert {each.node: each.why for each in read_restarts(run.directory.restarts)} == {
+        "learner-1": "killed by SIGKILL",
+        "replay": "killed by SIGKILL",
+    }
+    learner = next(each for each in read_restarts(run.directory.restarts) if each.node == "learner-1")
+    assert learner.from_step is not None
+    assert learner.from_step > 0
+    assert f"resuming from {checkpoint_path(run.agent(1).checkpoints, learner.from_step)}" in run.log(
+        "learner-1"
+    )
+    assert re.search(r"restored run .*: \d+ transitions of 2 writers", run.log("replay"))
+    assert "without its data" not in run.log("learner-0")
+    assert "resuming" not in run.log("learner-0")
+    for agent_id in (0, 1):
+        kept = load_checkpoint(latest(run.agent(agent_id).checkpoints))
+        assert kept.step == 1_500
+        assert run.curve(agent_id).step.tolist() == [0, 400, 800, 1_200, 1_500]
+    assert "started again once (killed by SIGKILL)" in run.directory.report.read_text()
+
+
+def test_a_replay_in_memory_that_is_killed_is_started_again_and_its_learners_join_it_anew(train):
+    run = train(*small_flags(train__steps=ENDLESS, replay__storage="memory"))
+    run.until_training()
+    assert "buffer in memory: it ends with the replay's process" in run.output
+    assert not run.directory.replay.exists()
+    os.kill(run.nodes()["replay"], signal.SIGKILL)
+    run.until(lambda: all("came back without its data" in run.log(f"learner-{each}") for each in (0, 1)))
+    steps = [read_metrics(run.agent(each).metrics.path)[-1]["updates"] for each in (0, 1)]
+    run.until(lambda: all(run.updates(each) > steps[each] + 100 for each in (0, 1)))
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == 0, run.output
+    assert run.nodes() == {}
 
 
 @pytest.mark.parametrize("mode", [(), ("--lockstep",)], ids=["cluster", "lockstep"])
@@ -262,16 +306,6 @@ def test_agents_of_different_algorithms_share_one_buffer(train, mode):
         assert kept.run_config.algorithms == ("td3", "sac", "ddpg")
 
 
-def test_a_killed_replay_is_named_and_the_learners_keep_their_state(train):
-    run = train(*small_flags(train__steps=ENDLESS))
-    run.until_training()
-    os.kill(run.nodes()["replay"], signal.SIGKILL)
-    assert run.end() == 1
-    assert "error: replay ended while learners were training (killed by SIGKILL)" in run.output
-    assert run.nodes() == {}
-    assert_kept_until_the_end(run)
-
-
 RAISES_IN_ONE = """
 import os
 
@@ -300,7 +334,7 @@ def break_unless_another_did():
 
 def test_an_environment_that_raises_is_shown_with_its_own_traceback(train, tmp_path):
     (tmp_path / "gearbox.py").write_text(RAISES_IN_ONE)
-    run = train(*small_flags("gearbox:RaisesInOneProcess", train__steps=ENDLESS))
+    run = train("--max-restarts", 0, *small_flags("gearbox:RaisesInOneProcess", train__steps=500))
     assert run.end() == 1
     assert re.search(r"error: learner-[01] ended \(exit code 1\); the end of", run.output)
     assert run.output.count("Traceback (most recent call last)") >= 1
@@ -308,6 +342,16 @@ def test_an_environment_that_raises_is_shown_with_its_own_traceback(train, tmp_p
     assert "RuntimeError: the gear is stuck" in run.output
     assert "report: " in run.output
     assert run.nodes() == {}
+    kept = [latest(agent.checkpoints) for agent in run.directory.agents()]
+    assert "step-000000500" in {path.name for path in kept if path is not None}  # the other one's
+
+
+def test_an_environment_that_raises_once_costs_a_restart(train, tmp_path):
+    (tmp_path / "gearbox.py").write_text(RAISES_IN_ONE)
+    run = train(*small_flags("gearbox:RaisesInOneProcess", train__steps=500))
+    assert run.end() == 0, run.output
+    why = r"exit code 1, RuntimeError: the gear is stuck"
+    assert re.search(rf"note: learner-[01] was started again once \({why}\); its log is", run.output)
 
 
 def test_nodes_end_by_themselves_when_the_launcher_is_killed(train):
@@ -318,16 +362,48 @@ def test_nodes_end_by_themselves_when_the_launcher_is_killed(train):
     run.process.wait()
     assert nobody_left_within(run, 10)
     assert_kept_until_the_end(run)
+    assert "no agent was left" in run.log("replay")  # they sent what was left, and then it ended
 
 
-def test_a_second_ctrl_c_ends_the_launcher_at_once_and_the_nodes_follow(train):
+HANGS = """
+import time
+
+from worlds import PointGoal
+
+
+class Hangs(PointGoal):
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps > 300:
+            open("hangs", "w").close()
+            time.sleep(600)
+        return super().step(action)
+
+    def reset(self, **options):
+        return super().reset(**options)
+"""
+
+
+def test_even_a_learner_whose_environment_hangs_ends_when_the_launcher_is_killed(train, tmp_path):
+    (tmp_path / "slow_worlds.py").write_text(HANGS)
+    run = train(*small_flags("slow_worlds:Hangs", train__steps=ENDLESS))
+    run.until((tmp_path / "hangs").exists)
+    run.process.kill()
+    run.process.wait()
+    assert nobody_left_within(run, 10)
+
+
+def test_a_second_ctrl_c_kills_all_at_once(train):
     run = train(*small_flags(train__steps=ENDLESS))
     run.until_training()
     run.process.send_signal(signal.SIGINT)
     run.until(lambda: "stopping" in run.output)
     run.process.send_signal(signal.SIGINT)
-    assert run.end() == -signal.SIGINT
-    assert nobody_left_within(run, 10)
+    assert run.end() == 130
+    assert nobody_left_within(run, 1)
+    assert run.output.endswith("killed: the nodes have kept nothing since their last checkpoints\n")
 
 
 def test_ctrl_c_in_lockstep_keeps_everything_and_exits_0(train):

@@ -1,6 +1,7 @@
 """Stands for `dase node` in tests of the launcher: starts in milliseconds and behaves as it is told.
 
 Arguments: a folder for pid files, a JSON object from node name to behaviour, then those of `dase`.
+A behaviour such as "be killed, end" is one for each start; the last is that of all later ones.
 """
 
 import json
@@ -34,7 +35,8 @@ def until_told(*, patient: bool = False) -> None:
         time.sleep(0.01)
 
 
-def behave(behaviour: str) -> None:
+def serve(behaviour: str) -> None:
+    """What a replay can do."""
     match behaviour:
         case "serve":
             say(READY)
@@ -43,9 +45,21 @@ def behave(behaviour: str) -> None:
             say(READY)
             time.sleep(0.3)
             sys.exit(1)
+        case "serve until the others train":
+            say(READY)
+            while not all(log.exists() and "waiting" in log.read_text() for log in learner_logs()):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
         case "say nonsense":
             say("good morning")
             until_told()
+        case _:
+            behave(behaviour)
+
+
+def behave(behaviour: str) -> None:
+    """What any node can do."""
+    match behaviour:
         case "train":
             until_told()
         case "ignore SIGTERM":
@@ -59,10 +73,18 @@ def behave(behaviour: str) -> None:
             raise RuntimeError("the simulator broke")
         case "refuse":
             sys.exit(2)
+        case "be fenced off":
+            sys.stderr.write("error: fenced off\n")
+            sys.exit(3)
         case "be killed":
             os.kill(os.getpid(), signal.SIGKILL)
         case "end":
             pass
+
+
+def learner_logs() -> list[Path]:
+    folder = Path(os.readlink(f"/proc/self/fd/{sys.stderr.fileno()}")).parent
+    return [folder / f"learner-{agent_id}.log" for agent_id in (0, 1)]
 
 
 def main() -> None:
@@ -70,10 +92,16 @@ def main() -> None:
     flags = dict(part.removeprefix("--").split("=", 1) for part in arguments if "=" in part)
     name = "replay" if flags["role"] == "replay" else f"learner-{flags['agent']}"
     file = Path(folder) / name
-    file.with_suffix(".args").write_text(json.dumps([*arguments, f"OMP={os.environ['OMP_NUM_THREADS']}"]))
+    given = json.dumps([*arguments, f"OMP={os.environ['OMP_NUM_THREADS']}"])
+    file.with_suffix(".args").write_text(given)
+    with file.with_suffix(".starts").open("a+") as starts:
+        starts.write(f"{given}\n")
+        starts.seek(0)
+        started = len(starts.readlines())
     file.with_suffix(".new").write_text(str(os.getpid()))
     file.with_suffix(".new").rename(file.with_suffix(".pid"))  # whole, or not there
-    behave(json.loads(behaviours)[name])
+    each = json.loads(behaviours)[name].split(", ")
+    (serve if name == "replay" else behave)(each[min(started, len(each)) - 1])
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from rich.console import Console
 from dase_grpc.launch.cell_runner import CellRunner, last_words
 from dase_grpc.launch.experiment_folder import OWN_FOLDER, ExperimentFolder
 from dase_grpc.launch.scoreboard import Reading, Scoreboard
+from dase_grpc.runs.checkpoint import save_checkpoint
 
 FAKE = Path(__file__).with_name("fake_train.py")
 
@@ -172,6 +173,63 @@ async def test_a_stop_ends_what_runs_and_starts_nothing_more(bench):
     assert bench.kinds() == {"seed-0": "stopped", "seed-1": "stopped"}
     assert "stopping: the running cells keep their checkpoints" in bench.console.file.getvalue()
     assert not (bench.pids / "seed-2.pid").exists()
+
+
+def half_finished(bench, cell, *, step: int = 60):
+    """What a run that was interrupted leaves: a round, and the log of its process."""
+    run = trained(bench.folder.path, cell, step=step)
+    run.replay.mkdir()
+    (run.replay / f"round-{step:09d}.json").touch()
+    bench.folder.log(cell).parent.mkdir(exist_ok=True)
+    bench.folder.log(cell).write_text("the first try\n")
+    return run
+
+
+async def test_a_cell_that_was_interrupted_is_resumed(bench):
+    bench = bench(small_cells(), jobs=1)
+    run = half_finished(bench, bench.cells[0])
+    async with bench.running():
+        await bench.until_alive("run")
+        for agent in run.agents():
+            agent.evaluations.append(step=120, return_mean=0.0, return_std=0.0, episodes=2, wall_seconds=2.0)
+            agent.metrics.append({"step": 120})
+            save_checkpoint(agent.checkpoints, step=120, tensors={}, metadata={})
+        bench.end(bench.cells[0], finished=False)
+    assert bench.arguments(bench.cells[0]) == ["resume", "--stdin-is-leash", str(run.path), "1"]
+    assert bench.kinds() == {"run": "finished"}, bench.console.file.getvalue()
+    assert "run goes on from step 60" in bench.console.file.getvalue()
+    assert bench.folder.log(bench.cells[0]).read_text().startswith("the first try\nrun has something")
+    assert not (bench.folder.path / OWN_FOLDER / "set-aside").exists()
+
+
+async def test_a_cell_whose_resumption_is_refused_starts_over_at_once(bench):
+    bench = bench(small_cells(), jobs=1)
+    half_finished(bench, bench.cells[0])
+    async with bench.running():
+        await bench.until_alive("run")
+        (bench.pids / "run.pid").unlink()
+        bench.end(bench.cells[0], code=2, finished=False)
+        await bench.until_alive("run")
+        bench.end(bench.cells[0])
+    assert bench.arguments(bench.cells[0])[0] == "train"
+    assert bench.kinds() == {"run": "finished"}
+    said = bench.console.file.getvalue()
+    assert "run cannot be resumed: exit code 2, run has something to say; its log is" in said
+    assert "run starts over; what there was of it is in" in said
+    (aside,) = (bench.folder.path / OWN_FOLDER / "set-aside").glob("*.log")
+    assert aside.read_text().startswith("the first try\n")
+
+
+async def test_a_cell_that_is_killed_has_failed_for_now_and_can_be_resumed_the_next_time(bench):
+    bench = bench(small_cells(), jobs=1)
+    cell = bench.cells[0]
+    half_finished(bench, cell)
+    async with bench.running():
+        await bench.until_alive("run")
+        bench.end(cell, code=-9, finished=False)
+    assert bench.kinds() == {"run": "failed"}
+    assert bench.folder.states(bench.cells)["run"].kind == "unfinished"
+    assert bench.folder.resumable(cell) == 60
 
 
 async def test_a_program_that_is_not_there_fails_its_cells(bench):

@@ -3,8 +3,10 @@
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -324,3 +326,53 @@ def test_what_cannot_be_read_is_told(folder, cell, monkeypatch):
 
     monkeypatch.setattr(Path, "read_bytes", refuse)
     assert_one_sentence(refusal(folder, cell), "cannot read", "Permission denied")
+
+
+# -- going on ------------------------------------------------------------------------------------------
+
+
+def begun(folder: ExperimentFolder, cell, *, step: int = 60):
+    """A lockstep run that was interrupted after a round."""
+    run = trained(folder.path, cell, step=step)
+    run.replay.mkdir()
+    (run.replay / f"round-{step:09d}.json").touch()
+    return run
+
+
+def test_a_run_that_was_interrupted_after_a_round_can_be_resumed_from_there(tmp_path):
+    folder, (cell,) = ExperimentFolder(tmp_path), small_cells()
+    assert folder.resumable(cell) is None
+    begun(folder, cell)
+    assert folder.resumable(cell) == 60
+
+
+def test_a_run_without_a_round_or_with_all_steps_done_starts_over(tmp_path):
+    folder, cells = ExperimentFolder(tmp_path), small_cells(seed=[0, 1])
+    trained(tmp_path, cells[0], step=60)
+    begun(folder, cells[1], step=120)
+    assert [folder.resumable(cell) for cell in cells] == [None, None]
+
+
+def test_a_run_that_failed_or_is_another_or_of_other_versions_starts_over(tmp_path, monkeypatch):
+    folder, (cell,) = ExperimentFolder(tmp_path), small_cells()
+    run = begun(folder, cell)
+    (other,) = small_cells(seed=[7])
+    assert folder.resumable(replace(other, name=cell.name)) is None
+    (folder.path / experiment_folder.OWN_FOLDER).mkdir()
+    folder.fail(cell, "it broke")
+    assert folder.resumable(cell) is None
+    folder._failure(cell).unlink()
+    assert folder.resumable(cell) == 60
+    monkeypatch.setattr(experiment_folder, "versions", lambda: {**run.versions, "numpy": "0.1"})
+    assert folder.resumable(cell) is None
+
+
+def test_a_cluster_is_resumed_where_its_buffer_and_checkpoints_of_all_agents_are_kept(tmp_path):
+    folder, (cell,) = ExperimentFolder(tmp_path), small_cells(mode="cluster")
+    run = trained(tmp_path, cell, step=60)
+    assert folder.resumable(cell) is None
+    run.replay.mkdir()
+    (run.replay / "buffer.json").touch()
+    assert folder.resumable(cell) == 60
+    shutil.rmtree(run.agent(1).checkpoints)
+    assert folder.resumable(cell) is None

@@ -1,6 +1,7 @@
 import asyncio
 import json
 import os
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -9,9 +10,10 @@ import pytest
 from small import new_run, small_config
 
 from dase_grpc.errors import NodeFailedError
-from dase_grpc.launch import local, processes
+from dase_grpc.launch import local, processes, restart_policy
 from dase_grpc.launch.local import LocalCluster, run_cluster
 from dase_grpc.launch.processes import end_nodes, exit_text, start_node
+from dase_grpc.runs.restarts import read_restarts
 
 FAKE = Path(__file__).with_name("fake_node.py")
 
@@ -46,7 +48,7 @@ class Launch:
         self.display = NullDisplay()
         self.program = (sys.executable, "-S", str(FAKE), str(self.pids), json.dumps(behaviours))
 
-    async def run(self, *, gpu=None) -> None:
+    async def run(self, *, gpu=None, **options) -> None:
         await run_cluster(
             self.config,
             self.directory,
@@ -55,11 +57,21 @@ class Launch:
             display=self.display,
             say=self.say,
             program=self.program,
+            **options,
         )
 
     def say(self, text):
-        assert not self.display.shown
+        assert self.display.shown != text.startswith("stopping")
         self.said.append(text)
+
+    def starts(self, name: str) -> list[list[str]]:
+        """The arguments of each start of a node."""
+        return [json.loads(line) for line in (self.pids / f"{name}.starts").read_text().splitlines()]
+
+    @property
+    def restarts(self) -> list[tuple[str, str, float | None]]:
+        """What was written down about failures: the node, why, and the pause."""
+        return [(each.node, each.why, each.pause_s) for each in read_restarts(self.directory.restarts)]
 
     def cluster(self, **options) -> LocalCluster:
         return LocalCluster(self.config, self.directory, program=self.program, **options)
@@ -110,6 +122,7 @@ def lives(pid: int) -> bool:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     monkeypatch.setattr(local, "STATUS_S", 0.05)
+    monkeypatch.setattr(restart_policy, "FIRST_PAUSE_S", 0.01)
 
 
 @pytest.fixture
@@ -144,6 +157,7 @@ async def test_nodes_are_told_what_the_configuration_says(launch):
         "--seed=3",
         "--run-id=run",
         "--metrics-port=9000",
+        f"--data-dir={path / 'replay'}",
         "OMP=2",
     ]
     assert cluster.arguments("learner-1") == [
@@ -176,35 +190,131 @@ async def test_an_environment_that_prints_a_lot_blocks_nobody_and_lands_in_the_l
 # -- failures -----------------------------------------------------------------------------------------
 
 
-async def test_a_learner_that_raises_is_shown_with_its_traceback_and_the_others_drain(launch):
+async def test_a_learner_that_is_killed_is_started_again_from_its_checkpoint_while_the_other_goes_on(launch):
+    cluster = launch(first="be killed, be killed, end", second="train, end")
+    running = asyncio.create_task(cluster.run())
+    await until(lambda: len(cluster.said) == 2)
+    assert cluster.pids.joinpath("learner-1.pid").exists()
+    await cluster.until_logged("waiting", "learner-1")
+    os.kill(int((cluster.pids / "learner-1.pid").read_text()), signal.SIGKILL)
+    await running
+    assert cluster.restarts == [
+        ("learner-0", "killed by SIGKILL", 0.01),
+        ("learner-0", "killed by SIGKILL", 0.02),
+        ("learner-1", "killed by SIGKILL", 0.01),
+    ]
+    first, *later = cluster.starts("learner-0")
+    assert "--resume" not in first
+    assert all([*first[:-1], "--resume", first[-1]] == each for each in later)
+    assert len(cluster.starts("replay")) == 1
+    log = cluster.directory.logs / "learner-0.log"
+    assert cluster.said[0] == (
+        "learner-0 ended (killed by SIGKILL); it is started again in 0.01 s (restart 1 of 5); "
+        f"its log is {log}"
+    )
+    assert cluster.left == []
+
+
+async def test_a_replay_that_is_killed_is_started_again_at_its_address_and_the_learners_go_on(launch):
+    cluster = launch(replay="serve until the others train, serve", first="train", second="train")
+    running = asyncio.create_task(cluster.run())
+    await until(lambda: cluster.log("replay") == "" and len(cluster.said) == 1)
+    await until(lambda: len(cluster.starts("replay")) == 2)
+    first, second = cluster.starts("replay")
+    assert "--listen=127.0.0.1:0" in first
+    assert second == ["--listen=127.0.0.1:1" if each == "--listen=127.0.0.1:0" else each for each in first]
+    assert len(cluster.starts("learner-0")) == len(cluster.starts("learner-1")) == 1
+    cluster.stop.set()
+    await running
+    assert cluster.restarts == [("replay", "killed by SIGKILL", 0.01)]
+    assert cluster.left == []
+
+
+async def test_a_learner_that_fails_again_and_again_is_given_up_and_the_other_trains_to_its_end(launch):
     cluster = launch(first="train", second="raise")
+    running = asyncio.create_task(cluster.run(max_restarts=2))
+    await until(lambda: len(cluster.said) == 3)
+    assert not running.done()
+    assert "told to end" not in cluster.log("learner-0")
+    os.kill(int((cluster.pids / "learner-0.pid").read_text()), signal.SIGTERM)  # it ends with 0
     with pytest.raises(NodeFailedError) as caught:
-        await cluster.run()
+        await running
     text = str(caught.value)
-    assert text.startswith(f"learner-1 ended (exit code 1); the end of {cluster.directory.logs}")
-    assert "Traceback" in text
+    assert text.startswith("learner-1 ended again after 2 restarts and is given up (exit code 1); the end of")
     assert text.endswith("RuntimeError: the simulator broke")
+    why = "exit code 1, RuntimeError: the simulator broke"
+    assert cluster.restarts == [("learner-1", why, 0.01), ("learner-1", why, 0.02), ("learner-1", why, None)]
+    assert cluster.log("learner-1").count("Traceback") == 3
+    assert cluster.said[2].startswith(f"learner-1 is given up ({why}); its log is")
     assert cluster.left == []
 
 
-async def test_a_learner_that_is_killed_is_named(launch):
-    cluster = launch(first="be killed", second="train")
+async def test_without_restarts_a_learner_that_is_killed_is_named_at_the_end(launch):
+    cluster = launch(first="be killed", second="end")
     with pytest.raises(NodeFailedError, match=r"learner-0 ended \(killed by SIGKILL\).*\n\(empty\)"):
-        await cluster.run()
+        await cluster.run(max_restarts=0)
     assert cluster.left == []
 
 
-async def test_learners_that_fail_together_are_reported_as_one(launch):
+async def test_learners_that_are_all_given_up_are_reported_as_one(launch):
     cluster = launch(first="raise", second="raise")
     with pytest.raises(NodeFailedError, match=r"learner-[01] ended"):
+        await cluster.run(max_restarts=1)
+    assert cluster.left == []
+
+
+@pytest.mark.parametrize(("behaviour", "code"), [("refuse", 2), ("be fenced off", 3)])
+async def test_a_learner_that_no_restart_would_mend_ends_the_run_at_once(launch, behaviour, code):
+    cluster = launch(first="train", second=behaviour)
+    with pytest.raises(NodeFailedError, match=rf"learner-1 ended \(exit code {code}\)"):
+        await cluster.run()
+    assert cluster.restarts == []
+    assert cluster.left == []
+
+
+async def test_a_replay_that_is_given_up_ends_the_learners(launch):
+    cluster = launch(replay="serve briefly", first="train", second="train")
+    with pytest.raises(NodeFailedError, match=r"replay ended again after 1 restart and is given up \(exit"):
+        await cluster.run(max_restarts=1)
+    assert [pause for _, _, pause in cluster.restarts] == [0.01, None]
+    assert cluster.left == []
+
+
+async def test_a_replay_that_does_not_answer_when_it_is_started_again_counts_as_failed(launch, monkeypatch):
+    monkeypatch.setattr(local, "READY_S", 0.5)
+    cluster = launch(replay="serve briefly, import slowly, say nonsense", first="train", second="train")
+    with pytest.raises(NodeFailedError, match="replay ended again after 2 restarts and is given up"):
+        await cluster.run(max_restarts=2)
+    assert len(cluster.starts("replay")) == 3
+    assert cluster.left == []
+
+
+async def test_a_replay_whose_restart_is_refused_ends_the_run(launch):
+    cluster = launch(replay="serve briefly, refuse", first="train", second="train")
+    with pytest.raises(NodeFailedError, match=r"replay ended while learners were training \(exit code 2\)"):
         await cluster.run()
     assert cluster.left == []
 
 
-async def test_a_replay_that_ends_during_training_is_named_and_the_learners_are_told(launch):
-    cluster = launch(replay="serve briefly", first="train", second="train")
-    with pytest.raises(NodeFailedError, match=r"replay ended while learners were training \(exit code 1\)"):
-        await cluster.run()
+async def test_stop_while_a_learner_waits_for_its_restart_is_a_good_end(launch, monkeypatch):
+    monkeypatch.setattr(restart_policy, "FIRST_PAUSE_S", 60.0)
+    cluster = launch(first="be killed", second="train")
+    running = asyncio.create_task(cluster.run())
+    await until(lambda: len(cluster.said) == 1)
+    cluster.stop.set()
+    await running
+    assert len(cluster.starts("learner-0")) == 1
+    assert cluster.left == []
+
+
+async def test_killing_a_cluster_leaves_nobody(launch):
+    cluster = launch(first="ignore SIGTERM", second="train")
+    opened = []
+    running = asyncio.create_task(cluster.run(on_open=opened.append, max_restarts=0))
+    await cluster.until_training()
+    opened[0].kill()
+    with pytest.raises(NodeFailedError, match="killed by SIGKILL"):
+        await running
     assert cluster.left == []
 
 

@@ -179,6 +179,19 @@ def test_a_node_that_does_not_end_after_its_launcher_kills_itself():
     assert "did not end within 0.3 s of its launcher" in log
 
 
+def test_a_node_that_is_draining_when_its_launcher_dies_has_no_longer_for_it():
+    hangs = "from dase_grpc.nodes import lifecycle\nlifecycle.LEASHLESS_S = 0.3\n" + textwrap.dedent(HANGS)
+    with node(hangs, leash=True) as process:
+        ready(process)
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "draining\n"
+        process.stdin.close()
+        process.stdin = None
+        returned, _, log = end_of(process)
+    assert returned == -signal.SIGKILL
+    assert "did not end within 0.3 s of its launcher" in log
+
+
 def test_a_node_that_ends_by_itself_does_not_say_that_its_launcher_is_gone():
     with node("async def main(stop): print('done', flush=True)", leash=True) as process:
         process.wait(timeout=20)  # before anybody lets go of the leash

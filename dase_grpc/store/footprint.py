@@ -1,0 +1,17 @@
+"""How much disk a buffer takes, all of it reserved before the first transition."""
+
+from dase_grpc.schema import TransitionSchema
+from dase_grpc.store import commits, lease_file
+from dase_grpc.store.durable import SPARE_BYTES
+from dase_grpc.store.replay import MAX_WRITERS
+
+
+def spare_slots(schema: TransitionSchema) -> int:
+    """Rows that lie beside the capacity, for those that are not committed yet."""
+    return max(1, SPARE_BYTES // schema.row_bytes)
+
+
+def reserved_bytes(schema: TransitionSchema, capacity: int) -> int:
+    """The size of all files of a data directory for `capacity` transitions, but for some text."""
+    rows = (capacity + spare_slots(schema)) * schema.row_bytes
+    return rows + commits.file_bytes(MAX_WRITERS) + lease_file.FILE_BYTES

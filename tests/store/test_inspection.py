@@ -1,0 +1,67 @@
+"""A data directory that is only looked at, and how much disk it takes."""
+
+import os
+from pathlib import Path
+
+import pytest
+from contracts.sentences import assert_one_sentence
+from store_cases import SCHEMA, rows_of
+
+from dase_grpc.errors import DataDirectoryError
+from dase_grpc.store import SharedRun
+from dase_grpc.store.footprint import reserved_bytes
+from dase_grpc.store.inspection import inspect
+
+CAPACITY = 10
+
+
+def begun(path: Path, *, rows: int = 0) -> SharedRun:
+    """A run on disk that one agent has joined, and stored some rows in."""
+    run = SharedRun.on_disk(
+        "run", capacity=CAPACITY, min_size=1, seed=0, ttl_s=10.0, data_dir=path, boot_id="b", now=0.0
+    )
+    run.join("node", wanted=0, run_id="run", schema=SCHEMA, now=0.0)
+    if rows:
+        run.store.append("w", 1, rows_of(range(rows), 0), agent_id=0)
+    return run
+
+
+def test_where_there_is_no_buffer_nothing_is_found_and_nothing_is_made(tmp_path):
+    assert inspect(tmp_path / "none", boot_id="b") is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_buffer_is_seen_while_a_replay_works_on_it_and_nothing_changes(tmp_path):
+    run = begun(tmp_path, rows=CAPACITY + 3)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    found = inspect(tmp_path, boot_id="b")
+    assert found is not None
+    assert (found.transitions, found.writers, found.machine_stopped) == (CAPACITY, 1, False)
+    assert found.identity.run_id == "run"
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    run.close()
+
+
+def test_after_the_machine_has_stopped_what_was_synced_is_told(tmp_path):
+    run = begun(tmp_path, rows=4)
+    run.close()  # syncs
+    found = inspect(tmp_path, boot_id="another")
+    assert found is not None
+    assert (found.transitions, found.machine_stopped) == (4, True)
+
+
+@pytest.mark.parametrize("name", ["buffer.json", "rows", "commits"])
+def test_a_file_that_is_damaged_is_named(tmp_path, name):
+    begun(tmp_path, rows=4).close()
+    os.truncate(tmp_path / name, (tmp_path / name).stat().st_size - 9)
+    with pytest.raises(DataDirectoryError, match=name) as caught:
+        inspect(tmp_path, boot_id="b")
+    assert_one_sentence(caught.value)
+
+
+def test_the_footprint_is_the_size_of_the_files_but_for_some_text(tmp_path):
+    begun(tmp_path).close()
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    text = sum(sizes.pop(name, 0) for name in ("buffer.json", "settings.json", "lock"))
+    assert sum(sizes.values()) == reserved_bytes(SCHEMA, CAPACITY)
+    assert text < 4_096
