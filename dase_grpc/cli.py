@@ -7,50 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from dase_grpc import flags
 from dase_grpc.config import RunConfig
 from dase_grpc.errors import ConfigError, DaseError
-from dase_grpc.flags import (
-    DEFAULT_ADDRESS,
-    AgentId,
-    Agents,
-    Algo,
-    AsJson,
-    Assignments,
-    Capacity,
-    ConfigFile,
-    DataDir,
-    DrillDir,
-    EmptyBuffer,
-    Env,
-    Gpu,
-    Insecure,
-    Leash,
-    Listen,
-    Lockstep,
-    MaxRestarts,
-    Method,
-    MetricsHost,
-    MetricsPort,
-    MinSize,
-    Name,
-    Preset,
-    Replay,
-    ReplayTimeout,
-    Resume,
-    Role,
-    Rounds,
-    RunArgument,
-    RunDir,
-    RunId,
-    Runs,
-    Seed,
-    Steps,
-    SyncEvery,
-    Total,
-    option,
-    refuse,
-    require_directory,
-)
 
 app = typer.Typer(
     help="DASE: deterministic actor-critics that share one replay buffer over gRPC.",
@@ -79,21 +38,21 @@ def options(
 @app.command()
 def train(
     *,
-    env: Env = None,
-    agents: Agents = None,
-    steps: Steps = None,
-    seed: Seed = None,
-    algo: Algo = None,
-    method: Method = None,
-    preset: Preset = None,
-    config: ConfigFile = None,
-    assignments: Assignments = None,
-    gpu: Gpu = None,
-    lockstep: Lockstep = False,
-    name: Name = None,
-    runs: Runs = Path("runs"),
-    max_restarts: MaxRestarts = None,
-    stdin_is_leash: Leash = False,
+    env: flags.Env = None,
+    agents: flags.Agents = None,
+    steps: flags.Steps = None,
+    seed: flags.Seed = None,
+    algo: flags.Algo = None,
+    method: flags.Method = None,
+    preset: flags.Preset = None,
+    config: flags.ConfigFile = None,
+    assignments: flags.Assignments = None,
+    gpu: flags.Gpu = None,
+    lockstep: flags.Lockstep = False,
+    name: flags.Name = None,
+    runs: flags.Runs = Path("runs"),
+    max_restarts: flags.MaxRestarts = None,
+    stdin_is_leash: flags.Leash = False,
 ) -> None:
     """Trains K agents on this machine: one replay service and K learner processes.
 
@@ -123,11 +82,11 @@ def train(
 def experiment(
     file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment, docs/experiments.md.")],
     *,
-    runs: Annotated[Path, option("--runs", "Where the experiment's folder is kept; else runs.")] = Path(
+    runs: Annotated[Path, flags.option("--runs", "Where the experiment's folder is kept; else runs.")] = Path(
         "runs"
     ),
     jobs: Annotated[
-        int | None, option("--jobs", "Cores to keep busy; else all that there are.", min=1)
+        int | None, flags.option("--jobs", "Cores to keep busy; else all that there are.", min=1)
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the cells and their states; start nothing.")
@@ -142,43 +101,43 @@ def experiment(
 @app.command()
 def node(
     *,
-    role: Role,
-    run_id: RunId = None,
-    metrics_port: MetricsPort = None,
-    metrics_host: MetricsHost = "127.0.0.1",
-    insecure: Insecure = False,
-    seed: Seed = None,
-    listen: Listen = None,
-    capacity: Capacity = None,
-    min_size: MinSize = None,
-    data_dir: DataDir = None,
-    sync_every: SyncEvery = None,
-    replay: Replay = None,
-    replay_timeout: ReplayTimeout = None,
-    agent: AgentId = None,
-    run_dir: RunDir = None,
-    resume: Resume = False,
-    gpu: Gpu = None,
-    env: Env = None,
-    agents: Agents = None,
-    steps: Steps = None,
-    algo: Algo = None,
-    method: Method = None,
-    preset: Preset = None,
-    config: ConfigFile = None,
-    assignments: Assignments = None,
-    stdin_is_leash: Leash = False,
+    role: flags.Role,
+    run_id: flags.RunId = None,
+    metrics_port: flags.MetricsPort = None,
+    metrics_host: flags.MetricsHost = "127.0.0.1",
+    insecure: flags.Insecure = False,
+    seed: flags.Seed = None,
+    listen: flags.Listen = None,
+    capacity: flags.Capacity = None,
+    min_size: flags.MinSize = None,
+    data_dir: flags.DataDir = None,
+    sync_every: flags.SyncEvery = None,
+    replay: flags.Replay = None,
+    replay_timeout: flags.ReplayTimeout = None,
+    agent: flags.AgentId = None,
+    run_dir: flags.RunDir = None,
+    resume: flags.Resume = False,
+    gpu: flags.Gpu = None,
+    env: flags.Env = None,
+    agents: flags.Agents = None,
+    steps: flags.Steps = None,
+    algo: flags.Algo = None,
+    method: flags.Method = None,
+    preset: flags.Preset = None,
+    config: flags.ConfigFile = None,
+    assignments: flags.Assignments = None,
+    stdin_is_leash: flags.Leash = False,
 ) -> None:
     """Runs one node of a cluster until it is done or stopped."""
     given = {**_files(preset, config, assignments), **_choices(algo, method, env, agents, steps)}
     if role == "replay":
         from dase_grpc.nodes.replay import SYNC_EVERY_S, ReplayOptions, replay_main
 
-        refuse(_for_learner(replay, replay_timeout, agent, run_dir, gpu, resume or None) | given, role)
-        require_directory(data_dir, sync_every)
+        flags.refuse(_for_learner(replay, replay_timeout, agent, run_dir, gpu, resume or None) | given, role)
+        flags.require_directory(data_dir, sync_every)
         options = ReplayOptions.parse(
             run_id=run_id,
-            listen=listen or DEFAULT_ADDRESS,
+            listen=listen or flags.DEFAULT_ADDRESS,
             capacity=capacity,
             min_size=min_size or 1,
             seed=seed or 0,
@@ -192,10 +151,10 @@ def node(
     if role == "learner":
         from dase_grpc.nodes.learner import LearnerOptions, learner_main
 
-        refuse(_for_replay(listen, capacity, min_size, data_dir, sync_every), role)
+        flags.refuse(_for_replay(listen, capacity, min_size, data_dir, sync_every), role)
         learner = LearnerOptions.parse(
             _settings(given, seed),
-            replay=replay or DEFAULT_ADDRESS,
+            replay=replay or flags.DEFAULT_ADDRESS,
             agent_id=agent,
             gpu=gpu,
             run_id=run_id or "",
@@ -213,13 +172,13 @@ def node(
 
 @app.command("resume")
 def resume_run(
-    run: RunArgument,
+    run: flags.RunArgument,
     *,
-    steps: Total = None,
-    gpu: Gpu = None,
-    empty_buffer: EmptyBuffer = False,
-    max_restarts: MaxRestarts = None,
-    stdin_is_leash: Leash = False,
+    steps: flags.Total = None,
+    gpu: flags.Gpu = None,
+    empty_buffer: flags.EmptyBuffer = False,
+    max_restarts: flags.MaxRestarts = None,
+    stdin_is_leash: flags.Leash = False,
 ) -> None:
     """Goes on with a run that was stopped, was killed or has finished, in its own folder.
 
@@ -241,7 +200,7 @@ def resume_run(
 
 
 @app.command()
-def verify(run: RunArgument) -> None:
+def verify(run: flags.RunArgument) -> None:
     """Checks every file of a run and says what can be resumed.
 
     Exits with 0 if all is sound, with 1 if something is damaged, with 2 if nothing can be resumed.
@@ -256,17 +215,17 @@ def verify(run: RunArgument) -> None:
 @app.command()
 def drill(
     *,
-    env: Env = None,
-    agents: Agents = None,
-    seed: Seed = None,
-    algo: Algo = None,
-    method: Method = None,
-    preset: Preset = None,
-    config: ConfigFile = None,
-    assignments: Assignments = None,
-    rounds: Rounds = 1,
-    folder: DrillDir = None,
-    as_json: AsJson = False,
+    env: flags.Env = None,
+    agents: flags.Agents = None,
+    seed: flags.Seed = None,
+    algo: flags.Algo = None,
+    method: flags.Method = None,
+    preset: flags.Preset = None,
+    config: flags.ConfigFile = None,
+    assignments: flags.Assignments = None,
+    rounds: flags.Rounds = 1,
+    folder: flags.DrillDir = None,
+    as_json: flags.AsJson = False,
 ) -> None:
     """Breaks a local cluster of these settings: kills each node, freezes one, cuts the network.
 
@@ -286,15 +245,15 @@ def drill(
 @app.command("config")
 def show_config(
     *,
-    env: Env = None,
-    agents: Agents = None,
-    steps: Steps = None,
-    seed: Seed = None,
-    algo: Algo = None,
-    method: Method = None,
-    preset: Preset = None,
-    config: ConfigFile = None,
-    assignments: Assignments = None,
+    env: flags.Env = None,
+    agents: flags.Agents = None,
+    steps: flags.Steps = None,
+    seed: flags.Seed = None,
+    algo: flags.Algo = None,
+    method: flags.Method = None,
+    preset: flags.Preset = None,
+    config: flags.ConfigFile = None,
+    assignments: flags.Assignments = None,
 ) -> None:
     """Prints the resolved configuration as TOML."""
     import tomli_w
@@ -312,12 +271,14 @@ def evaluate(
     ],
     *,
     episodes: Annotated[int, typer.Option("--episodes", min=1, help="Episodes per agent.")] = 10,
-    seed: Annotated[int | None, option("--seed", "Seed of the first episode; else that of training.")] = None,
+    seed: Annotated[
+        int | None, flags.option("--seed", "Seed of the first episode; else that of training.")
+    ] = None,
     best: Annotated[
-        bool, option("--best", "The best checkpoint of each agent instead of its latest.")
+        bool, flags.option("--best", "The best checkpoint of each agent instead of its latest.")
     ] = False,
     video: Annotated[
-        Path | None, option("--video", "Film the first agent's first episode (.mp4 or .gif).")
+        Path | None, flags.option("--video", "Film the first agent's first episode (.mp4 or .gif).")
     ] = None,
 ) -> None:
     """Evaluates the latest checkpoints of a run, or one checkpoint, without noise."""
@@ -328,7 +289,7 @@ def evaluate(
 
 
 @app.command()
-def report(run: RunArgument) -> None:
+def report(run: flags.RunArgument) -> None:
     """Writes RUN/report.html: learning curves, similarity, throughput."""
     from dase_grpc.runs.directory import RunDirectory
     from dase_grpc.runs.report import write_report
@@ -342,9 +303,9 @@ def compare_runs(
         list[Path], typer.Argument(metavar="RUNS...", help="Folders of runs, or folders that contain some.")
     ],
     *,
-    out: Annotated[Path, option("--out", "Where the files go; else comparison.")] = Path("comparison"),
+    out: Annotated[Path, flags.option("--out", "Where the files go; else comparison.")] = Path("comparison"),
     unfinished: Annotated[
-        bool, option("--unfinished", "Use runs that have not finished, up to where they are.")
+        bool, flags.option("--unfinished", "Use runs that have not finished, up to where they are.")
     ] = False,
 ) -> None:
     """Compares runs over their seeds: statistics, learning curves, published numbers beside them."""
