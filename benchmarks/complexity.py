@@ -82,6 +82,7 @@ class Plan:
                 },
                 "agent": {"start_steps": self.warmup},
                 "eval": {"every": steps, "episodes": 1, "max_episode_steps": 1},
+                "replay": {"storage": "memory"},  # as it is in one process
             },
         )
 
