@@ -25,6 +25,8 @@ EXAMPLES = int(os.environ.get("DASE_FUZZ_EXAMPLES", "0"))
 
 CAPACITY = 1_000_000
 BATCH = 64
+PACE_S = 0.005
+"""What a step of a learner takes otherwise."""
 
 
 class GoodLearner:
@@ -53,6 +55,7 @@ class GoodLearner:
                 await sampler.grant(1)
                 await cluster.heartbeat(member, Progress(), timeout_s=30)
                 self.batches += 1
+                await asyncio.sleep(PACE_S)
             await inserter.finish()
             sampler.cancel()
             self.rows = inserter.acknowledged_seq
