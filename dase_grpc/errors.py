@@ -22,6 +22,7 @@ DaseError
     ├── AgentTakenError          a live node holds this agent id
     ├── StaleLeaseError          the lease has ended or was given to another
     ├── StalePolicyError         the agent has published a newer policy
+    ├── OverloadedError          as many calls are open as the service takes
     ├── DrainingError            the service is shutting down
     └── UnreachableError         no answer from the service (raised by the client)
 """
@@ -130,6 +131,10 @@ class StaleLeaseError(RefusalError):
 
 class StalePolicyError(RefusalError):
     """The agent has published a newer policy, or another one of this version."""
+
+
+class OverloadedError(RefusalError):
+    """As many calls or streams are open, or as much memory is in use for them, as the service takes."""
 
 
 class DrainingError(RefusalError):

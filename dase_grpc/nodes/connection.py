@@ -16,6 +16,7 @@ from dase_grpc.errors import (
     BufferGoneError,
     DrainingError,
     NotJoinedError,
+    OverloadedError,
     RefusalError,
     StaleLeaseError,
     UnreachableError,
@@ -33,6 +34,9 @@ AWAY_AFTER_S: Final = 2.0
 
 STOPPING_S: Final = 3.0
 """How long a learner that has been told to stop still tries to reach its replay."""
+
+PASSING: Final = (UnreachableError, OverloadedError, DrainingError, NotJoinedError)
+"""What a new attempt may put right."""
 
 log = logging.getLogger("dase")
 
@@ -145,7 +149,7 @@ class Connection:
             except BufferGoneError as error:
                 _require_not_cancelled(error)
                 await self._rejoin(stream, target, backoff)
-            except (UnreachableError, DrainingError, NotJoinedError) as error:
+            except PASSING as error:
                 _require_not_cancelled(error)
                 if stream not in self._broken and time.monotonic() - began > CAP_S:
                     backoff.reset()
@@ -250,7 +254,7 @@ class Connection:
                     run_id=before.run_id,
                     lost_buffer_id=before.buffer_id,
                 )
-            except (UnreachableError, DrainingError) as error:
+            except (UnreachableError, OverloadedError, DrainingError) as error:
                 self._down(stream, error)
                 await asyncio.sleep(backoff.next_s())
                 return
@@ -287,7 +291,6 @@ def _gravest() -> Iterator[None]:
     try:
         yield
     except ExceptionGroup as group:
-        passing = (UnreachableError, DrainingError, NotJoinedError)
-        lasting = group.split(passing)[1]
+        lasting = group.split(PASSING)[1]
         with first_cause():
             raise (group if lasting is None else lasting) from None

@@ -22,6 +22,9 @@ LEASHLESS_S: Final = 8.0
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
+_GRPC_LOGGER: Final = "grpc._cython.cygrpc"
+_ENDED_MEANWHILE: Final = "ExecuteBatchError raised in core by servicer method ["
+
 log = logging.getLogger("dase")
 T = TypeVar("T")
 
@@ -53,6 +56,7 @@ def run_node(name: str, main: Callable[[asyncio.Event], Awaitable[None]], *, std
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s {name} | %(message)s", datefmt="%H:%M:%S"
     )
+    logging.getLogger(_GRPC_LOGGER).addFilter(_is_worth_saying)
 
     async def guarded() -> int:
         async with stop_event(stdin_is_leash=stdin_is_leash) as stop:
@@ -65,6 +69,14 @@ def run_node(name: str, main: Callable[[asyncio.Event], Awaitable[None]], *, std
         return 0
 
     return asyncio.run(guarded())
+
+
+def _is_worth_saying(record: logging.LogRecord) -> bool:
+    """Whether a line of gRPC is not the one, with a traceback, about a call that ended while it was answered.
+
+    Clients that come and go bring that about every day. Errors of a servicer have other lines.
+    """
+    return not record.getMessage().startswith(_ENDED_MEANWHILE)
 
 
 @contextmanager

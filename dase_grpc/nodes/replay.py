@@ -27,7 +27,7 @@ from dase_grpc.telemetry import ReplayCollector, ReplayCounts, make_registry, me
 from dase_grpc.wire.cluster import ClusterServicer
 from dase_grpc.wire.policy import PolicyServicer
 from dase_grpc.wire.replay import ReplayServicer
-from dase_grpc.wire.transport import SERVER_OPTIONS, Address, bind, parse_address, require_private
+from dase_grpc.wire.transport import Address, bind, make_server, parse_address, require_private
 from dase_grpc.wire.v1 import (
     cluster_pb2,
     cluster_pb2_grpc,
@@ -212,7 +212,7 @@ async def _serve(
     run: SharedRun, options: ReplayOptions, stop: asyncio.Event, announce: Callable[[Address], None]
 ) -> None:
     registry = make_registry()
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server = make_server()
     replay, policies = ReplayServicer(run), PolicyServicer(run)
     registry.register(
         ReplayCollector(

@@ -6,9 +6,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from dase_grpc.errors import MalformedError, StalePolicyError
+from dase_grpc.errors import CapacityError, MalformedError, StalePolicyError
 
 MAX_POLICY_BYTES: Final = 256 * 2**20
+MAX_BOARD_BYTES: Final = 2 * 2**30
+"""All policies of a run together, those that are arriving included."""
+
 DIGEST_BYTES: Final = 32
 MAX_VERSION: Final = 2**63 - 1
 
@@ -117,12 +120,15 @@ class IncomingPolicy:
 
 
 class PolicyBoard:
-    """Holds the latest policy of each agent, and the one that is arriving. Nothing blocks.
+    """Holds the latest policy of each agent, and the one that is arriving, up to `max_bytes` in all.
+
+    Nothing blocks.
 
     Who may publish for an agent is the caller's to check. Policies of agents that left stay.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_bytes: int = MAX_BOARD_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._latest: dict[int, Policy] = {}
         self._incoming: dict[int, IncomingPolicy] = {}
 
@@ -135,6 +141,11 @@ class PolicyBoard:
     def incoming_bytes(self) -> int:
         """Bytes of policies that have not arrived whole."""
         return sum(policy.held_bytes for policy in self._incoming.values())
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all policies, those that have not arrived whole included."""
+        return self.incoming_bytes + sum(len(policy.payload) for policy in self._latest.values())
 
     def agents(self) -> list[int]:
         """The ids of the agents that have a policy, in order."""
@@ -155,9 +166,11 @@ class PolicyBoard:
         Raises:
             MalformedError: see IncomingPolicy.
             StalePolicyError: see `publish`; the other one goes on arriving.
+            CapacityError: there is no room for it beside all that is held now.
         """
         incoming = IncomingPolicy(agent_id=agent_id, epoch=epoch, version=version, size=size, sha256=sha256)
         self._require_newer(agent_id, (epoch, version), sha256)
+        self._require_room(agent_id, size)
         if (other := self._incoming.get(agent_id)) is not None:
             other.drop()
         self._incoming[agent_id] = incoming
@@ -178,6 +191,15 @@ class PolicyBoard:
             return False
         self._latest[policy.agent_id] = policy
         return True
+
+    def _require_room(self, agent_id: int, size: int) -> None:
+        announced = sum(policy.size for agent, policy in self._incoming.items() if agent != agent_id)
+        held = sum(len(policy.payload) for policy in self._latest.values())
+        if held + announced + size > self._max_bytes:
+            raise CapacityError(
+                f"the policies of all agents would take {held + announced + size} bytes, over the limit of "
+                f"{self._max_bytes}; publish smaller ones, or with fewer agents"
+            )
 
     def _require_newer(self, agent_id: int, age: tuple[int, int], sha256: bytes) -> bool:
         """Whether it is newer than the agent's latest; if not, it has to be the very same."""

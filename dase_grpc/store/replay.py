@@ -12,6 +12,7 @@ from dase_grpc.schema import Array, TransitionSchema
 from dase_grpc.store.ring import MAX_AGENT_ID, RingBuffer
 
 MAX_WRITERS = 4096
+MAX_AGENT_WRITERS = 256
 MAX_WRITER_BYTES = 512
 NOT_FINITE = "not_finite"
 
@@ -71,26 +72,31 @@ class ReplayStore:
 
         Writers belong to their agent: two agents may each have one of the same name. rows is (N, width)
         float32, numbered first_seq, first_seq + 1, ... Rows already committed are skipped, so resending
-        is safe. A row with a value that is not finite is refused by itself: counted, not stored, its
-        number committed. O(N).
+        is safe; where none is left, nothing happens. A row with a value that is not finite is refused by
+        itself: counted, not stored, its number committed. O(N).
 
         Raises:
             SequenceGapError: first_seq is beyond the next expected number.
             MalformedError: first_seq is below 1, the writer's name is too long, the agent id impossible,
                 or a row carries another agent id than the writer's; nothing is stored.
-            TooManyWritersError: the writer is new and the table is full.
+            TooManyWritersError: the writer is new, and the table is full or the agent's share of it.
         """
         committed = self.committed(writer, agent_id=agent_id)
         self._require_next(writer, first_seq, committed)
-        if (agent_id, writer) not in self._committed:
-            self._require_room(writer, agent_id)
+        is_new = (agent_id, writer) not in self._committed
+        if is_new:
+            self._require_name(writer, agent_id)
         fresh = rows[committed + 1 - first_seq :]
+        if not len(fresh):  # else whoever sends nothing under many names fills the table
+            return 0
+        if is_new:
+            self._require_room(writer, agent_id)
         if (self.schema.agent_ids(fresh) != agent_id).any():
             raise MalformedError(
                 f"writer {writer!r} sent transitions of another agent than its own, {agent_id}"
             )
         refused = 0
-        for start in range(0, max(1, len(fresh)), self._most_at_once):
+        for start in range(0, len(fresh), self._most_at_once):
             part = fresh[start : start + self._most_at_once]
             refused += self._store(part, agent_id)
             committed += len(part)
@@ -137,12 +143,19 @@ class ReplayStore:
                 f"resend from {committed + 1}"
             )
 
-    def _require_room(self, writer: str, agent_id: int) -> None:
+    def _require_name(self, writer: str, agent_id: int) -> None:
         if not 0 <= agent_id <= MAX_AGENT_ID:
             raise MalformedError(f"agent id {agent_id} of writer {writer!r} is outside 0..{MAX_AGENT_ID}")
         if len(writer.encode(errors="surrogatepass")) > MAX_WRITER_BYTES:
             raise MalformedError(
                 f"the name of writer {writer[:20]!r}... has more than {MAX_WRITER_BYTES} bytes; shorten it"
+            )
+
+    def _require_room(self, writer: str, agent_id: int) -> None:
+        if sum(agent == agent_id for agent, _ in self._committed) >= MAX_AGENT_WRITERS:
+            raise TooManyWritersError(
+                f"agent {agent_id} has {MAX_AGENT_WRITERS} writers, as many as one may have, so writer "
+                f"{writer!r} cannot be added; keep a writer's name when it connects again"
             )
         if len(self._committed) >= self._max_writers:
             raise TooManyWritersError(

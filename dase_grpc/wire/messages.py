@@ -45,6 +45,11 @@ def schema_from_proto(message: replay_pb2.Schema) -> TransitionSchema:
             f"a schema names its environment in 1 to {MAX_ENVIRONMENT} characters, "
             f"not {len(message.environment)}"
         )
+    if not message.environment.isprintable():
+        raise MalformedError(
+            f"the name of a schema's environment, {shown(message.environment)!r}, has characters that "
+            f"cannot be printed"
+        )
     return TransitionSchema(
         environment=message.environment,
         observation_size=message.observation_size,

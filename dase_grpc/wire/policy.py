@@ -15,6 +15,7 @@ from dase_grpc.store.ring import MAX_AGENT_ID
 from dase_grpc.store.run import SharedRun
 from dase_grpc.wire.cluster import UNARY_TIMEOUT_S
 from dase_grpc.wire.draining import Draining
+from dase_grpc.wire.guard import read, read_first
 from dase_grpc.wire.replay_client import StreamTarget
 from dase_grpc.wire.status import Context, refusals
 from dase_grpc.wire.streams import ClientStream, ClientUpload, opened_in_time
@@ -63,7 +64,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             await self._draining.serve(context, partial(self._subscribe, request), rpc="Subscribe")
 
     async def _publish(self, context: Context) -> policy_pb2.PublishResponse:
-        request = await context.read()
+        request = await read_first(context)
         if request is grpc.aio.EOF or request.WhichOneof("kind") != "header":
             raise MalformedError("the first message of a Publish stream must be its header")
         header, stream = request.header, request.header.stream
@@ -81,7 +82,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             size=header.size,
             sha256=header.sha256,
         ) as incoming:
-            while (request := await context.read()) is not grpc.aio.EOF:
+            while (request := await read(context)) is not grpc.aio.EOF:
                 _add(incoming, request)
                 self._run.leases.require(stream.agent_id, stream.lease_epoch)
             self._run.leases.require(stream.agent_id, stream.lease_epoch)

@@ -15,7 +15,9 @@ from dase_grpc.schema import Array
 from dase_grpc.store.replay import ReplayStore
 from dase_grpc.store.run import SharedRun
 from dase_grpc.wire.acknowledging import Acknowledger
+from dase_grpc.wire.admission import Admission
 from dase_grpc.wire.draining import Draining
+from dase_grpc.wire.guard import read, read_first
 from dase_grpc.wire.messages import buffer_to_proto, schema_to_proto
 from dase_grpc.wire.status import Context, refusals
 from dase_grpc.wire.v1 import replay_pb2, replay_pb2_grpc
@@ -39,6 +41,8 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         self._committed = asyncio.Event()
         self._draining = Draining("Insert", "Sample")
         self._sample_streams: Counter[int] = Counter()
+        self._inserting = Admission("Insert")
+        self._sampling = Admission("Sample")
 
     @property
     def open_streams(self) -> dict[str, int]:
@@ -80,6 +84,10 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             raise MalformedError(
                 f"a writer id has 1 to {MAX_WRITER_ID} characters, not {len(header.writer_id)}"
             )
+        with self._inserting.stream(header.stream.agent_id):
+            await self._insert_as(header, store, context)
+
+    async def _insert_as(self, header: replay_pb2.InsertHeader, store: ReplayStore, context: Context) -> None:
         acks = Acknowledger(
             context, committed_seq=store.committed(header.writer_id, agent_id=header.stream.agent_id)
         )
@@ -97,7 +105,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     ) -> bool:
         """Commits each chunk as it comes; returns whether the stream ended with an end frame."""
         writer, agent_id, epoch = header.writer_id, header.stream.agent_id, header.stream.lease_epoch
-        while (request := await context.read()) is not grpc.aio.EOF:
+        while (request := await read(context)) is not grpc.aio.EOF:
             kind = request.WhichOneof("kind")
             if kind == "end":
                 return True
@@ -114,14 +122,21 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         return False
 
     async def _sample(self, context: Context) -> None:
-        request = await context.read()
+        request = await read_first(context)
         if request is grpc.aio.EOF:
             return
         if not request.HasField("header"):
             raise MalformedError("the first request of a Sample stream carries no header")
-        header, stream, batch_size = request.header, request.header.stream, request.header.batch_size
-        store = self._require(stream)
-        _require_batch_size(batch_size, row_bytes=store.schema.row_bytes)
+        batch_size, row_bytes = (
+            request.header.batch_size,
+            self._require(request.header.stream).schema.row_bytes,
+        )
+        _require_batch_size(batch_size, row_bytes=row_bytes)
+        with self._sampling.stream(request.header.stream.agent_id, held_bytes=batch_size * row_bytes):
+            await self._serve_credits(request, context)
+
+    async def _serve_credits(self, request: Any, context: Context) -> None:
+        header, stream, store = request.header, request.header.stream, self._run.store
         key = (stream.agent_id, self._sample_streams[stream.agent_id])
         self._sample_streams[stream.agent_id] += 1
         rng = seeding.generator(self._run.seed, seeding.Purpose.SAMPLING, *key)
@@ -132,10 +147,10 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
                 await self._wait_until_ready(context, header)
                 self._run.leases.require(stream.agent_id, stream.lease_epoch)
                 rows = store.sample(
-                    batch_size, rng, agent_id=stream.agent_id, own_rows_only=header.own_rows_only
+                    header.batch_size, rng, agent_id=stream.agent_id, own_rows_only=header.own_rows_only
                 )
                 await _send(context, rows, buffer_size=len(store.ring))
-            request = await context.read()
+            request = await read(context)
             if request is not grpc.aio.EOF and request.HasField("header"):
                 raise MalformedError("only the first request of a Sample stream carries a header")
 
@@ -166,7 +181,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
 
 
 async def _first(context: Context, kind: str) -> Any:
-    request = await context.read()
+    request = await read_first(context)
     if request is grpc.aio.EOF or request.WhichOneof("kind") != kind:
         raise MalformedError(f"the first message of this stream must be its {kind}")
     return getattr(request, kind)

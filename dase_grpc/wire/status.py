@@ -16,6 +16,7 @@ from dase_grpc.errors import (
     DrainingError,
     MalformedError,
     NotJoinedError,
+    OverloadedError,
     RefusalError,
     RunMismatchError,
     SchemaMismatchError,
@@ -38,6 +39,7 @@ STATUS: Final[Mapping[type[RefusalError], StatusCode]] = {
     AgentTakenError: StatusCode.ALREADY_EXISTS,
     StaleLeaseError: StatusCode.ABORTED,
     StalePolicyError: StatusCode.FAILED_PRECONDITION,
+    OverloadedError: StatusCode.RESOURCE_EXHAUSTED,
     DrainingError: StatusCode.UNAVAILABLE,
     UnreachableError: StatusCode.UNAVAILABLE,
 }

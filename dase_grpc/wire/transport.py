@@ -11,6 +11,7 @@ from typing import Any, Final
 import grpc
 
 from dase_grpc.errors import AddressError
+from dase_grpc.wire.guard import Guard
 
 # gRPC would restart its poller in every child that is forked, also in one that is about to become another
 # program: such a child can die before it has (https://github.com/grpc/grpc/issues/43055). Nothing here forks
@@ -20,6 +21,19 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 KEEPALIVE_TIME_MS: Final = 10_000
 KEEPALIVE_TIMEOUT_MS: Final = 5_000
 MAX_MESSAGE_BYTES: Final = 4 * 2**20
+MAX_HEADERS_BYTES: Final = 16 * 2**10
+"""Of one call; gRPC refuses more with RESOURCE_EXHAUSTED."""
+
+MAX_CONNECTION_STREAMS: Final = 128
+"""Calls that one connection may have open; gRPC's clients keep further ones until others have ended."""
+
+MAX_CONNECTIONS: Final = 4_096
+HANDSHAKE_MS: Final = 10_000
+"""How long a connection may take to begin with HTTP/2."""
+
+IDLE_MS: Final = 60_000
+"""How long a connection may be without a call; a client makes a new one when it has one."""
+
 RECONNECT_MS: Final = (100, 2_000)
 """The first and the longest pause between attempts to connect."""
 
@@ -52,6 +66,12 @@ SERVER_OPTIONS: Final = (
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_TIMEOUT_MS),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_metadata_size", MAX_HEADERS_BYTES),
+    ("grpc.absolute_max_metadata_size", MAX_HEADERS_BYTES),
+    ("grpc.max_concurrent_streams", MAX_CONNECTION_STREAMS),
+    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+    ("grpc.max_connection_idle_ms", IDLE_MS),
     ("grpc.so_reuseport", 0),
 )
 
@@ -106,6 +126,11 @@ def require_private(address: Address, *, insecure: bool) -> None:
 def open_channel(address: Address) -> grpc.aio.Channel:
     """A channel to a node; connects when first used."""
     return grpc.aio.insecure_channel(str(address), options=list(CLIENT_OPTIONS))
+
+
+def make_server() -> grpc.aio.Server:
+    """A server with this service's limits; without servicers, an address, or a start."""
+    return grpc.aio.server(options=SERVER_OPTIONS, interceptors=(Guard(),))
 
 
 def bind(server: grpc.aio.Server, address: Address) -> Address:

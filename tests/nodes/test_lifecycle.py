@@ -357,3 +357,26 @@ async def test_a_cancellation_passes_through():
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+def test_a_call_that_ended_while_it_was_answered_is_no_news_but_a_servicers_bug_is():
+    main = """
+    import logging
+
+    async def main(stop):
+        grpc = logging.getLogger("grpc._cython.cygrpc")
+        for trouble in (
+            "ExecuteBatchError raised in core by servicer method [/dase.v1.ReplayService/Sample]",
+            "Unexpected [KeyError] raised by servicer method [/dase.v1.ReplayService/Sample]",
+        ):
+            try:
+                raise KeyError(trouble)
+            except KeyError:
+                grpc.exception(trouble)
+        print("ready", flush=True)
+    """
+    with node(main) as process:
+        _, log = process.communicate(timeout=20)
+    assert "ExecuteBatchError" not in log
+    assert "Unexpected [KeyError] raised by servicer method" in log
+    assert log.count("Traceback") == 1

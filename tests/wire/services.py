@@ -15,7 +15,7 @@ from dase_grpc.wire.cluster import ClusterClient, ClusterServicer, Membership
 from dase_grpc.wire.policy import PolicyServicer
 from dase_grpc.wire.replay import ReplayServicer
 from dase_grpc.wire.replay_client import StreamTarget
-from dase_grpc.wire.transport import SERVER_OPTIONS, Address, bind, open_channel
+from dase_grpc.wire.transport import Address, bind, make_server, open_channel
 from dase_grpc.wire.v1 import cluster_pb2_grpc, policy_pb2_grpc, replay_pb2, replay_pb2_grpc
 
 SCHEMA = TransitionSchema("worlds:Small", 2, 1, (-1.0,), (1.0,))
@@ -105,7 +105,7 @@ async def listening(
     policies: policy_pb2_grpc.PolicyServiceServicer | None = None,
 ) -> AsyncIterator[tuple[grpc.aio.Server, Address]]:
     """A server with these servicers."""
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server = make_server()
     replay_pb2_grpc.add_ReplayServiceServicer_to_server(replay, server)
     if cluster is not None:
         cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, server)

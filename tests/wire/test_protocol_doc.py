@@ -10,10 +10,20 @@ from dase_grpc import schema
 from dase_grpc.nodes import learner as learner_node
 from dase_grpc.nodes import link
 from dase_grpc.nodes import replay as replay_node
-from dase_grpc.store.policies import MAX_POLICY_BYTES, MAX_VERSION
-from dase_grpc.store.replay import MAX_WRITERS
+from dase_grpc.store.policies import MAX_BOARD_BYTES, MAX_POLICY_BYTES, MAX_VERSION
+from dase_grpc.store.replay import MAX_AGENT_WRITERS, MAX_WRITERS
 from dase_grpc.store.ring import MAX_AGENT_ID
-from dase_grpc.wire import acknowledging, cluster, messages, policy, replay, replay_client, transport
+from dase_grpc.wire import (
+    acknowledging,
+    admission,
+    cluster,
+    guard,
+    messages,
+    policy,
+    replay,
+    replay_client,
+    transport,
+)
 from dase_grpc.wire.status import REFUSAL_KEY, STATUS
 from dase_grpc.wire.v1 import cluster_pb2, policy_pb2, replay_pb2
 
@@ -54,12 +64,24 @@ def test_the_limits_are_those_of_the_code():
         replay.MAX_CREDITS,
         replay.MAX_WRITER_ID,
         MAX_WRITERS,
+        MAX_AGENT_WRITERS,
         MAX_AGENT_ID,
         MAX_POLICY_BYTES,
+        MAX_BOARD_BYTES,
         MAX_VERSION,
         policy.MAX_CHUNK_BYTES,
         messages.MAX_ENVIRONMENT,
         messages.MAX_TEXT,
+        admission.MAX_AGENT_STREAMS,
+        admission.MAX_AGENT_HELD_BYTES,
+        admission.MAX_HELD_BYTES,
+        guard.MAX_CALLS,
+        transport.MAX_CONNECTION_STREAMS,
+        transport.MAX_CONNECTIONS,
+        transport.MAX_HEADERS_BYTES,
+        guard.HEADER_S,
+        transport.HANDSHAKE_MS / 1_000,
+        transport.IDLE_MS / 1_000,
     ]
     assert replay_client.CHUNK_BYTES <= 2**20
     assert policy.CHUNK_BYTES <= policy.MAX_CHUNK_BYTES

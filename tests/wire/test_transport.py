@@ -10,9 +10,9 @@ from dase_grpc.wire.replay import FRAME_BYTES
 from dase_grpc.wire.replay_client import CHUNK_BYTES
 from dase_grpc.wire.transport import (
     MAX_MESSAGE_BYTES,
-    SERVER_OPTIONS,
     Address,
     bind,
+    make_server,
     open_channel,
     parse_address,
     require_private,
@@ -99,7 +99,7 @@ async def test_port_0_becomes_a_real_one():
 
 async def test_a_port_in_use_is_refused_without_a_line_from_grpc(capfd):
     async with serving() as service:
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server = make_server()
         with pytest.raises(AddressError, match=f"cannot listen on {service.address}.*--listen"):
             bind(server, service.address)
     assert "add_port" not in capfd.readouterr().err
@@ -109,17 +109,17 @@ async def test_a_port_that_was_taken_meanwhile_is_refused_too(monkeypatch):
     monkeypatch.setattr(transport, "_try_binding", lambda address: None)
     async with serving() as service:
         with pytest.raises(AddressError, match=f"cannot listen on {service.address}.*--listen"):
-            bind(grpc.aio.server(options=SERVER_OPTIONS), service.address)
+            bind(make_server(), service.address)
 
 
 async def test_a_host_that_is_not_this_machines_is_refused():
     with pytest.raises(AddressError, match=r"203\.0\.113\.7"):
-        bind(grpc.aio.server(options=SERVER_OPTIONS), Address("203.0.113.7", 0))
+        bind(make_server(), Address("203.0.113.7", 0))
 
 
 async def test_a_message_of_the_limit_passes_in_both_directions():
     size = MAX_MESSAGE_BYTES
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server = make_server()
     server.add_generic_rpc_handlers(
         [grpc.method_handlers_generic_handler("raw", {"Echo": grpc.unary_unary_rpc_method_handler(_echo)})]
     )

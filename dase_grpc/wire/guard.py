@@ -1,0 +1,169 @@
+"""What stands before every servicer: unreadable messages, and calls beyond the limit, are refused."""
+
+import asyncio
+import inspect
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from dase_grpc.errors import MalformedError, OverloadedError
+from dase_grpc.wire.status import Context, refusals
+
+MAX_CALLS: Final = 2_048
+"""Calls of one method that may be open at the same time, of all clients together."""
+
+HEADER_S: Final = 10.0
+"""How long a stream may stay open without its first message."""
+
+Behaviour = Callable[[Any, Context], Any]
+Handler = Any  # grpc.RpcMethodHandler, which cannot be subscripted at run time
+
+
+class Unreadable:
+    """Stands for a request whose bytes are no message.
+
+    gRPC would answer UNKNOWN with an error of the protobuf library, and write its traceback into the log.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """Wraps the methods of all servicers of one server. Lives on one event loop.
+
+    A request that is no message is refused with MalformedError: here where a method takes one request,
+    and by `read` and `read_first`, which servicers use, where it takes a stream of them. A call that
+    comes while `max_calls` of its method are open is refused with OverloadedError.
+    """
+
+    def __init__(self, *, max_calls: int = MAX_CALLS) -> None:
+        self._max_calls = max_calls
+        self._open: Counter[str] = Counter()
+        self._wrapped: dict[str, tuple[Handler, Handler]] = {}
+
+    @property
+    def open_calls(self) -> int:
+        """Calls of all methods that are open."""
+        return self._open.total()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        """The wrapped handler of a method; nothing for a method that does not exist."""
+        handler, method = await continuation(handler_call_details), handler_call_details.method
+        if handler is None:
+            return handler
+        known = self._wrapped.get(method)
+        if known is None or known[0] is not handler:
+            known = self._wrapped[method] = (handler, self._wrap(method, handler))
+        return known[1]
+
+    def _wrap(self, method: str, handler: Handler) -> Handler:
+        kind, behaviour = _behaviour(handler)
+        wrapped = (
+            self._generating(method, behaviour)
+            if inspect.isasyncgenfunction(behaviour)
+            else self._answering(method, behaviour)
+        )
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        made: Handler = make(
+            wrapped,
+            request_deserializer=_reading(handler.request_deserializer),
+            response_serializer=handler.response_serializer,
+        )
+        return made
+
+    def _answering(self, method: str, behaviour: Behaviour) -> Behaviour:
+        async def answer(request: Any, context: Context) -> Any:
+            async with refusals(context):
+                with self._admitted(method):
+                    return await behaviour(_require_readable(request), context)
+
+        return answer
+
+    def _generating(self, method: str, behaviour: Behaviour) -> Behaviour:
+        async def answers(requests: Any, context: Context) -> AsyncIterator[Any]:
+            async with refusals(context):
+                with self._admitted(method):
+                    async for answer in behaviour(_readable(requests), context):
+                        yield answer
+
+        return answers
+
+    @contextmanager
+    def _admitted(self, method: str) -> Iterator[None]:
+        if self._open[method] >= self._max_calls:
+            raise OverloadedError(
+                f"{self._max_calls} calls of {method.rpartition('/')[2]} are open, as many as the service "
+                f"takes; try again later"
+            )
+        self._open[method] += 1
+        try:
+            yield
+        finally:
+            self._open[method] -= 1
+
+
+async def read(context: Context) -> Any:
+    """A stream's next request, or `grpc.aio.EOF`.
+
+    Raises:
+        MalformedError: its bytes are no message.
+    """
+    return _require_readable(await context.read())
+
+
+async def read_first(context: Context, *, within_s: float = HEADER_S) -> Any:
+    """A stream's first request, or `grpc.aio.EOF`.
+
+    Raises:
+        MalformedError: its bytes are no message, or it does not come in time.
+    """
+    try:
+        async with asyncio.timeout(within_s):
+            return await read(context)
+    except TimeoutError:
+        raise MalformedError(
+            f"the first message of this stream did not come within {within_s:g} s; send it when you open one"
+        ) from None
+
+
+def _require_readable(request: Any) -> Any:
+    if isinstance(request, Unreadable):
+        raise MalformedError(
+            f"the {request.size} bytes of this message are not what the method takes; make it from the "
+            f"service's .proto files"
+        )
+    return request
+
+
+async def _readable(requests: Any) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield _require_readable(request)
+
+
+def _reading(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    if parse is None:
+        return None
+
+    def parsed(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except DecodeError:
+            return Unreadable(len(data))
+
+    return parsed
+
+
+def _behaviour(handler: Handler) -> tuple[str, Behaviour]:
+    takes = "stream" if handler.request_streaming else "unary"
+    gives = "stream" if handler.response_streaming else "unary"
+    kind = f"{takes}_{gives}"
+    return kind, getattr(handler, kind)
