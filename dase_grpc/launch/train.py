@@ -2,6 +2,7 @@
 
 import asyncio
 import shlex
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -14,14 +15,15 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 
 from dase_grpc.config import RunConfig
-from dase_grpc.errors import DaseError, NodeFailedError, RunDirectoryError
+from dase_grpc.errors import DaseError, EnvironmentHangsError, NodeFailedError, RunDirectoryError
 from dase_grpc.launch.checks import check
 from dase_grpc.launch.console import PatientConsole, program, say
 from dase_grpc.launch.display import Snapshot, make_display
 from dase_grpc.launch.local import run_cluster
 from dase_grpc.learning.env_ids import with_resolved_id
+from dase_grpc.learning.watch import Watch, say_where, watchdog
 from dase_grpc.naming import MAX_BYTES
-from dase_grpc.nodes.lifecycle import halt_event, stop_event
+from dase_grpc.nodes.lifecycle import end_now, halt_event, stop_event
 from dase_grpc.progress import number
 from dase_grpc.runs.directory import AgentDirectory, RunDirectory, checkpoint_paths
 from dase_grpc.runs.evaluations import read_evaluations
@@ -139,6 +141,7 @@ def _train_in_lockstep(
     with (
         halt_event(stdin_is_leash=options.stdin_is_leash) as halt,
         open_lockstep(options.config, directory, gpu=options.gpu, resumed=resumed) as run,
+        watchdog(run.watches, timeout_s=options.config.env.timeout_s, on_hang=partial(_end_hanging, console)),
         make_display(console, options.config) as display,
     ):
 
@@ -154,6 +157,14 @@ def _train_in_lockstep(
 
         run_lockstep(run, halt, on_round)
         show()
+
+
+def _end_hanging(console: Console, watch: Watch, error: EnvironmentHangsError) -> None:
+    """Ends this process, whose only thread for the agents hangs; all kept rounds are whole on the disk."""
+    say_where(watch)
+    console.show_cursor(True)
+    sys.stderr.write(f"error: {error}\n")
+    end_now(error.exit_code)
 
 
 async def _train_in_cluster(
