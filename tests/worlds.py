@@ -3,6 +3,7 @@
 As environment ids: `worlds:PointGoal` and so on.
 """
 
+import threading
 from typing import Any, ClassVar
 
 import gymnasium
@@ -243,6 +244,22 @@ class RaisesAtStep(Clock):
         if self.time == self._at:
             raise RuntimeError(f"the simulator broke at step {self.time}")
         return 1.0
+
+
+class Gated(PointGoal):
+    """Does not return from its 30th step while the gate is closed, but for those that evaluate."""
+
+    gate: ClassVar[threading.Event] = threading.Event()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._taken = 0
+
+    def step(self, action: Array) -> Step:
+        self._taken += 1
+        if self._taken == 30:
+            self.gate.wait()
+        return super().step(action)
 
 
 class WrongShape(Clock):

@@ -217,6 +217,7 @@ def _say_results(directory: RunDirectory, console: Console, *, shown: Path, prog
             name = directory.config.agent_name(agent.agent_id)
             _say_curve(agent, name, console)
             _say_refused(agent, name, console)
+            _say_restarts(agent, name, console)
         if agents:
             found.append(f"report:  {shown / write_report(directory).name}")
         if any(checkpoint_paths(agent.checkpoints) for agent in agents):
@@ -237,9 +238,7 @@ def _say_curve(agent: AgentDirectory, name: str, console: Console) -> None:
 
 def _say_refused(agent: AgentDirectory, name: str, console: Console) -> None:
     """Says how many of an agent's transitions were left out, if any was."""
-    refused: Counter[str] = Counter()
-    for values in read_metrics(agent.metrics.path):
-        refused.update(values.get("refused") or {})
+    refused = _counted(agent, "refused")
     if refused:
         fields = ", ".join(f"{field} in {count:,}" for field, count in sorted(refused.items()))
         say(
@@ -247,3 +246,22 @@ def _say_refused(agent: AgentDirectory, name: str, console: Console) -> None:
             f"note: {name} left out {refused.total():,} transitions that were not finite "
             f"({fields}); make the environment return finite numbers",
         )
+
+
+def _say_restarts(agent: AgentDirectory, name: str, console: Console) -> None:
+    """Says how often an agent's environments were made anew, if they were."""
+    restarts = _counted(agent, "env_restarts")
+    if restarts:
+        calls = ", ".join(f"{call}: {count:,}" for call, count in sorted(restarts.items()))
+        say(
+            console,
+            f"note: {name} had its environment made anew {restarts.total():,} times because it raised "
+            f"({calls}); its traceback was logged",
+        )
+
+
+def _counted(agent: AgentDirectory, key: str) -> Counter[str]:
+    counted: Counter[str] = Counter()
+    for values in read_metrics(agent.metrics.path):
+        counted.update(values.get(key) or {})
+    return counted

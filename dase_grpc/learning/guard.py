@@ -1,9 +1,16 @@
 """An optimiser that leaves out every step which would bring a number that is not finite into its network."""
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
+
+LOSS_SHARE: Final = 1e-8
+"""The share of float32's largest number that a loss may have, 3e30.
+
+Beyond it a gradient's square may be too large for Adam's second moment, which would stay so for ever.
+"""
 
 
 @dataclass(frozen=True)
@@ -15,31 +22,37 @@ class Steps:
 
 
 class GuardedSteps:
-    """Takes the steps of one fused Adam, but those whose loss or gradient is not finite.
+    """Takes the steps of one fused Adam, but those whose gradient is not finite or whose loss is too large.
 
-    Nor is a gradient whose square float32 cannot hold, which would stay in Adam's second moment for
-    ever. A step that is left out changes neither weights nor moments nor Adam's own count. Never waits
-    for the device but in `take`: Adam reads on the device whether it shall step, as it does for
-    torch.amp.GradScaler.
+    A step that is left out changes neither weights nor moments nor Adam's own count. Never waits for the
+    device but in `take`: the check and the step are those of torch.amp.GradScaler, with a scale of 1, and
+    Adam reads on the device whether it shall step.
     """
 
     def __init__(self, optimizer: torch.optim.Adam) -> None:
         self._optimizer = optimizer
         self._parameters: list[Tensor] = optimizer.param_groups[0]["params"]
-        self._left_out = torch.zeros((), dtype=torch.float64, device=self._parameters[0].device)
+        device = self._parameters[0].device
+        self._found = torch.zeros((), device=device)
+        self._unscaled = torch.ones((), device=device)
+        self._left_out = torch.zeros((), dtype=torch.float64, device=device)
         self._tried = 0
 
     def minimise(self, loss: Tensor, *, skip: Tensor | None = None) -> Tensor:
         """One gradient step, none where the float `skip` is 1; returns the loss without its graph."""
         self._optimizer.zero_grad()
         torch.autograd.backward(loss)
-        bad = self._not_finite(loss)
+        loss = loss.detach()
+        bad = self._found.zero_()
+        looked_at = [gradient for parameter in self._parameters if (gradient := parameter.grad) is not None]
+        looked_at.append(loss * (1 / LOSS_SHARE))
+        torch._amp_foreach_non_finite_check_and_unscale_(looked_at, bad, self._unscaled)
         self._left_out += bad
         self._tried += 1
         # not in torch's stubs
         self._optimizer.found_inf = bad if skip is None else torch.maximum(bad, skip)  # type: ignore[attr-defined]
         self._optimizer.step()
-        return loss.detach()
+        return loss
 
     def take(self) -> Steps:
         """The steps since the last call; waits for the device."""
@@ -47,10 +60,3 @@ class GuardedSteps:
         self._left_out.zero_()
         self._tried = 0
         return steps
-
-    @torch.no_grad()
-    def _not_finite(self, loss: Tensor) -> Tensor:
-        """1.0 where the loss or the norm of a gradient is not finite, else 0.0; a float32 scalar."""
-        norms = torch._foreach_norm([p.grad for p in self._parameters if p.grad is not None])
-        total = torch.stack((*norms, loss)).sum()
-        return total.sub_(total).ne(0).float()  # x - x is 0, or NaN where x is not finite

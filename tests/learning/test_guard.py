@@ -98,8 +98,8 @@ def optimised(value=1.0):
     return weight, adam([weight], lr=0.1)
 
 
-@pytest.mark.parametrize("factor", [float("inf"), float("nan"), 1e20, -1e30])
-def test_a_gradient_that_adams_second_moment_cannot_hold_is_left_out(factor):
+@pytest.mark.parametrize("factor", [float("inf"), float("nan"), 1e31, -1e35])
+def test_a_step_whose_loss_adams_second_moment_cannot_hold_the_square_of_is_left_out(factor):
     weight, optimizer = optimised()
     guarded = GuardedSteps(optimizer)
     guarded.minimise((weight * torch.tensor([1.0, factor])).sum())
