@@ -262,6 +262,20 @@ class Gated(PointGoal):
         return super().step(action)
 
 
+class Brittle(PointGoal):
+    """Raises at the 7th step of some episodes, by their seeds; in no evaluation, whose seeds are odd."""
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Array, Info]:
+        result = super().reset(seed=seed)
+        self._brittle = seed is not None and seed % 2 == 0 and float(self.np_random.random()) < 0.5
+        return result
+
+    def step(self, action: Array) -> Step:
+        if self._brittle and self._time == 6:
+            raise RuntimeError("the simulator broke")
+        return super().step(action)
+
+
 class WrongShape(Clock):
     """Announces 2 components and observes 1."""
 
