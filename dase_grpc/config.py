@@ -40,6 +40,17 @@ class EnvConfig(Section):
     kwargs: dict[str, Any] = Field(
         default_factory=dict, description="keyword arguments for making the environment"
     )
+    max_restarts: NonNegativeInt = Field(
+        5,
+        description="times that an environment which raises is made anew without an episode that ended, or "
+        "1000 good steps, in between",
+    )
+    timeout_s: float = Field(
+        120.0,
+        ge=0,
+        description="seconds after which a call into an environment that has not returned ends the process; "
+        "0 is never",
+    )
 
     @field_validator("kwargs")
     @classmethod

@@ -10,6 +10,8 @@ DaseError
 │   └── DataDirectoryError       a replay's data directory that is in use, damaged or another buffer's
 ├── NodeFailedError          a node of a local cluster ended before its time
 ├── DivergedError            an agent's networks hold numbers that are not finite
+├── EnvironmentFailedError   an environment raises again and again
+├── EnvironmentHangsError    a call into an environment does not return
 └── RefusalError             what the service answers instead of doing it (wire/status.py: its gRPC status)
     ├── MalformedError           the request cannot be understood
     ├── SchemaMismatchError      another transition schema than the buffer's
@@ -83,6 +85,14 @@ class NodeFailedError(DaseError):
 
 class DivergedError(DaseError):
     """An agent's networks hold numbers that are not finite, so it cannot go on."""
+
+
+class EnvironmentFailedError(DaseError):
+    """An environment raised, and did so again whenever it was made anew."""
+
+
+class EnvironmentHangsError(DaseError):
+    """A call into an environment does not return, and its thread cannot be ended."""
 
 
 class RefusalError(DaseError):

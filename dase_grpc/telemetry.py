@@ -231,6 +231,12 @@ class LearnerMetrics:
             ["agent_id", "reason"],
             registry=registry,
         )
+        self._restarts = Counter(
+            "dase_explorer_env_restarts",
+            "Environments made anew because they raised, by what did: step, reset, evaluation.",
+            ["agent_id", "reason"],
+            registry=registry,
+        )
         self._declare_similarity(registry)
         self._declare_outages(registry)
 
@@ -282,13 +288,17 @@ class LearnerMetrics:
         """Adds to the time spent waiting."""
         self._waiting_seconds.labels(self._agent, reason).inc(seconds)
 
-    def skipped(self, reason: str) -> None:
-        """Counts an update that was skipped."""
-        self._skipped.labels(self._agent, reason).inc()
+    def skipped(self, reason: str, count: int = 1) -> None:
+        """Counts updates that were skipped."""
+        self._skipped.labels(self._agent, reason).inc(count)
 
     def refused(self, reason: str) -> None:
         """Counts a transition that was not sent."""
         self._refused.labels(self._agent, reason).inc()
+
+    def restarted(self, reason: str) -> None:
+        """Counts an environment that was made anew."""
+        self._restarts.labels(self._agent, reason).inc()
 
     def loss(self, name: str, value: float) -> None:
         """Shows a loss."""

@@ -8,15 +8,21 @@ from worlds import Array, PointGoal
 
 
 class Misbehaves(PointGoal):
-    """Behaves until step `at` of its life, then does `what` once."""
+    """Behaves until step `at` of its life, then does `what` once.
 
-    def __init__(self, *, what: str, at: int = 60) -> None:
+    With `ever` each later step of the process does it too.
+    """
+
+    broken = False
+
+    def __init__(self, *, what: str, at: int = 60, ever: bool = False) -> None:
         super().__init__()
-        self._what, self._at, self._count = what, at, 0
+        self._what, self._at, self._ever, self._count = what, at, ever, 0
 
     def step(self, action: Array) -> Any:
         self._count += 1
-        if self._count == self._at:
+        if self._count == self._at or (self._ever and Misbehaves.broken):
+            Misbehaves.broken = True
             getattr(self, self._what)()
         return super().step(action)
 
@@ -26,8 +32,17 @@ class Misbehaves(PointGoal):
     def stops_iterating(self) -> None:
         raise StopIteration
 
+    def nothing(self) -> None:
+        """Is no misbehaviour at all."""
+
+    def breaks(self) -> None:
+        raise RuntimeError("the simulator broke")
+
     def exits(self) -> None:
         raise SystemExit(0)
+
+    def sleeps_for_ever(self) -> None:
+        threading.Event().wait()
 
     def leaves_the_folder(self) -> None:
         os.chdir("/")

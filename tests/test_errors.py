@@ -6,7 +6,15 @@ import re
 import pytest
 
 from dase_grpc import errors
-from dase_grpc.errors import DaseError, DivergedError, NodeFailedError, RefusalError, UsageError
+from dase_grpc.errors import (
+    DaseError,
+    DivergedError,
+    EnvironmentFailedError,
+    EnvironmentHangsError,
+    NodeFailedError,
+    RefusalError,
+    UsageError,
+)
 
 CLASSES = {name: cls for name, cls in vars(errors).items() if inspect.isclass(cls)}
 LINE = re.compile(r"(?P<branches>(?:[│ ]   )*)(?:[├└]── )(?P<name>\w+)  +\S")
@@ -41,7 +49,8 @@ def test_every_error_is_ours_explains_itself_and_carries_its_sentence(cls):
 
 
 def test_users_nodes_networks_and_services_are_different_things_to_blame():
-    branches = (UsageError, NodeFailedError, DivergedError, RefusalError)
+    environments = (EnvironmentFailedError, EnvironmentHangsError)
+    branches = (UsageError, NodeFailedError, DivergedError, *environments, RefusalError)
     for cls in CLASSES.values():
         assert sum(issubclass(cls, branch) for branch in branches) == (cls is not DaseError)
 

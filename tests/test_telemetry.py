@@ -56,6 +56,7 @@ LEARNER = EVERY_ROLE | {
     "dase_explorer_unacknowledged_transitions": (G, {"agent_id"}),
     "dase_explorer_acknowledged_transitions_total": (C, {"agent_id"}),  # beyond the table
     "dase_explorer_refused_transitions_total": (C, {"agent_id", "reason"}),  # beyond the table
+    "dase_explorer_env_restarts_total": (C, {"agent_id", "reason"}),
     "dase_learner_reconnects_total": (C, {"agent_id", "stream"}),
     "dase_learner_waiting_seconds_total": (C, {"agent_id", "reason"}),
     "dase_learner_replay_losses_total": (C, {"agent_id"}),
@@ -101,6 +102,7 @@ def learner_registry(agent_id: int = 1) -> CollectorRegistry:
     metrics.evaluation_seconds.observe(1.0)
     metrics.skipped("no_weight")
     metrics.refused("not_finite")
+    metrics.restarted("step")
     metrics.reconnected("insert")
     metrics.waited("unreachable", 1.0)
     metrics.loss("critic", 0.5)

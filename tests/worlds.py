@@ -3,6 +3,7 @@
 As environment ids: `worlds:PointGoal` and so on.
 """
 
+import threading
 from typing import Any, ClassVar
 
 import gymnasium
@@ -243,6 +244,36 @@ class RaisesAtStep(Clock):
         if self.time == self._at:
             raise RuntimeError(f"the simulator broke at step {self.time}")
         return 1.0
+
+
+class Gated(PointGoal):
+    """Does not return from its 30th step while the gate is closed, but for those that evaluate."""
+
+    gate: ClassVar[threading.Event] = threading.Event()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._taken = 0
+
+    def step(self, action: Array) -> Step:
+        self._taken += 1
+        if self._taken == 30:
+            self.gate.wait()
+        return super().step(action)
+
+
+class Brittle(PointGoal):
+    """Raises at the 7th step of some episodes, by their seeds; in no evaluation, whose seeds are odd."""
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Array, Info]:
+        result = super().reset(seed=seed)
+        self._brittle = seed is not None and seed % 2 == 0 and float(self.np_random.random()) < 0.5
+        return result
+
+    def step(self, action: Array) -> Step:
+        if self._brittle and self._time == 6:
+            raise RuntimeError("the simulator broke")
+        return super().step(action)
 
 
 class WrongShape(Clock):

@@ -1,6 +1,6 @@
 """All agents round-robin in one process, bit-for-bit reproducible from the run's seed."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from threading import Event
@@ -13,15 +13,17 @@ from numpy.lib.format import header_data_from_array_1_0, write_array_header_1_0
 
 from dase_grpc import seeding
 from dase_grpc.config import EnvConfig, RunConfig
-from dase_grpc.errors import ConfigError, EnvironmentSpecError
+from dase_grpc.errors import ConfigError, EnvironmentFailedError, EnvironmentSpecError
 from dase_grpc.learning.build import build_learner, pairing
 from dase_grpc.learning.containment import Contained
 from dase_grpc.learning.device import pick_device
-from dase_grpc.learning.envs import Environment, make_env, require_same_environment, schema_of
+from dase_grpc.learning.envs import Environment, require_same_environment, schema_of
 from dase_grpc.learning.learner import Learner
 from dase_grpc.learning.learner_state import Saved
 from dase_grpc.learning.peers import LocalPolicies, Published
 from dase_grpc.learning.ports import Halted
+from dase_grpc.learning.restarting import RestartableEnv, exploring_env
+from dase_grpc.learning.watch import Watch
 from dase_grpc.progress import Progress
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.files import staged_file, written
@@ -99,13 +101,17 @@ class ResumedRound:
 
 @dataclass(frozen=True)
 class LockstepRun:
-    """A run in one process: its learners and their ends of the buffer, by agent id, and the buffer."""
+    """A run in one process: its learners and their ends of the buffer, by agent id, and the buffer.
+
+    `watches` see the calls into the agents' environments; a `watchdog` may look at them.
+    """
 
     learners: list[Learner]
     replays: list[LocalReplay]
     store: ReplayStore
     directory: RunDirectory
     rounds: RoundLog
+    watches: Sequence[Watch] = ()
 
     @property
     def progress(self) -> list[Progress]:
@@ -157,14 +163,14 @@ def open_lockstep(
     device = pick_device(gpu)
     torch.set_num_threads(config.train.threads)
     with ExitStack() as stack:
-        envs = [_open_env(each.env, stack) for each in configs]
+        envs = [_open_env(agent_id, each.env, stack) for agent_id, each in enumerate(configs)]
         schema = _shared_schema(envs, configs, name=config.env.id)
         store = make_store(RingBuffer(schema, config.replay.capacity))
         policies: dict[int, Published] = {}
 
         replays = [LocalReplay(store, each, agent_id) for agent_id, each in enumerate(configs)]
 
-        def build(agent_id: int, env: Environment) -> Learner:
+        def build(agent_id: int, env: RestartableEnv) -> Learner:
             journal = AgentJournal.open(directory.agent(agent_id), config=config, schema=schema)
             replay = replays[agent_id]
             return build_learner(
@@ -184,7 +190,7 @@ def open_lockstep(
 
         learners = [build(*each) for each in enumerate(envs)]
         rounds = RoundLog(directory, None if resumed is None else resumed.whole.round)
-        run = LockstepRun(learners, replays, store, directory, rounds)
+        run = LockstepRun(learners, replays, store, directory, rounds, [env.watch for env in envs])
         if resumed is not None:
             _resume(run, resumed, schema)
         yield run
@@ -196,19 +202,30 @@ def run_lockstep(run: LockstepRun, halt: Event, on_round: Callable[[], None]) ->
     `on_round` is called after each round. Every train.checkpoint_every rounds and at the end the agents'
     checkpoints are written and what the buffer has got since; at the end also replay/buffer.npy, all that
     is in the buffer, oldest transition first.
+
+    Raises:
+        EnvironmentFailedError: an environment raised too often; what all agents have until then is kept as
+            at the end.
+        DivergedError: an agent's networks or losses are not finite; the round before is kept.
     """
-    with Contained(), suppress(Halted):
-        for learner in run.learners:
-            learner.prepare()
-        for learner in run.learners:
-            learner.begin(halt)
-        while not halt.is_set() and not all(learner.done for learner in run.learners):
-            run.step()
-            on_round()
+    failed: EnvironmentFailedError | None = None
+    try:
+        with Contained(), suppress(Halted):
+            for learner in run.learners:
+                learner.prepare()
+            for learner in run.learners:
+                learner.begin(halt)
+            while not halt.is_set() and not all(learner.done for learner in run.learners):
+                run.step()
+                on_round()
+    except EnvironmentFailedError as error:
+        failed = error
     for learner in run.learners:
         learner.finish()
     run.keep_round()
     save_buffer(run)
+    if failed is not None:
+        raise failed from failed.__cause__
 
 
 def save_buffer(run: LockstepRun) -> None:
@@ -253,13 +270,13 @@ def _configs(config: RunConfig, peers: Mapping[int, Peer]) -> list[RunConfig]:
     return [peers.get(agent, AS_CONFIGURED).configured(config.for_agent(agent)) for agent in agents]
 
 
-def _open_env(config: EnvConfig, stack: ExitStack) -> Environment:
-    env = make_env(config.id, config.kwargs)
+def _open_env(agent_id: int, config: EnvConfig, stack: ExitStack) -> RestartableEnv:
+    env = exploring_env(config, Watch(f"agent {agent_id}"))
     stack.callback(env.close)
     return env
 
 
-def _shared_schema(envs: list[Environment], configs: list[RunConfig], *, name: str) -> TransitionSchema:
+def _shared_schema(envs: Sequence[Environment], configs: list[RunConfig], *, name: str) -> TransitionSchema:
     """The one layout of all agents' transitions, under the name of the run's environment."""
     schemas = [schema_of(env, each.env.id) for env, each in zip(envs, configs, strict=True)]
     shared = replace(schemas[0], environment=name)

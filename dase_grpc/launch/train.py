@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from rich.console import Console
 
 from dase_grpc.config import RunConfig
-from dase_grpc.errors import ConfigError, DaseError, NodeFailedError, RunDirectoryError
+from dase_grpc.errors import (
+    ConfigError,
+    DaseError,
+    EnvironmentHangsError,
+    NodeFailedError,
+    RunDirectoryError,
+)
 from dase_grpc.launch.checks import check
 from dase_grpc.launch.console import PatientConsole, program, say
 from dase_grpc.launch.display import Snapshot, make_display
@@ -24,8 +30,9 @@ from dase_grpc.launch.local import LocalCluster, run_cluster
 from dase_grpc.launch.restart_policy import MAX_RESTARTS
 from dase_grpc.launch.storage import reserve
 from dase_grpc.learning.env_ids import with_resolved_id
+from dase_grpc.learning.watch import Watch, say_where, watchdog
 from dase_grpc.naming import MAX_BYTES
-from dase_grpc.nodes.lifecycle import halt_event, stop_event
+from dase_grpc.nodes.lifecycle import end_now, halt_event, stop_event
 from dase_grpc.progress import number
 from dase_grpc.runs.directory import AgentDirectory, RunDirectory, checkpoint_paths
 from dase_grpc.runs.evaluations import read_evaluations
@@ -155,6 +162,7 @@ def _train_in_lockstep(
     with (
         halt_event(stdin_is_leash=options.stdin_is_leash) as halt,
         open_lockstep(options.config, directory, gpu=options.gpu, resumed=resumed) as run,
+        watchdog(run.watches, timeout_s=options.config.env.timeout_s, on_hang=partial(_end_hanging, console)),
         make_display(console, options.config) as display,
     ):
 
@@ -170,6 +178,14 @@ def _train_in_lockstep(
 
         run_lockstep(run, halt, on_round)
         show()
+
+
+def _end_hanging(console: Console, watch: Watch, error: EnvironmentHangsError) -> None:
+    """Ends this process, whose only thread for the agents hangs; all kept rounds are whole on the disk."""
+    say_where(watch)
+    console.show_cursor(True)
+    sys.stderr.write(f"error: {error}\n")
+    end_now(error.exit_code)
 
 
 async def _train_in_cluster(
@@ -245,6 +261,7 @@ def _say_results(directory: RunDirectory, console: Console, *, shown: Path, prog
             name = directory.config.agent_name(agent.agent_id)
             _say_curve(agent, name, console)
             _say_refused(agent, name, console)
+            _say_env_restarts(agent, name, console)
         if agents:
             found.append(f"report:  {shown / write_report(directory).name}")
         if any(checkpoint_paths(agent.checkpoints) for agent in agents):
@@ -265,9 +282,7 @@ def _say_curve(agent: AgentDirectory, name: str, console: Console) -> None:
 
 def _say_refused(agent: AgentDirectory, name: str, console: Console) -> None:
     """Says how many of an agent's transitions were left out, if any was."""
-    refused: Counter[str] = Counter()
-    for values in read_metrics(agent.metrics.path):
-        refused.update(values.get("refused") or {})
+    refused = _counted(agent, "refused")
     if refused:
         fields = ", ".join(f"{field} in {count:,}" for field, count in sorted(refused.items()))
         say(
@@ -275,3 +290,22 @@ def _say_refused(agent: AgentDirectory, name: str, console: Console) -> None:
             f"note: {name} left out {refused.total():,} transitions that were not finite "
             f"({fields}); make the environment return finite numbers",
         )
+
+
+def _say_env_restarts(agent: AgentDirectory, name: str, console: Console) -> None:
+    """Says how often an agent's environments were made anew, if they were."""
+    restarts = _counted(agent, "env_restarts")
+    if restarts:
+        calls = ", ".join(f"{call}: {count:,}" for call, count in sorted(restarts.items()))
+        say(
+            console,
+            f"note: {name} had its environment made anew {restarts.total():,} times because it raised "
+            f"({calls}); its traceback was logged",
+        )
+
+
+def _counted(agent: AgentDirectory, key: str) -> Counter[str]:
+    counted: Counter[str] = Counter()
+    for values in read_metrics(agent.metrics.path):
+        counted.update(values.get(key) or {})
+    return counted

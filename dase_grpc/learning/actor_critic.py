@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from dase_grpc.agent_config import AgentConfig
 from dase_grpc.learning.batch import Batch
+from dase_grpc.learning.guard import GuardedSteps, Steps
 from dase_grpc.learning.networks import Actor, restore
 from dase_grpc.learning.noise import NoiseStream
 from dase_grpc.learning.normaliser import Normaliser
@@ -71,6 +72,8 @@ class ActorCritic(ABC):
         self._critic_optimizer = adam(
             critic.parameters(), lr=config.critic_lr, weight_decay=config.critic_weight_decay
         )
+        self._actor_steps = GuardedSteps(self._actor_optimizer)
+        self._critic_steps = GuardedSteps(self._critic_optimizer)
         self._updates = 0
         self._tensors = dict(self._policy.named_tensors())
         for name, network in (("critic", critic), *((f"target_{name}", n) for name, n in targets.items())):
@@ -126,6 +129,10 @@ class ActorCritic(ABC):
         Returns critic_loss, q_mean (the weighted mean of the first critic) and, when the actor was
         updated, actor_loss: scalars that stay on the device. Never synchronises with the host.
         """
+
+    def take_steps(self) -> dict[str, Steps]:
+        """The optimisers' steps since the last call, by network; waits for the device."""
+        return {"critic": self._critic_steps.take(), "actor": self._actor_steps.take()}
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything training goes on from, as copies under flat, dotted names.
@@ -183,14 +190,6 @@ class ActorCritic(ABC):
 def network_generator(seed: int, agent_id: int) -> torch.Generator:
     """What an agent's initial networks are drawn from."""
     return torch.Generator().manual_seed(integer(seed, Purpose.NETWORKS, agent_id))
-
-
-def minimise(loss: Tensor, optimizer: torch.optim.Adam) -> Tensor:
-    """One gradient step; returns the loss without its graph."""
-    optimizer.zero_grad()
-    torch.autograd.backward(loss)
-    optimizer.step()
-    return loss.detach()
 
 
 def adam(parameters: Iterable[nn.Parameter], *, lr: float, weight_decay: float = 0.0) -> torch.optim.Adam:

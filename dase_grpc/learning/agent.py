@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from dase_grpc.learning.batch import Batch
+from dase_grpc.learning.guard import Steps
 from dase_grpc.schema import Array
 
 
@@ -33,8 +34,13 @@ class Agent(Policy, Protocol):
         """One training iteration.
 
         weight is (B,), 1 for internal rows, and does not sum to 0 (the caller checks).
+        An optimiser's step whose loss or gradient is not finite is left out.
         Returns losses as scalars that stay on the device; never synchronises with the host.
         """
+        ...
+
+    def take_steps(self) -> Mapping[str, Steps]:
+        """The optimisers' steps since the last call, by what they move; waits for the device."""
         ...
 
     def state_dict(self) -> dict[str, Tensor]:

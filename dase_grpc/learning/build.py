@@ -16,9 +16,11 @@ from dase_grpc.learning.dps import DpsOptions
 from dase_grpc.learning.envs import Environment, make_env
 from dase_grpc.learning.evaluation import Evaluator
 from dase_grpc.learning.exploration import Explorer
-from dase_grpc.learning.learner import Learner, LearnerParts
+from dase_grpc.learning.learner import Learner
+from dase_grpc.learning.learner_parts import LearnerParts
 from dase_grpc.learning.peers import PeerPolicies
 from dase_grpc.learning.ports import BatchSource, Journal, TransitionSink
+from dase_grpc.learning.restarting import WatchedEnv, evaluation_env
 from dase_grpc.learning.similarity import SimilarityWeigher
 from dase_grpc.schema import TransitionSchema
 from dase_grpc.telemetry import LearnerMetrics
@@ -52,6 +54,8 @@ def build_learner(
 ) -> Learner:
     """A learner for one agent; `env` is its own until it has ended, then the caller closes it.
 
+    A `RestartableEnv` is made anew where it raises; its watch sees the evaluations' environments too.
+
     With a `pair` the agent also distils its peer's policy (DPD), as `config.dpd` says.
     """
     seed, purpose = config.train.seed, seeding.Purpose
@@ -64,12 +68,18 @@ def build_learner(
         start_steps=config.agent.start_steps,
         noise=config.agent.exploration_noise,
     )
+    if isinstance(env, WatchedEnv):
+        make: Callable[[], Environment] = partial(evaluation_env, config.env, env.watch)
+    else:
+        make = partial(make_env, config.env.id, config.env.kwargs)
     evaluator = Evaluator(
-        partial(make_env, config.env.id, config.env.kwargs),
+        make,
         schema,
         episodes=config.eval.episodes,
         max_episode_steps=config.eval.max_episode_steps,
         seed=seeding.integer(seed, purpose.EVALUATION),
+        max_restarts=config.env.max_restarts,
+        name=f"evaluation of agent {agent_id}",
     )
     weigher = SimilarityWeigher(
         DpsOptions(**config.dps.model_dump()), own_id=agent_id, agents=config.train.agents

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dase_grpc.agent_config import AgentConfig
-from dase_grpc.learning.actor_critic import ActorCritic, bellman, critic_loss, minimise, network_generator
+from dase_grpc.learning.actor_critic import ActorCritic, bellman, critic_loss, network_generator
 from dase_grpc.learning.batch import Batch
 from dase_grpc.learning.networks import Actor, LateActionCritic
 from dase_grpc.schema import TransitionSchema
@@ -66,11 +66,11 @@ class DDPG(ActorCritic):
 
         target = target_value(self._target_actor, self._target_critic, batch, config=self._config)
         values = self._critic.value(batch.observation, batch.action)
-        loss = minimise(critic_loss(values, target, share), self._critic_optimizer)
+        loss = self._critic_steps.minimise(critic_loss(values, target, share))
         losses = {"critic_loss": loss, "q_mean": values.detach() @ share}
 
         loss = actor_loss(self._actor, self._critic, batch.observation, share)
-        losses["actor_loss"] = minimise(loss, self._actor_optimizer)
+        losses["actor_loss"] = self._actor_steps.minimise(loss)
         self._follow()
         self._updates += 1
         return losses

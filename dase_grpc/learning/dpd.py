@@ -16,8 +16,9 @@ from torch import Tensor
 from dase_grpc.agent_config import ALGORITHMS, AgentConfig
 from dase_grpc.dpd_config import DpdConfig
 from dase_grpc.errors import ConfigError
-from dase_grpc.learning.actor_critic import ActorCritic, adam, minimise, optimizer_tensors
+from dase_grpc.learning.actor_critic import ActorCritic, adam, optimizer_tensors
 from dase_grpc.learning.batch import Batch
+from dase_grpc.learning.guard import GuardedSteps, Steps
 from dase_grpc.learning.networks import require_fit, restore
 from dase_grpc.learning.peers import PeerPolicies, Published
 from dase_grpc.schema import Array
@@ -93,6 +94,7 @@ class DPD:
         self._config = config
         actor = own.policy.actor
         self._optimizer = adam(actor.parameters(), lr=config.lr_factor * own_config.actor_lr)
+        self._steps = GuardedSteps(self._optimizer)
         self._terms = terms(own_config)
         self._peer_terms = terms(pairing.config)
         self._seen: Published | None = None
@@ -134,6 +136,10 @@ class DPD:
         if self.updates % self._config.publish_every == 0:
             self._show()
         return losses
+
+    def take_steps(self) -> dict[str, Steps]:
+        """The optimisers' steps since the last call, by network; waits for the device."""
+        return {**self._own.take_steps(), "distillation": self._steps.take()}
 
     def take_statistics(self) -> dict[str, float | int | None]:
         """What the distillations since the last call were like; waits for the device.
@@ -219,11 +225,9 @@ class DPD:
         weight = weight * trust
         total = weight.sum()
         nothing = total == 0
-        # Adam would go on by its momentum although there is no gradient; this is how a fused step is
-        # left out without asking the device (torch.amp.GradScaler does it so).
-        self._optimizer.found_inf = nothing.float()  # type: ignore[attr-defined]  # not in torch's stubs
         loss = distillation_loss(actions, peer_actions, weight / torch.where(nothing, 1.0, total))
-        loss = minimise(loss, self._optimizer)
+        # Adam would go on by its momentum although there is no gradient
+        loss = self._steps.minimise(loss, skip=nothing.float())
         self._totals.add(loss, trust, lag=self.updates - self._peer_version)
         return loss
 
@@ -259,7 +263,10 @@ class _Totals:
         chosen = trust > 0
         any_chosen = chosen.any()
         mean = trust.sum() / chosen.sum().clamp(min=1)
-        self._sums += torch.stack([loss.double(), chosen.double().mean(), mean.double(), any_chosen.double()])
+        counted = torch.where(loss.isfinite(), loss, 0.0)  # the sums are saved
+        self._sums += torch.stack(
+            [counted.double(), chosen.double().mean(), mean.double(), any_chosen.double()]
+        )
         self._count += 1
         self._lag += lag
 

@@ -102,7 +102,7 @@ def kind(value: object) -> str:
     return "nothing" if value is None else f"an object of type {type(value).__name__}"
 
 
-def summary(error: Exception) -> str:
+def summary(error: BaseException) -> str:
     """An error of someone else's in one line."""
     said = text(error)
     return f"{type(error).__name__}: {said}" if said else type(error).__name__

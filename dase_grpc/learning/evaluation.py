@@ -1,8 +1,9 @@
 """Evaluation: noise-free episodes of a policy in fresh environments whose seeds no training ever uses."""
 
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,10 @@ from dase_grpc.errors import EnvironmentSpecError
 from dase_grpc.learning.agent import Policy
 from dase_grpc.learning.envs import ActionMap, Environment, to_float32, to_reward
 from dase_grpc.learning.exploration import require_finite_action
+from dase_grpc.learning.restarting import EnvironmentBroke, given_up
 from dase_grpc.schema import Array, TransitionSchema
+
+_log = logging.getLogger("dase")
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,7 @@ class Evaluation:
         episodes: how many there were.
         returns, lengths: per episode; lengths in environment steps.
         cut: episodes that had not ended after `max_episode_steps`; their returns so far count.
+        restarts: how often it was begun anew because an environment raised.
     """
 
     return_mean: float
@@ -32,13 +37,15 @@ class Evaluation:
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
     cut: int
+    restarts: int = 0
 
 
 class Evaluator:
     """Evaluates policies, always on the same episodes: number i is reset with `seed + 2 * i`.
 
     Evaluation seeds are odd and all others even (seeding.py), so that step of two keeps them apart.
-    `make` returns a new environment at each call; the evaluator closes it.
+    `make` returns a new environment at each call; the evaluator closes it. Where it gives a `WatchedEnv`
+    that raises, the whole evaluation is begun anew, up to `max_restarts` times; `name` says whose it is.
     """
 
     def __init__(
@@ -49,7 +56,11 @@ class Evaluator:
         episodes: int,
         max_episode_steps: int,
         seed: int,
+        max_restarts: int = 0,
+        name: str = "evaluation",
     ) -> None:
+        self._max_restarts = max_restarts
+        self._name = name
         self._make = make
         self._schema = schema
         self._episodes = episodes
@@ -65,10 +76,19 @@ class Evaluator:
         Raises:
             DivergedError: the policy gave an action that is not finite.
             EnvironmentSpecError: the environment cannot be made or breaks its own spaces.
+            EnvironmentFailedError: it raised, and again each time the evaluation was begun anew.
         """
-        with ExitStack() as stack:
-            envs = [self._open(stack) for _ in range(self._episodes)]
-            return self._play(policy, envs)
+        restarts = 0
+        while True:
+            try:
+                with ExitStack() as stack:
+                    envs = [self._open(stack) for _ in range(self._episodes)]
+                    return replace(self._play(policy, envs), restarts=restarts)
+            except EnvironmentBroke as broke:
+                if restarts == self._max_restarts:
+                    raise given_up(broke, where=self._name, restarts=restarts) from broke.error
+                restarts += 1
+                _log.warning("%s: %s, so it is begun anew", self._name, broke, exc_info=broke.error)
 
     def _open(self, stack: ExitStack) -> Environment:
         env = self._make()

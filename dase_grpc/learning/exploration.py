@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -12,6 +12,7 @@ from dase_grpc import seeding
 from dase_grpc.errors import DivergedError
 from dase_grpc.learning.agent import Policy
 from dase_grpc.learning.envs import ActionMap, Environment, to_float32, to_reward
+from dase_grpc.learning.restarting import EnvironmentBroke, RestartableEnv, described
 from dase_grpc.schema import Array, TransitionSchema
 
 REFUSED_IN_A_ROW: Final = 100
@@ -42,11 +43,13 @@ class ExploredStep:
         reason: what was not finite in float32 when row is None, "observation" (this or the next) before
             "reward"; else None.
         episode: the episode this step ended, if it ended one, refused or not.
+        restarts: the calls ("step" or "reset") that raised before this step, each a restart.
     """
 
     row: Array | None
     reason: Reason | None
     episode: Episode | None
+    restarts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,10 @@ class Explorer:
     N(0, noise), clipped to [-1, 1]. Where the current observation is not finite the action is uniform
     too. Episode number k, from 0, begins with a reset with the seed `episode_seed(k)`, so that it can be
     played again. The environment stays its maker's to close.
+
+    A `RestartableEnv` that raises is made anew, and the next episode begins in it. Of the broken one what
+    was stored stays, for each row is whole in itself; of the step that raised nothing is stored, and it
+    does not count.
     """
 
     def __init__(
@@ -78,6 +85,7 @@ class Explorer:
         noise: float,
     ) -> None:
         self._env = env
+        self._restartable = env if isinstance(env, RestartableEnv) else None
         self._schema = schema
         self._agent_id = agent_id
         self._rng = rng
@@ -105,8 +113,22 @@ class Explorer:
             DivergedError: the policy gave an action that is not finite.
             EnvironmentSpecError: the environment returned an observation of another shape than its space's,
                 or a reward that is not one number.
-            Exception: whatever the environment raises.
+            EnvironmentFailedError: it raised, and again each time it was made anew.
+            Exception: whatever an environment raises that cannot be made anew.
         """
+        restarts: list[str] = []
+        while True:
+            try:
+                explored = self._attempt(policy, version)
+            except EnvironmentBroke as broke:
+                self._restart(broke)
+                restarts.append(broke.call)
+            else:
+                if self._restartable is not None:
+                    self._restartable.went_well(ended=explored.episode is not None)
+                return replace(explored, restarts=tuple(restarts)) if restarts else explored
+
+    def _attempt(self, policy: Policy, version: int) -> ExploredStep:
         observation = self._reset() if self._observation is None else self._observation
         action = self._choose(policy, observation)
         next_observation, reward, terminated, truncated = self._act(action)
@@ -143,6 +165,9 @@ class Explorer:
             "length": self._length,
             "return": repr(self._return),  # NaN and infinity included, which JSON has not
         }
+        if self._restartable is not None:
+            numbers["failures"] = self._restartable.failures
+            numbers["good_steps"] = self._restartable.good_steps
         if self._observation is None or self._length > REPLAYED_STEPS:
             return {**numbers, "within_episode": self._observation is not None}, {}
         actions = np.array(self._actions, np.float32).reshape(-1, self._schema.action_size)
@@ -159,6 +184,9 @@ class Explorer:
         self._steps, self._episodes = int(numbers["steps"]), int(numbers["episodes"])
         self._refused_in_a_row, self._warned = int(numbers["refused_in_a_row"]), bool(numbers["warned"])
         self._observation, self._broken_off = None, None
+        if self._restartable is not None:
+            self._restartable.failures = int(numbers.get("failures", 0))
+            self._restartable.good_steps = int(numbers.get("good_steps", 0))
         if numbers["within_episode"]:
             kept = (arrays["actions"], arrays["observation"]) if arrays else None
             self._broken_off = _BrokenOff(kept, str(numbers["return"]))
@@ -171,17 +199,22 @@ class Explorer:
         said in the log. Blocks for the episode's steps; does nothing without an episode to go on with.
 
         Raises:
-            Exception: whatever the environment raises.
+            EnvironmentFailedError: the environment raised, and cannot be made anew.
+            Exception: whatever an environment raises that cannot be made anew.
         """
         episode, self._broken_off = self._broken_off, None
         if episode is None:
             return True
         if episode.kept is None:
             reason = f"its episode had more than {REPLAYED_STEPS:,} steps"
-        elif self._replays(*episode.kept, episode.return_):
-            return True
         else:
-            reason = "it does not repeat its episode from the same seed and actions"
+            try:
+                if self._replays(*episode.kept, episode.return_):
+                    return True
+                reason = "it does not repeat its episode from the same seed and actions"
+            except EnvironmentBroke as broke:
+                self._restart(broke)
+                reason = f"it raised {described(broke.error)} when it played its episode again"
         self._observation = None
         _log.warning(
             "agent %d at step %s: the environment is not where it was, because %s; a new episode begins, so "
@@ -203,9 +236,23 @@ class Explorer:
         self._observation, self._finite = reached, bool(np.isfinite(reached).all())
         return reached.tobytes() == observation.tobytes() and repr(self._return) == return_
 
+    def _restart(self, broke: EnvironmentBroke) -> None:
+        """Has the environment made anew; the next step begins the next episode.
+
+        Raises:
+            EnvironmentFailedError: it has been made anew too often.
+            EnvironmentBroke: it cannot be.
+        """
+        self._observation = None
+        if self._restartable is None:
+            raise broke
+        self._restartable.restart(broke, where=f"agent {self._agent_id} at step {self._steps:,}")
+        self._to_env = ActionMap(self._env.action_space)
+
     def _reset(self) -> Array:
-        received, _ = self._env.reset(seed=self._episode_seed(self._episodes))
-        self._episodes += 1
+        number = self._episodes
+        self._episodes += 1  # before the reset: if that raises, the next attempt has another seed
+        received, _ = self._env.reset(seed=self._episode_seed(number))
         observation = to_float32(received, self._schema.observation_size)
         self._observation, self._finite = observation, bool(np.isfinite(observation).all())
         self._actions, self._return, self._length = [], 0.0, 0

@@ -7,58 +7,36 @@ it; they differ in where transitions go and where batches come from.
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Event
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dase_grpc.config import RunConfig
-from dase_grpc.errors import RunDirectoryError
-from dase_grpc.learning.agent import Agent
+from dase_grpc.errors import EnvironmentFailedError, RunDirectoryError
 from dase_grpc.learning.batch import Batch
 from dase_grpc.learning.containment import Contained
 from dase_grpc.learning.device import use
-from dase_grpc.learning.evaluation import Evaluator
-from dase_grpc.learning.exploration import ExploredStep, Explorer, diverged
+from dase_grpc.learning.exploration import ExploredStep, diverged
+from dase_grpc.learning.health import Health
+from dase_grpc.learning.learner_parts import LearnerParts
 from dase_grpc.learning.learner_state import NOT_YET, Counters, LearnerState, Saved
-from dase_grpc.learning.ports import BatchSource, Halted, Journal, StoppablePolicy, TransitionSink
-from dase_grpc.learning.similarity import SimilarityWeigher, Weighing
+from dase_grpc.learning.ports import Halted, StoppablePolicy
+from dase_grpc.learning.similarity import Weighing
 from dase_grpc.learning.staging import Staging
 from dase_grpc.learning.statistics import DeviceTotals, Diagnosis, Window, fold, record, show
 from dase_grpc.progress import Progress, evaluation_line
-from dase_grpc.schema import Array, TransitionSchema
-from dase_grpc.telemetry import LearnerMetrics
+from dase_grpc.schema import Array
 
 DIAGNOSE_EVERY: Final = 50
 """Updates between two looks at losses and similarity; each look waits for the device once."""
 
 
 _log = logging.getLogger("dase")
-
-
-@dataclass(frozen=True)
-class LearnerParts:
-    """What a learner is made of; `notes` is what else each line of its metrics shall say."""
-
-    config: RunConfig
-    schema: TransitionSchema
-    agent_id: int
-    device: torch.device
-    agent: Agent
-    explorer: Explorer
-    evaluator: Evaluator
-    weigher: SimilarityWeigher
-    sink: TransitionSink
-    source: BatchSource
-    journal: Journal
-    metrics: LearnerMetrics
-    clock: Callable[[], float]
-    notes: Callable[[], Mapping[str, Any]] = dict
 
 
 class Learner:
@@ -77,6 +55,7 @@ class Learner:
         self._staging = Staging(parts.schema, parts.config.agent.batch_size, parts.device)
         self._all_internal = torch.ones(parts.config.agent.batch_size, device=parts.device)
         self._totals = DeviceTotals(parts.device)
+        self._health = Health(parts.agent, parts.metrics)
         self._halt = Event()
         self._at = Counters()
         self._resumed: Saved | None = None
@@ -111,15 +90,20 @@ class Learner:
         """Trains until the budget is spent or `halt` is set; then keeps a final checkpoint.
 
         Raises:
-            DivergedError: the networks hold numbers that are not finite.
+            DivergedError: the networks hold numbers that are not finite, or their losses do.
+            EnvironmentFailedError: the environment raised too often; a checkpoint is kept.
             Exception: whatever the environment or the agent raises.
         """
-        with Contained(), suppress(Halted):
-            self.begin(halt)
-            while not self.done and not halt.is_set():
-                self.step()
-                if self.checkpoint_due:
-                    self.keep()
+        try:
+            with Contained(), suppress(Halted):
+                self.begin(halt)
+                while not self.done and not halt.is_set():
+                    self.step()
+                    if self.checkpoint_due:
+                        self.keep()
+        except EnvironmentFailedError:
+            self.keep()
+            raise
         self.finish()
 
     def prepare(self) -> None:
@@ -158,7 +142,8 @@ class Learner:
         The last step is followed by an evaluation in any case.
 
         Raises:
-            DivergedError: the networks hold numbers that are not finite.
+            DivergedError: the networks hold numbers that are not finite, or their losses do.
+            EnvironmentFailedError: the environment raised too often; the step was not taken.
             Halted: the driver closed the sink or the source, or set `halt` during an evaluation.
         """
         parts = self._parts
@@ -178,6 +163,7 @@ class Learner:
         Raises:
             DivergedError: a number in it is not finite.
         """
+        self._health.count(self._window)
         saved = self._state.save(self._parts.agent)
         for name, tensor in saved.agent.items():
             if not bool(tensor.isfinite().all()):
@@ -186,6 +172,7 @@ class Learner:
 
     def finish(self) -> None:
         """Keeps the final checkpoint. Call once, last."""
+        self._health.count(self._window)
         saved = self._state.save(self._parts.agent)  # before a line of metrics that is not due
         if self._at.steps > self._window.started_step:
             self._log()
@@ -292,9 +279,9 @@ class Learner:
         if weighing is not None:
             sources = parts.weigher.by_source(batch, parts.agent.policy_actions(batch.observation))
         seen = Diagnosis.read(losses, weighing, sources, batch_size=len(batch.reward))
-        critic_loss = seen.losses.get("critic_loss", 0.0)
-        if not math.isfinite(critic_loss):
-            raise diverged(self._name, f"its critic loss is {critic_loss}")
+        self._health.count(self._window)
+        if self._health.finding is not None:
+            raise diverged(self._name, self._health.finding)
         fold(self._window, seen)
         show(parts.metrics, seen)
         known = {**self.progress.similarity, **seen.similarity}
@@ -320,6 +307,9 @@ class Learner:
         parts.metrics.env_steps.inc()
         if explored.reason is not None:
             self._refuse(explored.reason)
+        self._window.restarts.update(explored.restarts)
+        for call in explored.restarts:
+            parts.metrics.restarted(call)
         if explored.episode is not None:
             self._window.episodes += 1
             self._window.episode_returns.add(explored.episode.return_)
@@ -344,6 +334,9 @@ class Learner:
         started = parts.clock()
         result = parts.evaluator.evaluate(StoppablePolicy(parts.agent, self._halt, self._name))
         now = parts.clock()
+        for _ in range(result.restarts):
+            self._window.restarts["evaluation"] += 1
+            parts.metrics.restarted("evaluation")
         self._pace_from += now - started
         parts.metrics.evaluation_seconds.observe(now - started)
         parts.metrics.evaluation_return.set(result.return_mean)
@@ -365,6 +358,7 @@ class Learner:
 
     def _log(self) -> None:
         parts, now = self._parts, self._parts.clock()
+        self._health.count(self._window)
         values = record(
             self._window,
             step=self._at.steps,

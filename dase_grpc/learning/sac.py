@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dase_grpc.agent_config import AgentConfig
-from dase_grpc.learning.actor_critic import ActorCritic, bellman, critic_loss, minimise, network_generator
+from dase_grpc.learning.actor_critic import ActorCritic, bellman, critic_loss, network_generator
 from dase_grpc.learning.batch import Batch
 from dase_grpc.learning.networks import Actor, TwinCritic, xavier_bounds
 from dase_grpc.learning.noise import NoiseStream, perturbed
@@ -100,11 +100,11 @@ class SAC(ActorCritic):
 
         target = target_value(self._actor, self._target_critic, batch, next_noise, config=config)
         both = self._critic.both(batch.state_action)
-        loss = minimise(critic_loss(both, target, share), self._critic_optimizer)
+        loss = self._critic_steps.minimise(critic_loss(both, target, share))
         losses = {"critic_loss": loss, "q_mean": both.detach()[0] @ share}
 
         loss = actor_loss(self._actor, self._critic, batch.observation, noise, share, config=config)
-        losses["actor_loss"] = minimise(loss, self._actor_optimizer)
+        losses["actor_loss"] = self._actor_steps.minimise(loss)
         self._follow()
         self._updates += 1
         return losses

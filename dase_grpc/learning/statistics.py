@@ -50,6 +50,7 @@ class Window:
     effective_batch: Mean = field(default_factory=Mean)
     policy_lag: Mean = field(default_factory=Mean)
     refused: Counter[str] = field(default_factory=Counter)
+    restarts: Counter[str] = field(default_factory=Counter)
 
 
 class DeviceTotals:
@@ -188,6 +189,7 @@ def record(
         "skipped_updates": window.skipped,
         "degenerate_updates": degenerate,
         "refused": dict(window.refused),
+        "env_restarts": dict(window.restarts),
         "similarity": _by_source(window.similarity),
         "similarity_weight": weight,
         "divergence_covariance": mean(window.terms, "covariance"),

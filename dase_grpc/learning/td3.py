@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dase_grpc.agent_config import AgentConfig
-from dase_grpc.learning.actor_critic import ActorCritic, bellman, critic_loss, minimise, network_generator
+from dase_grpc.learning.actor_critic import ActorCritic, bellman, critic_loss, network_generator
 from dase_grpc.learning.batch import Batch
 from dase_grpc.learning.networks import Actor, TwinCritic
 from dase_grpc.learning.noise import NoiseStream, perturbed
@@ -75,12 +75,12 @@ class TD3(ActorCritic):
 
         target = target_value(self._target_actor, self._target_critic, batch, noise, config=config)
         both = self._critic.both(batch.state_action)
-        loss = minimise(critic_loss(both, target, share), self._critic_optimizer)
+        loss = self._critic_steps.minimise(critic_loss(both, target, share))
         losses = {"critic_loss": loss, "q_mean": both.detach()[0] @ share}
 
         self._updates += 1
         if self._updates % config.policy_delay == 0:
             loss = actor_loss(self._actor, self._critic, batch.observation, share)
-            losses["actor_loss"] = minimise(loss, self._actor_optimizer)
+            losses["actor_loss"] = self._actor_steps.minimise(loss)
             self._follow()
         return losses

@@ -23,8 +23,11 @@ from dase_grpc.errors import (
 )
 from dase_grpc.learning.device import pick_device
 from dase_grpc.learning.env_ids import with_resolved_id
-from dase_grpc.learning.envs import make_env, schema_of
+from dase_grpc.learning.envs import schema_of
+from dase_grpc.learning.restarting import exploring_env
+from dase_grpc.learning.watch import Watch
 from dase_grpc.nodes.connection import Connection
+from dase_grpc.nodes.hanging import HangAlarm
 from dase_grpc.nodes.joining import NODE_NAME, Wanted, join, require_fit
 from dase_grpc.nodes.lifecycle import first_cause, is_orphaned, run_node, unless
 from dase_grpc.nodes.results import Resumed, open_results, results_path
@@ -142,15 +145,20 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
     Raises:
         UsageError: the environment, the device, the settings or the run directory cannot be used.
         RefusalError: the replay refused, was lost or is shutting down.
-        Exception: a bug, or whatever the environment raises.
+        EnvironmentFailedError: the environment raised, and again whenever it was made anew.
+        EnvironmentHangsError: a call into the environment does not return; its thread goes on hanging, so
+            the process cannot end but by `hanging.end_now`.
+        Exception: a bug.
     """
     config = with_resolved_id(options.config)
     if options.metrics_port:
         require_private(Address(options.metrics_host, options.metrics_port), insecure=options.insecure)
     device = pick_device(options.gpu)
     torch.set_num_threads(config.train.threads)
-    env = make_env(config.env.id, config.env.kwargs)
-    with ExitStack() as cleanup:
+    alarm = HangAlarm(asyncio.get_running_loop())
+    watch = Watch("this learner" if options.agent_id is None else f"agent {options.agent_id}")
+    with alarm.watching(watch, timeout_s=config.env.timeout_s), ExitStack() as cleanup:
+        env = exploring_env(config.env, watch)
         cleanup.callback(env.close)
         schema = schema_of(env, config.env.id)
         registry = make_registry()
@@ -185,6 +193,7 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
                     journal=journal,
                     metrics=metrics,
                     results=results,
+                    alarm=alarm,
                 )
                 if opened.resumed is not None:
                     await _resume(session, opened.resumed, config, cluster)
@@ -260,6 +269,7 @@ async def _train(session: Session, stop: asyncio.Event) -> None:
     """Runs the compute thread beside its streams; the thread has ended when this returns or raises.
 
     Raises:
+        EnvironmentHangsError: the thread hangs in the environment, and has not ended.
         ExceptionGroup: of what broke a stream.
         Exception: what the compute thread raised, whatever the streams did then.
     """
@@ -276,7 +286,7 @@ async def _train(session: Session, stop: asyncio.Event) -> None:
             if session.exchange is not None:
                 jobs.append(session.exchange.run())
             others = [tasks.create_task(job) for job in jobs]
-            await unless(stop, asyncio.wait({compute}))
+            await unless(stop, session.alarm.unless_hanging(compute))
             halt.set()
             link.stop_batches()
             await _drain(compute, inserting, session, stop)
@@ -285,7 +295,7 @@ async def _train(session: Session, stop: asyncio.Event) -> None:
     finally:
         halt.set()
         link.close()
-        await asyncio.wait({compute})
+        await session.alarm.unless_hanging(compute)
         if (error := compute.exception()) is not None:
             raise error from error.__cause__
 
@@ -304,7 +314,7 @@ async def _drain(
         compute, session, stop
     ):  # it evaluates, or it waits for room in a queue that does not move
         link.close()
-        await asyncio.wait({compute})
+        await session.alarm.unless_hanging(compute)
     compute.result()
     link.no_more_rows()
     if not await _in_time(inserting, session, stop) or link.unacknowledged:
@@ -342,6 +352,8 @@ def _progress(session: Session) -> Progress:
     """The learner's progress, or what it waits for."""
     progress, wait = session.learner.progress, session.link.wait
     session.metrics.unacknowledged.set(session.link.unacknowledged)
+    if (environment := session.watch.waiting) is not None:
+        return replace(progress, state=f"waiting: {environment}")
     if wait is None:
         return progress
     return replace(progress, state=f"waiting: {wait.text.removeprefix('waiting for ')}")

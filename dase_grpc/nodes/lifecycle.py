@@ -8,10 +8,10 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
-from typing import Any, Final, TypeVar
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from typing import Any, Final, NoReturn, TypeVar
 
-from dase_grpc.errors import DaseError
+from dase_grpc.errors import DaseError, EnvironmentHangsError
 from dase_grpc.nodes.memory import keep_freed_memory
 
 READY_PREFIX: Final = "listening on "
@@ -65,6 +65,8 @@ def run_node(name: str, main: Callable[[asyncio.Event], Awaitable[None]], *, std
                     await main(stop)
             except DaseError as error:
                 log.error("error: %s", error)  # noqa: TRY400 - one sentence; a bug keeps its traceback
+                if isinstance(error, EnvironmentHangsError):
+                    end_now(error.exit_code)
                 return error.exit_code
         return 0
 
@@ -195,6 +197,15 @@ def _kill_all_of_us() -> None:
     if os.getpgid(0) == os.getpid():  # a session of its own, with what the environment has started
         os.killpg(0, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_now(code: int) -> NoReturn:
+    """Ends the process although a thread of it hangs; what was logged and printed is out."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 async def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: StopEvent) -> _Leash:

@@ -7,9 +7,11 @@ import torch
 
 from dase_grpc.config import RunConfig
 from dase_grpc.learning.build import build_learner, pairing, peer_of
-from dase_grpc.learning.envs import Environment
 from dase_grpc.learning.learner import Learner
+from dase_grpc.learning.restarting import RestartableEnv
+from dase_grpc.learning.watch import Watch
 from dase_grpc.nodes.connection import Connection
+from dase_grpc.nodes.hanging import HangAlarm
 from dase_grpc.nodes.link import ReplayLink
 from dase_grpc.nodes.policies import PolicyExchange
 from dase_grpc.runs.journal import AgentJournal
@@ -26,17 +28,20 @@ class Session:
     learner: Learner
     metrics: LearnerMetrics
     results: Path
+    watch: Watch
+    alarm: HangAlarm
 
 
 def put_together(
     connection: Connection,
     *,
     config: RunConfig,
-    env: Environment,
+    env: RestartableEnv,
     device: torch.device,
     journal: AgentJournal,
     metrics: LearnerMetrics,
     results: Path,
+    alarm: HangAlarm,
 ) -> Session:
     """Puts the learner and its streams together; none of them is open yet."""
     target = connection.target
@@ -63,4 +68,4 @@ def put_together(
         metrics=metrics,
         pair=None if exchange is None else pairing(config, agent_id, exchange),
     )
-    return Session(connection, link, exchange, learner, metrics, results)
+    return Session(connection, link, exchange, learner, metrics, results, env.watch, alarm)

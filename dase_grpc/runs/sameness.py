@@ -6,7 +6,9 @@ from typing import Any, Final
 from dase_grpc.config import RunConfig
 from dase_grpc.errors import ConfigError
 
-MAY_DIFFER: Final = frozenset({"train.steps", "metrics.port", "replay.storage"})
+MAY_DIFFER: Final = frozenset(
+    {"train.steps", "metrics.port", "replay.storage", "env.max_restarts", "env.timeout_s"}
+)
 
 
 def differences(before: RunConfig, now: RunConfig) -> list[str]:

@@ -12,23 +12,42 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 def rude(what: str) -> list[str]:
-    flags = small_flags("rude:Misbehaves", train__steps=150)
+    flags = small_flags("rude:Misbehaves", train__steps=150, train__checkpoint_every=40)
     return [*flags, "--set", f"env.kwargs={{what = '{what}'}}"]
 
 
 @pytest.mark.parametrize(("what", "name"), [("stops_iterating", "StopIteration"), ("exits", "SystemExit")])
-def test_what_an_environment_raises_for_others_is_a_failure_with_its_traceback(train, what, name):  # noqa: F811
+def test_what_an_environment_raises_for_others_costs_an_episode_and_its_traceback_is_kept(
+    train,  # noqa: F811
+    what,
+    name,
+):
     run = train(*rude(what))
+    assert run.end() == 0, run.output
+    assert f"agent 0 at step 59: the environment raised {name}" in run.log("learner-0")
+    assert f"in {what}" in run.log("learner-0")
+    assert "note: agent 0 had its environment made anew 2 times because it raised (step: 2)" in run.output
+    assert run.curve(0).step[-1] == 150
+
+
+@pytest.mark.parametrize("mode", [[], ["--lockstep"]], ids=["cluster", "lockstep"])
+def test_an_exit_of_the_environment_that_may_not_be_made_anew_is_a_failure_with_its_traceback(train, mode):  # noqa: F811
+    run = train(*rude("exits"), "--set=env.max_restarts=0", *mode)
     assert run.end() == 1
-    assert f"RuntimeError: the environment or the agent raised {name}" in run.output
-    assert f"in {what}" in run.output
+    assert "error: " in run.output
+    assert "at step 59: the environment raised SystemExit: 0 in step, and env.max_restarts = 0" in run.output
+    assert "in exits" in run.output
     assert run.nodes() == {}
 
 
-def test_lockstep_takes_an_exit_of_the_environment_for_a_failure_too(train):  # noqa: F811
-    run = train(*rude("exits"), "--lockstep")
+def test_lockstep_that_hangs_in_an_environment_ends_with_a_sentence_and_can_be_resumed(train):  # noqa: F811
+    run = train(*rude("sleeps_for_ever"), "--set=env.timeout_s=3", "--lockstep")
     assert run.end() == 1
-    assert "the environment or the agent raised SystemExit" in run.output
+    assert "error: the environment's step has not returned since" in run.output
+    assert "in sleeps_for_ever" in run.output
+    command = [sys.executable, "-m", "dase_grpc", "verify", str(run.directory.path)]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert (told.returncode, "40" in told.stdout) == (0, True), told.stdout + told.stderr
 
 
 def test_a_learner_that_its_environment_ends_is_no_success(train):  # noqa: F811

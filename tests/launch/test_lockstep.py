@@ -2,6 +2,7 @@ import io
 import itertools
 import json
 import threading
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +10,15 @@ import pytest
 import worlds
 from small import new_run, small_config
 
-from dase_grpc.errors import CapacityError, RunDirectoryError
+from dase_grpc.errors import CapacityError, EnvironmentFailedError, RunDirectoryError
 from dase_grpc.launch import lockstep
 from dase_grpc.launch.lockstep import BUFFER_FILE, LockstepRun, open_lockstep, run_lockstep, save_buffer
 from dase_grpc.learning.envs import make_env, schema_of
+from dase_grpc.learning.restarting import exploring_env
 from dase_grpc.runs.checkpoint import METADATA_FILE, STATE_FILE, checkpoints, latest
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.metrics_log import read_metrics
+from dase_grpc.runs.rounds import newest_whole_round
 
 MEASURED_TIME = {"wall_seconds", "updates_per_second", "steps_per_second"}
 
@@ -201,19 +204,36 @@ def made(monkeypatch):
     envs = []
 
     def noted(*args):
-        envs.append(make_env(*args))
-        return envs[-1]
+        env = exploring_env(*args)
+        envs.append(env.unwrapped)
+        return env
 
-    monkeypatch.setattr(lockstep, "make_env", noted)
+    monkeypatch.setattr(lockstep, "exploring_env", noted)
     return envs
 
 
 def test_an_environment_that_raises_shows_its_error_and_everything_is_closed(tmp_path, made):
-    config = small_config("worlds:RaisesAtStep", env__kwargs={"at": 9}, eval__max_episode_steps=3)
-    with pytest.raises(RuntimeError, match="the simulator broke at step 9") as caught:
+    config = small_config(
+        "worlds:RaisesAtStep", env__kwargs={"at": 9}, env__max_restarts=0, eval__max_episode_steps=3
+    )
+    with pytest.raises(
+        EnvironmentFailedError, match=r"agent 0 at step 8: .* the simulator broke at step 9"
+    ) as caught:
         run(tmp_path, config)
-    assert "worlds.py" in {entry.path.name for entry in caught.traceback}
+    raised = caught.value.__cause__
+    assert isinstance(raised, RuntimeError)
+    assert "reward" in {frame.name for frame in traceback.extract_tb(raised.__traceback__)}
     assert [env.closed for env in made] == [1, 1]
+
+
+def test_an_environment_that_raises_too_often_leaves_a_whole_round_of_all_agents(tmp_path):
+    config = small_config(
+        "worlds:RaisesAtStep", env__kwargs={"at": 9}, env__max_restarts=2, eval__max_episode_steps=3
+    )
+    with pytest.raises(EnvironmentFailedError, match=r"agent 0 at step 24: .*, after 2 restarts in a row"):
+        run(tmp_path, config)
+    whole = newest_whole_round(RunDirectory.open(tmp_path / "run"))
+    assert list(whole.round.steps) == [24, 24]
 
 
 def test_when_an_agent_fails_every_agent_has_its_checkpoints_until_then(tmp_path):

@@ -65,6 +65,16 @@ def test_a_run_that_was_killed_goes_on_from_its_last_round(tmp_path, straight, s
     assert_equal(straight, resume(killed))
 
 
+def test_a_run_whose_environments_raise_by_their_seeds_goes_on_to_the_bit(tmp_path, monkeypatch):
+    monkeypatch.setattr("dase_grpc.learning.restarting.FIRST_PAUSE_S", 0)
+    settings = config("worlds:Brittle", env__max_restarts=50)
+    straight = train(tmp_path, settings, "straight")
+    stopped = train_until(tmp_path, settings, 67)
+    for agent_id in (0, 1):
+        assert any(record["env_restarts"] for record in read_metrics(stopped.agent(agent_id).metrics.path))
+    assert_equal(straight, resume(stopped))
+
+
 @pytest.mark.slow
 def test_a_run_may_be_broken_off_again_and_again(tmp_path, straight):
     settings = config()

@@ -17,7 +17,10 @@ from dase_grpc.learning.dps import DpsOptions
 from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.learning.evaluation import Evaluator
 from dase_grpc.learning.exploration import Explorer
-from dase_grpc.learning.learner import DIAGNOSE_EVERY, Learner, LearnerParts
+from dase_grpc.learning.guard import Steps
+from dase_grpc.learning.health import DIVERGED_AFTER
+from dase_grpc.learning.learner import DIAGNOSE_EVERY, Learner
+from dase_grpc.learning.learner_parts import LearnerParts
 from dase_grpc.learning.learner_state import Saved
 from dase_grpc.learning.ports import Halted
 from dase_grpc.learning.similarity import SimilarityWeigher
@@ -39,6 +42,7 @@ RECORD_KEYS = {
     "skipped_updates",
     "degenerate_updates",
     "refused",
+    "env_restarts",
     "similarity",
     "similarity_weight",
     "divergence_covariance",
@@ -60,6 +64,9 @@ class StubAgent:
     losses: dict = field(default_factory=lambda: {"critic_loss": 2.0, "q_mean": 3.0, "actor_loss": -1.0})
     updates: int = 0
     weights: list = field(default_factory=list)
+    tried: int = 0
+    left_out: int = 0
+    ruined: bool = False
 
     def act(self, observation):
         return np.zeros((len(observation), 1), np.float32)
@@ -69,9 +76,16 @@ class StubAgent:
 
     def update(self, batch, weight):
         self.updates += 1
+        self.tried += 1
+        self.left_out += self.ruined
         self.weights.append(weight.clone())
         self.events.append("update")
         return {name: torch.tensor(value) for name, value in self.losses.items()}
+
+    def take_steps(self):
+        steps = Steps(self.tried, self.left_out)
+        self.tried = self.left_out = 0
+        return {"critic": steps}
 
     def state_dict(self):
         return {"updates": torch.tensor(self.updates)}
@@ -436,18 +450,33 @@ def test_an_agent_that_fails_keeps_its_checkpoints_until_then():
 
 
 def test_a_critic_loss_that_is_not_finite_ends_training_in_one_sentence():
-    bench = Bench(train__steps=DIAGNOSE_EVERY + 10)
-    bench.agent.losses["critic_loss"] = float("nan")
+    bench = Bench(train__steps=DIVERGED_AFTER + 10)
+    bench.agent.ruined = True
     with pytest.raises(DivergedError) as caught:
         bench.train()
     assert_one_sentence(
         caught.value,
-        f"agent {OWN} at step {DIAGNOSE_EVERY + 1} has diverged",
-        "its critic loss is nan",
+        f"agent {OWN} at step {DIVERGED_AFTER + 1} has diverged",
+        f"the last {DIVERGED_AFTER} updates of its critic had a loss or a gradient that is not finite",
         "lower agent.actor_lr or agent.critic_lr, or scale the reward",
         "the last checkpoint is kept",
     )
     assert bench.journal.checkpoints == []
+
+
+def test_updates_that_are_left_out_now_and_then_are_counted_and_do_not_end_training():
+    steps = 2 * DIVERGED_AFTER
+    bench = Bench(train__steps=steps, train__log_every=DIVERGED_AFTER, agent__start_steps=0)
+    learner = bench.learner()
+    learner.begin(threading.Event())
+    for number in range(steps):
+        bench.agent.ruined = number not in (DIVERGED_AFTER - 1, DIVERGED_AFTER + 20)
+        learner.step()
+    learner.finish()
+    counted = [record["skipped_updates"] for record in bench.journal.records]
+    assert counted == [DIVERGED_AFTER - 1, DIVERGED_AFTER - 1]
+    assert bench.metric("learner_skipped_updates_total", reason="critic_not_finite") == sum(counted)
+    assert bench.journal.checkpoints
 
 
 def test_no_checkpoint_makes_room_for_one_of_an_agent_that_has_diverged():

@@ -9,6 +9,7 @@ from dataclasses import replace
 import grpc
 import numpy as np
 import pytest
+import worlds
 from nodes.learning_cases import (
     FOREVER,
     checkpoint_step,
@@ -26,6 +27,8 @@ from dase_grpc.errors import (
     ConfigError,
     DeviceError,
     DrainingError,
+    EnvironmentFailedError,
+    EnvironmentHangsError,
     EnvironmentSpecError,
     RunDirectoryError,
     RunMismatchError,
@@ -39,6 +42,7 @@ from dase_grpc.runs.checkpoint import latest, load_checkpoint
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.locking import FolderLock
+from dase_grpc.runs.metrics_log import read_metrics
 from dase_grpc.wire.cluster import ClusterServicer
 from dase_grpc.wire.replay import ReplayServicer
 from dase_grpc.wire.replay_client import WINDOW_ROWS
@@ -227,20 +231,66 @@ async def test_a_learner_whose_lease_was_taken_ends_as_such(service, tmp_path):
     assert service.run.leases.all()[0].state(service.clock.now) == "live"
 
 
-async def test_what_the_environment_raises_is_raised_and_the_lease_is_given_back(service, tmp_path):
+async def test_an_environment_that_always_raises_ends_its_learner_with_a_checkpoint(
+    service, tmp_path, caplog
+):
     options = learner_options(
         service.address,
         tmp_path / "run",
         env__id="worlds:RaisesAtStep",
         env__kwargs={"at": 7},
+        env__max_restarts=2,
         eval__max_episode_steps=5,
     )
-    with pytest.raises(RuntimeError, match="broke at step 7") as caught:
+    with pytest.raises(EnvironmentFailedError, match=r"RuntimeError: the simulator broke at step 7 in step"):
         await train(options)
-    assert any(entry.name == "reward" for entry in caught.traceback)
+    assert "in reward" in caplog.text  # the traceback of the environment
     agent = (await service.client.status()).agents[0]
     assert agent.lease == "left"
-    assert agent.reason == "failed: RuntimeError: the simulator broke at step 7"
+    assert agent.reason.startswith("failed: agent 0 at step 18: the environment raised RuntimeError")
+    assert checkpoint_step(tmp_path / "run") == 18
+    assert service.run.store.traffic.inserted == {0: 18}
+
+
+async def test_an_environment_that_raises_once_is_made_anew_and_training_reaches_its_end(service, tmp_path):
+    options = learner_options(
+        service.address,
+        tmp_path / "run",
+        env__id="rude:Misbehaves",
+        env__kwargs={"what": "stops_iterating", "at": 50},
+        train__steps=80,
+    )
+    await train(options)
+    assert service.run.store.traffic.inserted == {0: 80}
+    records = read_metrics(tmp_path / "run" / "agents" / "0" / "metrics.jsonl")
+    assert [record["env_restarts"] for record in records] == [{}, {}, {"step": 1}, {}]
+
+
+async def test_an_environment_that_hangs_is_shown_then_ends_its_learner_and_the_lease_is_given_back(
+    service, tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr("dase_grpc.learning.watch.SAY_AFTER_S", 0.1)
+    options = learner_options(
+        service.address, tmp_path / "run", env__id="worlds:Gated", env__timeout_s=3.0, train__steps=FOREVER
+    )
+    worlds.Gated.gate.clear()
+    try:
+        async with learning(options) as (task, _):
+            async with asyncio.timeout(20):
+                while True:
+                    agents = (await service.client.status()).agents
+                    if agents and agents[0].progress.state.startswith("waiting: the environment's step"):
+                        break
+                    await asyncio.sleep(0.01)
+            with pytest.raises(EnvironmentHangsError, match=r"the environment's step has not returned since"):
+                await promptly(task, within_s=20)
+            agent = (await service.client.status()).agents[0]
+            assert agent.lease == "left"
+            assert agent.reason.startswith("failed: the environment's step has not returned")
+            assert "hangs here" in caplog.text
+    finally:
+        worlds.Gated.gate.set()
+    await eventually(lambda: compute_threads() == [])
 
 
 async def test_an_environment_that_breaks_its_own_space_is_a_usage_error(service, tmp_path):

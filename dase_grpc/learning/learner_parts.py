@@ -1,0 +1,36 @@
+"""What a learner is made of."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dase_grpc.config import RunConfig
+from dase_grpc.learning.agent import Agent
+from dase_grpc.learning.evaluation import Evaluator
+from dase_grpc.learning.exploration import Explorer
+from dase_grpc.learning.ports import BatchSource, Journal, TransitionSink
+from dase_grpc.learning.similarity import SimilarityWeigher
+from dase_grpc.schema import TransitionSchema
+from dase_grpc.telemetry import LearnerMetrics
+
+
+@dataclass(frozen=True)
+class LearnerParts:
+    """What a learner is made of; `notes` is what else each line of its metrics shall say."""
+
+    config: RunConfig
+    schema: TransitionSchema
+    agent_id: int
+    device: torch.device
+    agent: Agent
+    explorer: Explorer
+    evaluator: Evaluator
+    weigher: SimilarityWeigher
+    sink: TransitionSink
+    source: BatchSource
+    journal: Journal
+    metrics: LearnerMetrics
+    clock: Callable[[], float]
+    notes: Callable[[], Mapping[str, Any]] = dict

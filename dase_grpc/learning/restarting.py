@@ -1,0 +1,202 @@
+"""Environments whose exceptions are told from our own, and one that is made anew when it raises."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import gymnasium
+
+from dase_grpc.config import EnvConfig
+from dase_grpc.errors import EnvironmentFailedError
+from dase_grpc.learning.env_ids import summary
+from dase_grpc.learning.envs import Environment, make_env
+from dase_grpc.learning.watch import Watch
+from dase_grpc.schema import Array
+
+GOOD_STEPS: Final = 1_000
+"""After as many steps without an exception, or an episode that ended, earlier restarts count no more."""
+
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 5.0
+
+MAKE: Final = "make"
+
+RAISED: Final = (Exception, SystemExit, GeneratorExit)
+"""What an environment may raise by mistake; KeyboardInterrupt is the user's."""
+
+_log = logging.getLogger("dase")
+
+
+class EnvironmentBroke(Exception):
+    """A call into the environment raised; the environment cannot be used any more.
+
+    Attributes:
+        call: "make", "reset" or "step".
+        error: what it raised.
+    """
+
+    def __init__(self, call: str, error: BaseException) -> None:
+        super().__init__(f"the environment raised {described(error)} in {call}")
+        self.call = call
+        self.error = error
+
+
+def described(error: BaseException) -> str:
+    """An environment's exception in one line: its type and text."""
+    return summary(error)
+
+
+class WatchedEnv(gymnasium.Wrapper[Array, Array, Array, Array]):
+    """An environment whose calls a `Watch` sees, and what they raise is an `EnvironmentBroke`."""
+
+    def __init__(self, make: Callable[[], Environment], watch: Watch, *, purpose: str = "") -> None:
+        self.watch = watch
+        self._purpose = purpose
+        super().__init__(self._made(make))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """The environment's own.
+
+        Raises:
+            EnvironmentBroke: it raised.
+        """
+        self.watch.begin(f"{self._purpose}reset")
+        try:
+            return self.env.reset(seed=seed, options=options)
+        except RAISED as error:
+            raise EnvironmentBroke("reset", error) from error
+        finally:
+            self.watch.end()
+
+    def step(self, action: Array) -> Any:
+        """The environment's own.
+
+        Raises:
+            EnvironmentBroke: it raised.
+        """
+        self.watch.begin(f"{self._purpose}step")
+        try:
+            return self.env.step(action)
+        except RAISED as error:
+            raise EnvironmentBroke("step", error) from error
+        finally:
+            self.watch.end()
+
+    def close(self) -> None:
+        """Closes the environment, unless another thread hangs in it; what it raises is logged."""
+        if self.watch.call is not None:
+            return
+        self.watch.begin(f"{self._purpose}close")
+        try:
+            self.env.close()
+        except RAISED as error:
+            _log.warning("%s: closing the environment failed with %s", self.watch.owner, described(error))
+        finally:
+            self.watch.end()
+
+    def _made(self, make: Callable[[], Environment]) -> Environment:
+        self.watch.begin(f"{self._purpose}making")
+        try:
+            return make()
+        finally:
+            self.watch.end()
+
+
+class RestartableEnv(WatchedEnv):
+    """The environment that an agent explores; `restart` closes it and makes it anew.
+
+    Attributes:
+        failures: restarts since the last episode that ended, or since `GOOD_STEPS` good steps.
+        good_steps: steps since the last restart.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Environment],
+        watch: Watch,
+        *,
+        max_restarts: int,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        super().__init__(make, watch)
+        self._make = make
+        self._max_restarts = max_restarts
+        self._pause = pause
+        self._said: set[tuple[str, str]] = set()
+        self.failures = 0
+        self.good_steps = 0
+
+    def went_well(self, *, ended: bool) -> None:
+        """Notes a good step and whether it ended its episode."""
+        self.good_steps += 1
+        if ended or self.good_steps >= GOOD_STEPS:
+            self.failures = 0
+
+    def restart(self, broke: EnvironmentBroke, *, where: str) -> None:
+        """Makes the environment anew; `where` is said. Waits between attempts, longer each time.
+
+        Raises:
+            EnvironmentFailedError: that has been done too often in a row, or it cannot be made any more.
+        """
+        while True:
+            self.failures += 1
+            self.good_steps = 0
+            if self.failures > self._max_restarts:
+                raise given_up(broke, where=where, restarts=self._max_restarts) from broke.error
+            self._say(broke, where)
+            if broke.call != MAKE:
+                self.close()
+            self._pause(min(FIRST_PAUSE_S * 2 ** (self.failures - 1), LONGEST_PAUSE_S))
+            try:
+                self.env = self._made(self._make)
+            except RAISED as error:
+                broke = EnvironmentBroke(MAKE, error)
+            else:
+                return
+
+    def _say(self, broke: EnvironmentBroke, where: str) -> None:
+        """One sentence, with the traceback where this kind of exception is new in this call."""
+        kind = (broke.call, type(broke.error).__name__)
+        traceback = None if kind in self._said else broke.error
+        self._said.add(kind)
+        _log.warning(
+            "%s: the environment raised %s in %s, so it is made anew and a new episode begins (restart %d "
+            "in a row, of at most %d)",
+            where,
+            described(broke.error),
+            broke.call,
+            self.failures,
+            self._max_restarts,
+            exc_info=traceback,
+        )
+
+
+def given_up(broke: EnvironmentBroke, *, where: str, restarts: int) -> EnvironmentFailedError:
+    """The error of who has seen an environment fail once too often; its traceback goes to the log."""
+    _log.error("%s: the traceback of the environment", where, exc_info=broke.error)
+    often = (
+        f"after {restarts} restarts in a row" if restarts else "and env.max_restarts = 0 allows no restart"
+    )
+    return EnvironmentFailedError(
+        f"{where}: the environment raised {described(broke.error)} in {broke.call}, {often}; correct the "
+        f"environment, whose traceback is in the log, or raise env.max_restarts (the last checkpoint is kept)"
+    )
+
+
+def exploring_env(config: EnvConfig, watch: Watch) -> RestartableEnv:
+    """The environment that an agent explores, made now.
+
+    Raises:
+        EnvironmentSpecError: it cannot be made.
+    """
+    return RestartableEnv(lambda: make_env(config.id, config.kwargs), watch, max_restarts=config.max_restarts)
+
+
+def evaluation_env(config: EnvConfig, watch: Watch) -> WatchedEnv:
+    """An environment for an evaluation, made now.
+
+    Raises:
+        EnvironmentSpecError: it cannot be made.
+    """
+    return WatchedEnv(lambda: make_env(config.id, config.kwargs), watch, purpose="evaluation ")

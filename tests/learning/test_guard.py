@@ -1,0 +1,134 @@
+"""Weights never become NaN: whatever a batch holds, an update leaves the agent finite."""
+
+import numpy as np
+import pytest
+import torch
+
+from dase_grpc.agent_config import ALGORITHMS
+from dase_grpc.config import resolve
+from dase_grpc.dpd_config import DpdConfig
+from dase_grpc.learning.actor_critic import adam
+from dase_grpc.learning.agents import make_agent
+from dase_grpc.learning.batch import Batch
+from dase_grpc.learning.dpd import DPD, Pairing, terms
+from dase_grpc.learning.guard import GuardedSteps, Steps
+from dase_grpc.learning.peers import LocalPolicies, Published
+from dase_grpc.schema import TransitionSchema
+
+SCHEMA = TransitionSchema("Guarded-v0", 3, 2, (-1.0, -1.0), (1.0, 1.0))
+CPU = torch.device("cpu")
+HUGE = float(np.finfo(np.float32).max)
+
+
+def config(algorithm):
+    own = {"policy_delay": 1} if algorithm == "td3" else {}
+    return resolve({"agent": {"algorithm": algorithm, "hidden": [8, 8], **own}}).agent
+
+
+def agent(algorithm, *, agent_id=0):
+    return make_agent(config(algorithm), SCHEMA, seed=0, agent_id=agent_id, device=CPU)
+
+
+def pair(algorithm):
+    """An agent that distils a peer's policy at each update."""
+    peer = agent(algorithm, agent_id=1)
+    shown = {**{name: t.detach().clone() for name, t in peer.judgement.items()}, **terms(config(algorithm))}
+    policies = LocalPolicies(0, {1: Published(1, shown)})
+    pairing = Pairing(1, config(algorithm), policies)
+    return DPD(agent(algorithm), peer, pairing=pairing, config=DpdConfig(), own_config=config(algorithm))
+
+
+def batch(**columns):
+    rows = torch.randn(16, SCHEMA.width, generator=torch.Generator().manual_seed(1))
+    for name, value in columns.items():
+        rows[3, SCHEMA.columns[name]] = value
+    return Batch.from_rows(SCHEMA, rows)
+
+
+def not_finite(learner):
+    return [name for name, value in learner.state_dict().items() if not bool(value.isfinite().all())]
+
+
+ONES = torch.ones(16)
+
+
+@pytest.mark.parametrize("make", [agent, pair])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"reward": HUGE},
+        {"reward": -1e20},
+        {"reward": float("nan")},
+        {"observation": HUGE},
+        {"next_observation": -HUGE},
+    ],
+    ids=str,
+)
+def test_no_row_however_huge_brings_a_number_that_is_not_finite_into_an_agent(make, algorithm, columns):
+    learner = make(algorithm)
+    learner.update(batch(), ONES)
+    for _ in range(5):
+        learner.update(batch(**columns), ONES)
+    assert not_finite(learner) == []
+    before = learner.state_dict()
+    learner.update(batch(), ONES)
+    assert not_finite(learner) == []
+    assert any(not torch.equal(value, before[name]) for name, value in learner.state_dict().items())
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_step_left_out_changes_no_weight_and_no_moment_and_is_counted(algorithm):
+    learner = agent(algorithm)
+    learner.update(batch(), ONES)
+    assert learner.take_steps() == {"critic": Steps(1, 0), "actor": Steps(1, 0)}
+    before = learner.state_dict()
+    learner.update(batch(reward=HUGE), ONES)
+    learner.update(batch(reward=HUGE), ONES)
+    assert learner.take_steps()["critic"] == Steps(2, 2)
+    assert learner.take_steps()["critic"] == Steps(0, 0)
+    after = learner.state_dict()
+    kept = [name for name in before if name.startswith(("critic.", "critic_optimizer."))]
+    assert kept
+    assert all(torch.equal(before[name], after[name]) for name in kept)
+
+
+def optimised(value=1.0):
+    weight = torch.nn.Parameter(torch.tensor([value, value]))
+    return weight, adam([weight], lr=0.1)
+
+
+@pytest.mark.parametrize("factor", [float("inf"), float("nan"), 1e31, -1e35])
+def test_a_step_whose_loss_adams_second_moment_cannot_hold_the_square_of_is_left_out(factor):
+    weight, optimizer = optimised()
+    guarded = GuardedSteps(optimizer)
+    guarded.minimise((weight * torch.tensor([1.0, factor])).sum())
+    assert weight.tolist() == [1.0, 1.0]
+    assert guarded.take() == Steps(1, 1)
+    guarded.minimise(weight.sum())
+    assert weight.tolist() == pytest.approx([0.9, 0.9])
+    assert guarded.take() == Steps(1, 0)
+
+
+def test_a_finite_step_is_adams_own_to_the_last_bit():
+    weight, optimizer = optimised(0.3)
+    other, plain = optimised(0.3)
+    guarded = GuardedSteps(optimizer)
+    for number in range(20):
+        factor = torch.tensor([np.sin(number), 1e-20 * number], dtype=torch.float32)
+        guarded.minimise((weight.square() * factor).sum())
+        plain.zero_grad()
+        (other.square() * factor).sum().backward()
+        plain.step()
+    assert torch.equal(weight, other)
+    assert all(
+        torch.equal(optimizer.state[weight][key], plain.state[other][key]) for key in plain.state[other]
+    )
+
+
+def test_a_step_that_the_caller_skips_is_not_counted_as_left_out():
+    weight, optimizer = optimised()
+    guarded = GuardedSteps(optimizer)
+    guarded.minimise(weight.sum(), skip=torch.ones(()))
+    assert weight.tolist() == [1.0, 1.0]
+    assert guarded.take() == Steps(1, 0)

@@ -1,0 +1,155 @@
+"""A call into an environment that does not return is noticed, said, and nothing else is."""
+
+import logging
+import threading
+from contextlib import closing
+
+import pytest
+import worlds
+from contracts.sentences import assert_one_sentence
+
+from dase_grpc.learning import watch as module
+from dase_grpc.learning.restarting import WatchedEnv
+from dase_grpc.learning.watch import SAY_AFTER_S, Watch, say_where, watchdog
+
+WITHIN_S = 20
+
+
+class Stuck(worlds.Clock):
+    """Its `call` does not return before `release` is set."""
+
+    def __init__(self, call, release):
+        super().__init__()
+        self._call, self._release = call, release
+
+    def reset(self, **options):
+        self.wait_in("reset")
+        return super().reset(**options)
+
+    def step(self, action):
+        self.wait_in("step")
+        return super().step(action)
+
+    def wait_in(self, call):
+        if call == self._call:
+            assert self._release.wait(WITHIN_S)
+
+
+def do(env):
+    with closing(env):
+        env.reset(seed=0)
+        env.step([0.0])
+
+
+@pytest.mark.parametrize("call", ["reset", "step", "making"])
+def test_a_call_that_does_not_return_is_said_once_with_its_place_in_the_code(call, caplog):
+    watch, release, alarms, alarm = Watch("agent 3"), threading.Event(), [], threading.Event()
+
+    def make():
+        env = Stuck(call, release)
+        env.wait_in("making")
+        return env
+
+    def on_hang(found, error):
+        say_where(found)
+        alarms.append(error)
+        alarm.set()
+
+    with watchdog([Watch("agent 2"), watch], timeout_s=0.05, on_hang=on_hang):
+        thread = threading.Thread(target=lambda: do(WatchedEnv(make, watch)))
+        thread.start()
+        assert alarm.wait(WITHIN_S)
+        release.set()
+        thread.join(WITHIN_S)
+    (error,) = alarms
+    assert_one_sentence(
+        error,
+        f"the environment's {call} has not returned since ",
+        "(agent 3)",
+        "longer than env.timeout_s = 0.05",
+        "the last checkpoint is kept",
+    )
+    assert error.exit_code == 1
+    assert "agent 3 hangs here" in caplog.text
+    assert "in wait_in" in caplog.text
+    assert watch.call is None
+
+
+def test_calls_that_return_are_never_too_long_together():
+    watch, alarms = Watch("agent 0"), []
+    looked = threading.Semaphore(0)
+
+    class Looking(Watch):
+        """Says each time it is looked at."""
+
+        @property
+        def call(self):
+            looked.release()
+            return watch.call
+
+        @call.setter
+        def call(self, value):
+            pass
+
+    with watchdog([Looking("agent 0")], timeout_s=0.04, on_hang=lambda *found: alarms.append(found)):
+        for _ in range(20):
+            watch.begin("step")
+            assert looked.acquire(timeout=WITHIN_S)
+            watch.end()
+    assert alarms == []
+
+
+def test_time_in_which_the_process_does_not_run_does_not_count(monkeypatch):
+    """As after SIGSTOP and SIGCONT: the clock jumps between two looks."""
+    watch, alarms, times, over = Watch("agent 0"), [], iter([0.0, 1000.0, 2000.0, 3000.0]), Rounds(3)
+    watch.call = ("step", 0.0)
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(times))
+    module._look([watch], 100.0, lambda *found: alarms.append(found), over)
+    assert alarms == []
+
+
+class Rounds(threading.Event):
+    """An event that is set after some waits, which return at once."""
+
+    def __init__(self, count):
+        super().__init__()
+        self._left = count
+
+    def wait(self, timeout=None):
+        self._left -= 1
+        return self._left < 0
+
+
+def test_0_is_never():
+    threads = threading.active_count()
+    with watchdog([Watch("agent 0")], timeout_s=0, on_hang=lambda *found: None):
+        assert threading.active_count() == threads
+
+
+def test_a_long_call_is_what_a_learner_waits_for():
+    watch = Watch("agent 0")
+    assert watch.waiting is None
+    watch.begin("step")
+    assert watch.waiting is None
+    what, since = watch.call
+    watch.call = (what, since - SAY_AFTER_S - 1)
+    assert watch.waiting == "the environment's step to return (6 s so far)"
+    watch.end()
+    assert watch.waiting is None
+
+
+def test_an_environment_that_hangs_is_not_closed_by_another_thread():
+    made = worlds.Clock()
+    env = WatchedEnv(lambda: made, Watch("agent 0"))
+    env.watch.begin("step")
+    env.close()
+    assert made.closed == 0
+    env.watch.end()
+    env.close()
+    assert made.closed == 1
+
+
+def test_where_nobody_calls_there_is_nothing_to_say(caplog):
+    caplog.set_level(logging.INFO)
+    say_where(Watch("agent 0"))
+    assert caplog.text == ""
