@@ -37,9 +37,6 @@ class EnvConfig(Section):
         min_length=1,
         description="Gymnasium id, or `package.module:EnvOrFactory`",
     )
-    kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="keyword arguments for making the environment"
-    )
     max_restarts: NonNegativeInt = Field(
         5,
         description="times that an environment which raises is made anew without an episode that ended, or "
@@ -50,6 +47,9 @@ class EnvConfig(Section):
         ge=0,
         description="seconds after which a call into an environment that has not returned ends the process; "
         "0 is never",
+    )
+    kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="keyword arguments for making the environment"
     )
 
     @field_validator("kwargs")

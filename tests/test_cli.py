@@ -378,11 +378,17 @@ def test_what_is_not_finite_is_refused_and_counted_and_the_run_goes_on(dase, env
         assert record["critic_loss"] is not None
 
 
-def test_an_error_of_the_environment_is_shown_with_its_traceback_after_the_results(dase, capsys):
+def test_an_error_of_the_environment_is_one_sentence_after_the_results_and_its_traceback_is_logged(
+    dase, caplog
+):
     flags = small_flags("worlds:RaisesAtStep", env__kwargs="{at=9}", eval__max_episode_steps=5)
-    with pytest.raises(RuntimeError, match="the simulator broke at step 9"):
-        dase("train", "--lockstep", "--name", "run", *flags)
-    assert "results: runs/run\n" in capsys.readouterr().out
+    code, out, err = dase("train", "--lockstep", "--name", "run", "--set=env.max_restarts=0", *flags)
+    assert code == 1
+    assert "results: runs/run\n" in out
+    assert (
+        "error: agent 0 at step 8: the environment raised RuntimeError: the simulator broke at step 9" in err
+    )
+    assert "in reward" in caplog.text
 
 
 @pytest.mark.parametrize(

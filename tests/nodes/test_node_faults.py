@@ -125,16 +125,17 @@ async def test_a_learner_that_was_frozen_for_a_while_goes_on(tmp_path):
 
 async def test_what_the_environment_raises_stands_in_the_log_with_its_traceback(tmp_path):
     arguments = {"env__id": "worlds:RaisesAtStep", "env__kwargs": "{at=9}", "eval__max_episode_steps": 5}
+    sentence = "agent 0 at step 8: the environment raised RuntimeError: the simulator broke at step 9 in step"
     with (
         replay_process() as (_, address),
-        process(*learner_arguments(address, tmp_path / "run", **arguments)) as learner,
+        process(*learner_arguments(address, tmp_path / "run", env__max_restarts=0, **arguments)) as learner,
     ):
         assert learner.exit_code(within_s=60) == 1
         assert "worlds.py" in learner.log
-        assert learner.log.endswith("RuntimeError: the simulator broke at step 9\n")
+        assert f"error: {sentence}" in learner.log.splitlines()[-1]
         assert "Exception Group" not in learner.log
         reason = (await status_of(parse_address(address))).agents[0].reason
-        assert reason == "failed: RuntimeError: the simulator broke at step 9"
+        assert reason.startswith(f"failed: {sentence}")
 
 
 def test_what_a_user_can_put_right_is_one_line_and_exit_code_2(tmp_path):
