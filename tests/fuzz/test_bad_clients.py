@@ -26,7 +26,7 @@ from dase_grpc.wire.v1 import policy_pb2, policy_pb2_grpc, replay_pb2_grpc
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(300)]
 
-TINY = 100_000 if EXAMPLES else 25_000
+TINY = 100_000 if EXAMPLES else 10_000
 """One-row chunks, each after an empty one."""
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
