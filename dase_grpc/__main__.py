@@ -10,8 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from dase_grpc.cli import main
-
 
 def run() -> NoReturn:
     """Runs the command line and ends the process with its exit code.
@@ -26,6 +24,8 @@ def run() -> NoReturn:
         _main()
     except SystemExit as end:
         code = end.code
+    except KeyboardInterrupt:  # before a command heeds signals, that is, while modules are loaded
+        code = 130
     except BaseException:  # noqa: BLE001 - shown as the interpreter would, then the process ends
         sys.excepthook(*sys.exc_info())
         code = 1
@@ -45,6 +45,8 @@ def _main() -> None:
     except FileNotFoundError:
         sys.stderr.write("error: the current folder does not exist any more; change into one that does\n")
         sys.exit(2)
+    from dase_grpc.cli import main
+
     try:
         main()
     except OSError as error:  # a refused file of ours is a DaseError

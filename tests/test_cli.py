@@ -530,3 +530,16 @@ def test_an_output_on_a_full_disk_is_one_sentence():
         )
     assert (ended.returncode, "Traceback" in ended.stderr) == (1, False)
     assert "No space left on device" in ended.stderr
+
+
+def test_ctrl_c_while_modules_are_loaded_is_no_traceback(monkeypatch, capsys):
+    from dase_grpc.__main__ import run
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dase_grpc.cli.main", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == ""

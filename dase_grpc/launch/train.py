@@ -264,8 +264,13 @@ def _say_results(directory: RunDirectory, console: Console, *, shown: Path, prog
             _say_env_restarts(agent, name, console)
         if agents:
             found.append(f"report:  {shown / write_report(directory).name}")
-        if any(checkpoint_paths(agent.checkpoints) for agent in agents):
+        kept = [max(checkpoint_paths(agent.checkpoints), default=0) for agent in agents]
+        if any(kept):
             found.append(f"next:    {program} evaluate {shlex.quote(str(shown))}")
+            total = directory.config.train.steps
+            if min(kept) < total:
+                left = f"step {min(kept):,} of {total:,} is kept"
+                found.append(f"go on:   {program} resume {shlex.quote(str(shown))}    # {left}")
     except DaseError as error:
         found += [f"no report: {error}"]
     for text in found:

@@ -110,7 +110,10 @@ def summary(error: BaseException) -> str:
 
 def text(value: object) -> str:
     """A value in one line of at most 300 characters."""
-    line = " ".join(str(value).split())
+    try:
+        line = " ".join(str(value).split())
+    except Exception:  # noqa: BLE001 - someone else's __str__
+        line = f"<{type(value).__name__} that cannot be shown>"
     return line if len(line) <= 300 else line[:297] + "..."
 
 

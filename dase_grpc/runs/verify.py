@@ -71,9 +71,14 @@ def _resumable(run: RunDirectory, buffer: Sequence[Finding]) -> str:
         steps = set(newest_whole_round(run).round.steps)
         return f"all agents and the buffer from step {', '.join(f'{step:,}' for step in sorted(steps))}"
     found = {agent: newest_sound(run.agent(agent).checkpoints)[0] for agent in range(run.config.train.agents)}
-    whole = [f"agent {agent} from step {each.step:,}" for agent, each in found.items() if each is not None]
-    if not whole:
+    if not any(found.values()):
         raise RunDirectoryError(f"no agent of {run.path} has a checkpoint that is whole")
+    whole = [
+        f"agent {agent} anew, since it has no whole checkpoint"
+        if each is None
+        else f"agent {agent} from step {each.step:,}"
+        for agent, each in found.items()
+    ]
     if not buffer:
         return f"{', '.join(whole)}; the buffer is not kept, so only with --empty-buffer"
     if buffer[0].problem is not None:

@@ -136,7 +136,9 @@ def test_what_to_do_next_is_said_as_the_program_was_called_once_there_is_a_check
     save_checkpoint(directory.agent(0).checkpoints, step=1, tensors={"a": torch.zeros(1)}, metadata={})
     console = Console(file=io.StringIO(), width=40)
     train._say_results(directory, console, shown=directory.path, program=".venv/bin/dase")
-    assert console.file.getvalue().splitlines()[-1] == f"next:    .venv/bin/dase evaluate '{directory.path}'"
+    *_, following, going_on = console.file.getvalue().splitlines()
+    assert following == f"next:    .venv/bin/dase evaluate '{directory.path}'"
+    assert going_on == f"go on:   .venv/bin/dase resume '{directory.path}'    # step 1 of 120 is kept"
 
 
 def test_a_program_is_named_as_a_shell_would_find_it(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 import worlds  # noqa: F401  # it registers environments
 
 from dase_grpc.errors import EnvironmentSpecError
-from dase_grpc.learning.env_ids import latest_version, resolve_id
+from dase_grpc.learning.env_ids import latest_version, resolve_id, summary
 from dase_grpc.learning.envs import make_env
 
 
@@ -15,6 +15,16 @@ def refusal(env_id: str) -> str:
     with pytest.raises(EnvironmentSpecError) as caught:
         resolve_id(env_id)
     return str(caught.value)
+
+
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+def test_an_error_that_cannot_be_shown_is_summed_up_all_the_same() -> None:
+    said = "UnspeakableError: <UnspeakableError that cannot be shown>"
+    assert summary(UnspeakableError()) == said
 
 
 def test_an_id_without_a_version_gets_the_latest() -> None:
