@@ -161,7 +161,7 @@ class CellRunner:
             keeps_open=(self._lock,),
         )
         try:
-            await unless(stop, node.process.wait())
+            await unless(stop, node.ended())
         finally:
             await end_nodes([node], within_s=STOP_CELL_S)
         return _exit_code(node)

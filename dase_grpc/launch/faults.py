@@ -121,7 +121,7 @@ async def _freeze_and_replace(cluster: DrillCluster, fault: Fault) -> Outcome:
     lasted_s = time.monotonic() - began
     frozen.send(signal.SIGCONT)
     try:
-        await asyncio.wait_for(frozen.node.process.wait(), WOKEN_S)
+        await asyncio.wait_for(frozen.node.ended(), WOKEN_S)
     except TimeoutError:
         raise frozen.node.failure(f"did not end within {WOKEN_S:g} s of waking up, though replaced") from None
     require_code(frozen, REFUSED_CODE, says="fenced off")

@@ -145,7 +145,7 @@ class LocalCluster:
             async with asyncio.timeout(READY_S):
                 line = (await node.process.stdout.readline()).decode(errors="replace").strip()
                 if not line:
-                    await node.process.wait()
+                    await node.ended()
         except TimeoutError:
             raise node.failure(f"did not answer within {READY_S:g} s") from None
         if not line.startswith(READY_PREFIX):
@@ -184,7 +184,7 @@ class LocalCluster:
         """Returns when the learner has ended well, was told to end, or is given up."""
         while True:
             node = self.learners[agent_id]
-            code = await node.process.wait()
+            code = await node.ended()
             if code == 0 or self._supervisor.has_given_up(node):
                 return
             if self._stopping and (code == -signal.SIGTERM or node.name in self._supervisor.resting):
@@ -204,7 +204,7 @@ class LocalCluster:
         """
         while self.replay is not None:
             node = self.replay
-            code = await node.process.wait()
+            code = await node.ended()
             if self._stopping or is_lasting(code):
                 raise node.failure("ended while learners were training")
             if not await self._supervisor.rest(node):

@@ -76,10 +76,24 @@ def behave(behaviour: str) -> None:
         case "be fenced off":
             sys.stderr.write("error: fenced off\n")
             sys.exit(3)
+        case "leave a simulator and be killed":
+            leave_a_simulator()
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "leave a simulator":
+            leave_a_simulator()
         case "be killed":
             os.kill(os.getpid(), signal.SIGKILL)
         case "end":
             pass
+
+
+def leave_a_simulator() -> None:
+    """Starts a process that holds this one's open files and does not notice its end."""
+    if child := os.fork():
+        Path(sys.argv[1], f"{child}.simulator").touch()
+        return
+    time.sleep(60)
+    os._exit(0)
 
 
 def learner_logs() -> list[Path]:

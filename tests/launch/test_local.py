@@ -215,6 +215,18 @@ async def test_a_learner_that_is_killed_is_started_again_from_its_checkpoint_whi
     assert cluster.left == []
 
 
+async def test_what_a_node_has_started_does_not_outlive_it(launch):
+    cluster = launch(first="leave a simulator and be killed, train", second="leave a simulator")
+    running = asyncio.create_task(cluster.run())
+    await cluster.until_logged("waiting", "learner-0")
+    simulators = [int(path.stem) for path in cluster.pids.glob("*.simulator")]
+    assert len(simulators) == 2
+    await until(lambda: not any(map(lives, simulators)))
+    assert not running.done()
+    cluster.stop.set()
+    await running
+
+
 async def test_a_replay_that_is_killed_is_started_again_at_its_address_and_the_learners_go_on(launch):
     cluster = launch(replay="serve until the others train, serve", first="train", second="train")
     running = asyncio.create_task(cluster.run())
@@ -447,6 +459,19 @@ async def test_killing_a_node_kills_what_it_has_started(tmp_path):
     child = int(await node.process.stdout.readline())
     await end_nodes([node], within_s=0.1)
     assert node.process.returncode == -9
+    await until(lambda: not lives(child))
+
+
+async def test_ending_a_node_that_has_ended_kills_what_it_has_left_behind(tmp_path):
+    script = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True)"
+    command = (sys.executable, "-c", script)
+    node = await start_node("node", command, log=tmp_path / "node.log", threads=1, read_stdout=True)
+    assert node.process.stdout is not None
+    child = int(await node.process.stdout.readline())
+    await until(lambda: not lives(node.process.pid))
+    assert lives(child)
+    await end_nodes([node])
+    assert node.process.returncode == 0
     await until(lambda: not lives(child))
 
 
