@@ -185,7 +185,8 @@ class LocalCluster:
         while True:
             node = self.learners[agent_id]
             code = await node.ended()
-            if code == 0 or self._supervisor.has_given_up(node):
+            done = code == 0 and (self._stopping or self._supervisor.has_last_step(agent_id))
+            if done or self._supervisor.has_given_up(node):
                 return
             if self._stopping and (code == -signal.SIGTERM or node.name in self._supervisor.resting):
                 return  # told before it could handle the signal, or while it was not there
