@@ -200,19 +200,26 @@ class LocalCluster:
     async def _keep_replay(self) -> None:
         """Runs until cancelled.
 
+        The settings are known to be good, for the first process answered. What refuses a later one before it
+        answers, such as its port that another program has taken in the pause, may pass, so that is tried
+        again.
+
         Raises:
             NodeFailedError: it is given up, or no restart would mend it.
         """
+        answered = True
         while self.replay is not None:
             node = self.replay
             code = await node.ended()
-            if self._stopping or is_lasting(code):
+            if self._stopping or (answered and is_lasting(code)):
                 raise node.failure("ended while learners were training")
             if not await self._supervisor.rest(node):
                 raise self._supervisor.failure(node)
             self._supervisor.started(node)
+            answered = False
             with suppress(NodeFailedError):  # it has ended, which the next round finds, or is ended now
                 await self._start_replay(again=True)
+                answered = True
                 continue
             await end_nodes([self.replay], within_s=0)
 

@@ -52,10 +52,19 @@ def test_lockstep_that_hangs_in_an_environment_ends_with_a_sentence_and_can_be_r
 
 
 def test_a_learner_that_its_environment_ends_is_no_success(train):  # noqa: F811
-    run = train(*rude("ends_the_process"))
+    run = train(*rude("ends_the_process"), "--max-restarts=0")
     assert run.end() == 1
     assert "ended before its last step although nothing failed" in run.output
     assert run.nodes() == {}
+
+
+def test_a_learner_that_its_environment_ends_goes_on_from_its_last_checkpoint(train):  # noqa: F811
+    run = train(*rude("ends_the_process"))  # in its 60th step, so that each process gets further
+    assert run.end() == 0, run.output
+    assert re.search(
+        r"learner-. ended \(exit code 0, before its last step\); it is started again", run.output
+    )
+    assert run.curve(0).step[-1] == run.curve(1).step[-1] == 150
 
 
 def test_a_learner_that_is_killed_is_started_again_although_its_environment_has_forked(train):  # noqa: F811

@@ -46,6 +46,9 @@ def serve(behaviour: str) -> None:
             say(READY)
             time.sleep(0.3)
             sys.exit(1)
+        case "serve until the disk is full":
+            say(READY)
+            sys.exit(2)
         case "serve until the others train":
             say(READY)
             while not all(log.exists() and "waiting" in log.read_text() for log in learner_logs()):

@@ -343,10 +343,32 @@ async def test_a_replay_that_does_not_answer_when_it_is_started_again_counts_as_
     assert cluster.left == []
 
 
-async def test_a_replay_whose_restart_is_refused_ends_the_run(launch):
+async def test_a_replay_whose_restart_is_refused_is_tried_again_as_its_port_may_be_free_later(launch):
+    cluster = launch(replay="serve briefly, refuse, refuse, serve", first="train", second="train")
+    running = asyncio.create_task(cluster.run())
+    await until(lambda: len(cluster.said) == 3 or running.done())
+    await until(lambda: len(cluster.starts("replay")) == 4 or running.done())
+    cluster.stop.set()
+    await running
+    assert [why[:11] for _, why, _ in cluster.restarts] == ["exit code 1", "exit code 2", "exit code 2"]
+    assert len(cluster.starts("learner-0")) == len(cluster.starts("learner-1")) == 1
+    assert cluster.left == []
+
+
+async def test_a_replay_whose_restarts_are_all_refused_ends_the_run(launch):
     cluster = launch(replay="serve briefly, refuse", first="train", second="train")
+    with pytest.raises(
+        NodeFailedError, match=r"replay ended again after 2 restarts and is given up \(exit code 2"
+    ):
+        await cluster.run(max_restarts=2)
+    assert cluster.left == []
+
+
+async def test_a_replay_that_has_answered_and_then_says_that_it_cannot_go_on_ends_the_run(launch):
+    cluster = launch(replay="serve until the disk is full", first="train", second="train")
     with pytest.raises(NodeFailedError, match=r"replay ended while learners were training \(exit code 2\)"):
         await cluster.run()
+    assert len(cluster.starts("replay")) == 1
     assert cluster.left == []
 
 
