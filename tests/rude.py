@@ -1,7 +1,10 @@
 """Environments that do what is none of their business; as ids: `rude:Misbehaves`."""
 
 import os
+import signal
 import threading
+import time
+from contextlib import suppress
 from typing import Any
 
 from worlds import Array, PointGoal
@@ -43,6 +46,14 @@ class Misbehaves(PointGoal):
 
     def sleeps_for_ever(self) -> None:
         threading.Event().wait()
+
+    def forks_and_is_killed_once(self) -> None:
+        """Leaves a process that holds all that this one held; only the first of all processes does it."""
+        with suppress(FileExistsError), open("killed", "x"):
+            if os.fork() == 0:
+                time.sleep(600)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def leaves_the_folder(self) -> None:
         os.chdir("/")

@@ -98,10 +98,11 @@ class CellRunner:
     ) -> Outcome:
         """Runs a cell's process to its end, or until `stop`.
 
-        What was refused when it was tried `again` is no failure of the cell, and neither is a SIGKILL, after
-        which it can be resumed the next time.
+        What was refused when it was tried `again`, before the run went on, is no failure of the cell. After
+        a SIGKILL, and a usage error of a run that had gone on, such as a full disk, it is resumed the next
+        time: it would have to start over else.
         """
-        began = time.monotonic()
+        began, resumed = time.monotonic(), self._folder.times_resumed(cell)
         code = 0
         try:
             code = await self._process(cell, stop, arguments, again=again)
@@ -114,8 +115,9 @@ class CellRunner:
             return Outcome("finished", seconds)
         if stop.is_set():
             return Outcome("stopped", seconds)
-        refused = again and code == USAGE_CODE
-        if not refused and code >= 0:
+        usage = again and code == USAGE_CODE
+        refused = usage and self._folder.times_resumed(cell) == resumed
+        if not usage and code >= 0:
             self._folder.fail(cell, reason)
         return Outcome("failed", seconds, reason, refused=refused)
 
@@ -161,7 +163,7 @@ class CellRunner:
             keeps_open=(self._lock,),
         )
         try:
-            await unless(stop, node.process.wait())
+            await unless(stop, node.ended())
         finally:
             await end_nodes([node], within_s=STOP_CELL_S)
         return _exit_code(node)

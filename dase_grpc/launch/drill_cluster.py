@@ -132,7 +132,7 @@ class DrillCluster:
             async with asyncio.timeout(READY_S):
                 line = (await node.process.stdout.readline()).decode(errors="replace").strip()
                 if not line:
-                    await node.process.wait()
+                    await node.ended()
         except TimeoutError:
             raise node.failure(f"did not answer within {READY_S:g} s") from None
         if not line.startswith(READY_PREFIX):
@@ -237,11 +237,11 @@ class DrillCluster:
                 raise node.failure("did not end well when it was told to")
 
     async def kill(self, node: Node) -> None:
-        """SIGKILL; returns when the process has ended."""
+        """SIGKILL; returns when the process has ended, and kills what it has left behind."""
         if node.process.returncode is None:
             with suppress(ProcessLookupError):
                 os.kill(node.process.pid, signal.SIGKILL)
-        await node.process.wait()
+        await node.ended()
 
     async def close(self) -> None:
         """Kills whatever still runs, frozen or not."""

@@ -141,6 +141,14 @@ class ExperimentFolder:
         step = _kept_step(run)
         return step if 0 < step < cell.config.train.steps else None
 
+    def times_resumed(self, cell: Cell) -> int:
+        """How often its run notes that it went on; a resumption that is refused is not noted."""
+        try:
+            noted = RunDirectory.open(self.run(cell)).run.get("resumed", [])
+        except RunDirectoryError:
+            return 0
+        return len(noted) if isinstance(noted, list) else 0
+
     def begin(self, cell: Cell) -> str | None:
         """Clears the way for a new try; a run that was begun is set aside, and a sentence says so.
 

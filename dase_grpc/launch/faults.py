@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dase_grpc.errors import DaseError
+from dase_grpc.errors import REFUSED_CODE, DaseError
 from dase_grpc.launch.drill_cluster import DrillCluster, require_code
 from dase_grpc.nodes.replay import LEASE_TTL_S
 
@@ -121,10 +121,10 @@ async def _freeze_and_replace(cluster: DrillCluster, fault: Fault) -> Outcome:
     lasted_s = time.monotonic() - began
     frozen.send(signal.SIGCONT)
     try:
-        await asyncio.wait_for(frozen.node.process.wait(), WOKEN_S)
+        await asyncio.wait_for(frozen.node.ended(), WOKEN_S)
     except TimeoutError:
         raise frozen.node.failure(f"did not end within {WOKEN_S:g} s of waking up, though replaced") from None
-    require_code(frozen, 1, says="fenced off")
+    require_code(frozen, REFUSED_CODE, says="fenced off")
     return Outcome(fault.kind, fault.agents, lasted_s, took_s, "freeze", "woke up and was fenced off")
 
 

@@ -145,7 +145,7 @@ class LocalCluster:
             async with asyncio.timeout(READY_S):
                 line = (await node.process.stdout.readline()).decode(errors="replace").strip()
                 if not line:
-                    await node.process.wait()
+                    await node.ended()
         except TimeoutError:
             raise node.failure(f"did not answer within {READY_S:g} s") from None
         if not line.startswith(READY_PREFIX):
@@ -184,8 +184,9 @@ class LocalCluster:
         """Returns when the learner has ended well, was told to end, or is given up."""
         while True:
             node = self.learners[agent_id]
-            code = await node.process.wait()
-            if code == 0 or self._supervisor.has_given_up(node):
+            code = await node.ended()
+            done = code == 0 and (self._stopping or self._supervisor.has_last_step(agent_id))
+            if done or self._supervisor.has_given_up(node):
                 return
             if self._stopping and (code == -signal.SIGTERM or node.name in self._supervisor.resting):
                 return  # told before it could handle the signal, or while it was not there
@@ -199,19 +200,26 @@ class LocalCluster:
     async def _keep_replay(self) -> None:
         """Runs until cancelled.
 
+        The settings are known to be good, for the first process answered. What refuses a later one before it
+        answers, such as its port that another program has taken in the pause, may pass, so that is tried
+        again.
+
         Raises:
             NodeFailedError: it is given up, or no restart would mend it.
         """
+        answered = True
         while self.replay is not None:
             node = self.replay
-            code = await node.process.wait()
-            if self._stopping or is_lasting(code):
+            code = await node.ended()
+            if self._stopping or (answered and is_lasting(code)):
                 raise node.failure("ended while learners were training")
             if not await self._supervisor.rest(node):
                 raise self._supervisor.failure(node)
             self._supervisor.started(node)
+            answered = False
             with suppress(NodeFailedError):  # it has ended, which the next round finds, or is ended now
                 await self._start_replay(again=True)
+                answered = True
                 continue
             await end_nodes([self.replay], within_s=0)
 

@@ -1,5 +1,6 @@
 """All agents round-robin in one process, bit-for-bit reproducible from the run's seed."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from numpy.lib.format import header_data_from_array_1_0, write_array_header_1_0
 
 from dase_grpc import seeding
 from dase_grpc.config import EnvConfig, RunConfig
-from dase_grpc.errors import ConfigError, EnvironmentFailedError, EnvironmentSpecError
+from dase_grpc.errors import ConfigError, DivergedError, EnvironmentFailedError, EnvironmentSpecError
 from dase_grpc.learning.build import build_learner, pairing
 from dase_grpc.learning.containment import Contained
 from dase_grpc.learning.device import pick_device
@@ -35,6 +36,8 @@ from dase_grpc.store import ReplayStore, RingBuffer
 from dase_grpc.telemetry import LearnerMetrics, make_registry
 
 BUFFER_FILE: Final = "buffer.npy"
+
+_log = logging.getLogger("dase")
 
 
 class LocalReplay:
@@ -205,14 +208,15 @@ def run_lockstep(run: LockstepRun, halt: Event, on_round: Callable[[], None]) ->
 
     Raises:
         EnvironmentFailedError: an environment raised too often; what all agents have until then is kept as
-            at the end.
+            at the end, or nothing where an agent had not yet gone on from its checkpoint.
         DivergedError: an agent's networks or losses are not finite; the round before is kept.
     """
     failed: EnvironmentFailedError | None = None
+    with Contained():  # where this fails nothing is kept: who is not prepared is not what had been saved
+        for learner in run.learners:
+            learner.prepare()
     try:
         with Contained(), suppress(Halted):
-            for learner in run.learners:
-                learner.prepare()
             for learner in run.learners:
                 learner.begin(halt)
             while not halt.is_set() and not all(learner.done for learner in run.learners):
@@ -220,12 +224,21 @@ def run_lockstep(run: LockstepRun, halt: Event, on_round: Callable[[], None]) ->
                 on_round()
     except EnvironmentFailedError as error:
         failed = error
+    try:
+        _finish(run)
+    except DivergedError as error:
+        if failed is None:
+            raise
+        _log.error("%s", error)
+    if failed is not None:
+        raise failed from failed.__cause__
+
+
+def _finish(run: LockstepRun) -> None:
     for learner in run.learners:
         learner.finish()
     run.keep_round()
     save_buffer(run)
-    if failed is not None:
-        raise failed from failed.__cause__
 
 
 def save_buffer(run: LockstepRun) -> None:

@@ -6,7 +6,7 @@ import signal
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -18,10 +18,11 @@ SHOWN_REASON: Final = 200
 """Characters of the last line of a log that say why its process ended."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Node:
     """A child process. Its stdin is a pipe whose other end only this process holds: the leash.
 
+    It leads a process group of its own, in which is what it has started and has not let go of.
     `started_s` is the event loop's time when it was started.
     """
 
@@ -29,6 +30,20 @@ class Node:
     process: Process
     log: Path
     started_s: float = 0.0
+    _group_killed: bool = field(default=False, init=False)
+
+    async def ended(self) -> int:
+        """Returns the exit code once the process has ended, however; kills then what it has left behind.
+
+        Simulators do not notice that the process that started them is gone, and a forked one holds what
+        that one held: the lock on an agent's folder, a port.
+        """
+        code = await self.process.wait()
+        if not self._group_killed:  # only once, for the system may give the number to another later
+            self._group_killed = True
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        return code
 
     def failure(self, what: str) -> NodeFailedError:
         """An error that says what happened, how the process ended if it has, and the end of its log."""
@@ -87,10 +102,9 @@ async def start_node(
 
 
 async def end_nodes(nodes: Sequence[Node], *, within_s: float = STOP_S) -> None:
-    """Asks nodes to end and returns when they have.
+    """Asks nodes to end and returns when they have, and nothing is left of what they have started.
 
-    Those that need longer than `within_s` are killed, with all that they have started; so are all that
-    are left when this is cancelled.
+    Those that need longer than `within_s` are killed; so are all that are left when this is cancelled.
     """
     for node in _running(nodes):
         with suppress(ProcessLookupError):
@@ -114,7 +128,7 @@ def kill_nodes(nodes: Sequence[Node]) -> None:
 
 async def _ended(nodes: Sequence[Node]) -> None:
     for node in nodes:
-        await node.process.wait()
+        await node.ended()
 
 
 def _running(nodes: Sequence[Node]) -> list[Node]:

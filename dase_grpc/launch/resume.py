@@ -148,17 +148,23 @@ def _resume_cluster(
             say(console, f"note: the buffer that was there is put aside in {aside}")
         say(console, reserved)
     elif not has_buffer(directory):
-        raise ConfigError(
-            f"the buffer of {directory.path} was in the memory of its replay service and is gone; with "
-            f"--empty-buffer the agents go on from their checkpoints with an empty one, each without an "
-            f"update until it has stored agent.start_steps new transitions"
-        )
+        raise buffer_is_gone(directory)
     elif not keeps_on_disk(config):
         raise ConfigError(
             f"the buffer of {directory.path} lies on disk, and its replay is to keep it in memory "
             f"(replay.storage = {config.replay.storage!r}); set that back, or begin with --empty-buffer"
         )
     return steps
+
+
+def buffer_is_gone(directory: RunDirectory) -> ConfigError:
+    """What to say of a run without a buffer: where that was, and what can be done."""
+    on_disk = keeps_on_disk(directory.config)
+    what = "is not in its replay/ any more" if on_disk else "was kept in memory and is gone"
+    return ConfigError(
+        f"the buffer of {directory.path} {what}; with --empty-buffer the agents go on from their checkpoints "
+        f"with an empty one, each without an update until it has stored agent.start_steps new transitions"
+    )
 
 
 def _require_fit(config: RunConfig, schema: TransitionSchema, checkpoints: Sequence[Checkpoint]) -> None:

@@ -4,12 +4,15 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Final
 
 from dase_grpc.errors import NodeFailedError
 from dase_grpc.launch.processes import Node
 from dase_grpc.launch.restart_policy import MAX_RESTARTS, RestartPolicy
 from dase_grpc.runs.directory import RunDirectory, checkpoint_paths
 from dase_grpc.runs.restarts import Restart, append_restart
+
+BEFORE_THE_END: Final = "before its last step"
 
 
 @dataclass(frozen=True)
@@ -49,14 +52,19 @@ class Supervisor:
         if node.name in self.resting:
             return True
         policy = self._policies.setdefault(node.name, RestartPolicy(self._supervision.limit))
-        pause_s = policy.pause_s(ran_s=asyncio.get_running_loop().time() - node.started_s)
-        self._note(node, agent_id, pause_s)
+        from_step = None if agent_id is None else self._newest_checkpoint(agent_id)
+        ran_s = asyncio.get_running_loop().time() - node.started_s
+        pause_s = policy.pause_s(ran_s=ran_s, step=from_step)
+        early = agent_id is not None and node.process.returncode == 0
+        why = f"{node.ending}, {BEFORE_THE_END}" if early else node.ending
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        append_restart(self._directory.restarts, Restart(now, node.name, why, from_step, pause_s))
         if pause_s is None:
-            self._given_up[node.name] = node.failure(_given_up(policy.failures))
-            self._say(f"{node.name} is given up ({node.ending}); its log is {node.log}")
+            self._given_up[node.name] = node.failure(_given_up(policy, early=early))
+            self._say(f"{node.name} is given up ({why}); its log is {node.log}")
             return False
         self._say(
-            f"{node.name} ended ({node.ending}); it is started again in {pause_s:g} s "
+            f"{node.name} ended ({why}); it is started again in {pause_s:g} s "
             f"(restart {policy.failures} of {policy.limit}); its log is {node.log}"
         )
         self.resting.add(node.name)
@@ -80,18 +88,24 @@ class Supervisor:
         for error in self._given_up.values():
             raise error
 
-    def _note(self, node: Node, agent_id: int | None, pause_s: float | None) -> None:
-        from_step = None
-        if agent_id is not None:
-            from_step = max(checkpoint_paths(self._directory.agent(agent_id).checkpoints), default=0)
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        append_restart(self._directory.restarts, Restart(now, node.name, node.ending, from_step, pause_s))
+    def has_last_step(self, agent_id: int) -> bool:
+        """Whether an agent has kept its last step: a learner that an environment ends exits well too."""
+        return self._newest_checkpoint(agent_id) >= self._directory.config.train.steps
+
+    def _newest_checkpoint(self, agent_id: int) -> int:
+        return max(checkpoint_paths(self._directory.agent(agent_id).checkpoints), default=0)
 
     def _say(self, text: str) -> None:
         self._supervision.say(text)
 
 
-def _given_up(failures: int) -> str:
-    if not failures:
-        return "ended"
-    return f"ended again after {failures} restart{'s' if failures > 1 else ''} and is given up"
+def _given_up(policy: RestartPolicy, *, early: bool) -> str:
+    """What became of a node; how it ended is said after it."""
+    how = (
+        f" {BEFORE_THE_END} although nothing failed (does the environment end the process?)" if early else ""
+    )
+    if not policy.restarts:
+        return f"ended{how}"
+    in_a_row = policy.failures >= policy.limit
+    count, comma = policy.failures if in_a_row else policy.restarts, "," if early else ""
+    return f"ended{how}{comma} again after {count} restart{'s' if count > 1 else ''}{comma} and is given up"

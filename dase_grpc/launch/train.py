@@ -20,7 +20,6 @@ from dase_grpc.errors import (
     ConfigError,
     DaseError,
     EnvironmentHangsError,
-    NodeFailedError,
     RunDirectoryError,
 )
 from dase_grpc.launch.checks import check
@@ -205,8 +204,6 @@ async def _train_in_cluster(
             max_restarts=MAX_RESTARTS if options.max_restarts is None else options.max_restarts,
             on_open=opened.append,
         )
-        if not stop.is_set():
-            _require_last_steps(options.config, directory)
 
 
 def _kill_all(clusters: Sequence[LocalCluster]) -> NoReturn:
@@ -224,22 +221,6 @@ def _method(config: RunConfig) -> str:
     told = f"{agents} agents ({', '.join(names)})" if len(names) > 1 else f"{agents} {names[0]} agents"
     how = "that distil each other's policies" if config.method == "dpd" else "sharing one replay"
     return f"{told} {how}"
-
-
-def _require_last_steps(config: RunConfig, directory: RunDirectory) -> None:
-    """Checks that every agent has kept its last step: a learner that an environment ended exits well too.
-
-    Raises:
-        NodeFailedError: one has not.
-    """
-    for agent_id in range(config.train.agents):
-        kept = checkpoint_paths(directory.agent(agent_id).checkpoints)
-        if config.train.steps not in kept:
-            raise NodeFailedError(
-                f"learner-{agent_id} ended before its last step although nothing failed "
-                f"(does the environment end the process?); "
-                f"its log is {directory.logs / f'learner-{agent_id}.log'}"
-            )
 
 
 def _say_restarts(directory: RunDirectory, console: Console, *, first: int) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dase_grpc.errors import EnvironmentFailedError, RunDirectoryError
+from dase_grpc.errors import DivergedError, EnvironmentFailedError, RunDirectoryError
 from dase_grpc.learning.batch import Batch
 from dase_grpc.learning.containment import Contained
 from dase_grpc.learning.device import use
@@ -91,9 +91,12 @@ class Learner:
 
         Raises:
             DivergedError: the networks hold numbers that are not finite, or their losses do.
-            EnvironmentFailedError: the environment raised too often; a checkpoint is kept.
+            EnvironmentFailedError: the environment raised too often; a checkpoint is kept, unless that was
+                before the learner had gone on from its last one.
             Exception: whatever the environment or the agent raises.
         """
+        with Contained():
+            self.prepare()  # where this fails nothing is kept: it is not what had been saved
         try:
             with Contained(), suppress(Halted):
                 self.begin(halt)
@@ -102,7 +105,10 @@ class Learner:
                     if self.checkpoint_due:
                         self.keep()
         except EnvironmentFailedError:
-            self.keep()
+            try:
+                self.keep()
+            except DivergedError as error:
+                _log.error("%s", error)
             raise
         self.finish()
 
@@ -164,14 +170,14 @@ class Learner:
             DivergedError: a number in it is not finite.
         """
         self._health.count(self._window)
-        saved = self._state.save(self._parts.agent)
-        for name, tensor in saved.agent.items():
-            if not bool(tensor.isfinite().all()):
-                raise diverged(self._name, f"{name} is not finite")
-        self._keep(saved)
+        self._keep(self._state.save(self._parts.agent))
 
     def finish(self) -> None:
-        """Keeps the final checkpoint. Call once, last."""
+        """Keeps the final checkpoint, as `keep` does. Call once, last.
+
+        Raises:
+            DivergedError: a number in it is not finite.
+        """
         self._health.count(self._window)
         saved = self._state.save(self._parts.agent)  # before a line of metrics that is not due
         if self._at.steps > self._window.started_step:
@@ -221,6 +227,9 @@ class Learner:
         )
 
     def _keep(self, saved: Saved) -> None:
+        for name, tensor in saved.agent.items():
+            if not bool(tensor.isfinite().all()):
+                raise diverged(self._name, f"{name} is not finite")
         self._parts.journal.checkpoint(
             step=self._at.steps,
             saved=saved,

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
 from dase_grpc.errors import DaseError, EnvironmentHangsError
@@ -200,12 +201,31 @@ def _kill_all_of_us() -> None:
 
 
 def end_now(code: int) -> NoReturn:
-    """Ends the process although a thread of it hangs; what was logged and printed is out."""
+    """Ends the process although a thread of it hangs; what was logged and printed is out.
+
+    What it has started, such as a simulator that hangs, is killed.
+    """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
+    for pid in _descendants(os.getpid()):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
     os._exit(code)
+
+
+def _descendants(pid: int) -> list[int]:
+    """The processes that this one has started, that those have started, and so on; only Linux tells."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            parent = stat.read_text(errors="replace").rpartition(")")[2].split()[1]
+            children.setdefault(int(parent), []).append(int(stat.parent.name))
+    found = [pid]
+    for each in found:
+        found += children.get(each, [])
+    return found[1:]
 
 
 async def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: StopEvent) -> _Leash:

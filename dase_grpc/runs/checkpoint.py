@@ -21,7 +21,7 @@ from torch import Tensor
 from dase_grpc.config import RunConfig, resolve
 from dase_grpc.errors import DaseError, RunDirectoryError
 from dase_grpc.parsing import json_value
-from dase_grpc.runs.directory import checkpoint_path, checkpoint_paths
+from dase_grpc.runs.directory import checkpoint_path, checkpoint_paths, replaced_path, replaced_paths
 from dase_grpc.runs.files import STAGING_PREFIX, staged_directory, write_synced
 from dase_grpc.runs.sealing import SEAL, json_text, require_seal, sealed
 from dase_grpc.schema import TransitionSchema
@@ -33,7 +33,6 @@ KEEP: Final = 2
 STATE_FILE: Final = "state.safetensors"
 TRAINING_FILE: Final = "training.safetensors"
 METADATA_FILE: Final = "checkpoint.json"
-_REPLACED: Final = f"{STAGING_PREFIX}replaced"
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,8 @@ def save_checkpoint(
 ) -> Path:
     """Writes `directory/step-<step>`, removes all but the last `keep` and the best; returns it once on disk.
 
-    `metadata` is anything JSON can hold without NaN. A checkpoint of the same step is replaced.
+    `metadata` is anything JSON can hold without NaN. A checkpoint of the same step is replaced, once the
+    new one is on the disk.
     One writer per directory. Tensors are copied to the CPU, which waits for their device.
 
     Raises:
@@ -146,11 +146,11 @@ def save_checkpoint(
         }
     )
     target = checkpoint_path(directory, step)
-    if _is_sound(target, document[SEAL]):
-        return target
     try:
-        _set_aside(target)
-        with staged_directory(target) as staged:
+        _put_back(directory)
+        if _is_sound(target, document[SEAL]):
+            return target
+        with staged_directory(target, aside=replaced_path(target)) as staged:
             for name, data in files.items():
                 write_synced(staged / name, data)
             write_synced(staged / METADATA_FILE, json_text(document).encode())
@@ -260,9 +260,13 @@ def _is_sound(path: Path, seal: str) -> bool:
         return False
 
 
-def _set_aside(target: Path) -> None:
-    if target.exists():
-        target.rename(target.with_name(f"{_REPLACED}-{target.name}"))
+def _put_back(directory: Path) -> None:
+    """Puts back what a killed writer had moved aside, and removes it where the other had taken its place."""
+    for path, target in replaced_paths(directory):
+        if target.exists():
+            shutil.rmtree(path)
+        else:
+            path.rename(target)
 
 
 def _prune(directory: Path, *, keep: int) -> None:

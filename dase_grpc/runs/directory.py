@@ -20,13 +20,14 @@ from dase_grpc.errors import ConfigError, RunDirectoryError
 from dase_grpc.naming import MAX_BYTES, names_a_folder
 from dase_grpc.parsing import toml_tables
 from dase_grpc.runs.evaluations import EvaluationsFile
-from dase_grpc.runs.files import replace_file, staged_directory, utf8, write_synced
+from dase_grpc.runs.files import STAGING_PREFIX, replace_file, staged_directory, utf8, write_synced
 from dase_grpc.runs.metrics_log import MetricsLog
 from dase_grpc.runs.provenance import derived_seeds, versions
 
 RUN_FILE: Final = "run.toml"
 _ADDED_TABLES: Final = ("run", "versions")
 _CHECKPOINT: Final = re.compile(r"step-(\d{9,})")
+_REPLACED: Final = f"{STAGING_PREFIX}replaced-"
 _ROUND: Final = re.compile(r"round-(\d{9,})\.json")
 
 
@@ -222,9 +223,24 @@ class RunDirectory:
 
 
 def checkpoint_paths(folder: Path) -> dict[int, Path]:
-    """The finished checkpoints in a folder by their steps, ascending; none if there is no folder."""
-    found = ((_CHECKPOINT.fullmatch(path.name), path) for path in folder.glob("step-*") if path.is_dir())
-    return dict(sorted((int(match[1]), path) for match, path in found if match))
+    """The finished checkpoints in a folder by their steps, ascending; none if there is no folder.
+
+    One that was moved aside for another, which did not come because its writer was killed, is among them.
+    """
+    aside = {step: path for path, target in replaced_paths(folder) if (step := _step(target)) is not None}
+    found = {step: path for path in folder.glob("step-*") if (step := _step(path)) is not None}
+    return {step: path for step, path in sorted({**aside, **found}.items()) if path.is_dir()}
+
+
+def replaced_paths(folder: Path) -> list[tuple[Path, Path]]:
+    """Where checkpoints lie that were moved aside for others of the same step, and where they lay before."""
+    found = folder.glob(f"{_REPLACED}*")
+    return [(path, path.with_name(path.name.removeprefix(_REPLACED))) for path in found]
+
+
+def replaced_path(target: Path) -> Path:
+    """Where a checkpoint lies while another takes its place."""
+    return target.with_name(f"{_REPLACED}{target.name}")
 
 
 def round_paths(folder: Path) -> dict[int, Path]:
@@ -236,6 +252,11 @@ def round_paths(folder: Path) -> dict[int, Path]:
 def checkpoint_path(folder: Path, step: int) -> Path:
     """Where a folder of checkpoints has that of a step."""
     return folder / f"step-{step:09d}"
+
+
+def _step(path: Path) -> int | None:
+    match = _CHECKPOINT.fullmatch(path.name)
+    return int(match[1]) if match else None
 
 
 def _tables(

@@ -130,11 +130,14 @@ def staged_file(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def staged_directory(target: Path) -> Iterator[Path]:
+def staged_directory(target: Path, *, aside: Path | None = None) -> Iterator[Path]:
     """A fresh directory beside `target` which takes its place, with all its files, on leaving the block.
 
+    What is at `target` goes `aside`, if that is given, once all that takes its place is on the disk. A
+    process that is killed between those two renames leaves it there, and nothing at `target`.
+
     Raises:
-        OSError: `target` exists and is not an empty directory. What was staged is removed.
+        OSError: `target` exists, is not an empty directory, and has nowhere to go; what was staged is gone.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     staged = target.with_name(f"{STAGING_PREFIX}{target.name}-{os.getpid()}-{secrets.token_hex(4)}")
@@ -142,6 +145,8 @@ def staged_directory(target: Path) -> Iterator[Path]:
     try:
         yield staged
         sync_directory(staged)
+        if aside is not None and target.exists():
+            target.rename(aside)
         staged.rename(target)
         sync_directory(target.parent)
     finally:

@@ -13,7 +13,7 @@ from typing import Final, Self
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.parsing import json_value
 from dase_grpc.runs.checkpoint import Checkpoint
-from dase_grpc.runs.directory import AgentDirectory, checkpoint_paths
+from dase_grpc.runs.directory import AgentDirectory, checkpoint_path, checkpoint_paths
 from dase_grpc.runs.evaluations import COLUMNS
 from dase_grpc.runs.files import replace_file
 
@@ -114,10 +114,10 @@ def _record(line: str) -> tuple[int, float]:
 
 
 def _move_later(folder: Path, aside: Path, *, step: int) -> int:
-    later = [path for kept, path in checkpoint_paths(folder).items() if kept > step]
-    for path in later:
+    later = {kept: path for kept, path in checkpoint_paths(folder).items() if kept > step}
+    for kept, path in later.items():
         (aside / folder.name).mkdir(parents=True, exist_ok=True)
-        shutil.move(path, aside / folder.name / path.name)
+        shutil.move(path, checkpoint_path(aside / folder.name, kept))
     return len(later)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.parsing import json_value
 from dase_grpc.runs.checkpoint import KEEP, Checkpoint, load_checkpoint, seal_of
-from dase_grpc.runs.directory import RunDirectory, checkpoint_path, round_paths
+from dase_grpc.runs.directory import RunDirectory, checkpoint_path, checkpoint_paths, round_paths
 from dase_grpc.runs.files import replace_file, sync_directory
 from dase_grpc.runs.row_log import RowLog, Segment
 from dase_grpc.runs.sealing import json_text, require_seal, sealed
@@ -185,7 +185,8 @@ def _read_whole(directory: RunDirectory, path: Path, passed_over: tuple[str, ...
     found = Round.read(path)
     checkpoints = []
     for agent_id, (step, seal) in enumerate(zip(found.steps, found.seals, strict=True)):
-        checkpoint = load_checkpoint(checkpoint_path(directory.agent(agent_id).checkpoints, step))
+        folder = directory.agent(agent_id).checkpoints
+        checkpoint = load_checkpoint(checkpoint_paths(folder).get(step, checkpoint_path(folder, step)))
         if checkpoint.seal != seal:
             raise RunDirectoryError(f"{path} does not belong to the checkpoint {checkpoint.path}")
         checkpoints.append(checkpoint)

@@ -1,11 +1,12 @@
 """Environments that raise what is meant for others, end the process, or leave something behind."""
 
+import re
 import subprocess
 import sys
 
 import pytest
 from children import importing
-from integration.test_train_command import TESTS, train  # noqa: F401 - a fixture
+from integration.test_train_command import TESTS, nobody_left_within, train  # noqa: F401 - a fixture
 from small import small_flags
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -51,10 +52,26 @@ def test_lockstep_that_hangs_in_an_environment_ends_with_a_sentence_and_can_be_r
 
 
 def test_a_learner_that_its_environment_ends_is_no_success(train):  # noqa: F811
-    run = train(*rude("ends_the_process"))
+    run = train(*rude("ends_the_process"), "--max-restarts=0")
     assert run.end() == 1
     assert "ended before its last step although nothing failed" in run.output
     assert run.nodes() == {}
+
+
+def test_a_learner_that_its_environment_ends_goes_on_from_its_last_checkpoint(train):  # noqa: F811
+    run = train(*rude("ends_the_process"))  # in its 60th step, so that each process gets further
+    assert run.end() == 0, run.output
+    assert re.search(
+        r"learner-. ended \(exit code 0, before its last step\); it is started again", run.output
+    )
+    assert run.curve(0).step[-1] == run.curve(1).step[-1] == 150
+
+
+def test_a_learner_that_is_killed_is_started_again_although_its_environment_has_forked(train):  # noqa: F811
+    run = train(*rude("forks_and_is_killed_once"))
+    assert run.end() == 0, run.output
+    assert len(re.findall(r"note: learner-. was started again once \(killed by SIGKILL\)", run.output)) == 1
+    assert nobody_left_within(run, 10)  # the forked one has the same command line
 
 
 def test_a_thread_that_an_environment_leaves_does_not_keep_a_run_from_ending(train):  # noqa: F811

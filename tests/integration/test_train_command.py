@@ -73,7 +73,7 @@ class Train:
         found = {}
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
-                command = path.read_bytes().decode().split("\0")
+                command = path.read_bytes().decode(errors="replace").split("\0")
             except OSError:
                 continue
             if "node" in command and any(self.name in part for part in command):

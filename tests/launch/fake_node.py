@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
+LAST_STEP = 120  # of small_config
 READY = "listening on 127.0.0.1:1"  # nobody listens there
 
 
@@ -45,6 +46,9 @@ def serve(behaviour: str) -> None:
             say(READY)
             time.sleep(0.3)
             sys.exit(1)
+        case "serve until the disk is full":
+            say(READY)
+            sys.exit(2)
         case "serve until the others train":
             say(READY)
             while not all(log.exists() and "waiting" in log.read_text() for log in learner_logs()):
@@ -69,6 +73,7 @@ def behave(behaviour: str) -> None:
             time.sleep(60)
         case "flood":
             say("x" * 1_000_000)
+            keep_checkpoint(LAST_STEP)
         case "raise":
             raise RuntimeError("the simulator broke")
         case "refuse":
@@ -78,8 +83,51 @@ def behave(behaviour: str) -> None:
             sys.exit(3)
         case "be killed":
             os.kill(os.getpid(), signal.SIGKILL)
-        case "end":
+        case _:
+            train(behaviour)
+
+
+def train(behaviour: str) -> None:
+    """What a learner can do."""
+    match behaviour:
+        case "end early":
             pass
+        case "fail a checkpoint later each time":
+            kept = sorted(checkpoints().glob("step-*"))
+            keep_checkpoint(1 + (int(kept[-1].name.removeprefix("step-")) if kept else 0))
+            raise RuntimeError("the simulator broke")
+        case "leave a simulator and be killed":
+            leave_a_simulator()
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "leave a simulator":
+            leave_a_simulator()
+            keep_checkpoint(LAST_STEP)
+        case "end":
+            keep_checkpoint(LAST_STEP)
+
+
+def flags() -> dict[str, str]:
+    """The arguments for `dase`, by name."""
+    return dict(part.removeprefix("--").split("=", 1) for part in sys.argv[3:] if "=" in part)
+
+
+def checkpoints() -> Path:
+    """The folder of the agent's checkpoints."""
+    return Path(flags()["run-dir"], "agents", flags()["agent"], "checkpoints")
+
+
+def keep_checkpoint(step: int) -> None:
+    """An empty one."""
+    (checkpoints() / f"step-{step:09d}").mkdir(parents=True, exist_ok=True)
+
+
+def leave_a_simulator() -> None:
+    """Starts a process that holds this one's open files and does not notice its end."""
+    if child := os.fork():
+        Path(sys.argv[1], f"{child}.simulator").touch()
+        return
+    time.sleep(60)
+    os._exit(0)
 
 
 def learner_logs() -> list[Path]:
@@ -89,8 +137,8 @@ def learner_logs() -> list[Path]:
 
 def main() -> None:
     folder, behaviours, *arguments = sys.argv[1:]
-    flags = dict(part.removeprefix("--").split("=", 1) for part in arguments if "=" in part)
-    name = "replay" if flags["role"] == "replay" else f"learner-{flags['agent']}"
+    role = flags()["role"]
+    name = "replay" if role == "replay" else f"learner-{flags()['agent']}"
     file = Path(folder) / name
     given = json.dumps([*arguments, f"OMP={os.environ['OMP_NUM_THREADS']}"])
     file.with_suffix(".args").write_text(given)

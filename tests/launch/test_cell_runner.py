@@ -220,6 +220,20 @@ async def test_a_cell_whose_resumption_is_refused_starts_over_at_once(bench):
     assert aside.read_text().startswith("the first try\n")
 
 
+async def test_a_cell_that_finds_the_disk_full_once_it_has_gone_on_does_not_start_over(bench):
+    bench = bench(small_cells(), jobs=1)
+    cell = bench.cells[0]
+    run = half_finished(bench, cell)
+    async with bench.running():
+        await bench.until_alive("run")
+        run.resumed(run.config, from_steps=[60, 60], command=())
+        bench.end(cell, code=2, finished=False)
+    assert bench.kinds() == {"run": "failed"}
+    assert bench.board.outcomes["run"].text.startswith("exit code 2, run has something to say")
+    assert bench.folder.resumable(cell) == 60
+    assert not (bench.folder.path / OWN_FOLDER / "set-aside").exists()
+
+
 async def test_a_cell_that_is_killed_has_failed_for_now_and_can_be_resumed_the_next_time(bench):
     bench = bench(small_cells(), jobs=1)
     cell = bench.cells[0]

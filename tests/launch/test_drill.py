@@ -3,15 +3,18 @@
 import json
 import random
 import sys
+from types import SimpleNamespace
 
 import pytest
 from small import small_config
 
 from dase_grpc.config import resolve
-from dase_grpc.errors import EnvironmentSpecError, NodeFailedError, RunDirectoryError
+from dase_grpc.errors import EnvironmentSpecError, NodeFailedError, RunDirectoryError, StaleLeaseError
 from dase_grpc.launch.checks import check
 from dase_grpc.launch.drill import DrillOptions, DrillResult, drill_config, drill_here, faults_of, sentence
-from dase_grpc.launch.faults import KINDS, Outcome, one_round
+from dase_grpc.launch.drill_cluster import DrillLearner
+from dase_grpc.launch.faults import KINDS, Fault, Outcome, one_round, strike
+from dase_grpc.launch.processes import start_node
 
 RECOVERED = Outcome("cut", (0, 1), 2.5, 1.25, "heal")
 STUCK = Outcome("learner killed", (1,), 0.0, None, "", "agents 1 made no update within 120 s")
@@ -93,3 +96,35 @@ def test_settings_that_are_refused_leave_no_folder_behind(monkeypatch, tmp_path)
     with pytest.raises(EnvironmentSpecError):
         drill_here(DrillOptions(small_config("worlds:DiscreteAction")))
     assert list(tmp_path.iterdir()) == []
+
+
+class Trains:
+    """A cluster that trains on whatever happens, with one learner, a process of its own."""
+
+    def __init__(self, learner):
+        self.agents = [0]
+        self.learners = {0: learner}
+
+    async def until_training(self, agents, *, epochs=None, since=None):
+        return 1.0
+
+    async def epochs(self):
+        return {0: 1}
+
+    async def note_acknowledged(self, agents):
+        pass
+
+    async def start_learner(self, agent_id, *, elsewhere):
+        assert elsewhere
+
+
+@pytest.mark.parametrize(
+    ("code", "recovered_s"), [(StaleLeaseError("fenced off").exit_code, 1.0), (0, None), (1, None)]
+)
+async def test_a_frozen_learner_has_to_end_as_one_that_is_fenced_off(tmp_path, code, recovered_s):
+    script = f"import sys; sys.stderr.write('error: fenced off'); sys.exit({code})"
+    node = await start_node("learner-0", (sys.executable, "-c", script), log=tmp_path / "log", threads=1)
+    cluster = Trains(DrillLearner(0, node, tmp_path, 0))
+    at_once = SimpleNamespace(uniform=lambda least, most: 0.0)
+    outcome = await strike(cluster, Fault("frozen, replaced", (0,)), at_once)
+    assert outcome.recovered_s == recovered_s, outcome

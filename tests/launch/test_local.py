@@ -215,6 +215,18 @@ async def test_a_learner_that_is_killed_is_started_again_from_its_checkpoint_whi
     assert cluster.left == []
 
 
+async def test_what_a_node_has_started_does_not_outlive_it(launch):
+    cluster = launch(first="leave a simulator and be killed, train", second="leave a simulator")
+    running = asyncio.create_task(cluster.run())
+    await cluster.until_logged("waiting", "learner-0")
+    simulators = [int(path.stem) for path in cluster.pids.glob("*.simulator")]
+    assert len(simulators) == 2
+    await until(lambda: not any(map(lives, simulators)))
+    assert not running.done()
+    cluster.stop.set()
+    await running
+
+
 async def test_a_replay_that_is_killed_is_started_again_at_its_address_and_the_learners_go_on(launch):
     cluster = launch(replay="serve until the others train, serve", first="train", second="train")
     running = asyncio.create_task(cluster.run())
@@ -231,22 +243,64 @@ async def test_a_replay_that_is_killed_is_started_again_at_its_address_and_the_l
 
 
 async def test_a_learner_that_fails_again_and_again_is_given_up_and_the_other_trains_to_its_end(launch):
-    cluster = launch(first="train", second="raise")
+    cluster = launch(first="train, end", second="raise")
     running = asyncio.create_task(cluster.run(max_restarts=2))
     await until(lambda: len(cluster.said) == 3)
     assert not running.done()
     assert "told to end" not in cluster.log("learner-0")
-    os.kill(int((cluster.pids / "learner-0.pid").read_text()), signal.SIGTERM)  # it ends with 0
+    os.kill(int((cluster.pids / "learner-0.pid").read_text()), signal.SIGKILL)  # and then ends
     with pytest.raises(NodeFailedError) as caught:
         await running
     text = str(caught.value)
     assert text.startswith("learner-1 ended again after 2 restarts and is given up (exit code 1); the end of")
     assert text.endswith("RuntimeError: the simulator broke")
     why = "exit code 1, RuntimeError: the simulator broke"
-    assert cluster.restarts == [("learner-1", why, 0.01), ("learner-1", why, 0.02), ("learner-1", why, None)]
+    *failures, last = cluster.restarts
+    assert failures == [("learner-1", why, 0.01), ("learner-1", why, 0.02), ("learner-1", why, None)]
+    assert last == ("learner-0", "killed by SIGKILL", 0.01)
     assert cluster.log("learner-1").count("Traceback") == 3
     assert cluster.said[2].startswith(f"learner-1 is given up ({why}); its log is")
     assert cluster.left == []
+
+
+async def test_a_learner_that_ends_well_before_its_last_step_has_failed_at_once(launch):
+    cluster = launch(first="end early, train, end", second="train, end")
+    running = asyncio.create_task(cluster.run())
+    await cluster.until_logged("waiting", "learner-0", "learner-1")
+    assert "--resume" in cluster.starts("learner-0")[-1]
+    assert cluster.said[0].startswith(
+        "learner-0 ended (exit code 0, before its last step); it is started again in 0.01 s (restart 1 of 5)"
+    )
+    for name in ("learner-0", "learner-1"):  # as somebody might who means to stop only one
+        os.kill(int((cluster.pids / f"{name}.pid").read_text()), signal.SIGTERM)
+    await running
+    why = "exit code 0, before its last step"
+    assert sorted(cluster.restarts) == [
+        ("learner-0", why, 0.01),
+        ("learner-0", why, 0.02),
+        ("learner-1", why, 0.01),
+    ]
+    assert cluster.left == []
+
+
+async def test_a_learner_that_ends_early_again_and_again_is_given_up_with_a_hint(launch):
+    cluster = launch(first="end early", second="end")
+    with pytest.raises(NodeFailedError) as caught:
+        await cluster.run(max_restarts=1)
+    assert str(caught.value).startswith(
+        "learner-0 ended before its last step although nothing failed "
+        "(does the environment end the process?), again after 1 restart, and is given up (exit code 0); "
+    )
+
+
+async def test_a_learner_that_gets_on_between_its_failures_is_given_up_too_in_the_end(launch, monkeypatch):
+    monkeypatch.setattr(restart_policy, "IN_ALL", 3)
+    cluster = launch(first="fail a checkpoint later each time", second="end")
+    with pytest.raises(NodeFailedError, match="learner-0 ended again after 6 restarts and is given up"):
+        await cluster.run(max_restarts=2)
+    failures = read_restarts(cluster.directory.restarts)
+    assert [each.from_step for each in failures] == [1, 2, 3, 4, 5, 6, 7]
+    assert [each.pause_s for each in failures] == [0.01] * 6 + [None]
 
 
 async def test_without_restarts_a_learner_that_is_killed_is_named_at_the_end(launch):
@@ -289,10 +343,32 @@ async def test_a_replay_that_does_not_answer_when_it_is_started_again_counts_as_
     assert cluster.left == []
 
 
-async def test_a_replay_whose_restart_is_refused_ends_the_run(launch):
+async def test_a_replay_whose_restart_is_refused_is_tried_again_as_its_port_may_be_free_later(launch):
+    cluster = launch(replay="serve briefly, refuse, refuse, serve", first="train", second="train")
+    running = asyncio.create_task(cluster.run())
+    await until(lambda: len(cluster.said) == 3 or running.done())
+    await until(lambda: len(cluster.starts("replay")) == 4 or running.done())
+    cluster.stop.set()
+    await running
+    assert [why[:11] for _, why, _ in cluster.restarts] == ["exit code 1", "exit code 2", "exit code 2"]
+    assert len(cluster.starts("learner-0")) == len(cluster.starts("learner-1")) == 1
+    assert cluster.left == []
+
+
+async def test_a_replay_whose_restarts_are_all_refused_ends_the_run(launch):
     cluster = launch(replay="serve briefly, refuse", first="train", second="train")
+    with pytest.raises(
+        NodeFailedError, match=r"replay ended again after 2 restarts and is given up \(exit code 2"
+    ):
+        await cluster.run(max_restarts=2)
+    assert cluster.left == []
+
+
+async def test_a_replay_that_has_answered_and_then_says_that_it_cannot_go_on_ends_the_run(launch):
+    cluster = launch(replay="serve until the disk is full", first="train", second="train")
     with pytest.raises(NodeFailedError, match=r"replay ended while learners were training \(exit code 2\)"):
         await cluster.run()
+    assert len(cluster.starts("replay")) == 1
     assert cluster.left == []
 
 
@@ -447,6 +523,17 @@ async def test_killing_a_node_kills_what_it_has_started(tmp_path):
     child = int(await node.process.stdout.readline())
     await end_nodes([node], within_s=0.1)
     assert node.process.returncode == -9
+    await until(lambda: not lives(child))
+
+
+async def test_ending_a_node_that_has_ended_kills_what_it_has_left_behind(tmp_path):
+    script = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True)"
+    node = await start_node("node", (sys.executable, "-c", script), log=tmp_path / "node.log", threads=1)
+    await node.process.wait()
+    child = int(node.log.read_text())
+    assert lives(child)
+    await end_nodes([node])
+    assert node.process.returncode == 0
     await until(lambda: not lives(child))
 
 

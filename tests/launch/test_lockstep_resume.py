@@ -2,10 +2,12 @@
 
 import json
 import logging
+import math
 import shutil
 import threading
 
 import pytest
+import torch
 import worlds
 from contracts.sentences import assert_one_sentence
 from resuming import (
@@ -21,13 +23,21 @@ from resuming import (
     train_until,
 )
 
-from dase_grpc.errors import ConfigError, EnvironmentSpecError, RunDirectoryError
+from dase_grpc.errors import (
+    ConfigError,
+    DivergedError,
+    EnvironmentFailedError,
+    EnvironmentSpecError,
+    RunDirectoryError,
+)
 from dase_grpc.launch.lockstep import BUFFER_FILE
 from dase_grpc.launch.resume import ResumeOptions, resume_here
+from dase_grpc.learning.restarting import EnvironmentBroke, WatchedEnv
 from dase_grpc.runs.checkpoint import METADATA_FILE, STATE_FILE, TRAINING_FILE, checkpoints, latest
 from dase_grpc.runs.directory import RUN_FILE, RunDirectory
 from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
+from dase_grpc.runs.rounds import newest_whole_round
 
 
 @pytest.fixture(scope="module")
@@ -230,6 +240,30 @@ def test_only_the_buffers_new_rows_are_written_and_old_ones_removed(tmp_path, st
     ]
 
 
+def test_where_an_agent_cannot_go_on_nothing_takes_the_place_of_the_round(tmp_path, monkeypatch):
+    """Agent 1's environment raises when it plays its episode again; agent 2 has not gone on by then."""
+    settings = config(train__agents=3, env__max_restarts=0)
+    stopped = train_until(tmp_path, settings, 37)
+    before, reset = everything(stopped), WatchedEnv.reset
+
+    def broken(self, *, seed=None, options=None):
+        if self.watch.owner == "agent 1":
+            raise EnvironmentBroke("reset", RuntimeError("no licence"))
+        return reset(self, seed=seed, options=options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WatchedEnv, "reset", broken)
+        with pytest.raises(EnvironmentFailedError, match=r"agent 1 at step 37: .* no licence in reset"):
+            resume(stopped)
+    assert everything(stopped) == before
+
+
+def everything(directory: RunDirectory) -> dict[str, bytes]:
+    """The checkpoints and rounds that a run goes on from, by path."""
+    kept = [*directory.replay.glob("r*-*"), *directory.path.glob("agents/*/checkpoints/*/*")]
+    return {str(path): path.read_bytes() for path in kept}
+
+
 # -- damage -------------------------------------------------------------------------------------------
 
 
@@ -299,6 +333,29 @@ def test_a_damaged_line_of_results_is_put_aside(tmp_path, straight):
         path.write_bytes(path.read_bytes() + b"\xff, nonsense\n20")
     assert_equal(straight, resume(killed))
     assert b"\xff, nonsense\n" in (killed.agent(0).path / "before-resume-1" / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("environment_fails", [False, True])
+def test_a_diverged_agent_leaves_the_round_before_and_hides_no_other_failure(
+    tmp_path, environment_fails, caplog
+):
+    halt = threading.Event()
+
+    def ruin(opened):
+        if opened.learners[0].steps == 37:
+            ruined = {"critic.0.weight": torch.tensor([0.0, math.nan])}
+            opened.learners[1]._parts.agent.state_dict = lambda: ruined
+            if environment_fails:
+                raise EnvironmentFailedError("agent 0: the environment raised")
+            halt.set()
+
+    expected = EnvironmentFailedError if environment_fails else DivergedError
+    with caplog.at_level(logging.ERROR), pytest.raises(expected):
+        train(tmp_path, config(), on_round=ruin, halt=halt)
+    assert ("agent 1 at step 37 has diverged: critic.0.weight is" in caplog.text) == environment_fails
+    directory = RunDirectory.open(tmp_path / "run")
+    assert newest_whole_round(directory).round.steps == (30, 30)
+    assert latest(directory.agent(1).checkpoints).name == "step-000000030"
 
 
 # -- refusals -----------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import pytest
 
 from dase_grpc.launch.restart_policy import (
     HEALTHY_S,
+    IN_ALL,
     LONGEST_PAUSE_S,
     MAX_RESTARTS,
     RestartPolicy,
@@ -31,6 +32,26 @@ def test_a_node_that_was_well_for_a_while_begins_anew():
     assert policy.pause_s(ran_s=HEALTHY_S) == 1.0
     assert policy.pause_s(ran_s=HEALTHY_S - 1) == 2.0
     assert policy.pause_s(ran_s=HEALTHY_S - 1) is None
+
+
+def test_a_learner_that_fails_at_the_same_step_is_given_up_however_long_it_takes_to_get_there():
+    policy = RestartPolicy(limit=3)
+    assert [policy.pause_s(ran_s=10 * HEALTHY_S, step=500) for _ in range(4)] == [1.0, 2.0, 4.0, None]
+
+
+def test_a_learner_with_a_newer_checkpoint_begins_anew():
+    policy = RestartPolicy(limit=2)
+    assert [policy.pause_s(ran_s=1.0, step=step) for step in (0, 0, 10, 10, 11)] == [1.0, 2.0, 1.0, 2.0, 1.0]
+    assert [policy.pause_s(ran_s=1.0, step=step) for step in (11, 7)] == [2.0, None]
+
+
+@pytest.mark.parametrize("learner", [True, False])
+def test_a_node_that_gets_on_between_its_failures_has_a_bound_too(learner):
+    policy = RestartPolicy(limit=2)
+    pauses = [
+        policy.pause_s(ran_s=HEALTHY_S, step=count if learner else None) for count in range(2 * IN_ALL + 1)
+    ]
+    assert pauses == [1.0] * 2 * IN_ALL + [None]
 
 
 def test_a_limit_of_none_gives_up_at_once():

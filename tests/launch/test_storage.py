@@ -9,6 +9,7 @@ from store.store_cases import SCHEMA
 
 from dase_grpc.errors import ConfigError, DataDirectoryError
 from dase_grpc.launch import storage
+from dase_grpc.launch.resume import buffer_is_gone
 from dase_grpc.launch.storage import has_buffer, keeps_on_disk, put_buffer_aside, reserve
 from dase_grpc.store import SharedRun
 
@@ -65,3 +66,13 @@ def test_a_buffer_is_found_and_put_aside_but_not_while_a_replay_works_on_it(tmp_
     assert not has_buffer(directory)
     run_on_disk(directory.replay).close()
     assert put_buffer_aside(directory) == directory.path / "replay-before-resume-2"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can keep the buffer on disk")
+@pytest.mark.parametrize(
+    ("kept", "told"),
+    [("disk", "is not in its replay/ any more; with"), ("memory", "was kept in memory and is gone; with")],
+)
+def test_a_buffer_that_is_gone_is_missed_where_it_was(tmp_path, kept, told):
+    error = buffer_is_gone(new_run(tmp_path, small_config(replay__storage=kept)))
+    assert_one_sentence(error, told, "--empty-buffer")

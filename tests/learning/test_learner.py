@@ -12,7 +12,7 @@ from contracts.sentences import assert_one_sentence
 from worlds import PointGoal
 
 from dase_grpc.config import RunConfig, resolve
-from dase_grpc.errors import DivergedError, RunDirectoryError
+from dase_grpc.errors import DivergedError, EnvironmentFailedError, RunDirectoryError
 from dase_grpc.learning.dps import DpsOptions
 from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.learning.evaluation import Evaluator
@@ -487,6 +487,29 @@ def test_no_checkpoint_makes_room_for_one_of_an_agent_that_has_diverged():
     assert bench.journal.checkpoints == []
 
 
+def test_the_last_checkpoint_is_not_one_of_an_agent_that_has_diverged_either():
+    bench = Bench()
+    bench.agent.state_dict = lambda: {"actor.0.bias": torch.tensor([math.nan])}
+    with pytest.raises(DivergedError, match=r"agent 0 at step 6 has diverged: actor\.0\.bias is not finite"):
+        bench.train()
+    assert bench.journal.checkpoints == []
+    assert [record["step"] for record in bench.journal.records] == [6]
+
+
+def test_an_agent_that_has_diverged_does_not_hide_what_its_environment_did(caplog):
+    bench = Bench()
+    bench.agent.state_dict = lambda: {"actor.0.bias": torch.tensor([math.nan])}
+
+    def failed(_):
+        raise EnvironmentFailedError("the environment raised")
+
+    bench.sink.store = failed
+    with pytest.raises(EnvironmentFailedError):
+        bench.train()
+    assert bench.journal.checkpoints == []
+    assert "agent 0 at step 1 has diverged: actor.0.bias is not finite" in caplog.text
+
+
 def test_a_policy_that_diverges_is_named_by_the_evaluation_that_notices():
     bench = Bench()
     bench.agent.act = lambda observation: np.full((len(observation), 1), np.nan, np.float32)
@@ -757,6 +780,22 @@ def test_with_an_empty_buffer_a_resumed_learner_stores_its_first_transitions_ane
     )
     full = resumed_from(saved, **settings)
     assert [event for event in full.events if " at " not in event] == ["store", "batch", "update"] * 6
+
+
+def test_where_the_environment_fails_before_a_learner_has_gone_on_its_checkpoint_stays():
+    _, saved = stopped_after(6, **LONGER)
+    bench = Bench(**LONGER)
+
+    def replayed():
+        raise EnvironmentFailedError("the environment raised")
+
+    bench.agent = ResumableAgent(bench.events)
+    learner = bench.learner()
+    learner._parts.explorer.replay = replayed
+    learner.resume(saved, elapsed_s=0.0, buffer_is_empty=False)
+    with pytest.raises(EnvironmentFailedError):
+        learner.train(threading.Event())
+    assert bench.events == []
 
 
 @pytest.mark.parametrize(

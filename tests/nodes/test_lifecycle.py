@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +54,14 @@ def node(main=WAITS, *, leash=False):
     finally:
         process.kill()
         process.communicate()
+
+
+def lives(pid):
+    """Whether a process runs; one that has ended and that nobody has asked for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def ready(process):
@@ -105,6 +115,26 @@ def test_errors_of_ours_in_nested_groups_are_one_line_too():
     assert returned == 2
     assert log.endswith("error: a setting\n")
     assert len(log.splitlines()) == 1
+
+
+def test_a_node_that_ends_in_a_hang_takes_with_it_what_it_has_started():
+    main = """
+    async def main(stop):
+        inner = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True); input()"
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", inner, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        print((await child.stdout.readline()).decode().strip(), child.pid, flush=True)
+        raise EnvironmentHangsError("it does not return")
+    """
+    with node(main) as process:
+        started = [int(text) for text in process.stdout.readline().split()]
+        assert process.wait(timeout=20) == 1
+        assert len(started) == 2
+        limit = time.monotonic() + 10
+        while any(map(lives, started)) and time.monotonic() < limit:
+            time.sleep(0.01)
+        assert not any(map(lives, started))
 
 
 def test_a_bug_keeps_its_traceback_and_exits_1():

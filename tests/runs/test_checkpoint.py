@@ -92,6 +92,55 @@ def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_a_disk_that_is_full_leaves_the_checkpoint_that_was_to_be_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(tmp_path, evaluation=1)
+
+    def full(file: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dase_grpc.runs.checkpoint.write_synced", full)
+    with pytest.raises(RunDirectoryError, match="No space left on device"):
+        save(tmp_path, evaluation=2)
+    assert load_checkpoint(path).metadata["evaluation"] == 1
+    assert [found.name for found in tmp_path.iterdir()] == [path.name]
+
+
+class Killed(BaseException):
+    """Ends a writer as SIGKILL does."""
+
+
+@pytest.mark.parametrize(("renames", "evaluation"), [(0, 1), (1, 1), (2, 2)])
+def test_a_writer_that_is_killed_while_it_replaces_a_checkpoint_leaves_the_old_one_or_the_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int, evaluation: int
+) -> None:
+    path, done, rename = save(tmp_path, evaluation=1), [], Path.rename
+
+    def killed(self: Path, target: Path) -> Path:
+        if len(done) == renames:
+            raise Killed
+        done.append(target)
+        return rename(self, target)
+
+    def killed_then(directory: Path, *, keep: int) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killed)
+        patch.setattr("dase_grpc.runs.checkpoint._prune", killed_then)
+        with pytest.raises(Killed):
+            save(tmp_path, evaluation=2)
+    (listed,) = checkpoints(tmp_path)
+    assert load_checkpoint(listed).metadata["evaluation"] == evaluation
+    found, passed_over = newest_sound(tmp_path)
+    assert found is not None
+    assert (found.step, passed_over) == (1000, [])
+    save(tmp_path, 2000)
+    assert load_checkpoint(path).metadata["evaluation"] == evaluation
+    assert sorted(each.name for each in tmp_path.iterdir()) == [path.name, "step-000002000"]
+
+
 def test_what_a_killed_writer_left_is_never_seen_and_removed_by_the_next(tmp_path: Path) -> None:
     path = save(tmp_path)
     shutil.copytree(path, tmp_path / ".staging-step-000002000-1-abcd")
