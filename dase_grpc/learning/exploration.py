@@ -71,6 +71,9 @@ class Explorer:
     A `RestartableEnv` that raises is made anew, and the next episode begins in it. Of the broken one what
     was stored stays, for each row is whole in itself; of the step that raised nothing is stored, and it
     does not count.
+
+    Attributes:
+        restarts: the calls that raised in the last `step`, each a restart; also where that failed in the end.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class Explorer:
         self._to_env = ActionMap(env.action_space)
         self._refused_in_a_row = 0
         self._warned = False
+        self.restarts: list[str] = []
         self._observation: Array | None = None
         self._finite = False
         self._broken_off: _BrokenOff | None = None
@@ -116,17 +120,17 @@ class Explorer:
             EnvironmentFailedError: it raised or gave such, and again each time it was made anew.
             Exception: whatever an environment raises that cannot be made anew.
         """
-        restarts: list[str] = []
+        self.restarts.clear()
         while True:
             try:
                 explored = self._attempt(policy, version)
             except EnvironmentBroke as broke:
                 self._restart(broke)
-                restarts.append(broke.call)
+                self.restarts.append(broke.call)
             else:
                 if self._restartable is not None:
                     self._restartable.went_well(ended=explored.episode is not None)
-                return replace(explored, restarts=tuple(restarts)) if restarts else explored
+                return replace(explored, restarts=tuple(self.restarts)) if self.restarts else explored
 
     def _attempt(self, policy: Policy, version: int) -> ExploredStep:
         observation = self._reset() if self._observation is None else self._observation
