@@ -13,7 +13,7 @@ from dase_grpc.errors import EnvironmentSpecError
 from dase_grpc.learning.agent import Policy
 from dase_grpc.learning.envs import ActionMap, Environment, to_float32, to_reward
 from dase_grpc.learning.exploration import require_finite_action
-from dase_grpc.learning.restarting import EnvironmentBroke, given_up
+from dase_grpc.learning.restarting import EnvironmentBroke, answering, given_up
 from dase_grpc.schema import Array, TransitionSchema
 
 _log = logging.getLogger("dase")
@@ -75,8 +75,10 @@ class Evaluator:
 
         Raises:
             DivergedError: the policy gave an action that is not finite.
-            EnvironmentSpecError: the environment cannot be made or breaks its own spaces.
-            EnvironmentFailedError: it raised, and again each time the evaluation was begun anew.
+            EnvironmentSpecError: the environment cannot be made or breaks its own spaces, and is no
+                `WatchedEnv`, or no reset of its agent's environments had been right before.
+            EnvironmentFailedError: it did so later, or raised, and again each time the evaluation was begun
+                anew.
         """
         restarts = 0
         while True:
@@ -100,19 +102,23 @@ class Evaluator:
         to_env = ActionMap(envs[0].action_space)
         observations = np.empty((len(envs), size), np.float32)
         for index, env in enumerate(envs):
-            observations[index] = to_float32(env.reset(seed=self._seed + 2 * index)[0], size)
+            begun: Any = env.reset(seed=self._seed + 2 * index)
+            with answering(env, "reset"):
+                observations[index] = to_float32(begun[0], size)
         returns, lengths = [0.0] * len(envs), [0] * len(envs)
         active = list(range(len(envs)))
         for _ in range(self._max_episode_steps):
             actions = greedy_actions(policy, observations[active], self._schema.action_size)
             ended = set()
             for index, action in zip(active, actions, strict=True):
-                received, reward, terminated, truncated, _ = envs[index].step(to_env(action))
-                observations[index] = to_float32(received, size)
-                returns[index] += to_reward(reward)
+                returned: Any = envs[index].step(to_env(action))
+                with answering(envs[index], "step"):
+                    received, reward, terminated, truncated, _ = returned
+                    observations[index] = to_float32(received, size)
+                    returns[index] += to_reward(reward)
+                    if terminated or truncated:
+                        ended.add(index)
                 lengths[index] += 1
-                if terminated or truncated:
-                    ended.add(index)
             active = [index for index in active if index not in ended]
             if not active:
                 break

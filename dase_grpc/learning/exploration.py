@@ -12,7 +12,7 @@ from dase_grpc import seeding
 from dase_grpc.errors import DivergedError
 from dase_grpc.learning.agent import Policy
 from dase_grpc.learning.envs import ActionMap, Environment, to_float32, to_reward
-from dase_grpc.learning.restarting import EnvironmentBroke, RestartableEnv, described
+from dase_grpc.learning.restarting import EnvironmentBroke, RestartableEnv, answering, described
 from dase_grpc.schema import Array, TransitionSchema
 
 REFUSED_IN_A_ROW: Final = 100
@@ -71,6 +71,9 @@ class Explorer:
     A `RestartableEnv` that raises is made anew, and the next episode begins in it. Of the broken one what
     was stored stays, for each row is whole in itself; of the step that raised nothing is stored, and it
     does not count.
+
+    Attributes:
+        restarts: the calls that raised in the last `step`, each a restart; also where that failed in the end.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class Explorer:
         self._to_env = ActionMap(env.action_space)
         self._refused_in_a_row = 0
         self._warned = False
+        self.restarts: list[str] = []
         self._observation: Array | None = None
         self._finite = False
         self._broken_off: _BrokenOff | None = None
@@ -111,22 +115,22 @@ class Explorer:
 
         Raises:
             DivergedError: the policy gave an action that is not finite.
-            EnvironmentSpecError: the environment returned an observation of another shape than its space's,
-                or a reward that is not one number.
-            EnvironmentFailedError: it raised, and again each time it was made anew.
+            EnvironmentSpecError: the first reset, or anything of an environment that cannot be made anew,
+                gave an observation of another shape than its space's, or a reward that is not one number.
+            EnvironmentFailedError: it raised or gave such, and again each time it was made anew.
             Exception: whatever an environment raises that cannot be made anew.
         """
-        restarts: list[str] = []
+        self.restarts.clear()
         while True:
             try:
                 explored = self._attempt(policy, version)
             except EnvironmentBroke as broke:
                 self._restart(broke)
-                restarts.append(broke.call)
+                self.restarts.append(broke.call)
             else:
                 if self._restartable is not None:
                     self._restartable.went_well(ended=explored.episode is not None)
-                return replace(explored, restarts=tuple(restarts)) if restarts else explored
+                return replace(explored, restarts=tuple(self.restarts)) if self.restarts else explored
 
     def _attempt(self, policy: Policy, version: int) -> ExploredStep:
         observation = self._reset() if self._observation is None else self._observation
@@ -252,22 +256,26 @@ class Explorer:
     def _reset(self) -> Array:
         number = self._episodes
         self._episodes += 1  # before the reset: if that raises, the next attempt has another seed
-        received, _ = self._env.reset(seed=self._episode_seed(number))
-        observation = to_float32(received, self._schema.observation_size)
+        returned: Any = self._env.reset(seed=self._episode_seed(number))
+        with answering(self._env, "reset"):
+            received, _ = returned
+            observation = to_float32(received, self._schema.observation_size)
         self._observation, self._finite = observation, bool(np.isfinite(observation).all())
         self._actions, self._return, self._length = [], 0.0, 0
         return observation
 
     def _act(self, action: Array) -> tuple[Array, float, bool, bool]:
         """One environment step: next observation, reward, terminated, truncated."""
-        received, given, terminated, truncated, _ = self._env.step(self._to_env(action))
-        reward = to_reward(given)
-        next_observation = to_float32(received, self._schema.observation_size)
+        returned: Any = self._env.step(self._to_env(action))
+        with answering(self._env, "step"):
+            received, given, terminated, truncated, _ = returned
+            reward, ended = to_reward(given), (bool(terminated), bool(truncated))
+            next_observation = to_float32(received, self._schema.observation_size)
         self._return += reward
         self._length += 1
         if self._length <= REPLAYED_STEPS:
             self._actions.append(action)
-        return next_observation, reward, terminated, truncated
+        return next_observation, reward, *ended
 
     def _choose(self, policy: Policy, observation: Array) -> Array:
         size = self._schema.action_size

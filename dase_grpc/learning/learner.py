@@ -5,9 +5,8 @@ it; they differ in where transitions go and where batches come from.
 """
 
 import logging
-import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from threading import Event
@@ -28,13 +27,12 @@ from dase_grpc.learning.learner_state import NOT_YET, Counters, LearnerState, Sa
 from dase_grpc.learning.ports import Halted, StoppablePolicy
 from dase_grpc.learning.similarity import Weighing
 from dase_grpc.learning.staging import Staging
-from dase_grpc.learning.statistics import DeviceTotals, Diagnosis, Window, fold, record, show
+from dase_grpc.learning.statistics import DeviceTotals, Diagnosis, Window, finite, fold, record, show
 from dase_grpc.progress import Progress, evaluation_line
 from dase_grpc.schema import Array
 
 DIAGNOSE_EVERY: Final = 50
 """Updates between two looks at losses and similarity; each look waits for the device once."""
-
 
 _log = logging.getLogger("dase")
 
@@ -106,7 +104,7 @@ class Learner:
                         self.keep()
         except EnvironmentFailedError:
             try:
-                self.keep()
+                self._keep_last()
             except DivergedError as error:
                 _log.error("%s", error)
             raise
@@ -153,7 +151,11 @@ class Learner:
             Halted: the driver closed the sink or the source, or set `halt` during an evaluation.
         """
         parts = self._parts
-        explored = parts.explorer.step(parts.agent, parts.agent.updates)
+        try:
+            explored = parts.explorer.step(parts.agent, parts.agent.updates)
+        except EnvironmentFailedError:
+            self._count_restarts(parts.explorer.restarts)
+            raise
         self._at.steps += 1
         self._note(explored)
         if explored.row is not None:
@@ -173,16 +175,19 @@ class Learner:
         self._keep(self._state.save(self._parts.agent))
 
     def finish(self) -> None:
-        """Keeps the final checkpoint, as `keep` does. Call once, last.
+        """Keeps the final checkpoint, and raises as `keep` does. Call once, last."""
+        try:
+            self._keep_last()
+        finally:
+            self.progress = replace(self._snapshot(), state="finished" if self.done else "stopped")
 
-        Raises:
-            DivergedError: a number in it is not finite.
-        """
+    def _keep_last(self) -> None:
         self._health.count(self._window)
+        if self._window.restarts and self._at.logged == self._at.steps:
+            self._log()  # beside the line that was due here; a resumed run keeps both and counts on
         saved = self._state.save(self._parts.agent)  # before a line of metrics that is not due
-        if self._at.steps > self._window.started_step:
+        if self._window.restarts or self._at.steps > self._window.started_step:
             self._log()
-        self.progress = replace(self._snapshot(), state="finished" if self.done else "stopped")
         self._keep(saved)
 
     def _report(self) -> None:
@@ -234,7 +239,7 @@ class Learner:
             step=self._at.steps,
             saved=saved,
             scores={
-                "evaluation": _plain(self.progress.evaluation_return),
+                "evaluation": finite(self.progress.evaluation_return),
                 "evaluation_step": None if self._evaluated_at == NOT_YET else self._evaluated_at,
             },
         )
@@ -316,15 +321,18 @@ class Learner:
         parts.metrics.env_steps.inc()
         if explored.reason is not None:
             self._refuse(explored.reason)
-        self._window.restarts.update(explored.restarts)
-        for call in explored.restarts:
-            parts.metrics.restarted(call)
+        self._count_restarts(explored.restarts)
         if explored.episode is not None:
             self._window.episodes += 1
             self._window.episode_returns.add(explored.episode.return_)
             parts.metrics.episodes.inc()
             parts.metrics.episode_return.set(explored.episode.return_)
-            self.progress = replace(self._snapshot(), episode_return=_plain(explored.episode.return_))
+            self.progress = replace(self._snapshot(), episode_return=finite(explored.episode.return_))
+
+    def _count_restarts(self, calls: Sequence[str]) -> None:
+        self._window.restarts.update(calls)
+        for call in calls:
+            self._parts.metrics.restarted(call)
 
     def _refuse(self, reason: str) -> None:
         self._window.refused[reason] += 1
@@ -343,9 +351,7 @@ class Learner:
         started = parts.clock()
         result = parts.evaluator.evaluate(StoppablePolicy(parts.agent, self._halt, self._name))
         now = parts.clock()
-        for _ in range(result.restarts):
-            self._window.restarts["evaluation"] += 1
-            parts.metrics.restarted("evaluation")
+        self._count_restarts(["evaluation"] * result.restarts)
         self._pace_from += now - started
         parts.metrics.evaluation_seconds.observe(now - started)
         parts.metrics.evaluation_return.set(result.return_mean)
@@ -356,7 +362,7 @@ class Learner:
             episodes=result.episodes,
             wall_seconds=now - self._started_at,
         )
-        latest = _plain(result.return_mean)
+        latest = finite(result.return_mean)
         self._evaluated_at = self._at.steps
         if self._at.steps == 0:
             self._at.first_evaluation = latest
@@ -387,7 +393,3 @@ class Learner:
             updates=self._parts.agent.updates,
             state="training" if self._may_update else "exploring",
         )
-
-
-def _plain(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

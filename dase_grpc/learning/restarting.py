@@ -2,13 +2,14 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import gymnasium
 
 from dase_grpc.config import EnvConfig
-from dase_grpc.errors import EnvironmentFailedError
+from dase_grpc.errors import EnvironmentFailedError, EnvironmentSpecError
 from dase_grpc.learning.env_ids import summary
 from dase_grpc.learning.envs import Environment, make_env
 from dase_grpc.learning.watch import Watch
@@ -29,15 +30,18 @@ _log = logging.getLogger("dase")
 
 
 class EnvironmentBroke(Exception):
-    """A call into the environment raised; the environment cannot be used any more.
+    """A call into the environment raised, or broke its spaces; the environment cannot be used any more.
 
     Attributes:
         call: "make", "reset" or "step".
-        error: what it raised.
+        error: what it raised, or an `EnvironmentSpecError` that says what is wrong.
     """
 
     def __init__(self, call: str, error: BaseException) -> None:
-        super().__init__(f"the environment raised {described(error)} in {call}")
+        if isinstance(error, EnvironmentSpecError):
+            super().__init__(f"{str(error).partition(';')[0]} (in {call})")
+        else:
+            super().__init__(f"the environment raised {described(error)} in {call}")
         self.call = call
         self.error = error
 
@@ -45,6 +49,35 @@ class EnvironmentBroke(Exception):
 def described(error: BaseException) -> str:
     """An environment's exception in one line: its type and text."""
     return summary(error)
+
+
+@contextmanager
+def answering(env: Environment, call: str) -> Iterator[None]:
+    """For a block that takes apart what a call into `env` returned.
+
+    Raises:
+        EnvironmentSpecError: it is not what it should be.
+        EnvironmentBroke: so, but a reset of this agent's environments has been right before.
+    """
+    watch = env.watch if isinstance(env, WatchedEnv) else None
+    try:
+        yield
+    except (EnvironmentSpecError, TypeError, ValueError) as error:
+        breach = error if isinstance(error, EnvironmentSpecError) else _breach(call, error)
+        if watch is not None and watch.answered:
+            raise EnvironmentBroke(call, breach) from error
+        if breach is error:
+            raise
+        raise breach from error
+    if watch is not None and call == "reset":
+        watch.answered = True
+
+
+def _breach(call: str, error: Exception) -> EnvironmentSpecError:
+    return EnvironmentSpecError(
+        f"the environment's {call} did not return what Gymnasium's interface says ({described(error)}); "
+        f"correct it"
+    )
 
 
 class WatchedEnv(gymnasium.Wrapper[Array, Array, Array, Array]):
@@ -161,11 +194,9 @@ class RestartableEnv(WatchedEnv):
         traceback = None if kind in self._said else broke.error
         self._said.add(kind)
         _log.warning(
-            "%s: the environment raised %s in %s, so it is made anew and a new episode begins (restart %d "
-            "in a row, of at most %d)",
+            "%s: %s, so it is made anew and a new episode begins (restart %d in a row, of at most %d)",
             where,
-            described(broke.error),
-            broke.call,
+            broke,
             self.failures,
             self._max_restarts,
             exc_info=traceback,
@@ -179,8 +210,8 @@ def given_up(broke: EnvironmentBroke, *, where: str, restarts: int) -> Environme
         f"after {restarts} restarts in a row" if restarts else "and env.max_restarts = 0 allows no restart"
     )
     return EnvironmentFailedError(
-        f"{where}: the environment raised {described(broke.error)} in {broke.call}, {often}; correct the "
-        f"environment, whose traceback is in the log, or raise env.max_restarts (the last checkpoint is kept)"
+        f"{where}: {broke}, {often}; correct the environment, whose traceback is in the log, or raise "
+        f"env.max_restarts (the last checkpoint is kept)"
     )
 
 
@@ -198,5 +229,11 @@ def evaluation_env(config: EnvConfig, watch: Watch) -> WatchedEnv:
 
     Raises:
         EnvironmentSpecError: it cannot be made.
+        EnvironmentBroke: so, but a reset of this agent's environments has been right before.
     """
-    return WatchedEnv(lambda: make_env(config.id, config.kwargs), watch, purpose="evaluation ")
+    try:
+        return WatchedEnv(lambda: make_env(config.id, config.kwargs), watch, purpose="evaluation ")
+    except RAISED as error:
+        if watch.answered:
+            raise EnvironmentBroke(MAKE, error) from error
+        raise

@@ -1,5 +1,6 @@
 """What a learner measures between two lines of its metrics: sums on the device, read seldom."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -204,3 +205,8 @@ def record(
 
 def _by_source(means: Mapping[int, Mean]) -> dict[str, float | None]:
     return {str(agent): mean.value for agent, mean in sorted(means.items())}
+
+
+def finite(value: float | None) -> float | None:
+    """The value, or None where JSON cannot hold it."""
+    return value if value is not None and math.isfinite(value) else None

@@ -28,12 +28,15 @@ class Watch:
     Attributes:
         owner: whose environments they are, for what is said.
         thread: the identity of the thread that called last.
+        answered: whether a reset has ever returned what it should; what goes wrong later is a failure of
+            the environment, and not one of who chose it.
     """
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
         self.call: Call | None = None
         self.thread: int | None = None
+        self.answered = False
 
     def begin(self, what: str) -> None:
         """The calling thread is in a call from now on."""

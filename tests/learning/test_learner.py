@@ -23,7 +23,9 @@ from dase_grpc.learning.learner import DIAGNOSE_EVERY, Learner
 from dase_grpc.learning.learner_parts import LearnerParts
 from dase_grpc.learning.learner_state import Saved
 from dase_grpc.learning.ports import Halted
+from dase_grpc.learning.restarting import RestartableEnv
 from dase_grpc.learning.similarity import SimilarityWeigher
+from dase_grpc.learning.watch import Watch
 from dase_grpc.telemetry import LearnerMetrics, make_registry
 
 BATCH = 8
@@ -494,6 +496,25 @@ def test_the_last_checkpoint_is_not_one_of_an_agent_that_has_diverged_either():
         bench.train()
     assert bench.journal.checkpoints == []
     assert [record["step"] for record in bench.journal.records] == [6]
+
+
+@pytest.mark.parametrize(("good_steps", "line"), [(0, 0), (3, 3)])
+def test_the_restarts_before_an_environment_is_given_up_are_counted(good_steps, line):
+    steps = []
+
+    class Fails(PointGoal):
+        def step(self, action):
+            steps.append(action)
+            if len(steps) > good_steps:
+                raise RuntimeError("broke")
+            return super().step(action)
+
+    bench = Bench(RestartableEnv(Fails, Watch("agent 0"), max_restarts=2, pause=lambda _: None))
+    with pytest.raises(EnvironmentFailedError):
+        bench.train()
+    assert [(each["step"], each["env_restarts"]) for each in bench.journal.records] == [(line, {"step": 2})]
+    assert bench.metric("explorer_env_restarts_total", reason="step") == 2
+    assert [step for step, *_ in bench.journal.checkpoints] == [line]
 
 
 def test_an_agent_that_has_diverged_does_not_hide_what_its_environment_did(caplog):

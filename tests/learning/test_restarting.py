@@ -2,17 +2,25 @@
 
 import json
 import logging
+from functools import partial
 
 import numpy as np
 import pytest
 import worlds
 from contracts.sentences import assert_one_sentence
 
-from dase_grpc.errors import EnvironmentFailedError, EnvironmentSpecError
+from dase_grpc.config import EnvConfig
+from dase_grpc.errors import LASTING_CODES, EnvironmentFailedError, EnvironmentSpecError
 from dase_grpc.learning.envs import schema_of
 from dase_grpc.learning.evaluation import Evaluator
 from dase_grpc.learning.exploration import Explorer
-from dase_grpc.learning.restarting import GOOD_STEPS, EnvironmentBroke, RestartableEnv, WatchedEnv
+from dase_grpc.learning.restarting import (
+    GOOD_STEPS,
+    EnvironmentBroke,
+    RestartableEnv,
+    WatchedEnv,
+    evaluation_env,
+)
 from dase_grpc.learning.watch import Watch
 
 POLICY = worlds.ConstantPolicy(0.25)
@@ -224,6 +232,92 @@ def test_an_environment_that_raises_while_its_episode_is_played_again_begins_a_n
     row = resumed.step(POLICY, 0).row
     assert schema.named(row[np.newaxis])["observation"][0].tolist() == [0, 0]
     assert maker.made[-1].seeds == [102]
+
+
+# -- what an environment returns ----------------------------------------------------------------------
+
+GOOD = (np.zeros(2), 1.0, False, False, {})
+BREACHES = {
+    "nothing": (None, "step did not return what Gymnasium's interface says (TypeError: cannot unpack"),
+    "old": (GOOD[1:], "step did not return what Gymnasium's interface says (ValueError: not enough"),
+    "shape": (
+        (np.zeros(1), *GOOD[1:]),
+        "returned an observation of shape (1,), but its observation space says (2,) (in step)",
+    ),
+    "text": (("left", *GOOD[1:]), "step did not return what Gymnasium's interface says (ValueError: could"),
+    "reward": ((GOOD[0], "much", *GOOD[2:]), "returned the reward much, which is not one number (in step)"),
+    "flag": ((*GOOD[:3], np.zeros(2, bool), {}), "did not return what Gymnasium's interface says (Value"),
+}
+
+
+class Breach(Maker):
+    """Makes Clocks whose steps with these numbers, from 1 over all of them, return something else."""
+
+    def __init__(self, returned, steps):
+        super().__init__({})
+        self.returned = returned
+        self.steps = steps
+
+    def __call__(self):
+        env, step = super().__call__(), Scripted.step
+        env.step = lambda action: (
+            self.returned if self.calls["step"] + 1 in self.steps and self._count() else step(env, action)
+        )
+        return env
+
+    def _count(self):
+        self.calls["step"] += 1
+        return True
+
+
+@pytest.mark.parametrize("name", BREACHES)
+def test_what_breaks_the_spaces_while_exploring_is_as_if_it_had_raised(name, caplog):
+    returned, said = BREACHES[name]
+    steps, rows, _ = explore(Breach(returned, {3}), 4)
+    assert rows["observation"][:, 0].tolist() == [0, 1, 0, 1]
+    assert [step.restarts for step in steps] == [(), (), ("step",), ()]
+    assert said in caplog.text
+    assert "so it is made anew and a new episode begins" in caplog.text
+
+
+def test_what_always_breaks_the_spaces_ends_its_own_agent_and_not_the_run():
+    exploring, _, _ = explorer(Breach(BREACHES["shape"][0], range(2, 99)), max_restarts=2)
+    exploring.step(POLICY, 0)
+    with pytest.raises(EnvironmentFailedError) as caught:
+        exploring.step(POLICY, 0)
+    assert_one_sentence(
+        caught.value, "agent 0 at step 1: the environment returned an obs", "(in step), after 2 restarts"
+    )
+    assert caught.value.exit_code not in LASTING_CODES
+
+
+def test_a_first_reset_that_breaks_the_spaces_is_the_users_to_correct():
+    exploring, _, _ = explorer(worlds.WrongShape)
+    with pytest.raises(EnvironmentSpecError, match="shape") as caught:
+        exploring.step(POLICY, 0)
+    assert caught.value.exit_code in LASTING_CODES
+
+
+def test_an_evaluation_that_breaks_the_spaces_is_begun_anew():
+    result = evaluator(Breach(BREACHES["reward"][0], {5}), max_restarts=1).evaluate(POLICY)
+    assert (result.restarts, result.returns) == (1, (10.0, 10.0))
+
+
+def test_an_environment_for_an_evaluation_that_cannot_be_made_is_the_users_only_before_the_first_reset():
+    config, watch = EnvConfig(id="worlds:RefusesToStart"), Watch("agent 0")
+    trying = Evaluator(
+        partial(evaluation_env, config, watch),
+        schema_of(worlds.Clock(), "a world"),
+        episodes=2,
+        max_episode_steps=5,
+        seed=1,
+        max_restarts=2,
+    )
+    with pytest.raises(EnvironmentSpecError, match="failed with ValueError: no licence"):
+        trying.evaluate(POLICY)
+    watch.answered = True
+    with pytest.raises(EnvironmentFailedError, match=r"no licence for this simulator \(in make\), after 2"):
+        trying.evaluate(POLICY)
 
 
 # -- evaluation ---------------------------------------------------------------------------------------
