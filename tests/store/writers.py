@@ -58,7 +58,8 @@ class Writers(RuleBasedStateMachine):
         """Notes that a writer's log is committed up to and with number `last`."""
         fresh = self.logs[writer][self.committed[writer] : last]
         kept = [(serial, AGENT[writer]) for serial, ok in fresh if ok]
-        self.known.add(writer)
+        if fresh:  # who sends nothing takes no place in the table
+            self.known.add(writer)
         self.committed[writer] = last
         self.present.extend(kept)
         self.inserted[AGENT[writer]] += len(kept)
