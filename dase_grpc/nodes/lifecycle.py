@@ -75,11 +75,12 @@ def run_node(name: str, main: Callable[[asyncio.Event], Awaitable[None]], *, std
 
 
 def _is_worth_saying(record: logging.LogRecord) -> bool:
-    """Whether a line of gRPC is not the one, with a traceback, about a call that ended while it was answered.
+    """Whether a line of gRPC is not one, with a traceback, about a call that ended while it was answered.
 
     Clients that come and go bring that about every day. Errors of a servicer have other lines.
     """
-    return not record.getMessage().startswith(_ENDED_MEANWHILE)
+    cancelled = record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError)
+    return not cancelled and not record.getMessage().startswith(_ENDED_MEANWHILE)
 
 
 @contextmanager

@@ -71,7 +71,7 @@ async def test_a_slow_network_is_only_slow(storm, tmp_path):
     async with learner_behind_a_proxy(storm, tmp_path) as (proxy, trained_on):
         proxy.delay_s = 0.3
         await asyncio.sleep(3)
-        await trained_on()
+        await trained_on(within_s=60)  # it is slow, and nothing is measured
         assert proxy.connections == 1
         proxy.delay_s = 0.0
 

@@ -403,10 +403,15 @@ def test_a_call_that_ended_while_it_was_answered_is_no_news_but_a_servicers_bug_
                 raise KeyError(trouble)
             except KeyError:
                 grpc.exception(trouble)
+        try:
+            raise asyncio.CancelledError
+        except asyncio.CancelledError:
+            grpc.exception("a call that a stopping server gave up")
         print("ready", flush=True)
     """
     with node(main) as process:
         _, log = process.communicate(timeout=20)
     assert "ExecuteBatchError" not in log
+    assert "gave up" not in log
     assert "Unexpected [KeyError] raised by servicer method" in log
     assert log.count("Traceback") == 1
