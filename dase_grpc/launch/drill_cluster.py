@@ -20,13 +20,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from dase_grpc.config import RunConfig
 from dase_grpc.errors import DaseError, NodeFailedError, UnreachableError
 from dase_grpc.launch.evidence import Life
+from dase_grpc.launch.listening import listening_address
 from dase_grpc.launch.local import PROGRAM
 from dase_grpc.launch.processes import Node, end_nodes, start_node
 from dase_grpc.launch.proxy import Proxy, proxied
-from dase_grpc.nodes.lifecycle import READY_PREFIX
 from dase_grpc.runs.directory import RUN_FILE
 from dase_grpc.wire.cluster import ClusterClient
-from dase_grpc.wire.transport import Address, open_channel, parse_address
+from dase_grpc.wire.transport import Address, open_channel
 from dase_grpc.wire.v1 import cluster_pb2
 
 READY_S: Final = 60.0
@@ -126,18 +126,7 @@ class DrillCluster:
             f"--metrics-port={self.replay_metrics_port}",
             read_stdout=True,
         )
-        if node.process.stdout is None:
-            raise TypeError("the replay's stdout is not a pipe")
-        try:
-            async with asyncio.timeout(READY_S):
-                line = (await node.process.stdout.readline()).decode(errors="replace").strip()
-                if not line:
-                    await node.ended()
-        except TimeoutError:
-            raise node.failure(f"did not answer within {READY_S:g} s") from None
-        if not line.startswith(READY_PREFIX):
-            raise node.failure("could not start")
-        self.address = parse_address(line.removeprefix(READY_PREFIX))
+        self.address = await listening_address(node, within_s=READY_S)
 
     async def start_learner(self, agent_id: int, *, elsewhere: bool = False) -> DrillLearner:
         """Starts an agent's next learner, which goes on from the checkpoint of the one before.

@@ -11,15 +11,16 @@ from typing import Final, Self
 from dase_grpc.config import RunConfig
 from dase_grpc.errors import DaseError, NodeFailedError
 from dase_grpc.launch.display import Display, Snapshot
+from dase_grpc.launch.listening import listening_address
 from dase_grpc.launch.processes import Node, end_nodes, kill_nodes, start_node
 from dase_grpc.launch.restart_policy import MAX_RESTARTS, is_lasting
 from dase_grpc.launch.storage import keeps_on_disk
 from dase_grpc.launch.supervision import Supervision, Supervisor
-from dase_grpc.nodes.lifecycle import READY_PREFIX, first_cause, is_orphaned, unless
+from dase_grpc.nodes.lifecycle import first_cause, is_orphaned, unless
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.wire.cluster import ClusterClient
 from dase_grpc.wire.messages import progress_from_proto
-from dase_grpc.wire.transport import Address, open_channel, parse_address
+from dase_grpc.wire.transport import Address, open_channel
 
 PROGRAM: Final = (sys.executable, "-m", "dase_grpc")
 READY_S: Final = 30.0
@@ -139,18 +140,7 @@ class LocalCluster:
             read_stdout=True,
             again=again,
         )
-        if node.process.stdout is None:
-            raise TypeError("the replay's stdout is not a pipe")
-        try:
-            async with asyncio.timeout(READY_S):
-                line = (await node.process.stdout.readline()).decode(errors="replace").strip()
-                if not line:
-                    await node.ended()
-        except TimeoutError:
-            raise node.failure(f"did not answer within {READY_S:g} s") from None
-        if not line.startswith(READY_PREFIX):
-            raise node.failure(f"said {line!r} instead of its address" if line else "could not start")
-        return parse_address(line.removeprefix(READY_PREFIX))
+        return await listening_address(node, within_s=READY_S)
 
     async def _start_learner(self, agent_id: int, *, resume: bool, again: bool = False) -> Node:
         port = self._config.metrics.port and self._config.metrics.port + 1 + agent_id

@@ -72,6 +72,7 @@ def test_asyncio_is_used_only_where_there_are_streams_or_processes():
         "dase_grpc.launch.drill_cluster",
         "dase_grpc.launch.experiment",
         "dase_grpc.launch.faults",
+        "dase_grpc.launch.listening",
         "dase_grpc.launch.local",
         "dase_grpc.launch.processes",
         "dase_grpc.launch.proxy",
