@@ -1,1 +1,8 @@
 """DASE: K deterministic actor-critics on one shared replay buffer over gRPC."""
+
+import os
+
+# gRPC would restart its poller in every child that is forked, also in one that is about to become another
+# program: such a child can die before it has (https://github.com/grpc/grpc/issues/43055). Nothing here forks
+# to go on in the same program. Read while grpc is imported, so it has to be set before that.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

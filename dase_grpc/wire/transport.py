@@ -2,7 +2,6 @@
 
 import errno
 import ipaddress
-import os
 import re
 import socket
 from dataclasses import dataclass
@@ -12,11 +11,6 @@ import grpc
 
 from dase_grpc.errors import AddressError
 from dase_grpc.wire.guard import Guard
-
-# gRPC would restart its poller in every child that is forked, also in one that is about to become another
-# program: such a child can die before it has (https://github.com/grpc/grpc/issues/43055). Nothing here forks
-# to go on in the same program.
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 KEEPALIVE_TIME_MS: Final = 10_000
 KEEPALIVE_TIMEOUT_MS: Final = 5_000
