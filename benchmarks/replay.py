@@ -6,8 +6,10 @@ is the median of several rounds, with the range beside it; CPU seconds of both p
 because they depend less on what else the machine does.
 
 With --data-dir the replay keeps its buffer there. With --compare-durable a replay in memory and one on
-disk run side by side and their rounds alternate. The last two columns compare: the median rate on disk over
-that in memory, and the server's CPU time in memory over that on disk; many short rounds compare best.
+disk run side by side and their rounds alternate; a round of inserts ends when the last one is acknowledged,
+so none is paid for in the other's round. The last two columns compare: the rate on disk over that in memory,
+as the geometric mean over pairs of rounds with its 95 % interval, and the server's CPU time in memory over
+that on disk. The last lines do so over all kinds of inserts and of samples. Many short rounds compare best.
 
 Usage: python benchmarks/replay.py [--seconds 2] [--rounds 3] [--fill 100000]
                                    [--data-dir DIR] [--compare-durable]
@@ -15,6 +17,7 @@ Usage: python benchmarks/replay.py [--seconds 2] [--rounds 3] [--fill 100000]
 
 import argparse
 import asyncio
+import math
 import os
 import platform
 import statistics
@@ -22,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -57,6 +61,18 @@ class Rate:
     events: int = 0
     client_s: float = 0.0
     server_s: float = 0.0
+
+    def ratios_to(self, other: "Rate") -> list[float]:
+        """This rate over another, by pairs of rounds."""
+        return [mine / its for mine, its in zip(self.per_second, other.per_second, strict=True)]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is measured: one event, which stands for `events`, and what waits until all of them are done."""
+
+    once: Callable[[], Awaitable[None]]
+    settle: Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -102,24 +118,24 @@ class Meter:
         name: str,
         unit: str,
         events: int,
-        each: Sequence[tuple[Replay, Callable[[], Awaitable[None]]]],
+        each: Sequence[tuple[Replay, Task]],
     ) -> list[Rate]:
-        """How often a call on each replay, which stands for `events` events, can be done a second."""
+        """How many events a second each replay can do; the first round of each only warms up."""
         rates = [Rate(replay.kind, name, unit) for replay, _ in each]
-        for number in range(self._rounds):
-            pairs = list(zip(rates, each, strict=True))
-            for rate, (replay, once) in reversed(pairs) if number % 2 else pairs:
-                await self._round(rate, events, replay, once)
+        for number in range(-1, self._rounds):
+            kept = rates if number >= 0 else [Rate(rate.kind, name, unit) for rate in rates]
+            pairs = list(zip(kept, each, strict=True))
+            for rate, (replay, task) in reversed(pairs) if number % 2 else pairs:
+                await self._round(rate, events, replay, task)
         return rates
 
-    async def _round(
-        self, rate: Rate, events: int, replay: Replay, once: Callable[[], Awaitable[None]]
-    ) -> None:
+    async def _round(self, rate: Rate, events: int, replay: Replay, task: Task) -> None:
         before = _cpu_s(self._client), _cpu_s(replay.server)
         done, started = 0, time.perf_counter()
         while time.perf_counter() - started < self._seconds:
-            await once()
+            await task.once()
             done += events
+        await task.settle()
         rate.per_second.append(done / (time.perf_counter() - started))
         rate.events += done
         rate.client_s += _cpu_s(self._client) - before[0]
@@ -148,16 +164,29 @@ async def insert_rates(replays: Sequence[Replay], meter: Meter, chunk: int, fill
         inserters, each = [], []
         for replay in replays:
             rows = random_rows(replay.target.schema, chunk, replay.target.member.agent_id)
-            inserter = await Inserter(replay.target, writer_id=f"chunks-of-{chunk}").open()
+            acknowledged = asyncio.Event()
+            inserter = await Inserter(
+                replay.target,
+                writer_id=f"chunks-of-{chunk}",
+                on_acknowledged=partial(_set, acknowledged),
+            ).open()
             tasks.create_task(inserter.receive())
             inserters.append((inserter, rows))
-            each.append((replay, partial(inserter.append, rows)))
+            task = Task(partial(inserter.append, rows), partial(all_acknowledged, inserter, acknowledged))
+            each.append((replay, task))
         rates = await meter.rates(f"insert, chunks of {chunk}", "transitions/s", chunk, each)
         for inserter, rows in inserters:
             for _ in range(fill // chunk + 1 if chunk == CHUNKS[-1] else 0):
                 await inserter.append(rows)
             await inserter.finish()
     return rates
+
+
+async def all_acknowledged(inserter: Inserter, acknowledged: asyncio.Event) -> None:
+    """Waits until nothing that was sent is still to be stored."""
+    while inserter.unacknowledged:
+        acknowledged.clear()
+        await acknowledged.wait()
 
 
 async def sample_rates(replays: Sequence[Replay], meter: Meter) -> list[Rate]:
@@ -168,7 +197,13 @@ async def sample_rates(replays: Sequence[Replay], meter: Meter) -> list[Rate]:
         await sampler.next()
         await sampler.grant(1)
 
-    each = [(replay, partial(one_batch, sampler)) for replay, sampler in zip(replays, samplers, strict=True)]
+    async def nothing() -> None:
+        """The few batches that are asked for all the time lie in the client by now."""
+
+    each = [
+        (replay, Task(partial(one_batch, sampler), nothing))
+        for replay, sampler in zip(replays, samplers, strict=True)
+    ]
     rates = await meter.rates(f"sample, batches of {BATCH}", "batches/s", 1, each)
     for sampler in samplers:
         sampler.cancel()
@@ -191,7 +226,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, help="keep the buffer in a new folder there")
     parser.add_argument("--compare-durable", action="store_true", help="in memory and on disk side by side")
     options = parser.parse_args()
-    console = Console(width=150)
+    console = Console(width=170)
     keep_freed_memory()  # as every node does
     console.print(
         f"{_machine()}; median of {options.rounds} rounds of {options.seconds:g} s (minimum to maximum)"
@@ -209,6 +244,7 @@ def main() -> None:
         "CPU ratio",
     )
     table = Table(*heads, box=None)
+    ratios: defaultdict[str, list[float]] = defaultdict(list)
     for task, (m, n) in TASKS.items():
         schema = TransitionSchema(task, m, n, (-1.0,) * n, (1.0,) * n)
         with ExitStack() as started:
@@ -223,7 +259,10 @@ def main() -> None:
             meter = Meter(rounds=options.rounds, seconds=options.seconds)
             for rates in asyncio.run(measure(processes, meter, schema, options.fill)):
                 add_rows(table, f"{task} ({m}, {n})", rates)
+                ratios[rates[0].name.partition(",")[0]] += rates[-1].ratios_to(rates[0])
     console.print(table)
+    for name, paired in ratios.items() if options.compare_durable else ():
+        console.print(f"{name}, disk over memory: {mean_ratio(paired)} ({len(paired)} pairs of rounds)")
 
 
 def add_rows(table: Table, task: str, rates: Sequence[Rate]) -> None:
@@ -231,8 +270,8 @@ def add_rows(table: Table, task: str, rates: Sequence[Rate]) -> None:
     first = rates[0]
     for rate in rates:
         ratios = (
-            statistics.median(rate.per_second) / statistics.median(first.per_second),
-            first.server_s / first.events / (rate.server_s / rate.events),
+            mean_ratio(rate.ratios_to(first)),
+            f"{first.server_s / first.events / (rate.server_s / rate.events):.3f}",
         )
         table.add_row(
             task,
@@ -243,8 +282,20 @@ def add_rows(table: Table, task: str, rates: Sequence[Rate]) -> None:
             rate.unit,
             f"{1e6 * rate.client_s / rate.events:.1f}",
             f"{1e6 * rate.server_s / rate.events:.1f}",
-            *("" if rate is first else f"{ratio:.2f}" for ratio in ratios),
+            *("" if rate is first else ratio for ratio in ratios),
         )
+
+
+def mean_ratio(ratios: Sequence[float]) -> str:
+    """The geometric mean and its 95 % interval, of independent log-normal ratios."""
+    logarithms = np.log(ratios)
+    mean, error = logarithms.mean(), logarithms.std(ddof=1) / math.sqrt(len(ratios))
+    low, middle, high = np.exp(mean + np.array([-1.96, 0.0, 1.96]) * error)
+    return f"{middle:.3f} ({low:.3f} to {high:.3f})"
+
+
+def _set(event: asyncio.Event, _: int) -> None:
+    event.set()
 
 
 def _cpu_s(process: psutil.Process) -> float:

@@ -7,7 +7,7 @@ After the last kill the files are read with the reader below, which shares no co
 have to hold exactly the last committed transitions, each once, whole and in its writer's order, and no
 acknowledged one may be missing.
 
-Usage: python benchmarks/storm.py [--kills 200] [--writers 3] [--capacity 50000] [--every 0.5]
+Usage: python benchmarks/storm.py [--kills 200] [--writers 4] [--capacity 50000] [--every 0.5]
 """
 
 import argparse
@@ -246,7 +246,7 @@ def main() -> None:
     """Runs a storm and says what came of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--writers", type=int, default=3)
+    parser.add_argument("--writers", type=int, default=4)
     parser.add_argument("--capacity", type=int, default=50_000)
     parser.add_argument("--every", type=float, default=0.5, help="mean seconds between a start and a kill")
     parser.add_argument("--seed", type=int, default=0)

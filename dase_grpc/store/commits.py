@@ -44,19 +44,45 @@ class Committed:
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        """Reads what `pack_committed` wrote."""
+        """Reads the bytes of a `PackedState`."""
         total, size, agents, writers = _STATE.unpack_from(data)
         numbers = np.frombuffer(data, np.int64, offset=_STATE.size)
         present, inserted, refused, sequences = np.split(numbers, (agents, 2 * agents, 3 * agents))
         return cls(total, size, present, inserted, refused, sequences[:writers])
 
 
-def pack_committed(
-    total: int, size: int, *, present: Numbers, inserted: Numbers, refused: Numbers, sequences: Numbers
-) -> bytes:
-    """The bytes of a commit record with these fields of a `Committed`; a few hundred as a rule."""
-    head = _STATE.pack(total, size, len(present), len(sequences))
-    return b"".join((head, present.tobytes(), inserted.tobytes(), refused.tobytes(), sequences.tobytes()))
+class PackedState:
+    """The bytes of a `Committed`, changed in place; a few hundred as a rule.
+
+    A commit record is written with every chunk that is stored, so this is made anew only when an agent or a
+    writer is added.
+
+    Attributes:
+        head: total and size.
+        present, inserted, refused, sequences: as in `Committed`; writable views.
+        bytes: what `Committed.unpack` reads, a view of all of these.
+    """
+
+    def __init__(self, agents: int, writers: int) -> None:
+        numbers = np.zeros(_STATE.size // 8 + 3 * agents + writers, np.int64)
+        self.head, counts, arrays = np.split(numbers, (2, 3))
+        counts.view(np.uint32)[:] = agents, writers
+        splits = (agents, 2 * agents, 3 * agents)
+        self.present, self.inserted, self.refused, self.sequences = np.split(arrays, splits)
+        self.bytes = numbers.data.cast("B")
+
+    def grown(self, agents: int, writers: int) -> "PackedState":
+        """The same with room for more; what is new is 0."""
+        larger = PackedState(agents, writers)
+        larger.fill(self)
+        return larger
+
+    def fill(self, state: "Committed | PackedState") -> None:
+        """Takes over all counts of each agent and writer that another state has."""
+        agents, writers = len(state.present), len(state.sequences)
+        self.inserted[:agents] = state.inserted
+        self.refused[:agents] = state.refused
+        self.sequences[:writers] = state.sequences
 
 
 class CommitFile:

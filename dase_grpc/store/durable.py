@@ -17,11 +17,11 @@ import numpy as np
 
 from dase_grpc.errors import CapacityError
 from dase_grpc.schema import Array, TransitionSchema
-from dase_grpc.store.commits import CommitFile, Committed, Numbers, pack_committed
+from dase_grpc.store.commits import CommitFile, Committed, Numbers, PackedState
 from dase_grpc.store.directory import COMMITS, ROWS, BufferIdentity, DataDirectory
 from dase_grpc.store.mapped import MappedFile
 from dase_grpc.store.replay import NOT_FINITE, ReplayStore
-from dase_grpc.store.ring import MAX_AGENT_ID, RingBuffer
+from dase_grpc.store.ring import RingBuffer
 
 SPARE_BYTES: Final = 4 * 2**20
 """Room for as many uncommitted rows as one message can bring."""
@@ -73,12 +73,14 @@ class MappedRing(RingBuffer):
         return self._present[:agents]
 
     def _write(self, first: int, rows: Array) -> None:
-        rows = np.ascontiguousarray(rows)
-        start = first % len(self._slots)
-        head = len(self._slots) - start
-        for slot, part in ((start, rows[:head]), (0, rows[head:])):
-            if len(part):
-                self._file.put(slot * self.schema.row_bytes, part.data.cast("B"))
+        if not len(rows):
+            return
+        start = first % len(self._slots) * self.schema.row_bytes
+        data = np.ascontiguousarray(rows).data.cast("B")
+        room = self._slots.nbytes - start
+        self._file.put(start, data[:room])
+        if len(data) > room:
+            self._file.put(0, data[room:])
 
 
 class DurableStore(ReplayStore):
@@ -99,10 +101,8 @@ class DurableStore(ReplayStore):
         self._most_at_once = identity.spare
         self._mapped, self._rows, self._commits = ring, rows, commits
         self._index: dict[tuple[int, str], int] = {}
-        self._agents = 0
-        self._inserted: Numbers = np.zeros(MAX_AGENT_ID + 1, np.int64)
-        self._refused: Numbers = np.zeros(MAX_AGENT_ID + 1, np.int64)
-        self._sequences: Numbers = np.zeros(identity.max_writers, np.int64)
+        self._state = PackedState(agents=0, writers=0)
+        self._present = ring.present(0)
         self._limit = 0  # no transition of this number or a higher one may be put before a record says so
         self._next_limit = 0
         self._unsettled = False  # the latest synced record may not be on the disk yet
@@ -196,14 +196,30 @@ class DurableStore(ReplayStore):
         key = agent_id, writer
         index = self._index.get(key)
         if index is None:
-            index = len(self._index)
-            self._commits.put_writer(index, agent_id, writer)
-            self._index[key] = index
-        self._agents = max(self._agents, agent_id + 1)
-        self._sequences[index] = self._committed[key]
-        self._inserted[agent_id] = self.traffic.inserted[agent_id]
-        self._refused[agent_id] = self.traffic.refused[agent_id, NOT_FINITE]
-        self._commits.commits.write(self._packed())
+            index = self._add_writer(writer, agent_id)
+        state, traffic = self._state, self.traffic
+        state.sequences[index] = self._committed[key]
+        state.inserted[agent_id] = traffic.inserted[agent_id]
+        state.refused[agent_id] = traffic.refused[agent_id, NOT_FINITE]
+        self._count_present()
+        self._commits.commits.write(state.bytes)
+
+    def _add_writer(self, writer: str, agent_id: int) -> int:
+        index = len(self._index)
+        self._commits.put_writer(index, agent_id, writer)
+        self._index[agent_id, writer] = index
+        self._grow(max(len(self._present), agent_id + 1), index + 1)
+        return index
+
+    def _grow(self, agents: int, writers: int) -> None:
+        self._state = self._state.grown(agents, writers)
+        self._present = self._mapped.present(agents)
+
+    def _count_present(self) -> None:
+        state, ring = self._state, self.ring
+        state.head[0] = ring.total
+        state.head[1] = len(ring)
+        state.present[:] = self._present
 
     def _store(self, rows: Array, agent_id: int) -> int:
         if self.ring.total + len(rows) > self._limit:
@@ -212,15 +228,8 @@ class DurableStore(ReplayStore):
 
     def _packed(self) -> bytes:
         """All that is committed, but for the rows and the names of the writers."""
-        agents, writers = self._agents, len(self._index)
-        return pack_committed(
-            self.ring.total,
-            len(self.ring),
-            present=self._mapped.present(agents),
-            inserted=self._inserted[:agents],
-            refused=self._refused[:agents],
-            sequences=self._sequences[:writers],
-        )
+        self._count_present()
+        return bytes(self._state.bytes)
 
     def _flush(self) -> None:
         self._rows.sync()
@@ -263,10 +272,8 @@ class DurableStore(ReplayStore):
 
     def _restore(self, state: Committed) -> None:
         self._mapped.restore(state)
-        self._agents = len(state.present)
-        self._inserted[: self._agents] = state.inserted
-        self._refused[: self._agents] = state.refused
-        self._sequences[: len(state.sequences)] = state.sequences
+        self._grow(len(state.present), len(state.sequences))
+        self._state.fill(state)
         writers = self._commits.writers(len(state.sequences))
         self._index = {key: index for index, key in enumerate(writers)}
         self._committed = dict(zip(writers, state.sequences.tolist(), strict=True))

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
@@ -18,7 +19,9 @@ class MappedFile:
 
     def __init__(self, path: Path, descriptor: int, size: int) -> None:
         self.path = path
-        self.bytes = memoryview(mmap.mmap(descriptor, size))
+        mapped = mmap.mmap(descriptor, size)
+        _use_large_pages(mapped)
+        self.bytes = memoryview(mapped)
         self._descriptor = descriptor
 
     @classmethod
@@ -85,6 +88,15 @@ class MappedFile:
     def close(self) -> None:
         """Gives the descriptor back; the bytes stay mapped for as long as someone views them."""
         os.close(self._descriptor)
+
+
+def _use_large_pages(mapped: mmap.mmap) -> None:
+    """Asks for large pages, as NumPy does for large arrays in memory; with small ones rows are read slower.
+
+    A file system that has none, or a kernel without them, goes on with small ones.
+    """
+    with suppress(OSError):
+        mapped.madvise(mmap.MADV_HUGEPAGE)
 
 
 def sync_directory(path: Path) -> None:

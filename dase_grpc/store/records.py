@@ -7,6 +7,7 @@ from typing import Final
 from dase_grpc.store.mapped import MappedFile
 
 _HEAD: Final = struct.Struct("<QII")  # number, check sum, payload bytes
+_NO_HEAD: Final = bytes(_HEAD.size)
 _NUMBER: Final = struct.Struct("<QI")
 PAGE: Final = 4096
 
@@ -34,14 +35,14 @@ class AlternatingRecord:
         """The size of a slot for payloads of up to so many bytes: whole pages, so that slots share none."""
         return -(-(payload_bytes + _HEAD.size) // PAGE) * PAGE
 
-    def write(self, payload: bytes, *, again: bool = False) -> None:
-        """Makes `payload` the latest record; `again` writes over the latest instead of beside it."""
+    def write(self, payload: bytes | memoryview, *, again: bool = False) -> None:
+        """Makes a copy of `payload` the latest record; `again` writes over the latest, not beside it."""
         slot = self._slot if again else 1 - self._slot
         offset, number = self._offsets[slot], self.number + 1
-        self._file.put(offset, bytes(_HEAD.size))  # what is in this slot is no record from here on
+        self._file.put(offset, _NO_HEAD)  # what is in this slot is no record from here on
         self._file.put(offset + _HEAD.size, payload)
         self._file.put(offset, _HEAD.pack(number, _check_sum(number, payload), len(payload)))
-        self.number, self.latest, self._slot = number, payload, slot
+        self.number, self.latest, self._slot = number, bytes(payload), slot
 
     def _read(self, slot: int) -> tuple[int, bytes | None]:
         offset = self._offsets[slot]
@@ -52,5 +53,5 @@ class AlternatingRecord:
         return (number, payload) if check_sum == _check_sum(number, payload) else (0, None)
 
 
-def _check_sum(number: int, payload: bytes) -> int:
+def _check_sum(number: int, payload: bytes | memoryview) -> int:
     return zlib.crc32(payload, zlib.crc32(_NUMBER.pack(number, len(payload))))

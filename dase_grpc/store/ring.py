@@ -112,7 +112,7 @@ class RingBuffer:
         """
         if not self._size:
             raise IndexError("an empty ring cannot be sampled")
-        return self._slots.take(self._places(rng.integers(self._size, size=count)), axis=0)
+        return self._take(rng.integers(self._size, size=count))
 
     def count_of(self, agent_id: int) -> int:
         """How many of the transitions present this agent collected."""
@@ -130,19 +130,16 @@ class RingBuffer:
         present = self.count_of(agent_id)
         if not present:
             raise IndexError(f"the ring holds no transition of agent {agent_id}")
-        ids = self.schema.agent_ids(self._slots)
         if present * RARE < self._size:
-            places = self._places(np.arange(self._size))
-            own = places[ids[places] == agent_id]
+            own = self._of(agent_id, np.arange(self._size))
             kept = [own[rng.integers(len(own), size=count)]]
         else:
             kept, missing = [np.empty(0, np.int64)], count
             while missing:
-                places = self._places(rng.integers(self._size, size=missing * self._size // present + 1))
-                kept.append(places[ids[places] == agent_id][:missing])
+                drawn = rng.integers(self._size, size=missing * self._size // present + 1)
+                kept.append(self._of(agent_id, drawn)[:missing])
                 missing -= len(kept[-1])
-        rows: Array = self._slots.take(np.concatenate(kept), axis=0)
-        return rows
+        return self._take(np.concatenate(kept))
 
     def ordered(self) -> Array:
         """A copy of all transitions present, the oldest first, (len, width)."""
@@ -152,18 +149,19 @@ class RingBuffer:
         """All transitions present, the oldest first, as two views which the next `append` changes."""
         return self._views(self._total - self._size, self._size)
 
-    def _places(self, drawn: Drawn) -> Drawn:
-        """The slots that stand for these slots of a ring without spare ones, 0 ... len - 1.
+    def _take(self, drawn: Drawn) -> Array:
+        """Copies of the transitions that are the 0th, 1st, ... oldest, as `drawn` says."""
+        return self._slots.take(drawn + self._oldest(), axis=0, mode="wrap")
 
-        So the same generator draws the same transitions, however many slots a ring has.
-        """
-        slots = len(self._slots)
-        if slots == self._capacity:
-            return drawn
-        if self._size < self._capacity:
-            return (drawn + (self._total - self._size) % slots) % slots
-        turn = self._total % self._capacity
-        return (drawn - (drawn >= turn) * self._capacity + (self._total - turn) % slots) % slots
+    def _of(self, agent_id: int, drawn: Drawn) -> Drawn:
+        """Those of `drawn` that are transitions of this agent."""
+        ids = self.schema.agent_ids(self._slots)
+        own: Drawn = drawn[ids.take(drawn + self._oldest(), mode="wrap") == agent_id]
+        return own
+
+    def _oldest(self) -> int:
+        """The slot of the oldest transition; the others follow, around the end."""
+        return (self._total - self._size) % len(self._slots)
 
     def _views(self, first: int, count: int) -> tuple[Array, Array]:
         """The slots of transitions first, ..., first + count - 1, in order, as two views."""

@@ -69,6 +69,8 @@ def test_the_search_for_swallowed_errors_finds_every_spelling():
 
 def test_a_package_file_is_empty_but_for_its_sentence_or_the_names_it_exports():
     for path in ROOT.rglob("__init__.py"):
+        if path.parent == ROOT:  # sets what gRPC reads when it is imported
+            continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
         statements = tree.body[1:] if ast.get_docstring(tree) else tree.body
         if statements:
