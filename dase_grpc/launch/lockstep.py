@@ -270,7 +270,7 @@ def _resume(run: LockstepRun, resumed: ResumedRound, schema: TransitionSchema) -
         require_same_environment(schema, checkpoint.schema)
         seeding.restore_generator(run.replays[agent_id].rng, whole.round.sampling[agent_id])
         saved = Saved(checkpoint.tensors, checkpoint.training, checkpoint.training_tensors)
-        run.learners[agent_id].resume(saved, elapsed_s=resumed.elapsed_s[agent_id], buffer_is_empty=False)
+        run.learners[agent_id].resume(saved, elapsed_s=resumed.elapsed_s[agent_id])
     rows = read_rows(run.directory.replay, whole.round.segments, first=whole.round.first)
     store.ring.take_over(rows, first=whole.round.first)
 

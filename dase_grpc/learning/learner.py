@@ -42,9 +42,9 @@ class Learner:
 
     Steps whose transition was refused do not count towards `start_steps`, so that K agents before their
     first update have stored K * start_steps transitions, which is what `replay.min_size` relies on.
-    With an empty buffer a resumed learner stores as many anew before its next update.
+    After `refill`, for a buffer that holds too little, it stores as many anew before its next update.
 
-    Owned by one thread; `progress` may be read from any. The environment stays its maker's to close.
+    Owned by one thread, but for `progress`, `stored`, `refill`. The environment stays its maker's to close.
     """
 
     def __init__(self, parts: LearnerParts) -> None:
@@ -80,9 +80,18 @@ class Learner:
         """Whether `keep` is to be called now; the checkpoint after the last step is `finish`'s."""
         return self._at.steps % self._config.train.checkpoint_every == 0 and not self.done
 
-    def resume(self, saved: Saved, *, elapsed_s: float, buffer_is_empty: bool) -> None:
+    @property
+    def stored(self) -> int:
+        """Transitions that went to the sink so far; those before a resume count once it has gone on."""
+        return self._at.stored
+
+    def resume(self, saved: Saved, *, elapsed_s: float) -> None:
         """Lets `begin` go on from what an earlier learner kept, after `elapsed_s` seconds of training."""
-        self._resumed, self._elapsed_s, self._refill = saved, elapsed_s, buffer_is_empty
+        self._resumed, self._elapsed_s = saved, elapsed_s
+
+    def refill(self) -> None:
+        """Has as many transitions stored before the next update as before the first."""
+        self._refill = True
 
     def train(self, halt: Event) -> None:
         """Trains until the budget is spent or `halt` is set; then keeps a final checkpoint.
@@ -151,6 +160,8 @@ class Learner:
             Halted: the driver closed the sink or the source, or set `halt` during an evaluation.
         """
         parts = self._parts
+        if self._refill:
+            self._refill, self._stored_before = False, self._at.stored
         try:
             explored = parts.explorer.step(parts.agent, parts.agent.updates)
         except EnvironmentFailedError:
@@ -207,11 +218,6 @@ class Learner:
         return LearnerState(self._at, self._window, self._totals, self._parts.explorer, self._parts.weigher)
 
     def _go_on_from(self, saved: Saved) -> None:
-        """Takes the saved state in.
-
-        Raises:
-            RunDirectoryError: it is not the state of such a learner.
-        """
         agent, at = self._parts.agent, self._at
         try:
             self._state.resume(saved, agent)
@@ -223,7 +229,6 @@ class Learner:
         self._parts.explorer.replay()
         self._window.started_step, self._window.started_updates = at.steps, agent.updates
         self._paced_updates = self._began_with = agent.updates
-        self._stored_before = at.stored if self._refill else 0
         self._evaluated_at = at.evaluated
         self.progress = replace(
             self._snapshot(),
@@ -246,13 +251,14 @@ class Learner:
 
     @property
     def _may_update(self) -> bool:
-        return self._at.stored - self._stored_before >= self._config.agent.stored_before_updates
+        due = self._stored_before + self._config.agent.stored_before_updates
+        return self._at.stored >= due and not self._refill
 
     def _update(self) -> None:
         parts = self._parts
         asked_at = parts.clock()
         received = parts.source.next()
-        if received is None:
+        if received is None or self._refill:  # drawn from a handful of rows it would ruin the agent
             self._skip("no_batch")
             return
         rows, self._at.buffer_size = received
@@ -298,8 +304,7 @@ class Learner:
             raise diverged(self._name, self._health.finding)
         fold(self._window, seen)
         show(parts.metrics, seen)
-        known = {**self.progress.similarity, **seen.similarity}
-        self.progress = replace(self._snapshot(), similarity=known)
+        self.progress = replace(self._snapshot(), similarity={**self.progress.similarity, **seen.similarity})
         if seen.similarity_weight is not None:
             self.progress = replace(self.progress, similarity_weight=seen.similarity_weight)
 
@@ -312,8 +317,7 @@ class Learner:
 
     def _measure_lag(self, own_rows: Array) -> None:
         if len(own_rows):
-            column = self._parts.schema.columns["policy_version"].start
-            versions = own_rows[:, column].view(np.uint32)
+            versions = own_rows[:, self._parts.schema.columns["policy_version"].start].view(np.uint32)
             self._window.policy_lag.add(self._parts.agent.updates - float(versions.mean()))
 
     def _note(self, explored: ExploredStep) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import Final
+from typing import Final, Self
 
 from dase_grpc.errors import (
     AgentTakenError,
@@ -35,7 +35,10 @@ AWAY_AFTER_S: Final = 2.0
 STOPPING_S: Final = 3.0
 """How long a learner that has been told to stop still tries to reach its replay."""
 
-PASSING: Final = (UnreachableError, OverloadedError, DrainingError, NotJoinedError)
+AWAY: Final = (UnreachableError, OverloadedError, DrainingError)
+"""What a replay that does not serve just now answers, if it does."""
+
+PASSING: Final = (*AWAY, NotJoinedError)
 """What a new attempt may put right."""
 
 log = logging.getLogger("dase")
@@ -55,7 +58,15 @@ class Away(StrEnum):
     """Why a replay does not serve."""
 
     UNREACHABLE = "unreachable"
+    OVERLOADED = "overloaded"
     DRAINED = "drained"
+
+    @classmethod
+    def of(cls, error: RefusalError) -> Self:
+        """What a refusal says of its replay."""
+        if isinstance(error, DrainingError):
+            return cls("drained")
+        return cls("overloaded" if isinstance(error, OverloadedError) else "unreachable")
 
 
 @dataclass(frozen=True)
@@ -67,7 +78,16 @@ class Outage:
 
     def __str__(self) -> str:
         seconds = f"{time.monotonic() - self.since:.0f} s"
-        return f"shut down {seconds} ago" if self.why is Away.DRAINED else f"has not answered for {seconds}"
+        if self.why is Away.DRAINED:
+            return f"shut down {seconds} ago"
+        if self.why is Away.OVERLOADED:
+            return f"has been overloaded for {seconds}"
+        return f"has not answered for {seconds}"
+
+    def next(self, why: Away) -> "Outage":
+        """The same outage after one more failure; a replay that shut down is silent because it did."""
+        gone = self.why is Away.DRAINED and why is Away.UNREACHABLE
+        return self if gone else Outage(self.since, why)
 
 
 class Connection:
@@ -92,6 +112,7 @@ class Connection:
     Attributes:
         stopping: the learner is to end, so the replay is waited for only briefly.
         losses: how often the replay came back without transitions it had.
+        buffer_size: how many the buffer held when it was last heard of.
     """
 
     def __init__(
@@ -117,7 +138,7 @@ class Connection:
         self._rng = rng or random.Random()
         self._broken: dict[Stream, Outage] = {}
         self._rejoining = asyncio.Lock()
-        self._buffer_size = 0
+        self.buffer_size = target.member.buffer_size
         self._on_restart: list[Callable[[], None]] = []
 
     @property
@@ -127,7 +148,10 @@ class Connection:
         return outage if outage and time.monotonic() - outage.since > AWAY_AFTER_S else None
 
     def on_restart(self, call: Callable[[], None]) -> None:
-        """Has `call` called whenever the replay turns out to have been started again."""
+        """Has `call` called whenever the replay turns out to have been started again.
+
+        Where it came back without its data, that is before any stream to the new buffer begins.
+        """
         self._on_restart.append(call)
 
     async def keep(self, stream: Stream, once: Callable[[StreamTarget], Awaitable[None]]) -> None:
@@ -192,7 +216,7 @@ class Connection:
         log.warning("%s", sentence)
 
     def _notice(self, state: replay_pb2.BufferState) -> None:
-        self._buffer_size = state.size
+        self.buffer_size = state.size
         if state.incarnation != self.incarnation:
             log.info(
                 "the replay service at %s was started again (incarnation %s, was %s), holding %d transitions",
@@ -215,10 +239,8 @@ class Connection:
             RefusalError: it has been for too long.
         """
         now = time.monotonic()
-        outage = self._broken.get(stream)
-        if outage is None:
-            why = Away.DRAINED if isinstance(error, DrainingError) else Away.UNREACHABLE
-            outage = Outage(now, why)
+        why = Away.of(error)
+        outage = self._broken.get(stream, Outage(now, why)).next(why)
         lasted, limit_s = now - outage.since, self._limit_s(error)
         if lasted >= limit_s:
             if not lasted:
@@ -235,10 +257,13 @@ class Connection:
         return 0.0 if isinstance(error, DrainingError) else min(self._timeout_s, STOPPING_S)
 
     def _note_outage(self) -> None:
-        drained = [outage for outage in self._broken.values() if outage.why is Away.DRAINED]
-        since = min((outage.since for outage in self._broken.values()), default=None)
-        why = Away.DRAINED if drained else Away.UNREACHABLE
-        self.outage = None if since is None else Outage(since, why)
+        broken = self._broken.values()
+        if not broken:
+            self.outage = None
+            return
+        gravity = [Away.UNREACHABLE, Away.OVERLOADED, Away.DRAINED]
+        why = max((outage.why for outage in broken), key=gravity.index)
+        self.outage = Outage(min(outage.since for outage in broken), why)
 
     async def _rejoin(self, stream: Stream, target: StreamTarget, backoff: Backoff) -> None:
         """Joins a replay that holds another buffer, under the same agent id, if no other stream has."""
@@ -253,8 +278,9 @@ class Connection:
                     agent_id=before.agent_id,
                     run_id=before.run_id,
                     lost_buffer_id=before.buffer_id,
+                    node_id=before.node_id,
                 )
-            except (UnreachableError, OverloadedError, DrainingError) as error:
+            except AWAY as error:
                 self._down(stream, error)
                 await asyncio.sleep(backoff.next_s())
                 return
@@ -264,10 +290,11 @@ class Connection:
             self.target = replace(target, member=member)
             self.lost(
                 f"the replay service at {target.address} came back without its data (incarnation "
-                f"{member.incarnation}, was {self.incarnation}): the {self._buffer_size} transitions of the "
+                f"{member.incarnation}, was {self.incarnation}): the {self.buffer_size} transitions of the "
                 f"run that it held are gone; joined again as agent {member.agent_id} (epoch {member.epoch}), "
                 f"the buffer fills up anew"
             )
+            self.buffer_size = member.buffer_size
             self._restarted(member.incarnation)
 
     def _fenced(self, error: RefusalError) -> StaleLeaseError:

@@ -3,35 +3,51 @@
 import asyncio
 import logging
 import platform
+import random
 import time
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from dase_grpc.config import RunConfig, require_capacity
-from dase_grpc.errors import AgentTakenError, ConfigError, UnreachableError
+from dase_grpc.errors import AgentTakenError, ConfigError, RefusalError, UnreachableError
+from dase_grpc.nodes.backoff import Backoff
+from dase_grpc.nodes.connection import AWAY
 from dase_grpc.schema import TransitionSchema
 from dase_grpc.wire.cluster import ClusterClient, Membership
 from dase_grpc.wire.transport import Address
+from dase_grpc.wire.v1 import cluster_pb2
 
 NODE_NAME: Final = f"learner@{platform.node()}"
 SAY_UNREACHABLE_AFTER_S: Final = 2.0
+SHORTEST_CALL_S: Final = 0.1
 
 HOLDER_LOOK_S: Final = 2.0
 """Time in which a live learner renews its lease several times."""
 
 HOLDER_POLL_S: Final = 0.5
 
+T = TypeVar("T")
+
 log = logging.getLogger("dase")
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a learner asks for: an agent id (None for the next free) of a run ("" for any) at a replay."""
+    """What a learner asks for: an agent id (None for the next free) of a run ("" for any) at a replay.
+
+    Attributes:
+        node_id: random, so that the replay knows who asks again.
+        timeout_s: how long a replay that has not answered yet is waited for.
+        away_s: how long one may be away that has answered, if only that it does not serve just now.
+    """
 
     replay: Address
     agent_id: int | None
     run_id: str
+    node_id: str
     timeout_s: float
+    away_s: float
 
 
 async def join(cluster: ClusterClient, wanted: Wanted, schema: TransitionSchema) -> Membership:
@@ -41,57 +57,122 @@ async def join(cluster: ClusterClient, wanted: Wanted, schema: TransitionSchema)
     end, so that whoever takes the place of a dead learner can be started at once.
 
     Raises:
-        UnreachableError: the replay did not come in time.
+        UnreachableError, OverloadedError, DrainingError: the replay did not come, or serve, in time.
         AgentTakenError: a live node holds the agent id.
         RefusalError: it refused otherwise.
     """
+
+    def ask(timeout_s: float) -> Coroutine[Any, Any, Membership]:
+        return cluster.join(
+            node_name=NODE_NAME,
+            schema=schema,
+            agent_id=wanted.agent_id,
+            run_id=wanted.run_id,
+            node_id=wanted.node_id,
+            timeout_s=timeout_s,
+        )
+
     refused_at: float | None = None
     while True:
         try:
-            return await _join_once(cluster, wanted, schema)
+            return await _patiently(ask, wanted)
         except AgentTakenError:
             if wanted.agent_id is None:
                 raise
             pause_s = HOLDER_LOOK_S if refused_at is None else HOLDER_POLL_S
             refused_at = time.monotonic() if refused_at is None else refused_at
             await asyncio.sleep(pause_s)
-            if await _has_beaten(cluster, wanted.agent_id, within_s=time.monotonic() - refused_at):
+            status = await _patiently(lambda timeout_s: cluster.status(timeout_s=timeout_s), wanted)
+            if _has_beaten(status, wanted.agent_id, within_s=time.monotonic() - refused_at):
                 raise
             if pause_s == HOLDER_LOOK_S:
                 log.info("agent %d's holder is silent: waiting for its lease to end", wanted.agent_id)
 
 
-async def _has_beaten(cluster: ClusterClient, agent_id: int, *, within_s: float) -> bool:
+def _has_beaten(status: cluster_pb2.StatusResponse, agent_id: int, *, within_s: float) -> bool:
     """Whether the holder of an agent id has renewed its lease within the last seconds."""
-    agents = {agent.agent_id: agent for agent in (await cluster.status()).agents}
-    holder = agents.get(agent_id)
+    holder = {agent.agent_id: agent for agent in status.agents}.get(agent_id)
     return holder is not None and holder.lease == "live" and holder.seconds_since_heartbeat < within_s
 
 
-async def _join_once(cluster: ClusterClient, wanted: Wanted, schema: TransitionSchema) -> Membership:
-    start = f"start it with `dase node --role replay --listen {wanted.replay}`"
-    joining = asyncio.ensure_future(
-        cluster.join(
-            node_name=NODE_NAME,
-            schema=schema,
-            agent_id=wanted.agent_id,
-            run_id=wanted.run_id,
-            timeout_s=wanted.timeout_s,
+async def _patiently(ask: Callable[[float], Coroutine[Any, Any, T]], wanted: Wanted) -> T:
+    """What `ask` gives, which is told how long it may take; asks again while the replay is away.
+
+    Raises:
+        UnreachableError, OverloadedError, DrainingError: it was away for too long.
+    """
+    patience = _Patience(wanted)
+    while True:
+        asking = asyncio.ensure_future(ask(patience.left_s))
+        try:
+            done, _ = await asyncio.wait({asking}, timeout=SAY_UNREACHABLE_AFTER_S)
+            if not done:
+                patience.say_silent()
+            return await asking
+        except AWAY as error:
+            pause_s = patience.pause_s(error)
+        finally:
+            asking.cancel()
+        await asyncio.sleep(pause_s)
+
+
+class _Patience:
+    """How long a replay that is away is asked again, and what is said of it meanwhile."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._limit_s = wanted.timeout_s
+        self._began = time.monotonic()
+        self._backoff = Backoff(random.Random())
+        self._answered = self._said = False
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left, for a call that has not been made."""
+        return max(SHORTEST_CALL_S, self._limit_s - self._lasted_s)
+
+    @property
+    def _lasted_s(self) -> float:
+        return time.monotonic() - self._began
+
+    @property
+    def _remedy(self) -> str:
+        return f"start it with `dase node --role replay --listen {self._wanted.replay}`"
+
+    def say_silent(self) -> None:
+        """Says that nothing has come, unless anything has been said."""
+        if not self._said:
+            within = f"{self._limit_s:g} s"
+            log.info(
+                "waiting up to %s for the replay service at %s; %s", within, self._wanted.replay, self._remedy
+            )
+        self._said = True
+
+    def pause_s(self, error: RefusalError) -> float:
+        """How long to wait before the next call.
+
+        Raises:
+            RefusalError: it has been long enough.
+        """
+        if not isinstance(error, UnreachableError):
+            self._answered, self._limit_s = True, self._wanted.away_s
+        left_s = self._limit_s - self._lasted_s
+        if left_s <= 0:
+            raise self._gave_up(error) from error
+        if self._answered and not self._said:
+            log.info("%s; trying again for up to %g s", error, self._limit_s)
+            self._said = True
+        return min(self._backoff.next_s(), left_s)
+
+    def _gave_up(self, error: RefusalError) -> RefusalError:
+        if self._answered:
+            return type(error)(
+                f"gave up after {self._lasted_s:.0f} s: {error}" if self._limit_s else str(error)
+            )
+        return UnreachableError(
+            f"the replay service at {self._wanted.replay} does not answer (waited up to "
+            f"{self._limit_s:g} s); {self._remedy}, or give its address with --replay"
         )
-    )
-    try:
-        done, _ = await asyncio.wait({joining}, timeout=SAY_UNREACHABLE_AFTER_S)
-        if not done:
-            within = f"{wanted.timeout_s:g} s"
-            log.info("waiting up to %s for the replay service at %s; %s", within, wanted.replay, start)
-        return await joining
-    except UnreachableError as error:
-        raise UnreachableError(
-            f"the replay service at {wanted.replay} does not answer (waited up to "
-            f"{wanted.timeout_s:g} s); {start}, or give its address with --replay"
-        ) from error
-    finally:
-        joining.cancel()
 
 
 def require_fit(config: RunConfig, member: Membership) -> None:

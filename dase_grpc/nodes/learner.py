@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing
@@ -30,7 +31,7 @@ from dase_grpc.nodes.connection import Connection
 from dase_grpc.nodes.hanging import HangAlarm
 from dase_grpc.nodes.joining import NODE_NAME, Wanted, join, require_fit
 from dase_grpc.nodes.lifecycle import first_cause, is_orphaned, run_node, unless
-from dase_grpc.nodes.results import Resumed, open_results, results_path
+from dase_grpc.nodes.results import open_results, results_path
 from dase_grpc.nodes.session import Session, put_together
 from dase_grpc.nodes.waits import say_waits
 from dase_grpc.progress import Progress
@@ -73,10 +74,17 @@ class LearnerOptions:
     replay_timeout_s: float = REPLAY_TIMEOUT_S
     resume: bool = False
 
-    @property
-    def wanted(self) -> Wanted:
-        """What to join."""
-        return Wanted(self.replay, self.agent_id, self.run_id, self.connect_timeout_s)
+    def wanted(self, node_id: str) -> Wanted:
+        """What to join; the replay of a learner that resumes has been there, so it counts as away."""
+        first_s = max(self.connect_timeout_s, self.replay_timeout_s if self.resume else 0.0)
+        return Wanted(
+            self.replay,
+            self.agent_id,
+            self.run_id,
+            node_id=node_id,
+            timeout_s=first_s,
+            away_s=self.replay_timeout_s,
+        )
 
     @classmethod
     def parse(
@@ -165,7 +173,7 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
         cleanup.enter_context(metrics_endpoint(registry, options.metrics_host, options.metrics_port))
         async with open_channel(options.replay) as channel:
             cluster = ClusterClient(channel, str(options.replay))
-            member = await unless(stop, join(cluster, options.wanted, schema))
+            member = await unless(stop, join(cluster, options.wanted(secrets.token_hex(8)), schema))
             if member is None:
                 log.info("stopped before joining")
                 return
@@ -194,9 +202,8 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
                     metrics=metrics,
                     results=results,
                     alarm=alarm,
+                    resumed=opened.resumed,
                 )
-                if opened.resumed is not None:
-                    await _resume(session, opened.resumed, config, cluster)
                 await _train_to_the_end(session, stop, farewell, journal)
 
 
@@ -218,24 +225,6 @@ async def _leave(cluster: ClusterClient, farewell: Farewell) -> None:
         await cluster.leave(farewell.member, reason=farewell.reason, timeout_s=FAREWELL_S)
     except RefusalError as error:
         log.info("could not give the lease back: %s", error)
-
-
-async def _resume(session: Session, resumed: Resumed, config: RunConfig, cluster: ClusterClient) -> None:
-    """Lets the learner go on from a checkpoint; says when updates begin if the buffer is as good as empty.
-
-    Raises:
-        RefusalError: the replay does not say how full its buffer is.
-    """
-    status = await cluster.status(timeout_s=FAREWELL_S)
-    needed = config.for_agent(session.connection.target.member.agent_id).agent.stored_before_updates
-    is_empty = resumed.stored >= needed > status.buffer.size
-    if is_empty:
-        log.warning(
-            "the buffer holds %d transitions, so updates begin once this agent has stored %d new ones",
-            status.buffer.size,
-            needed,
-        )
-    session.learner.resume(resumed.saved, elapsed_s=resumed.elapsed_s, buffer_is_empty=is_empty)
 
 
 async def _train_to_the_end(

@@ -33,7 +33,7 @@ class ReplayLink:
     Both streams begin again when they break (connection.py). Rows are kept until they are acknowledged
     and sent again where need be, so each is stored exactly once. While the replay is away, or came back
     with too little to draw from, `next` gives no batch, so that the learner explores on, for as long as
-    the queue of `store` has room.
+    the queue of `store` has room. After `hold_batches` no batch is drawn either before the next is asked for.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class ReplayLink:
         self._no_batch = Waited()
         self._no_room = Waited()
         self._no_more_rows = False
+        self._held = False
 
     def store(self, row: Array) -> None:
         """Queues one transition; blocks while the stream is far behind."""
@@ -83,11 +84,12 @@ class ReplayLink:
 
     def next(self) -> tuple[Array, int] | None:
         """The next batch; blocks until it is there, or gives None if it is better to explore meanwhile."""
+        self._held = False
         if not self._asked.is_set():
             self._loop.call_soon_threadsafe(self._asked.set)
         self._no_batch.begin()
         batch = self._batches.get(unless=self._explore_on)
-        if batch is not None:
+        if batch is not None or self._held:
             self._no_batch.end()
         return batch
 
@@ -115,6 +117,14 @@ class ReplayLink:
         if self._sampler is not None and self._sampler.waiting is not None:
             return Wait(waited, WaitReason.WARM_UP, self._sampler.waiting, exploring=self._explore_on())
         return Wait(waited, WaitReason.BATCH, "waiting for the replay service to send a batch")
+
+    def hold_batches(self) -> None:
+        """Lets a wait for a batch end without one; draws none before `next` is called again.
+
+        On the event loop; a Sample stream that is open already goes on.
+        """
+        self._asked.clear()
+        self._held = True
 
     def stop_batches(self) -> None:
         """Ends the compute thread's waits for batches."""
@@ -202,6 +212,8 @@ class ReplayLink:
 
     def _explore_on(self) -> bool:
         """Whether the compute thread, which finds no batch, had better explore than wait for one."""
+        if self._held:
+            return True
         if self._rows.full:
             return False
         shrunk = self._delivered or self._connection.losses

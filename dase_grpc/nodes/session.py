@@ -1,5 +1,6 @@
 """A learner that has joined a run, put together with its streams."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,13 +15,21 @@ from dase_grpc.nodes.connection import Connection
 from dase_grpc.nodes.hanging import HangAlarm
 from dase_grpc.nodes.link import ReplayLink
 from dase_grpc.nodes.policies import PolicyExchange
+from dase_grpc.nodes.results import Resumed
 from dase_grpc.runs.journal import AgentJournal
 from dase_grpc.telemetry import LearnerMetrics
+
+log = logging.getLogger("dase")
 
 
 @dataclass(frozen=True)
 class Session:
-    """A learner that has joined a run, and what it is connected to; only a pair exchanges policies."""
+    """A learner that has joined a run, and what it is connected to; only a pair exchanges policies.
+
+    Attributes:
+        needed: transitions the agent stores before its first update, and again when the buffer was lost.
+        stored_before: transitions it had stored when it was resumed.
+    """
 
     connection: Connection
     link: ReplayLink
@@ -30,6 +39,26 @@ class Session:
     results: Path
     watch: Watch
     alarm: HangAlarm
+    needed: int
+    stored_before: int = 0
+
+    def refill_if_short(self) -> None:
+        """Lets the agent explore without updates where the buffer is as good as empty for it.
+
+        That is where it holds less than the agent's first update needs, and less than the agent has stored.
+        What the agent has not sent yet counts as held. Call on the event loop.
+        """
+        held = self.connection.buffer_size + self.link.unacknowledged
+        stored = max(self.stored_before, self.learner.stored)
+        if held >= min(self.needed, stored):
+            return
+        self.link.hold_batches()
+        self.learner.refill()
+        log.warning(
+            "the buffer holds %d transitions, so updates begin once this agent has stored %d new ones",
+            held,
+            self.needed,
+        )
 
 
 def put_together(
@@ -42,8 +71,9 @@ def put_together(
     metrics: LearnerMetrics,
     results: Path,
     alarm: HangAlarm,
+    resumed: Resumed | None,
 ) -> Session:
-    """Puts the learner and its streams together; none of them is open yet."""
+    """Puts the learner, which may go on from a checkpoint, and its streams together; none is open yet."""
     target = connection.target
     agent_id = target.member.agent_id
     own = config.for_agent(agent_id)
@@ -68,4 +98,20 @@ def put_together(
         metrics=metrics,
         pair=None if exchange is None else pairing(config, agent_id, exchange),
     )
-    return Session(connection, link, exchange, learner, metrics, results, env.watch, alarm)
+    session = Session(
+        connection,
+        link,
+        exchange,
+        learner,
+        metrics,
+        results,
+        env.watch,
+        alarm,
+        needed=own.agent.stored_before_updates,
+        stored_before=0 if resumed is None else resumed.stored,
+    )
+    if resumed is not None:
+        learner.resume(resumed.saved, elapsed_s=resumed.elapsed_s)
+        session.refill_if_short()
+    connection.on_restart(session.refill_if_short)
+    return session

@@ -21,6 +21,7 @@ class WaitReason(StrEnum):
 
     WARM_UP = "warm_up"
     UNREACHABLE = "unreachable"
+    OVERLOADED = "overloaded"
     DRAINED = "drained"
     COMMIT = "commit"
     BATCH = "batch"

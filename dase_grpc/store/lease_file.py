@@ -10,7 +10,9 @@ from dase_grpc.store.mapped import MappedFile
 from dase_grpc.store.records import AlternatingRecord
 from dase_grpc.store.ring import MAX_AGENT_ID
 
-_LEASE: Final = struct.Struct("<q?H")  # epoch, given back, bytes of the name; then name and reason
+_LEASE: Final = struct.Struct(
+    "<q?H"
+)  # epoch, given back, bytes of the name; then name, and reason or node id
 _MAX_TEXT_BYTES: Final = 2_000
 _SLOT: Final = AlternatingRecord.slot_bytes(_LEASE.size + 2 * _MAX_TEXT_BYTES)
 FILE_BYTES: Final = 2 * _SLOT * (MAX_AGENT_ID + 1)
@@ -57,9 +59,9 @@ class LeaseFile:
         Raises:
             DataDirectoryError: the disk refuses.
         """
-        name, reason = _cut(lease.node_name), _cut(lease.left_because or "")
         given_back = lease.left_because is not None
-        self._records[lease.agent_id].write(_LEASE.pack(lease.epoch, given_back, len(name)) + name + reason)
+        name, rest = _cut(lease.node_name), _cut(lease.left_because or "" if given_back else lease.node_id)
+        self._records[lease.agent_id].write(_LEASE.pack(lease.epoch, given_back, len(name)) + name + rest)
         self._file.sync()
 
     def close(self) -> None:
@@ -70,13 +72,15 @@ class LeaseFile:
 def _unpack(agent_id: int, data: bytes, *, now: float, ttl_s: float) -> Lease:
     epoch, given_back, size = _LEASE.unpack_from(data)
     texts = data[_LEASE.size :]
+    rest = texts[size:].decode(errors="replace")
     return Lease(
         agent_id,
         epoch,
         node_name=texts[:size].decode(errors="replace"),
         renewed_at=now,
         ttl_s=ttl_s,
-        left_because=texts[size:].decode(errors="replace") if given_back else None,
+        left_because=rest if given_back else None,
+        node_id="" if given_back else rest,
     )
 
 

@@ -10,7 +10,10 @@ from dase_grpc.store.ring import MAX_AGENT_ID
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to act as one agent until `ttl_s` seconds pass without a heartbeat."""
+    """The right to act as one agent until `ttl_s` seconds pass without a heartbeat.
+
+    Nodes may have the same name, but not the same id; an empty one is nobody's.
+    """
 
     agent_id: int
     epoch: int
@@ -19,6 +22,7 @@ class Lease:
     ttl_s: float
     progress: Progress = field(default_factory=Progress)
     left_because: str | None = None
+    node_id: str = ""
 
     def state(self, now: float) -> str:
         """`live`, `left` or `expired`."""
@@ -53,13 +57,20 @@ class LeaseTable:
         self._leases = {lease.agent_id: lease for lease in restored}
         self._keep = keep
 
-    def join(self, node_name: str, wanted: int | None, now: float) -> Lease:
+    def join(self, node_name: str, wanted: int | None, now: float, *, node_id: str = "") -> Lease:
         """Leases the agent id asked for, or the lowest one that no live node holds.
+
+        A node that holds a live lease already, of the id asked for or of any, is given that one again: it
+        has not heard the answer.
 
         Raises:
             AgentTakenError: a live node holds the id, or all ids are taken.
             MalformedError: there is no such agent id.
         """
+        mine = self._held_by(node_id, wanted, now)
+        if mine is not None:
+            self._leases[mine.agent_id] = again = replace(mine, renewed_at=now)
+            return again
         agent_id = self._lowest_free(now) if wanted is None else wanted
         if not 0 <= agent_id < self._max_agents:
             raise MalformedError(f"agent id {agent_id} is outside 0..{self._max_agents - 1}")
@@ -70,7 +81,7 @@ class LeaseTable:
                 f"choose another --agent, or wait up to {held.ttl_s:g} s if that node is gone"
             )
         epoch = 1 if held is None else held.epoch + 1
-        lease = Lease(agent_id, epoch, node_name, renewed_at=now, ttl_s=self.ttl_s)
+        lease = Lease(agent_id, epoch, node_name, renewed_at=now, ttl_s=self.ttl_s, node_id=node_id)
         self._change(lease)
         return lease
 
@@ -114,6 +125,13 @@ class LeaseTable:
         if self._keep is not None:
             self._keep(lease)
         self._leases[lease.agent_id] = lease
+
+    def _held_by(self, node_id: str, wanted: int | None, now: float) -> Lease | None:
+        """The live lease of a node, of the agent id it wants."""
+        held = (lease for lease in self._leases.values() if node_id and lease.node_id == node_id)
+        return next(
+            (each for each in held if wanted in {None, each.agent_id} and each.state(now) == "live"), None
+        )
 
     def _lowest_free(self, now: float) -> int:
         for agent_id in range(self._max_agents):

@@ -142,9 +142,16 @@ class SharedRun:
                 self._store.close()
 
     def join(
-        self, node_name: str, *, wanted: int | None, run_id: str, schema: TransitionSchema, now: float
+        self,
+        node_name: str,
+        *,
+        wanted: int | None,
+        run_id: str,
+        schema: TransitionSchema,
+        now: float,
+        node_id: str = "",
     ) -> Lease:
-        """Leases an agent id; the first to join opens the buffer with its schema.
+        """Leases an agent id; the first to join opens the buffer with its schema. See LeaseTable.join.
 
         Raises:
             RunMismatchError, SchemaMismatchError, AgentTakenError, MalformedError: see errors.py.
@@ -154,10 +161,10 @@ class SharedRun:
             self.require_run(run_id)
         if self._store is not None:
             self._store.schema.require_equal(schema)
-            return self.leases.join(node_name, wanted, now)
+            return self.leases.join(node_name, wanted, now, node_id=node_id)
         store = self._make_store(schema)
         try:
-            lease = self.leases.join(node_name, wanted, now)
+            lease = self.leases.join(node_name, wanted, now, node_id=node_id)
         except DaseError:  # a node that is refused must not decide the schema
             self._discard(store)
             raise

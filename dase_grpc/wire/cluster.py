@@ -6,7 +6,7 @@ from typing import Final
 
 from grpc.aio import Channel
 
-from dase_grpc.errors import DrainingError
+from dase_grpc.errors import DrainingError, MalformedError
 from dase_grpc.progress import Progress
 from dase_grpc.schema import TransitionSchema
 from dase_grpc.store.leases import Lease
@@ -23,6 +23,8 @@ from dase_grpc.wire.status import Context, refusals, service
 from dase_grpc.wire.v1 import cluster_pb2, cluster_pb2_grpc, replay_pb2
 
 UNARY_TIMEOUT_S: Final = 5.0
+MAX_NODE_ID: Final = 128
+"""Characters."""
 
 
 class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
@@ -84,12 +86,15 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     def _join(self, request: cluster_pb2.JoinRequest) -> cluster_pb2.JoinResponse:
         if self.draining:
             raise DrainingError("the replay service is shutting down and takes no new nodes")
+        if len(request.node_id) > MAX_NODE_ID:
+            raise MalformedError(f"a node id has up to {MAX_NODE_ID} characters, not {len(request.node_id)}")
         lease = self._run.join(
             shown(request.node_name),
             wanted=request.agent_id if request.HasField("agent_id") else None,
             run_id=request.run_id,
             schema=schema_from_proto(request.schema),
             now=self._clock(),
+            node_id=request.node_id,
         )
         lost = (
             f"; it comes from buffer {shown(request.lost_buffer_id)}, whose transitions are not here any more"
@@ -119,7 +124,7 @@ def _agent_status(lease: Lease, now: float, *, policy_version: int | None) -> cl
 
 @dataclass(frozen=True)
 class Membership:
-    """What a node is within a run: the answer to Join."""
+    """What a node is within a run: the answer to Join; `buffer_size` is as of then."""
 
     run_id: str
     agent_id: int
@@ -129,6 +134,8 @@ class Membership:
     min_size: int
     incarnation: str = ""
     buffer_id: str = ""
+    buffer_size: int = 0
+    node_id: str = ""
 
 
 class ClusterClient:
@@ -149,15 +156,20 @@ class ClusterClient:
         agent_id: int | None,
         run_id: str = "",
         lost_buffer_id: str = "",
+        node_id: str = "",
         timeout_s: float = UNARY_TIMEOUT_S,
     ) -> Membership:
-        """Leases an agent id, waiting up to `timeout_s` for the service to come up."""
+        """Leases an agent id, waiting up to `timeout_s` for the service to come up.
+
+        Whoever does not hear the answer may ask again with the same `node_id`, which is random.
+        """
         request = cluster_pb2.JoinRequest(
             node_name=node_name,
             run_id=run_id,
             agent_id=agent_id,
             schema=schema_to_proto(schema),
             lost_buffer_id=lost_buffer_id,
+            node_id=node_id,
         )
         with service(self._address):
             answer = await self._stub.Join(request, timeout=timeout_s, wait_for_ready=True)
@@ -170,6 +182,8 @@ class ClusterClient:
             min_size=answer.buffer.min_size,
             incarnation=answer.buffer.incarnation,
             buffer_id=answer.buffer.buffer_id,
+            buffer_size=answer.buffer.size,
+            node_id=node_id,
         )
 
     async def heartbeat(

@@ -762,7 +762,9 @@ def resumed_from(saved: Saved, *, buffer_is_empty: bool = False, elapsed_s: floa
     bench = Bench(**settings)
     bench.agent = ResumableAgent(bench.events)
     learner = bench.learner()
-    learner.resume(saved, elapsed_s=elapsed_s, buffer_is_empty=buffer_is_empty)
+    learner.resume(saved, elapsed_s=elapsed_s)
+    if buffer_is_empty:
+        learner.refill()
     learner.train(threading.Event())
     return bench
 
@@ -803,6 +805,27 @@ def test_with_an_empty_buffer_a_resumed_learner_stores_its_first_transitions_ane
     assert [event for event in full.events if " at " not in event] == ["store", "batch", "update"] * 6
 
 
+@pytest.mark.parametrize("during", ["store", "batch"])
+def test_a_learner_whose_buffer_is_lost_stores_its_first_transitions_anew_before_it_updates(during):
+    bench = Bench(**LONGER, agent__start_steps=3)
+    learner = bench.learner()
+    calls = {"store": (bench.sink, "store"), "batch": (bench.source, "next")}
+    place, name = calls[during]
+    once = getattr(place, name)
+
+    def lost(*arguments):
+        if learner.steps == 5:
+            learner.refill()
+        return once(*arguments)
+
+    setattr(place, name, lost)
+    learner.train(threading.Event())
+    whole, left_out = ["store", "batch", "update"], {"store": ["store"], "batch": ["store", "batch"]}[during]
+    assert [event for event in bench.events if " at " not in event] == (
+        ["store"] * 2 + whole * 2 + left_out + ["store"] * 2 + whole * 5
+    )
+
+
 def test_where_the_environment_fails_before_a_learner_has_gone_on_its_checkpoint_stays():
     _, saved = stopped_after(6, **LONGER)
     bench = Bench(**LONGER)
@@ -813,7 +836,7 @@ def test_where_the_environment_fails_before_a_learner_has_gone_on_its_checkpoint
     bench.agent = ResumableAgent(bench.events)
     learner = bench.learner()
     learner._parts.explorer.replay = replayed
-    learner.resume(saved, elapsed_s=0.0, buffer_is_empty=False)
+    learner.resume(saved, elapsed_s=0.0)
     with pytest.raises(EnvironmentFailedError):
         learner.train(threading.Event())
     assert bench.events == []

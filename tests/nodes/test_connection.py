@@ -3,6 +3,7 @@
 import asyncio
 import random
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,12 +16,14 @@ from dase_grpc.errors import (
     ConfigError,
     DrainingError,
     MalformedError,
+    OverloadedError,
     SchemaMismatchError,
     StaleLeaseError,
     UnreachableError,
 )
 from dase_grpc.nodes.backoff import Backoff
-from dase_grpc.nodes.connection import Away, Connection, Stream
+from dase_grpc.nodes.connection import Away, Connection, Outage, Stream
+from dase_grpc.nodes.waits import WaitReason
 from dase_grpc.progress import Progress
 from dase_grpc.telemetry import LearnerMetrics, make_registry
 from dase_grpc.wire.cluster import ClusterClient
@@ -183,6 +186,31 @@ async def test_an_outage_lasts_until_the_last_of_its_streams_is_answered_and_say
         assert registry.get_sample_value("dase_learner_reconnects_total", labels) == 1
 
 
+@pytest.mark.parametrize(
+    ("errors", "told"),
+    [
+        ([SILENT], "has not answered for 60 s"),
+        ([OverloadedError("2048 calls are open")], "has been overloaded for 60 s"),
+        ([SILENT, OverloadedError("2048 calls are open")], "has been overloaded for 60 s"),
+        ([OverloadedError("2048 calls are open"), SILENT], "has not answered for 60 s"),
+        ([DrainingError("shutting down"), SILENT], "shut down 60 s ago"),
+        (
+            [DrainingError("shutting down"), OverloadedError("2048 calls are open")],
+            "has been overloaded for 60 s",
+        ),
+    ],
+)
+def test_an_outage_is_told_by_what_the_replay_said_last_and_silence_follows_a_shutdown(
+    monkeypatch, errors, told
+):
+    outage = Outage(100.0, Away.of(errors[0]))
+    for error in errors:
+        outage = outage.next(Away.of(error))
+    monkeypatch.setattr("dase_grpc.nodes.connection.time", SimpleNamespace(monotonic=lambda: 160.0))
+    assert str(outage) == told
+    assert WaitReason(outage.why.value)
+
+
 async def test_a_lease_that_another_node_has_is_the_end(service, pauses):
     target = await service.target()
     service.clock.now += 100
@@ -209,10 +237,11 @@ async def came_back_empty(size=7, **options):
     """A connection to a replay in memory that was started again, and the run there."""
     async with serving() as first:
         target = await first.target()
+        target = replace(target, member=replace(target.member, node_id="this node"))
         first.fill(size)
         connection = Connection(target, **{"timeout_s": FOREVER_S, **options})
         beating = asyncio.ensure_future(connection.heartbeats(Progress, every_s=0.01))
-        await eventually(lambda: connection._buffer_size == size)
+        await eventually(lambda: connection.buffer_size == size)
         beating.cancel()
         await asyncio.gather(beating, return_exceptions=True)
     async with serving() as second, open_channel(second.address) as channel:
@@ -279,6 +308,26 @@ async def test_a_replay_that_vanishes_while_it_is_joined_again_is_ridden_out():
         await asyncio.gather(beating, return_exceptions=True)
 
 
+async def test_a_replay_that_is_joined_again_without_hearing_the_answer_gives_the_same_lease_again(
+    monkeypatch,
+):
+    async with came_back_empty() as (connection, service):
+        joined, join = [], service.run.join
+
+        def unheard_once(*arguments, **named):
+            joined.append(join(*arguments, **named))
+            if len(joined) == 1:
+                raise UnreachableError("the answer was lost")
+            return joined[-1]
+
+        monkeypatch.setattr(service.run, "join", unheard_once)
+        beating = asyncio.ensure_future(connection.heartbeats(Progress, every_s=0.01))
+        await eventually(lambda: connection.losses == 1 and connection.outage is None)
+        beating.cancel()
+        await asyncio.gather(beating, return_exceptions=True)
+        assert [lease.epoch for lease in joined] == [1, 1]
+
+
 async def test_a_restart_that_kept_the_data_is_said_and_is_no_loss(tmp_path, caplog):
     caplog.set_level("INFO", "dase")
     async with replay_node(data_dir=tmp_path) as replay, open_channel(replay.address) as channel:
@@ -286,7 +335,7 @@ async def test_a_restart_that_kept_the_data_is_said_and_is_no_loss(tmp_path, cap
         member = await ClusterClient(channel, str(address)).join(node_name="n", schema=SCHEMA, agent_id=0)
         connection = Connection(StreamTarget(channel, str(address), member, SCHEMA), timeout_s=FOREVER_S)
         beating = asyncio.ensure_future(connection.heartbeats(Progress, every_s=0.01))
-        await eventually(lambda: connection._buffer_size == 0 and connection.outage is None)
+        await eventually(lambda: connection.buffer_size == 0 and connection.outage is None)
         await replay.end()
         await eventually(lambda: connection.outage is not None)
         async with replay_node(data_dir=tmp_path, listen=address):

@@ -171,6 +171,32 @@ async def test_while_the_replay_is_away_a_wait_says_whether_there_is_room_to_exp
     assert (full.exploring, full.text) == (False, f"{where}; 2 transitions are kept for it, no more fit")
 
 
+async def test_while_batches_are_held_a_wait_ends_without_one_and_none_is_drawn_before_the_next_is_asked_for(
+    service,
+):
+    link = link_to(await service.target())
+    link._asked.set()
+    link.hold_batches()
+    async with running(link):
+        service.fill(10)
+        await service.round_trips()
+        assert service.run.store.traffic.sampled.total() == 0
+        assert await on_thread(link.next) is not None
+
+
+async def test_a_wait_that_is_under_way_when_batches_are_held_is_over_and_is_none_any_more(
+    service, monkeypatch
+):
+    monkeypatch.setattr("dase_grpc.nodes.handoff.LOOK_S", 0.02)
+    monkeypatch.setattr("dase_grpc.nodes.waits.SAY_AFTER_S", 0.0)
+    link = link_to(await service.target())  # none of its streams is open
+    asking = asyncio.ensure_future(asyncio.to_thread(link.next))
+    await eventually(lambda: link.wait is not None)
+    link.hold_batches()
+    assert await promptly(asking) is None
+    assert link.wait is None
+
+
 @pytest.mark.parametrize("asked", [False, True])
 async def test_stopping_batches_wakes_the_thread_and_a_batch_that_still_comes_is_no_error(asked):
     async with serving(min_size=10) as service:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -131,6 +132,27 @@ async def test_a_replay_that_came_back_empty_is_said_refilled_and_trained_from(t
     assert status.buffer.inserted_total >= 20 + 50
     assert status.buffer.inserted_total < after.step + 2_000  # not the whole story: the first part is gone
     assert checkpoint_step(tmp_path / "run") > before.step
+
+
+async def test_a_learner_whose_replay_came_back_empty_explores_until_it_has_stored_enough_anew(
+    tmp_path, caplog
+):
+    """Though a replay that serves from the first transition on would let it train on a handful of them."""
+    caplog.set_level(logging.INFO, "dase")
+    settings = {**ON, "agent__start_steps": 100, "replay__min_size": 1}
+    async with replay_node() as replay:
+        address = replay.address
+        async with learning(learner_options(address, tmp_path / "run", **settings)) as (task, _):
+            before = await until_trained(address, task=task)
+            await replay.end()
+            async with replay_node(listen=address):
+                after = await until_trained(address, updates=before.updates + 20, task=task)
+                stored = (await status_of(address)).buffer.inserted_total
+    (said,) = [each.getMessage() for each in caplog.records if "updates begin once" in each.getMessage()]
+    assert re.fullmatch(r"the buffer holds \d+ transitions, so updates .* has stored 100 new ones", said)
+    skipped = after.step - after.updates
+    assert skipped >= 2 * 99
+    assert stored >= 100
 
 
 @pytest.mark.slow

@@ -77,9 +77,14 @@ def runs(tmp_path) -> Iterator[Runs]:
 
 
 def join(
-    run: SharedRun, *, wanted: int | None = 0, schema: TransitionSchema = SCHEMA, now: float = 0.0
+    run: SharedRun,
+    *,
+    wanted: int | None = 0,
+    schema: TransitionSchema = SCHEMA,
+    now: float = 0.0,
+    node_id: str = "",
 ) -> Lease:
-    return run.join("node", wanted=wanted, run_id="", schema=schema, now=now)
+    return run.join("node", wanted=wanted, run_id="", schema=schema, now=now, node_id=node_id)
 
 
 def test_a_killed_run_goes_on_with_rows_writers_counters_and_schema(runs):
@@ -139,6 +144,19 @@ def test_a_holder_goes_on_after_a_restart_and_others_wait_for_its_time_to_live(r
     with pytest.raises(AgentTakenError):
         join(again, now=1_005.0 + TTL_S)
     assert join(again, now=1_005.1 + TTL_S).epoch == epoch + 1
+
+
+def test_a_node_whose_answer_a_restart_swallowed_is_given_its_lease(runs):
+    run = runs.start()
+    epoch = join(run, node_id="a").epoch
+    runs.kill(run)
+    again = runs.start(now=1_000.0)
+    assert join(again, now=1_000.0, node_id="a").epoch == epoch
+    with pytest.raises(AgentTakenError):
+        join(again, now=1_000.0, node_id="b")
+    again.leases.leave(0, epoch, because="b")
+    runs.kill(again)
+    assert join(runs.start(now=1_001.0), now=1_001.0, node_id="b").epoch == epoch + 1
 
 
 def test_epochs_grow_across_restarts_and_old_ones_stay_fenced(runs):

@@ -95,6 +95,30 @@ def test_a_lease_that_never_was_is_not_valid(table):
     assert_one_sentence(refusal.value, "agent 2", "no lease")
 
 
+def test_a_node_that_asks_again_because_it_heard_no_answer_is_given_its_lease(table):
+    first = table.join("n", None, 0.0, node_id="a")
+    again = table.join("n", None, 8.0, node_id="a")
+    assert (again.agent_id, again.epoch, again.renewed_at) == (first.agent_id, first.epoch, 8.0)
+    assert table.join("n", 0, 15.0, node_id="a").epoch == first.epoch
+    assert [lease.agent_id for lease in table.all()] == [0]
+    assert table.join("n", 1, 15.0, node_id="a").agent_id == 1  # which it did not have
+
+
+@pytest.mark.parametrize(("holder", "other"), [("a", "b"), ("a", ""), ("", ""), ("", "a")])
+def test_another_node_or_one_without_an_id_is_not_given_a_live_lease(table, holder, other):
+    table.join("n", 0, 0.0, node_id=holder)
+    with pytest.raises(AgentTakenError):
+        table.join("n", 0, 1.0, node_id=other)
+    assert table.join("n", None, 1.0, node_id=other).agent_id == 1
+
+
+def test_a_lease_that_has_ended_or_was_given_back_is_leased_anew_to_the_same_node(table):
+    table.join("n", 0, 0.0, node_id="a")
+    assert table.join("n", 0, 50.0, node_id="a").epoch == 2
+    table.leave(0, 2, because="done")
+    assert table.join("n", 0, 50.0, node_id="a").epoch == 3
+
+
 def test_epochs_of_one_id_only_grow(table):
     epochs = []
     for turn in range(4):

@@ -3,6 +3,7 @@
 import math
 import socket
 from dataclasses import replace
+from functools import partial
 
 import grpc
 import pytest
@@ -20,7 +21,7 @@ from dase_grpc.errors import (
 )
 from dase_grpc.progress import Progress
 from dase_grpc.store.ring import MAX_AGENT_ID
-from dase_grpc.wire.cluster import ClusterClient, Membership
+from dase_grpc.wire.cluster import MAX_NODE_ID, ClusterClient, Membership
 from dase_grpc.wire.messages import (
     MAX_ENVIRONMENT,
     progress_from_proto,
@@ -269,3 +270,17 @@ async def test_texts_from_the_network_are_kept_short_and_on_one_line(service):
     assert agent.node_name.startswith("a bxxx")
     assert len(agent.node_name) == 200
     assert all("\n" not in event for event in service.events)
+
+
+async def test_a_node_that_asks_again_is_given_the_lease_it_has(service):
+    join = partial(service.client.join, node_name="n", schema=SCHEMA, agent_id=None)
+    first = await join(node_id="a")
+    assert await join(node_id="a") == first
+    assert (await join(node_id="b")).agent_id == 1
+
+
+async def test_an_endless_node_id_is_malformed(service):
+    join = partial(service.client.join, node_name="n", schema=SCHEMA, agent_id=0)
+    with pytest.raises(MalformedError, match=f"up to {MAX_NODE_ID} characters"):
+        await join(node_id="x" * (MAX_NODE_ID + 1))
+    assert (await join(node_id="x" * MAX_NODE_ID)).node_id == "x" * MAX_NODE_ID

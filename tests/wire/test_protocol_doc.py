@@ -63,6 +63,7 @@ def test_the_limits_are_those_of_the_code():
         replay.MAX_BATCH_BYTES,
         replay.MAX_CREDITS,
         replay.MAX_WRITER_ID,
+        cluster.MAX_NODE_ID,
         MAX_WRITERS,
         MAX_AGENT_WRITERS,
         MAX_AGENT_ID,

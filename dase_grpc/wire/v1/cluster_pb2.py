@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from dase_grpc.wire.v1 import replay_pb2 as dase__grpc_dot_wire_dot_v1_dot_replay__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x64\x61se_grpc/wire/v1/cluster.proto\x12\x07\x64\x61se.v1\x1a\x1e\x64\x61se_grpc/wire/v1/replay.proto\"\x8d\x01\n\x0bJoinRequest\x12\x11\n\tnode_name\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x15\n\x08\x61gent_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x1f\n\x06schema\x18\x04 \x01(\x0b\x32\x0f.dase.v1.Schema\x12\x16\n\x0elost_buffer_id\x18\x05 \x01(\tB\x0b\n\t_agent_id\"c\n\x0cJoinResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x1d\n\x05lease\x18\x02 \x01(\x0b\x32\x0e.dase.v1.Lease\x12$\n\x06\x62uffer\x18\x03 \x01(\x0b\x32\x14.dase.v1.BufferState\"=\n\x05Lease\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x13\n\x0bttl_seconds\x18\x03 \x01(\x01\"{\n\x10HeartbeatRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12#\n\x08progress\x18\x04 \x01(\x0b\x32\x11.dase.v1.Progress\x12\x11\n\tbuffer_id\x18\x05 \x01(\t\"9\n\x11HeartbeatResponse\x12$\n\x06\x62uffer\x18\x01 \x01(\x0b\x32\x14.dase.v1.BufferState\"\xb1\x03\n\x08Progress\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x13\n\x0btotal_steps\x18\x02 \x01(\x04\x12\x0f\n\x07updates\x18\x03 \x01(\x04\x12\x1a\n\x12updates_per_second\x18\x04 \x01(\x01\x12\x1b\n\x0e\x65pisode_return\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x1e\n\x11\x65valuation_return\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12$\n\x17\x66irst_evaluation_return\x18\x07 \x01(\x01H\x02\x88\x01\x01\x12\x35\n\nsimilarity\x18\x08 \x03(\x0b\x32!.dase.v1.Progress.SimilarityEntry\x12\r\n\x05state\x18\t \x01(\t\x12\x1e\n\x11similarity_weight\x18\n \x01(\x01H\x03\x88\x01\x01\x1a\x31\n\x0fSimilarityEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x11\n\x0f_episode_returnB\x14\n\x12_evaluation_returnB\x1a\n\x18_first_evaluation_returnB\x14\n\x12_similarity_weight\"b\n\x0cLeaveRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x11\n\tbuffer_id\x18\x05 \x01(\t\"\x0f\n\rLeaveResponse\"\x0f\n\rStatusRequest\"\x93\x01\n\x0eStatusResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12$\n\x06\x62uffer\x18\x02 \x01(\x0b\x32\x14.dase.v1.BufferState\x12$\n\x06\x61gents\x18\x03 \x03(\x0b\x32\x14.dase.v1.AgentStatus\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12\x13\n\x0b\x65nvironment\x18\x05 \x01(\t\"\xd6\x01\n\x0b\x41gentStatus\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tnode_name\x18\x03 \x01(\t\x12\r\n\x05lease\x18\x04 \x01(\t\x12\x1f\n\x17seconds_since_heartbeat\x18\x05 \x01(\x01\x12#\n\x08progress\x18\x06 \x01(\x0b\x32\x11.dase.v1.Progress\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x1b\n\x0epolicy_version\x18\x08 \x01(\x04H\x00\x88\x01\x01\x42\x11\n\x0f_policy_version2\xfc\x01\n\x0e\x43lusterService\x12\x33\n\x04Join\x12\x14.dase.v1.JoinRequest\x1a\x15.dase.v1.JoinResponse\x12\x42\n\tHeartbeat\x12\x19.dase.v1.HeartbeatRequest\x1a\x1a.dase.v1.HeartbeatResponse\x12\x36\n\x05Leave\x12\x15.dase.v1.LeaveRequest\x1a\x16.dase.v1.LeaveResponse\x12\x39\n\x06Status\x12\x16.dase.v1.StatusRequest\x1a\x17.dase.v1.StatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x64\x61se_grpc/wire/v1/cluster.proto\x12\x07\x64\x61se.v1\x1a\x1e\x64\x61se_grpc/wire/v1/replay.proto\"\x9e\x01\n\x0bJoinRequest\x12\x11\n\tnode_name\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x15\n\x08\x61gent_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x1f\n\x06schema\x18\x04 \x01(\x0b\x32\x0f.dase.v1.Schema\x12\x16\n\x0elost_buffer_id\x18\x05 \x01(\t\x12\x0f\n\x07node_id\x18\x06 \x01(\tB\x0b\n\t_agent_id\"c\n\x0cJoinResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x1d\n\x05lease\x18\x02 \x01(\x0b\x32\x0e.dase.v1.Lease\x12$\n\x06\x62uffer\x18\x03 \x01(\x0b\x32\x14.dase.v1.BufferState\"=\n\x05Lease\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x13\n\x0bttl_seconds\x18\x03 \x01(\x01\"{\n\x10HeartbeatRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12#\n\x08progress\x18\x04 \x01(\x0b\x32\x11.dase.v1.Progress\x12\x11\n\tbuffer_id\x18\x05 \x01(\t\"9\n\x11HeartbeatResponse\x12$\n\x06\x62uffer\x18\x01 \x01(\x0b\x32\x14.dase.v1.BufferState\"\xb1\x03\n\x08Progress\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x13\n\x0btotal_steps\x18\x02 \x01(\x04\x12\x0f\n\x07updates\x18\x03 \x01(\x04\x12\x1a\n\x12updates_per_second\x18\x04 \x01(\x01\x12\x1b\n\x0e\x65pisode_return\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x1e\n\x11\x65valuation_return\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12$\n\x17\x66irst_evaluation_return\x18\x07 \x01(\x01H\x02\x88\x01\x01\x12\x35\n\nsimilarity\x18\x08 \x03(\x0b\x32!.dase.v1.Progress.SimilarityEntry\x12\r\n\x05state\x18\t \x01(\t\x12\x1e\n\x11similarity_weight\x18\n \x01(\x01H\x03\x88\x01\x01\x1a\x31\n\x0fSimilarityEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x11\n\x0f_episode_returnB\x14\n\x12_evaluation_returnB\x1a\n\x18_first_evaluation_returnB\x14\n\x12_similarity_weight\"b\n\x0cLeaveRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x11\n\tbuffer_id\x18\x05 \x01(\t\"\x0f\n\rLeaveResponse\"\x0f\n\rStatusRequest\"\x93\x01\n\x0eStatusResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12$\n\x06\x62uffer\x18\x02 \x01(\x0b\x32\x14.dase.v1.BufferState\x12$\n\x06\x61gents\x18\x03 \x03(\x0b\x32\x14.dase.v1.AgentStatus\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12\x13\n\x0b\x65nvironment\x18\x05 \x01(\t\"\xd6\x01\n\x0b\x41gentStatus\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tnode_name\x18\x03 \x01(\t\x12\r\n\x05lease\x18\x04 \x01(\t\x12\x1f\n\x17seconds_since_heartbeat\x18\x05 \x01(\x01\x12#\n\x08progress\x18\x06 \x01(\x0b\x32\x11.dase.v1.Progress\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x1b\n\x0epolicy_version\x18\x08 \x01(\x04H\x00\x88\x01\x01\x42\x11\n\x0f_policy_version2\xfc\x01\n\x0e\x43lusterService\x12\x33\n\x04Join\x12\x14.dase.v1.JoinRequest\x1a\x15.dase.v1.JoinResponse\x12\x42\n\tHeartbeat\x12\x19.dase.v1.HeartbeatRequest\x1a\x1a.dase.v1.HeartbeatResponse\x12\x36\n\x05Leave\x12\x15.dase.v1.LeaveRequest\x1a\x16.dase.v1.LeaveResponse\x12\x39\n\x06Status\x12\x16.dase.v1.StatusRequest\x1a\x17.dase.v1.StatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,29 +35,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROGRESS_SIMILARITYENTRY']._loaded_options = None
   _globals['_PROGRESS_SIMILARITYENTRY']._serialized_options = b'8\001'
   _globals['_JOINREQUEST']._serialized_start=77
-  _globals['_JOINREQUEST']._serialized_end=218
-  _globals['_JOINRESPONSE']._serialized_start=220
-  _globals['_JOINRESPONSE']._serialized_end=319
-  _globals['_LEASE']._serialized_start=321
-  _globals['_LEASE']._serialized_end=382
-  _globals['_HEARTBEATREQUEST']._serialized_start=384
-  _globals['_HEARTBEATREQUEST']._serialized_end=507
-  _globals['_HEARTBEATRESPONSE']._serialized_start=509
-  _globals['_HEARTBEATRESPONSE']._serialized_end=566
-  _globals['_PROGRESS']._serialized_start=569
-  _globals['_PROGRESS']._serialized_end=1002
-  _globals['_PROGRESS_SIMILARITYENTRY']._serialized_start=862
-  _globals['_PROGRESS_SIMILARITYENTRY']._serialized_end=911
-  _globals['_LEAVEREQUEST']._serialized_start=1004
-  _globals['_LEAVEREQUEST']._serialized_end=1102
-  _globals['_LEAVERESPONSE']._serialized_start=1104
-  _globals['_LEAVERESPONSE']._serialized_end=1119
-  _globals['_STATUSREQUEST']._serialized_start=1121
-  _globals['_STATUSREQUEST']._serialized_end=1136
-  _globals['_STATUSRESPONSE']._serialized_start=1139
-  _globals['_STATUSRESPONSE']._serialized_end=1286
-  _globals['_AGENTSTATUS']._serialized_start=1289
-  _globals['_AGENTSTATUS']._serialized_end=1503
-  _globals['_CLUSTERSERVICE']._serialized_start=1506
-  _globals['_CLUSTERSERVICE']._serialized_end=1758
+  _globals['_JOINREQUEST']._serialized_end=235
+  _globals['_JOINRESPONSE']._serialized_start=237
+  _globals['_JOINRESPONSE']._serialized_end=336
+  _globals['_LEASE']._serialized_start=338
+  _globals['_LEASE']._serialized_end=399
+  _globals['_HEARTBEATREQUEST']._serialized_start=401
+  _globals['_HEARTBEATREQUEST']._serialized_end=524
+  _globals['_HEARTBEATRESPONSE']._serialized_start=526
+  _globals['_HEARTBEATRESPONSE']._serialized_end=583
+  _globals['_PROGRESS']._serialized_start=586
+  _globals['_PROGRESS']._serialized_end=1019
+  _globals['_PROGRESS_SIMILARITYENTRY']._serialized_start=879
+  _globals['_PROGRESS_SIMILARITYENTRY']._serialized_end=928
+  _globals['_LEAVEREQUEST']._serialized_start=1021
+  _globals['_LEAVEREQUEST']._serialized_end=1119
+  _globals['_LEAVERESPONSE']._serialized_start=1121
+  _globals['_LEAVERESPONSE']._serialized_end=1136
+  _globals['_STATUSREQUEST']._serialized_start=1138
+  _globals['_STATUSREQUEST']._serialized_end=1153
+  _globals['_STATUSRESPONSE']._serialized_start=1156
+  _globals['_STATUSRESPONSE']._serialized_end=1303
+  _globals['_AGENTSTATUS']._serialized_start=1306
+  _globals['_AGENTSTATUS']._serialized_end=1520
+  _globals['_CLUSTERSERVICE']._serialized_start=1523
+  _globals['_CLUSTERSERVICE']._serialized_end=1775
 # @@protoc_insertion_point(module_scope)

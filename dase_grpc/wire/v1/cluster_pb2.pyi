@@ -28,6 +28,7 @@ class JoinRequest(_message.Message):
     AGENT_ID_FIELD_NUMBER: _builtins.int
     SCHEMA_FIELD_NUMBER: _builtins.int
     LOST_BUFFER_ID_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
     node_name: _builtins.str
     """The node's name in logs and in Status."""
     run_id: _builtins.str
@@ -36,6 +37,11 @@ class JoinRequest(_message.Message):
     """The agent id asked for; absent for the lowest free one."""
     lost_buffer_id: _builtins.str
     """The buffer that the node was part of before and that the service does not hold any more; for its log."""
+    node_id: _builtins.str
+    """Random, another one for each node, the same whenever it joins. While a lease lives, the node that it was
+    given to is given it again, so that a node whose answer was lost may ask again. Empty: every call counts
+    as another node's.
+    """
     @_builtins.property
     def schema(self) -> _replay_pb2.Schema: ...
     def __init__(
@@ -46,10 +52,11 @@ class JoinRequest(_message.Message):
         agent_id: _builtins.int | None = ...,
         schema: _replay_pb2.Schema | None = ...,
         lost_buffer_id: _builtins.str = ...,
+        node_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_agent_id", b"_agent_id", "agent_id", b"agent_id", "schema", b"schema"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_agent_id", b"_agent_id", "agent_id", b"agent_id", "lost_buffer_id", b"lost_buffer_id", "node_name", b"node_name", "run_id", b"run_id", "schema", b"schema"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_agent_id", b"_agent_id", "agent_id", b"agent_id", "lost_buffer_id", b"lost_buffer_id", "node_id", b"node_id", "node_name", b"node_name", "run_id", b"run_id", "schema", b"schema"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__agent_id: _TypeAlias = _typing.Literal["agent_id"]  # noqa: Y015
     _WhichOneofArgType__agent_id: _TypeAlias = _typing.Literal["_agent_id", b"_agent_id"]  # noqa: Y015

@@ -60,7 +60,7 @@ class ClusterServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Join(self, request, context):
-        """Leases an agent id. The first to join fixes the buffer's schema.
+        """Leases an agent id. The first to join fixes the buffer's schema. Safe to repeat with a node_id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

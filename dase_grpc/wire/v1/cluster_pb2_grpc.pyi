@@ -32,7 +32,7 @@ class ClusterServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ClusterServiceAsyncStub: ...
     Join: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.JoinRequest, _cluster_pb2.JoinResponse]
-    """Leases an agent id. The first to join fixes the buffer's schema."""
+    """Leases an agent id. The first to join fixes the buffer's schema. Safe to repeat with a node_id."""
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.HeartbeatRequest, _cluster_pb2.HeartbeatResponse]
     """Renews a lease and reports progress; refused with ABORTED when the lease is stale."""
     Leave: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.LeaveRequest, _cluster_pb2.LeaveResponse]
@@ -44,7 +44,7 @@ class ClusterServiceStub:
 class ClusterServiceAsyncStub(ClusterServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Join: _aio.UnaryUnaryMultiCallable[_cluster_pb2.JoinRequest, _cluster_pb2.JoinResponse]  # type: ignore[assignment]
-    """Leases an agent id. The first to join fixes the buffer's schema."""
+    """Leases an agent id. The first to join fixes the buffer's schema. Safe to repeat with a node_id."""
     Heartbeat: _aio.UnaryUnaryMultiCallable[_cluster_pb2.HeartbeatRequest, _cluster_pb2.HeartbeatResponse]  # type: ignore[assignment]
     """Renews a lease and reports progress; refused with ABORTED when the lease is stale."""
     Leave: _aio.UnaryUnaryMultiCallable[_cluster_pb2.LeaveRequest, _cluster_pb2.LeaveResponse]  # type: ignore[assignment]
@@ -59,7 +59,7 @@ class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _cluster_pb2.JoinRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_cluster_pb2.JoinResponse, _abc.Awaitable[_cluster_pb2.JoinResponse]]:
-        """Leases an agent id. The first to join fixes the buffer's schema."""
+        """Leases an agent id. The first to join fixes the buffer's schema. Safe to repeat with a node_id."""
 
     @_abc_1.abstractmethod
     def Heartbeat(
