@@ -327,6 +327,7 @@ def version() -> None:
 def main() -> None:
     """Runs the command line; errors of ours become one sentence and an exit code."""
     try:
+        flags.require_values(sys.argv[1:])
         app(prog_name="dase")
     except DaseError as error:
         typer.echo(f"error: {error}", err=True)

@@ -7,6 +7,7 @@ DaseError
 │   ├── DeviceError              a device that is not there
 │   ├── AddressError             an address that cannot be listened on
 │   ├── RunDirectoryError        a run directory or checkpoint that is missing, taken or damaged
+│   │   └── DiskFullError            a disk that takes no more of a run
 │   └── DataDirectoryError       a replay's data directory that is in use, damaged or another buffer's
 ├── NodeFailedError          a node of a local cluster ended before its time
 ├── DivergedError            an agent's networks hold numbers that are not finite
@@ -33,7 +34,8 @@ from typing import Final
 
 USAGE_CODE: Final = 2
 REFUSED_CODE: Final = 3
-LASTING_CODES: Final = frozenset({USAGE_CODE, REFUSED_CODE})
+DISK_FULL_CODE: Final = 4
+LASTING_CODES: Final = frozenset({USAGE_CODE, REFUSED_CODE, DISK_FULL_CODE})
 """Exit codes of a process that would end the same way if it were started again."""
 
 
@@ -44,8 +46,11 @@ class DaseError(Exception):
     def exit_code(self) -> int:
         """What a process exits with that ends on this error.
 
-        2 for what its user asked, 3 for a refusal that the same request would always meet, else 1.
+        2 for what its user asked, 3 for a refusal that the same request would always meet, 4 for a disk
+        that is full, else 1.
         """
+        if isinstance(self, DiskFullError):
+            return DISK_FULL_CODE
         if isinstance(self, UsageError):
             return USAGE_CODE
         return REFUSED_CODE if isinstance(self, _LASTING_REFUSALS) else 1
@@ -73,6 +78,10 @@ class AddressError(UsageError):
 
 class RunDirectoryError(UsageError):
     """A run directory or checkpoint is missing, already taken, or damaged."""
+
+
+class DiskFullError(RunDirectoryError):
+    """A disk takes no more of a run; what was kept of it before is whole, and can be gone on with."""
 
 
 class DataDirectoryError(UsageError):

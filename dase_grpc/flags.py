@@ -1,7 +1,7 @@
 """The flags of the `dase` command: their names, types and help, shared by its commands."""
 
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -180,6 +180,18 @@ RunDir = Annotated[
 Resume = Annotated[
     bool, option("--resume", "Go on from the agent's last checkpoint in --run-dir.", panel=LEARNER_NODE)
 ]
+
+
+def require_values(arguments: Sequence[str]) -> None:
+    """Refuses arguments that are empty, as a script's variable may be that was never set.
+
+    Taken for flags that were not given, or for the current folder, they would do what nobody asked for.
+    """
+    for before, argument in zip(("", *arguments), arguments, strict=False):
+        flag, assigned, value = argument.partition("=") if argument.startswith("--") else ("", "=", argument)
+        if assigned and not value.strip():
+            name = flag or (before if before.startswith("-") and "=" not in before else "an argument")
+            raise ConfigError(f"{name} is empty; give it a value, or leave it out")
 
 
 def refuse(flags: Mapping[str, object], role: str) -> None:

@@ -10,8 +10,9 @@ MAX_BYTES: Final = 200
 def names_a_folder(name: str) -> bool:
     """Whether `name` is one plain path component, so that it cannot lead out of the folder it is put in.
 
-    It has at most MAX_BYTES, and nothing in it that cannot be printed: no control characters, no line ends.
+    It has at most MAX_BYTES, is not blank, and nothing in it cannot be printed: no control characters, no
+    line ends.
     """
     if not name.isprintable() or len(name.encode(errors="replace")) > MAX_BYTES:
         return False
-    return bool(name) and name not in (".", "..") and Path(name).name == name
+    return bool(name.strip()) and name not in (".", "..") and Path(name).name == name

@@ -158,7 +158,7 @@ def layered(
         section, _, name = key.partition(".")
         if value is not None and key != ALGORITHM:
             given.setdefault(section, {})[name] = value
-    layers = [read_toml(file) if file else {}, given, parse_assignments(assignments)]
+    layers = [{} if file is None else read_toml(file), given, parse_assignments(assignments)]
     if method is not None:
         layers.insert(2, {"train": _of_method(method, _last(layers, "train", "agents"))})
     names = _algorithms(flags.get(ALGORITHM), preset_name)

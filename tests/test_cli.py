@@ -157,7 +157,38 @@ def test_whole_numbers_may_be_written_with_an_exponent_or_underscores(dase, way,
 
 
 @pytest.mark.parametrize("flag", ["--steps", "--agents", "--seed"])
-@pytest.mark.parametrize("text", ["1.5", "many", "1e-3", "inf", "nan", ""])
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("train", "--name", ""), "--name"),
+        (("train", "--name="), "--name"),
+        (("train", "--name", "  "), "--name"),
+        (("train", "--runs", ""), "--runs"),
+        (("train", "--steps", ""), "--steps"),
+        (("config", "--config", ""), "--config"),
+        (("config", "--preset", ""), "--preset"),
+        (("config", "--set", ""), "--set"),
+        (("node", "--role", "replay", "--data-dir", ""), "--data-dir"),
+        (("node", "--role", "replay", "--run-id", "", "--listen", "127.0.0.1:0"), "--run-id"),
+        (("node", "--role", "learner", "--replay", ""), "--replay"),
+        (("resume", ""), "an argument"),
+        (("compare", "runs/a", ""), "an argument"),
+    ],
+)
+def test_an_empty_value_is_not_taken_for_a_flag_that_was_left_out(dase, arguments, named):
+    told = f"error: {named} is empty; give it a value, or leave it out\n"
+    assert dase(*arguments) == (2, "", told)
+
+
+@pytest.mark.parametrize("name", [".", "..", "a/b", "/tmp", "a\nb", "x" * 201])
+def test_a_name_that_is_no_folder_name_is_refused_before_anything_is_made(dase, tmp_path, name):
+    code, _, err = dase("train", "--lockstep", "--name", name, *small_flags())
+    assert code == 2
+    assert "cannot name a run; use a plain folder name of at most 200 bytes" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["1.5", "many", "1e-3", "inf", "nan"])
 def test_what_is_no_whole_number_is_refused_in_one_sentence(dase, flag, text):
     assert dase("config", flag, text) == (
         2,

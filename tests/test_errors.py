@@ -60,6 +60,8 @@ def test_users_nodes_networks_and_services_are_different_things_to_blame():
     [
         (errors.ConfigError, 2),
         (errors.DataDirectoryError, 2),
+        (errors.RunDirectoryError, 2),
+        (errors.DiskFullError, 4),
         (errors.StaleLeaseError, 3),
         (errors.RunMismatchError, 3),
         (errors.CapacityError, 3),

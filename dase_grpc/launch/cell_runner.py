@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from dase_grpc.errors import USAGE_CODE, DaseError
+from dase_grpc.errors import DISK_FULL_CODE, USAGE_CODE, DaseError
 from dase_grpc.launch.experiment_folder import ExperimentFolder
 from dase_grpc.launch.local import PROGRAM
 from dase_grpc.launch.matrix import Cell
@@ -99,8 +99,8 @@ class CellRunner:
         """Runs a cell's process to its end, or until `stop`.
 
         What was refused when it was tried `again`, before the run went on, is no failure of the cell. After
-        a SIGKILL, and a usage error of a run that had gone on, such as a full disk, it is resumed the next
-        time: it would have to start over else.
+        a SIGKILL, a full disk, and a usage error of a run that had gone on, it is resumed the next time: it
+        would have to start over else.
         """
         began, resumed = time.monotonic(), self._folder.times_resumed(cell)
         code = 0
@@ -117,7 +117,7 @@ class CellRunner:
             return Outcome("stopped", seconds)
         usage = again and code == USAGE_CODE
         refused = usage and self._folder.times_resumed(cell) == resumed
-        if not usage and code >= 0:
+        if not usage and code >= 0 and code != DISK_FULL_CODE:
             self._folder.fail(cell, reason)
         return Outcome("failed", seconds, reason, refused=refused)
 

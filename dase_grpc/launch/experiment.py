@@ -17,6 +17,7 @@ from dase_grpc.errors import DaseError, EnvironmentSpecError
 from dase_grpc.launch.cell_runner import CellRunner
 from dase_grpc.launch.checks import check_capacity, probed
 from dase_grpc.launch.console import PatientConsole, program, say
+from dase_grpc.launch.experiment_disk import require_disk
 from dase_grpc.launch.experiment_file import read_experiment
 from dase_grpc.launch.experiment_folder import ExperimentFolder, State, score
 from dase_grpc.launch.matrix import Cell, cells_of
@@ -54,10 +55,10 @@ def experiment_here(options: ExperimentOptions) -> int:
     experiment = read_experiment(options.file)
     with contextlib.chdir("."):  # an environment may change the folder
         matrix = cells_of(experiment)
-        check_cells(matrix.cells)
+        schemas = check_cells(matrix.cells)
     for note in matrix.notes:
         say(console, f"note: {note}")
-    folder = ExperimentFolder(options.root / experiment.name)
+    folder = ExperimentFolder(options.root / experiment.name, keep_buffers=experiment.keep_buffers)
     jobs = options.jobs or usable_cores()
     if options.dry_run:
         _say_plan(console, matrix.cells, folder.states(matrix.cells), jobs)
@@ -66,6 +67,7 @@ def experiment_here(options: ExperimentOptions) -> int:
         states = folder.states(matrix.cells)
         todo = [cell for cell in matrix.cells if states[cell.name].kind != "finished"]
         board = Scoreboard(console, todo, done=len(matrix.cells) - len(todo), read=partial(_reading, folder))
+        require_disk(todo, schemas, folder.path, jobs=jobs, kept=experiment.keep_buffers)
         if todo:
             _say_plan(console, matrix.cells, states, jobs, listed=False)
             asyncio.run(_run(CellRunner(folder, board, jobs=jobs, lock=lock), todo, board))
@@ -80,18 +82,19 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def check_cells(cells: Sequence[Cell]) -> None:
-    """Tries each environment out once, and checks each buffer's size.
+def check_cells(cells: Sequence[Cell]) -> dict[str, TransitionSchema]:
+    """Tries each environment out once, and checks each buffer's size; the layouts by the cells' names.
 
     Raises:
         UsageError: in one sentence that names the cell.
     """
     schemas: dict[str, TransitionSchema] = {}
+    found: dict[str, TransitionSchema] = {}
     for cell in cells:
         env = cell.config.env
         key = env.model_dump_json()
         try:
-            schemas[key] = schemas.get(key) or probed(env)
+            found[cell.name] = schemas[key] = schemas.get(key) or probed(env)
             check_capacity(cell.config, schemas[key])
         except DaseError as error:
             raise type(error)(f"cell {cell.name}: {error}") from None
@@ -99,6 +102,7 @@ def check_cells(cells: Sequence[Cell]) -> None:
             raise EnvironmentSpecError(
                 f"cell {cell.name}: trying out {env.id} failed with {summary(error)}"
             ) from error
+    return found
 
 
 async def _run(runner: CellRunner, cells: Sequence[Cell], board: Scoreboard) -> None:

@@ -32,7 +32,7 @@ SHORT: Final[Mapping[str, str]] = {
 SEEDS: Final = "seeds"
 MAX_CELLS: Final = 10_000
 """Combinations of a matrix; each is resolved before anything starts."""
-_KEYS: Final = ("name", "mode", "set", "matrix", "exclude", "include")
+_KEYS: Final = ("name", "mode", "keep_buffers", "set", "matrix", "exclude", "include")
 
 Settings = Mapping[str, Any]
 """Values by `section.key`, or by `method` and `preset`."""
@@ -47,6 +47,7 @@ class ExperimentFile:
         axes: the values of each setting that varies, in the file's order.
         exclude: combinations of the axes' values that are left out.
         include: further single cells.
+        keep_buffers: whether the buffer of a cell that has finished stays.
     """
 
     name: str
@@ -55,6 +56,7 @@ class ExperimentFile:
     axes: Mapping[str, Sequence[Any]]
     exclude: Sequence[Settings]
     include: Sequence[Settings]
+    keep_buffers: bool = False
 
 
 def read_experiment(path: Path) -> ExperimentFile:
@@ -94,6 +96,9 @@ def parse_experiment(tables: Mapping[str, Any], *, name: str) -> ExperimentFile:
     mode = tables.get("mode", "lockstep")
     if mode not in MODES:
         raise ConfigError(f"mode = {mode!r} is neither lockstep nor cluster")
+    keep_buffers = tables.get("keep_buffers", False)
+    if not isinstance(keep_buffers, bool):
+        raise ConfigError(f"keep_buffers = {keep_buffers!r} is neither true nor false")
     common = _settings("set", tables.get("set", {}))
     axes = _axes(tables.get("matrix", {}))
     for key in axes:
@@ -106,7 +111,7 @@ def parse_experiment(tables: Mapping[str, Any], *, name: str) -> ExperimentFile:
     include = [_settings("include", each) for each in _list("include", tables.get("include", []))]
     if not axes and not include:
         raise ConfigError("there are no cells: give a [matrix] of lists, or an [[include]] for each cell")
-    return ExperimentFile(name, mode, common, axes, exclude, include)
+    return ExperimentFile(name, mode, common, axes, exclude, include, keep_buffers)
 
 
 def _axes(table: Any) -> dict[str, Sequence[Any]]:

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -57,10 +58,14 @@ class State:
 
 
 class ExperimentFolder:
-    """The files of one experiment. Reading makes nothing; only the holder of the lock writes."""
+    """The files of one experiment. Reading makes nothing; only the holder of the lock writes.
 
-    def __init__(self, path: Path) -> None:
+    A cell that finishes loses its buffer, the bulk of its files, unless `keep_buffers` is set.
+    """
+
+    def __init__(self, path: Path, *, keep_buffers: bool = False) -> None:
         self.path = path
+        self._keep_buffers = keep_buffers
         self._own = path / OWN_FOLDER
 
     def run(self, cell: Cell) -> Path:
@@ -173,7 +178,9 @@ class ExperimentFolder:
             replace_file(self._failure(cell), utf8(f"{reason}\n"))
 
     def finish(self, cell: Cell, *, seconds: float) -> str | None:
-        """Marks the cell's run as complete, once and at the very end; or says why it is not.
+        """Marks the cell's run as complete, once and at the very end, and lets its buffer go.
+
+        Or says why it is not complete.
 
         Raises:
             RunDirectoryError: its files are missing or damaged, or nothing can be written.
@@ -189,6 +196,8 @@ class ExperimentFolder:
         }
         with self._writing():
             replace_file(run.path / FINISHED_FILE, f"{json.dumps(told)}\n".encode())
+        if not self._keep_buffers:
+            shutil.rmtree(run.replay, ignore_errors=True)
         return None
 
     def step(self, cell: Cell) -> int:

@@ -9,11 +9,19 @@ from dase_grpc.errors import ConfigError, RunDirectoryError
 from dase_grpc.launch.checks import check
 from dase_grpc.launch.console import PatientConsole, say
 from dase_grpc.launch.lockstep import BUFFER_FILE, ResumedRound
-from dase_grpc.launch.storage import has_buffer, keeps_on_disk, put_buffer_aside, reserve
+from dase_grpc.launch.storage import (
+    BEGIN_EMPTY,
+    has_buffer,
+    keeps_on_disk,
+    put_buffer_aside,
+    require_memory,
+    reserve,
+)
 from dase_grpc.launch.train import TrainOptions, run_here
 from dase_grpc.learning.envs import require_same_environment
 from dase_grpc.runs.checkpoint import Checkpoint, newest_sound
 from dase_grpc.runs.directory import RunDirectory
+from dase_grpc.runs.files import written
 from dase_grpc.runs.locking import FolderLock
 from dase_grpc.runs.provenance import versions
 from dase_grpc.runs.rewind import Rewound, rewind
@@ -60,6 +68,7 @@ def resume_here(options: ResumeOptions) -> None:
     resumed = None
     if mode == "lockstep":
         _refuse_in_lockstep(options)
+        require_memory(config, schema)
         resumed, steps = _resume_lockstep(directory, config, schema, console)
     else:
         steps = _resume_cluster(directory, config, schema, console, empty_buffer=options.empty_buffer)
@@ -109,7 +118,9 @@ def _resume_lockstep(
     _require_more(config, steps)
     rewound = [rewind(directory.agent(each.agent_id), each) for each in whole.checkpoints]
     _say_aside(rewound, console)
-    (directory.replay / BUFFER_FILE).unlink(missing_ok=True)  # what the end of the run wrote is not its end
+    last = directory.replay / BUFFER_FILE
+    with written(last):
+        last.unlink(missing_ok=True)  # what the end of the run wrote is not its end
     return ResumedRound(whole, tuple(each.elapsed_s for each in rewound)), steps
 
 
@@ -161,10 +172,7 @@ def buffer_is_gone(directory: RunDirectory) -> ConfigError:
     """What to say of a run without a buffer: where that was, and what can be done."""
     on_disk = keeps_on_disk(directory.config)
     what = "is not in its replay/ any more" if on_disk else "was kept in memory and is gone"
-    return ConfigError(
-        f"the buffer of {directory.path} {what}; with --empty-buffer the agents go on from their checkpoints "
-        f"with an empty one, each without an update until it has stored agent.start_steps new transitions"
-    )
+    return ConfigError(f"the buffer of {directory.path} {what}; {BEGIN_EMPTY}")
 
 
 def _require_fit(config: RunConfig, schema: TransitionSchema, checkpoints: Sequence[Checkpoint]) -> None:

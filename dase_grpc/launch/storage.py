@@ -1,22 +1,30 @@
 """Where a local cluster's buffer lies: in the run's directory, with room for all of it, or in memory."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Final
 
 from dase_grpc.capacity import transitions
 from dase_grpc.config import RunConfig
-from dase_grpc.errors import ConfigError, RunDirectoryError
+from dase_grpc.errors import ConfigError, DataDirectoryError, RunDirectoryError
+from dase_grpc.launch.machine import free_disk, free_memory, shown_size
+from dase_grpc.nodes.replay import boot_id
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.store.directory import DataDirectory, stored_identity
+from dase_grpc.store.directory import DataDirectory
 from dase_grpc.store.footprint import reserved_bytes
+from dase_grpc.store.inspection import inspect
 
 IN_MEMORY: Final = "--set replay.storage=memory"
 """How a user asks for that."""
 
 ASIDE: Final = "replay-before-resume"
+
+BEGIN_EMPTY: Final = (
+    "with --empty-buffer the agents go on from their checkpoints with an empty one, each without an update "
+    "until it has stored agent.start_steps new transitions"
+)
+"""What `dase resume` offers where the buffer cannot be gone on with."""
 
 
 def keeps_on_disk(config: RunConfig) -> bool:
@@ -30,33 +38,56 @@ def reserve(config: RunConfig, schema: TransitionSchema, root: Path) -> str:
     Nothing is written.
 
     Raises:
-        ConfigError: there is no room.
+        ConfigError: there is no room on the disk or, for a buffer in memory, there.
     """
     if not keeps_on_disk(config):
+        require_memory(config, schema)
         why = "" if config.replay.storage == "memory" else ", since only Linux can keep it on disk"
         return f"buffer in memory{why}: it ends with the replay's process"
     wanted = reserved_bytes(schema, transitions(config.replay.capacity, row_bytes=schema.row_bytes))
-    free = _free_bytes(root)
+    free = free_disk(root)
     if wanted > free:
         raise ConfigError(
-            f"the buffer takes {_size(wanted)} of disk in {root}, and {_size(free)} are free; free space "
-            f"there, lower replay.capacity, or keep the buffer in memory with {IN_MEMORY}"
+            f"the buffer takes {shown_size(wanted)} of disk in {root}, and {shown_size(free)} are free; free "
+            f"space there, lower replay.capacity, or keep the buffer in memory with {IN_MEMORY}"
         )
     return (
-        f"buffer on disk: {_size(wanted)} are reserved in the run's folder ({IN_MEMORY} keeps it in memory)"
+        f"buffer on disk: {shown_size(wanted)} are reserved in the run's folder "
+        f"({IN_MEMORY} keeps it in memory)"
     )
 
 
-def has_buffer(directory: RunDirectory) -> bool:
-    """Whether a run's buffer lies in its directory, for a replay to go on with.
+def require_memory(config: RunConfig, schema: TransitionSchema) -> None:
+    """Checks that a buffer that is kept in memory finds room there: all that the run can store in it.
+
+    It takes the memory as it fills up, so without this a run might be killed when it is far on.
 
     Raises:
-        DataDirectoryError: what lies there is damaged or of another version, or a replay works on it.
+        ConfigError: there is no room.
+    """
+    capacity = transitions(config.replay.capacity, row_bytes=schema.row_bytes)
+    stored = min(capacity, config.train.agents * config.train.steps)
+    wanted, free = stored * schema.row_bytes, free_memory()
+    if wanted > free:
+        raise ConfigError(
+            f"the buffer takes {shown_size(wanted)} of memory when it holds {stored:,} transitions, and "
+            f"{shown_size(free)} are available; lower replay.capacity, or end what else takes memory"
+        )
+
+
+def has_buffer(directory: RunDirectory) -> bool:
+    """Whether a run's buffer lies in its directory, for a replay to go on with. Looks as `dase verify` does.
+
+    Raises:
+        DataDirectoryError: a file of it is damaged or of another version, or a replay works on it.
     """
     if not directory.replay.exists():
         return False
-    DataDirectory.open(directory.replay).close()
-    return stored_identity(directory.replay) is not None
+    _require_unused(directory.replay)
+    try:
+        return inspect(directory.replay, boot_id=boot_id()) is not None
+    except DataDirectoryError as error:
+        raise DataDirectoryError(f"{_cause(error)}; {BEGIN_EMPTY}") from None
 
 
 def put_buffer_aside(directory: RunDirectory) -> Path | None:
@@ -70,7 +101,7 @@ def put_buffer_aside(directory: RunDirectory) -> Path | None:
     """
     if not directory.replay.exists():
         return None
-    DataDirectory.open(directory.replay).close()
+    _require_unused(directory.replay)
     taken = {path.name for path in directory.path.glob(f"{ASIDE}-*")}
     number = next(each for each in range(1, len(taken) + 2) if f"{ASIDE}-{each}" not in taken)
     aside = directory.path / f"{ASIDE}-{number}"
@@ -81,11 +112,20 @@ def put_buffer_aside(directory: RunDirectory) -> Path | None:
     return aside
 
 
-def _free_bytes(path: Path) -> int:
-    existing = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
-    found = os.statvfs(existing)
-    return found.f_bavail * found.f_frsize
+def _require_unused(folder: Path) -> None:
+    """Checks that no replay works on a buffer.
+
+    Raises:
+        DataDirectoryError: one does, or the folder cannot be written.
+    """
+    try:
+        DataDirectory.open(folder).close()
+    except DataDirectoryError as error:
+        raise DataDirectoryError(
+            f"{_cause(error)}; end what works on it, and see that you may write there"
+        ) from None
 
 
-def _size(count: int) -> str:
-    return f"{count / 2**20:,.1f} MiB"
+def _cause(error: DataDirectoryError) -> str:
+    """What a sentence says is wrong, without the remedy for those who start a replay by hand."""
+    return str(error).partition("; ")[0]

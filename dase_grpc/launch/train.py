@@ -27,7 +27,7 @@ from dase_grpc.launch.console import PatientConsole, program, say
 from dase_grpc.launch.display import Snapshot, make_display
 from dase_grpc.launch.local import LocalCluster, run_cluster
 from dase_grpc.launch.restart_policy import MAX_RESTARTS
-from dase_grpc.launch.storage import reserve
+from dase_grpc.launch.storage import require_memory, reserve
 from dase_grpc.learning.env_ids import with_resolved_id
 from dase_grpc.learning.watch import Watch, say_where, watchdog
 from dase_grpc.naming import MAX_BYTES
@@ -79,6 +79,8 @@ def train_here(options: TrainOptions) -> None:
     if options.lockstep and options.max_restarts is not None:
         raise ConfigError("--max-restarts is for nodes; --lockstep has none, and its runs are resumed")
     buffer = None if options.lockstep else reserve(config, schema, options.root)
+    if options.lockstep:
+        require_memory(config, schema)
     directory = _new_directory(options)
     each = " each" if config.train.agents > 1 else ""
     say(
@@ -139,7 +141,7 @@ def _new_directory(options: TrainOptions) -> RunDirectory:
     Raises:
         RunDirectoryError: the name that was asked for is taken, or nothing can be written there.
     """
-    name = options.name or run_name(options.config)
+    name = run_name(options.config) if options.name is None else options.name
     mode = "lockstep" if options.lockstep else "cluster"
     for tried in (name, *(f"{name}-{count}" for count in range(2, SAME_SECOND + 1))):
         try:
@@ -147,7 +149,7 @@ def _new_directory(options: TrainOptions) -> RunDirectory:
                 options.root, tried, options.config, mode=mode, command=options.command
             )
         except RunDirectoryError:
-            if options.name or not (options.root / tried).exists():
+            if options.name is not None or not (options.root / tried).exists():
                 raise
     raise RunDirectoryError(f"{options.root / name} and {SAME_SECOND} like it exist; give the run a --name")
 

@@ -98,7 +98,7 @@ class ReplayOptions:
         """
         stored = stored_identity(data_dir) if data_dir is not None else None
         if stored is not None:
-            run_id = run_id or stored.run_id
+            run_id = stored.run_id if run_id is None else run_id
             capacity = str(stored.capacity) if capacity is None else capacity
         capacity = DEFAULT_CAPACITY if capacity is None else capacity
         if not sync_every_s > 0:
@@ -111,7 +111,7 @@ class ReplayOptions:
             raise ConfigError(
                 f"--min-size {min_size} exceeds --capacity {capacity}, so no batch would ever be served"
             )
-        run_id = run_id or f"run-{secrets.token_hex(4)}"
+        run_id = f"run-{secrets.token_hex(4)}" if run_id is None else run_id
         if not names_a_folder(run_id):
             raise ConfigError(f"--run-id {run_id!r} names a folder of results; use a plain folder name")
         return cls(

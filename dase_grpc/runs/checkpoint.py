@@ -22,7 +22,7 @@ from dase_grpc.config import RunConfig, resolve
 from dase_grpc.errors import DaseError, RunDirectoryError
 from dase_grpc.parsing import json_value
 from dase_grpc.runs.directory import checkpoint_path, checkpoint_paths, replaced_path, replaced_paths
-from dase_grpc.runs.files import STAGING_PREFIX, staged_directory, write_synced
+from dase_grpc.runs.files import STAGING_PREFIX, disk_refusal, staged_directory, write_synced
 from dase_grpc.runs.sealing import SEAL, json_text, require_seal, sealed
 from dase_grpc.schema import TransitionSchema
 
@@ -156,7 +156,7 @@ def save_checkpoint(
             write_synced(staged / METADATA_FILE, json_text(document).encode())
         _prune(directory, keep=keep)
     except OSError as error:
-        raise RunDirectoryError(f"cannot write the checkpoint {target}: {error.strerror or error}") from None
+        raise disk_refusal(f"cannot write the checkpoint {target}", error) from None
     return target
 
 

@@ -20,7 +20,14 @@ from dase_grpc.errors import ConfigError, RunDirectoryError
 from dase_grpc.naming import MAX_BYTES, names_a_folder
 from dase_grpc.parsing import toml_tables
 from dase_grpc.runs.evaluations import EvaluationsFile
-from dase_grpc.runs.files import STAGING_PREFIX, replace_file, staged_directory, utf8, write_synced
+from dase_grpc.runs.files import (
+    STAGING_PREFIX,
+    disk_refusal,
+    replace_file,
+    staged_directory,
+    utf8,
+    write_synced,
+)
 from dase_grpc.runs.metrics_log import MetricsLog
 from dase_grpc.runs.provenance import derived_seeds, versions
 
@@ -106,7 +113,7 @@ class RunDirectory:
             with staged_directory(path) as staged:
                 write_synced(staged / RUN_FILE, tomli_w.dumps(tables).encode())
         except OSError as error:
-            raise RunDirectoryError(_refusal(path, error)) from None
+            raise _refusal(path, error) from None
         return cls.open(path)
 
     @classmethod
@@ -179,9 +186,7 @@ class RunDirectory:
         try:
             replace_file(self.path / RUN_FILE, tomli_w.dumps(tables).encode())
         except OSError as error:
-            raise RunDirectoryError(
-                f"cannot write {self.path / RUN_FILE}: {error.strerror or error}"
-            ) from None
+            raise disk_refusal(f"cannot write {self.path / RUN_FILE}", error) from None
         return self.open(self.path)
 
     @property
@@ -284,10 +289,10 @@ def _parse(file: Path, tables: dict[str, Any]) -> tuple[RunConfig, dict[str, Any
     return config, run, {key: str(value) for key, value in found.items()}
 
 
-def _refusal(path: Path, error: OSError) -> str:
+def _refusal(path: Path, error: OSError) -> RunDirectoryError:
     if path.is_dir() and any(path.iterdir()):
-        return f"{path} exists and is not empty; choose another name or remove it"
-    return f"cannot make the run directory {path}: {error.strerror or error}"
+        return RunDirectoryError(f"{path} exists and is not empty; choose another name or remove it")
+    return disk_refusal(f"cannot make the run directory {path}", error)
 
 
 def first_difference(ours: RunConfig, theirs: RunConfig) -> str:

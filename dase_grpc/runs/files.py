@@ -1,6 +1,7 @@
 """Writing files so that a crash leaves whole lines, whole files and whole directories."""
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -8,9 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from dase_grpc.errors import RunDirectoryError
+from dase_grpc.errors import DiskFullError, RunDirectoryError
 
 STAGING_PREFIX: Final = ".staging-"
+
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What a disk says that has no room, or none for this user."""
 
 
 def append_line(path: Path, line: str, *, header: str = "") -> None:
@@ -40,9 +44,15 @@ def written(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunDirectoryError(
-            f"cannot write {path}: {error.strerror or error}; free space, or restore it"
-        ) from None
+        raise disk_refusal(f"cannot write {path}", error) from None
+
+
+def disk_refusal(what: str, error: OSError) -> RunDirectoryError:
+    """The error of ours that says what could not be written."""
+    why = f"{what}: {error.strerror or error}"
+    if error.errno in FULL:
+        return DiskFullError(f"{why}; free space, or restore it")
+    return RunDirectoryError(f"{why}; see that it can be written")
 
 
 def drop_torn_line(path: Path) -> None:

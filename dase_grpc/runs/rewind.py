@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from dase_grpc.errors import RunDirectoryError
 from dase_grpc.parsing import json_value
 from dase_grpc.runs.checkpoint import Checkpoint
 from dase_grpc.runs.directory import AgentDirectory, checkpoint_path, checkpoint_paths
 from dase_grpc.runs.evaluations import COLUMNS
-from dase_grpc.runs.files import replace_file
+from dase_grpc.runs.files import disk_refusal, replace_file
 
 ASIDE: Final = "before-resume"
 
@@ -57,7 +56,7 @@ def rewind(agent: AgentDirectory, checkpoint: Checkpoint | None) -> Rewound:
         lines = rows.cut(last=evaluated, aside=aside) + records.cut(last=logged, aside=aside)
         moved = _move_later(agent.checkpoints, aside, step=step)
     except OSError as error:
-        raise RunDirectoryError(f"cannot rewind {agent.path}: {error.strerror or error}") from None
+        raise disk_refusal(f"cannot rewind {agent.path}, of which nothing is lost", error) from None
     return Rewound(elapsed_s, aside if lines or moved else None, lines, moved)
 
 

@@ -14,7 +14,7 @@ from dase_grpc.errors import RunDirectoryError
 from dase_grpc.parsing import json_value
 from dase_grpc.runs.checkpoint import KEEP, Checkpoint, load_checkpoint, seal_of
 from dase_grpc.runs.directory import RunDirectory, checkpoint_path, checkpoint_paths, round_paths
-from dase_grpc.runs.files import replace_file, sync_directory
+from dase_grpc.runs.files import disk_refusal, replace_file, sync_directory
 from dase_grpc.runs.row_log import RowLog, Segment
 from dase_grpc.runs.sealing import json_text, require_seal, sealed
 from dase_grpc.schema import Array
@@ -139,9 +139,7 @@ class RoundLog:
             ).write(folder)
             self._prune(segments, newest=max(steps))
         except OSError as error:
-            raise RunDirectoryError(
-                f"cannot write the buffer to {folder}: {error.strerror or error}; free space, or restore it"
-            ) from None
+            raise disk_refusal(f"cannot write the buffer to {folder}", error) from None
 
     def _checkpoint(self, agent_id: int, step: int) -> Path:
         return checkpoint_path(self._directory.agent(agent_id).checkpoints, step)

@@ -143,7 +143,7 @@ class CommitFile:
         """
         if self.synced.latest is None:
             raise DataDirectoryError(
-                f"{self._file.path} holds no whole record, so it is damaged; choose another --data-dir"
+                f"{self._file.path} holds no whole record, so it is damaged; choose another folder"
             )
         (limit,) = _LIMIT.unpack_from(self.synced.latest)
         return limit, self.synced.latest[_LIMIT.size :]
@@ -173,7 +173,7 @@ class CommitFile:
         check_sum, agent_id, size = _WRITER.unpack_from(entry)
         if size > MAX_WRITER_BYTES or zlib.crc32(entry[4 : _WRITER.size + size]) != check_sum:
             raise DataDirectoryError(
-                f"{self._file.path} does not name writer {index}, so it is damaged; choose another --data-dir"
+                f"{self._file.path} does not name writer {index}, so it is damaged; choose another folder"
             )
         return agent_id, entry[_WRITER.size :][:size].decode(errors="surrogatepass")
 

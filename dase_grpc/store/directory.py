@@ -67,10 +67,10 @@ class BufferIdentity:
         if found != FORMAT:
             raise DataDirectoryError(
                 f"{path} has format {found!r}, this version of dase reads format {FORMAT}; "
-                f"use the version that wrote it, or choose another --data-dir"
+                f"use the version that wrote it, or choose another folder"
             )
         if not whole:
-            raise DataDirectoryError(f"{path} is damaged; restore it, or choose another --data-dir")
+            raise DataDirectoryError(f"{path} is damaged; restore it, or choose another folder")
         del stored["format"], stored["schema_fingerprint"]
         return cls(**{**stored, "schema": _schema(stored["schema"])})
 
@@ -95,17 +95,15 @@ class DataDirectory:
             path.mkdir(parents=True, exist_ok=True)
             lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise DataDirectoryError(
-                f"--data-dir {path} cannot be used ({error.strerror}); choose another"
-            ) from None
+            raise DataDirectoryError(f"{path} cannot be used ({error.strerror}); choose another") from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(lock)
             raise DataDirectoryError(
-                f"--data-dir {path} is in use by another replay; stop that one, or choose another directory"
+                f"{path} is in use by another replay; stop that one, or choose another directory"
                 if isinstance(error, BlockingIOError)
-                else f"--data-dir {path} cannot be locked ({error.strerror}); choose another"
+                else f"{path} cannot be locked ({error.strerror}); choose another"
             ) from None
         return cls(path, lock)
 
@@ -153,7 +151,7 @@ def stored_identity(path: Path) -> BufferIdentity | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError):
-        raise DataDirectoryError(f"{file} cannot be read; restore it, or choose another --data-dir") from None
+        raise DataDirectoryError(f"{file} cannot be read; restore it, or choose another folder") from None
     return BufferIdentity.from_json(text, file)
 
 

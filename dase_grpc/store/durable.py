@@ -134,7 +134,7 @@ class DurableStore(ReplayStore):
                 directory.discard()
                 why = getattr(error, "strerror", None) or "too large"
                 raise CapacityError(
-                    f"--data-dir {directory.path} cannot take {identity.capacity} transitions of "
+                    f"{directory.path} cannot take {identity.capacity} transitions of "
                     f"{identity.schema.row_bytes} bytes, {size / 2**20:,.1f} MiB in all ({why}); "
                     f"free space there, or lower replay.capacity"
                 ) from None

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dase_grpc.store.commits import CommitFile, Committed
-from dase_grpc.store.directory import COMMITS, ROWS, BufferIdentity, stored_identity
+from dase_grpc.store.directory import COMMITS, LEASES, ROWS, BufferIdentity, stored_identity
+from dase_grpc.store.lease_file import FILE_BYTES
 from dase_grpc.store.mapped import MappedFile
 
 
@@ -30,7 +31,7 @@ def inspect(path: Path, *, boot_id: str) -> BufferState | None:
     """The buffer in a data directory; None where there is none.
 
     Checked are the check sums of buffer.json, of the latest records and of the writers' names, and the
-    sizes of all files. Rows carry none.
+    sizes of all files. Rows carry none, and of the leases a start takes what is whole.
 
     Raises:
         DataDirectoryError: a file is missing, damaged or of another version.
@@ -39,6 +40,8 @@ def inspect(path: Path, *, boot_id: str) -> BufferState | None:
     if identity is None:
         return None
     MappedFile.open(path / ROWS, identity.slots * identity.schema.row_bytes).close()
+    if (path / LEASES).exists():  # else a start makes it
+        MappedFile.open(path / LEASES, FILE_BYTES).close()
     commits = CommitFile.open(path / COMMITS, identity.max_writers)
     try:
         _, packed = commits.synced_state()

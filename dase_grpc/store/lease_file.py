@@ -41,7 +41,7 @@ class LeaseFile:
             return cls(MappedFile.create(path, size))
         except OSError as error:
             raise DataDirectoryError(
-                f"--data-dir {directory.path} cannot take the {size >> 20} MiB of leases "
+                f"{directory.path} cannot take the {size >> 20} MiB of leases "
                 f"({error.strerror}); free space there, or choose another"
             ) from None
 

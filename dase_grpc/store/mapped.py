@@ -57,14 +57,14 @@ class MappedFile:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise DataDirectoryError(
-                f"{path} cannot be opened ({error.strerror}); restore it, or choose another --data-dir"
+                f"{path} cannot be opened ({error.strerror}); restore it, or choose another folder"
             ) from None
         found = os.fstat(descriptor).st_size
         if found != size:
             os.close(descriptor)
             raise DataDirectoryError(
                 f"{path} has {found} bytes instead of {size}, so it is damaged; "
-                f"restore it, or choose another --data-dir"
+                f"restore it, or choose another folder"
             )
         return cls(path, descriptor, size)
 

@@ -261,13 +261,13 @@ class SharedRun:
         """Refuses a data directory that holds something else than was asked for."""
         if stored.run_id != self.run_id:
             raise DataDirectoryError(
-                f"--data-dir {data_dir} holds run_id = {stored.run_id!r}, not {self.run_id!r}; "
+                f"{data_dir} holds run_id = {stored.run_id!r}, not {self.run_id!r}; "
                 f"leave --run-id out, or choose another directory"
             )
         wanted = _transitions(self._capacity, stored.schema)
         if stored.capacity != wanted:
             raise DataDirectoryError(
-                f"--data-dir {data_dir} holds a buffer of capacity {stored.capacity}, not {wanted} "
+                f"{data_dir} holds a buffer of capacity {stored.capacity}, not {wanted} "
                 f"({self._capacity}); leave --capacity out, or choose another directory"
             )
         self._require_min_size(stored.capacity, stored.schema)

@@ -11,6 +11,7 @@ import pytest
 from launch.experiments import small_cells, trained
 from rich.console import Console
 
+from dase_grpc.errors import DISK_FULL_CODE
 from dase_grpc.launch.cell_runner import CellRunner, last_words
 from dase_grpc.launch.experiment_folder import OWN_FOLDER, ExperimentFolder
 from dase_grpc.launch.scoreboard import Reading, Scoreboard
@@ -230,6 +231,25 @@ async def test_a_cell_that_finds_the_disk_full_once_it_has_gone_on_does_not_star
         bench.end(cell, code=2, finished=False)
     assert bench.kinds() == {"run": "failed"}
     assert bench.board.outcomes["run"].text.startswith("exit code 2, run has something to say")
+    assert bench.folder.resumable(cell) == 60
+    assert not (bench.folder.path / OWN_FOLDER / "set-aside").exists()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_cell_that_finds_the_disk_full_before_it_goes_on_or_in_its_first_try_does_not_start_over(
+    bench, begun
+):
+    bench = bench(small_cells(), jobs=1)
+    cell = bench.cells[0]
+    if begun:
+        half_finished(bench, cell)
+    async with bench.running():
+        await bench.until_alive("run")
+        if not begun:
+            half_finished(bench, cell)
+        bench.end(cell, code=DISK_FULL_CODE, finished=False)
+    assert bench.arguments(cell)[0] == ("resume" if begun else "train")
+    assert bench.kinds() == {"run": "failed"}
     assert bench.folder.resumable(cell) == 60
     assert not (bench.folder.path / OWN_FOLDER / "set-aside").exists()
 

@@ -66,6 +66,7 @@ REFUSED = {
     ),
     "a hidden name": ({"name": ".a", "matrix": ONE}, "name = '.a' cannot name"),
     "a name that is no text": ({"name": 5, "matrix": ONE}, "name = 5 cannot name"),
+    "a flag that is no flag": ({"keep_buffers": 1, "matrix": ONE}, "keep_buffers = 1 is neither true nor"),
     "an unknown mode": ({"mode": "fast", "matrix": ONE}, "mode = 'fast' is neither lockstep nor cluster"),
     "an unknown axis": (
         {"matrix": {"dps.divergance": ["kl"]}},

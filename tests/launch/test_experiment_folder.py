@@ -65,6 +65,24 @@ def test_a_run_counts_as_finished_only_once_it_is_marked(folder, cell):
     assert json.loads((folder.run(cell) / FINISHED_FILE).read_text())["seconds"] == 1.5
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_run_that_is_marked_loses_its_buffer_unless_it_is_to_be_kept(folder, cell, kept):
+    folder = ExperimentFolder(folder.path, keep_buffers=kept)
+    run = trained(folder.path, cell)
+    run.replay.mkdir()
+    (run.replay / "rows").write_bytes(bytes(9))
+    assert folder.finish(cell, seconds=1.0) is None
+    assert (run.replay / "rows").exists() == kept
+    assert state(folder, cell).kind == "finished"
+
+
+def test_a_run_that_is_not_marked_keeps_its_buffer(folder, cell):
+    run = trained(folder.path, cell, step=70)
+    run.replay.mkdir()
+    assert folder.finish(cell, seconds=1.0) is not None
+    assert run.replay.exists()
+
+
 def test_a_run_that_did_not_reach_its_last_step_is_not_marked(folder, cell):
     trained(folder.path, cell, step=70)
     assert folder.finish(cell, seconds=1.0) == "ended early, stopped at step 70 of 120"

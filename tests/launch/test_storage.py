@@ -1,6 +1,10 @@
 """Where a cluster's buffer lies, and whether there is room for it."""
 
+import os
 import sys
+import threading
+from functools import partial
+from pathlib import Path
 
 import pytest
 from contracts.sentences import assert_one_sentence
@@ -9,8 +13,10 @@ from store.store_cases import SCHEMA
 
 from dase_grpc.errors import ConfigError, DataDirectoryError
 from dase_grpc.launch import storage
-from dase_grpc.launch.resume import buffer_is_gone
-from dase_grpc.launch.storage import has_buffer, keeps_on_disk, put_buffer_aside, reserve
+from dase_grpc.launch.lockstep import open_lockstep, run_lockstep
+from dase_grpc.launch.resume import ResumeOptions, buffer_is_gone, resume_here
+from dase_grpc.launch.storage import has_buffer, keeps_on_disk, put_buffer_aside, require_memory, reserve
+from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.store import SharedRun
 
 
@@ -31,7 +37,7 @@ def test_the_room_that_a_buffer_takes_is_told_and_nothing_is_made(tmp_path):
 
 
 def test_a_disk_that_is_too_small_is_refused_with_both_sizes(tmp_path, monkeypatch):
-    monkeypatch.setattr(storage, "_free_bytes", lambda path: 2**20)
+    monkeypatch.setattr(storage, "free_disk", lambda path: 2**20)
     with pytest.raises(
         ConfigError, match=r"of disk in .*, and 1\.0 MiB are free; free space there"
     ) as caught:
@@ -39,6 +45,17 @@ def test_a_disk_that_is_too_small_is_refused_with_both_sizes(tmp_path, monkeypat
     assert_one_sentence(caught.value)
     told = reserve(small_config(replay__storage="memory"), SCHEMA, tmp_path)
     assert told == "buffer in memory: it ends with the replay's process"
+
+
+@pytest.mark.parametrize("check", [require_memory, partial(reserve, root=Path("/"))])
+def test_a_buffer_in_memory_that_cannot_fill_up_there_is_refused_with_both_sizes(monkeypatch, check):
+    kept = partial(small_config, replay__storage="memory", replay__capacity="1GiB", train__agents=2)
+    monkeypatch.setattr(storage, "free_memory", lambda: 100 * SCHEMA.row_bytes)
+    with pytest.raises(ConfigError, match=r"takes .* MiB of memory when it holds 102 transitions") as caught:
+        check(kept(train__steps=51), SCHEMA)
+    assert_one_sentence(caught.value, "are available; lower replay.capacity")
+    check(kept(train__steps=50), SCHEMA)  # which never fills it
+    check(small_config(replay__storage="memory", replay__capacity=100, train__steps=51), SCHEMA)
 
 
 def test_a_buffer_larger_than_any_disk_is_refused(tmp_path):
@@ -66,6 +83,34 @@ def test_a_buffer_is_found_and_put_aside_but_not_while_a_replay_works_on_it(tmp_
     assert not has_buffer(directory)
     run_on_disk(directory.replay).close()
     assert put_buffer_aside(directory) == directory.path / "replay-before-resume-2"
+
+
+@pytest.mark.parametrize("name", ["buffer.json", "rows", "commits", "leases"])
+def test_a_buffer_with_a_damaged_file_is_refused_by_its_name_and_the_way_on_is_said(tmp_path, name):
+    directory = new_run(tmp_path, small_config())
+    run_on_disk(directory.replay).close()
+    damaged = directory.replay / name
+    os.truncate(damaged, damaged.stat().st_size - 9)
+    with pytest.raises(DataDirectoryError) as caught:
+        has_buffer(directory)
+    assert_one_sentence(caught.value, f"{damaged} ", "damaged", "; with --empty-buffer the agents go on")
+    assert "--data-dir" not in str(caught.value)
+    assert put_buffer_aside(directory) is not None
+
+
+def test_a_run_with_a_damaged_buffer_is_not_resumed_and_nothing_of_it_changes(tmp_path):
+    settings = small_config(train__agents=1, train__checkpoint_every=60)
+    directory = RunDirectory.create(tmp_path, "run", settings, mode="cluster")
+    with open_lockstep(settings, directory) as run:  # keeps the checkpoints that a cluster would
+        run_lockstep(run, threading.Event(), lambda: None)
+    run_on_disk(directory.replay).close()
+    os.truncate(directory.replay / "rows", 100)
+    before = (directory.path / "run.toml").read_bytes()
+    with pytest.raises(DataDirectoryError) as caught:
+        resume_here(ResumeOptions(directory.path, steps=1_000))
+    assert_one_sentence(caught.value, "replay/rows has 100 bytes instead of", "--empty-buffer")
+    assert caught.value.exit_code == 2
+    assert (directory.path / "run.toml").read_bytes() == before
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can keep the buffer on disk")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dase_grpc.errors import RunDirectoryError
+from dase_grpc.errors import DiskFullError
 from dase_grpc.runs.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from dase_grpc.runs.directory import AgentDirectory
 from dase_grpc.runs.evaluations import read_evaluations
@@ -104,6 +104,8 @@ def test_a_disk_that_refuses_is_one_sentence(agent, monkeypatch):
 
     before = steps_of(agent.path)
     monkeypatch.setattr("dase_grpc.runs.rewind.replace_file", full)
-    with pytest.raises(RunDirectoryError, match=r"cannot rewind .*: No space left on device"):
+    with pytest.raises(
+        DiskFullError, match=r"cannot rewind .*nothing is lost: No space left on device; free"
+    ):
         rewind(agent, at(agent, 20))
     assert steps_of(agent.path) == before

@@ -367,23 +367,9 @@ def test_where_files_may_not_grow_there_is_one_sentence_and_afterwards_all_is_we
     """A limit stands for a full disk: first the leases do not fit, then the rows do not."""
     answer = start_with_files_up_to(limit, runs.path, capacity=1_000_000)
     assert (answer.returncode, answer.stderr) == (code, "")
-    assert answer.stdout.startswith(f"{error}: --data-dir {runs.path}")
+    assert answer.stdout.startswith(f"{error}: {runs.path}")
     assert answer.stdout.count("\n") == 1
     assert start_with_files_up_to(2**30, runs.path, capacity=1_000_000).returncode == 0
-
-
-@pytest.fixture
-def small_disk(tmp_path) -> Iterator[Path]:
-    """A file system of 24 MiB."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(path)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("this test needs the right to mount a file system")
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
 
 
 def test_a_full_disk_is_said_in_one_sentence_and_once_there_is_space_the_next_join_works(small_disk):

@@ -50,7 +50,7 @@ def test_after_the_machine_has_stopped_what_was_synced_is_told(tmp_path):
     assert (found.transitions, found.machine_stopped) == (4, True)
 
 
-@pytest.mark.parametrize("name", ["buffer.json", "rows", "commits"])
+@pytest.mark.parametrize("name", ["buffer.json", "rows", "commits", "leases"])
 def test_a_file_that_is_damaged_is_named(tmp_path, name):
     begun(tmp_path, rows=4).close()
     os.truncate(tmp_path / name, (tmp_path / name).stat().st_size - 9)
