@@ -21,8 +21,8 @@ IN_MEMORY: Final = "--set replay.storage=memory"
 ASIDE: Final = "replay-before-resume"
 
 BEGIN_EMPTY: Final = (
-    "with --empty-buffer the agents go on from their checkpoints with an empty one, each without an update "
-    "until it has stored agent.start_steps new transitions"
+    "with --empty-buffer the agents go on with an empty one, each without an update until it has stored "
+    "agent.start_steps new transitions"
 )
 """What `dase resume` offers where the buffer cannot be gone on with."""
 

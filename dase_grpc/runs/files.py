@@ -31,7 +31,11 @@ def append_line(path: Path, line: str, *, header: str = "") -> None:
         drop_torn_line(path)
         with path.open("ab", buffering=0) as file:
             prefix = f"{header}\n" if header and file.tell() == 0 else ""
-            file.write(f"{prefix}{line}\n".encode())
+            data = f"{prefix}{line}\n".encode()
+            while (
+                data
+            ):  # a disk that is nearly full takes a part of it, and says why not more when asked again
+                data = data[file.write(data) :]
 
 
 @contextlib.contextmanager

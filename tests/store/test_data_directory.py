@@ -296,7 +296,7 @@ def test_a_directory_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataDirectoryError) as refusal:
         DataDirectory.open(tmp_path / "file" / "data")
-    assert_one_sentence(refusal.value, "--data-dir", "file/data")
+    assert_one_sentence(refusal.value, "file/data cannot be used (Not a directory)")
 
 
 def test_a_node_that_is_refused_leaves_no_buffer_behind(runs):
