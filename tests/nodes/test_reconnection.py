@@ -143,10 +143,11 @@ async def test_a_learner_whose_replay_came_back_empty_explores_until_it_has_stor
     async with replay_node() as replay:
         address = replay.address
         async with learning(learner_options(address, tmp_path / "run", **settings)) as (task, _):
-            before = await until_trained(address, task=task)
+            await until_trained(address, task=task)
             await replay.end()
             async with replay_node(listen=address):
-                after = await until_trained(address, updates=before.updates + 20, task=task)
+                rejoined = await until_trained(address, task=task)
+                after = await until_trained(address, updates=rejoined.updates + 20, task=task)
                 stored = (await status_of(address)).buffer.inserted_total
     (said,) = [each.getMessage() for each in caplog.records if "updates begin once" in each.getMessage()]
     assert re.fullmatch(r"the buffer holds \d+ transitions, so updates .* has stored 100 new ones", said)
