@@ -156,7 +156,6 @@ def test_whole_numbers_may_be_written_with_an_exponent_or_underscores(dase, way,
     assert resolve(tomllib.loads(out)).train.steps == 100_000
 
 
-@pytest.mark.parametrize("flag", ["--steps", "--agents", "--seed"])
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -188,6 +187,7 @@ def test_a_name_that_is_no_folder_name_is_refused_before_anything_is_made(dase, 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("flag", ["--steps", "--agents", "--seed"])
 @pytest.mark.parametrize("text", ["1.5", "many", "1e-3", "inf", "nan"])
 def test_what_is_no_whole_number_is_refused_in_one_sentence(dase, flag, text):
     assert dase("config", flag, text) == (
