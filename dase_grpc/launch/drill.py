@@ -33,7 +33,13 @@ CAPACITY: Final = 200_000
 START_STEPS: Final = 100
 CHECKPOINT_EVERY: Final = 500
 NEVER: Final = 1_000_000_000
-STOPPED: Final = "the drill was stopped before its end"
+START_AND_CHECK_S: Final = 15
+EACH_ROUND_S: Final = 45
+EACH_KILLED_LEARNER_S: Final = 15
+"""What a drill takes on two cores: most of it is waiting for leases to end and for processes to start."""
+
+STOPPED_CODE: Final = 130
+"""What shells give to a Ctrl-C."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +60,31 @@ class DrillResult:
 
     Attributes:
         problems: what is wrong with the buffer, or that it could not be read; None before it was.
+        stopped: whether a signal ended the drill before all of that was known.
     """
 
     outcomes: list[Outcome] = field(default_factory=list)
     transitions: int = 0
     processes: int = 0
     problems: list[str] | None = None
+    stopped: bool = False
 
     @property
     def good(self) -> bool:
         """Whether all recovered and nothing is lost."""
-        return self.problems == [] and all(each.recovered_s is not None for each in self.outcomes)
+        return self.problems == [] and not self.failed
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything is known that went wrong."""
+        return bool(self.problems) or any(each.recovered_s is None for each in self.outcomes)
+
+    @property
+    def exit_code(self) -> int:
+        """What the command exits with."""
+        if self.stopped:
+            return STOPPED_CODE
+        return 0 if self.good else 1
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON has it."""
@@ -74,13 +94,15 @@ class DrillResult:
             "transitions": self.transitions,
             "learner_processes": self.processes,
             "problems": self.problems,
+            "stopped": self.stopped,
         }
 
 
 def drill_here(options: DrillOptions) -> int:
     """Runs a drill on this machine and prints what came of it; no process is left.
 
-    Returns 0 if all recovered and the buffer holds exactly what was acknowledged, else 1.
+    Returns 0 if all recovered and the buffer holds exactly what was acknowledged, 130 if a signal stopped
+    it before that was known, else 1.
 
     Raises:
         UsageError: before any process starts, when the environment or the settings cannot be used.
@@ -96,28 +118,36 @@ def drill_here(options: DrillOptions) -> int:
         config = drill_config(config, path)
         check(config)
         plan = faults_of(config, rounds=options.rounds, seed=options.seed)
+        kept = " (kept if it fails)" if options.path is None else ""
         say(
             console,
             f"drill on {options.config.env.id}: {config.train.agents} learner(s) and a durable replay, "
-            f"{len(plan)} faults; logs: {path / 'logs'}",
+            f"{len(plan)} faults, {expected(config.train.agents, options.rounds)}; "
+            f"logs: {path / 'logs'}{kept}",
         )
         ready = replace(options, config=config)
         result = asyncio.run(run_drill(ready, path, plan, lambda outcome: say(console, sentence(outcome))))
-        _show(result, console)
+        _show(result, console, faults=len(plan))
     finally:
         _tidy(path, result, console, temporary=options.path is None)
     if options.as_json:
         Console().print_json(json.dumps(result.to_json()))
-    return 0 if result.good else 1
+    return result.exit_code
 
 
 def _tidy(path: Path, result: DrillResult, console: Console, *, temporary: bool) -> None:
     """Removes a temporary folder, unless it says why a drill failed."""
-    failed = (path / "logs").exists() and not result.good and result.problems != [STOPPED]
-    if failed:
+    failed = result.failed or not (result.good or result.stopped)
+    if (path / "logs").exists() and (failed or (result.stopped and not temporary)):
         say(console, f"logs, buffer and checkpoints are kept in {path}")
     elif temporary:
         shutil.rmtree(path)
+
+
+def expected(agents: int, rounds: int) -> str:
+    """About how long a drill takes."""
+    seconds = START_AND_CHECK_S + rounds * (EACH_ROUND_S + EACH_KILLED_LEARNER_S * agents)
+    return f"about {seconds} s" if seconds < 120 else f"about {round(seconds / 60)} min"
 
 
 def drill_config(config: RunConfig, path: Path) -> RunConfig:
@@ -186,26 +216,25 @@ async def run_drill(
 
     async with stop_event(stdin_is_leash=False) as stop:
         with first_cause():
-            if await unless(stop, drill()) is None:
-                result.problems = [STOPPED]
+            result.stopped = await unless(stop, drill()) is None
     return result
 
 
 async def _examine(cluster: DrillCluster, result: DrillResult) -> None:
     """Stops the cluster and compares its buffer with what is known of its learners."""
-    result.problems = []
+    found: list[str] = []
     try:
         await cluster.stop()
     except NodeFailedError as error:
-        result.problems.append(str(error))
+        found.append(str(error))
     ledger = read_ledger(cluster.path / "ledger")
     stored = await asyncio.to_thread(read_buffer, cluster.data_dir, agents=cluster.config.train.agents)
     env = make_env(cluster.config.env.id, cluster.config.env.kwargs)
     try:
-        result.problems += await asyncio.to_thread(problems, stored, cluster.lives, ledger, env)
+        found += await asyncio.to_thread(problems, stored, cluster.lives, ledger, env)
     finally:
         env.close()
-    result.transitions, result.processes = stored.total, len(cluster.lives)
+    result.problems, result.transitions, result.processes = found, stored.total, len(cluster.lives)
 
 
 def sentence(outcome: Outcome) -> str:
@@ -222,9 +251,26 @@ def sentence(outcome: Outcome) -> str:
     )
 
 
-def _show(result: DrillResult, console: Console) -> None:
+def _show(result: DrillResult, console: Console, *, faults: int) -> None:
+    if result.outcomes:
+        console.print(_table(result.outcomes))
+    for problem in result.problems or []:
+        say(console, f"problem: {problem}")
+    if result.problems == []:
+        say(
+            console,
+            f"the buffer holds what {result.processes} learner processes stored: {result.transitions:,} "
+            f"transitions, each once, whole and in order, none that was acknowledged missing",
+        )
+    if result.stopped:
+        say(console, _stopped(result.outcomes, faults))
+    else:
+        say(console, "all recovered, nothing is lost" if result.good else "the drill FAILED")
+
+
+def _table(outcomes: Sequence[Outcome]) -> Table:
     table = Table("fault", "agents", "lasted", "recovered", "seconds", "counted from the")
-    for each in result.outcomes:
+    for each in outcomes:
         recovered = each.recovered_s is not None
         table.add_row(
             each.kind,
@@ -234,13 +280,15 @@ def _show(result: DrillResult, console: Console) -> None:
             f"{each.recovered_s:.1f}" if recovered else "",
             each.clock_from,
         )
-    console.print(table)
-    for problem in result.problems or []:
-        say(console, f"problem: {problem}")
-    if result.problems == []:
-        say(
-            console,
-            f"the buffer holds what {result.processes} learner processes stored: {result.transitions:,} "
-            f"transitions, each once, whole and in order, none that was acknowledged missing",
-        )
-    say(console, "all recovered, nothing is lost" if result.good else "the drill FAILED")
+    return table
+
+
+def _stopped(outcomes: Sequence[Outcome], faults: int) -> str:
+    """What a drill that was stopped has found out."""
+    if not outcomes:
+        return f"the drill was stopped before the first of {faults} faults"
+    recovered = sum(each.recovered_s is not None for each in outcomes)
+    told = "all recovered" if recovered == len(outcomes) else f"{recovered} recovered"
+    return (
+        f"the drill was stopped after {len(outcomes)} of {faults} faults: {told}; the buffer was not checked"
+    )

@@ -11,7 +11,15 @@ from small import small_config
 from dase_grpc.config import resolve
 from dase_grpc.errors import EnvironmentSpecError, NodeFailedError, RunDirectoryError, StaleLeaseError
 from dase_grpc.launch.checks import check
-from dase_grpc.launch.drill import DrillOptions, DrillResult, drill_config, drill_here, faults_of, sentence
+from dase_grpc.launch.drill import (
+    DrillOptions,
+    DrillResult,
+    drill_config,
+    drill_here,
+    expected,
+    faults_of,
+    sentence,
+)
 from dase_grpc.launch.drill_cluster import DrillLearner
 from dase_grpc.launch.faults import KINDS, Fault, Outcome, one_round, strike
 from dase_grpc.launch.processes import start_node
@@ -63,6 +71,7 @@ def test_the_faults_follow_from_the_seed():
         (DrillResult([RECOVERED, STUCK], problems=[]), False),
         (DrillResult([RECOVERED], problems=["a transition is lost"]), False),
         (DrillResult([RECOVERED]), False),
+        (DrillResult([RECOVERED], stopped=True), False),
     ],
 )
 def test_it_is_good_only_if_all_recovered_and_the_buffer_was_found_right(result, good):
@@ -78,6 +87,63 @@ def test_an_outcome_is_one_line():
 def test_a_folder_that_exists_is_refused(tmp_path):
     with pytest.raises(RunDirectoryError, match="exists; choose another --dir"):
         drill_here(DrillOptions(small_config(), tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("agents", "rounds", "said"), [(1, 1, "about 75 s"), (2, 1, "about 90 s"), (4, 3, "about 6 min")]
+)
+def test_it_is_said_about_how_long_it_will_take(agents, rounds, said):
+    assert expected(agents, rounds) == said
+
+
+@pytest.fixture
+def stopped_drill(monkeypatch, tmp_path):
+    """Runs a drill whose cluster is made up and which is stopped when these outcomes are known."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+
+    def run(outcomes, path=None):
+        async def stopped(options, path, plan, tell):
+            (path / "logs").mkdir(parents=True, exist_ok=True)
+            return DrillResult(outcomes, stopped=True)
+
+        monkeypatch.setattr("dase_grpc.launch.drill.run_drill", stopped)
+        return drill_here(DrillOptions(small_config(), path))
+
+    return run
+
+
+def test_a_drill_that_is_stopped_says_what_it_has_found_and_names_nothing_that_is_gone(
+    stopped_drill, capsys, tmp_path
+):
+    assert stopped_drill([RECOVERED, RECOVERED]) == 130
+    first, *others = capsys.readouterr().out.splitlines()
+    assert "6 faults, about 90 s" in first
+    assert others[-1] == (
+        "the drill was stopped after 2 of 6 faults: all recovered; the buffer was not checked"
+    )
+    assert "FAILED" not in "".join(others)
+    assert str(tmp_path) not in "".join(others)
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_a_drill_that_is_stopped_before_the_first_fault_shows_no_empty_table(stopped_drill, capsys):
+    assert stopped_drill([]) == 130
+    assert capsys.readouterr().out.splitlines()[1:] == ["the drill was stopped before the first of 6 faults"]
+
+
+def test_a_drill_that_is_stopped_after_a_failure_keeps_and_names_its_logs(stopped_drill, capsys, tmp_path):
+    assert stopped_drill([RECOVERED, STUCK]) == 130
+    (kept,) = (tmp_path / "temporary").iterdir()
+    said = capsys.readouterr().out
+    assert "after 2 of 6 faults: 1 recovered; the buffer was not checked" in said
+    assert f"logs, buffer and checkpoints are kept in {kept}" in said
+
+
+def test_a_folder_of_the_users_own_stays_when_a_drill_is_stopped(stopped_drill, capsys, tmp_path):
+    assert stopped_drill([RECOVERED], tmp_path / "mine") == 130
+    assert f"are kept in {tmp_path / 'mine'}" in capsys.readouterr().out
+    assert (tmp_path / "mine/logs").is_dir()
 
 
 BREAKS_AT_ONCE = (sys.executable, "-c", "raise SystemExit('no such node')")
