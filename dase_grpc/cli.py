@@ -1,4 +1,7 @@
-"""The `dase` command: parse, call, print. No logic."""
+"""The `dase` command: parse, call, print. No logic.
+
+What takes seconds to import is imported after settings and paths are found to be right.
+"""
 
 import sys
 from collections.abc import Mapping
@@ -59,11 +62,11 @@ def train(
     With no arguments it runs the quick start, one to two minutes on two cores. With --env or
     --algo it uses the paper's settings, those for TD3 unless another algorithm is named.
     """
-    from dase_grpc.launch.train import TrainOptions, train_here
-
     settings = _settings(
         {**_files(preset, config, assignments), **_choices(algo, method, env, agents, steps)}, seed
     )
+    from dase_grpc.launch.train import TrainOptions, train_here
+
     train_here(
         TrainOptions(
             settings,
@@ -149,11 +152,12 @@ def node(
         )
         raise typer.Exit(replay_main(options, stdin_is_leash=stdin_is_leash))
     if role == "learner":
+        flags.refuse(_for_replay(listen, capacity, min_size, data_dir, sync_every), role)
+        settings = _settings(given, seed)
         from dase_grpc.nodes.learner import LearnerOptions, learner_main
 
-        flags.refuse(_for_replay(listen, capacity, min_size, data_dir, sync_every), role)
         learner = LearnerOptions.parse(
-            _settings(given, seed),
+            settings,
             replay=replay or flags.DEFAULT_ADDRESS,
             agent_id=agent,
             gpu=gpu,
@@ -184,6 +188,9 @@ def resume_run(
 
     A lockstep run goes on bit for bit as if there had been no break.
     """
+    from dase_grpc.runs.lookup import require_run
+
+    require_run(run)
     from dase_grpc.launch.resume import ResumeOptions, resume_here
 
     resume_here(
@@ -205,6 +212,9 @@ def verify(run: flags.RunArgument) -> None:
 
     Exits with 0 if all is sound, with 1 if something is damaged, with 2 if nothing can be resumed.
     """
+    from dase_grpc.runs.lookup import require_run
+
+    require_run(run)
     from rich.console import Console
 
     from dase_grpc.launch.verify import verify_here
@@ -232,11 +242,11 @@ def drill(
     Prints what recovered in how many seconds, and whether the buffer lost anything. Exits with 0 if all
     recovered and nothing is lost. About 90 seconds with two agents.
     """
-    from dase_grpc.launch.drill import DrillOptions, drill_here
-
     settings = _settings(
         {**_files(preset, config, assignments), **_choices(algo, method, env, agents, None)}, seed
     )
+    from dase_grpc.launch.drill import DrillOptions, drill_here
+
     raise typer.Exit(
         drill_here(DrillOptions(settings, folder, rounds=rounds, seed=settings.train.seed, as_json=as_json))
     )
@@ -278,19 +288,29 @@ def evaluate(
         bool, flags.option("--best", "The best checkpoint of each agent instead of its latest.")
     ] = False,
     video: Annotated[
-        Path | None, flags.option("--video", "Film the first agent's first episode (.mp4 or .gif).")
+        Path | None, flags.option("--video", "Film the best agent's first episode (.mp4 or .gif).")
     ] = None,
+    agent: Annotated[int | None, flags.option("--agent", "This agent alone; else all.", min=0)] = None,
 ) -> None:
     """Evaluates the latest checkpoints of a run, or one checkpoint, without noise."""
-    from dase_grpc.launch.evaluate import evaluate_checkpoint
+    from dase_grpc.runs.lookup import require_policies
 
-    for result in evaluate_checkpoint(target, episodes=episodes, seed=seed, video=video, best=best):
+    require_policies(target)
+    from dase_grpc.launch.evaluate import evaluate_checkpoint, note_on_film
+
+    results = evaluate_checkpoint(target, episodes=episodes, seed=seed, video=video, best=best, agent=agent)
+    for result in results:
         typer.echo(str(result))
+    if note := note_on_film(results):
+        typer.echo(note)
 
 
 @app.command()
 def report(run: flags.RunArgument) -> None:
     """Writes RUN/report.html: learning curves, similarity, throughput."""
+    from dase_grpc.runs.lookup import require_run
+
+    require_run(run)
     from dase_grpc.runs.directory import RunDirectory
     from dase_grpc.runs.report import write_report
 
@@ -309,6 +329,9 @@ def compare_runs(
     ] = False,
 ) -> None:
     """Compares runs over their seeds: statistics, learning curves, published numbers beside them."""
+    from dase_grpc.runs.lookup import require_folders
+
+    require_folders(paths)
     from rich.console import Console
 
     from dase_grpc.launch.comparison import compare_here

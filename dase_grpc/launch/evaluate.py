@@ -1,12 +1,15 @@
 """Evaluates checkpoints by the run's own protocol, without the run's services."""
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from dase_grpc.errors import RunDirectoryError
-from dase_grpc.launch.video import film, prepare_video
+from dase_grpc.launch.video import Scene, film, prepare_video, rehearse
 from dase_grpc.learning.agent import Policy
 from dase_grpc.learning.agents import load_policy
 from dase_grpc.learning.device import pick_device
@@ -16,6 +19,7 @@ from dase_grpc.progress import number
 from dase_grpc.runs.checkpoint import METADATA_FILE, Checkpoint, latest, load_checkpoint
 from dase_grpc.runs.checkpoint import best as best_of
 from dase_grpc.runs.directory import RUN_FILE, AgentDirectory, RunDirectory
+from dase_grpc.runs.lookup import require_policies
 from dase_grpc.seeding import Purpose, integer
 
 _log = logging.getLogger(__name__)
@@ -59,15 +63,22 @@ class EvaluatedCheckpoint:
 
 
 def evaluate_checkpoint(
-    target: Path, episodes: int, *, seed: int | None = None, video: Path | None = None, best: bool = False
+    target: Path,
+    episodes: int,
+    *,
+    seed: int | None = None,
+    video: Path | None = None,
+    best: bool = False,
+    agent: int | None = None,
 ) -> list[EvaluatedCheckpoint]:
     """Evaluates the latest checkpoint of each agent of a run, or of one agent, or one checkpoint.
 
-    With `best` it is the one whose own step had the highest mean return in training's evaluations.
+    With `best` it is the one whose own step had the highest mean return in training's evaluations; with
+    `agent`, only that one's.
 
     `seed` is that of the first episode; left out, it is the training's, so that with eval.episodes
-    episodes these are the training's own. `video` films the first episode of the first agent. Blocks
-    for all episodes.
+    episodes these are the training's own. `video` films the first episode of the agent whose mean return
+    is the highest. Blocks for all episodes.
 
     Raises:
         RunDirectoryError: no checkpoint there, or a damaged one.
@@ -76,11 +87,45 @@ def evaluate_checkpoint(
     """
     if video is not None:
         prepare_video(video)
-    checkpoints = [load_checkpoint(path) for path in find_checkpoints(target, best=best)]
-    return [
-        _evaluate(checkpoint, episodes, seed=seed, video=None if index else video)
-        for index, checkpoint in enumerate(checkpoints)
-    ]
+    found = [load_checkpoint(path) for path in find_checkpoints(target, best=best)]
+    checkpoints = [each for each in found if agent in (None, each.agent_id)]
+    if not checkpoints:
+        ids = ", ".join(str(each.agent_id) for each in found)
+        raise RunDirectoryError(f"{target} has no checkpoint of agent {agent}; choose an --agent of {ids}")
+    if video is not None:
+        rehearse(_policy(checkpoints[0]), _scene(checkpoints[0], seed))
+    results = [_evaluate(checkpoint, episodes, seed=seed) for checkpoint in checkpoints]
+    return results if video is None else _film_best(checkpoints, results, video)
+
+
+def note_on_film(results: Sequence[EvaluatedCheckpoint]) -> str | None:
+    """Which of several agents was filmed, and how to film another; None without a film or a choice."""
+    filmed = next((each for each in results if each.video is not None), None)
+    if filmed is None or len(results) < 2:
+        return None
+    return (
+        f"filmed: {filmed.agent_name}, the best of these {len(results)} by mean return; "
+        f"--agent N evaluates and films agent N alone"
+    )
+
+
+def _film_best(
+    checkpoints: Sequence[Checkpoint], results: Sequence[EvaluatedCheckpoint], video: Path
+) -> list[EvaluatedCheckpoint]:
+    """Films the first episode of the best agent; the results, with the video where it belongs."""
+    means = np.array([result.evaluation.return_mean for result in results])
+    best = int(np.where(np.isnan(means), -np.inf, means).argmax())
+    film(video, _policy(checkpoints[best]), _scene(checkpoints[best], results[best].seed))
+    return [replace(each, video=video if i == best else None) for i, each in enumerate(results)]
+
+
+def _scene(checkpoint: Checkpoint, seed: int | None) -> Scene:
+    env, schema = checkpoint.config.env, checkpoint.schema
+    return Scene(env.id, env.kwargs, schema, _first_seed(checkpoint, seed))
+
+
+def _first_seed(checkpoint: Checkpoint, seed: int | None) -> int:
+    return integer(checkpoint.config.train.seed, Purpose.EVALUATION) if seed is None else seed
 
 
 def find_checkpoints(target: Path, *, best: bool = False) -> list[Path]:
@@ -107,8 +152,7 @@ def find_checkpoints(target: Path, *, best: bool = False) -> list[Path]:
             f"{target} has no best checkpoint, because none was evaluated at its own step; choose a multiple "
             f"of eval.every as train.checkpoint_every, or leave --best out"
         )
-    if not target.exists():
-        raise RunDirectoryError(f"there is no {target}")
+    require_policies(target)
     if (target / RUN_FILE).exists() or folders[0].is_dir():
         raise RunDirectoryError(
             f"{target} has no checkpoint yet; "
@@ -126,14 +170,9 @@ def _folders_of(run: RunDirectory) -> list[Path]:
     return list(folders.values())
 
 
-def _evaluate(
-    checkpoint: Checkpoint, episodes: int, *, seed: int | None, video: Path | None
-) -> EvaluatedCheckpoint:
-    config, schema = checkpoint.config, checkpoint.schema
-    first_seed = integer(config.train.seed, Purpose.EVALUATION) if seed is None else seed
+def _evaluate(checkpoint: Checkpoint, episodes: int, *, seed: int | None) -> EvaluatedCheckpoint:
+    config, schema, first_seed = checkpoint.config, checkpoint.schema, _first_seed(checkpoint, seed)
     policy = _policy(checkpoint)
-    if video is not None:
-        film(video, config.env.id, config.env.kwargs, policy=policy, schema=schema, seed=first_seed)
     evaluator = Evaluator(
         partial(make_env, config.env.id, config.env.kwargs),
         schema,
@@ -149,7 +188,7 @@ def _evaluate(
         step=checkpoint.step,
         seed=first_seed,
         evaluation=evaluator.evaluate(policy),
-        video=video,
+        video=None,
     )
 
 

@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,9 +59,26 @@ def prepare_video(path: Path) -> None:
         ) from error
 
 
-def film(
-    path: Path, env_id: str, kwargs: dict[str, Any], *, policy: Policy, schema: TransitionSchema, seed: int
-) -> float:
+@dataclass(frozen=True)
+class Scene:
+    """What is played: an episode from `seed` on of the environment that `schema` describes."""
+
+    env_id: str
+    kwargs: dict[str, Any]
+    schema: TransitionSchema
+    seed: int
+
+
+def rehearse(policy: Policy, scene: Scene) -> None:
+    """Draws the beginning of an episode, so that what cannot be filmed is refused before any work.
+
+    Raises:
+        EnvironmentSpecError: as `film`.
+    """
+    _record(policy, scene, max_episode_steps=0)
+
+
+def film(path: Path, policy: Policy, scene: Scene) -> float:
     """Plays one noise-free episode, at most `MAX_STEPS` long, writes its video and returns its return.
 
     `prepare_video` comes first.
@@ -69,20 +87,28 @@ def film(
         EnvironmentSpecError: the environment cannot render here; says what to install.
         UsageError: the file cannot be written.
     """
-    env = _make_visible(env_id, kwargs)
+    frames, fps, total = _record(policy, scene, max_episode_steps=MAX_STEPS)
+    write_video(path, frames, fps=fps)
+    return total
+
+
+def _record(policy: Policy, scene: Scene, *, max_episode_steps: int) -> tuple[Frames, float, float]:
+    """An episode's frames, how many belong into a second, and its return."""
+    env = _make_visible(scene.env_id, scene.kwargs)
     try:
-        frames, total = record_episode(env, policy, schema, seed=seed, max_episode_steps=MAX_STEPS)
-        fps = float(env.metadata.get("render_fps") or _DEFAULT_FPS)
+        frames, total = record_episode(
+            env, policy, scene.schema, seed=scene.seed, max_episode_steps=max_episode_steps
+        )
+        return frames, float(env.metadata.get("render_fps") or _DEFAULT_FPS), total
     except EnvironmentSpecError as error:
         if error.__cause__ is None or not _is_mujoco(env):
             raise
         raise EnvironmentSpecError(
-            f"MuJoCo cannot draw {env_id!r} on this machine ({_summary(error.__cause__)}), so {_INSTALL_GL}"
+            f"MuJoCo cannot draw {scene.env_id!r} on this machine ({_summary(error.__cause__)}), "
+            f"so {_INSTALL_GL}"
         ) from error
     finally:
         env.close()
-    write_video(path, frames, fps=fps)
-    return total
 
 
 def _make_visible(env_id: str, kwargs: dict[str, Any]) -> Environment:

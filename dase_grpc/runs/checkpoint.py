@@ -21,7 +21,13 @@ from torch import Tensor
 from dase_grpc.config import RunConfig, resolve
 from dase_grpc.errors import DaseError, RunDirectoryError
 from dase_grpc.parsing import json_value
-from dase_grpc.runs.directory import checkpoint_path, checkpoint_paths, replaced_path, replaced_paths
+from dase_grpc.runs.directory import (
+    CHECKPOINT_FILE,
+    checkpoint_path,
+    checkpoint_paths,
+    replaced_path,
+    replaced_paths,
+)
 from dase_grpc.runs.files import STAGING_PREFIX, disk_refusal, staged_directory, write_synced
 from dase_grpc.runs.sealing import SEAL, json_text, require_seal, sealed
 from dase_grpc.schema import TransitionSchema
@@ -32,7 +38,7 @@ FORMAT_VERSION: Final = 2
 KEEP: Final = 2
 STATE_FILE: Final = "state.safetensors"
 TRAINING_FILE: Final = "training.safetensors"
-METADATA_FILE: Final = "checkpoint.json"
+METADATA_FILE: Final = CHECKPOINT_FILE
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from dase_grpc.runs.metrics_log import MetricsLog
 from dase_grpc.runs.provenance import derived_seeds, versions
 
 RUN_FILE: Final = "run.toml"
+CHECKPOINT_FILE: Final = "checkpoint.json"
 _ADDED_TABLES: Final = ("run", "versions")
 _CHECKPOINT: Final = re.compile(r"step-(\d{9,})")
 _REPLACED: Final = f"{STAGING_PREFIX}replaced-"

@@ -11,6 +11,7 @@ from dase_grpc.errors import DaseError, RunDirectoryError
 from dase_grpc.runs.checkpoint import load_checkpoint, newest_sound
 from dase_grpc.runs.directory import RUN_FILE, AgentDirectory, RunDirectory, checkpoint_paths, round_paths
 from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.runs.lookup import require_run
 from dase_grpc.runs.metrics_log import read_metrics
 from dase_grpc.runs.restarts import read_restarts
 from dase_grpc.runs.rounds import Round, newest_whole_round
@@ -50,8 +51,7 @@ def verify(path: Path, *, kept_buffer: Callable[[Path], str | None] = lambda fol
     Raises:
         RunDirectoryError: there is no run.
     """
-    if not (path / RUN_FILE).is_file():
-        raise RunDirectoryError(f"{path} is not a run: it has no {RUN_FILE}")
+    require_run(path)
     try:
         run = RunDirectory.open(path)
     except RunDirectoryError as error:

@@ -118,6 +118,33 @@ def test_only_what_estimates_imports_scipy_and_only_when_it_does():
     assert "scipy" not in libraries_after("import dase_grpc.runs.comparison, dase_grpc.runs.report")
 
 
+REFUSED = [
+    ["resume", "nowhere"],
+    ["verify", "nowhere"],
+    ["evaluate", "nowhere"],
+    ["report", "nowhere"],
+    ["compare", "nowhere"],
+    ["train", "--config", "nowhere.toml"],
+    ["drill", "--set", "start_steps=1"],
+    ["node", "--role", "learner", "--config", "nowhere.toml"],
+]
+
+
+def test_a_wrong_path_or_setting_is_refused_before_anything_large_is_imported():
+    code = f"""
+from dase_grpc.cli import app
+from dase_grpc.errors import UsageError
+
+for arguments in {REFUSED!r}:
+    try:
+        app(arguments, standalone_mode=False)
+    except UsageError:
+        continue
+    raise SystemExit(f"{{arguments}} are not refused")
+"""
+    assert not libraries_after(code) & (LEARNING | NETWORK)
+
+
 def test_imports_are_absolute():
     for name, tree in modules().items():
         relative = [node for node in tree.body if getattr(node, "level", 0)]

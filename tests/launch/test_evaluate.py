@@ -12,7 +12,12 @@ from worlds import PointGoal
 
 from dase_grpc.config import RunConfig, resolve
 from dase_grpc.errors import EnvironmentSpecError, RunDirectoryError, UsageError
-from dase_grpc.launch.evaluate import EvaluatedCheckpoint, evaluate_checkpoint, find_checkpoints
+from dase_grpc.launch.evaluate import (
+    EvaluatedCheckpoint,
+    evaluate_checkpoint,
+    find_checkpoints,
+    note_on_film,
+)
 from dase_grpc.launch.video import choose_mujoco_backend, write_video
 from dase_grpc.learning.agents import make_agent
 from dase_grpc.learning.envs import make_env, schema_of
@@ -150,8 +155,11 @@ def test_what_is_no_checkpoint_is_refused_in_one_sentence(run: RunDirectory, tmp
         find_checkpoints(tmp_path / "missing")
     with pytest.raises(RunDirectoryError, match="has no checkpoint yet"):
         find_checkpoints(run.agent(2).path)
-    with pytest.raises(RunDirectoryError, match="is neither a run, an agent's directory nor a checkpoint"):
+    with pytest.raises(RunDirectoryError, match="is a folder of runs, not a run; the run in it is"):
         find_checkpoints(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RunDirectoryError, match="is neither a run, an agent's directory nor a checkpoint"):
+        find_checkpoints(tmp_path / "empty")
     with pytest.raises(RunDirectoryError, match="has no checkpoint yet"):
         find_checkpoints(RunDirectory.create(tmp_path, "new", make_config(), mode="node").path)
 
@@ -182,13 +190,59 @@ def test_an_environment_that_has_changed_is_refused(tmp_path: Path) -> None:
         evaluate_checkpoint(path, 1)
 
 
-def test_a_gif_shows_the_first_agents_first_episode(run: RunDirectory, tmp_path: Path) -> None:
+def test_a_gif_shows_the_best_agents_first_episode(run: RunDirectory, tmp_path: Path) -> None:
+    alone = evaluate_checkpoint(run.path, 1)
+    assert len({result.evaluation.return_mean for result in alone}) == 2
+    best = max(alone, key=lambda result: result.evaluation.return_mean)
     results = evaluate_checkpoint(run.path, 1, video=tmp_path / "film.gif")
-    assert [result.video for result in results] == [tmp_path / "film.gif", None]
+    assert [result.evaluation for result in results] == [result.evaluation for result in alone]
+    assert [result.agent_id for result in results if result.video] == [best.agent_id]
+    assert note_on_film(results) == (
+        f"filmed: agent {best.agent_id}, the best of these 2 by mean return; "
+        f"--agent N evaluates and films agent N alone"
+    )
     with Image.open(tmp_path / "film.gif") as film:
         assert film.size == (32, 16)
         assert film.info["duration"] % 50 == 0  # pictures that do not change are merged
         assert film.n_frames > 1
+
+
+def test_another_agent_than_the_best_is_filmed_when_it_is_named(run: RunDirectory, tmp_path: Path) -> None:
+    for agent_id in range(2):
+        (result,) = evaluate_checkpoint(run.path, 1, video=tmp_path / f"{agent_id}.gif", agent=agent_id)
+        assert (result.agent_id, result.video) == (agent_id, tmp_path / f"{agent_id}.gif")
+        assert note_on_film([result]) is None
+    assert (tmp_path / "0.gif").read_bytes() != (tmp_path / "1.gif").read_bytes()
+    with pytest.raises(RunDirectoryError, match=r"no checkpoint of agent 7; choose an --agent of 0, 1$"):
+        evaluate_checkpoint(run.path, 1, agent=7)
+
+
+def test_nothing_is_said_about_a_film_where_there_is_none(run: RunDirectory) -> None:
+    assert note_on_film(evaluate_checkpoint(run.path, 1)) is None
+
+
+def test_an_agent_whose_return_is_no_number_is_never_the_best(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    means = iter((float("nan"), -1e9))
+
+    def evaluation(evaluator: Evaluator, policy: object) -> Evaluation:
+        return Evaluation(next(means), 0.0, 1, (0.0,), (1,), 0)
+
+    monkeypatch.setattr(Evaluator, "evaluate", evaluation)
+    results = evaluate_checkpoint(run.path, 1, video=tmp_path / "film.gif")
+    assert [result.video is not None for result in results] == [False, True]
+
+
+def test_what_cannot_be_drawn_is_refused_before_any_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def evaluation(evaluator: Evaluator, policy: object) -> Evaluation:
+        raise AssertionError("it was evaluated")
+
+    monkeypatch.setattr(Evaluator, "evaluate", evaluation)
+    with pytest.raises(EnvironmentSpecError, match="takes no render_mode"):
+        evaluate_checkpoint(save(tmp_path, make_config("worlds:ConstantReward")), 1, video=tmp_path / "x.gif")
 
 
 def test_an_mp4_has_every_frame(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs.curves import Series, returns, shared_curves
 from dase_grpc.runs.directory import RUN_FILE, RunDirectory
 from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.runs.lookup import WHAT_IT_IS, require_folders
 
 LARGEST: Final = 1e100
 """Returns whose squares and sums are numbers still."""
@@ -70,10 +71,10 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
     """
     found: dict[Path, Path] = {}
     for path in paths:
+        require_folders([path])
         inside = list(_below(path))
         if not inside:
-            what = "holds no run" if path.is_dir() else "is no folder"
-            raise RunDirectoryError(f"{path} {what}; a run is a folder with a {RUN_FILE}, such as runs/NAME")
+            raise RunDirectoryError(f"{path} holds no run; {WHAT_IT_IS}")
         for run in inside:
             found.setdefault(run.resolve(), run)
     return list(found.values())
