@@ -17,15 +17,18 @@ from pydantic import (
 
 from dase_grpc.agent_config import AgentConfig
 from dase_grpc.capacity import transitions
-from dase_grpc.config_errors import sentence
+from dase_grpc.config_errors import nearest_setting, sentence
 from dase_grpc.dpd_config import DpdConfig
 from dase_grpc.dps_config import DpsConfig
 from dase_grpc.errors import ConfigError
 from dase_grpc.parsing import is_utf8, leaves, toml_tables
-from dase_grpc.sections import Section
+from dase_grpc.sections import Section, whole_number
 
 Method = Literal["dase", "dpd"]
 Storage = Literal["disk", "memory"]
+SINGLE: Final = "single"
+"""What the paper calls one agent alone."""
+
 MAX_AGENTS: Final = 1024
 
 
@@ -65,12 +68,13 @@ class EnvConfig(Section):
 
 
 class TrainConfig(Section):
-    """The run as a whole."""
+    """The run as a whole. `method = "single"` is read as one agent of the method `dase`."""
 
     method: Method = Field(
         "dase",
         description="how agents learn from each other: by shared experience (`dase`; with one agent it is a "
-        "single agent), or as a pair that distils policies (`dpd`)",
+        "single agent), or as a pair that distils policies (`dpd`); `single` may be written for `dase` with "
+        "`train.agents` = 1",
     )
     agents: PositiveInt = Field(2, le=MAX_AGENTS, description="K, the number of agents that share the buffer")
     steps: PositiveInt = Field(1_000_000, description="environment steps of each agent")
@@ -78,6 +82,19 @@ class TrainConfig(Section):
     log_every: PositiveInt = Field(1_000, description="environment steps between lines of metrics.jsonl")
     checkpoint_every: PositiveInt = Field(10_000, description="environment steps between checkpoints")
     threads: PositiveInt = Field(1, le=256, description="CPU threads of each learner's tensor operations")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reads_single(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or values.get("method") != SINGLE:
+            return values
+        agents = values.get("agents", 1)
+        if whole_number(str(agents)) != 1:
+            raise ValueError(
+                f"method = {SINGLE} trains one agent, and train.agents = {agents}; "
+                f"set it to 1, or leave one of them out"
+            )
+        return {**values, "method": "dase", "agents": 1}
 
 
 class ReplayConfig(Section):
@@ -151,7 +168,7 @@ class RunConfig(Section):
     @property
     def method(self) -> str:
         """`single`, `dase` or `dpd`: what the paper calls this run."""
-        return "single" if self.train.agents == 1 else self.train.method
+        return SINGLE if self.train.agents == 1 else self.train.method
 
     @property
     def shares_experience(self) -> bool:
@@ -317,9 +334,9 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         parts = [part.strip() for part in key.split(".")]
         if not equals or len(parts) < 2 or not all(parts):
-            raise ConfigError(
-                f"--set {text!r} is not of the form section.key=value, e.g. --set dps.divergence=kl"
-            )
+            guess = nearest_setting(parts[0], setting_names()) if equals and len(parts) == 1 else None
+            hint = f"did you mean --set {guess}={value}?" if guess else "e.g. --set dps.divergence=kl"
+            raise ConfigError(f"--set {text!r} is not of the form section.key=value; {hint}")
         branch: Any = _parse_value(value.strip())
         for part in reversed(parts):
             branch = {part: branch}

@@ -10,6 +10,9 @@ from pydantic import ValidationError
 _BRANCHES: Final = ("constrained-int", "int", "str")
 """What pydantic adds to a location for the alternatives of a union."""
 
+_ALIKE: Final = 0.6
+"""How alike (difflib's ratio) two names must be for one to be suggested for the other."""
+
 _PHRASES: Final[Mapping[str, str]] = {
     "boolean": "must not be true or false",
     "bool_parsing": "must be true or false",
@@ -67,7 +70,22 @@ def unknown_setting(key: str, value: Any, known: Sequence[str]) -> str:
     """Says that `known` has no such key, and which one may be meant."""
     if "." not in key and isinstance(value, Mapping) and value:
         key = f"{key}.{next(iter(value))}"
-    elsewhere = [name for name in known if name.partition(".")[2] == key.rpartition(".")[2]]
-    guess = next(iter(elsewhere or difflib.get_close_matches(key, known, n=1)), None)
+    guess = nearest_setting(key, known)
     hint = f"did you mean {guess}?" if guess else "`dase config` lists all settings"
     return f"unknown setting {key}; {hint}"
+
+
+def nearest_setting(key: str, known: Sequence[str]) -> str | None:
+    """The one of `known`, all `section.key`, that `key`, with or without a section, may stand for."""
+    section, _, name = key.rpartition(".")
+
+    def likeness(candidate: str) -> tuple[float, float]:
+        its_section, _, its_name = candidate.partition(".")
+        return _likeness(name, its_name), _likeness(section, its_section)
+
+    likely = max(known, key=likeness, default=None)
+    return likely if likely is not None and likeness(likely)[0] >= _ALIKE else None
+
+
+def _likeness(left: str, right: str) -> float:
+    return difflib.SequenceMatcher(None, left, right).ratio()

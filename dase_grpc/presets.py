@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from dase_grpc.agent_config import ALGORITHMS, READ_BY_ONE
-from dase_grpc.config import MAX_AGENTS, RunConfig, listed_members, parse_assignments, read_toml, resolve
+from dase_grpc.config import (
+    MAX_AGENTS,
+    SINGLE,
+    RunConfig,
+    listed_members,
+    parse_assignments,
+    read_toml,
+    resolve,
+)
 from dase_grpc.errors import ConfigError
 from dase_grpc.sections import whole_number
 
@@ -148,7 +156,7 @@ def layered(
     "td3,sac", make a mixed ensemble, dealt out to the agents in turn. Where no preset, no algorithm and no
     file is given, an environment that is named, by its flag or by `--set`, chooses the paper's preset for
     TD3 in it, and none the quick start. `method` is `single` (one agent), `dase` or `dpd`, and one of the
-    flags.
+    flags; `train.method` says the same.
 
     Raises:
         ConfigError: in one sentence.
@@ -161,6 +169,8 @@ def layered(
     layers = [{} if file is None else read_toml(file), given, parse_assignments(assignments)]
     if method is not None:
         layers.insert(2, {"train": _of_method(method, _last(layers, "train", "agents"))})
+    if _last(layers, "train", "method") == SINGLE and _last(layers, "train", "agents") is None:
+        layers.append({"train": {"agents": 1}})  # a preset has another number, which nobody asked for
     names = _algorithms(flags.get(ALGORITHM), preset_name)
     if method is not None and len(names) > AGENTS_OF.get(method, len(names)):
         raise ConfigError(

@@ -307,6 +307,8 @@ def test_the_last_combinations_that_work_are_accepted(assignments):
         ("train.start_steps", "agent.start_steps"),
         ("dps.divergance", "dps.divergence"),
         ("evaluation.every", "eval.every"),
+        ("train.strat_steps", "agent.start_steps"),
+        ("dps.agents", "train.agents"),
     ],
 )
 def test_an_unknown_setting_is_refused_with_the_nearest_known_one(key, guess):
@@ -323,6 +325,33 @@ def test_an_unknown_setting_like_no_other_points_to_the_list(key):
 def test_an_unknown_setting_outside_any_section_is_refused():
     with pytest.raises(ConfigError, match=r"^unknown setting steps; did you mean train\.steps\?$"):
         resolve({"steps": 5})
+    with pytest.raises(
+        ConfigError, match=r"^unknown setting strat_steps; did you mean agent\.start_steps\?$"
+    ):
+        resolve({"strat_steps": 5})
+
+
+@pytest.mark.parametrize("key", ["start_steps", "strat_steps"])
+def test_an_assignment_without_a_section_is_refused_with_the_setting_it_may_mean(key):
+    assert str(refusal_of(f"{key}=500")) == (
+        f"--set '{key}=500' is not of the form section.key=value; did you mean --set agent.start_steps=500?"
+    )
+    assert "e.g. --set dps.divergence=kl" in str(refusal_of("nonsense=1"))
+
+
+@pytest.mark.parametrize("agents", [{}, {"agents": 1}, {"agents": "1"}])
+def test_single_in_a_file_is_one_agent(agents):
+    config = resolve({"train": {"method": "single", **agents}})
+    assert config == resolve({"train": {"agents": 1}})
+    assert config.method == "single"
+
+
+def test_single_and_several_agents_contradict_each_other():
+    with pytest.raises(ConfigError) as caught:
+        resolve({"train": {"method": "single", "agents": 3}})
+    assert str(caught.value) == (
+        "train.method = single trains one agent, and train.agents = 3; set it to 1, or leave one of them out"
+    )
 
 
 @pytest.mark.parametrize(

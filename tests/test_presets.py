@@ -359,6 +359,19 @@ def test_an_assignment_wins_over_the_method_as_over_every_flag(tmp_path):
     assert layers(method="dpd", assignments=["train.method=dase"]).method == "dase"
 
 
+def test_a_file_may_say_single_and_need_not_say_that_it_is_one_agent(tmp_path):
+    path = tmp_path / "file.toml"
+    path.write_text('[train]\nmethod = "single"\n')
+    for options in ({}, {"preset_name": "paper/sac"}, {"flags": {"agent.algorithm": "ddpg"}}):
+        config = layers(file=path, **options)
+        assert (config.method, config.train.agents) == ("single", 1)
+    assert layers(file=path, method="dase").method == "dase"
+    assert layers(assignments=["train.method=single"]).train.agents == 1
+    for options in ({"flags": {"train.agents": 3}}, {"assignments": ["train.agents=3"]}):
+        with pytest.raises(ConfigError, match=r"single trains one agent, and train\.agents = 3"):
+            layers(file=path, **options)
+
+
 METHODS = {
     "single of two": ("single", ("train.agents=2",), "--method single trains one agent, and 2 are asked for"),
     "dase of one": ("dase", ("train.agents=1",), "--method dase shares experience between agents"),

@@ -7,7 +7,7 @@ import inspect
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Final
@@ -19,6 +19,9 @@ from dase_grpc.errors import EnvironmentSpecError
 
 _CUTOFF_IN_MODULE: Final = 0.75
 """How alike (difflib's ratio) a module's name must be to be suggested; most are no environments."""
+
+_SHOWN: Final = 6
+"""How many environments of a module are named."""
 
 _log = logging.getLogger(__name__)
 
@@ -88,13 +91,23 @@ def factory_of(env_id: str) -> Callable[..., object] | None:
             return None
         raise EnvironmentSpecError(
             f"the module {module_name!r} neither has {name!r} nor registers an environment of that name"
-            f"{_nearest(name, _offered(module), cutoff=_CUTOFF_IN_MODULE)}"
+            f"{_nearest(name, _offered(module), cutoff=_CUTOFF_IN_MODULE)}; {_told(module)}"
         )
     if isinstance(factory, gymnasium.Env) or not callable(factory):
         raise EnvironmentSpecError(
             f"{env_id!r} is {kind(factory)}, so name a class or a function that returns a new gymnasium.Env"
         )
     return factory  # type: ignore[no-any-return]  # any callable of the user's
+
+
+def continuous_variant(env_id: str) -> str | None:
+    """The registered id of the same environment with continuous actions, where that is another one.
+
+    Gymnasium names it so: LunarLander-v3 and LunarLanderContinuous-v3.
+    """
+    name = env_id.rpartition(":")[2]
+    base = re.sub(r"-v\d+$", "", name)
+    return latest_version(f"{base}Continuous") if name in gymnasium.registry else None
 
 
 def kind(value: object) -> str:
@@ -154,14 +167,58 @@ def _import(env_id: str, module_name: str) -> ModuleType:
 
 def _offered(module: ModuleType) -> list[str]:
     """The environments and functions that a module defines, and every registered id."""
+    return [*_environments(module), *_functions(module), *gymnasium.registry]
 
-    def own(value: object) -> bool:
-        if inspect.isclass(value) and not issubclass(value, gymnasium.Env):
-            return False
-        home = getattr(value, "__module__", None)
-        return callable(value) and f"{home}.".startswith(f"{module.__name__}.")
 
-    return [*(name for name, value in vars(module).items() if own(value)), *gymnasium.registry]
+def _told(module: ModuleType) -> str:
+    """The environments of a module, or else its functions, in words."""
+    if not (found := [*_environments(module), *_registered_by(module)]):
+        found = [name for name in _functions(module) if not name.startswith("_")]
+        if not found:
+            return "it defines no environment"
+        shown = ", ".join(found[:_SHOWN])
+        return f"it defines no environment, but these functions: {shown}{_and_more(found)}"
+    return f"it has {', '.join(found[:_SHOWN])}{_and_more(found)}"
+
+
+def _and_more(found: Sequence[str]) -> str:
+    return f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+
+
+def _environments(module: ModuleType) -> list[str]:
+    """The names of the classes of environments that a module defines."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if inspect.isclass(value) and issubclass(value, gymnasium.Env) and _defines(module, value)
+    ]
+
+
+def _functions(module: ModuleType) -> list[str]:
+    """The names of what else can be called and is defined in a module, classes left out."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if callable(value) and not inspect.isclass(value) and _defines(module, value)
+    ]
+
+
+def _registered_by(module: ModuleType) -> list[str]:
+    """The ids of Gymnasium's registry whose environments lie in a module or below it."""
+
+    def home(entry_point: object) -> str:
+        if isinstance(entry_point, str):
+            return entry_point.partition(":")[0]
+        return str(getattr(entry_point, "__module__", ""))
+
+    inside = f"{module.__name__}."
+    return [
+        key for key, spec in gymnasium.registry.items() if f"{home(spec.entry_point)}.".startswith(inside)
+    ]
+
+
+def _defines(module: ModuleType, value: object) -> bool:
+    return f"{getattr(value, '__module__', None)}.".startswith(f"{module.__name__}.")
 
 
 def _nearest(name: str, candidates: Iterable[str], *, cutoff: float | None = None) -> str:

@@ -14,7 +14,15 @@ from gymnasium.spaces import Box, Dict, Tuple
 from gymnasium.wrappers import FlattenObservation
 
 from dase_grpc.errors import EnvironmentSpecError, MalformedError
-from dase_grpc.learning.env_ids import factory_of, kind, latest_version, resolve_id, summary, text
+from dase_grpc.learning.env_ids import (
+    continuous_variant,
+    factory_of,
+    kind,
+    latest_version,
+    resolve_id,
+    summary,
+    text,
+)
 from dase_grpc.schema import Array, TransitionSchema
 
 Environment: TypeAlias = gymnasium.Env[Array, Array]
@@ -65,9 +73,11 @@ def schema_of(env: Environment, env_id: str) -> TransitionSchema:
             f"a flat Box, so wrap it in gymnasium.wrappers.FlattenObservation or TransformObservation"
         )
     if not isinstance(action, Box):
+        variant = continuous_variant(env_id)
+        remedy = f"take {variant}" if variant else "choose an environment with continuous actions or wrap it"
         raise EnvironmentSpecError(
             f"environment {env_id!r} has the action space {text(action)}, but agents here act in a Box, "
-            f"so choose an environment with continuous actions or wrap it"
+            f"that is, by continuous actions, so {remedy}"
         )
     # an unbounded Box of integers shows its dtype's limits as bounds
     low = np.where(action.bounded_below, action.low, -np.inf).ravel()

@@ -1,13 +1,17 @@
 """What ids stand for, and how those that stand for nothing are refused."""
 
+import importlib
+import sys
 import warnings
+from collections.abc import Callable
+from pathlib import Path
 
 import gymnasium
 import pytest
 import worlds  # noqa: F401  # it registers environments
 
 from dase_grpc.errors import EnvironmentSpecError
-from dase_grpc.learning.env_ids import latest_version, resolve_id, summary
+from dase_grpc.learning.env_ids import continuous_variant, latest_version, resolve_id, summary
 from dase_grpc.learning.envs import make_env
 
 
@@ -84,5 +88,53 @@ def test_a_path_is_refused_with_the_name_of_its_module(env_id: str, remedy: str)
 def test_only_environments_and_functions_of_the_module_itself_are_suggested() -> None:
     assert "did you mean 'limited'?" in refusal("worlds:limitd")
     assert "did you mean 'Clock'?" in refusal("worlds:clok")
+    assert "did you mean 'Clock'?; it has" in refusal("worlds:clok")
     for name in ("GoalPolic", "Dicrete", "not_callabel", "Any", "cheetah"):
         assert "did you mean" not in refusal(f"worlds:{name}X")
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], str]:
+    """Makes a module of the user's and returns what is said of an environment that it lacks."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def lacking(text: str) -> str:
+        (tmp_path / "mine.py").write_text(f"import gymnasium\n{text}")
+        monkeypatch.delitem(sys.modules, "mine", raising=False)
+        importlib.invalidate_caches()
+        return refusal("mine:Nothing-v0")
+
+    return lacking
+
+
+def test_the_environments_of_a_module_are_named_where_it_lacks_the_one_that_is_asked_for(
+    module: Callable[[str], str],
+) -> None:
+    classes = "\n".join(f"class World{index}(gymnasium.Env): pass" for index in range(8))
+    assert module(classes).endswith("; it has World0, World1, World2, World3, World4, World5 and 2 more")
+    assert module("class Plain: pass\n").endswith("; it defines no environment")
+    assert module("def made(): ...\ndef _own(): ...\n").endswith(
+        "; it defines no environment, but these functions: made"
+    )
+
+
+def test_the_ids_that_a_module_registers_are_named_too(
+    module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MineByText-v0", "MineByClass-v3"):
+        monkeypatch.delitem(gymnasium.registry, name, raising=False)
+    text = module(
+        "class Own(gymnasium.Env): pass\n"
+        "gymnasium.register('MineByText-v0', 'mine:Own')\n"
+        "gymnasium.register('MineByClass-v3', Own)\n"
+    )
+    for name in ("MineByText-v0", "MineByClass-v3"):
+        gymnasium.registry.pop(name)
+    assert text.endswith("; it has Own, MineByText-v0, MineByClass-v3")
+
+
+def test_the_continuous_variant_of_an_environment_is_known_by_its_name() -> None:
+    assert continuous_variant("LunarLander-v3") == "LunarLanderContinuous-v3"
+    assert continuous_variant("MountainCar-v0") == "MountainCarContinuous-v0"
+    for name in ("LunarLanderContinuous-v3", "CartPole-v1", "worlds:DiscreteAction"):
+        assert continuous_variant(name) is None

@@ -199,6 +199,9 @@ def test_other_observations_are_refused_with_a_remedy():
 def test_other_actions_than_a_box_are_refused():
     assert "Discrete(3)" in refusal("worlds:DiscreteAction")
     assert "Discrete(2)" in refusal("CartPole-v1")
+    assert "choose an environment with continuous actions or wrap it" in refusal("CartPole-v1")
+    assert "has the action space Discrete(3), but agents" in refusal("MountainCar-v0")
+    assert refusal("MountainCar-v0").endswith("by continuous actions, so take MountainCarContinuous-v0")
 
 
 def test_unbounded_and_huge_actions_are_refused_naming_the_dimension():
