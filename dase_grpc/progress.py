@@ -2,6 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
+
+LOWEST_WEIGHT: Final = 1e-9
+"""Smaller similarity weights are shown as that: they cannot change a float32 sum."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,13 @@ def evaluation_line(progress: Progress) -> str:
     if progress.updates_per_second:
         text += f", {progress.updates_per_second:.0f} updates/s"
     if progress.similarity_weight is not None:
-        text += f", λ {progress.similarity_weight:.2g}"
+        text += f", λ {weight(progress.similarity_weight)}"
     return text
+
+
+def weight(value: float) -> str:
+    """A similarity weight λ, short; one that can change nothing as that."""
+    return f"<{LOWEST_WEIGHT:g}" if 0 < value < LOWEST_WEIGHT else f"{value:.2g}"
 
 
 def number(value: float | None) -> str:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from dase_grpc.config import RunConfig
 from dase_grpc.launch.console import say
-from dase_grpc.progress import Progress, number
+from dase_grpc.progress import Progress, number, weight
 from dase_grpc.runs.summary import duration
 
 PLAIN_EVERY_S: Final = 20.0
@@ -21,6 +21,8 @@ MEASURED_S: Final = 2.0
 """How long all agents must have trained before their speed says anything about the time left."""
 
 SHOWN_SOURCES: Final = 6
+NOTHING: Final = "-"
+"""Stands for a number that is not known yet, as in `number`."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +81,13 @@ class LiveTable:
         table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
         for name in ("agent", "step", "return", "evaluation", "first", "updates/s"):
             table.add_column(name, justify="right", no_wrap=True)
-        for name in ("similarity λ", "state"):
+        weighs = self._config.method == "dase"  # others have no similarity
+        for name in ("similarity λ", "state") if weighs else ("state",):
             table.add_column(name)
         for agent_id, progress in enumerate(snapshot.agents):
             name = self._config.agent_name(agent_id).removeprefix("agent ")
-            table.add_row(name, *map(Text, agent_cells(agent_id, progress)))
+            *cells, similarity, state = agent_cells(agent_id, progress)
+            table.add_row(name, *map(Text, [*cells, similarity, state] if weighs else [*cells, state]))
         each = " each" if len(snapshot.agents) > 1 else ""
         footer = f"{self._config.train.steps:,} steps{each}, {buffer_text(snapshot)}, {self._time_left}"
         self._live.update(Group(table, Text(footer, style="dim")))
@@ -178,25 +182,29 @@ def has_ended(progress: Progress | None) -> bool:
 
 
 def agent_line(agent_id: int, progress: Progress, *, first: bool) -> str:
-    """An agent's numbers in one line, to follow its name; with its first evaluation if `first`."""
+    """An agent's numbers in one line, to follow its name; with its first evaluation if `first`.
+
+    No similarity where none is known: a single agent never has any.
+    """
     step, episode, evaluation, first_evaluation, rate, similarity, state = agent_cells(agent_id, progress)
     began = f" (first {first_evaluation})" if first else ""
+    weighs = f"similarity {similarity}, " if similarity != NOTHING else ""
     return (
         f"step {step} of {progress.total_steps:,}, return {episode}, "
-        f"evaluation {evaluation}{began}, {rate} updates/s, similarity {similarity}, {state}"
+        f"evaluation {evaluation}{began}, {rate} updates/s, {weighs}{state}"
     )
 
 
 def agent_cells(agent_id: int, progress: Progress | None) -> tuple[str, str, str, str, str, str, str]:
     """Step, episode return, evaluation, first evaluation, updates/s, similarity, state."""
     if not has_started(progress):
-        return ("-", "-", "-", "-", "-", "-", "starting")
+        return (NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, "starting")
     return (
         f"{progress.step:,}",
         number(progress.episode_return),
         number(progress.evaluation_return),
         number(progress.first_evaluation_return),
-        f"{progress.updates_per_second:.0f}" if progress.updates_per_second else "-",
+        f"{progress.updates_per_second:.0f}" if progress.updates_per_second else NOTHING,
         similarity_text(agent_id, progress),
         progress.state,
     )
@@ -209,10 +217,10 @@ def similarity_text(agent_id: int, progress: Progress) -> str:
     pair, where a narrow table would break it (rich breaks at no-break spaces too).
     """
     others = [(source, value) for source, value in sorted(progress.similarity.items()) if source != agent_id]
-    used = "-" if progress.similarity_weight is None else f"{progress.similarity_weight:.2g}"
+    used = NOTHING if progress.similarity_weight is None else weight(progress.similarity_weight)
     if len(others) < 2:
         return used
-    shown = "  ".join(f"{source}:{value:.2g}" for source, value in others[:SHOWN_SOURCES])
+    shown = "  ".join(f"{source}:{weight(value)}" for source, value in others[:SHOWN_SOURCES])
     return f"{used} ({shown}{'  ...' if len(others) > SHOWN_SOURCES else ''})"
 
 
@@ -220,5 +228,10 @@ def buffer_text(snapshot: Snapshot) -> str:
     """How full the buffer is."""
     if not snapshot.buffer_capacity:
         return "buffer not open yet"
-    share = snapshot.buffer_size / snapshot.buffer_capacity
-    return f"buffer {snapshot.buffer_size:,} of {snapshot.buffer_capacity:,} ({share:.0%})"
+    size, capacity = snapshot.buffer_size, snapshot.buffer_capacity
+    share = f"{size / capacity:.0%}"
+    if 0 < size < 0.01 * capacity:
+        share = "<1%"
+    elif 0.99 * capacity < size < capacity:
+        share = ">99%"
+    return f"buffer {size:,} of {capacity:,} ({share})"

@@ -13,13 +13,12 @@ from rich.text import Text
 
 from dase_grpc.launch.console import say
 from dase_grpc.launch.matrix import Cell
+from dase_grpc.launch.time_left import ExperimentTimeLeft
 from dase_grpc.progress import number
 from dase_grpc.runs.summary import duration
 
 REDRAW_S: Final = 1.0
 PLAIN_EVERY_S: Final = 60.0
-MEASURED_S: Final = 10.0
-"""How long cells must have run before their speed says anything about the time left."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +63,8 @@ class Scoreboard:
         self._done = done
         self._read = read
         self._clock = clock
-        self._began = clock()
         self._since: dict[str, float] = {}
-        self._made = 0
+        self._time_left = ExperimentTimeLeft()
         self._live = (
             Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         )
@@ -93,6 +91,7 @@ class Scoreboard:
     def started(self, cell: Cell) -> None:
         """Notes that a cell runs."""
         self._since[cell.name] = self._clock()
+        self._time_left.started(cell, self._read(cell).step, self._clock())
         if not self._live:
             self.say(f"{cell.name}: started")
 
@@ -101,7 +100,8 @@ class Scoreboard:
         del self._since[cell.name]
         self.outcomes[cell.name] = outcome
         reading = self._read(cell)
-        self._made += cell.config.train.agents * reading.step
+        self._time_left.observe(cell, reading.step, self._clock())
+        self._time_left.ended(cell, took_s=outcome.seconds if outcome.kind == "finished" else None)
         told = f"{outcome.kind} after {duration(outcome.seconds)}"
         if outcome.text:
             told += f": {outcome.text}"
@@ -112,7 +112,7 @@ class Scoreboard:
     def show(self) -> None:
         """Draws the table anew, or prints where the experiment stands."""
         readings = {name: self._read(self._cells[name]) for name in self._since}
-        standing = f"{self._counts()}; {self._time_left(readings)}"
+        standing = f"{self._counts()}; {self._left(readings)}"
         if self._live is None:
             return self.say(standing)
         table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
@@ -136,14 +136,12 @@ class Scoreboard:
         text = f"{finished} of {total} cells finished, {len(self._since)} running, {waiting} waiting"
         return f"{text}, {kinds['failed']} failed" if kinds["failed"] else text
 
-    def _time_left(self, readings: Mapping[str, Reading]) -> str:
-        """From the steps of all agents in all cells so far; a cell that ended is not run again."""
-        made = self._made + sum(
-            self._cells[name].config.train.agents * reading.step for name, reading in readings.items()
-        )
-        running = made - self._made
-        rest = sum(cell.steps for name, cell in self._cells.items() if name not in self.outcomes) - running
-        elapsed = self._clock() - self._began
-        if not made or elapsed < MEASURED_S:
-            return "time left not known yet"
-        return f"about {duration(rest * elapsed / made)} left"
+    def _left(self, readings: Mapping[str, Reading]) -> str:
+        """How long the rest takes; a cell that ended is not run again."""
+        now = self._clock()
+        for name, reading in readings.items():
+            self._time_left.observe(self._cells[name], reading.step, now)
+        running = {name: reading.step for name, reading in readings.items()}
+        rest = {name: cell for name, cell in self._cells.items() if name not in self.outcomes}
+        seconds = self._time_left.estimate(running, rest)
+        return "time left not known yet" if seconds is None else f"about {duration(seconds)} left"

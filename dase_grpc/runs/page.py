@@ -10,13 +10,12 @@ from typing import Final
 
 import numpy as np
 
+from dase_grpc.progress import LOWEST_WEIGHT
 from dase_grpc.runs.evaluations import Floats
 
 TEMPLATE: Final = "report_template.html"
 NUMBERED_CELLS: Final = 12
 SHOWN_CELLS: Final = 64
-LOWEST_WEIGHT: Final = 1e-9
-"""Smaller weights than this are shown as this: they cannot change a float32 sum."""
 
 
 @dataclass(frozen=True)

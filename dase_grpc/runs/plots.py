@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
+from dase_grpc.progress import LOWEST_WEIGHT
 from dase_grpc.runs.curves import (
     SMOOTHING,
     Series,
@@ -19,7 +20,6 @@ from dase_grpc.runs.curves import (
     spread,
 )
 from dase_grpc.runs.figures import INK, MUTED, NAMED_AGENTS, PALETTE, PAPER, THOUSANDS, Sheet, agent_colour
-from dase_grpc.runs.page import LOWEST_WEIGHT
 from dase_grpc.runs.reference import PublishedPoint, PublishedRow
 
 Records = Sequence[Mapping[str, Any]]

@@ -19,7 +19,7 @@ from dase_grpc.launch.display import (
     number,
     similarity_text,
 )
-from dase_grpc.progress import Progress
+from dase_grpc.progress import Progress, evaluation_line
 
 EXPLORING = Progress(
     step=100,
@@ -115,9 +115,22 @@ def test_similarity_is_the_weight_that_is_used_alone_where_it_is_that_of_the_onl
     assert similarity_text(0, Progress(similarity={0: 1.0}, similarity_weight=0.0)) == "0"
 
 
+def test_a_weight_that_can_change_nothing_is_shown_as_that():
+    tiny = Progress(similarity={1: 2.9e-14, 2: 3e-8}, similarity_weight=2.9e-14)
+    assert similarity_text(0, tiny) == "<1e-09 (1:<1e-09  2:3e-08)"
+    assert evaluation_line(tiny).endswith("λ <1e-09")
+
+
 def test_the_buffer_is_shown_as_a_share_once_it_is_open():
     assert buffer_text(Snapshot([], 0, 0)) == "buffer not open yet"
     assert buffer_text(Snapshot([], 1_500, 6_000)) == "buffer 1,500 of 6,000 (25%)"
+    assert buffer_text(Snapshot([], 0, 6_000)) == "buffer 0 of 6,000 (0%)"
+    assert buffer_text(Snapshot([], 6_000, 6_000)) == "buffer 6,000 of 6,000 (100%)"
+
+
+def test_a_buffer_is_not_empty_while_it_holds_something_nor_full_before_it_is():
+    assert buffer_text(Snapshot([], 2, 1_000_000)).endswith("(<1%)")
+    assert buffer_text(Snapshot([], 999_999, 1_000_000)).endswith("(>99%)")
 
 
 @pytest.mark.parametrize(
@@ -199,8 +212,7 @@ def test_an_agents_first_evaluation_is_said_at_once_for_that_agent_only():
     screen = Screen(PlainLines)
     screen.show(EXPLORING, None, at=1)
     assert screen.lines() == [
-        "agent 0: step 100 of 1,000, return -, evaluation -10.5 (first -10.5), - updates/s, "
-        "similarity -, exploring"
+        "agent 0: step 100 of 1,000, return -, evaluation -10.5 (first -10.5), - updates/s, exploring"
     ]
     screen.show(replace(EXPLORING, step=150, evaluation_return=-9.0), None, at=2)
     assert screen.lines() == []
@@ -340,6 +352,18 @@ def test_a_similarity_stays_beside_its_agent_on_80_columns():
 def test_the_table_of_one_agent_does_not_say_each():
     text = table_of(TRAINING)
     assert "1,000 steps, buffer" in text.splitlines()[-2]
+
+
+def test_a_single_agent_has_no_similarity():
+    alone = replace(TRAINING, similarity={0: 1.0}, similarity_weight=None)
+    text = table_of(alone, config=small_config(train__agents=1, train__steps=1_000))
+    assert "similarity" not in text
+    assert "training" in text
+    screen = Screen(PlainLines, config=small_config(train__agents=1, train__steps=1_000))
+    screen.show(alone, at=1)
+    assert screen.lines() == [
+        "agent 0: step 400 of 1,000, return -3.2, evaluation -2.0 (first -10.5), 91 updates/s, training"
+    ]
 
 
 def test_many_agents_are_shown():

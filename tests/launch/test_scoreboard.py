@@ -50,7 +50,7 @@ def test_plain_lines_tell_beginnings_ends_and_now_and_then_where_all_stand():
     screen.board.show()
     assert screen.lines() == [
         "seed-1: failed after 20 s: exit code 1, the gear is stuck",
-        "3 of 5 cells finished, 0 running, 1 waiting, 1 failed; about 13 s left",
+        "3 of 5 cells finished, 0 running, 1 waiting, 1 failed; about 20 s left",
     ]
 
 
