@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection
 from dase_grpc.capacity import transitions
 from dase_grpc.errors import AddressError, ConfigError
 from dase_grpc.naming import names_a_folder
+from dase_grpc.nodes.lease_watch import LeaseWatch
 from dase_grpc.nodes.lifecycle import READY_PREFIX, is_orphaned, run_node
 from dase_grpc.store.directory import stored_identity
 from dase_grpc.store.run import SharedRun
@@ -279,25 +280,9 @@ def _register(server: grpc.aio.Server, health: HealthServicer) -> None:
 
 
 async def _watch_leases(run: SharedRun) -> None:
-    """Says which leases end because their holder fell silent, and whose holder is back."""
-    live: set[tuple[int, int]] = set()
-    silent: set[tuple[int, int]] = set()
+    watch = LeaseWatch(run)
     while True:
-        now = time.monotonic()
-        states = {(lease.agent_id, lease.epoch): lease.state(now) for lease in run.leases.all()}
-        for agent_id, epoch in sorted(live):
-            if states.get((agent_id, epoch)) == "expired":
-                log.warning(
-                    "agent %d was silent for %g s: its lease has ended and its id is free",
-                    agent_id,
-                    run.leases.ttl_s,
-                )
-                silent.add((agent_id, epoch))
-        for key in sorted(key for key in silent if states.get(key) != "expired"):
-            silent.remove(key)
-            if states.get(key) == "live":
-                log.info("agent %d is heard again: its lease goes on", key[0])
-        live = {key for key, state in states.items() if state == "live"}
+        watch.look(time.monotonic())
         await asyncio.sleep(LEASE_CHECK_S)
 
 
