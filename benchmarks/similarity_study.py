@@ -38,7 +38,7 @@ from similarity_measures import (
 from dase_grpc.config import RunConfig, resolve
 from dase_grpc.errors import DaseError, DivergedError
 from dase_grpc.launch.lockstep import open_lockstep, run_lockstep
-from dase_grpc.runs.curves import column
+from dase_grpc.runs.curves import Series, area, column
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
@@ -114,9 +114,7 @@ class Result:
         """
         evaluations = [read_evaluations(agent.evaluations.path) for agent in run.agents()]
         curve = np.mean([each.return_mean for each in evaluations], axis=0)
-        step = evaluations[0].step
-        area = float(np.trapezoid(curve, step) / step[-1])
-        score = cls(float(curve[-LAST:].mean()), area)
+        score = cls(float(curve[-LAST:].mean()), area(Series(evaluations[0].step, curve)))
         if len(evaluations) == 1:
             return score
         records = [record for agent in run.agents() for record in read_metrics(agent.metrics.path)]

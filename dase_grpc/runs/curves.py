@@ -82,6 +82,16 @@ def final_score(curve: Series) -> float:
     return float(curve.value[-FINAL:].mean())
 
 
+def area(curve: Series) -> float:
+    """The area under the curve by the trapezoidal rule, divided by the steps that it spans: a mean return.
+
+    Of a curve with one evaluation it is that; there is at least one.
+    """
+    if len(curve) == 1:
+        return float(curve.value[0])
+    return float(np.trapezoid(curve.value, curve.step) / (curve.step[-1] - curve.step[0]))
+
+
 def around(curve: Series, step: int, *, every: int = 1_000) -> float:
     """The mean of the 11 evaluations around a step, or of those among them that there are.
 

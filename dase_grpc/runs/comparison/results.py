@@ -13,7 +13,7 @@ from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs.comparison.cells import Group, described, differing, grouped, labels
 from dase_grpc.runs.comparison.estimates import FEW, Estimate, Improvement, estimate, improvement
 from dase_grpc.runs.comparison.sources import LeftOut, SourceRun, find_runs, read_runs
-from dase_grpc.runs.curves import Series, around, final_score
+from dase_grpc.runs.curves import Series, area, around, final_score
 from dase_grpc.runs.evaluations import Ints
 from dase_grpc.runs.reference import PublishedPoint, PublishedRow, counterpart
 from dase_grpc.runs.summary import settled_score
@@ -41,7 +41,7 @@ class Cell:
         settings: every setting in which cells of one environment differ, as text.
         steps: (N,) where all the cell's runs were evaluated.
         final: mean of the last 10 evaluations up to the environment's common last step.
-        area: mean of all evaluations on the environment's common steps.
+        area: under the curve on the environment's common steps, divided by the steps it spans.
         best: the highest evaluation on the common steps.
         equal_total: as `final`, up to the environment's common number of steps of all agents together.
         equal_total_steps: the steps of each agent at which that is.
@@ -200,7 +200,7 @@ def _cell(group: Group, label: str, settings: str, *, steps: Ints, total: int) -
         settings=settings,
         steps=own,
         final=estimate([final_score(curve) for curve in curves]),
-        area=estimate([float(curve.value.mean()) for curve in curves]),
+        area=estimate([area(curve) for curve in curves]),
         best=estimate([float(curve.value.max()) for curve in curves]),
         equal_total=estimate([final_score(on(run, within)) for run in group.runs]),
         equal_total_steps=int(within[-1]),

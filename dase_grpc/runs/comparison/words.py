@@ -24,7 +24,10 @@ UNIT: Final = (
     "independent; all statistics are over runs."
 )
 FINAL_SCORE: Final = f"Final score: mean of the last {FINAL} evaluations up to the common last step."
-AREA: Final = "Area under the curve: mean of all evaluations on the common steps."
+AREA: Final = (
+    "Area: under the learning curve on the common steps, by the trapezoidal rule, divided by the steps that "
+    "it spans."
+)
 BEST: Final = (
     "Best evaluation: the highest on the common steps, one per run; it grows with noise and with the number "
     "of evaluations."
