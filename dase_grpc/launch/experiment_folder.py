@@ -186,8 +186,10 @@ class ExperimentFolder:
             RunDirectoryError: its files are missing or damaged, or nothing can be written.
         """
         run = RunDirectory.open(self.run(cell))
+        if run.config != cell.config:
+            return f"is a run of another configuration ({_difference(run, cell)})"
         found = _status(run)
-        if run.config != cell.config or found != "finished":
+        if found != "finished":
             return f"ended early, {found}"
         told = {
             "run_sha256": _checksum(run.path),

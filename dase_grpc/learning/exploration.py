@@ -11,8 +11,9 @@ import numpy as np
 from dase_grpc import seeding
 from dase_grpc.errors import DivergedError
 from dase_grpc.learning.agent import Policy
+from dase_grpc.learning.env_ids import summary
 from dase_grpc.learning.envs import ActionMap, Environment, to_float32, to_reward
-from dase_grpc.learning.restarting import EnvironmentBroke, RestartableEnv, answering, described
+from dase_grpc.learning.restarting import EnvironmentBroke, RestartableEnv, answering
 from dase_grpc.schema import Array, TransitionSchema
 
 REFUSED_IN_A_ROW: Final = 100
@@ -218,7 +219,7 @@ class Explorer:
                 reason = "it does not repeat its episode from the same seed and actions"
             except EnvironmentBroke as broke:
                 self._restart(broke)
-                reason = f"it raised {described(broke.error)} when it played its episode again"
+                reason = f"it raised {summary(broke.error)} when it played its episode again"
         self._observation = None
         _log.warning(
             "agent %d at step %s: the environment is not where it was, because %s; a new episode begins, so "

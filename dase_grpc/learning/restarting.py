@@ -41,14 +41,9 @@ class EnvironmentBroke(Exception):
         if isinstance(error, EnvironmentSpecError):
             super().__init__(f"{str(error).partition(';')[0]} (in {call})")
         else:
-            super().__init__(f"the environment raised {described(error)} in {call}")
+            super().__init__(f"the environment raised {summary(error)} in {call}")
         self.call = call
         self.error = error
-
-
-def described(error: BaseException) -> str:
-    """An environment's exception in one line: its type and text."""
-    return summary(error)
 
 
 @contextmanager
@@ -75,7 +70,7 @@ def answering(env: Environment, call: str) -> Iterator[None]:
 
 def _breach(call: str, error: Exception) -> EnvironmentSpecError:
     return EnvironmentSpecError(
-        f"the environment's {call} did not return what Gymnasium's interface says ({described(error)}); "
+        f"the environment's {call} did not return what Gymnasium's interface says ({summary(error)}); "
         f"correct it"
     )
 
@@ -124,7 +119,7 @@ class WatchedEnv(gymnasium.Wrapper[Array, Array, Array, Array]):
         try:
             self.env.close()
         except RAISED as error:
-            _log.warning("%s: closing the environment failed with %s", self.watch.owner, described(error))
+            _log.warning("%s: closing the environment failed with %s", self.watch.owner, summary(error))
         finally:
             self.watch.end()
 

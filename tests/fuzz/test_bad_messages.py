@@ -10,10 +10,9 @@ import pytest
 from fuzz.attacked import EXAMPLES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from nodes.running import RunningReplay, joined, replay_node
+from nodes.running import joined, replay_node
 from wire.services import (
     SCHEMA,
-    Service,
     chunk,
     insert_header,
     rows_of,
@@ -40,19 +39,6 @@ from dase_grpc.wire.replay_client import StreamTarget
 from dase_grpc.wire.status import REFUSAL_KEY, STATUS
 from dase_grpc.wire.transport import MAX_HEADERS_BYTES, MAX_MESSAGE_BYTES
 from dase_grpc.wire.v1 import cluster_pb2, policy_pb2, replay_pb2
-
-
-@pytest.fixture
-async def replay() -> AsyncIterator[RunningReplay]:
-    async with replay_node() as running:
-        yield running
-
-
-@pytest.fixture
-async def service() -> AsyncIterator[Service]:
-    async with serving() as running:
-        yield running
-
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(3_600 if EXAMPLES else 60)]
 

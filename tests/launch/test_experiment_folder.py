@@ -96,6 +96,15 @@ def test_a_run_of_which_an_agent_is_missing_is_not_marked(folder, cell):
     assert "ended early" in (folder.finish(cell, seconds=1.0) or "")
 
 
+def test_a_run_of_another_configuration_is_not_marked_and_did_not_end_early(folder, cell):
+    other = replace(cell, config=small_cells(seed=[7])[0].config)
+    trained(folder.path, other, name=cell.name)
+    assert folder.finish(cell, seconds=1.0) == (
+        "is a run of another configuration (train.seed is 7 there and 0 here)"
+    )
+    assert not (folder.run(cell) / FINISHED_FILE).exists()
+
+
 def test_a_finished_run_counts_under_any_name(folder, cell):
     other = small_cells(seed=[0, 1])
     trained(folder.path, cell, name="run")

@@ -1,12 +1,5 @@
 """A running service for each test."""
 
-from collections.abc import AsyncIterator
+from wire.fixtures import service
 
-import pytest
-from wire.services import Service, serving
-
-
-@pytest.fixture
-async def service() -> AsyncIterator[Service]:
-    async with serving() as running:
-        yield running
+__all__ = ["service"]
