@@ -18,14 +18,6 @@ from dase_grpc.schema import TransitionSchema
 MEASURED = ("jeffreys", "js", "kl")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def weigher(*, divergence: str = "jeffreys", own_id: int = 0, agents: int = 2) -> SimilarityWeigher:
     return SimilarityWeigher(DpsOptions(divergence), own_id=own_id, agents=agents)
 
