@@ -1,6 +1,6 @@
 """The `dase` command: parse, call, print. No logic.
 
-What takes seconds to import is imported after settings and paths are found to be right.
+What takes seconds to import is imported once settings and paths (their callbacks) are found to be right.
 """
 
 import sys
@@ -188,9 +188,6 @@ def resume_run(
 
     A lockstep run goes on bit for bit as if there had been no break.
     """
-    from dase_grpc.runs.lookup import require_run
-
-    require_run(run)
     from dase_grpc.launch.resume import ResumeOptions, resume_here
 
     resume_here(
@@ -212,9 +209,6 @@ def verify(run: flags.RunArgument) -> None:
 
     Exits with 0 if all is sound, with 1 if something is damaged, with 2 if nothing can be resumed.
     """
-    from dase_grpc.runs.lookup import require_run
-
-    require_run(run)
     from rich.console import Console
 
     from dase_grpc.launch.verify import verify_here
@@ -276,9 +270,7 @@ def show_config(
 
 @app.command()
 def evaluate(
-    target: Annotated[
-        Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run's folder or a checkpoint's.")
-    ],
+    target: flags.PoliciesArgument,
     *,
     episodes: Annotated[int, typer.Option("--episodes", min=1, help="Episodes per agent.")] = 10,
     seed: Annotated[
@@ -293,9 +285,6 @@ def evaluate(
     agent: Annotated[int | None, flags.option("--agent", "This agent alone; else all.", min=0)] = None,
 ) -> None:
     """Evaluates the latest checkpoints of a run, or one checkpoint, without noise."""
-    from dase_grpc.runs.lookup import require_policies
-
-    require_policies(target)
     from dase_grpc.launch.evaluate import evaluate_checkpoint, note_on_film
 
     results = evaluate_checkpoint(target, episodes=episodes, seed=seed, video=video, best=best, agent=agent)
@@ -308,9 +297,6 @@ def evaluate(
 @app.command()
 def report(run: flags.RunArgument) -> None:
     """Writes RUN/report.html: learning curves, similarity, throughput."""
-    from dase_grpc.runs.lookup import require_run
-
-    require_run(run)
     from dase_grpc.runs.directory import RunDirectory
     from dase_grpc.runs.report import write_report
 
@@ -319,9 +305,7 @@ def report(run: flags.RunArgument) -> None:
 
 @app.command("compare")
 def compare_runs(
-    paths: Annotated[
-        list[Path], typer.Argument(metavar="RUNS...", help="Folders of runs, or folders that contain some.")
-    ],
+    paths: flags.RunsArgument,
     *,
     out: Annotated[Path, flags.option("--out", "Where the files go; else comparison.")] = Path("comparison"),
     unfinished: Annotated[
@@ -329,9 +313,6 @@ def compare_runs(
     ] = False,
 ) -> None:
     """Compares runs over their seeds: statistics, learning curves, published numbers beside them."""
-    from dase_grpc.runs.lookup import require_folders
-
-    require_folders(paths)
     from rich.console import Console
 
     from dase_grpc.launch.comparison import compare_here

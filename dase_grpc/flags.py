@@ -18,6 +18,28 @@ def option(flag: str, text: str, *, panel: str | None = None, **more: Any) -> An
     return typer.Option(flag, help=text, rich_help_panel=panel, show_default=False, **more)
 
 
+def _run(path: Path) -> Path:
+    """Refuses what is no run, before anything large is imported."""
+    from dase_grpc.runs.lookup import require_run
+
+    require_run(path)
+    return path
+
+
+def _with_policies(path: Path) -> Path:
+    from dase_grpc.runs.lookup import require_policies
+
+    require_policies(path)
+    return path
+
+
+def _folders(paths: list[Path]) -> list[Path]:
+    from dase_grpc.runs.lookup import require_folders
+
+    require_folders(paths)
+    return paths
+
+
 def _whole(flag: str) -> Callable[[str], int]:
     """Reads a flag's whole number, 1e5 and 100_000 included."""
 
@@ -73,7 +95,19 @@ Lockstep = Annotated[bool, option("--lockstep", "One process, bit-for-bit reprod
 Name = Annotated[str | None, option("--name", "The run's folder name.")]
 Runs = Annotated[Path, option("--runs", "Where runs are kept; else runs.")]
 
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.", callback=_run)]
+PoliciesArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN_OR_CHECKPOINT", help="A run's folder or a checkpoint's.", callback=_with_policies
+    ),
+]
+RunsArgument = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RUNS...", help="Folders of runs, or folders that contain some.", callback=_folders
+    ),
+]
 Total = Annotated[
     int | None,
     option(

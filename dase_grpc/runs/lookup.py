@@ -77,7 +77,7 @@ def _no_folder(path: Path) -> str:
     if path.exists():
         own = path.name == RUN_FILE
         return f"{path} is a file; " + (f"give the run's folder, {path.parent}" if own else WHAT_IT_IS)
-    candidates = [run for folder in dict.fromkeys((path.parent, _ROOT)) for run in runs_in(folder)]
+    candidates = list(dict.fromkeys(run for folder in (path.parent, _ROOT) for run in runs_in(folder)))
     names = {run.name: run for run in reversed(candidates)}
     if near := difflib.get_close_matches(path.name, names, n=1):
         return f"there is no {path}; did you mean {names[near[0]]}?"
