@@ -12,7 +12,7 @@ import typer
 
 from dase_grpc import flags
 from dase_grpc.config import RunConfig
-from dase_grpc.errors import ConfigError, DaseError
+from dase_grpc.errors import DaseError
 
 app = typer.Typer(
     help="DASE: deterministic actor-critics that share one replay buffer over gRPC.",
@@ -151,27 +151,25 @@ def node(
             sync_every_s=SYNC_EVERY_S if sync_every is None else sync_every,
         )
         raise typer.Exit(replay_main(options, stdin_is_leash=stdin_is_leash))
-    if role == "learner":
-        flags.refuse(_for_replay(listen, capacity, min_size, data_dir, sync_every), role)
-        settings = _settings(given, seed)
-        from dase_grpc.nodes.learner import LearnerOptions, learner_main
+    flags.refuse(_for_replay(listen, capacity, min_size, data_dir, sync_every), role)
+    settings = _settings(given, seed)
+    from dase_grpc.nodes.learner import LearnerOptions, learner_main
 
-        learner = LearnerOptions.parse(
-            settings,
-            replay=replay or flags.DEFAULT_ADDRESS,
-            agent_id=agent,
-            gpu=gpu,
-            run_id=run_id or "",
-            run_dir=run_dir,
-            metrics_port=metrics_port,
-            metrics_host=metrics_host,
-            insecure=insecure,
-            command=sys.argv,
-            replay_timeout_s=replay_timeout,
-            resume=resume,
-        )
-        raise typer.Exit(learner_main(learner, stdin_is_leash=stdin_is_leash))
-    raise ConfigError(f"--role {role!r} is neither replay nor learner")
+    learner = LearnerOptions.parse(
+        settings,
+        replay=replay or flags.DEFAULT_ADDRESS,
+        agent_id=agent,
+        gpu=gpu,
+        run_id=run_id or "",
+        run_dir=run_dir,
+        metrics_port=metrics_port,
+        metrics_host=metrics_host,
+        insecure=insecure,
+        command=sys.argv,
+        replay_timeout_s=replay_timeout,
+        resume=resume,
+    )
+    raise typer.Exit(learner_main(learner, stdin_is_leash=stdin_is_leash))
 
 
 @app.command("resume")

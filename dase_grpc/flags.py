@@ -26,6 +26,12 @@ def _run(path: Path) -> Path:
     return path
 
 
+def _role(role: str) -> str:
+    if role not in ("replay", "learner"):
+        raise ConfigError(f"--role {role!r} is neither replay nor learner")
+    return role
+
+
 def _with_policies(path: Path) -> Path:
     from dase_grpc.runs.lookup import require_policies
 
@@ -135,7 +141,7 @@ DrillDir = Annotated[
 ]
 AsJson = Annotated[bool, option("--json", "Print the result as JSON.")]
 
-Role = Annotated[str, option("--role", "replay or learner.")]
+Role = Annotated[str, option("--role", "replay or learner.", callback=_role)]
 RunId = Annotated[
     str | None, option("--run-id", "The run's name; a learner without it joins whatever run it finds.")
 ]

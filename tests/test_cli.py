@@ -478,7 +478,7 @@ def test_runs_are_compared_into_a_folder_named_comparison(dase):
 def test_nothing_to_compare_is_one_sentence(dase):
     code, out, err = dase("compare", "nowhere")
     assert (code, out) == (2, "")
-    assert err == "error: nowhere is no folder; a run is a folder with a run.toml, such as runs/NAME\n"
+    assert err == "error: there is no nowhere; a run is a folder with a run.toml, such as runs/NAME\n"
     write_run(Path("runs"), "going", flat(1, 5), steps=100_000)
     code, out, err = dase("compare", "runs")
     assert (code, out) == (2, "")

@@ -5,7 +5,7 @@ Commands ask this before they import what takes seconds.
 
 import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -58,7 +58,7 @@ def runs_in(folder: Path) -> list[Path]:
     """The runs in a folder and, as those of an experiment lie, one folder deeper; the newest first."""
     found = [file for pattern in ("*", "*/*") for file in folder.glob(f"{pattern}/{RUN_FILE}")]
     shown = [file for file in found if not any(part[0] == "." for part in file.relative_to(folder).parts)]
-    return [file.parent for file in sorted(shown, key=_changed, reverse=True)]
+    return _newest_first(file.parent for file in shown)
 
 
 def _elsewhere(path: Path) -> str | None:
@@ -77,7 +77,7 @@ def _no_folder(path: Path) -> str:
     if path.exists():
         own = path.name == RUN_FILE
         return f"{path} is a file; " + (f"give the run's folder, {path.parent}" if own else WHAT_IT_IS)
-    candidates = list(dict.fromkeys(run for folder in (path.parent, _ROOT) for run in runs_in(folder)))
+    candidates = _newest_first({run for folder in (path.parent, _ROOT) for run in runs_in(folder)})
     names = {run.name: run for run in reversed(candidates)}
     if near := difflib.get_close_matches(path.name, names, n=1):
         return f"there is no {path}; did you mean {names[near[0]]}?"
@@ -97,8 +97,12 @@ def _owner(path: Path) -> Path | None:
     return owner if owner is None or path.is_absolute() else Path(os.path.relpath(owner))
 
 
-def _changed(file: Path) -> float:
+def _newest_first(runs: Iterable[Path]) -> list[Path]:
+    return sorted(sorted(runs), key=_changed, reverse=True)
+
+
+def _changed(run: Path) -> float:
     try:
-        return file.stat().st_mtime
+        return (run / RUN_FILE).stat().st_mtime
     except OSError:  # it has gone meanwhile
         return 0.0
