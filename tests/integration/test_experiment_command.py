@@ -174,6 +174,7 @@ def test_cells_may_be_clusters(experiment):
     assert one.finished() == {"agents-1", "agents-2"}
     run = RunDirectory.open(one.path / "agents-2")
     assert (run.run["mode"], len(run.agents())) == ("cluster", 2)
+    assert not run.replay.exists()
 
 
 def test_a_longer_list_of_seeds_runs_what_is_missing_although_names_change(experiment):
@@ -240,7 +241,7 @@ def test_a_killed_experiment_leaves_no_training_and_the_next_one_finishes_it(exp
     """And what it has in the end is, evaluation for evaluation, what an undisturbed one has."""
     matrix = {"seed": [0, 1]}
     settings = {"train.steps": 600, "eval.every": 50, "train.checkpoint_every": 50}
-    killed = experiment("killed", matrix=matrix, settings=settings)
+    killed = experiment("killed", matrix=matrix, settings=settings, keep_buffers=True)
     process = killed.start("--jobs", 1)
     killed.until_runs(lambda: len(killed.finished()) == 1 and any(map(killed.kept, killed.children())))
     (interrupted,), done = killed.children(), killed.finished()
@@ -255,7 +256,7 @@ def test_a_killed_experiment_leaves_no_training_and_the_next_one_finishes_it(exp
     assert not (killed.path / ".experiment" / "set-aside").exists()
     run = RunDirectory.open(killed.path / interrupted)
     assert run.run["resumed"][0]["from_steps"][0] > 0
-    undisturbed = experiment("undisturbed", matrix=matrix, settings=settings)
+    undisturbed = experiment("undisturbed", matrix=matrix, settings=settings, keep_buffers=True)
     assert undisturbed.run() == 0, undisturbed.output
     assert len(undisturbed.curves()) == 4
     assert killed.curves() == undisturbed.curves()
