@@ -159,7 +159,7 @@ def test_a_cluster_without_a_buffer_goes_on_with_an_empty_one_if_that_is_asked_f
     total = max(steps) + 130
     code, output = run(tmp_path, "resume", "runs/run", "--steps", total)
     assert code == 2
-    assert "was kept in memory and is gone; with --empty-buffer the agents go on from their" in output
+    assert "was kept in memory and is gone; with --empty-buffer the agents go on with an" in output
     code, output = run(tmp_path, "resume", "runs/run", "--steps", total, "--empty-buffer")
     assert code == 0, output
     opened = RunDirectory.open(directory.path)
