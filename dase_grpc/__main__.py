@@ -2,19 +2,20 @@
 
 import errno
 import io
-import logging
-import os
 import sys
 import threading
-from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
+
+EXIT_S: Final = 10.0
+"""How long what was left running may take to end, once the command has; then it is killed."""
 
 
 def run() -> NoReturn:
     """Runs the command line and ends the process with its exit code.
 
-    Threads that an environment has left running do not keep the process from ending.
+    Threads that an environment has left running do not keep the process from ending, and its processes,
+    for which multiprocessing waits without a limit, do so for `EXIT_S` at most.
     """
     code: object = 0
     for stream in (sys.stdout, sys.stderr):
@@ -29,13 +30,18 @@ def run() -> NoReturn:
     except BaseException:  # noqa: BLE001 - shown as the interpreter would, then the process ends
         sys.excepthook(*sys.exc_info())
         code = 1
+    from dase_grpc.nodes.ending import end_now
+
+    number = code if isinstance(code, int) else int(code is not None)
     if any(not each.daemon for each in threading.enumerate() if each is not threading.main_thread()):
-        logging.shutdown()
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(code if isinstance(code, int) else int(code is not None))
-    sys.exit(code if code is None or isinstance(code, int) else 1)
+        end_now(number)
+    _bounded(threading.Timer(EXIT_S, end_now, (number,)))
+    sys.exit(number)
+
+
+def _bounded(last_resort: threading.Timer) -> None:
+    last_resort.daemon = True
+    last_resort.start()
 
 
 def _main() -> None:

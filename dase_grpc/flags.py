@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from dase_grpc.errors import ConfigError
+from dase_grpc.nodes.leash import end_with_launcher
 from dase_grpc.sections import whole_number
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
@@ -153,7 +154,15 @@ MetricsHost = Annotated[
     str, option("--metrics-host", "Where the Prometheus endpoint listens; else 127.0.0.1.")
 ]
 Insecure = Annotated[bool, option("--insecure", "Allow listening beyond loopback without TLS.")]
-Leash = Annotated[bool, typer.Option("--stdin-is-leash", hidden=True)]
+
+
+def _heeded(given: bool) -> bool:
+    """Heeds the leash from now on, for a command may take seconds until it does."""
+    end_with_launcher(stdin_is_leash=given)
+    return given
+
+
+Leash = Annotated[bool, typer.Option("--stdin-is-leash", hidden=True, callback=_heeded)]
 
 REPLAY_NODE: Final = "Replay node"
 Listen = Annotated[

@@ -22,6 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from dase_grpc.errors import AddressError
+from dase_grpc.forking import closed_in_forks
 
 MAX_PAIRED_AGENTS: Final = 64
 _SECONDS: Final = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 1.0, 4.0)
@@ -54,6 +55,7 @@ def metrics_endpoint(registry: CollectorRegistry, host: str, port: int) -> Itera
             f"cannot serve metrics on {host}:{port} ({error.strerror}); "
             f"choose another metrics port, or 0 for none"
         ) from error
+    closed_in_forks(server.socket)
     try:
         yield port
     finally:

@@ -4,17 +4,20 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from children import lives
 from small import small_flags
 from synthetic import flat, write_run
 
 import dase_grpc
 from dase_grpc.cli import main
 from dase_grpc.config import resolve
+from dase_grpc.errors import ConfigError
 from dase_grpc.runs.comparison.files import FILES
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.evaluations import read_evaluations
@@ -570,7 +573,50 @@ def test_ctrl_c_while_modules_are_loaded_is_no_traceback(monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("dase_grpc.cli.main", interrupted)
+    monkeypatch.setattr("dase_grpc.__main__._bounded", lambda last_resort: None)
     with pytest.raises(SystemExit) as ended:
         run()
     assert ended.value.code == 130
     assert capsys.readouterr().err == ""
+
+
+LEAVES_A_PROCESS = """
+import multiprocessing, time
+from dase_grpc import __main__, cli
+
+def main():
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+    process.start()
+    print(process.pid, flush=True)
+
+cli.main, __main__.EXIT_S = main, 0.1
+__main__.run()
+"""
+
+
+def test_a_process_that_an_environment_has_left_running_does_not_keep_a_command_from_ending():
+    ended = subprocess.run(
+        [sys.executable, "-c", LEAVES_A_PROCESS], capture_output=True, text=True, timeout=25, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    limit = time.monotonic() + 10
+    while lives(int(ended.stdout)) and time.monotonic() < limit:
+        time.sleep(0.01)
+    assert not lives(int(ended.stdout))
+
+
+@pytest.mark.parametrize("command", [["train"], ["resume", "runs/run"], ["node", "--role=learner"]])
+def test_what_runs_on_a_leash_heeds_it_before_it_loads_anything(command, monkeypatch, capsys):
+    given = []
+
+    def noted(*, stdin_is_leash):
+        given.append(stdin_is_leash)
+        raise ConfigError("noted")
+
+    monkeypatch.setattr("dase_grpc.flags.end_with_launcher", noted)
+    for arguments in (command, [*command, "--stdin-is-leash"]):
+        monkeypatch.setattr(sys, "argv", ["dase", *arguments])
+        with pytest.raises(SystemExit):
+            main()
+    assert given == [False, True]
+    assert capsys.readouterr().err == "error: noted\n" * 2

@@ -5,8 +5,10 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
+from children import forked
 from contracts.sentences import assert_one_sentence
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -235,6 +237,16 @@ def test_an_endpoint_serves_while_its_block_runs_and_leaves_no_port_and_no_threa
     assert servers() == []
     with socket.create_server(("127.0.0.1", free_port)):
         pass
+
+
+def test_a_port_is_free_again_although_what_an_environment_has_forked_lives_on(free_port):
+    with ExitStack() as stack:
+        with metrics_endpoint(make_registry(), "127.0.0.1", free_port):
+            stack.enter_context(forked())
+        with socket.socket() as taken:
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind(("127.0.0.1", free_port))
+            taken.listen()
 
 
 def test_an_endpoint_is_gone_after_an_error_in_its_block(free_port):

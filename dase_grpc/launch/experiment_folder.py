@@ -23,7 +23,7 @@ import tomli_w
 
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.launch.matrix import Cell, identity
-from dase_grpc.nodes.lifecycle import LEASHLESS_S
+from dase_grpc.nodes.leash import LEASHLESS_S
 from dase_grpc.parsing import json_value
 from dase_grpc.runs.curves import final_score, returns
 from dase_grpc.runs.directory import (
@@ -35,6 +35,7 @@ from dase_grpc.runs.directory import (
     round_paths,
 )
 from dase_grpc.runs.files import last_line, replace_file, utf8
+from dase_grpc.runs.locking import FolderLock
 from dase_grpc.runs.provenance import versions
 from dase_grpc.runs.sameness import changed_versions
 from dase_grpc.runs.summary import AgentFiles, status
@@ -158,7 +159,7 @@ class ExperimentFolder:
         """Clears the way for a new try; a run that was begun is set aside, and a sentence says so.
 
         Raises:
-            RunDirectoryError: nothing can be written.
+            RunDirectoryError: another process goes on with that run, or nothing can be written.
         """
         with self._writing():
             set_aside = self._set_aside(cell)
@@ -242,9 +243,10 @@ class ExperimentFolder:
         number = 1
         while (target := folder / f"{cell.name}-{number}").exists():
             number += 1
-        if log.is_file():
-            log.rename(target.with_name(f"{target.name}.log"))
-        run.rename(target)
+        with contextlib.closing(FolderLock.acquire(run)):  # somebody may go on with it by hand
+            if log.is_file():
+                log.rename(target.with_name(f"{target.name}.log"))
+            run.rename(target)
         return target
 
     def _finished(self) -> dict[str, Path]:

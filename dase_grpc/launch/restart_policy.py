@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-from dase_grpc.errors import LASTING_CODES
+from dase_grpc import backoff
+from dase_grpc.errors import LASTING_CODES, USAGE_CODE
 
 MAX_RESTARTS: Final = 5
 FIRST_PAUSE_S: Final = 1.0
@@ -15,9 +16,13 @@ IN_ALL: Final = 20
 """How many times its restarts in a row a node has in all, whatever it gets done in between."""
 
 
-def is_lasting(code: int) -> bool:
-    """Whether a process that ended with this exit code would end so again, however often it is started."""
-    return code in LASTING_CODES
+def is_lasting(code: int, *, at_restart: bool = False) -> bool:
+    """Whether a process that ended with this exit code would end so again, however often it is started.
+
+    `at_restart` is before one that took the place of another was heard of. What it refuses as a matter of
+    usage may pass then: its port, for example, which another program has taken in the pause.
+    """
+    return code in LASTING_CODES and not (at_restart and code == USAGE_CODE)
 
 
 @dataclass
@@ -49,7 +54,6 @@ class RestartPolicy:
             self.failures = 0
         if self.failures >= self.limit or self.restarts >= IN_ALL * self.limit:
             return None
-        pause_s: float = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self.failures, 16))
         self.failures += 1
         self.restarts += 1
-        return pause_s
+        return backoff.pause_s(self.failures - 1, first_s=FIRST_PAUSE_S, cap_s=LONGEST_PAUSE_S)

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import gymnasium
 
+from dase_grpc.backoff import pause_s
 from dase_grpc.config import EnvConfig
 from dase_grpc.errors import EnvironmentFailedError, EnvironmentSpecError
 from dase_grpc.learning.env_ids import summary
@@ -124,11 +125,8 @@ class WatchedEnv(gymnasium.Wrapper[Array, Array, Array, Array]):
             self.watch.end()
 
     def _made(self, make: Callable[[], Environment]) -> Environment:
-        self.watch.begin(f"{self._purpose}making")
-        try:
+        with self.watch.during(f"{self._purpose}making"):
             return make()
-        finally:
-            self.watch.end()
 
 
 class RestartableEnv(WatchedEnv):
@@ -175,7 +173,7 @@ class RestartableEnv(WatchedEnv):
             self._say(broke, where)
             if broke.call != MAKE:
                 self.close()
-            self._pause(min(FIRST_PAUSE_S * 2 ** (self.failures - 1), LONGEST_PAUSE_S))
+            self._pause(pause_s(self.failures - 1, first_s=FIRST_PAUSE_S, cap_s=LONGEST_PAUSE_S))
             try:
                 self.env = self._made(self._make)
             except RAISED as error:

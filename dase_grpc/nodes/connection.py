@@ -11,6 +11,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Final, Self
 
+from dase_grpc.backoff import CAP_S, Backoff
 from dase_grpc.errors import (
     AgentTakenError,
     BufferGoneError,
@@ -21,7 +22,6 @@ from dase_grpc.errors import (
     StaleLeaseError,
     UnreachableError,
 )
-from dase_grpc.nodes.backoff import CAP_S, Backoff
 from dase_grpc.nodes.lifecycle import first_cause
 from dase_grpc.progress import Progress
 from dase_grpc.telemetry import LearnerMetrics

@@ -9,7 +9,7 @@ from typing import Final
 
 from dase_grpc.errors import EnvironmentHangsError
 from dase_grpc.learning.watch import Watch, say_where, watchdog
-from dase_grpc.nodes.lifecycle import end_now
+from dase_grpc.nodes.ending import end_now
 
 FAREWELL_GRACE_S: Final = 10.0
 """How long the event loop has, from the alarm on, to give the lease back; then the process ends without."""

@@ -9,9 +9,9 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from dase_grpc.backoff import Backoff
 from dase_grpc.config import RunConfig, require_capacity
 from dase_grpc.errors import AgentTakenError, ConfigError, RefusalError, UnreachableError
-from dase_grpc.nodes.backoff import Backoff
 from dase_grpc.nodes.connection import AWAY
 from dase_grpc.schema import TransitionSchema
 from dase_grpc.wire.cluster import ClusterClient, Membership

@@ -155,7 +155,7 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
         RefusalError: the replay refused, was lost or is shutting down.
         EnvironmentFailedError: the environment raised, and again whenever it was made anew.
         EnvironmentHangsError: a call into the environment does not return; its thread goes on hanging, so
-            the process cannot end but by `hanging.end_now`.
+            the process cannot end but by `ending.end_now`.
         Exception: a bug.
     """
     config = with_resolved_id(options.config)

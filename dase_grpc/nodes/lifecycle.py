@@ -3,25 +3,24 @@
 import asyncio
 import logging
 import os
-import select
 import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
-from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
 from dase_grpc.errors import DaseError, EnvironmentHangsError
+from dase_grpc.nodes.ending import end_now
+from dase_grpc.nodes.leash import kill_unless_ended, leashed
 from dase_grpc.nodes.memory import keep_freed_memory
 
 READY_PREFIX: Final = "listening on "
 """What a node that listens prints on stdout, before its address, once it answers."""
 
-LEASHLESS_S: Final = 8.0
-"""How long a process may drain after its launcher has gone, before it and all it started are killed."""
-
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_heeded: Final[list[None]] = []
+"""One for each block in which signals stop, so that they do not end, this process."""
 
 _GRPC_LOGGER: Final = "grpc._cython.cygrpc"
 _ENDED_MEANWHILE: Final = "ExecuteBatchError raised in core by servicer method ["
@@ -34,7 +33,7 @@ class StopEvent(asyncio.Event):
     """Set when a process shall drain and end.
 
     Attributes:
-        orphaned: its launcher is gone, so it is killed unless it ends within `LEASHLESS_S`.
+        orphaned: its launcher is gone, so it is killed unless it ends within `LEASHLESS_S` (leash.py).
     """
 
     def __init__(self) -> None:
@@ -93,13 +92,15 @@ def halt_event(*, stdin_is_leash: bool = False) -> Iterator[threading.Event]:
             signal.signal(each, signal.SIG_DFL)
         halt.set()
 
-    before = {each: signal.signal(each, on_signal) for each in _heeded()}
-    try:
-        with _leashed(halt) if stdin_is_leash else nullcontext():
+    def on_gone() -> None:
+        kill_unless_ended()
+        halt.set()
+
+    with _heeding() as heeded:
+        for each in heeded:
+            signal.signal(each, on_signal)
+        with leashed(on_gone) if stdin_is_leash else nullcontext():
             yield halt
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
 
 
 @asynccontextmanager
@@ -123,116 +124,60 @@ async def stop_event(
             signal.signal(each, second)
         stop.set()
 
-    before = {each: signal.getsignal(each) for each in _heeded()}
-    for each in before:
-        loop.add_signal_handler(each, on_signal, each)
-    leash = await _watch_stdin(loop, stop) if stdin_is_leash else None
-    try:
-        yield stop
-    finally:
-        if leash is not None:
-            leash.release()
-        for each, handler in before.items():
-            loop.remove_signal_handler(each)
-            signal.signal(each, handler)
+    def on_gone() -> None:
+        kill_unless_ended()  # also where the loop hangs
+        stop.orphaned = True
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(stop.set)
 
-
-def _heeded() -> list[signal.Signals]:
-    """The signals that stop; SIGHUP not where it is ignored, as under nohup."""
-    return [each for each in _SIGNALS if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN]
-
-
-class _Leash(asyncio.Protocol):
-    """Sets `stop` when the launcher's end of the pipe closes, but not when this end does."""
-
-    def __init__(self, stop: StopEvent) -> None:
-        self._stop = stop
-        self._transport: asyncio.BaseTransport | None = None
-        self._released = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self._released:
-            _launcher_gone(self._stop)
-
-    def release(self) -> None:
-        self._released = True
-        if self._transport is not None:
-            self._transport.close()
+    with _heeding() as heeded:
+        for each in heeded:
+            loop.add_signal_handler(each, on_signal, each)
+        try:
+            with leashed(on_gone) if stdin_is_leash else nullcontext():
+                yield stop
+        finally:
+            for each in heeded:
+                loop.remove_signal_handler(each)
 
 
 @contextmanager
-def _leashed(halt: threading.Event) -> Iterator[None]:
-    """Sets `halt` when stdin ends within the block; a thread waits for that."""
-    woken, wake = os.pipe()
-
-    def watch() -> None:
-        stdin = sys.stdin.fileno()
-        while woken not in select.select([stdin, woken], [], [])[0]:
-            if not os.read(stdin, 4_096):
-                return _launcher_gone(halt)
-
-    thread = threading.Thread(target=watch, name="leash", daemon=True)
-    thread.start()
+def _heeding() -> Iterator[list[signal.Signals]]:
+    """The signals that stop; SIGHUP not where it is ignored, as under nohup. Their handlers come back."""
+    before = {
+        each: signal.getsignal(each)
+        for each in _SIGNALS
+        if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN
+    }
+    _heeded.append(None)
     try:
-        yield
+        yield list(before)
     finally:
-        os.close(wake)
-        thread.join()
-        os.close(woken)
+        if _heeded:  # not so in a fork
+            _heeded.pop()
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
-def _launcher_gone(stop: StopEvent | threading.Event) -> None:
-    log.info("the launcher is gone: stopping")
-    if isinstance(stop, StopEvent):
-        stop.orphaned = True
-    stop.set()
-    last_resort = threading.Timer(LEASHLESS_S, _kill_all_of_us)
-    last_resort.daemon = True
-    last_resort.start()
+def _forget_signals() -> None:
+    """In a forked process, an environment's worker: signals are for itself, and end it.
 
-
-def _kill_all_of_us() -> None:
-    log.error("this process did not end within %g s of its launcher: killed", LEASHLESS_S)
-    if os.getpgid(0) == os.getpid():  # a session of its own, with what the environment has started
-        os.killpg(0, signal.SIGKILL)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def end_now(code: int) -> NoReturn:
-    """Ends the process although a thread of it hangs; what was logged and printed is out.
-
-    What it has started, such as a simulator that hangs, is killed.
+    It would else ignore SIGTERM, and tell it to the parent's event loop, whose pipe it has inherited. Ctrl-C
+    goes to it and to the parent, which goes on using it until it has kept its state: only the second ends it.
     """
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    for pid in _descendants(os.getpid()):
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-    os._exit(code)
+    if _heeded:
+        _heeded.clear()
+        signal.set_wakeup_fd(-1)
+        for each in _SIGNALS:
+            if callable(signal.getsignal(each)):
+                signal.signal(each, signal.SIG_DFL if each == signal.SIGTERM else _let_one_pass)
 
 
-def _descendants(pid: int) -> list[int]:
-    """The processes that this one has started, that those have started, and so on; only Linux tells."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended meanwhile
-            parent = stat.read_text(errors="replace").rpartition(")")[2].split()[1]
-            children.setdefault(int(parent), []).append(int(stat.parent.name))
-    found = [pid]
-    for each in found:
-        found += children.get(each, [])
-    return found[1:]
+def _let_one_pass(number: int, frame: object) -> None:
+    signal.signal(number, signal.SIG_DFL)
 
 
-async def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: StopEvent) -> _Leash:
-    pipe = os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0)
-    _, leash = await loop.connect_read_pipe(lambda: _Leash(stop), pipe)
-    return leash
+os.register_at_fork(after_in_child=_forget_signals)
 
 
 async def unless(stop: asyncio.Event, awaited: Coroutine[Any, Any, T]) -> T | None:

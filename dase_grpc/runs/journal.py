@@ -106,4 +106,4 @@ class AgentJournal:
         """Flushes and closes TensorBoard's file; another process may write then."""
         self._tensorboard.close()
         if self._lock is not None:
-            self._lock.release()
+            self._lock.close()

@@ -1,4 +1,4 @@
-"""Only one process at a time writes an agent's results: a lock on the folder, which ends with the process."""
+"""Only one process at a time writes a run's or an agent's results: a lock on the folder."""
 
 import fcntl
 import os
@@ -6,16 +6,20 @@ from pathlib import Path
 from typing import Self
 
 from dase_grpc.errors import RunDirectoryError
+from dase_grpc.forking import closed_in_forks
 
 
 class FolderLock:
     """An advisory lock on a folder (flock): no file, and it ends with its owner, however that ends.
+
+    What the owner forks does not hold it.
 
     On a file system that knows no locks it holds nothing.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
+        closed_in_forks(self)
 
     @classmethod
     def acquire(cls, folder: Path) -> Self:
@@ -33,15 +37,15 @@ class FolderLock:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            lock.release()
+            lock.close()
             raise RunDirectoryError(
                 f"another process is still writing to {folder}; stop it, or wait until it has ended"
             ) from None
         except OSError:  # a file system without locks, where nothing can be said about others
-            lock.release()
+            lock.close()
         return lock
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Lets others have the folder; may be called twice."""
         if self._descriptor is not None:
             os.close(self._descriptor)

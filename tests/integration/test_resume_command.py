@@ -119,7 +119,7 @@ def stopped_cluster(folder: Path, kind: signal.Signals, *flags: str) -> tuple[Ru
 def still_written(directory: Path) -> bool:
     try:
         for agent in RunDirectory.open(directory).agents():
-            FolderLock.acquire(agent.path).release()
+            FolderLock.acquire(agent.path).close()
         DataDirectory.open(directory / "replay").close()
     except DaseError:
         return True

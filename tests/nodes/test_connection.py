@@ -11,6 +11,7 @@ from contracts.sentences import assert_one_sentence
 from nodes.running import replay_node
 from wire.services import SCHEMA, another_epoch, eventually, promptly, serving
 
+from dase_grpc.backoff import Backoff
 from dase_grpc.errors import (
     BufferGoneError,
     ConfigError,
@@ -21,7 +22,6 @@ from dase_grpc.errors import (
     StaleLeaseError,
     UnreachableError,
 )
-from dase_grpc.nodes.backoff import Backoff
 from dase_grpc.nodes.connection import Away, Connection, Outage, Stream
 from dase_grpc.nodes.waits import WaitReason
 from dase_grpc.progress import Progress

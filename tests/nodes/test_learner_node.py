@@ -606,4 +606,4 @@ async def test_two_learners_never_write_the_same_results(service, tmp_path):
     lock = FolderLock.acquire(tmp_path / "run/agents/0")
     options = learner_options(service.address, tmp_path / "run", resume=True)
     await refused(service, options, RunDirectoryError, "another process is still writing")
-    lock.release()
+    lock.close()

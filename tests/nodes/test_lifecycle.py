@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
+from children import lives
 
 from dase_grpc.errors import AddressError, ConfigError, DaseError, DrainingError, UnreachableError
+from dase_grpc.nodes.leash import end_with_launcher
 from dase_grpc.nodes.lifecycle import first_cause, halt_event, run_node
 
 PROGRAM = """
@@ -54,14 +56,6 @@ def node(main=WAITS, *, leash=False):
     finally:
         process.kill()
         process.communicate()
-
-
-def lives(pid):
-    """Whether a process runs; one that has ended and that nobody has asked for does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def ready(process):
@@ -199,7 +193,7 @@ def test_a_node_whose_leash_is_let_go_stops_and_exits_0():
 
 
 def test_a_node_that_does_not_end_after_its_launcher_kills_itself():
-    hangs = "from dase_grpc.nodes import lifecycle\nlifecycle.LEASHLESS_S = 0.3\n" + textwrap.dedent(HANGS)
+    hangs = "from dase_grpc.nodes import leash\nleash.LEASHLESS_S = 0.3\n" + textwrap.dedent(HANGS)
     with node(hangs, leash=True) as process:
         ready(process)
         process.stdin.close()
@@ -210,7 +204,7 @@ def test_a_node_that_does_not_end_after_its_launcher_kills_itself():
 
 
 def test_a_node_that_is_draining_when_its_launcher_dies_has_no_longer_for_it():
-    hangs = "from dase_grpc.nodes import lifecycle\nlifecycle.LEASHLESS_S = 0.3\n" + textwrap.dedent(HANGS)
+    hangs = "from dase_grpc.nodes import leash\nleash.LEASHLESS_S = 0.3\n" + textwrap.dedent(HANGS)
     with node(hangs, leash=True) as process:
         ready(process)
         process.send_signal(signal.SIGTERM)
@@ -277,13 +271,13 @@ def test_a_halt_event_is_set_by_a_signal_and_gives_the_handlers_back():
 
 PROGRAM_WITHOUT_A_LOOP = """
 import sys, threading
-from dase_grpc.nodes import lifecycle
+from dase_grpc.nodes import leash, lifecycle
 
-lifecycle.LEASHLESS_S = {leashless_s}
+leash.LEASHLESS_S = {leashless_s}
 with lifecycle.halt_event(stdin_is_leash=True) as halt:
     print("ready", flush=True)
     {main}
-print("ended with", threading.active_count(), "thread(s)", flush=True)
+print("ended", flush=True)
 {after}
 """
 
@@ -317,12 +311,12 @@ def test_a_program_without_a_loop_whose_leash_is_let_go_halts():
         process.stdin = None
         returned, output, _ = end_of(process)
     assert returned == 0
-    assert output.startswith("ended with")
+    assert output == "ended\n"
 
 
 def test_a_program_without_a_loop_that_ends_lets_its_leash_be():
     with program("pass", after="sys.exit(3)") as process:
-        assert process.stdout.readline() == "ended with 1 thread(s)\n"
+        assert process.stdout.readline() == "ended\n"
         assert process.wait(timeout=20) == 3  # before anybody lets go of the leash
 
 
@@ -338,8 +332,135 @@ def test_a_program_without_a_loop_that_does_not_halt_kills_itself():
 def test_a_program_without_a_loop_heeds_signals_on_a_leash_too():
     with program() as process:
         process.send_signal(signal.SIGTERM)
-        assert process.stdout.readline() == "ended with 1 thread(s)\n"
+        assert process.stdout.readline() == "ended\n"
         assert process.wait(timeout=20) == 0
+
+
+# -- before there is anything to keep -----------------------------------------------------------------
+
+LOADS_FIRST = """
+import sys, time
+from dase_grpc.nodes.leash import end_with_launcher
+from dase_grpc.nodes.lifecycle import halt_event
+
+end_with_launcher(stdin_is_leash=True)
+print("ready", flush=True)
+{then}
+"""
+
+
+@contextmanager
+def loading(then):
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOADS_FIRST.format(then=textwrap.dedent(then))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        ready(process)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_process_that_is_still_loading_ends_at_once_with_all_it_has_started():
+    then = """
+    import subprocess
+    print(subprocess.Popen(["sleep", "60"]).pid, flush=True)
+    time.sleep(60)
+    """
+    with loading(then) as process:
+        started = int(process.stdout.readline())
+        process.stdin.write("hello\n" * 100)  # says nothing
+        process.stdin.close()
+        process.stdin = None
+        assert process.wait(timeout=20) == 1
+        limit = time.monotonic() + 10
+        while lives(started) and time.monotonic() < limit:
+            time.sleep(0.01)
+        assert not lives(started)
+
+
+def test_a_process_that_has_something_to_keep_by_then_is_let_keep_it():
+    then = """
+    with halt_event(stdin_is_leash=True) as halt:
+        print("training", flush=True)
+        halt.wait()
+        print("kept", flush=True)
+    """
+    with loading(then) as process:
+        assert process.stdout.readline() == "training\n"
+        process.stdin.close()
+        process.stdin = None
+        assert end_of(process)[:2] == (0, "kept\n")
+
+
+def test_a_process_without_a_leash_loads_on_without_its_launcher():
+    threads = threading.active_count()
+    end_with_launcher(stdin_is_leash=False)
+    assert threading.active_count() == threads
+
+
+# -- what an environment forks ------------------------------------------------------------------------
+
+FORKS = """
+import multiprocessing, signal, time
+
+def work(pipe):
+    {working}
+    pipe.send("working")
+    time.sleep(60)
+
+def until_it_ends(numbers):
+    ours, theirs = multiprocessing.Pipe()
+    worker = multiprocessing.get_context("fork").Process(target=work, args=(theirs,))
+    worker.start()
+    ours.recv()
+    for number in numbers:
+        os.kill(worker.pid, number)
+    worker.join(10)
+    return worker.exitcode
+"""
+
+IN_A_LOOP = f"""
+import os
+{FORKS.format(working="pass")}
+
+async def main(stop):
+    print(await asyncio.to_thread(until_it_ends, [signal.{{number}}]), stop.is_set(), flush=True)
+"""
+
+
+def test_a_signal_to_a_worker_that_was_forked_ends_the_worker_and_not_the_node():
+    with node(IN_A_LOOP.replace("{number}", "SIGTERM")) as process:
+        assert end_of(process) == (0, "-15 False\n", "")
+
+
+def test_a_worker_that_was_forked_heeds_signals_as_it_chooses():
+    with halt_event() as halt:
+        child = os.fork()
+        if child == 0:
+            os._exit(int(signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL))
+        assert os.waitpid(child, 0) == (child, 0)
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        assert not halt.is_set()
+
+
+def test_a_worker_lives_on_after_the_first_ctrl_c_which_its_parent_gets_too_and_not_after_the_second():
+    with halt_event():
+        child = os.fork()
+        if child == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGINT
+    child = os.fork()
+    if child == 0:
+        os._exit(int(signal.getsignal(signal.SIGINT) is not signal.default_int_handler))
+    assert os.waitpid(child, 0) == (child, 0)
 
 
 REFUSALS = [DrainingError("a"), UnreachableError("b")]

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from children import forked
 from contracts.sentences import assert_one_sentence
 
 from dase_grpc.errors import RunDirectoryError
@@ -26,9 +27,9 @@ def test_a_folder_is_made_locked_and_released(tmp_path):
     with pytest.raises(RunDirectoryError) as refusal:
         FolderLock.acquire(folder)
     assert_one_sentence(refusal.value, "another process is still writing to", "wait until it has ended")
-    lock.release()
-    lock.release()
-    FolderLock.acquire(folder).release()
+    lock.close()
+    lock.close()
+    FolderLock.acquire(folder).close()
     assert list(folder.iterdir()) == []
 
 
@@ -39,10 +40,19 @@ def test_a_lock_ends_with_its_process_however_that_ends(tmp_path):
         with pytest.raises(RunDirectoryError, match="another process"):
             FolderLock.acquire(tmp_path)
         other.kill()
-    FolderLock.acquire(tmp_path).release()
+    FolderLock.acquire(tmp_path).close()
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunDirectoryError, match="cannot open"):
         FolderLock.acquire(tmp_path / "file" / "agent")
+
+
+def test_a_process_that_the_owner_forks_does_not_hold_the_lock(tmp_path):
+    lock = FolderLock.acquire(tmp_path)
+    with forked():
+        with pytest.raises(RunDirectoryError, match="another process"):
+            FolderLock.acquire(tmp_path)
+        lock.close()
+        FolderLock.acquire(tmp_path).close()
