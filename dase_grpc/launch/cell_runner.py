@@ -14,6 +14,7 @@ from dase_grpc.launch.matrix import Cell
 from dase_grpc.launch.processes import STOP_S, Node, end_nodes, exit_text, start_node
 from dase_grpc.launch.scoreboard import Outcome, Scoreboard
 from dase_grpc.nodes.lifecycle import first_cause, unless
+from dase_grpc.runs.files import end_of
 
 STOP_CELL_S: Final = 2 * STOP_S + 10
 """A cluster stops its learners, then its replay, and has `STOP_S` for each."""
@@ -189,7 +190,7 @@ def _exit_code(node: Node) -> int:
 def last_words(log: Path) -> str:
     """The line of a log that names its error, and the last one that says something, if that is another."""
     try:
-        text = log.read_text(errors="replace")
+        text = end_of(log)
     except OSError as error:
         return f"and its log cannot be read ({error.strerror or error})"
     lines = [line.strip() for line in text.splitlines() if line.strip()]

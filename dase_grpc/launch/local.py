@@ -9,11 +9,12 @@ from types import TracebackType
 from typing import Final, Self
 
 from dase_grpc.config import RunConfig
-from dase_grpc.errors import DaseError, NodeFailedError
+from dase_grpc.errors import DaseError, NodeFailedError, UnreachableError
 from dase_grpc.launch.display import Display, Snapshot
 from dase_grpc.launch.listening import listening_address
 from dase_grpc.launch.processes import Node, end_nodes, kill_nodes, start_node
 from dase_grpc.launch.restart_policy import MAX_RESTARTS, is_lasting
+from dase_grpc.launch.silence import Silence, silent_nodes
 from dase_grpc.launch.storage import keeps_on_disk
 from dase_grpc.launch.supervision import Supervision, Supervisor
 from dase_grpc.nodes.lifecycle import first_cause, is_orphaned, unless
@@ -21,6 +22,7 @@ from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.wire.cluster import ClusterClient
 from dase_grpc.wire.messages import progress_from_proto
 from dase_grpc.wire.transport import Address, open_channel
+from dase_grpc.wire.v1.cluster_pb2 import StatusResponse
 
 PROGRAM: Final = (sys.executable, "-m", "dase_grpc")
 READY_S: Final = 30.0
@@ -39,7 +41,8 @@ class LocalCluster:
     itself. `program` is the command that is `dase`. With `resume` learners go on from their checkpoints.
 
     A node that fails is started again, the replay at the same address, a learner from its last checkpoint,
-    while the others go on (supervision.py). Not so one that would end the same way again.
+    while the others go on (supervision.py). Not so one that would end the same way again. One that lives and
+    is silent (silence.py) has failed too.
 
     Attributes:
         hurry: nodes that are to end get `HURRY_S` for it, not `STOP_S`.
@@ -64,6 +67,7 @@ class LocalCluster:
         self._gpu = gpu
         self._program = program
         self._supervisor = Supervisor(directory, supervision or Supervision(say=lambda text: None))
+        self._silence = Silence()
         self._stopping = False
         self._address = ANY_PORT
 
@@ -79,9 +83,9 @@ class LocalCluster:
         """Starts the replay node and, once it answers, the learners, which join by themselves.
 
         Raises:
-            NodeFailedError: the replay ended or stayed silent instead.
+            NodeFailedError: the replay ended or stayed silent instead, and no restart would mend that.
         """
-        self._address = await self._start_replay()
+        self._address = await self._first_replay()
         for agent_id in range(self._config.train.agents):
             self.learners.append(await self._start_learner(agent_id, resume=self._resume))
         return self._address
@@ -101,6 +105,17 @@ class LocalCluster:
                 await asyncio.wait(learners)
                 replay.cancel()
         self._supervisor.require_all()
+
+    def heard(self, status: StatusResponse | None) -> None:
+        """Takes note of what the replay has answered, None for nothing; kills a node silent for too long.
+
+        What becomes of it then is decided where it is waited for.
+        """
+        now = asyncio.get_running_loop().time()
+        env_timeout_s = self._config.env.timeout_s
+        silent = silent_nodes(status, self.replay, self.learners, env_timeout_s=env_timeout_s, now=now)
+        for node in self._silence.over(silent, now=now):
+            node.kill(f"it was not heard of for {silent[node]:g} s")
 
     async def stop_learners(self) -> None:
         """Lets the learners drain, keep their checkpoints and leave; those that do not are killed."""
@@ -124,6 +139,24 @@ class LocalCluster:
         else:
             await end_nodes(nodes)
 
+    async def _first_replay(self) -> Address:
+        """The address of the first replay that answers."""
+        again = False
+        while True:
+            try:
+                return await self._start_replay(again=again)
+            except NodeFailedError:
+                node = self._running_replay()
+                if is_lasting(await node.ended(), at_restart=again) or not await self._supervisor.rest(node):
+                    raise
+                self._supervisor.started(node)
+                again = True
+
+    def _running_replay(self) -> Node:
+        if self.replay is None:
+            raise TypeError("no replay was started")
+        return self.replay
+
     async def _start_replay(self, *, again: bool = False) -> Address:
         replay, metrics = self._config.replay, self._config.metrics.port
         data_dir = (f"--data-dir={self._directory.replay}",) if keeps_on_disk(self._config) else ()
@@ -140,7 +173,14 @@ class LocalCluster:
             read_stdout=True,
             again=again,
         )
-        return await listening_address(node, within_s=READY_S)
+        try:
+            address = await listening_address(node, within_s=READY_S)
+        except NodeFailedError:
+            node.kill("it did not answer")
+            await node.ended()
+            raise
+        node.heard = True
+        return address
 
     async def _start_learner(self, agent_id: int, *, resume: bool, again: bool = False) -> Node:
         port = self._config.metrics.port and self._config.metrics.port + 1 + agent_id
@@ -180,7 +220,7 @@ class LocalCluster:
                 return
             if self._stopping and (code == -signal.SIGTERM or node.name in self._supervisor.resting):
                 return  # told before it could handle the signal, or while it was not there
-            if self._stopping or is_lasting(code):
+            if self._stopping or is_lasting(code, at_restart=node.is_restarting):
                 raise node.failure("ended")
             if not await self._supervisor.rest(node, agent_id=agent_id):
                 return
@@ -190,28 +230,19 @@ class LocalCluster:
     async def _keep_replay(self) -> None:
         """Runs until cancelled.
 
-        The settings are known to be good, for the first process answered. What refuses a later one before it
-        answers, such as its port that another program has taken in the pause, may pass, so that is tried
-        again.
-
         Raises:
             NodeFailedError: it is given up, or no restart would mend it.
         """
-        answered = True
         while self.replay is not None:
             node = self.replay
             code = await node.ended()
-            if self._stopping or (answered and is_lasting(code)):
+            if self._stopping or is_lasting(code, at_restart=node.is_restarting):
                 raise node.failure("ended while learners were training")
             if not await self._supervisor.rest(node):
                 raise self._supervisor.failure(node)
             self._supervisor.started(node)
-            answered = False
-            with suppress(NodeFailedError):  # it has ended, which the next round finds, or is ended now
+            with suppress(NodeFailedError):  # it has ended, which the next round finds
                 await self._start_replay(again=True)
-                answered = True
-                continue
-            await end_nodes([self.replay], within_s=0)
 
 
 async def run_cluster(
@@ -259,27 +290,34 @@ async def _train(cluster: LocalCluster, address: Address, config: RunConfig, dis
     async with open_channel(address) as channel:
         client = ClusterClient(channel, str(address))
         async with asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(_watch(client, config, display))
+            watching = tasks.create_task(_watch(cluster, client, config, display))
             await cluster.wait()
             watching.cancel()
-        await _show(client, config, display)
+        with suppress(DaseError):
+            _show(await client.status(timeout_s=STATUS_S), config, display)
 
 
-async def _watch(client: ClusterClient, config: RunConfig, display: Display) -> None:
-    """Shows the run's status until cancelled."""
+async def _watch(cluster: LocalCluster, client: ClusterClient, config: RunConfig, display: Display) -> None:
+    """Shows the run's status, and lets the cluster know of it, until cancelled."""
     while True:
-        await _show(client, config, display)
+        try:
+            status = await client.status(timeout_s=STATUS_S)
+        except UnreachableError:
+            cluster.heard(None)
+        except DaseError:
+            pass  # a refusal is an answer too
+        else:
+            cluster.heard(status)
+            _show(status, config, display)
         await asyncio.sleep(POLL_S)
 
 
-async def _show(client: ClusterClient, config: RunConfig, display: Display) -> None:
-    with suppress(DaseError):  # a replay that does not answer is the cluster's to report
-        status = await client.status(timeout_s=STATUS_S)
-        known = {agent.agent_id: progress_from_proto(agent.progress) for agent in status.agents}
-        display.show(
-            Snapshot(
-                agents=[known.get(agent_id) for agent_id in range(config.train.agents)],
-                buffer_size=status.buffer.size,
-                buffer_capacity=status.buffer.capacity,
-            )
+def _show(status: StatusResponse, config: RunConfig, display: Display) -> None:
+    known = {agent.agent_id: progress_from_proto(agent.progress) for agent in status.agents}
+    display.show(
+        Snapshot(
+            agents=[known.get(agent_id) for agent_id in range(config.train.agents)],
+            buffer_size=status.buffer.size,
+            buffer_capacity=status.buffer.capacity,
         )
+    )

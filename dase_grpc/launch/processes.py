@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from dase_grpc.errors import NodeFailedError
+from dase_grpc.runs.files import end_of
 
 STOP_S: Final = 45.0
 SHOWN_LOG_LINES: Final = 100
@@ -23,14 +24,38 @@ class Node:
     """A child process. Its stdin is a pipe whose other end only this process holds: the leash.
 
     It leads a process group of its own, in which is what it has started and has not let go of.
-    `started_s` is the event loop's time when it was started.
+
+    Attributes:
+        started_s: the event loop's time when it was started.
+        again: whether it was started in the place of one that had failed.
+        heard: whether it has been heard of: a replay has answered, a learner has sent a heartbeat.
+        killed_because: why it was killed, if it was.
     """
 
     name: str
     process: Process
     log: Path
     started_s: float = 0.0
+    again: bool = False
+    heard: bool = False
+    killed_because: str = ""
     _group_killed: bool = field(default=False, init=False)
+
+    @property
+    def runs(self) -> bool:
+        """Whether the process has not ended yet."""
+        return self.process.returncode is None
+
+    @property
+    def is_restarting(self) -> bool:
+        """Whether it takes the place of one that had failed, and has not been heard of yet."""
+        return self.again and not self.heard
+
+    def kill(self, because: str) -> None:
+        """Kills it at once, with all that it has started, unless it has ended."""
+        if self.runs:
+            self.killed_because = because
+            kill_nodes([self])
 
     async def ended(self) -> int:
         """Returns the exit code once the process has ended, however; kills then what it has left behind.
@@ -48,7 +73,7 @@ class Node:
     def failure(self, what: str) -> NodeFailedError:
         """An error that says what happened, how the process ended if it has, and the end of its log."""
         code = self.process.returncode
-        how = "" if code is None else f" ({exit_text(code)})"
+        how = "" if code is None else f" ({self._how(code)})"
         return NodeFailedError(f"{self.name} {what}{how}; the end of {self.log}:\n{_tail(self.log)}")
 
     @property
@@ -59,12 +84,15 @@ class Node:
             return "it still runs"
         last = _tail(self.log).rpartition("\n")[2].strip()
         told = last if len(last) <= SHOWN_REASON else f"{last[: SHOWN_REASON - 3]}..."
-        return exit_text(code) if code <= 0 else f"{exit_text(code)}, {told}"
+        return self._how(code) if code <= 0 else f"{exit_text(code)}, {told}"
+
+    def _how(self, code: int) -> str:
+        return f"killed, for {self.killed_because}" if self.killed_because else exit_text(code)
 
 
 def _tail(log: Path) -> str:
     try:
-        lines = log.read_text(errors="replace").splitlines()
+        lines = end_of(log).splitlines()
     except OSError as error:
         return f"(it cannot be read: {error.strerror or error})"
     return "\n".join(lines[-SHOWN_LOG_LINES:]) or "(empty)"
@@ -98,7 +126,7 @@ async def start_node(
             start_new_session=True,
             pass_fds=keeps_open,
         )
-    return Node(name, process, log, asyncio.get_running_loop().time())
+    return Node(name, process, log, asyncio.get_running_loop().time(), again)
 
 
 async def end_nodes(nodes: Sequence[Node], *, within_s: float = STOP_S) -> None:
@@ -132,7 +160,7 @@ async def _ended(nodes: Sequence[Node]) -> None:
 
 
 def _running(nodes: Sequence[Node]) -> list[Node]:
-    return [node for node in nodes if node.process.returncode is None]
+    return [node for node in nodes if node.runs]
 
 
 def exit_text(code: int) -> str:

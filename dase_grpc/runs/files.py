@@ -91,13 +91,22 @@ def whole_lines(path: Path) -> list[str]:
 def last_line(path: Path, *, within_bytes: int = 65_536) -> str:
     """The last finished line of a text file without reading all of it; empty where there is none."""
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - within_bytes))
-            end = file.read(within_bytes)
+        end = end_of(path, within_bytes=within_bytes)
     except FileNotFoundError:
         return ""
-    return end[: end.rfind(b"\n") + 1].rstrip(b"\n").rpartition(b"\n")[2].decode(errors="replace")
+    return end[: end.rfind("\n") + 1].rstrip("\n").rpartition("\n")[2]
+
+
+def end_of(path: Path, *, within_bytes: int = 2**20) -> str:
+    """The end of a text file, however long it is.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - within_bytes))
+        return file.read(within_bytes).decode(errors="replace")
 
 
 def utf8(text: str) -> bytes:

@@ -7,13 +7,15 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from children import lives
 from small import new_run, small_config
 
 from dase_grpc.errors import NodeFailedError
-from dase_grpc.launch import local, processes, restart_policy
+from dase_grpc.launch import local, processes, restart_policy, silence
 from dase_grpc.launch.local import LocalCluster, run_cluster
 from dase_grpc.launch.processes import end_nodes, exit_text, start_node
 from dase_grpc.runs.restarts import read_restarts
+from dase_grpc.wire.v1.cluster_pb2 import AgentStatus, Progress, StatusResponse
 
 FAKE = Path(__file__).with_name("fake_node.py")
 
@@ -61,7 +63,7 @@ class Launch:
         )
 
     def say(self, text):
-        assert self.display.shown != text.startswith("stopping")
+        assert not (self.display.shown and text.startswith("stopping"))
         self.said.append(text)
 
     def starts(self, name: str) -> list[list[str]]:
@@ -109,14 +111,6 @@ def is_running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def lives(pid: int) -> bool:
-    """The same for another's child, which may stay as a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.fixture(autouse=True)
@@ -372,6 +366,102 @@ async def test_a_replay_that_has_answered_and_then_says_that_it_cannot_go_on_end
     assert cluster.left == []
 
 
+async def test_a_replay_that_fails_before_it_has_answered_is_started_again_too(launch):
+    cluster = launch(replay="be killed, raise, serve")
+    await cluster.run()
+    assert cluster.restarts == [
+        ("replay", "killed by SIGKILL", 0.01),
+        ("replay", "exit code 1, RuntimeError: the simulator broke", 0.02),
+    ]
+    assert len(cluster.starts("learner-0")) == len(cluster.starts("learner-1")) == 1
+    assert cluster.left == []
+
+
+async def test_a_replay_that_always_fails_before_it_answers_ends_the_run_and_no_learner_is_started(launch):
+    cluster = launch(replay="be killed")
+    with pytest.raises(NodeFailedError, match=r"replay could not start \(killed by SIGKILL\)"):
+        await cluster.run(max_restarts=2)
+    assert [pause for _, _, pause in cluster.restarts] == [0.01, 0.02, None]
+    assert not (cluster.pids / "learner-0.pid").exists()
+    assert cluster.left == []
+
+
+async def test_a_learner_whose_restart_is_refused_is_tried_again_as_its_port_may_be_free_later(launch):
+    cluster = launch(first="be killed, refuse, refuse, end")
+    await cluster.run()
+    assert [why[:11] for _, why, _ in cluster.restarts] == ["killed by S", "exit code 2", "exit code 2"]
+    assert cluster.left == []
+
+
+async def test_a_learner_whose_restarts_are_all_refused_is_given_up_and_the_other_trains_to_its_end(launch):
+    cluster = launch(first="be killed, refuse", second="end")
+    with pytest.raises(
+        NodeFailedError, match=r"learner-0 ended again after 2 restarts and is given up \(exit code 2"
+    ):
+        await cluster.run(max_restarts=2)
+    assert "told to end" not in cluster.log("learner-1")
+    assert cluster.left == []
+
+
+async def test_a_replay_that_lives_and_does_not_answer_is_killed_and_started_again(launch, monkeypatch):
+    monkeypatch.setattr(silence, "SILENT_S", 0.2)
+    monkeypatch.setattr(local, "POLL_S", 0.05)
+    cluster = launch(replay="serve", first="train", second="train")
+    running = asyncio.create_task(cluster.run())
+    await until(lambda: len(cluster.starts("replay")) == 2 if cluster.said else False)
+    cluster.stop.set()
+    await running
+    assert cluster.restarts[0] == ("replay", "killed, for it was not heard of for 0.2 s", 0.01)
+    assert len(cluster.starts("learner-0")) == len(cluster.starts("learner-1")) == 1
+    assert cluster.left == []
+
+
+class FirstOneSilent:
+    """Stands for a replay's client: agent 0 has sent a heartbeat once, agent 1 always does."""
+
+    def __init__(self, *_):
+        self.answers = 0
+
+    async def status(self, *, timeout_s):
+        self.answers += 1
+        return StatusResponse(
+            agents=[
+                AgentStatus(
+                    agent_id=agent_id,
+                    lease="expired" if agent_id == 0 and self.answers > 1 else "live",
+                    progress=Progress(state="training"),
+                )
+                for agent_id in (0, 1)
+            ]
+        )
+
+
+class Screen(NullDisplay):
+    """Shows anything."""
+
+    def show(self, snapshot):
+        pass
+
+
+async def test_a_learner_that_lives_without_a_lease_is_killed_and_started_again(launch, monkeypatch):
+    monkeypatch.setattr(silence, "SILENT_S", 0.2)
+    monkeypatch.setattr(local, "POLL_S", 0.02)
+    monkeypatch.setattr(local, "ClusterClient", FirstOneSilent)
+    cluster = launch(first="ignore SIGTERM, end", second="train", env__timeout_s=0.1)
+    cluster.display = Screen()
+    running = asyncio.create_task(cluster.run())
+    await until(lambda: len(cluster.starts("learner-0")) == 2 if cluster.said else False)
+    cluster.stop.set()
+    await running
+    assert cluster.restarts == [("learner-0", "killed, for it was not heard of for 0.2 s", 0.01)]
+    assert cluster.said[0].startswith(
+        "learner-0 ended (killed, for it was not heard of for 0.2 s); it is started again in 0.01 s"
+    )
+    assert "--resume" in cluster.starts("learner-0")[1]
+    assert len(cluster.starts("learner-1")) == 1
+    assert cluster.left == []
+
+
 async def test_stop_while_a_learner_waits_for_its_restart_is_a_good_end(launch, monkeypatch):
     monkeypatch.setattr(restart_policy, "FIRST_PAUSE_S", 60.0)
     cluster = launch(first="be killed", second="train")
@@ -413,7 +503,8 @@ async def test_a_replay_that_stays_silent_is_ended(launch, monkeypatch):
     monkeypatch.setattr(local, "READY_S", 0.5)
     cluster = launch(replay="import slowly")
     with pytest.raises(NodeFailedError, match=r"replay did not answer within 0\.5 s"):
-        await cluster.run()
+        await cluster.run(max_restarts=1)
+    assert [why for _, why, _ in cluster.restarts] == ["killed, for it did not answer"] * 2
     assert cluster.left == []
 
 
@@ -553,6 +644,17 @@ async def test_a_failure_shows_the_end_of_a_long_log_even_if_it_is_no_text(tmp_p
     assert text.startswith(f"node ended (exit code 0); the end of {log}:\n")
     assert len(text.splitlines()) == 1 + processes.SHOWN_LOG_LINES
     assert text.endswith("\ufffd last")
+
+
+async def test_of_a_log_however_long_only_the_end_is_read(tmp_path):
+    log = tmp_path / "node.log"
+    node = await start_node("node", (sys.executable, "-c", ""), log=log, threads=1)
+    await node.ended()
+    with log.open("wb") as file:
+        file.truncate(2**40)  # takes no room on the disk
+        file.seek(0, os.SEEK_END)
+        file.write(b"\nlast")
+    assert str(node.failure("ended")).endswith("\nlast")
 
 
 @pytest.mark.parametrize(

@@ -61,3 +61,11 @@ def test_a_limit_of_none_gives_up_at_once():
 @pytest.mark.parametrize(("code", "lasting"), [(-9, False), (0, False), (1, False), (2, True), (3, True)])
 def test_what_would_end_the_same_way_again_is_known_by_its_exit_code(code, lasting):
     assert is_lasting(code) is lasting
+
+
+def test_what_refuses_a_node_at_its_restart_may_pass_unless_the_service_says_for_good():
+    assert is_lasting(2)
+    assert not is_lasting(2, at_restart=True)
+    assert is_lasting(3)
+    assert is_lasting(3, at_restart=True)
+    assert not is_lasting(1)
