@@ -1,10 +1,14 @@
 """What can only be known with the environment and the machine at hand, checked before a run begins."""
 
+import sys
+from collections.abc import Callable
+
 from dase_grpc.capacity import transitions
 from dase_grpc.config import EnvConfig, RunConfig, require_capacity
-from dase_grpc.errors import ConfigError
-from dase_grpc.learning.env_probe import probe
-from dase_grpc.learning.envs import make_env, schema_of
+from dase_grpc.errors import ConfigError, EnvironmentHangsError
+from dase_grpc.learning.env_probe import tried_out
+from dase_grpc.learning.watch import Watch, say_where, watchdog
+from dase_grpc.nodes.ending import end_now
 from dase_grpc.schema import TransitionSchema
 
 
@@ -28,16 +32,24 @@ def check(config: RunConfig, *, gpu: int | None = None) -> TransitionSchema:
 def probed(config: EnvConfig) -> TransitionSchema:
     """Tries the environment out; what its transitions look like.
 
+    A call that does not return within `env.timeout_s` ends the process, with one sentence.
+
     Raises:
         EnvironmentSpecError: the environment cannot be made, or no agent here can act in it.
     """
-    env = make_env(config.id, config.kwargs)
-    try:
-        schema = schema_of(env, config.id)
-        probe(env)
-    finally:
-        env.close()
-    return schema
+    watch = Watch("trying it out before the run")
+    with watchdog([watch], timeout_s=config.timeout_s, on_hang=end_hanging):
+        return tried_out(config, watch)
+
+
+def end_hanging(
+    watch: Watch, error: EnvironmentHangsError, *, tidy: Callable[[], object] = lambda: None
+) -> None:
+    """Ends this process, in which an environment hangs; says where first, and calls `tidy`."""
+    say_where(watch)
+    tidy()
+    sys.stderr.write(f"error: {error}\n")
+    end_now(error.exit_code)
 
 
 def check_capacity(config: RunConfig, schema: TransitionSchema) -> None:

@@ -24,7 +24,7 @@ from dase_grpc.learning.learner_state import Saved
 from dase_grpc.learning.peers import LocalPolicies, Published
 from dase_grpc.learning.ports import Halted
 from dase_grpc.learning.restarting import RestartableEnv, exploring_env
-from dase_grpc.learning.watch import Watch
+from dase_grpc.learning.watch import OnHang, Watch, watchdog
 from dase_grpc.progress import Progress
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.files import staged_file, written
@@ -104,17 +104,13 @@ class ResumedRound:
 
 @dataclass(frozen=True)
 class LockstepRun:
-    """A run in one process: its learners and their ends of the buffer, by agent id, and the buffer.
-
-    `watches` see the calls into the agents' environments; a `watchdog` may look at them.
-    """
+    """A run in one process: its learners and their ends of the buffer, by agent id, and the buffer."""
 
     learners: list[Learner]
     replays: list[LocalReplay]
     store: ReplayStore
     directory: RunDirectory
     rounds: RoundLog
-    watches: Sequence[Watch] = ()
 
     @property
     def progress(self) -> list[Progress]:
@@ -151,12 +147,14 @@ def open_lockstep(
     peers: Mapping[int, Peer] = NO_PEERS,
     resumed: ResumedRound | None = None,
     make_store: Callable[[RingBuffer], ReplayStore] = ReplayStore,
+    on_hang: OnHang | None = None,
 ) -> Iterator[LockstepRun]:
     """Builds everything; environments and journals are closed when the block ends, however it ends.
 
     The agents in `peers` are as it says, all others as the configuration does. A `resumed` run goes on
     bit for bit as if there had been no break, where the environments repeat an episode. `make_store` makes
-    the buffer on its ring.
+    the buffer on its ring. `on_hang` is called when an environment does not return, from its making to its
+    closing (`watchdog`).
 
     Raises:
         EnvironmentSpecError, DeviceError, CapacityError: in one sentence.
@@ -166,7 +164,10 @@ def open_lockstep(
     device = pick_device(gpu)
     torch.set_num_threads(config.train.threads)
     with ExitStack() as stack:
-        envs = [_open_env(agent_id, each.env, stack) for agent_id, each in enumerate(configs)]
+        watches = [Watch(f"agent {agent_id}") for agent_id in range(len(configs))]
+        if on_hang is not None:
+            stack.enter_context(watchdog(watches, timeout_s=config.env.timeout_s, on_hang=on_hang))
+        envs = [_open_env(each.env, watch, stack) for each, watch in zip(configs, watches, strict=True)]
         schema = _shared_schema(envs, configs, name=config.env.id)
         store = make_store(RingBuffer(schema, config.replay.capacity))
         policies: dict[int, Published] = {}
@@ -193,7 +194,7 @@ def open_lockstep(
 
         learners = [build(*each) for each in enumerate(envs)]
         rounds = RoundLog(directory, None if resumed is None else resumed.whole.round)
-        run = LockstepRun(learners, replays, store, directory, rounds, [env.watch for env in envs])
+        run = LockstepRun(learners, replays, store, directory, rounds)
         if resumed is not None:
             _resume(run, resumed, schema)
         yield run
@@ -283,8 +284,8 @@ def _configs(config: RunConfig, peers: Mapping[int, Peer]) -> list[RunConfig]:
     return [peers.get(agent, AS_CONFIGURED).configured(config.for_agent(agent)) for agent in agents]
 
 
-def _open_env(agent_id: int, config: EnvConfig, stack: ExitStack) -> RestartableEnv:
-    env = exploring_env(config, Watch(f"agent {agent_id}"))
+def _open_env(config: EnvConfig, watch: Watch, stack: ExitStack) -> RestartableEnv:
+    env = exploring_env(config, watch)
     stack.callback(env.close)
     return env
 

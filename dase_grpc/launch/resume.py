@@ -1,6 +1,7 @@
 """`dase resume`: goes on with a run in its directory, from the newest checkpoints that are whole."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,11 +48,17 @@ def resume_here(options: ResumeOptions) -> None:
     """Goes on with a run on this machine, as `dase train` does with a new one.
 
     Raises:
-        UsageError: before anything is changed, when the run cannot be gone on with.
+        UsageError: before anything is changed, when the run cannot be gone on with, or is going on.
         NodeFailedError: a node ended before its time and was not, or could not be, started again.
     """
+    path = options.path.absolute()
+    RunDirectory.open(path)  # or there is nothing to lock
+    with closing(FolderLock.acquire(path)):
+        _resume(options, RunDirectory.open(path))
+
+
+def _resume(options: ResumeOptions, directory: RunDirectory) -> None:
     console = PatientConsole()
-    directory = RunDirectory.open(options.path.absolute())
     config = _with_total(directory.config, options.steps)
     mode = directory.run.get("mode")
     if mode not in ("lockstep", "cluster"):
@@ -61,7 +68,7 @@ def resume_here(options: ResumeOptions) -> None:
         )
     schema = check(config, gpu=options.gpu)
     for agent_id in range(config.train.agents):
-        FolderLock.acquire(directory.agent(agent_id).path).release()
+        FolderLock.acquire(directory.agent(agent_id).path).close()
     note = changed_versions(directory.versions, versions())
     if note is not None:
         say(console, f"note: {note}")

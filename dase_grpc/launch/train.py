@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -19,22 +20,21 @@ from dase_grpc.config import RunConfig
 from dase_grpc.errors import (
     ConfigError,
     DaseError,
-    EnvironmentHangsError,
     RunDirectoryError,
 )
-from dase_grpc.launch.checks import check
+from dase_grpc.launch.checks import check, end_hanging
 from dase_grpc.launch.console import PatientConsole, program, say
 from dase_grpc.launch.display import Snapshot, make_display
 from dase_grpc.launch.local import LocalCluster, run_cluster
 from dase_grpc.launch.restart_policy import MAX_RESTARTS
 from dase_grpc.launch.storage import require_memory, reserve
 from dase_grpc.learning.env_ids import with_resolved_id
-from dase_grpc.learning.watch import Watch, say_where, watchdog
 from dase_grpc.naming import MAX_BYTES
-from dase_grpc.nodes.lifecycle import end_now, halt_event, stop_event
+from dase_grpc.nodes.lifecycle import halt_event, stop_event
 from dase_grpc.progress import number
 from dase_grpc.runs.directory import AgentDirectory, RunDirectory, checkpoint_paths
 from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.runs.locking import FolderLock
 from dase_grpc.runs.metrics_log import read_metrics
 from dase_grpc.runs.report import write_report
 from dase_grpc.runs.restarts import read_restarts, told
@@ -48,6 +48,20 @@ KILLED_CODE: Final = 130
 
 SAME_SECOND: Final = 100
 """Runs of one kind that may begin within the same second."""
+
+BAD_WORLDS: Final = {
+    "refused": (
+        "left out {count:,} transitions that were not finite ({listed}); make the environment return finite "
+        "numbers",
+        "{} in {:,}",
+    ),
+    "env_restarts": (
+        "had its environment made anew {count:,} times because it raised ({listed}); its traceback was "
+        "logged",
+        "{}: {:,}",
+    ),
+}
+"""What is said, by what a line of metrics counts, and how each of its kinds is."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +81,8 @@ class TrainOptions:
 def train_here(options: TrainOptions) -> None:
     """Trains on this machine until the budget is spent or a signal comes; prints where results are.
 
+    Nobody else can go on with the run meanwhile.
+
     Raises:
         UsageError: before any process starts, when the environment or the settings cannot be used.
         NodeFailedError: a node ended before its time and was not, or could not be, started again.
@@ -82,6 +98,13 @@ def train_here(options: TrainOptions) -> None:
     if options.lockstep:
         require_memory(config, schema)
     directory = _new_directory(options)
+    with closing(FolderLock.acquire(directory.path)):
+        _say_begin(config, console, buffer=buffer)
+        run_here(options, directory, console, shown=root / directory.path.name)
+
+
+def _say_begin(config: RunConfig, console: Console, *, buffer: str | None) -> None:
+    """Says what is trained, where its buffer lies, and what a look at the settings shows."""
     each = " each" if config.train.agents > 1 else ""
     say(
         console,
@@ -95,7 +118,6 @@ def train_here(options: TrainOptions) -> None:
             f"note: agent.start_steps = {config.start_steps} covers the whole run, "
             f"so hardly anything is learned",
         )
-    run_here(options, directory, console, shown=root / directory.path.name)
 
 
 def run_here(
@@ -160,10 +182,11 @@ def _train_in_lockstep(
     from dase_grpc.launch.lockstep import open_lockstep, run_lockstep
 
     drawn_at = 0.0
+    # all kept rounds are whole on the disk
+    on_hang = partial(end_hanging, tidy=partial(console.show_cursor, True))
     with (
         halt_event(stdin_is_leash=options.stdin_is_leash) as halt,
-        open_lockstep(options.config, directory, gpu=options.gpu, resumed=resumed) as run,
-        watchdog(run.watches, timeout_s=options.config.env.timeout_s, on_hang=partial(_end_hanging, console)),
+        open_lockstep(options.config, directory, gpu=options.gpu, resumed=resumed, on_hang=on_hang) as run,
         make_display(console, options.config) as display,
     ):
 
@@ -179,14 +202,6 @@ def _train_in_lockstep(
 
         run_lockstep(run, halt, on_round)
         show()
-
-
-def _end_hanging(console: Console, watch: Watch, error: EnvironmentHangsError) -> None:
-    """Ends this process, whose only thread for the agents hangs; all kept rounds are whole on the disk."""
-    say_where(watch)
-    console.show_cursor(True)
-    sys.stderr.write(f"error: {error}\n")
-    end_now(error.exit_code)
 
 
 async def _train_in_cluster(
@@ -243,8 +258,7 @@ def _say_results(directory: RunDirectory, console: Console, *, shown: Path, prog
         for agent in agents:
             name = directory.config.agent_name(agent.agent_id)
             _say_curve(agent, name, console)
-            _say_refused(agent, name, console)
-            _say_env_restarts(agent, name, console)
+            _say_counts(agent, name, console)
         if agents:
             found.append(f"report:  {shown / write_report(directory).name}")
         kept = [max(checkpoint_paths(agent.checkpoints), default=0) for agent in agents]
@@ -268,28 +282,13 @@ def _say_curve(agent: AgentDirectory, name: str, console: Console) -> None:
         say(console, f"{name}: evaluation return {', '.join(told)}")
 
 
-def _say_refused(agent: AgentDirectory, name: str, console: Console) -> None:
-    """Says how many of an agent's transitions were left out, if any was."""
-    refused = _counted(agent, "refused")
-    if refused:
-        fields = ", ".join(f"{field} in {count:,}" for field, count in sorted(refused.items()))
-        say(
-            console,
-            f"note: {name} left out {refused.total():,} transitions that were not finite "
-            f"({fields}); make the environment return finite numbers",
-        )
-
-
-def _say_env_restarts(agent: AgentDirectory, name: str, console: Console) -> None:
-    """Says how often an agent's environments were made anew, if they were."""
-    restarts = _counted(agent, "env_restarts")
-    if restarts:
-        calls = ", ".join(f"{call}: {count:,}" for call, count in sorted(restarts.items()))
-        say(
-            console,
-            f"note: {name} had its environment made anew {restarts.total():,} times because it raised "
-            f"({calls}); its traceback was logged",
-        )
+def _say_counts(agent: AgentDirectory, name: str, console: Console) -> None:
+    """Says what its environment has done wrong to an agent, and how often."""
+    for key, (what, each) in BAD_WORLDS.items():
+        counted = _counted(agent, key)
+        if counted:
+            listed = ", ".join(each.format(*item) for item in sorted(counted.items()))
+            say(console, f"note: {name} {what.format(count=counted.total(), listed=listed)}")
 
 
 def _counted(agent: AgentDirectory, key: str) -> Counter[str]:

@@ -8,15 +8,36 @@ from typing import Any, Final
 
 import numpy as np
 
+from dase_grpc.config import EnvConfig
 from dase_grpc.errors import EnvironmentSpecError
-from dase_grpc.learning.envs import ActionMap, Environment, to_float32, to_reward
+from dase_grpc.learning.envs import ActionMap, Environment, make_env, schema_of, to_float32, to_reward
+from dase_grpc.learning.watch import Watch
+from dase_grpc.schema import TransitionSchema
 
 _NO_SEED: Final = re.compile(r"\breset\(\) got an unexpected keyword argument '(seed|options)'")
 _RESET: Final = "reset(self, *, seed=None, options=None) returns (observation, info)"
 _STEP: Final = "step(self, action) returns (observation, reward, terminated, truncated, info)"
 
 
-def probe(env: Environment, *, seed: int = 0) -> None:
+def tried_out(config: EnvConfig, watch: Watch) -> TransitionSchema:
+    """Makes an environment, probes and closes it; what its transitions look like. The watch sees each call.
+
+    Raises:
+        EnvironmentSpecError: it cannot be made, or no agent here can act in it.
+        Exception: whatever the environment itself raises, unchanged.
+    """
+    with watch.during("making"):
+        env = make_env(config.id, config.kwargs)
+    try:
+        schema = schema_of(env, config.id)
+        probe(env, watch)
+    finally:
+        with watch.during("close"):
+            env.close()
+    return schema
+
+
+def probe(env: Environment, watch: Watch, *, seed: int = 0) -> None:
     """One reset and one step with the middle of the action space; env is one that `make_env` made.
 
     Raises:
@@ -24,12 +45,12 @@ def probe(env: Environment, *, seed: int = 0) -> None:
         Exception: whatever the environment itself raises, unchanged.
     """
     (size,) = env.observation_space.shape or (0,)
-    with _breaches("reset", _RESET):
+    with watch.during("reset"), _breaches("reset", _RESET):
         given: Any = env.reset(seed=seed)
     _require_tuple(given, 2, "reset", _RESET)
     _require_numbers(given[0], size, "reset")
     middle = np.zeros(env.action_space.shape or (1,), np.float32).ravel()
-    with _breaches("step", _STEP):
+    with watch.during("step"), _breaches("step", _STEP):
         given = env.step(ActionMap(env.action_space)(middle))
     _require_tuple(given, 5, "step", _STEP)
     _require_numbers(given[0], size, "step")

@@ -47,6 +47,15 @@ class Watch:
         """It has returned, or raised."""
         self.call = None
 
+    @contextmanager
+    def during(self, what: str) -> Iterator[None]:
+        """The calling thread is in a call for the block."""
+        self.begin(what)
+        try:
+            yield
+        finally:
+            self.end()
+
     @property
     def waiting(self) -> str | None:
         """What a call that has lasted long is waited for, in words, and for how long."""
@@ -111,5 +120,6 @@ def _hangs(owner: str, call: Call, timeout_s: float) -> EnvironmentHangsError:
     return EnvironmentHangsError(
         f"the environment's {what} has not returned since {began:%H:%M:%S} ({owner}), longer than "
         f"env.timeout_s = {timeout_s:g}, and cannot be interrupted, so this process ends; correct the "
-        f"environment, or raise env.timeout_s if it only is slow (the last checkpoint is kept)"
+        f"environment, or raise env.timeout_s if it only is slow (the last checkpoint, if there is one, is "
+        f"kept)"
     )

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from dase_grpc.launch.experiment_file import parse_experiment
 from dase_grpc.launch.experiment_folder import FINISHED_FILE, OWN_FOLDER, ExperimentFolder, score
 from dase_grpc.launch.matrix import cells_of
 from dase_grpc.presets import layered
+from dase_grpc.runs.locking import FolderLock
 
 
 @pytest.fixture
@@ -242,6 +244,15 @@ def test_a_run_of_another_configuration_that_never_finished_is_set_aside(folder,
     changed = small_cells(settings={"train.steps": 130})[0]
     assert state(folder, changed).kind == "unfinished"
     assert "starts over" in (folder.begin(changed) or "")
+
+
+def test_a_run_that_somebody_goes_on_with_by_hand_is_not_set_aside(folder, cell):
+    run = trained(folder.path, cell, step=70)
+    with closing(FolderLock.acquire(run.path)), pytest.raises(RunDirectoryError) as refused:
+        folder.begin(cell)
+    assert_one_sentence(refused.value, f"another process is still writing to {run.path}")
+    assert run.path.is_dir()
+    assert folder.begin(cell) is not None
 
 
 def test_a_damaged_run_that_never_finished_is_set_aside_too(folder, cell):

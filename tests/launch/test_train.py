@@ -16,10 +16,11 @@ from dase_grpc.errors import (
     NodeFailedError,
     RunDirectoryError,
 )
-from dase_grpc.launch import checks, train
+from dase_grpc.launch import train
 from dase_grpc.launch.checks import check
 from dase_grpc.launch.console import program
 from dase_grpc.launch.train import TrainOptions, run_name, train_here
+from dase_grpc.learning import env_probe
 from dase_grpc.learning.envs import make_env
 from dase_grpc.runs.checkpoint import save_checkpoint
 
@@ -33,7 +34,7 @@ def opened(monkeypatch):
         envs.append(make_env(*args))
         return envs[-1]
 
-    monkeypatch.setattr(checks, "make_env", noted)
+    monkeypatch.setattr(env_probe, "make_env", noted)
     return envs
 
 
@@ -107,9 +108,13 @@ def test_results_name_the_first_and_the_last_evaluation_of_each_agent(tmp_path):
     console = Console(file=io.StringIO(), width=40)
     for reasons in ({"reward": 1_000}, {}, {"observation": 3}):
         directory.agent(1).metrics.append({"step": 50, "refused": reasons})
+    for calls in ({"step": 2}, {"reset": 1, "step": 1_000}):
+        directory.agent(0).metrics.append({"step": 50, "env_restarts": calls})
     train._say_results(directory, console, shown=directory.path, program="dase")
     assert console.file.getvalue().splitlines() == [
         "agent 0: evaluation return -10.0 at step 0, -2.5 at step 50",
+        "note: agent 0 had its environment made anew 1,003 times because it raised (reset: 1, step: 1,002); "
+        "its traceback was logged",
         "agent 1: evaluation return -12.0 at step 0",
         "note: agent 1 left out 1,003 transitions that were not finite (observation in 3, reward in 1,000); "
         "make the environment return finite numbers",

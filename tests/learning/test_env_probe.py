@@ -6,11 +6,12 @@ import worlds
 from dase_grpc.errors import EnvironmentSpecError
 from dase_grpc.learning.env_probe import probe
 from dase_grpc.learning.envs import make_env
+from dase_grpc.learning.watch import Watch
 
 
 def refusal(env_id: str, **kwargs: object) -> str:
     with pytest.raises(EnvironmentSpecError) as caught:
-        probe(make_env(env_id, kwargs))
+        probe(make_env(env_id, kwargs), Watch("a test"))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -19,12 +20,12 @@ def refusal(env_id: str, **kwargs: object) -> str:
     "name", ["PointGoal", "DictObservation", "PictureObservation", "MatrixAction", "IntegerAction", "limited"]
 )
 def test_a_good_environment_passes(name: str) -> None:
-    probe(make_env(f"worlds:{name}", {}))
+    probe(make_env(f"worlds:{name}", {}), Watch("a test"))
 
 
 def test_the_seed_reaches_the_environment_and_the_action_is_the_middle_one() -> None:
     env = worlds.EndpointAction()
-    probe(env, seed=6)
+    probe(env, Watch("a test"), seed=6)
     assert env.seeds == [6]
     assert [action.tolist() for action in env.actions] == [[0, 0.5, 0.5]]
 
@@ -60,5 +61,5 @@ def test_the_environments_own_errors_pass(monkeypatch: pytest.MonkeyPatch) -> No
 
         monkeypatch.setattr(worlds.Endless, "reset", fails)
         with pytest.raises(type(error)) as caught:
-            probe(worlds.Endless())
+            probe(worlds.Endless(), Watch("a test"))
         assert caught.value is error
