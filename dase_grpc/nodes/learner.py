@@ -249,8 +249,8 @@ async def _train_to_the_end(
         raise
     finally:
         farewell.member, farewell.progress = session.connection.target.member, learner.progress
-        if journal.last_checkpoint is not None:
-            log.info("step %d is kept in %s", learner.progress.step, journal.last_checkpoint)
+        if (kept := journal.last_checkpoint) is not None:
+            log.info("step %d is kept in %s", int(kept.name.removeprefix("step-")), kept)
         log.info("results: %s", session.results)
 
 
