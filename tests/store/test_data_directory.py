@@ -1,15 +1,8 @@
 """A run in a data directory: what it refuses, what a restart finds, what a full disk does."""
 
-import json
-import os
-import resource
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from contracts.sentences import assert_one_sentence
+from store.runs_on_disk import TTL_S, join
 from store_cases import SCHEMA, WIDER, rows_of, serials_of
 
 from dase_grpc.errors import (
@@ -22,69 +15,8 @@ from dase_grpc.errors import (
 )
 from dase_grpc.progress import Progress
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.store import Lease, SharedRun
+from dase_grpc.store import SharedRun
 from dase_grpc.store.directory import DataDirectory
-
-TTL_S = 10.0
-
-
-class Runs:
-    """Starts of the replay on one directory; each is closed, in the end."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.started: list[SharedRun] = []
-
-    def start(
-        self,
-        *,
-        run_id: str = "run-a",
-        capacity: int | str = 10,
-        min_size: int = 1,
-        boot_id: str = "b",
-        now: float = 0.0,
-    ) -> SharedRun:
-        run = SharedRun.on_disk(
-            run_id,
-            capacity=capacity,
-            min_size=min_size,
-            seed=0,
-            ttl_s=TTL_S,
-            data_dir=self.path,
-            boot_id=boot_id,
-            now=now,
-        )
-        self.started.append(run)
-        return run
-
-    def kill(self, run: SharedRun) -> None:
-        """Ends a start as a kill does: the kernel lets the lock go, and nothing else happens."""
-        assert run._disk is not None
-        run._disk.directory.close()
-        self.started.remove(run)
-
-    def close(self, run: SharedRun) -> None:
-        run.close()
-        self.started.remove(run)
-
-
-@pytest.fixture
-def runs(tmp_path) -> Iterator[Runs]:
-    runs = Runs(tmp_path / "deep" / "data")
-    yield runs
-    for run in [*runs.started]:
-        runs.close(run)
-
-
-def join(
-    run: SharedRun,
-    *,
-    wanted: int | None = 0,
-    schema: TransitionSchema = SCHEMA,
-    now: float = 0.0,
-    node_id: str = "",
-) -> Lease:
-    return run.join("node", wanted=wanted, run_id="", schema=schema, now=now, node_id=node_id)
 
 
 def test_a_killed_run_goes_on_with_rows_writers_counters_and_schema(runs):
@@ -235,63 +167,6 @@ def test_a_min_size_beyond_the_capacity_that_lies_there_is_refused(runs):
     assert_one_sentence(refusal.value, "replay.min_size = 11", "10 transitions")
 
 
-def changed_identity(path: Path, **changes: object) -> None:
-    file = path / "buffer.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
-
-
-def test_another_format_is_refused_with_both_versions(runs):
-    run = runs.start()
-    join(run)
-    runs.close(run)
-    changed_identity(runs.path, format=7)
-    with pytest.raises(DataDirectoryError) as refusal:
-        runs.start()
-    assert_one_sentence(refusal.value, "format 7", "format 1")
-
-
-def shorten(path: Path) -> None:
-    os.truncate(path, path.stat().st_size - 1)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda path: changed_identity(path, capacity=11),
-        lambda path: (path / "buffer.json").write_text("{"),
-        lambda path: (path / "buffer.json").write_text("[1]"),
-        lambda path: (path / "buffer.json").write_bytes(b"\xff"),
-        lambda path: shorten(path / "rows"),
-        lambda path: (path / "rows").unlink(),
-        lambda path: shorten(path / "commits"),
-        lambda path: (path / "commits").write_bytes(bytes((path / "commits").stat().st_size)),
-        lambda path: shorten(path / "leases"),
-    ],
-)
-def test_a_damaged_directory_is_refused_in_one_sentence_and_can_be_tried_again(runs, damage):
-    run = runs.start()
-    join(run)
-    run.store.append("w", 1, rows_of([1], 0), agent_id=0)
-    runs.close(run)
-    damage(runs.path)
-    for _ in range(2):
-        with pytest.raises(DataDirectoryError) as refusal:
-            runs.start()
-        assert_one_sentence(refusal.value, str(runs.path))
-
-
-def test_a_damaged_name_of_a_writer_is_refused(runs):
-    run = runs.start()
-    join(run)
-    run.store.append("the-writer", 1, rows_of([1], 0), agent_id=0)
-    runs.close(run)
-    commits = runs.path / "commits"
-    commits.write_bytes(commits.read_bytes().replace(b"the-writer", b"THE-writer"))
-    with pytest.raises(DataDirectoryError) as refusal:
-        runs.start()
-    assert_one_sentence(refusal.value, "commits", "damaged")
-
-
 def test_a_directory_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataDirectoryError) as refusal:
@@ -319,86 +194,6 @@ def test_a_start_that_was_killed_while_it_made_the_buffer_does_not_block_the_nex
     assert join(again, now=TTL_S + 1).epoch == 2
     assert again.store.ring.capacity == 20
     assert len(again.store.ring) == 0
-
-
-@pytest.mark.parametrize("capacity", [10**13, 10**18, 10**29])
-def test_a_buffer_beyond_the_disk_is_refused_with_its_size_and_a_smaller_one_is_made_after(runs, capacity):
-    run = runs.start(capacity=capacity)
-    with pytest.raises(CapacityError) as refusal:
-        join(run)
-    assert_one_sentence(refusal.value, str(runs.path), "MiB", "free space there")
-    assert run.leases.all() == []
-    assert sorted(path.name for path in runs.path.iterdir()) == ["leases", "lock"]
-    runs.close(run)
-    join(runs.start(capacity=10))
-
-
-FULL_DISK = """
-import sys
-from pathlib import Path
-import test_data_directory as cases
-runs = cases.Runs(Path(sys.argv[1]))
-try:
-    cases.join(runs.start(capacity=int(sys.argv[2])))
-except cases.DaseError as error:
-    print(f"{type(error).__name__}: {error}")
-    sys.exit(error.exit_code)
-"""
-
-
-def start_with_files_up_to(size: int, path: Path, *, capacity: int) -> subprocess.CompletedProcess[str]:
-    """Starts and joins in a process whose files may have at most so many bytes."""
-    code = FULL_DISK.replace("cases.DaseError", "__import__('dase_grpc.errors').errors.DaseError")
-    return subprocess.run(
-        [sys.executable, "-c", code, str(path), str(capacity)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=30,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
-    )
-
-
-@pytest.mark.parametrize(
-    ("limit", "error", "code"), [(2**20, "DataDirectoryError", 2), (2**24, "CapacityError", 3)]
-)
-def test_where_files_may_not_grow_there_is_one_sentence_and_afterwards_all_is_well(runs, limit, error, code):
-    """A limit stands for a full disk: first the leases do not fit, then the rows do not."""
-    answer = start_with_files_up_to(limit, runs.path, capacity=1_000_000)
-    assert (answer.returncode, answer.stderr) == (code, "")
-    assert answer.stdout.startswith(f"{error}: {runs.path}")
-    assert answer.stdout.count("\n") == 1
-    assert start_with_files_up_to(2**30, runs.path, capacity=1_000_000).returncode == 0
-
-
-def test_a_full_disk_is_said_in_one_sentence_and_once_there_is_space_the_next_join_works(small_disk):
-    runs = Runs(small_disk / "data")
-    (small_disk / "other").write_bytes(bytes(13 * 2**20))
-    run = runs.start(capacity=20_000)
-    with pytest.raises(CapacityError) as refusal:
-        join(run)
-    assert_one_sentence(refusal.value, "No space left on device", "free space there")
-    (small_disk / "other").unlink()
-    join(run)
-    (small_disk / "other").write_bytes(bytes(os.statvfs(small_disk).f_bavail * 4096))
-    for start in range(20):  # the space of every row is reserved, so a disk that is full now harms nobody
-        run.store.append("w", 1 + 2_000 * start, rows_of(range(2_000), 0), agent_id=0)
-    runs.kill(run)
-    again = runs.start(capacity=20_000)
-    assert len(again.store.ring) == 20_000
-    runs.close(again)
-
-
-def test_the_first_start_on_a_full_disk_ends_with_one_sentence(small_disk):
-    (small_disk / "other").write_bytes(bytes(os.statvfs(small_disk).f_bavail * 4096))
-    runs = Runs(small_disk / "data")
-    with pytest.raises(DataDirectoryError) as refusal:
-        runs.start()
-    assert_one_sentence(refusal.value)
-    (small_disk / "other").unlink()
-    join(runs.start(capacity=10))
-    runs.close(runs.started[0])
 
 
 def test_after_an_orderly_stop_another_boot_finds_every_transition(runs):
