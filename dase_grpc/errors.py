@@ -89,7 +89,16 @@ class DataDirectoryError(UsageError):
 
 
 class NodeFailedError(DaseError):
-    """A node of a local cluster ended before its time."""
+    """A node of a local cluster ended before its time, with this exit code if it has ended."""
+
+    def __init__(self, text: str, *, code: int | None = None) -> None:
+        super().__init__(text)
+        self.code = code
+
+    @property
+    def exit_code(self) -> int:
+        """4 where the node found its disk full, for then the run can be gone on with; else 1."""
+        return DISK_FULL_CODE if self.code == DISK_FULL_CODE else 1
 
 
 class DivergedError(DaseError):

@@ -74,7 +74,8 @@ class Node:
         """An error that says what happened, how the process ended if it has, and the end of its log."""
         code = self.process.returncode
         how = "" if code is None else f" ({self._how(code)})"
-        return NodeFailedError(f"{self.name} {what}{how}; the end of {self.log}:\n{_tail(self.log)}")
+        text = f"{self.name} {what}{how}; the end of {self.log}:\n{_tail(self.log)}"
+        return NodeFailedError(text, code=code)
 
     @property
     def ending(self) -> str:

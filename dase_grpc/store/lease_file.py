@@ -10,9 +10,9 @@ from dase_grpc.store.mapped import MappedFile
 from dase_grpc.store.records import AlternatingRecord
 from dase_grpc.store.ring import MAX_AGENT_ID
 
-_LEASE: Final = struct.Struct(
-    "<q?H"
-)  # epoch, given back, bytes of the name; then name, and reason or node id
+_LEASE: Final = struct.Struct("<q?H")
+"""Epoch, given back, bytes of the name; then follow the name and, to the end, the reason or the node id."""
+
 _MAX_TEXT_BYTES: Final = 2_000
 _SLOT: Final = AlternatingRecord.slot_bytes(_LEASE.size + 2 * _MAX_TEXT_BYTES)
 FILE_BYTES: Final = 2 * _SLOT * (MAX_AGENT_ID + 1)

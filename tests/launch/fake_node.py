@@ -78,6 +78,8 @@ def behave(behaviour: str) -> None:
             raise RuntimeError("the simulator broke")
         case "refuse":
             sys.exit(2)
+        case "find the disk full":
+            sys.exit(4)
         case "be fenced off":
             sys.stderr.write("error: fenced off\n")
             sys.exit(3)

@@ -311,11 +311,14 @@ async def test_learners_that_are_all_given_up_are_reported_as_one(launch):
     assert cluster.left == []
 
 
-@pytest.mark.parametrize(("behaviour", "code"), [("refuse", 2), ("be fenced off", 3)])
-async def test_a_learner_that_no_restart_would_mend_ends_the_run_at_once(launch, behaviour, code):
+@pytest.mark.parametrize(
+    ("behaviour", "code", "own"), [("refuse", 2, 1), ("be fenced off", 3, 1), ("find the disk full", 4, 4)]
+)
+async def test_a_learner_that_no_restart_would_mend_ends_the_run_at_once(launch, behaviour, code, own):
     cluster = launch(first="train", second=behaviour)
-    with pytest.raises(NodeFailedError, match=rf"learner-1 ended \(exit code {code}\)"):
+    with pytest.raises(NodeFailedError, match=rf"learner-1 ended \(exit code {code}\)") as raised:
         await cluster.run()
+    assert raised.value.exit_code == own
     assert cluster.restarts == []
     assert cluster.left == []
 
