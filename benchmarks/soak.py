@@ -19,7 +19,9 @@ import csv
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -41,7 +43,7 @@ MEASURED: Final = ("rss_mib", "anonymous_mib", "descriptors", "threads", "stream
 LIMITS: Final = dict(zip(MEASURED, (1.0, 1.0, 1.0, 1.0, 1.0, 100.0), strict=True))
 """What may come on top in an hour."""
 
-FIELDS: Final = ("seconds", "process", "passes", *MEASURED)
+FIELDS: Final = ("seconds", "process", "passes", *MEASURED, "thread_names")
 ERRORS: Final = 3.0
 FEWEST: Final = 10
 """Looks that a slope needs at least."""
@@ -68,16 +70,24 @@ def slope_of(seconds: npt.NDArray[np.float64], values: npt.NDArray[np.float64]) 
     return Slope(per_hour, error, float(np.median(values[:quarter])), float(np.median(values[-quarter:])))
 
 
-def look(pid: int) -> dict[str, float]:
-    """What the kernel says of a process."""
+def look(pid: int) -> dict[str, float | str]:
+    """What the kernel says of a process, the names of its threads included, each with its number."""
     process = Path("/proc") / str(pid)
+    names = Counter(_thread_names(process))
     told = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
     return {
         "rss_mib": int(told["VmRSS"].split()[0]) / 1_024,
         "anonymous_mib": int(told["RssAnon"].split()[0]) / 1_024,
         "threads": float(told["Threads"]),
         "descriptors": float(len(list((process / "fd").iterdir()))),
+        "thread_names": ", ".join(f"{names[name]} {name}" for name in sorted(names)),
     }
+
+
+def _thread_names(process: Path) -> Iterator[str]:
+    for thread in process.glob("task/*/comm"):
+        with suppress(OSError):  # it has ended meanwhile
+            yield thread.read_text().strip()
 
 
 def slots_of(data_dir: Path) -> int:
@@ -88,7 +98,7 @@ def slots_of(data_dir: Path) -> int:
     return identity.slots
 
 
-def looks(cluster: DrillCluster) -> Iterator[tuple[str, dict[str, float]]]:
+def looks(cluster: DrillCluster) -> Iterator[tuple[str, dict[str, float | str]]]:
     """One look at each process, by its name; without those that do not answer this time."""
     if cluster.replay is None:
         raise ValueError("the cluster has no replay")
@@ -114,7 +124,10 @@ async def soak(options: argparse.Namespace, folder: Path) -> None:
             began = time.monotonic()
             while (seconds := time.monotonic() - began) < 60 * options.minutes:
                 for process, found in await asyncio.to_thread(lambda: list(looks(cluster))):
-                    values = {key: round(value, 2) for key, value in found.items()}
+                    values = {
+                        key: round(value, 2) if isinstance(value, float) else value
+                        for key, value in found.items()
+                    }
                     lines.writerow({"seconds": round(seconds, 1), "process": process, **values})
                 file.flush()
                 await asyncio.sleep(options.every)
@@ -144,6 +157,16 @@ def report(path: Path, *, warm_up_s: float) -> Iterator[tuple[str, bool]]:
             cells = (process, what, *(f"{value:.2f}" for value in (found.first, found.last)))
             slope = (f"{found.per_hour:+.2f}", f"{found.error:.2f}", "YES" if grows else "no")
             yield f"| {' | '.join((*cells, *slope))} |", grows
+        quarter = max(1, len(own) // 4)
+        before, after = (
+            _usual([line["thread_names"] for line in part]) for part in (own[:quarter], own[-quarter:])
+        )
+        if before != after:
+            yield f"{process}'s threads were {before}, and are {after}", False
+
+
+def _usual(names: list[str]) -> str:
+    return Counter(names).most_common(1)[0][0]
 
 
 def main() -> None:
