@@ -6,3 +6,6 @@ import os
 # program: such a child can die before it has (https://github.com/grpc/grpc/issues/43055). Nothing here forks
 # to go on in the same program. Read while grpc is imported, so it has to be set before that.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+# Its notes about connections that end would stand between the lines of a node's log.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

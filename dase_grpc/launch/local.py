@@ -236,6 +236,8 @@ class LocalCluster:
         while self.replay is not None:
             node = self.replay
             code = await node.ended()
+            if self._stopping and node.name in self._supervisor.resting:
+                return  # a learner that has transitions for it says so by its exit code
             if self._stopping or is_lasting(code, at_restart=node.is_restarting):
                 raise node.failure("ended while learners were training")
             if not await self._supervisor.rest(node):

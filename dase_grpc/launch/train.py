@@ -34,6 +34,7 @@ from dase_grpc.nodes.lifecycle import halt_event, stop_event
 from dase_grpc.progress import number
 from dase_grpc.runs.directory import AgentDirectory, RunDirectory, checkpoint_paths
 from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.runs.files import whole_lines
 from dase_grpc.runs.locking import FolderLock
 from dase_grpc.runs.metrics_log import read_metrics
 from dase_grpc.runs.report import write_report
@@ -137,7 +138,7 @@ def run_here(
     Raises:
         NodeFailedError: a node ended before its time and was not, or could not be, started again.
     """
-    failures = len(read_restarts(directory.restarts))
+    failures = len(whole_lines(directory.restarts))
     try:
         if directory.run["mode"] == "lockstep":
             _train_in_lockstep(options, directory, console, resumed=resumed)

@@ -10,6 +10,7 @@ import numpy as np
 
 from dase_grpc.config import EnvConfig
 from dase_grpc.errors import EnvironmentSpecError
+from dase_grpc.learning.containment import process_kept
 from dase_grpc.learning.envs import ActionMap, Environment, make_env, schema_of, to_float32, to_reward
 from dase_grpc.learning.watch import Watch
 from dase_grpc.schema import TransitionSchema
@@ -26,14 +27,15 @@ def tried_out(config: EnvConfig, watch: Watch) -> TransitionSchema:
         EnvironmentSpecError: it cannot be made, or no agent here can act in it.
         Exception: whatever the environment itself raises, unchanged.
     """
-    with watch.during("making"):
-        env = make_env(config.id, config.kwargs)
-    try:
-        schema = schema_of(env, config.id)
-        probe(env, watch)
-    finally:
-        with watch.during("close"):
-            env.close()
+    with process_kept():
+        with watch.during("making"):
+            env = make_env(config.id, config.kwargs)
+        try:
+            schema = schema_of(env, config.id)
+            probe(env, watch)
+        finally:
+            with watch.during("close"):
+                env.close()
     return schema
 
 

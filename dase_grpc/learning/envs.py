@@ -14,6 +14,7 @@ from gymnasium.spaces import Box, Dict, Tuple
 from gymnasium.wrappers import FlattenObservation
 
 from dase_grpc.errors import EnvironmentSpecError, MalformedError
+from dase_grpc.learning.containment import process_kept
 from dase_grpc.learning.env_ids import (
     continuous_variant,
     factory_of,
@@ -48,7 +49,7 @@ def make_env(env_id: str, kwargs: Mapping[str, Any], *, render_mode: str | None 
         EnvironmentSpecError: the environment is missing, cannot be made, or has spaces we cannot use.
     """
     arguments = dict(kwargs) if render_mode is None else {**kwargs, "render_mode": render_mode}
-    with _quiet_mujoco():
+    with _quiet_mujoco(), process_kept():
         env = _create(resolve_id(env_id), arguments)
     try:
         if _can_be_flattened(getattr(env, "observation_space", None)):

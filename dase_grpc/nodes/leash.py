@@ -1,5 +1,6 @@
 """A process on a leash does not outlive its launcher: stdin is a pipe whose other end only that one holds."""
 
+import fcntl
 import logging
 import os
 import select
@@ -7,11 +8,14 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from typing import Final
 
 from dase_grpc.nodes.ending import end_now
+
+FIRST_OWN_DESCRIPTOR: Final = 200
+"""From here on the leash has a number of its own: an environment may close stdin, as daemons do."""
 
 LEASHLESS_S: Final = 8.0
 """How long a process may drain after its launcher has gone, before it and all it started are killed."""
@@ -68,18 +72,22 @@ def _add(then: Callable[[], None]) -> None:
 @cache
 def _watching() -> threading.Thread:
     """The one thread that watches, for the rest of the process."""
-    thread = threading.Thread(target=_watch, name="leash", daemon=True)
+    leash = fcntl.fcntl(sys.stdin.fileno(), fcntl.F_DUPFD_CLOEXEC, FIRST_OWN_DESCRIPTOR)
+    thread = threading.Thread(target=_watch, args=(leash,), name="leash", daemon=True)
     thread.start()
     return thread
 
 
-def _watch() -> None:
-    stdin = sys.stdin.fileno()
+def _watch(leash: int) -> None:
     is_open = True
     while is_open:
-        select.select([stdin], [], [])
-        with suppress(BlockingIOError):  # what is written into a leash says nothing
-            is_open = bool(os.read(stdin, 4_096))
+        try:
+            select.select([leash], [], [])
+            is_open = bool(os.read(leash, 4_096))  # what is written into a leash says nothing
+        except BlockingIOError:
+            continue
+        except OSError:  # closed by somebody else, so nobody would notice the launcher's end
+            is_open = False
     with _lock:
         _gone.set()
         then = _then[-1:]

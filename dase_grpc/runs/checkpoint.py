@@ -156,11 +156,13 @@ def save_checkpoint(
         _put_back(directory)
         if _is_sound(target, document[SEAL]):
             return target
+        _discard_staged(directory)
         with staged_directory(target, aside=replaced_path(target)) as staged:
             for name, data in files.items():
                 write_synced(staged / name, data)
             write_synced(staged / METADATA_FILE, json_text(document).encode())
         _prune(directory, keep=keep)
+        _discard_staged(directory)
     except OSError as error:
         raise disk_refusal(f"cannot write the checkpoint {target}", error) from None
     return target
@@ -277,9 +279,15 @@ def _put_back(directory: Path) -> None:
 
 def _prune(directory: Path, *, keep: int) -> None:
     kept = {best(directory), *checkpoints(directory)[-keep:]}
-    for path in (*checkpoints(directory), *directory.glob(f"{STAGING_PREFIX}*")):
+    for path in checkpoints(directory):
         if path not in kept:
             shutil.rmtree(path)
+
+
+def _discard_staged(directory: Path) -> None:
+    """Removes what this and killed writers have left under other names, so that it takes no room."""
+    for path in directory.glob(f"{STAGING_PREFIX}*"):
+        shutil.rmtree(path)
 
 
 def _read_metadata(file: Path) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class Launch:
 
 async def until(condition):
     """Returns once another process has made the condition true."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(25):
         while not condition():  # noqa: ASYNC110 - another process sets no Event
             await asyncio.sleep(0.01)
 
@@ -407,14 +407,14 @@ async def test_a_learner_whose_restarts_are_all_refused_is_given_up_and_the_othe
 
 
 async def test_a_replay_that_lives_and_does_not_answer_is_killed_and_started_again(launch, monkeypatch):
-    monkeypatch.setattr(silence, "SILENT_S", 0.2)
+    monkeypatch.setattr(silence, "SILENT_S", 1.5)
     monkeypatch.setattr(local, "POLL_S", 0.05)
     cluster = launch(replay="serve", first="train", second="train")
     running = asyncio.create_task(cluster.run())
     await until(lambda: len(cluster.starts("replay")) == 2 if cluster.said else False)
     cluster.stop.set()
     await running
-    assert cluster.restarts[0] == ("replay", "killed, for it was not heard of for 0.2 s", 0.01)
+    assert cluster.restarts[0] == ("replay", "killed, for it was not heard of for 1.5 s", 0.01)
     assert len(cluster.starts("learner-0")) == len(cluster.starts("learner-1")) == 1
     assert cluster.left == []
 
@@ -447,7 +447,7 @@ class Screen(NullDisplay):
 
 
 async def test_a_learner_that_lives_without_a_lease_is_killed_and_started_again(launch, monkeypatch):
-    monkeypatch.setattr(silence, "SILENT_S", 0.2)
+    monkeypatch.setattr(silence, "SILENT_S", 1.5)
     monkeypatch.setattr(local, "POLL_S", 0.02)
     monkeypatch.setattr(local, "ClusterClient", FirstOneSilent)
     cluster = launch(first="ignore SIGTERM, end", second="train", env__timeout_s=0.1)
@@ -456,12 +456,23 @@ async def test_a_learner_that_lives_without_a_lease_is_killed_and_started_again(
     await until(lambda: len(cluster.starts("learner-0")) == 2 if cluster.said else False)
     cluster.stop.set()
     await running
-    assert cluster.restarts == [("learner-0", "killed, for it was not heard of for 0.2 s", 0.01)]
+    assert cluster.restarts == [("learner-0", "killed, for it was not heard of for 1.5 s", 0.01)]
     assert cluster.said[0].startswith(
-        "learner-0 ended (killed, for it was not heard of for 0.2 s); it is started again in 0.01 s"
+        "learner-0 ended (killed, for it was not heard of for 1.5 s); it is started again in 0.01 s"
     )
     assert "--resume" in cluster.starts("learner-0")[1]
     assert len(cluster.starts("learner-1")) == 1
+    assert cluster.left == []
+
+
+async def test_stop_while_the_replay_waits_for_its_restart_is_a_good_end(launch, monkeypatch):
+    monkeypatch.setattr(restart_policy, "FIRST_PAUSE_S", 60.0)
+    cluster = launch(replay="serve until the others train, serve", first="train", second="train")
+    running = asyncio.create_task(cluster.run())
+    await until(lambda: len(cluster.said) == 1)
+    cluster.stop.set()
+    await running
+    assert len(cluster.starts("replay")) == 1
     assert cluster.left == []
 
 

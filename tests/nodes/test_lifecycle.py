@@ -222,6 +222,22 @@ def test_a_node_that_ends_by_itself_does_not_say_that_its_launcher_is_gone():
         assert end_of(process) == (0, "done\n", "")
 
 
+def test_a_node_whose_stdin_is_closed_by_what_it_runs_keeps_its_leash():
+    closes = """
+        async def main(stop):
+            import os
+            os.close(0)
+            await until_stopped(stop)
+    """
+    with node(closes, leash=True) as process:
+        ready(process)
+        process.stdin.close()
+        process.stdin = None
+        returned, output, log = end_of(process)
+    assert (returned, output) == (0, "draining\n")
+    assert "the launcher is gone: stopping" in log
+
+
 def test_what_is_written_into_a_leash_does_not_stop_the_node():
     with node(leash=True) as process:
         ready(process)

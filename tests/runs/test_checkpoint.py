@@ -1,5 +1,6 @@
 """Checkpoints: atomic, checksummed, the same bytes for the same state."""
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -147,6 +148,21 @@ def test_what_a_killed_writer_left_is_never_seen_and_removed_by_the_next(tmp_pat
     assert latest(tmp_path) == path
     save(tmp_path, 3000)
     assert sorted(found.name for found in tmp_path.iterdir()) == ["step-000001000", "step-000003000"]
+
+
+def test_what_killed_writers_left_makes_room_before_the_next_one_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(tmp_path)
+    (tmp_path / ".staging-step-000002000-1-abcd").mkdir()
+    monkeypatch.setattr("dase_grpc.runs.checkpoint.write_synced", _disk_full)
+    with pytest.raises(RunDirectoryError):
+        save(tmp_path, 3000)
+    assert [found.name for found in tmp_path.iterdir()] == [path.name]
+
+
+def _disk_full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_directory_that_fails_half_way_does_not_appear(tmp_path: Path) -> None:

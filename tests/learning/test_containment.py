@@ -1,0 +1,67 @@
+"""What an environment does to the process while it is made is put right afterwards."""
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import gymnasium
+import pytest
+
+from dase_grpc.learning.containment import process_kept
+from dase_grpc.learning.envs import make_env
+
+
+class SetsHandlers(gymnasium.Wrapper):
+    """Takes over signals and closes stdin, as simulators that are programs of their own do."""
+
+    def __init__(self):
+        super().__init__(gymnasium.make("Pendulum-v1"))
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        os.close(0)
+
+
+@pytest.fixture
+def stdin():
+    """Descriptor 0 of something, whatever the tests were started with."""
+    reading, writing = os.pipe()
+    before = os.dup(0)
+    os.dup2(reading, 0)
+    yield os.fstat(0)
+    os.dup2(before, 0)
+    for descriptor in (reading, writing, before):
+        os.close(descriptor)
+
+
+def test_handlers_and_streams_are_as_before_once_an_environment_is_made(stdin):
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGCHLD)]
+    env = make_env(f"{__name__}:SetsHandlers", {})
+    env.close()
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGCHLD)] == before
+    assert os.fstat(0) == stdin
+
+
+def test_what_is_open_already_is_left_alone(stdin):
+    replaced, _ = pipe = os.pipe()
+    with process_kept():
+        os.dup2(replaced, 0)  # a stream that the environment has sent elsewhere on purpose
+    assert os.path.sameopenfile(0, replaced)
+    for descriptor in pipe:
+        os.close(descriptor)
+
+
+def test_no_descriptor_is_left_open(stdin):
+    before = os.listdir("/proc/self/fd")
+    with process_kept():
+        pass
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_other_threads_have_no_handlers_to_put_back(stdin):
+    def run():
+        with process_kept():
+            os.close(0)
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(run).result()
+    assert os.fstat(0) == stdin
