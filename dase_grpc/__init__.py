@@ -6,3 +6,7 @@ import os
 # program: such a child can die before it has (https://github.com/grpc/grpc/issues/43055). Nothing here forks
 # to go on in the same program. Read while grpc is imported, so it has to be set before that.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+# gRPC writes a line for each handshake that fails, so whoever reaches the port could fill the log; the replay
+# counts them instead (wire/handshakes.py).
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
