@@ -108,4 +108,6 @@ def test_a_learner_trains_to_its_end_with_its_certificate_and_a_stranger_ends_at
         with process(*short) as nobody:
             assert nobody.exit_code(within_s=60) == 3, nobody.log
         assert "takes TLS only" in nobody.log
+        replay.until_says("denied (handshake)", within_s=30)
+        assert "Handshake failed" not in replay.log
         assert "PRIVATE" not in replay.log + learner.log + stranger.log
