@@ -70,9 +70,9 @@ class Entrance:
         if count := self._handshakes.failed():
             self.door.deny(
                 Denial.HANDSHAKE,
-                f"{count} connections brought no call: no TLS, no certificate, one of another authority, or "
+                f"of {count} connections no call came: no TLS, no certificate, one of another authority, or "
                 f"an expired one (start with GRPC_VERBOSITY=INFO to see which)",
-                "somebody",
+                "unknown callers",
                 count=count,
             )
 

@@ -142,7 +142,7 @@ async def test_connections_that_bring_no_call_are_counted_and_said_once(keyring,
         assert guard.entrance.denied == {"handshake": 3}
     said = [record.getMessage() for record in caplog.records if "denied" in record.getMessage()]
     assert len(said) == 1
-    assert "3 connections" in said[0]
+    assert "of 3 connections" in said[0]
 
 
 async def test_a_certificate_that_says_no_role_is_refused(keyring, monkeypatch):
