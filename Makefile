@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+AUDIT := .venv-audit
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help train test fast lint check format protos docs bench clean
+.PHONY: help train test fast lint check format protos docs bench audit sbom clean
 
 help:  ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -47,5 +48,18 @@ docs: $(STAMP)  ## Generate docs/configuration.md
 bench: $(STAMP)  ## Measure the replay service
 	$(BIN)/python benchmarks/replay.py
 
+# Apart from .venv, so that what is looked at is the project's and not the tools'.
+$(AUDIT)/.installed: pyproject.toml
+	test -x $(AUDIT)/bin/python || $(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(AUDIT)/bin/python -m pip install --quiet --group audit
+	touch $(AUDIT)/.installed
+
+audit: $(STAMP) $(AUDIT)/.installed  ## Look up known vulnerabilities of all that is installed
+	$(AUDIT)/bin/python scripts/audit.py $(AUDIT)/bin/pip-audit $(BIN)/python
+
+sbom: $(STAMP) $(AUDIT)/.installed  ## Write sbom.json, the list of all that is installed (CycloneDX)
+	$(AUDIT)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --of JSON -o sbom.json $(BIN)/python
+
 clean:  ## Remove what the targets made
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(AUDIT) sbom.json .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -7,5 +7,6 @@ import os
 # to go on in the same program. Read while grpc is imported, so it has to be set before that.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-# Its notes about connections that end would stand between the lines of a node's log.
+# gRPC writes a line for each handshake that fails, so whoever reaches the port could fill the log; the replay
+# counts them instead (wire/handshakes.py).
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

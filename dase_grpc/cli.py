@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dase_grpc import flags
+from dase_grpc import certs, flags
 from dase_grpc.config import RunConfig
 from dase_grpc.errors import DaseError
 
@@ -20,6 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(certs.app, name="certs")
 
 
 def _show_version(asked: bool) -> None:
@@ -109,14 +110,17 @@ def node(
     metrics_port: flags.MetricsPort = None,
     metrics_host: flags.MetricsHost = "127.0.0.1",
     insecure: flags.Insecure = False,
+    tls: flags.Tls = None,
     seed: flags.Seed = None,
     listen: flags.Listen = None,
     capacity: flags.Capacity = None,
     min_size: flags.MinSize = None,
     data_dir: flags.DataDir = None,
     sync_every: flags.SyncEvery = None,
+    tokens: flags.Tokens = None,
     replay: flags.Replay = None,
     replay_timeout: flags.ReplayTimeout = None,
+    token_file: flags.TokenFile = None,
     agent: flags.AgentId = None,
     run_dir: flags.RunDir = None,
     resume: flags.Resume = False,
@@ -133,25 +137,24 @@ def node(
 ) -> None:
     """Runs one node of a cluster until it is done or stopped."""
     given = {**_files(preset, config, assignments), **_choices(algo, method, env, agents, steps)}
+    shared = _for_all(run_id, metrics_port, metrics_host, insecure, tls)
     if role == "replay":
-        from dase_grpc.nodes.replay import SYNC_EVERY_S, ReplayOptions, replay_main
+        from dase_grpc.nodes.replay import ReplayOptions, replay_main
 
-        flags.refuse(_for_learner(replay, replay_timeout, agent, run_dir, gpu, resume or None) | given, role)
-        flags.require_directory(data_dir, sync_every)
+        learners = _for_learner(replay, replay_timeout, agent, run_dir, gpu, resume or None, token_file)
+        flags.refuse(learners | given, role)
         options = ReplayOptions.parse(
-            run_id=run_id,
             listen=listen or flags.DEFAULT_ADDRESS,
             capacity=capacity,
             min_size=min_size or 1,
             seed=seed or 0,
-            metrics_port=metrics_port or 0,
-            metrics_host=metrics_host,
-            insecure=insecure,
             data_dir=data_dir,
-            sync_every_s=SYNC_EVERY_S if sync_every is None else sync_every,
+            sync_every_s=sync_every,
+            tokens=tokens,
+            **shared,
         )
         raise typer.Exit(replay_main(options, stdin_is_leash=stdin_is_leash))
-    flags.refuse(_for_replay(listen, capacity, min_size, data_dir, sync_every), role)
+    flags.refuse(_for_replay(listen, capacity, min_size, data_dir, sync_every, tokens), role)
     settings = _settings(given, seed)
     from dase_grpc.nodes.learner import LearnerOptions, learner_main
 
@@ -160,14 +163,12 @@ def node(
         replay=replay or flags.DEFAULT_ADDRESS,
         agent_id=agent,
         gpu=gpu,
-        run_id=run_id or "",
         run_dir=run_dir,
-        metrics_port=metrics_port,
-        metrics_host=metrics_host,
-        insecure=insecure,
         command=sys.argv,
         replay_timeout_s=replay_timeout,
         resume=resume,
+        token_file=token_file,
+        **shared,
     )
     raise typer.Exit(learner_main(learner, stdin_is_leash=stdin_is_leash))
 
@@ -336,14 +337,20 @@ def main() -> None:
         sys.exit(error.exit_code)
 
 
+def _for_all(*values: object) -> dict[str, Any]:
+    """What nodes of every role are told, as their options name it."""
+    return dict(zip(("run_id", "metrics_port", "metrics_host", "insecure", "tls"), values, strict=True))
+
+
 def _for_replay(*values: object) -> dict[str, object]:
     """The flags of a replay node alone, with what they were given."""
-    return dict(zip(("listen", "capacity", "min-size", "data-dir", "sync-every"), values, strict=True))
+    names = ("listen", "capacity", "min-size", "data-dir", "sync-every", "tokens")
+    return dict(zip(names, values, strict=True))
 
 
 def _for_learner(*values: object) -> dict[str, object]:
     """The flags of a learner node alone, with what they were given; its settings apart."""
-    names = ("replay", "replay-timeout", "agent", "run-dir", "gpu", "resume")
+    names = ("replay", "replay-timeout", "agent", "run-dir", "gpu", "resume", "token-file")
     return dict(zip(names, values, strict=True))
 
 

@@ -6,6 +6,7 @@ DaseError
 │   ├── EnvironmentSpecError     an environment that is missing or that no agent here can act in
 │   ├── DeviceError              a device that is not there
 │   ├── AddressError             an address that cannot be listened on
+│   ├── CredentialsError         a certificate, key or token that is missing, unfit or open to others
 │   ├── RunDirectoryError        a run directory or checkpoint that is missing, taken or damaged
 │   │   └── DiskFullError            a disk that takes no more of a run
 │   └── DataDirectoryError       a replay's data directory that is in use, damaged or another buffer's
@@ -14,6 +15,8 @@ DaseError
 ├── EnvironmentFailedError   an environment raises again and again
 ├── EnvironmentHangsError    a call into an environment does not return
 └── RefusalError             what the service answers instead of doing it (wire/status.py: its gRPC status)
+    ├── UnauthenticatedError     the caller has not shown who it is
+    ├── NotPermittedError        the caller is known, and may not do this
     ├── MalformedError           the request cannot be understood
     ├── SchemaMismatchError      another transition schema than the buffer's
     ├── RunMismatchError         another run than the service's
@@ -76,6 +79,10 @@ class AddressError(UsageError):
     """An address cannot be parsed, bound, or must not be listened on without TLS."""
 
 
+class CredentialsError(UsageError):
+    """A certificate, key or token file is missing, does not fit, or can be read by others."""
+
+
 class RunDirectoryError(UsageError):
     """A run directory or checkpoint is missing, already taken, or damaged."""
 
@@ -115,6 +122,14 @@ class EnvironmentHangsError(DaseError):
 
 class RefusalError(DaseError):
     """The service's answer instead of doing what was asked."""
+
+
+class UnauthenticatedError(RefusalError):
+    """The caller has shown no certificate or token that the service accepts, or the service none."""
+
+
+class NotPermittedError(RefusalError):
+    """The caller's role may not do this, or not as this agent."""
 
 
 class MalformedError(RefusalError):
@@ -174,6 +189,8 @@ class UnreachableError(RefusalError):
 
 
 _LASTING_REFUSALS: Final = (
+    UnauthenticatedError,
+    NotPermittedError,
     MalformedError,
     SchemaMismatchError,
     RunMismatchError,

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from dase_grpc.errors import ConfigError
+from dase_grpc.identity import TLS_VARIABLE, TOKEN_FILE_VARIABLE, TOKENS_VARIABLE
 from dase_grpc.nodes.leash import end_with_launcher
 from dase_grpc.sections import whole_number
 
@@ -153,7 +154,21 @@ MetricsPort = Annotated[
 MetricsHost = Annotated[
     str, option("--metrics-host", "Where the Prometheus endpoint listens; else 127.0.0.1.")
 ]
-Insecure = Annotated[bool, option("--insecure", "Allow listening beyond loopback without TLS.")]
+Insecure = Annotated[
+    bool,
+    option(
+        "--insecure", "Allow plaintext beyond loopback: of the Prometheus endpoint, and of all without --tls."
+    ),
+]
+Tls = Annotated[
+    Path | None,
+    option(
+        "--tls",
+        "A folder with ca.crt, tls.crt and tls.key: encrypt, and show who this node is (docs/security.md).",
+        envvar=TLS_VARIABLE,
+        metavar="DIR",
+    ),
+]
 
 
 def _heeded(given: bool) -> bool:
@@ -201,6 +216,17 @@ SyncEvery = Annotated[
     ),
 ]
 
+Tokens = Annotated[
+    Path | None,
+    option(
+        "--tokens",
+        "With --tls, a file or folder of tokens; nodes then show a token instead of a certificate.",
+        panel=REPLAY_NODE,
+        envvar=TOKENS_VARIABLE,
+        metavar="FILE",
+    ),
+]
+
 LEARNER_NODE: Final = "Learner node"
 Replay = Annotated[
     str | None,
@@ -218,6 +244,16 @@ ReplayTimeout = Annotated[
         "How long the replay may be away before the learner ends; else 600.",
         panel=LEARNER_NODE,
         metavar="SECONDS",
+    ),
+]
+TokenFile = Annotated[
+    Path | None,
+    option(
+        "--token-file",
+        "This node's token, with a --tls folder that needs ca.crt only.",
+        panel=LEARNER_NODE,
+        envvar=TOKEN_FILE_VARIABLE,
+        metavar="FILE",
     ),
 ]
 AgentId = Annotated[
@@ -248,9 +284,3 @@ def refuse(flags: Mapping[str, object], role: str) -> None:
     for flag, value in flags.items():
         if value is not None:
             raise ConfigError(f"--{flag} is not for --role {role}; leave it out, or start the node it is for")
-
-
-def require_directory(data_dir: Path | None, sync_every: float | None) -> None:
-    """Refuses to sync what lies in memory."""
-    if sync_every is not None and data_dir is None:
-        raise ConfigError("--sync-every needs --data-dir; a buffer in memory is never written to a disk")

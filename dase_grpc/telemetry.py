@@ -77,6 +77,7 @@ class ReplayCounts:
     evicted: Mapping[int, int] = field(default_factory=dict)
     policy_versions: Mapping[int, int] = field(default_factory=dict)
     open_streams: Mapping[str, int] = field(default_factory=dict)
+    denied: Mapping[str, int] = field(default_factory=dict)
 
 
 class ReplayCollector(Collector):
@@ -119,6 +120,13 @@ class ReplayCollector(Collector):
             labels=["agent_id"],
         )
         streams = GaugeMetricFamily("dase_replay_active_streams", "Streams that are open.", labels=["rpc"])
+        denied = CounterMetricFamily(
+            "dase_replay_denied_calls",
+            "Calls refused for want of credentials or permission; connections that brought none (handshake).",
+            labels=["reason"],
+        )
+        for reason, count in now.denied.items():
+            denied.add_metric([reason], count)
         for rpc, count in now.open_streams.items():
             streams.add_metric([rpc], count)
         for agent, policy_version in now.policy_versions.items():
@@ -134,7 +142,7 @@ class ReplayCollector(Collector):
         for (agent, source), count in now.sampled.items():
             if max(agent, source) < MAX_PAIRED_AGENTS:
                 sampled.add_metric([str(agent), str(source)], count)
-        yield from (size, inserted, evicted, refused, sampled, policies, streams)
+        yield from (size, inserted, evicted, refused, sampled, policies, streams, denied)
 
 
 _GAUGES: Final = {

@@ -10,6 +10,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tests run side by side, one on each core
 # Before grpc, which some tests import ahead of dase_grpc, whose __init__.py says why.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 def pytest_configure(config: pytest.Config) -> None:

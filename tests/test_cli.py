@@ -34,6 +34,7 @@ COMMANDS = (
     "evaluate",
     "report",
     "compare",
+    "certs",
     "version",
 )
 

@@ -33,6 +33,7 @@ REPLAY = EVERY_ROLE | {
     "dase_replay_buffer_transitions": (G, {"agent_id"}),
     "dase_replay_policy_version": (G, {"agent_id"}),
     "dase_replay_active_streams": (G, {"rpc"}),
+    "dase_replay_denied_calls_total": (C, {"reason"}),
     "dase_replay_buffer_capacity_transitions": (G, set()),
     "dase_replay_buffer_bytes": (G, set()),
 }
@@ -75,6 +76,7 @@ COUNTS = ReplayCounts(
     sampled={(0, 0): 11, (0, 70): 12, (70, 0): 13, (70, 70): 14},
     policy_versions={0: 0, 70: 4_000},
     open_streams={"Insert": 2, "Sample": 0},
+    denied={"agent": 3},
 )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from dase_grpc.errors import NodeFailedError
+from dase_grpc.identity import VARIABLES
 from dase_grpc.runs.files import end_of
 
 STOP_S: Final = 45.0
@@ -123,11 +124,16 @@ async def start_node(
             stdin=PIPE,
             stdout=PIPE if read_stdout else file,
             stderr=file,
-            env={**os.environ, **limits},
+            env=_environment() | limits,
             start_new_session=True,
             pass_fds=keeps_open,
         )
     return Node(name, process, log, asyncio.get_running_loop().time(), again)
+
+
+def _environment() -> dict[str, str]:
+    """That of this process without credentials: the nodes of one machine talk on loopback, without TLS."""
+    return {name: value for name, value in os.environ.items() if name not in VARIABLES}
 
 
 async def end_nodes(nodes: Sequence[Node], *, within_s: float = STOP_S) -> None:

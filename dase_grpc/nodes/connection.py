@@ -20,6 +20,7 @@ from dase_grpc.errors import (
     OverloadedError,
     RefusalError,
     StaleLeaseError,
+    UnauthenticatedError,
     UnreachableError,
 )
 from dase_grpc.nodes.lifecycle import first_cause
@@ -31,6 +32,9 @@ from dase_grpc.wire.v1 import replay_pb2
 
 AWAY_AFTER_S: Final = 2.0
 """A replay whose streams are broken for longer counts as away; a shorter break is just waited for."""
+
+LOOK_EVERY_S: Final = 30.0
+"""How often it is looked whether a replay is away because of the credentials."""
 
 STOPPING_S: Final = 3.0
 """How long a learner that has been told to stop still tries to reach its replay."""
@@ -108,6 +112,7 @@ class Connection:
         accept: checks a new membership, and raises what ends the learner.
         metrics: counts what happens.
         rng: draws the pauses.
+        look_why_away: raises UnauthenticatedError where the replay is away because of the credentials.
 
     Attributes:
         stopping: the learner is to end, so the replay is waited for only briefly.
@@ -124,7 +129,10 @@ class Connection:
         accept: Callable[[Membership], None] = lambda member: None,
         metrics: LearnerMetrics | None = None,
         rng: random.Random | None = None,
+        look_why_away: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        self._look_why_away = look_why_away
+        self._looked_at = -LOOK_EVERY_S
         self.target = target
         self.outage: Outage | None = None
         self.stopping = False
@@ -178,7 +186,19 @@ class Connection:
                 if stream not in self._broken and time.monotonic() - began > CAP_S:
                     backoff.reset()
                 self._down(stream, error)
+                await self._say_why_away()
                 await asyncio.sleep(backoff.next_s())
+
+    async def _say_why_away(self) -> None:
+        """Says whether it is the credentials; new ones may still come, so this is no reason to end."""
+        now = time.monotonic()
+        if self._look_why_away is None or self.away is None or now - self._looked_at < LOOK_EVERY_S:
+            return
+        self._looked_at = now
+        try:
+            await self._look_why_away()
+        except UnauthenticatedError as error:
+            log.warning("%s", error)
 
     def up(self, stream: Stream) -> None:
         """Notes that a stream has been answered."""

@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from dase_grpc.backoff import Backoff
 from dase_grpc.config import RunConfig, require_capacity
@@ -15,12 +15,14 @@ from dase_grpc.errors import AgentTakenError, ConfigError, RefusalError, Unreach
 from dase_grpc.nodes.connection import AWAY
 from dase_grpc.schema import TransitionSchema
 from dase_grpc.wire.cluster import ClusterClient, Membership
+from dase_grpc.wire.dialling import NO_CREDENTIALS, Credentials
 from dase_grpc.wire.transport import Address
 from dase_grpc.wire.v1 import cluster_pb2
 
 NODE_NAME: Final = f"learner@{platform.node()}"
 SAY_UNREACHABLE_AFTER_S: Final = 2.0
 SHORTEST_CALL_S: Final = 0.1
+LOOK_AT_CREDENTIALS_S: Final = 5.0
 
 HOLDER_LOOK_S: Final = 2.0
 """Time in which a live learner renews its lease several times."""
@@ -48,6 +50,7 @@ class Wanted:
     node_id: str
     timeout_s: float
     away_s: float
+    credentials: Credentials = NO_CREDENTIALS
 
 
 async def join(cluster: ClusterClient, wanted: Wanted, schema: TransitionSchema) -> Membership:
@@ -59,6 +62,7 @@ async def join(cluster: ClusterClient, wanted: Wanted, schema: TransitionSchema)
     Raises:
         UnreachableError, OverloadedError, DrainingError: the replay did not come, or serve, in time.
         AgentTakenError: a live node holds the agent id.
+        UnauthenticatedError: the two sides' credentials do not fit.
         RefusalError: it refused otherwise.
     """
 
@@ -108,6 +112,7 @@ async def _patiently(ask: Callable[[float], Coroutine[Any, Any, T]], wanted: Wan
             done, _ = await asyncio.wait({asking}, timeout=SAY_UNREACHABLE_AFTER_S)
             if not done:
                 patience.say_silent()
+                await _unless_shut_out(asking, wanted)
             return await asking
         except AWAY as error:
             pause_s = patience.pause_s(error)
@@ -173,6 +178,28 @@ class _Patience:
             f"the replay service at {self._wanted.replay} does not answer (waited up to "
             f"{self._limit_s:g} s); {self._remedy}, or give its address with --replay"
         )
+
+
+async def _unless_shut_out(asking: "asyncio.Future[Any]", wanted: Wanted) -> None:
+    """Waits for an answer; looks meanwhile whether it is the credentials that keep it away.
+
+    Raises:
+        UnauthenticatedError: it is.
+    """
+    looking = asyncio.ensure_future(_look_at_credentials(wanted))
+    try:
+        either: set[asyncio.Future[Any]] = {asking, looking}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not asking.done():
+            await looking
+    finally:
+        looking.cancel()
+
+
+async def _look_at_credentials(wanted: Wanted) -> NoReturn:
+    while True:
+        await wanted.credentials.require_let_in(wanted.replay.host, wanted.replay.port)
+        await asyncio.sleep(LOOK_AT_CREDENTIALS_S)
 
 
 def require_fit(config: RunConfig, member: Membership) -> None:

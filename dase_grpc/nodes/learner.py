@@ -38,6 +38,7 @@ from dase_grpc.progress import Progress
 from dase_grpc.runs.journal import AgentJournal
 from dase_grpc.telemetry import LearnerMetrics, make_registry, metrics_endpoint
 from dase_grpc.wire.cluster import ClusterClient, Membership
+from dase_grpc.wire.dialling import NO_CREDENTIALS, Credentials
 from dase_grpc.wire.replay_client import StreamTarget
 from dase_grpc.wire.transport import Address, open_channel, parse_address, require_private
 
@@ -73,6 +74,7 @@ class LearnerOptions:
     connect_timeout_s: float = 60.0
     replay_timeout_s: float = REPLAY_TIMEOUT_S
     resume: bool = False
+    credentials: Credentials = NO_CREDENTIALS
 
     def wanted(self, node_id: str) -> Wanted:
         """What to join; the replay of a learner that resumes has been there, so it counts as away."""
@@ -84,6 +86,7 @@ class LearnerOptions:
             node_id=node_id,
             timeout_s=first_s,
             away_s=self.replay_timeout_s,
+            credentials=self.credentials,
         )
 
     @classmethod
@@ -94,7 +97,7 @@ class LearnerOptions:
         replay: str,
         agent_id: int | None,
         gpu: int | None,
-        run_id: str,
+        run_id: str | None,
         run_dir: Path | None,
         metrics_port: int | None,
         metrics_host: str,
@@ -102,6 +105,8 @@ class LearnerOptions:
         command: Sequence[str],
         replay_timeout_s: float | None = None,
         resume: bool = False,
+        tls: Path | None = None,
+        token_file: Path | None = None,
     ) -> Self:
         """Reads the texts of a command line; without a metrics port the configuration's counts.
 
@@ -119,7 +124,7 @@ class LearnerOptions:
             config,
             agent_id=agent_id,
             gpu=gpu,
-            run_id=run_id,
+            run_id=run_id or "",
             run_dir=run_dir,
             metrics_port=metrics_port,
             metrics_host=metrics_host,
@@ -127,6 +132,7 @@ class LearnerOptions:
             command=command,
             replay_timeout_s=replay_timeout_s,
             resume=resume,
+            credentials=Credentials(tls, token_file),
         )
 
 
@@ -158,6 +164,7 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
             the process cannot end but by `ending.end_now`.
         Exception: a bug.
     """
+    options.credentials.require_usable()
     config = with_resolved_id(options.config)
     if options.metrics_port:
         require_private(Address(options.metrics_host, options.metrics_port), insecure=options.insecure)
@@ -171,7 +178,7 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
         schema = schema_of(env, config.env.id)
         registry = make_registry()
         cleanup.enter_context(metrics_endpoint(registry, options.metrics_host, options.metrics_port))
-        async with open_channel(options.replay) as channel:
+        async with open_channel(options.replay, options.credentials) as channel:
             cluster = ClusterClient(channel, str(options.replay))
             member = await unless(stop, join(cluster, options.wanted(secrets.token_hex(8)), schema))
             if member is None:
@@ -194,6 +201,9 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
                         timeout_s=options.replay_timeout_s,
                         accept=partial(require_fit, config),
                         metrics=metrics,
+                        look_why_away=partial(
+                            options.credentials.require_let_in, options.replay.host, options.replay.port
+                        ),
                     ),
                     config=config,
                     env=env,

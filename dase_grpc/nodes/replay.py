@@ -26,6 +26,7 @@ from dase_grpc.store.run import SharedRun
 from dase_grpc.store.settings import note_settings
 from dase_grpc.telemetry import ReplayCollector, ReplayCounts, make_registry, metrics_endpoint
 from dase_grpc.wire.cluster import ClusterServicer
+from dase_grpc.wire.entrance import Entrance, entrance
 from dase_grpc.wire.policy import PolicyServicer
 from dase_grpc.wire.replay import ReplayServicer
 from dase_grpc.wire.transport import Address, bind, make_server, parse_address, require_private
@@ -45,6 +46,7 @@ ORPHAN_LINGER_S: Final = 3.0
 
 ORPHAN_LOOK_S: Final = 0.1
 LEASE_CHECK_S: Final = 1.0
+ENTRANCE_LOOK_S: Final = 1.0
 SYNC_EVERY_S: Final = 5.0
 DEFAULT_CAPACITY: Final = "1000000"
 SERVICES: Final = (
@@ -73,6 +75,8 @@ class ReplayOptions:
     insecure: bool = False
     data_dir: Path | None = None
     sync_every_s: float = SYNC_EVERY_S
+    tls: Path | None = None
+    tokens: Path | None = None
 
     @classmethod
     def parse(
@@ -83,11 +87,13 @@ class ReplayOptions:
         capacity: str | None,
         min_size: int,
         seed: int,
-        metrics_port: int,
+        metrics_port: int | None,
         metrics_host: str = "127.0.0.1",
         insecure: bool,
         data_dir: Path | None = None,
-        sync_every_s: float = SYNC_EVERY_S,
+        sync_every_s: float | None = None,
+        tls: Path | None = None,
+        tokens: Path | None = None,
     ) -> Self:
         """Reads the texts of a command line.
 
@@ -102,6 +108,9 @@ class ReplayOptions:
             run_id = stored.run_id if run_id is None else run_id
             capacity = str(stored.capacity) if capacity is None else capacity
         capacity = DEFAULT_CAPACITY if capacity is None else capacity
+        if sync_every_s is not None and data_dir is None:
+            raise ConfigError("--sync-every needs --data-dir; a buffer in memory is never written to a disk")
+        sync_every_s = SYNC_EVERY_S if sync_every_s is None else sync_every_s
         if not sync_every_s > 0:
             raise ConfigError(f"--sync-every {sync_every_s:g} is not a time; give seconds above 0")
         try:
@@ -121,11 +130,13 @@ class ReplayOptions:
             capacity=capacity,
             min_size=min_size,
             seed=seed,
-            metrics_port=metrics_port,
+            metrics_port=metrics_port or 0,
             metrics_host=metrics_host,
             insecure=insecure,
             data_dir=data_dir,
             sync_every_s=sync_every_s,
+            tls=tls,
+            tokens=tokens,
         )
 
 
@@ -150,13 +161,16 @@ async def run_replay(
     `announce` is called with the real address once the service answers.
 
     Raises:
-        AddressError: the address is in use, or not private and `insecure` is not set.
+        AddressError: the address is in use, or not private and neither `tls` nor `insecure` is set.
+        CredentialsError: the TLS files or tokens cannot be used.
     """
-    require_private(options.listen, insecure=options.insecure)
+    way_in = entrance(options.tls, options.tokens)
+    if way_in is None:
+        require_private(options.listen, insecure=options.insecure)
     if options.metrics_port:
         require_private(Address(options.metrics_host, options.metrics_port), insecure=options.insecure)
     with shared_run(options) as run:
-        await _serve(run, options, stop, announce)
+        await _serve(run, options, stop, announce, way_in)
     log.info("stopped; %s", _summary(run))
 
 
@@ -210,15 +224,21 @@ def boot_id() -> str:
 
 
 async def _serve(
-    run: SharedRun, options: ReplayOptions, stop: asyncio.Event, announce: Callable[[Address], None]
+    run: SharedRun,
+    options: ReplayOptions,
+    stop: asyncio.Event,
+    announce: Callable[[Address], None],
+    way_in: Entrance | None,
 ) -> None:
     registry = make_registry()
-    server = make_server()
+    server = make_server(way_in.door if way_in else None)
     replay, policies = ReplayServicer(run), PolicyServicer(run)
     registry.register(
         ReplayCollector(
             lambda: dataclasses.replace(
-                counts(run), open_streams={**replay.open_streams, **policies.open_streams}
+                counts(run),
+                open_streams={**replay.open_streams, **policies.open_streams},
+                denied=way_in.denied if way_in else {},
             )
         )
     )
@@ -229,7 +249,7 @@ async def _serve(
     cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, server)
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(policies, server)
     with metrics_endpoint(registry, options.metrics_host, options.metrics_port):
-        address = bind(server, options.listen)
+        address = bind(server, options.listen, way_in.credentials() if way_in else None)
         try:
             await server.start()
             for service in ("", *SERVICES):
@@ -238,7 +258,11 @@ async def _serve(
             async with asyncio.TaskGroup() as tasks:
                 watching = [
                     tasks.create_task(job)
-                    for job in (_watch_leases(run), _sync(run, every_s=options.sync_every_s))
+                    for job in (
+                        _watch_leases(run),
+                        _sync(run, every_s=options.sync_every_s),
+                        *([_watch_entrance(way_in)] if way_in else []),
+                    )
                 ]
                 await stop.wait()
                 if is_orphaned(stop):
@@ -284,6 +308,12 @@ async def _watch_leases(run: SharedRun) -> None:
     while True:
         watch.look(time.monotonic())
         await asyncio.sleep(LEASE_CHECK_S)
+
+
+async def _watch_entrance(way_in: Entrance) -> None:
+    while True:
+        way_in.look()
+        await asyncio.sleep(ENTRANCE_LOOK_S)
 
 
 async def _all_have_left(run: SharedRun) -> None:

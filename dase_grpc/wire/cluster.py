@@ -19,6 +19,7 @@ from dase_grpc.wire.messages import (
     schema_to_proto,
     shown,
 )
+from dase_grpc.wire.security import agent_to_join, require_agent
 from dase_grpc.wire.status import Context, refusals, service
 from dase_grpc.wire.v1 import cluster_pb2, cluster_pb2_grpc, replay_pb2
 
@@ -50,6 +51,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         self, request: cluster_pb2.HeartbeatRequest, context: Context
     ) -> cluster_pb2.HeartbeatResponse:
         async with refusals(context):
+            require_agent(request.agent_id)
             self._run.require_run(request.run_id)
             self._run.require_data(request.buffer_id)
             self._run.leases.renew(
@@ -62,6 +64,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
 
     async def Leave(self, request: cluster_pb2.LeaveRequest, context: Context) -> cluster_pb2.LeaveResponse:
         async with refusals(context):
+            require_agent(request.agent_id)
             self._run.require_run(request.run_id)
             self._run.require_data(request.buffer_id)
             self._run.leases.leave(request.agent_id, request.epoch, because=shown(request.reason))
@@ -90,7 +93,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             raise MalformedError(f"a node id has up to {MAX_NODE_ID} characters, not {len(request.node_id)}")
         lease = self._run.join(
             shown(request.node_name),
-            wanted=request.agent_id if request.HasField("agent_id") else None,
+            wanted=agent_to_join(request.agent_id if request.HasField("agent_id") else None),
             run_id=request.run_id,
             schema=schema_from_proto(request.schema),
             now=self._clock(),

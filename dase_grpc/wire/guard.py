@@ -4,13 +4,14 @@ import asyncio
 import inspect
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from dase_grpc.errors import MalformedError, OverloadedError
+from dase_grpc.wire.security import Door
 from dase_grpc.wire.status import Context, refusals
 
 MAX_CALLS: Final = 2_048
@@ -37,11 +38,13 @@ class Guard(grpc.aio.ServerInterceptor):
     """Wraps the methods of all servicers of one server. Lives on one event loop.
 
     A request that is no message is refused with MalformedError: here where a method takes one request,
-    and by `read` and `read_first`, which servicers use, where it takes a stream of them. A call that
-    comes while `max_calls` of its method are open is refused with OverloadedError.
+    and by `read` and `read_first`, which servicers use, where it takes a stream of them. A caller that the
+    door, where there is one, does not let in is refused first. A call that comes while `max_calls` of its
+    method are open is refused with OverloadedError.
     """
 
-    def __init__(self, *, max_calls: int = MAX_CALLS) -> None:
+    def __init__(self, *, max_calls: int = MAX_CALLS, door: Door | None = None) -> None:
+        self._door = door
         self._max_calls = max_calls
         self._open: Counter[str] = Counter()
         self._wrapped: dict[str, tuple[Handler, Handler]] = {}
@@ -83,7 +86,7 @@ class Guard(grpc.aio.ServerInterceptor):
     def _answering(self, method: str, behaviour: Behaviour) -> Behaviour:
         async def answer(request: Any, context: Context) -> Any:
             async with refusals(context):
-                with self._admitted(method):
+                with self._let_in(method, context), self._admitted(method):
                     return await behaviour(_require_readable(request), context)
 
         return answer
@@ -91,11 +94,14 @@ class Guard(grpc.aio.ServerInterceptor):
     def _generating(self, method: str, behaviour: Behaviour) -> Behaviour:
         async def answers(requests: Any, context: Context) -> AsyncIterator[Any]:
             async with refusals(context):
-                with self._admitted(method):
+                with self._let_in(method, context), self._admitted(method):
                     async for answer in behaviour(_readable(requests), context):
                         yield answer
 
         return answers
+
+    def _let_in(self, method: str, context: Context) -> AbstractContextManager[None]:
+        return nullcontext() if self._door is None else self._door.call(method, context)
 
     @contextmanager
     def _admitted(self, method: str) -> Iterator[None]:

@@ -17,6 +17,7 @@ from dase_grpc.wire.cluster import UNARY_TIMEOUT_S
 from dase_grpc.wire.draining import Draining
 from dase_grpc.wire.guard import read, read_first
 from dase_grpc.wire.replay_client import StreamTarget
+from dase_grpc.wire.security import require_agent, require_policies
 from dase_grpc.wire.status import Context, refusals
 from dase_grpc.wire.streams import ClientStream, ClientUpload, opened_in_time
 from dase_grpc.wire.v1 import policy_pb2, policy_pb2_grpc
@@ -68,6 +69,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         if request is grpc.aio.EOF or request.WhichOneof("kind") != "header":
             raise MalformedError("the first message of a Publish stream must be its header")
         header, stream = request.header, request.header.stream
+        require_agent(stream.agent_id)
         self._run.require_stream(
             run_id=stream.run_id,
             agent_id=stream.agent_id,
@@ -93,6 +95,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         return policy_pb2.PublishResponse(latest_version=policy.version)
 
     async def _subscribe(self, request: policy_pb2.SubscribeRequest, context: Context) -> None:
+        require_policies(request.agent_ids)
         self._run.require_reader(run_id=request.run_id, fingerprint=request.schema_fingerprint)
         wanted = frozenset(request.agent_ids)
         if wanted and max(wanted) > MAX_AGENT_ID:

@@ -19,6 +19,7 @@ from dase_grpc.wire.admission import Admission
 from dase_grpc.wire.draining import Draining
 from dase_grpc.wire.guard import read, read_first
 from dase_grpc.wire.messages import buffer_to_proto, schema_to_proto
+from dase_grpc.wire.security import require_agent
 from dase_grpc.wire.status import Context, refusals
 from dase_grpc.wire.v1 import replay_pb2, replay_pb2_grpc
 
@@ -155,6 +156,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
                 raise MalformedError("only the first request of a Sample stream carries a header")
 
     def _require(self, stream: replay_pb2.StreamHeader) -> ReplayStore:
+        require_agent(stream.agent_id)
         return self._run.require_stream(
             run_id=stream.run_id,
             agent_id=stream.agent_id,

@@ -16,6 +16,7 @@ from dase_grpc.errors import (
     DrainingError,
     MalformedError,
     NotJoinedError,
+    NotPermittedError,
     OverloadedError,
     RefusalError,
     RunMismatchError,
@@ -24,10 +25,13 @@ from dase_grpc.errors import (
     StaleLeaseError,
     StalePolicyError,
     TooManyWritersError,
+    UnauthenticatedError,
     UnreachableError,
 )
 
 STATUS: Final[Mapping[type[RefusalError], StatusCode]] = {
+    UnauthenticatedError: StatusCode.UNAUTHENTICATED,
+    NotPermittedError: StatusCode.PERMISSION_DENIED,
     MalformedError: StatusCode.INVALID_ARGUMENT,
     SchemaMismatchError: StatusCode.FAILED_PRECONDITION,
     RunMismatchError: StatusCode.FAILED_PRECONDITION,

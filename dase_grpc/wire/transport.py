@@ -10,7 +10,9 @@ from typing import Any, Final
 import grpc
 
 from dase_grpc.errors import AddressError
+from dase_grpc.wire.dialling import Credentials
 from dase_grpc.wire.guard import Guard
+from dase_grpc.wire.security import Door
 
 KEEPALIVE_TIME_MS: Final = 10_000
 KEEPALIVE_TIMEOUT_MS: Final = 5_000
@@ -105,7 +107,7 @@ def parse_address(text: str) -> Address:
 
 
 def require_private(address: Address, *, insecure: bool) -> None:
-    """Refuses to listen where other machines can connect, unless that was asked for.
+    """Refuses to listen in plaintext where other machines can connect, unless that was asked for.
 
     Raises:
         AddressError: the address is not on loopback and `insecure` is not set.
@@ -113,21 +115,30 @@ def require_private(address: Address, *, insecure: bool) -> None:
     if not address.loopback and not insecure:
         raise AddressError(
             f"{address} can be reached from other machines and traffic is neither encrypted nor "
-            f"authenticated; listen on 127.0.0.1, or pass --insecure on a network you trust"
+            f"authenticated; give certificates with --tls DIR, listen on 127.0.0.1, or pass --insecure on a "
+            f"network you trust"
         )
 
 
-def open_channel(address: Address) -> grpc.aio.Channel:
-    """A channel to a node; connects when first used."""
-    return grpc.aio.insecure_channel(str(address), options=list(CLIENT_OPTIONS))
+def open_channel(address: Address, credentials: Credentials | None = None) -> grpc.aio.Channel:
+    """A channel to a node; connects when first used.
+
+    Raises:
+        CredentialsError: the credentials cannot be used.
+    """
+    if credentials is None:
+        return grpc.aio.insecure_channel(str(address), options=list(CLIENT_OPTIONS))
+    return credentials.channel(str(address), CLIENT_OPTIONS)
 
 
-def make_server() -> grpc.aio.Server:
+def make_server(door: Door | None = None) -> grpc.aio.Server:
     """A server with this service's limits; without servicers, an address, or a start."""
-    return grpc.aio.server(options=SERVER_OPTIONS, interceptors=(Guard(),))
+    return grpc.aio.server(options=SERVER_OPTIONS, interceptors=(Guard(door=door),))
 
 
-def bind(server: grpc.aio.Server, address: Address) -> Address:
+def bind(
+    server: grpc.aio.Server, address: Address, credentials: grpc.ServerCredentials | None = None
+) -> Address:
     """Binds a server that has not started; returns the address with its real port.
 
     Raises:
@@ -135,7 +146,11 @@ def bind(server: grpc.aio.Server, address: Address) -> Address:
     """
     _try_binding(address)
     try:
-        port = server.add_insecure_port(str(address))
+        port = (
+            server.add_insecure_port(str(address))
+            if credentials is None
+            else server.add_secure_port(str(address), credentials)
+        )
     except RuntimeError as error:  # taken since
         raise AddressError(
             f"cannot listen on {address} (in use, or not an address of this machine); choose another --listen"

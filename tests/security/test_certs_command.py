@@ -1,0 +1,134 @@
+"""`dase certs`: an authority, certificates and tokens, and what is not written over."""
+
+import stat
+import sys
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from contracts.sentences import assert_one_sentence
+
+from dase_grpc.cli import main
+from dase_grpc.errors import CredentialsError
+from dase_grpc.identity import Identity
+from dase_grpc.launch.certificates import issue, make_authority
+from dase_grpc.wire.dialling import Credentials
+from dase_grpc.wire.tokens import read_secret
+
+
+@pytest.fixture
+def dase(monkeypatch, capsys):
+    """Runs a command line in this process; gives exit code, stdout and stderr."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["dase", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+def test_an_authority_issues_a_folder_that_a_node_takes(dase, tmp_path):
+    assert dase("certs", "init", tmp_path)[0] == 0
+    code, out, _ = dase("certs", "issue", tmp_path, "--role", "learner", "--agent", 3)
+    assert code == 0
+    folder = tmp_path / "learner-3"
+    assert out.strip() == str(folder)
+    assert {file.name for file in folder.iterdir()} == {"ca.crt", "tls.crt", "tls.key"}
+    for key in (folder / "tls.key", tmp_path / "ca.key"):
+        assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    Credentials(folder).require_usable()
+
+
+def test_what_is_there_is_not_written_over(dase, tmp_path):
+    dase("certs", "init", tmp_path)
+    dase("certs", "issue", tmp_path, "--role", "learner")
+    dase("certs", "token", tmp_path, "--role", "learner")
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    for command in (
+        ("init", tmp_path),
+        ("issue", tmp_path, "--role", "learner"),
+        ("token", tmp_path, "--role", "learner"),
+    ):
+        code, _, err = dase("certs", *command)
+        assert code == 2
+        assert "is there already and is not written over" in err
+    assert before == {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+
+
+def test_replace_renews_a_certificate_and_a_token(dase, tmp_path):
+    dase("certs", "init", tmp_path)
+    dase("certs", "issue", tmp_path, "--role", "learner")
+    dase("certs", "token", tmp_path, "--role", "learner")
+    before = (tmp_path / "learner" / "tls.crt").read_bytes()
+    secret = read_secret(tmp_path / "learner.token")
+    assert dase("certs", "issue", tmp_path, "--role", "learner", "--replace")[0] == 0
+    assert dase("certs", "token", tmp_path, "--role", "learner", "--replace")[0] == 0
+    assert (tmp_path / "learner" / "tls.crt").read_bytes() != before
+    assert read_secret(tmp_path / "learner.token").key != secret.key
+    Credentials(tmp_path / "learner").require_usable()
+
+
+def test_show_says_whose_and_until_when_and_what_has_expired(dase, tmp_path):
+    now = datetime.now(UTC)
+    make_authority(tmp_path, now=now)
+    issue(tmp_path, Identity.parse("replay"), ["replay.example", "10.0.0.1"], now=now)
+    issue(tmp_path, Identity.parse("learner/3"), [], now=now - timedelta(days=60))
+    code, out, _ = dase("certs", "show", tmp_path)
+    assert code == 0
+    lines = {line.split(": ")[0].removeprefix(f"{tmp_path}/"): line for line in out.splitlines()}
+    assert "replay, hosts replay.example, 10.0.0.1, valid until" in lines["replay/tls.crt"]
+    assert "learner/3, EXPIRED on" in lines["learner-3/tls.crt"]
+    assert "DASE development CA" in lines["ca.crt"]
+    assert "PRIVATE" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--role", "king"), "the roles are replay"),
+        (("--role", "observer", "--agent", 1), "acts as no agent"),
+        (("--role", "replay"), "--host"),
+        (("--role", "replay", "--host", "ä ö"), "neither a host name"),
+    ],
+)
+def test_what_cannot_be_issued_is_refused_in_one_sentence(dase, tmp_path, arguments, says):
+    dase("certs", "init", tmp_path)
+    code, _, err = dase("certs", "issue", tmp_path, *arguments)
+    assert code == 2
+    assert says in err
+    assert not [file for file in tmp_path.iterdir() if file.is_dir()]
+
+
+def test_without_an_authority_nothing_is_issued(dase, tmp_path):
+    code, _, err = dase("certs", "issue", tmp_path, "--role", "learner")
+    assert code == 2
+    assert "dase certs init" in err
+    assert dase("certs", "show", tmp_path)[0] == 2
+
+
+def test_a_key_of_another_authority_is_refused(tmp_path):
+    now = datetime.now(UTC)
+    for name in ("a", "b"):
+        make_authority(tmp_path / name, now=now)
+    (tmp_path / "b" / "ca.key").replace(tmp_path / "a" / "ca.key")
+    with pytest.raises(CredentialsError) as caught:
+        issue(tmp_path / "a", Identity.parse("learner"), [], now=now)
+    assert_one_sentence(caught.value, "is not the key of")
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CredentialsError) as caught:
+        make_authority(tmp_path / "file" / "ca", now=datetime.now(UTC))
+    assert_one_sentence(caught.value, "cannot write")
+
+
+def test_without_the_cryptography_library_the_command_says_how_to_get_it(dase, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    monkeypatch.delitem(sys.modules, "dase_grpc.launch.certificates", raising=False)
+    code, _, err = dase("certs", "init", tmp_path)
+    assert code == 2
+    assert "dase-grpc[certs]" in err
+    assert dase("certs", "token", tmp_path, "--role", "learner")[0] == 0
