@@ -9,7 +9,9 @@ from typing import Any, Final
 
 import grpc
 
+from dase_grpc.calls import Calls
 from dase_grpc.errors import AddressError
+from dase_grpc.wire.accounting import Accounting
 from dase_grpc.wire.guard import Guard
 
 KEEPALIVE_TIME_MS: Final = 10_000
@@ -122,9 +124,13 @@ def open_channel(address: Address) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(str(address), options=list(CLIENT_OPTIONS))
 
 
-def make_server() -> grpc.aio.Server:
-    """A server with this service's limits; without servicers, an address, or a start."""
-    return grpc.aio.server(options=SERVER_OPTIONS, interceptors=(Guard(),))
+def make_server(calls: Calls | None = None) -> grpc.aio.Server:
+    """A server with this service's limits; without servicers, an address, or a start.
+
+    What its calls are is counted in `calls`, where given.
+    """
+    counting = () if calls is None else (Accounting(calls),)
+    return grpc.aio.server(options=SERVER_OPTIONS, interceptors=(*counting, Guard()))
 
 
 def bind(server: grpc.aio.Server, address: Address) -> Address:

@@ -22,10 +22,11 @@ from dase_grpc.errors import (
     StaleLeaseError,
     UnreachableError,
 )
+from dase_grpc.learner_metrics import LearnerMetrics
 from dase_grpc.nodes.connection import Away, Connection, Outage, Stream
 from dase_grpc.nodes.waits import WaitReason
 from dase_grpc.progress import Progress
-from dase_grpc.telemetry import LearnerMetrics, make_registry
+from dase_grpc.telemetry import make_registry
 from dase_grpc.wire.cluster import ClusterClient
 from dase_grpc.wire.replay_client import StreamTarget
 from dase_grpc.wire.transport import open_channel
