@@ -232,18 +232,10 @@ async def _serve(
                 await health.set(service, health_pb2.HealthCheckResponse.SERVING)
             announce(address)
             async with asyncio.TaskGroup() as tasks:
-                watching = [
-                    tasks.create_task(job)
-                    for job in (
-                        _watch_leases(run),
-                        watch_loop_lag(monitor.loop_lag.observe),
-                        *(
-                            []
-                            if options.data_dir is None
-                            else [_sync(run, options.sync_every_s, monitor.synced)]
-                        ),
-                    )
-                ]
+                jobs = [_watch_leases(run), watch_loop_lag(monitor.loop_lag.observe)]
+                if options.data_dir is not None:
+                    jobs.append(_sync(run, options.sync_every_s, monitor.synced))
+                watching = [tasks.create_task(job) for job in jobs]
                 await stop.wait()
                 if is_orphaned(stop):
                     with suppress(TimeoutError):

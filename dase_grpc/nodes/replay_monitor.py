@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from google.protobuf.descriptor import ServiceDescriptor
@@ -52,10 +53,17 @@ class ReplayMonitor:
         run = self._run
         leases, now = run.leases.all(), time.monotonic()
         states = Counter(lease.state(now) for lease in leases)
+        counts = ReplayCounts(
+            open_streams=self.open_streams(),
+            leases={state: states[state] for state in LEASE_STATES},
+            leases_granted={lease.agent_id: lease.epoch for lease in leases},
+            last_sync=self._last_sync,
+        )
         if not run.opened:
-            return ReplayCounts(open_streams=self.open_streams())
+            return counts
         store = run.store
-        return ReplayCounts(
+        return replace(
+            counts,
             capacity=store.ring.capacity,
             buffer_bytes=len(store.ring) * store.schema.row_bytes,
             size_by_agent=store.ring.size_by_agent,
@@ -64,8 +72,4 @@ class ReplayMonitor:
             sampled=dict(store.traffic.sampled),
             evicted=store.traffic.evicted,
             policy_versions=run.policies.versions,
-            open_streams=self.open_streams(),
-            leases={state: states[state] for state in LEASE_STATES},
-            leases_granted={lease.agent_id: lease.epoch for lease in leases},
-            last_sync=self._last_sync,
         )

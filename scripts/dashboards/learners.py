@@ -1,11 +1,13 @@
 """The learners: how fast they train, what they wait for, how it goes, and what went wrong."""
 
+from grafana_foundation_sdk.builders import timeseries
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from dashboards.frame import LEARNER, dashboard
 from dashboards.panels import lines
 
 SELECTED = f"{{{LEARNER}}}"
+WAITS = f'dase_learner_update_duration_seconds_bucket{{stage="sample", {LEARNER}}}'
 
 
 def stage(name: str) -> str:
@@ -18,8 +20,14 @@ def stage(name: str) -> str:
 def learners() -> Dashboard:
     """Speed, waits, losses and troubles of each agent."""
     made = dashboard("dase-learners", "DASE learners", __doc__ or "", ("learner", "agent"))
-    waits = f'dase_learner_update_duration_seconds_bucket{{stage="sample", {LEARNER}}}'
-    for panel in (
+    for panel in (*_speed(), *_waits(), *_learning(), *_keeping(), *_troubles(), *_machine()):
+        made.with_panel(panel)
+    return made
+
+
+def _speed() -> list[timeseries.Panel]:
+    """How fast updates are made."""
+    return [
         lines(
             "Updates per second",
             "Training iterations.",
@@ -45,12 +53,18 @@ def learners() -> Dashboard:
             ],
             unit="s",
         ),
+    ]
+
+
+def _waits() -> list[timeseries.Panel]:
+    """What keeps a learner from training."""
+    return [
         lines(
             "Wait for a batch, 99 %",
             "Near 0 where the replay keeps up; see the alert DaseSampleLatencyHigh.",
             [
                 (
-                    f"histogram_quantile(0.99, sum by (le, agent_id) (rate({waits}[$__rate_interval])))",
+                    f"histogram_quantile(0.99, sum by (le, agent_id) (rate({WAITS}[$__rate_interval])))",
                     "agent {{agent_id}}",
                 )
             ],
@@ -73,6 +87,12 @@ def learners() -> Dashboard:
             "Batches drawn ahead of their use, at most replay.prefetch.",
             [(f"dase_learner_prefetched_batches{SELECTED}", "agent {{agent_id}}")],
         ),
+    ]
+
+
+def _learning() -> list[timeseries.Panel]:
+    """How training goes."""
+    return [
         lines(
             "Losses",
             "Latest losses and mean Q-value.",
@@ -100,6 +120,12 @@ def learners() -> Dashboard:
             ],
             unit="s",
         ),
+    ]
+
+
+def _keeping() -> list[timeseries.Panel]:
+    """What is on its way, or only here."""
+    return [
         lines(
             "Not acknowledged",
             "Transitions on their way to the replay; they grow while it is away.",
@@ -116,6 +142,12 @@ def learners() -> Dashboard:
             ],
             unit="s",
         ),
+    ]
+
+
+def _troubles() -> list[timeseries.Panel]:
+    """What went wrong."""
+    return [
         lines(
             "Troubles",
             "Since the start: streams that broke, losses of the replay's data, environments made anew.",
@@ -139,6 +171,12 @@ def learners() -> Dashboard:
                 (f"dase_explorer_refused_transitions_total{SELECTED}", "agent {{agent_id}} row {{reason}}"),
             ],
         ),
+    ]
+
+
+def _machine() -> list[timeseries.Panel]:
+    """What the process takes."""
+    return [
         lines(
             "GPU memory",
             "What PyTorch has reserved; 0 on a CPU.",
@@ -157,6 +195,4 @@ def learners() -> Dashboard:
             ],
             unit="s",
         ),
-    ):
-        made.with_panel(panel)
-    return made
+    ]

@@ -1,5 +1,6 @@
 """The dashboard to open first: does the run get on, and how fast."""
 
+from grafana_foundation_sdk.builders import stat, timeseries
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from dashboards.frame import LEARNER, REPLAY, dashboard
@@ -9,7 +10,14 @@ from dashboards.panels import lines, number
 def overview() -> Dashboard:
     """Progress, throughput and health of a run, replay and learners together."""
     made = dashboard("dase-overview", "DASE overview", __doc__ or "", ("replay", "learner", "agent"))
-    for panel in (
+    for panel in (*_numbers(), *_returns(), *_speed(), *_nodes()):
+        made.with_panel(panel)
+    return made
+
+
+def _numbers() -> list[stat.Panel]:
+    """The run as a whole, now."""
+    return [
         number("Agents", "Agents whose lease is live.", f'sum(dase_replay_leases{{state="live", {REPLAY}}})'),
         number(
             "Steps", "Environment steps of all agents.", f"sum(dase_explorer_env_steps_total{{{LEARNER}}})"
@@ -32,9 +40,12 @@ def overview() -> Dashboard:
             "Alerts of DASE that fire, if Prometheus has loaded deploy/prometheus/rules.",
             'sum(ALERTS{alertname=~"Dase.+", alertstate="firing"}) or vector(0)',
         ),
-    ):
-        made.with_panel(panel)
-    for graph in (
+    ]
+
+
+def _returns() -> list[timeseries.Panel]:
+    """What the agents reach."""
+    return [
         lines(
             "Evaluation return",
             "Mean return of each agent's latest evaluation, without exploration noise.",
@@ -47,6 +58,12 @@ def overview() -> Dashboard:
             [(f"dase_explorer_episode_return{{{LEARNER}}}", "agent {{agent_id}}")],
             width=12,
         ),
+    ]
+
+
+def _speed() -> list[timeseries.Panel]:
+    """How fast they are, and whether they share."""
+    return [
         lines(
             "Environment steps per second",
             "What each agent explores.",
@@ -63,6 +80,12 @@ def overview() -> Dashboard:
             [(f"dase_similarity_external_share_ratio{{{LEARNER}}}", "agent {{agent_id}}")],
             unit="percentunit",
         ),
+    ]
+
+
+def _nodes() -> list[timeseries.Panel]:
+    """What the processes take."""
+    return [
         lines(
             "Memory",
             "Resident memory of each node.",
@@ -79,6 +102,4 @@ def overview() -> Dashboard:
             "Nodes by version; more than one line means that a run is mixed.",
             [("count by (version) (dase_build_info)", "{{version}}")],
         ),
-    ):
-        made.with_panel(graph)
-    return made
+    ]

@@ -1,11 +1,13 @@
 """The replay service: what comes in, what goes out, how long that takes, and whose transitions it holds."""
 
+from grafana_foundation_sdk.builders import timeseries
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from dashboards.frame import REPLAY, dashboard
 from dashboards.panels import lines
 
 SELECTED = f"{{{REPLAY}}}"
+TOOK = "dase_replay_request_duration_seconds"
 
 
 def rate(metric: str, by: str) -> str:
@@ -24,8 +26,14 @@ def quantile(share: float, metric: str, by: str = "") -> str:
 def replay() -> Dashboard:
     """Throughput, latency, composition and calls of the replay."""
     made = dashboard("dase-replay", "DASE replay", __doc__ or "", ("replay",))
-    took = "dase_replay_request_duration_seconds"
-    for panel in (
+    for panel in (*_traffic(), *_latency(), *_buffer(), *_calls(), *_health()):
+        made.with_panel(panel)
+    return made
+
+
+def _traffic() -> list[timeseries.Panel]:
+    """Transitions in and out."""
+    return [
         lines(
             "Inserted per second",
             "Transitions stored, by the agent that collected them.",
@@ -49,17 +57,23 @@ def replay() -> Dashboard:
                 )
             ],
         ),
+    ]
+
+
+def _latency() -> list[timeseries.Panel]:
+    """How long requests take."""
+    return [
         lines(
             "Time to serve a request, 99 %",
             "A chunk of Insert until it is committed, a batch of Sample until gRPC has it, or another call.",
-            [(quantile(0.99, took, "rpc"), "{{rpc}}")],
+            [(quantile(0.99, TOOK, "rpc"), "{{rpc}}")],
             unit="s",
             logarithmic=True,
         ),
         lines(
             "Time to serve a request, median",
             "The same, for half of all requests.",
-            [(quantile(0.5, took, "rpc"), "{{rpc}}")],
+            [(quantile(0.5, TOOK, "rpc"), "{{rpc}}")],
             unit="s",
             logarithmic=True,
         ),
@@ -69,6 +83,12 @@ def replay() -> Dashboard:
             [(quantile(0.99, "dase_replay_sample_wait_seconds"), "Sample")],
             unit="s",
         ),
+    ]
+
+
+def _buffer() -> list[timeseries.Panel]:
+    """What the buffer holds."""
+    return [
         lines(
             "Buffer by agent",
             "Whose transitions the buffer holds.",
@@ -87,6 +107,12 @@ def replay() -> Dashboard:
             [(f"dase_replay_buffer_bytes{SELECTED}", "{{instance}}")],
             unit="bytes",
         ),
+    ]
+
+
+def _calls() -> list[timeseries.Panel]:
+    """Bytes, streams and how calls end."""
+    return [
         lines(
             "Received",
             "Bytes of messages that came in, by call.",
@@ -109,6 +135,12 @@ def replay() -> Dashboard:
             "By status; anything but OK is a refusal or a stream that broke.",
             [(rate("grpc_server_handled_total", "grpc_method, grpc_code"), "{{grpc_method}} {{grpc_code}}")],
         ),
+    ]
+
+
+def _health() -> list[timeseries.Panel]:
+    """What went wrong, and what would be lost."""
+    return [
         lines(
             "Refused transitions",
             "Transitions that were not finite, since the start.",
@@ -139,6 +171,4 @@ def replay() -> Dashboard:
             [(f"time() - dase_replay_last_sync_timestamp_seconds{SELECTED}", "{{instance}}")],
             unit="s",
         ),
-    ):
-        made.with_panel(panel)
-    return made
+    ]

@@ -1,5 +1,6 @@
 """Who learns from whom: the similarity of every pair of agents, and what it makes of the losses."""
 
+from grafana_foundation_sdk.builders import table, timeseries
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from dashboards.frame import LEARNER, dashboard
@@ -13,7 +14,14 @@ SMALLEST = "1e-12"
 def similarity() -> Dashboard:
     """The K x K matrix as a heat map, linear and by order of magnitude, and its course."""
     made = dashboard("dase-similarity", "DASE similarity", __doc__ or "", ("learner", "agent"))
-    for panel in (
+    for panel in (*_matrices(), *_weights(), *_sources(), *_divergences()):
+        made.with_panel(panel)
+    return made
+
+
+def _matrices() -> list[table.Panel]:
+    """Every pair, now."""
+    return [
         matrix(
             "Similarity λ",
             "Row: the agent that learns. Column: the agent that collected. 1 on the diagonal.",
@@ -30,9 +38,12 @@ def similarity() -> Dashboard:
             decimals=1,
             width=12,
         ),
-    ):
-        made.with_panel(panel)
-    for graph in (
+    ]
+
+
+def _weights() -> list[timeseries.Panel]:
+    """What similarity makes of the losses."""
+    return [
         lines(
             "Similarity by source",
             "λ of each collecting agent by itself.",
@@ -47,6 +58,12 @@ def similarity() -> Dashboard:
             logarithmic=True,
             width=12,
         ),
+    ]
+
+
+def _sources() -> list[timeseries.Panel]:
+    """How much comes from others."""
+    return [
         lines(
             "Share of others in the loss",
             "Share of the loss weights that external transitions have.",
@@ -68,6 +85,12 @@ def similarity() -> Dashboard:
             "Sum of a batch's loss weights over the largest of them.",
             [(f"dase_similarity_effective_batch_transitions{SELECTED}", "agent {{agent_id}}")],
         ),
+    ]
+
+
+def _divergences() -> list[timeseries.Panel]:
+    """Why a similarity is what it is."""
+    return [
         lines(
             "Divergence by term",
             "ρ of the external transitions: what spread and what shift of the actions contribute, in nats.",
@@ -91,6 +114,4 @@ def similarity() -> Dashboard:
             [(f"time() - dase_similarity_last_update_timestamp_seconds{SELECTED}", "agent {{agent_id}}")],
             unit="s",
         ),
-    ):
-        made.with_panel(graph)
-    return made
+    ]
