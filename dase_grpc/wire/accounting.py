@@ -25,7 +25,7 @@ _NAMES: Final = {code.value[0]: code.name for code in grpc.StatusCode}
 class Accounting(grpc.aio.ServerInterceptor):
     """Notes in a `Calls` what every method of a server does. Stands before the others, to see how calls end.
 
-    Costs two additions a message and some microseconds a call. Calls that are answered once are timed
+    Costs an addition a message and some microseconds a call. Calls that are answered once are timed
     here, from their first byte to their answer; the servicers of streams time their own requests.
     """
 
