@@ -7,7 +7,6 @@ from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from dase_grpc.calls import Calls, Durations
 from dase_grpc.telemetry import MAX_PAIRED_AGENTS
@@ -166,5 +165,5 @@ def _counter(name: str, text: str, label: str, values: Mapping[int, int] | Mappi
 def _buckets(durations: Durations) -> tuple[list[tuple[str, float]], float]:
     """What Prometheus' text shows: for each bound how many were at most that long; and the sum."""
     counts, sum_s = durations.read()
-    bounds = [floatToGoString(bound) for bound in (*durations.bounds, float("inf"))]
+    bounds = [*map(str, durations.bounds), "+Inf"]
     return list(zip(bounds, accumulate(counts), strict=True)), sum_s

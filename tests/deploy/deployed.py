@@ -15,7 +15,7 @@ RULES = sorted((DEPLOY / "prometheus" / "rules").glob("*.yml"))
 RULE_TESTS = DEPLOY / "prometheus" / "tests" / "alerts.test.yml"
 ALERTS = (DEPLOY / "prometheus" / "rules" / "dase.alerts.yml").read_text(encoding="utf-8")
 
-_METRIC = re.compile(r"(?<![\w:#./])(?:dase|grpc|process)_[a-z0-9_]+(?!\w|:)")
+_METRIC = re.compile(r"(?<![\w:#./])(?:dase|grpc_server|process)_[a-z0-9_]+(?!\w|:)")
 _SUFFIXES = re.compile(r"_(bucket|sum|count)$")
 
 
