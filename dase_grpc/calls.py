@@ -55,10 +55,11 @@ class Calls:
     """
 
     def __init__(self, rpcs: Iterable[str] = (), *, clock: Callable[[], float] = time.perf_counter) -> None:
+        none_yet = dict.fromkeys(rpcs, 0)
         self.clock = clock
         self.handled: Counter[tuple[str, str, str]] = Counter()
-        self.received_bytes: Counter[str] = Counter(dict.fromkeys(rpcs, 0))
-        self.sent_bytes: Counter[str] = Counter(dict.fromkeys(rpcs, 0))
+        self.received_bytes: Counter[str] = Counter(none_yet)
+        self.sent_bytes: Counter[str] = Counter(none_yet)
         self.sample_wait = Durations(WAIT_SECONDS)
         self._requests: dict[str, Durations] = {}
 

@@ -44,5 +44,5 @@ def test_prometheus_sees_cumulative_buckets_their_count_and_their_sum():
 
 
 def test_methods_are_shown_before_their_first_call():
-    calls = Calls(["Insert", "Sample"])
+    calls = Calls(iter(["Insert", "Sample"]))
     assert dict(calls.received_bytes) == dict(calls.sent_bytes) == {"Insert": 0, "Sample": 0}
