@@ -6,7 +6,7 @@ AUDIT := .venv-audit
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help train test fast lint check format protos docs bench audit sbom clean
+.PHONY: help train test fast lint check format protos docs dashboards bench audit sbom clean
 
 help:  ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -42,8 +42,12 @@ format: $(STAMP)  ## Format the code
 protos: $(STAMP)  ## Generate dase_grpc/wire/v1 from protos/
 	$(BIN)/python scripts/generate_protos.py
 
-docs: $(STAMP)  ## Generate docs/configuration.md
+docs: $(STAMP)  ## Generate docs/configuration.md and docs/metrics.md
 	$(BIN)/python -m dase_grpc.config_reference > docs/configuration.md
+	$(BIN)/python -m dase_grpc.metrics_reference > docs/metrics.md
+
+dashboards: $(STAMP)  ## Generate deploy/grafana/dashboards
+	$(BIN)/python scripts/write_dashboards.py
 
 bench: $(STAMP)  ## Measure the replay service
 	$(BIN)/python benchmarks/replay.py

@@ -137,6 +137,10 @@ class TransitionSchema:
         """The (N,) agent-id column of (N, width) rows, a view."""
         return rows[:, self.columns["agent_id"].start].view(np.int32)
 
+    def policy_versions(self, rows: Array) -> npt.NDArray[np.uint32]:
+        """The (N,) policy-version column of (N, width) rows, a view."""
+        return rows[:, self.columns["policy_version"].start].view(np.uint32)
+
     def empty(self, count: int) -> Array:
         """Uninitialised rows, (count, width) float32."""
         return np.empty((count, self.width), np.float32)

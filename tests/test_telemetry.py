@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import get_args
 
 import pytest
 from children import forked
@@ -14,17 +15,19 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dase_grpc.errors import AddressError
-from dase_grpc.telemetry import (
-    MAX_PAIRED_AGENTS,
-    LearnerMetrics,
-    ReplayCollector,
-    ReplayCounts,
-    make_registry,
-    metrics_endpoint,
-)
+from dase_grpc.learner_metrics import RESTART_REASONS, SKIP_REASONS, STAGES, LearnerMetrics
+from dase_grpc.learning.exploration import Reason
+from dase_grpc.metrics_reference import DISTILLED, learner_registry, replay_registry
+from dase_grpc.nodes.connection import Stream
+from dase_grpc.nodes.waits import WaitReason
+from dase_grpc.replay_metrics import ReplayCollector, ReplayCounts
+from dase_grpc.telemetry import MAX_PAIRED_AGENTS, make_registry, metrics_endpoint
 
 C, G, H = "counter", "gauge", "histogram"
-EVERY_ROLE = {"dase_build_info": (G, {"version", "python"})}
+EVERY_ROLE = {
+    "dase_build_info": (G, {"version", "python"}),
+    "dase_event_loop_lag_seconds": (H, set()),
+}
 REPLAY = EVERY_ROLE | {
     "dase_replay_inserted_transitions_total": (C, {"agent_id"}),
     "dase_replay_evicted_transitions_total": (C, {"agent_id"}),
@@ -36,6 +39,14 @@ REPLAY = EVERY_ROLE | {
     "dase_replay_denied_calls_total": (C, {"reason"}),
     "dase_replay_buffer_capacity_transitions": (G, set()),
     "dase_replay_buffer_bytes": (G, set()),
+    "dase_replay_request_duration_seconds": (H, {"rpc"}),
+    "dase_replay_sample_wait_seconds": (H, set()),
+    "dase_replay_received_bytes_total": (C, {"rpc"}),
+    "dase_replay_sent_bytes_total": (C, {"rpc"}),
+    "dase_replay_last_sync_timestamp_seconds": (G, set()),
+    "dase_replay_leases": (G, {"state"}),  # beyond the table
+    "dase_replay_leases_granted_total": (C, {"agent_id"}),  # beyond the table
+    "grpc_server_handled_total": (C, {"grpc_method", "grpc_type", "grpc_code"}),
 }
 LEARNER = EVERY_ROLE | {
     "dase_learner_updates_total": (C, {"agent_id"}),
@@ -60,67 +71,22 @@ LEARNER = EVERY_ROLE | {
     "dase_explorer_acknowledged_transitions_total": (C, {"agent_id"}),  # beyond the table
     "dase_explorer_refused_transitions_total": (C, {"agent_id", "reason"}),  # beyond the table
     "dase_explorer_env_restarts_total": (C, {"agent_id", "reason"}),
-    "dase_learner_reconnects_total": (C, {"agent_id", "stream"}),
+    "dase_explorer_policy_lag_updates": (G, {"agent_id"}),
+    "dase_learner_sample_age_updates": (G, {"agent_id"}),  # beyond the table
+    "dase_learner_prefetched_batches": (G, {"agent_id"}),
+    "dase_learner_gpu_memory_bytes": (G, {"agent_id"}),
+    "dase_learner_checkpoint_last_success_timestamp_seconds": (G, {"agent_id"}),
+    "dase_similarity_last_update_timestamp_seconds": (G, {"agent_id"}),
+    "dase_learner_reconnects_total": (C, {"agent_id", "stream", "grpc_code"}),
     "dase_learner_waiting_seconds_total": (C, {"agent_id", "reason"}),
     "dase_learner_replay_losses_total": (C, {"agent_id"}),
     "dase_evaluation_return_mean": (G, {"agent_id"}),
     "dase_evaluation_duration_seconds": (H, {"agent_id"}),
 }
-COUNTS = ReplayCounts(
-    capacity=10,
-    buffer_bytes=480,
-    size_by_agent={0: 4, 70: 6},
-    inserted={0: 9, 70: 8},
-    evicted={0: 5, 70: 2},
-    refused={(70, "not_finite"): 3},
-    sampled={(0, 0): 11, (0, 70): 12, (70, 0): 13, (70, 70): 14},
-    policy_versions={0: 0, 70: 4_000},
-    open_streams={"Insert": 2, "Sample": 0},
-    denied={"agent": 3},
-)
 
 
-DISTILLED = {
-    "distillation_loss": 0.25,
-    "distilled_share": 0.5,
-    "confidence": 2.0,
-    "peer_lag": 50.5,
-    "undistilled_updates": 3,
-    "refused_policies": 1,
-}
-
-
-def replay_registry() -> CollectorRegistry:
-    registry = make_registry()
-    registry.register(ReplayCollector(lambda: COUNTS))
-    return registry
-
-
-def learner_registry(agent_id: int = 1) -> CollectorRegistry:
-    """A learner's registry in which every series has been touched."""
-    registry = make_registry()
-    metrics = LearnerMetrics(registry, agent_id)
-    metrics.env_steps.inc()
-    metrics.update_seconds.observe(0.01)
-    metrics.sample_seconds.observe(0.01)
-    metrics.evaluation_seconds.observe(1.0)
-    metrics.skipped("no_weight")
-    metrics.refused("not_finite")
-    metrics.restarted("step")
-    metrics.reconnected("insert")
-    metrics.waited("unreachable", 1.0)
-    metrics.loss("critic", 0.5)
-    metrics.similarity(0, 0.25)
-    metrics.similarity(MAX_PAIRED_AGENTS, 0.75)
-    metrics.divergence("mean", 2.0)
-    metrics.distillation.show(DISTILLED)
-    metrics.source_divergence(0, "covariance", 3.0)
-    metrics.source_divergence(MAX_PAIRED_AGENTS, "covariance", 4.0)
-    return registry
-
-
-def families(registry: CollectorRegistry) -> dict[str, tuple[str, set[str]]]:
-    """Type and label names of each family, by the name under which it is queried."""
+def exported(registry: CollectorRegistry) -> dict[str, tuple[str, set[str]]]:
+    """Type and label names of each family in Prometheus' text, by the name under which it is queried."""
     found = {}
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
         name = family.name + ("_total" if family.type == C else "")
@@ -140,13 +106,21 @@ def series(registry: CollectorRegistry, name: str) -> dict[tuple[str, ...], floa
     ids=["replay", "learner"],
 )
 def test_a_role_exports_the_names_types_and_labels_of_the_table(registry, table):
-    assert families(registry) == table
+    found = exported(registry)
+    assert {name: found[name] for name in found if not name.startswith("process_")} == table
+
+
+def test_each_role_shows_what_its_process_takes():
+    for registry in (replay_registry(), learner_registry()):
+        assert {"process_resident_memory_bytes", "process_cpu_seconds_total"} <= set(exported(registry))
 
 
 @pytest.mark.parametrize("registry", [replay_registry(), learner_registry()], ids=["replay", "learner"])
 def test_metrics_follow_prometheus_conventions(registry):
     for family in registry.collect():
-        assert re.fullmatch(r"dase_[a-z]+(_[a-z]+)+", family.name)
+        if family.name.startswith("process_"):
+            continue
+        assert re.fullmatch(r"dase_[a-z]+(_[a-z]+)+|grpc_server_handled", family.name)
         assert family.documentation.endswith(".")
         words = family.name.split("_")
         assert not {"ms", "us", "milliseconds", "minutes", "kb", "mb", "mib", "percent", "count"} & set(words)
@@ -166,7 +140,10 @@ def test_the_replays_counters_are_read_when_scraped():
     assert series(registry, "dase_replay_policy_version") == {("0",): 0, ("70",): 4_000}
     assert series(registry, "dase_replay_inserted_transitions_total") == {("0",): 9, ("70",): 8}
     assert series(registry, "dase_replay_evicted_transitions_total") == {("0",): 5, ("70",): 2}
-    assert series(registry, "dase_replay_rejected_transitions_total") == {("70", "not_finite"): 3}
+    assert series(registry, "dase_replay_rejected_transitions_total") == {
+        ("0", "not_finite"): 0,
+        ("70", "not_finite"): 3,
+    }
 
 
 def test_pairs_are_exported_only_among_the_first_agents():
@@ -181,8 +158,46 @@ def test_a_learners_numbers_carry_its_agent_id():
     assert series(registry, "dase_learner_loss") == {("5", "critic"): 0.5}
     assert series(registry, "dase_learner_update_duration_seconds_count") == {
         ("5", "sample"): 1,
-        ("5", "update"): 1,
+        **{("5", stage): 0 for stage in STAGES if stage != "sample"},
     }
+
+
+def test_counters_by_reason_begin_at_zero_for_prometheus_does_not_see_their_first_step():
+    registry = make_registry()
+    metrics = LearnerMetrics(registry, 1)
+    metrics.expect(streams=Stream, waits=WaitReason)
+    for name, reasons in {
+        "dase_learner_skipped_updates_total": SKIP_REASONS,
+        "dase_explorer_refused_transitions_total": get_args(Reason),
+        "dase_explorer_env_restarts_total": RESTART_REASONS,
+        "dase_learner_waiting_seconds_total": list(WaitReason),
+    }.items():
+        assert series(registry, name) == {("1", reason): 0 for reason in reasons}
+    assert series(registry, "dase_learner_reconnects_total") == {
+        ("1", stream, "UNAVAILABLE"): 0 for stream in Stream
+    }
+
+
+def test_what_has_not_happened_has_no_time():
+    registry = make_registry()
+    metrics = LearnerMetrics(registry, 1, now=lambda: 12.5)
+    metrics.similarity(1, 1.0)
+    names = (
+        "dase_similarity_last_update_timestamp_seconds",
+        "dase_learner_checkpoint_last_success_timestamp_seconds",
+    )
+    assert [series(registry, name) for name in names] == [{}, {}]
+    metrics.similarity(0, 0.5)
+    metrics.checkpointed()
+    assert [series(registry, name) for name in names] == [{("1",): 12.5}, {("1",): 12.5}]
+
+
+def test_no_number_of_agents_makes_more_than_64_by_64_series_of_pairs():
+    agents = range(200)
+    pairs = {(agent, source): 1 for agent in agents for source in agents}
+    registry = make_registry()
+    registry.register(ReplayCollector(lambda: ReplayCounts(sampled=pairs)))
+    assert len(series(registry, "dase_replay_sampled_transitions_total")) == 64 * 64
 
 
 def test_what_was_not_measured_keeps_its_last_value_and_counts_add_up():

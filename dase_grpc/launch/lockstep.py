@@ -15,6 +15,7 @@ from numpy.lib.format import header_data_from_array_1_0, write_array_header_1_0
 from dase_grpc import seeding
 from dase_grpc.config import EnvConfig, RunConfig
 from dase_grpc.errors import ConfigError, DivergedError, EnvironmentFailedError, EnvironmentSpecError
+from dase_grpc.learner_metrics import LearnerMetrics
 from dase_grpc.learning.build import build_learner, pairing
 from dase_grpc.learning.containment import Contained
 from dase_grpc.learning.device import pick_device
@@ -33,7 +34,7 @@ from dase_grpc.runs.rounds import RoundLog, WholeRound
 from dase_grpc.runs.row_log import read_rows
 from dase_grpc.schema import Array, TransitionSchema
 from dase_grpc.store import ReplayStore, RingBuffer
-from dase_grpc.telemetry import LearnerMetrics, make_registry
+from dase_grpc.telemetry import make_registry
 
 BUFFER_FILE: Final = "buffer.npy"
 

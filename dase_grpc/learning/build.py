@@ -9,6 +9,7 @@ import torch
 
 from dase_grpc import seeding
 from dase_grpc.config import RunConfig
+from dase_grpc.learner_metrics import LearnerMetrics
 from dase_grpc.learning.agent import Agent
 from dase_grpc.learning.agents import make_agent
 from dase_grpc.learning.dpd import DPD, Pairing
@@ -23,7 +24,6 @@ from dase_grpc.learning.ports import BatchSource, Journal, TransitionSink
 from dase_grpc.learning.restarting import WatchedEnv, evaluation_env
 from dase_grpc.learning.similarity import SimilarityWeigher
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.telemetry import LearnerMetrics
 
 Notes = Callable[[], Mapping[str, Any]]
 

@@ -24,3 +24,8 @@ def use(device: torch.device) -> None:
     """Makes a CUDA device the calling thread's current one, which each thread has of its own."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
+
+
+def reserved_bytes(device: torch.device) -> int:
+    """What PyTorch of this process has reserved of a GPU; 0 of a CPU. Any thread; does not wait for it."""
+    return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0

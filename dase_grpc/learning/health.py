@@ -4,9 +4,9 @@ import logging
 from collections import Counter
 from typing import Final
 
+from dase_grpc.learner_metrics import LearnerMetrics
 from dase_grpc.learning.agent import Agent
 from dase_grpc.learning.statistics import Window
-from dase_grpc.telemetry import LearnerMetrics
 
 DIVERGED_AFTER: Final = 100
 """So many steps in a row that had to be left out mean that an agent learns nothing any more."""

@@ -12,7 +12,6 @@ from dataclasses import replace
 from threading import Event
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,8 +27,8 @@ from dase_grpc.learning.ports import Halted, StoppablePolicy
 from dase_grpc.learning.similarity import Weighing
 from dase_grpc.learning.staging import Staging
 from dase_grpc.learning.statistics import DeviceTotals, Diagnosis, Window, finite, fold, record, show
+from dase_grpc.learning.timing import UpdateTiming
 from dase_grpc.progress import Progress, evaluation_line
-from dase_grpc.schema import Array
 
 DIAGNOSE_EVERY: Final = 50
 """Updates between two looks at losses and similarity; each look waits for the device once."""
@@ -54,6 +53,7 @@ class Learner:
         self._all_internal = torch.ones(parts.config.agent.batch_size, device=parts.device)
         self._totals = DeviceTotals(parts.device)
         self._health = Health(parts.agent, parts.metrics)
+        self._timing = UpdateTiming(parts.metrics, parts.clock)
         self._halt = Event()
         self._at = Counters()
         self._resumed: Saved | None = None
@@ -248,6 +248,7 @@ class Learner:
                 "evaluation_step": None if self._evaluated_at == NOT_YET else self._evaluated_at,
             },
         )
+        self._parts.metrics.checkpointed()
 
     @property
     def _may_update(self) -> bool:
@@ -255,31 +256,35 @@ class Learner:
         return self._at.stored >= due and not self._refill
 
     def _update(self) -> None:
-        parts = self._parts
-        asked_at = parts.clock()
+        parts, timing = self._parts, self._timing
+        timing.begin()
         received = parts.source.next()
         if received is None or self._refill:  # drawn from a handful of rows it would ruin the agent
             self._skip("no_batch")
             return
         rows, self._at.buffer_size = received
-        got_at = parts.clock()
+        got_at = timing.lap("sample")
         if parts.agent.updates == self._began_with:
             self._pace_from = got_at
         own = parts.schema.agent_ids(rows) == parts.agent_id
         batch = self._staging.load(rows)
+        timing.lap("load")
         weighing = None if own.all() else self._weigh(batch)
         if weighing is not None and not own.any() and not bool(weighing.weight.any()):
             self._skip("no_weight")
             return
+        timing.lap("weigh")
         losses = parts.agent.update(batch, self._all_internal if weighing is None else weighing.weight)
         parts.metrics.updates.inc()
-        parts.metrics.sample_seconds.observe(got_at - asked_at)
-        now = parts.clock()
-        parts.metrics.update_seconds.observe(now - got_at)
-        if parts.agent.updates % DIAGNOSE_EVERY == 0:
+        looks = parts.agent.updates % DIAGNOSE_EVERY == 0
+        now = timing.finish(parts=looks)
+        if looks:
             self._measure_pace(now)
             self._diagnose(batch, weighing, losses)
-            self._measure_lag(rows[own])
+            if own.any():
+                age = parts.agent.updates - float(parts.schema.policy_versions(rows[own]).mean())
+                self._window.policy_lag.add(age)
+                parts.metrics.sample_age.set(age)
 
     def _skip(self, reason: str) -> None:
         self._window.skipped += 1
@@ -314,11 +319,6 @@ class Learner:
         if seconds > 0:
             self.progress = replace(self.progress, updates_per_second=updates / seconds)
         self._pace_from, self._paced_updates = now, self._parts.agent.updates
-
-    def _measure_lag(self, own_rows: Array) -> None:
-        if len(own_rows):
-            versions = own_rows[:, self._parts.schema.columns["policy_version"].start].view(np.uint32)
-            self._window.policy_lag.add(self._parts.agent.updates - float(versions.mean()))
 
     def _note(self, explored: ExploredStep) -> None:
         parts = self._parts

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from dase_grpc.config import RunConfig
+from dase_grpc.learner_metrics import LearnerMetrics
 from dase_grpc.learning.agent import Agent
 from dase_grpc.learning.evaluation import Evaluator
 from dase_grpc.learning.exploration import Explorer
 from dase_grpc.learning.ports import BatchSource, Journal, TransitionSink
 from dase_grpc.learning.similarity import SimilarityWeigher
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.telemetry import LearnerMetrics
 
 
 @dataclass(frozen=True)

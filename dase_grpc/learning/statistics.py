@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dase_grpc.learner_metrics import LearnerMetrics
 from dase_grpc.learning.dps import Similarity
 from dase_grpc.learning.similarity import Weighing
-from dase_grpc.telemetry import LearnerMetrics
 
 
 @dataclass

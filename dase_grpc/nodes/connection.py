@@ -11,6 +11,8 @@ from enum import StrEnum
 from functools import partial
 from typing import Final, Self
 
+from grpc import StatusCode
+
 from dase_grpc.backoff import CAP_S, Backoff
 from dase_grpc.errors import (
     AgentTakenError,
@@ -23,11 +25,12 @@ from dase_grpc.errors import (
     UnauthenticatedError,
     UnreachableError,
 )
+from dase_grpc.learner_metrics import LearnerMetrics
 from dase_grpc.nodes.lifecycle import first_cause
 from dase_grpc.progress import Progress
-from dase_grpc.telemetry import LearnerMetrics
 from dase_grpc.wire.cluster import ClusterClient, Membership
 from dase_grpc.wire.replay_client import StreamTarget
+from dase_grpc.wire.status import STATUS
 from dase_grpc.wire.v1 import replay_pb2
 
 AWAY_AFTER_S: Final = 2.0
@@ -75,10 +78,11 @@ class Away(StrEnum):
 
 @dataclass(frozen=True)
 class Outage:
-    """Since when (monotonic seconds) the replay does not serve, and why."""
+    """Since when (monotonic seconds) the replay does not serve, why, and with which status that began."""
 
     since: float
     why: Away
+    code: str = StatusCode.UNAVAILABLE.name
 
     def __str__(self) -> str:
         seconds = f"{time.monotonic() - self.since:.0f} s"
@@ -91,7 +95,7 @@ class Outage:
     def next(self, why: Away) -> "Outage":
         """The same outage after one more failure; a replay that shut down is silent because it did."""
         gone = self.why is Away.DRAINED and why is Away.UNREACHABLE
-        return self if gone else Outage(self.since, why)
+        return self if gone else replace(self, why=why)
 
 
 class Connection:
@@ -206,7 +210,7 @@ class Connection:
         if outage is None:
             return
         if self._metrics is not None:
-            self._metrics.reconnected(stream)
+            self._metrics.reconnected(stream, outage.code)
         if not self._broken:
             lasted = time.monotonic() - outage.since
             log.info("the replay service at %s answers again, after %.1f s", self.target.address, lasted)
@@ -260,7 +264,7 @@ class Connection:
         """
         now = time.monotonic()
         why = Away.of(error)
-        outage = self._broken.get(stream, Outage(now, why)).next(why)
+        outage = self._broken.get(stream, Outage(now, why, STATUS[type(error)].name)).next(why)
         lasted, limit_s = now - outage.since, self._limit_s(error)
         if lasted >= limit_s:
             if not lasted:

@@ -22,6 +22,7 @@ from dase_grpc.errors import (
     StaleLeaseError,
     UnreachableError,
 )
+from dase_grpc.learner_metrics import LearnerMetrics
 from dase_grpc.learning.device import pick_device
 from dase_grpc.learning.env_ids import with_resolved_id
 from dase_grpc.learning.envs import schema_of
@@ -31,12 +32,13 @@ from dase_grpc.nodes.connection import Connection
 from dase_grpc.nodes.hanging import HangAlarm
 from dase_grpc.nodes.joining import NODE_NAME, Wanted, join, require_fit
 from dase_grpc.nodes.lifecycle import first_cause, is_orphaned, run_node, unless
+from dase_grpc.nodes.loop_lag import watch_loop_lag
 from dase_grpc.nodes.results import open_results, results_path
 from dase_grpc.nodes.session import Session, put_together
 from dase_grpc.nodes.waits import say_waits
 from dase_grpc.progress import Progress
 from dase_grpc.runs.journal import AgentJournal
-from dase_grpc.telemetry import LearnerMetrics, make_registry, metrics_endpoint
+from dase_grpc.telemetry import make_registry, metrics_endpoint
 from dase_grpc.wire.cluster import ClusterClient, Membership
 from dase_grpc.wire.dialling import NO_CREDENTIALS, Credentials
 from dase_grpc.wire.replay_client import StreamTarget
@@ -279,6 +281,7 @@ async def _train(session: Session, stop: asyncio.Event) -> None:
             inserting = tasks.create_task(link.insert_rows())
             jobs = [
                 link.fetch_batches(),
+                watch_loop_lag(session.metrics.loop_lag.observe),
                 say_waits(lambda: link.wait, count=session.metrics.waited),
                 session.connection.heartbeats(partial(_progress, session), every_s=HEARTBEAT_S),
             ]

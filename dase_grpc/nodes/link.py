@@ -94,6 +94,11 @@ class ReplayLink:
         return batch
 
     @property
+    def prefetched(self) -> int:
+        """Batches that are here and not used yet."""
+        return len(self._batches)
+
+    @property
     def unacknowledged(self) -> int:
         """Transitions that `store` was called with and whose commit is not acknowledged."""
         return self._stored - self._outbox.acknowledged

@@ -1,7 +1,6 @@
 """The replay node: the shared buffer, the leases and the policies of a run behind their services."""
 
 import asyncio
-import dataclasses
 import logging
 import secrets
 import time
@@ -21,10 +20,12 @@ from dase_grpc.errors import AddressError, ConfigError
 from dase_grpc.naming import names_a_folder
 from dase_grpc.nodes.lease_watch import LeaseWatch
 from dase_grpc.nodes.lifecycle import READY_PREFIX, is_orphaned, run_node
+from dase_grpc.nodes.loop_lag import watch_loop_lag
+from dase_grpc.nodes.replay_monitor import ReplayMonitor
 from dase_grpc.store.directory import stored_identity
 from dase_grpc.store.run import SharedRun
 from dase_grpc.store.settings import note_settings
-from dase_grpc.telemetry import ReplayCollector, ReplayCounts, make_registry, metrics_endpoint
+from dase_grpc.telemetry import metrics_endpoint
 from dase_grpc.wire.cluster import ClusterServicer
 from dase_grpc.wire.entrance import Entrance, entrance
 from dase_grpc.wire.policy import PolicyServicer
@@ -49,11 +50,12 @@ LEASE_CHECK_S: Final = 1.0
 ENTRANCE_LOOK_S: Final = 1.0
 SYNC_EVERY_S: Final = 5.0
 DEFAULT_CAPACITY: Final = "1000000"
-SERVICES: Final = (
-    replay_pb2.DESCRIPTOR.services_by_name["ReplayService"].full_name,
-    cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"].full_name,
-    policy_pb2.DESCRIPTOR.services_by_name["PolicyService"].full_name,
+DESCRIPTORS: Final = (
+    replay_pb2.DESCRIPTOR.services_by_name["ReplayService"],
+    cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"],
+    policy_pb2.DESCRIPTOR.services_by_name["PolicyService"],
 )
+SERVICES: Final = tuple(service.full_name for service in DESCRIPTORS)
 
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
@@ -230,25 +232,19 @@ async def _serve(
     announce: Callable[[Address], None],
     way_in: Entrance | None,
 ) -> None:
-    registry = make_registry()
-    server = make_server(way_in.door if way_in else None)
-    replay, policies = ReplayServicer(run), PolicyServicer(run)
-    registry.register(
-        ReplayCollector(
-            lambda: dataclasses.replace(
-                counts(run),
-                open_streams={**replay.open_streams, **policies.open_streams},
-                denied=way_in.denied if way_in else {},
-            )
-        )
-    )
+    monitor = ReplayMonitor(run, DESCRIPTORS)
+    server = make_server(monitor.calls, way_in.door if way_in else None)
+    replay, policies = ReplayServicer(run, calls=monitor.calls), PolicyServicer(run)
+    monitor.open_streams = lambda: {**replay.open_streams, **policies.open_streams}
+    if way_in:
+        monitor.denied = lambda: way_in.denied
     cluster = ClusterServicer(run, clock=time.monotonic, on_event=log.info)
     health = HealthServicer()
     _register(server, health)
     replay_pb2_grpc.add_ReplayServiceServicer_to_server(replay, server)
     cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, server)
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(policies, server)
-    with metrics_endpoint(registry, options.metrics_host, options.metrics_port):
+    with metrics_endpoint(monitor.registry, options.metrics_host, options.metrics_port):
         address = bind(server, options.listen, way_in.credentials() if way_in else None)
         try:
             await server.start()
@@ -256,14 +252,12 @@ async def _serve(
                 await health.set(service, health_pb2.HealthCheckResponse.SERVING)
             announce(address)
             async with asyncio.TaskGroup() as tasks:
-                watching = [
-                    tasks.create_task(job)
-                    for job in (
-                        _watch_leases(run),
-                        _sync(run, every_s=options.sync_every_s),
-                        *([_watch_entrance(way_in)] if way_in else []),
-                    )
-                ]
+                jobs = [_watch_leases(run), watch_loop_lag(monitor.loop_lag.observe)]
+                if options.data_dir is not None:
+                    jobs.append(_sync(run, options.sync_every_s, monitor.synced))
+                if way_in:
+                    jobs.append(_watch_entrance(way_in))
+                watching = [tasks.create_task(job) for job in jobs]
                 await stop.wait()
                 if is_orphaned(stop):
                     with suppress(TimeoutError):
@@ -276,23 +270,6 @@ async def _serve(
             replay.drain()
             policies.drain()
             await server.stop(GRACE_S)
-
-
-def counts(run: SharedRun) -> ReplayCounts:
-    """A copy of the run's counters, safe to take from another thread."""
-    if not run.opened:
-        return ReplayCounts()
-    store = run.store
-    return ReplayCounts(
-        capacity=store.ring.capacity,
-        buffer_bytes=len(store.ring) * store.schema.row_bytes,
-        size_by_agent=store.ring.size_by_agent,
-        inserted=dict(store.traffic.inserted),
-        refused=dict(store.traffic.refused),
-        sampled=dict(store.traffic.sampled),
-        evicted=store.traffic.evicted,
-        policy_versions=run.policies.versions,
-    )
 
 
 def _register(server: grpc.aio.Server, health: HealthServicer) -> None:
@@ -321,12 +298,13 @@ async def _all_have_left(run: SharedRun) -> None:
         await asyncio.sleep(ORPHAN_LOOK_S)
 
 
-async def _sync(run: SharedRun, *, every_s: float) -> None:
+async def _sync(run: SharedRun, every_s: float, done: Callable[[], None]) -> None:
     """Brings what is committed to the disk, again and again; the event loop goes on meanwhile."""
     while True:
         await asyncio.sleep(every_s)
         for blocking in run.sync():
             await asyncio.to_thread(blocking)
+        done()
 
 
 def _restored(run: SharedRun, data_dir: Path) -> str:

@@ -2,22 +2,25 @@
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from dase_grpc.config import RunConfig
+from dase_grpc.learner_metrics import LearnerMetrics
 from dase_grpc.learning.build import build_learner, pairing, peer_of
+from dase_grpc.learning.device import reserved_bytes
 from dase_grpc.learning.learner import Learner
 from dase_grpc.learning.restarting import RestartableEnv
 from dase_grpc.learning.watch import Watch
-from dase_grpc.nodes.connection import Connection
+from dase_grpc.nodes.connection import Connection, Stream
 from dase_grpc.nodes.hanging import HangAlarm
 from dase_grpc.nodes.link import ReplayLink
 from dase_grpc.nodes.policies import PolicyExchange
 from dase_grpc.nodes.results import Resumed
+from dase_grpc.nodes.waits import WaitReason
 from dase_grpc.runs.journal import AgentJournal
-from dase_grpc.telemetry import LearnerMetrics
 
 log = logging.getLogger("dase")
 
@@ -85,6 +88,9 @@ def put_together(
         own_rows_only=not config.shares_experience,
         count_acknowledged=metrics.acknowledged.inc,
     )
+    metrics.expect(streams=Stream, waits=WaitReason)
+    metrics.prefetched.set_function(lambda: link.prefetched)
+    metrics.gpu_memory.set_function(partial(reserved_bytes, device))
     exchange = None if config.shares_experience else PolicyExchange(connection, follow=[peer_of(agent_id)])
     learner = build_learner(
         own,

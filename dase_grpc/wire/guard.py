@@ -69,7 +69,7 @@ class Guard(grpc.aio.ServerInterceptor):
         return known[1]
 
     def _wrap(self, method: str, handler: Handler) -> Handler:
-        kind, behaviour = _behaviour(handler)
+        kind, behaviour = behaviour_of(handler)
         wrapped = (
             self._generating(method, behaviour)
             if inspect.isasyncgenfunction(behaviour)
@@ -168,7 +168,8 @@ def _reading(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | N
     return parsed
 
 
-def _behaviour(handler: Handler) -> tuple[str, Behaviour]:
+def behaviour_of(handler: Handler) -> tuple[str, Behaviour]:
+    """A method's kind, such as `stream_unary`, and the function that serves it."""
     takes = "stream" if handler.request_streaming else "unary"
     gives = "stream" if handler.response_streaming else "unary"
     kind = f"{takes}_{gives}"

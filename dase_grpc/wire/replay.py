@@ -10,6 +10,7 @@ from typing import Any, Final
 import grpc
 
 from dase_grpc import seeding
+from dase_grpc.calls import Calls
 from dase_grpc.errors import MalformedError
 from dase_grpc.schema import Array
 from dase_grpc.store.replay import ReplayStore
@@ -34,11 +35,13 @@ WAITING_EVERY_S: Final = 1.0
 class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     """ReplayService over a SharedRun. Lives on one event loop.
 
-    A commit is synchronous, so a stream that is cut off anywhere leaves whole rows only.
+    A commit is synchronous, so a stream that is cut off anywhere leaves whole rows only. How long each
+    chunk and each batch takes is noted in `calls`.
     """
 
-    def __init__(self, run: SharedRun) -> None:
+    def __init__(self, run: SharedRun, *, calls: Calls | None = None) -> None:
         self._run = run
+        self._calls = Calls() if calls is None else calls
         self._committed = asyncio.Event()
         self._draining = Draining("Insert", "Sample")
         self._sample_streams: Counter[int] = Counter()
@@ -106,8 +109,9 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     ) -> bool:
         """Commits each chunk as it comes; returns whether the stream ended with an end frame."""
         writer, agent_id, epoch = header.writer_id, header.stream.agent_id, header.stream.lease_epoch
+        clock, took = self._calls.clock, self._calls.requests("Insert").observe
         while (request := await read(context)) is not grpc.aio.EOF:
-            kind = request.WhichOneof("kind")
+            began, kind = clock(), request.WhichOneof("kind")
             if kind == "end":
                 return True
             if kind != "chunk":
@@ -120,6 +124,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             acks.committed(store.committed(writer, agent_id=agent_id), refused=refused)
             self._committed.set()
             self._committed = asyncio.Event()
+            took(clock() - began)
         return False
 
     async def _sample(self, context: Context) -> None:
@@ -141,16 +146,21 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         key = (stream.agent_id, self._sample_streams[stream.agent_id])
         self._sample_streams[stream.agent_id] += 1
         rng = seeding.generator(self._run.seed, seeding.Purpose.SAMPLING, *key)
+        clock, took = self._calls.clock, self._calls.requests("Sample").observe
         while request is not grpc.aio.EOF:
             if request.credits > MAX_CREDITS:
                 raise MalformedError(f"a request grants at most {MAX_CREDITS} credits, not {request.credits}")
             for _ in range(request.credits):
+                asked = clock()
                 await self._wait_until_ready(context, header)
+                ready = clock()
                 self._run.leases.require(stream.agent_id, stream.lease_epoch)
                 rows = store.sample(
                     header.batch_size, rng, agent_id=stream.agent_id, own_rows_only=header.own_rows_only
                 )
                 await _send(context, rows, buffer_size=len(store.ring))
+                self._calls.sample_wait.observe(ready - asked)
+                took(clock() - ready)
             request = await read(context)
             if request is not grpc.aio.EOF and request.HasField("header"):
                 raise MalformedError("only the first request of a Sample stream carries a header")

@@ -9,7 +9,9 @@ from typing import Any, Final
 
 import grpc
 
+from dase_grpc.calls import Calls
 from dase_grpc.errors import AddressError
+from dase_grpc.wire.accounting import Accounting
 from dase_grpc.wire.dialling import Credentials
 from dase_grpc.wire.guard import Guard
 from dase_grpc.wire.security import Door
@@ -131,9 +133,13 @@ def open_channel(address: Address, credentials: Credentials | None = None) -> gr
     return credentials.channel(str(address), CLIENT_OPTIONS)
 
 
-def make_server(door: Door | None = None) -> grpc.aio.Server:
-    """A server with this service's limits; without servicers, an address, or a start."""
-    return grpc.aio.server(options=SERVER_OPTIONS, interceptors=(Guard(door=door),))
+def make_server(calls: Calls | None = None, door: Door | None = None) -> grpc.aio.Server:
+    """A server with this service's limits; without servicers, an address, or a start.
+
+    What its calls are is counted in `calls`, and `door` says who may make them, where given.
+    """
+    counting = () if calls is None else (Accounting(calls),)
+    return grpc.aio.server(options=SERVER_OPTIONS, interceptors=(*counting, Guard(door=door)))
 
 
 def bind(

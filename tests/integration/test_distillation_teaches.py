@@ -11,6 +11,7 @@ from small import new_run, small_config
 
 from dase_grpc.config import RunConfig
 from dase_grpc.launch.lockstep import LocalReplay, open_lockstep, run_lockstep
+from dase_grpc.learner_metrics import LearnerMetrics
 from dase_grpc.learning.build import build_learner, pairing
 from dase_grpc.learning.dpd import terms
 from dase_grpc.learning.envs import make_env, schema_of
@@ -20,7 +21,7 @@ from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.journal import AgentJournal
 from dase_grpc.store import ReplayStore, RingBuffer
-from dase_grpc.telemetry import LearnerMetrics, make_registry
+from dase_grpc.telemetry import make_registry
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 

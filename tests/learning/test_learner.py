@@ -13,6 +13,7 @@ from worlds import PointGoal
 
 from dase_grpc.config import RunConfig, resolve
 from dase_grpc.errors import DivergedError, EnvironmentFailedError, RunDirectoryError
+from dase_grpc.learner_metrics import LearnerMetrics
 from dase_grpc.learning.dps import DpsOptions
 from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.learning.evaluation import Evaluator
@@ -26,7 +27,7 @@ from dase_grpc.learning.ports import Halted
 from dase_grpc.learning.restarting import RestartableEnv
 from dase_grpc.learning.similarity import SimilarityWeigher
 from dase_grpc.learning.watch import Watch
-from dase_grpc.telemetry import LearnerMetrics, make_registry
+from dase_grpc.telemetry import make_registry
 
 BATCH = 8
 OWN = 0
@@ -685,7 +686,7 @@ def test_the_pace_is_that_of_the_latest_updates_without_random_steps_and_evaluat
         paces.append(learner.progress.updates_per_second)
     first = 20 + DIAGNOSE_EVERY - 2
     assert set(paces[:first]) == {0.0}
-    ticks_per_update = 3  # the clock is read so often, and goes on by a second each time
+    ticks_per_update = 5  # the clock is read so often, and goes on by a second each time
     assert paces[first] == pytest.approx(DIAGNOSE_EVERY / (DIAGNOSE_EVERY * ticks_per_update), rel=0.1)
     assert paces[-1] == pytest.approx(paces[first], rel=0.1)
 

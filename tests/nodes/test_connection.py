@@ -22,10 +22,11 @@ from dase_grpc.errors import (
     StaleLeaseError,
     UnreachableError,
 )
+from dase_grpc.learner_metrics import LearnerMetrics
 from dase_grpc.nodes.connection import Away, Connection, Outage, Stream
 from dase_grpc.nodes.waits import WaitReason
 from dase_grpc.progress import Progress
-from dase_grpc.telemetry import LearnerMetrics, make_registry
+from dase_grpc.telemetry import make_registry
 from dase_grpc.wire.cluster import ClusterClient
 from dase_grpc.wire.replay_client import StreamTarget
 from dase_grpc.wire.transport import open_channel
@@ -182,8 +183,23 @@ async def test_an_outage_lasts_until_the_last_of_its_streams_is_answered_and_say
     assert caplog.text.count("trying again for up to 600 s") == 1
     assert caplog.text.count("answers again") == 1
     for stream in (Stream.INSERT, Stream.SAMPLE):
-        labels = {"agent_id": "0", "stream": stream}
+        labels = {"agent_id": "0", "stream": stream, "grpc_code": "UNAVAILABLE"}
         assert registry.get_sample_value("dase_learner_reconnects_total", labels) == 1
+
+
+async def test_a_stream_that_goes_on_is_counted_by_the_status_it_had_first_broken_with(service, pauses):
+    metrics = LearnerMetrics(registry := make_registry(), 0)
+    connection = await connection_to(service, metrics=metrics)
+    ends = [OverloadedError("full"), SILENT]
+
+    async def broken_twice(target):
+        if ends:
+            raise ends.pop(0)
+        connection.up(Stream.SAMPLE)
+
+    await connection.keep(Stream.SAMPLE, broken_twice)
+    labels = {"agent_id": "0", "stream": "sample", "grpc_code": "RESOURCE_EXHAUSTED"}
+    assert registry.get_sample_value("dase_learner_reconnects_total", labels) == 1
 
 
 @pytest.mark.parametrize(

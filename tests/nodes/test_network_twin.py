@@ -17,6 +17,7 @@ from wire.services import eventually, promptly, serving
 
 from dase_grpc.config import RunConfig
 from dase_grpc.launch.lockstep import LockstepRun, open_lockstep, run_lockstep
+from dase_grpc.learner_metrics import LearnerMetrics
 from dase_grpc.learning.build import build_learner
 from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.runs import checkpoint
@@ -24,7 +25,7 @@ from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.journal import AgentJournal
 from dase_grpc.runs.rounds import RoundLog
-from dase_grpc.telemetry import LearnerMetrics, make_registry
+from dase_grpc.telemetry import make_registry
 from dase_grpc.wire.replay_client import Inserter, Sampler
 
 

@@ -1,0 +1,80 @@
+"""Grafana's dashboards: what the code makes, of expressions that parse, about metrics that exist."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from deploy.deployed import DASHBOARDS, PROJECT, dashboards, exported, expressions, metrics_in
+
+BOARDS = dashboards()
+
+
+def test_the_committed_dashboards_are_what_the_code_makes(tmp_path):
+    pytest.importorskip("grafana_foundation_sdk")
+    command = [sys.executable, "scripts/write_dashboards.py", str(tmp_path)]
+    subprocess.run(command, cwd=PROJECT, check=True, timeout=30)
+    made = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
+    committed = {path.name: path.read_text(encoding="utf-8") for path in DASHBOARDS}
+    assert made == committed, "run: python scripts/write_dashboards.py"
+
+
+def test_there_is_a_dashboard_for_each_part():
+    assert set(BOARDS) == {"dase-overview", "dase-replay", "dase-learners", "dase-similarity"}
+    assert all(board["uid"] == name for name, board in BOARDS.items())
+
+
+@pytest.mark.parametrize("expression", expressions(), ids=lambda expression: expression.where)
+def test_every_expression_parses_and_has_no_variable_left(expression):
+    parser = pytest.importorskip("promql_parser")
+    assert "$" not in expression.text
+    parser.parse(expression.text)
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_dashboards_speak_only_of_what_is_exported(path: Path):
+    found = metrics_in(path.read_text(encoding="utf-8"))
+    assert found
+    assert found - exported() == set()
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_panels_are_numbered_explained_inside_the_grid_and_do_not_overlap(name):
+    panels = BOARDS[name]["panels"]
+    assert [panel["id"] for panel in panels] == list(range(1, len(panels) + 1))
+    assert len({panel["title"] for panel in panels}) == len(panels)
+    taken = set()
+    for panel in panels:
+        assert panel["description"].endswith(".")
+        assert panel["datasource"]["uid"] == "${datasource}"
+        place = panel["gridPos"]
+        cells = {
+            (place["x"] + across, place["y"] + down)
+            for across in range(place["w"])
+            for down in range(place["h"])
+        }
+        assert max(across for across, _ in cells) < 24
+        assert not cells & taken
+        taken |= cells
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_every_variable_that_panels_use_is_declared_and_the_other_way_round(name):
+    declared = {variable["name"] for variable in BOARDS[name]["templating"]["list"]} - {"datasource"}
+    texts = [target["expr"] for panel in BOARDS[name]["panels"] for target in panel["targets"]]
+    texts += [str(variable["query"]) for variable in BOARDS[name]["templating"]["list"]]
+    assert declared == {each for each in ("replay", "learner", "agent") if f"${each}" in "".join(texts)}
+
+
+def test_the_similarity_of_every_pair_is_a_heat_map():
+    panel = BOARDS["dase-similarity"]["panels"][0]
+    assert panel["type"] == "table"
+    assert panel["targets"][0]["instant"]
+    assert panel["targets"][0]["format"] == "table"
+    assert panel["fieldConfig"]["defaults"]["custom"]["cellOptions"]["type"] == "color-background"
+    assert panel["transformations"] == [
+        {
+            "id": "groupingToMatrix",
+            "options": {"rowField": "agent_id", "columnField": "source_agent_id", "valueField": "Value"},
+        }
+    ]
