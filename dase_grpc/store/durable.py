@@ -86,8 +86,9 @@ class MappedRing(RingBuffer):
 class DurableStore(ReplayStore):
     """A ReplayStore whose commits outlive the process. Lives on one thread.
 
-    An append of more rows than the spare slots take is committed in parts. `append` blocks only when
-    more rows come between two syncs than the synced record foresees: then for one write of a record.
+    An append of more rows than the spare slots take is committed in parts. Several appends may be committed
+    as one; what the spare slots do not take is committed before the next one. `append` blocks only when more
+    rows come between two syncs than the synced record foresees: then for one write of a record.
 
     Attributes:
         recovery: what was found, None for a new buffer.
@@ -103,6 +104,7 @@ class DurableStore(ReplayStore):
         self._index: dict[tuple[int, str], int] = {}
         self._state = PackedState(agents=0, writers=0)
         self._present = ring.present(0)
+        self._uncommitted = 0  # rows that were put after the latest commit record
         self._limit = 0  # no transition of this number or a higher one may be put before a record says so
         self._next_limit = 0
         self._unsettled = False  # the latest synced record may not be on the disk yet
@@ -169,6 +171,7 @@ class DurableStore(ReplayStore):
         Raises:
             DataDirectoryError: the disk refuses (raised by a call).
         """
+        self.commit()
         number, total = self._commits.commits.number, self.ring.total
         window = 0 if last else max(self.identity.spare, 2 * (total - self._synced_total))
         if number == self._synced_number and self._limit <= total + window:
@@ -192,7 +195,14 @@ class DurableStore(ReplayStore):
         self._rows.close()
         self._commits.close()
 
-    def _commit(self, writer: str, agent_id: int) -> None:
+    def commit(self) -> None:
+        """Makes all that was appended outlive the process."""
+        if self._uncommitted:
+            self._count_present()
+            self._commits.commits.write(self._state.bytes)
+            self._uncommitted = 0
+
+    def _note(self, writer: str, agent_id: int, count: int) -> None:
         key = agent_id, writer
         index = self._index.get(key)
         if index is None:
@@ -201,8 +211,7 @@ class DurableStore(ReplayStore):
         state.sequences[index] = self._committed[key]
         state.inserted[agent_id] = traffic.inserted[agent_id]
         state.refused[agent_id] = traffic.refused[agent_id, NOT_FINITE]
-        self._count_present()
-        self._commits.commits.write(state.bytes)
+        self._uncommitted += count
 
     def _add_writer(self, writer: str, agent_id: int) -> int:
         index = len(self._index)
@@ -222,6 +231,8 @@ class DurableStore(ReplayStore):
         state.present[:] = self._present
 
     def _store(self, rows: Array, agent_id: int) -> int:
+        if self._uncommitted + len(rows) > self.identity.spare:
+            self.commit()
         if self.ring.total + len(rows) > self._limit:
             self._extend(self.ring.total + len(rows))
         return super()._store(rows, agent_id)

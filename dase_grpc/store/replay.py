@@ -67,8 +67,10 @@ class ReplayStore:
         """The last sequence number that this writer of the agent has committed, 0 if none."""
         return self._committed.get((agent_id, writer), 0)
 
-    def append(self, writer: str, first_seq: int, rows: Array, *, agent_id: int) -> int:
+    def append(self, writer: str, first_seq: int, rows: Array, *, agent_id: int, commit: bool = True) -> int:
         """Stores the rows this writer has not committed yet; returns how many were refused.
+
+        Without `commit` it is for the caller to call that before it tells anybody that they are stored.
 
         Writers belong to their agent: two agents may each have one of the same name. rows is (N, width)
         float32, numbered first_seq, first_seq + 1, ... Rows already committed are skipped, so resending
@@ -101,8 +103,13 @@ class ReplayStore:
             refused += self._store(part, agent_id)
             committed += len(part)
             self._committed[agent_id, writer] = committed
-            self._commit(writer, agent_id)
+            self._note(writer, agent_id, len(part))
+        if commit:
+            self.commit()
         return refused
+
+    def commit(self) -> None:
+        """Makes all that was appended outlive the process, where the store can; here that is nothing."""
 
     def sample(
         self, count: int, rng: np.random.Generator, *, agent_id: int, own_rows_only: bool = False
@@ -162,8 +169,8 @@ class ReplayStore:
                 f"the table of {self._max_writers} writers is full, so writer {writer!r} cannot be added"
             )
 
-    def _commit(self, writer: str, agent_id: int) -> None:
-        """Called once what the writer sent is stored and its number noted; here that is all."""
+    def _note(self, writer: str, agent_id: int, count: int) -> None:
+        """Called once `count` rows that the writer sent are stored, and its number is."""
 
     def _store(self, rows: Array, agent_id: int) -> int:
         finite = self.schema.finite(rows)

@@ -92,22 +92,21 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             await self._insert_as(header, store, context)
 
     async def _insert_as(self, header: replay_pb2.InsertHeader, store: ReplayStore, context: Context) -> None:
-        acks = Acknowledger(
-            context, committed_seq=store.committed(header.writer_id, agent_id=header.stream.agent_id)
-        )
+        stored_seq = store.committed(header.writer_id, agent_id=header.stream.agent_id)
+        acks = Acknowledger(context, stored_seq=stored_seq, commit=store.commit)
         acknowledging = asyncio.ensure_future(acks.run())
         try:
-            if await self._commit_chunks(context, header, store, acks):
+            if await self._store_chunks(context, header, store, acks):
                 acks.finish()
                 await acknowledging
         finally:
             acknowledging.cancel()
             await asyncio.gather(acknowledging, return_exceptions=True)
 
-    async def _commit_chunks(
+    async def _store_chunks(
         self, context: Context, header: replay_pb2.InsertHeader, store: ReplayStore, acks: Acknowledger
     ) -> bool:
-        """Commits each chunk as it comes; returns whether the stream ended with an end frame."""
+        """Stores each chunk as it comes; returns whether the stream ended with an end frame."""
         writer, agent_id, epoch = header.writer_id, header.stream.agent_id, header.stream.lease_epoch
         clock, took = self._calls.clock, self._calls.requests("Insert").observe
         while (request := await read(context)) is not grpc.aio.EOF:
@@ -120,8 +119,8 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
                 )
             self._run.leases.require(agent_id, epoch)
             rows = store.schema.from_bytes(request.chunk.rows)
-            refused = store.append(writer, request.chunk.first_seq, rows, agent_id=agent_id)
-            acks.committed(store.committed(writer, agent_id=agent_id), refused=refused)
+            refused = store.append(writer, request.chunk.first_seq, rows, agent_id=agent_id, commit=False)
+            acks.stored(store.committed(writer, agent_id=agent_id), refused=refused)
             self._committed.set()
             self._committed = asyncio.Event()
             took(clock() - began)
