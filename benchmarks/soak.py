@@ -159,7 +159,8 @@ def report(path: Path, *, warm_up_s: float) -> Iterator[tuple[str, bool]]:
             yield f"| {' | '.join((*cells, *slope))} |", grows
         quarter = max(1, len(own) // 4)
         before, after = (
-            _usual([line.get("thread_names", "") for line in part]) for part in (own[:quarter], own[-quarter:])
+            _usual([line.get("thread_names", "") for line in part])
+            for part in (own[:quarter], own[-quarter:])
         )
         if before != after:
             yield f"{process}'s threads were {before}, and are {after}", False
