@@ -177,7 +177,7 @@ def _heeded(given: bool) -> bool:
     return given
 
 
-Leash = Annotated[bool, typer.Option("--stdin-is-leash", hidden=True, callback=_heeded)]
+Leash = Annotated[bool, typer.Option("--stdin-is-leash", hidden=True, is_eager=True, callback=_heeded)]
 
 REPLAY_NODE: Final = "Replay node"
 Listen = Annotated[

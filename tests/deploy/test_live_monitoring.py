@@ -25,6 +25,7 @@ TESTS = Path(__file__).resolve().parents[1]
 PATIENCE_S = 150.0
 AGENTS = 2
 PUBLISHED = "dase_replay_policy_version"
+DENIED = "dase_replay_denied_calls_total"
 
 
 @dataclass(frozen=True)
@@ -149,11 +150,11 @@ def test_a_run_that_is_well_fires_no_alert(monitored):
     assert monitored.series('ALERTS{alertstate="firing"}') == []
 
 
-def test_every_metric_of_the_page_is_scraped_but_those_of_a_pair_that_distils(monitored):
+def test_every_metric_of_the_page_is_scraped_but_those_of_a_pair_and_of_refusals(monitored):
     wanted = {name: f'count({{__name__=~"{name}(_count)?"}})' for name in exported()}
-    of_a_pair = {name for name in wanted if name.startswith("dase_distillation_")} | {PUBLISHED}
-    assert unanswered(monitored, {name: wanted[name] for name in wanted.keys() - of_a_pair}) == {}
-    assert [name for name in of_a_pair if monitored.series(wanted[name])] == []
+    absent = {name for name in wanted if name.startswith("dase_distillation_")} | {PUBLISHED, DENIED}
+    assert unanswered(monitored, {name: wanted[name] for name in wanted.keys() - absent}) == {}
+    assert [name for name in absent if monitored.series(wanted[name])] == []
 
 
 def test_promtool_finds_nothing_wrong_with_what_nodes_export(monitored, promtool):

@@ -46,6 +46,7 @@ def processes_about(folder):
     return found
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_drill_recovers_from_everything_and_loses_nothing(storm, tmp_path):
     process = drill(f"--dir={tmp_path / 'drill'}", "--json", "--seed=5")

@@ -76,6 +76,7 @@ async def test_a_slow_network_is_only_slow(storm, tmp_path):
         proxy.delay_s = 0.0
 
 
+@pytest.mark.long
 async def test_a_connection_that_is_half_open_is_found_dead_and_made_again(storm, tmp_path, caplog):
     caplog.set_level("INFO", "dase")
     async with learner_behind_a_proxy(storm, tmp_path) as (proxy, trained_on):

@@ -177,6 +177,7 @@ def test_cells_may_be_clusters(experiment):
     assert not run.replay.exists()
 
 
+@pytest.mark.long
 def test_a_longer_list_of_seeds_runs_what_is_missing_although_names_change(experiment):
     one = experiment(matrix={"seed": [1]})
     assert one.run() == 0, one.output
@@ -264,7 +265,7 @@ def test_a_killed_experiment_leaves_no_training_and_the_next_one_finishes_it(exp
         assert_equal(RunDirectory.open(undisturbed.path / cell), RunDirectory.open(killed.path / cell))
 
 
-@pytest.mark.parametrize("mode", ["lockstep", "cluster"])
+@pytest.mark.parametrize("mode", ["lockstep", pytest.param("cluster", marks=pytest.mark.long)])
 def test_trainings_end_by_themselves_when_the_experiment_is_killed(experiment, mode):
     one = experiment(mode=mode, settings={"train.steps": ENDLESS}, matrix={"seed": [0, 1]})
     process = one.start("--jobs", 6)
@@ -282,7 +283,7 @@ def assert_kept_until_the_end(run: RunDirectory) -> None:
         assert max(checkpoint_paths(agent.checkpoints)) == read_metrics(agent.metrics.path)[-1]["step"]
 
 
-@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("told", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_signal_stops_all_keeps_checkpoints_and_says_how_to_go_on(experiment, told):
     one = experiment(settings={"train.steps": ENDLESS}, matrix={"seed": [0, 1, 2]})
     process = one.start("--jobs", 2)

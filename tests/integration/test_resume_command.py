@@ -67,7 +67,7 @@ def straight(tmp_path_factory) -> RunDirectory:
     return RunDirectory.open(folder / "runs/run")
 
 
-@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("kind", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_lockstep_run_that_was_hit_by_a_signal_anywhere_is_resumed_as_if_it_had_not_been(
     tmp_path, straight, kind
 ):
@@ -126,7 +126,7 @@ def still_written(directory: Path) -> bool:
     return False
 
 
-@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("kind", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_cluster_goes_on_with_its_buffer(tmp_path, kind):
     directory, steps = stopped_cluster(tmp_path, kind)
     before = inspect(directory.replay, boot_id=boot_id())
@@ -154,6 +154,7 @@ def test_a_cluster_goes_on_with_its_buffer(tmp_path, kind):
     assert after.transitions == min(1_000, before.transitions + sum(total - step for step in steps))
 
 
+@pytest.mark.long
 def test_a_cluster_without_a_buffer_goes_on_with_an_empty_one_if_that_is_asked_for(tmp_path):
     directory, steps = stopped_cluster(tmp_path, signal.SIGTERM, "--set=replay.storage=memory")
     total = max(steps) + 130
@@ -176,7 +177,10 @@ def test_a_cluster_without_a_buffer_goes_on_with_an_empty_one_if_that_is_asked_f
     assert any("updates begin once this agent has stored 20 new ones" in log for log in logs)
 
 
-@pytest.mark.parametrize("env", ["HalfCheetah-v5", "Hopper-v5", "Humanoid-v5", "LunarLanderContinuous-v3"])
+LATER = [pytest.param(each, marks=pytest.mark.long) for each in ("Hopper-v5", "Humanoid-v5")]
+
+
+@pytest.mark.parametrize("env", ["HalfCheetah-v5", *LATER, "LunarLanderContinuous-v3"])
 def test_a_real_environment_is_taken_to_where_it_was(tmp_path, env):
     """Contacts, warm starts and random pushes included; the break is within an episode."""
     settings = config(

@@ -17,7 +17,10 @@ def rude(what: str, *, steps: int = 150) -> list[str]:
     return [*flags, "--set", f"env.kwargs={{what = '{what}'}}"]
 
 
-@pytest.mark.parametrize(("what", "name"), [("stops_iterating", "StopIteration"), ("exits", "SystemExit")])
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [pytest.param("stops_iterating", "StopIteration", marks=pytest.mark.long), ("exits", "SystemExit")],
+)
 def test_what_an_environment_raises_for_others_costs_an_episode_and_its_traceback_is_kept(
     train,  # noqa: F811
     what,
@@ -74,13 +77,17 @@ def test_a_learner_that_is_killed_is_started_again_although_its_environment_has_
     assert nobody_left_within(run, 10)  # the forked one has the same command line
 
 
+@pytest.mark.long
 def test_a_thread_that_an_environment_leaves_does_not_keep_a_run_from_ending(train):  # noqa: F811
     run = train(*rude("leaves_a_thread"))
     assert run.end() == 0, run.output
     assert run.nodes() == {}
 
 
-@pytest.mark.parametrize("mode", [[], ["--lockstep"]], ids=["cluster", "lockstep"])
+@pytest.mark.parametrize(
+    "mode",
+    [pytest.param([], id="cluster", marks=pytest.mark.long), pytest.param(["--lockstep"], id="lockstep")],
+)
 def test_an_environment_that_changes_the_folder_does_not_move_the_results(train, mode):  # noqa: F811
     run = train(*rude("leaves_the_folder"), *mode)
     assert run.end() == 0, run.output
@@ -88,6 +95,7 @@ def test_an_environment_that_changes_the_folder_does_not_move_the_results(train,
     assert run.directory.report.exists()
 
 
+@pytest.mark.long
 def test_output_that_nobody_reads_does_not_end_a_run(tmp_path):
     command = [sys.executable, "-m", "dase_grpc", "train", "--name", "unread", *map(str, small_flags())]
     environment = importing(TESTS)

@@ -196,7 +196,11 @@ def test_ctrl_c_on_a_terminal_drains_keeps_checkpoints_and_exits_0(train):
     text, told = "", False
     while chunk := read_screen(screen):
         text += chunk
-        if not told and re.search(r"1 .* [\d.e-]+ +training", text) and len(run.curve(1)) > 2:
+        if (
+            not told
+            and re.search(r"1 .* [\d.e-]+ +training", text)
+            and all(len(run.curve(each)) > 2 for each in (0, 1))
+        ):
             run.process.send_signal(signal.SIGINT)
             told = True
     os.close(screen)
@@ -256,6 +260,7 @@ def test_a_killed_learner_and_a_killed_replay_are_started_again_and_the_run_reac
     assert "started again once (killed by SIGKILL)" in run.directory.report.read_text()
 
 
+@pytest.mark.long
 def test_a_replay_in_memory_that_is_killed_is_started_again_and_its_learners_join_it_anew(train):
     run = train(*small_flags(train__steps=ENDLESS, replay__storage="memory"))
     run.until_training()
@@ -270,7 +275,10 @@ def test_a_replay_in_memory_that_is_killed_is_started_again_and_its_learners_joi
     assert run.nodes() == {}
 
 
-@pytest.mark.parametrize("mode", [(), ("--lockstep",)], ids=["cluster", "lockstep"])
+@pytest.mark.parametrize(
+    "mode",
+    [pytest.param((), id="cluster"), pytest.param(("--lockstep",), id="lockstep", marks=pytest.mark.long)],
+)
 def test_a_pair_that_distils_trains_to_the_end_and_is_reported_as_such(train, mode):
     # no batch before both have stored their 20 random steps, so neither can be done before the other comes
     together = {"replay__min_size": 40}
@@ -288,7 +296,10 @@ def test_a_pair_that_distils_trains_to_the_end_and_is_reported_as_such(train, mo
     assert "Distillation" in run.directory.report.read_text()
 
 
-@pytest.mark.parametrize("mode", [(), ("--lockstep",)], ids=["cluster", "lockstep"])
+@pytest.mark.parametrize(
+    "mode",
+    [pytest.param((), id="cluster", marks=pytest.mark.long), pytest.param(("--lockstep",), id="lockstep")],
+)
 def test_agents_of_different_algorithms_share_one_buffer(train, mode):
     # no batch before all have stored their 20 random steps, so none can be done before the others come
     together = {} if mode else {"replay__min_size": 60}
@@ -348,6 +359,7 @@ def test_an_environment_that_raises_is_shown_with_its_own_traceback(train, tmp_p
     assert "step-000000500" in {path.name for path in kept if path is not None}  # the other one's
 
 
+@pytest.mark.long
 def test_an_environment_that_raises_once_costs_a_restart(train, tmp_path):
     (tmp_path / "gearbox.py").write_text(RAISES_IN_ONE)
     run = train(*small_flags("gearbox:RaisesInOneProcess", train__steps=500, env__max_restarts=0))

@@ -93,6 +93,6 @@ def test_two_agents_learn_to_reach_the_goal_and_what_is_kept_acts_alike(tmp_path
     agents = trained(tmp_path, config)
     for agent, kept in zip(agents, evaluate_checkpoint(tmp_path / "run", config.eval.episodes), strict=True):
         curve = read_evaluations(agent.evaluations.path).return_mean
-        assert curve[-3:].mean() > -2
+        assert curve[-3:].mean() > -3
         assert curve[-3:].mean() > curve[0] + 5
         assert kept.evaluation.return_mean == pytest.approx(curve[-1], rel=1e-5)

@@ -110,7 +110,7 @@ async def guarded(
     entrance = Entrance(tls, tokens, clock=clock, wall_clock=wall)
     run = SharedRun("the-run", capacity=1_000, min_size=1, seed=7, ttl_s=10.0)
     replay, policies = ReplayServicer(run), PolicyServicer(run)
-    server = make_server(entrance.door)
+    server = make_server(door=entrance.door)
     replay_pb2_grpc.add_ReplayServiceServicer_to_server(replay, server)
     cluster = ClusterServicer(run, clock=clock, on_event=lambda event: None)
     cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, server)

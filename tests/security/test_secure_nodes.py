@@ -12,8 +12,8 @@ from wire.services import promptly
 from dase_grpc import cli
 from dase_grpc.errors import AddressError, CredentialsError, NotPermittedError
 from dase_grpc.launch.processes import _environment
-from dase_grpc.nodes import replay as replay_module
-from dase_grpc.telemetry import ReplayCollector, ReplayCounts
+from dase_grpc.nodes import replay_monitor
+from dase_grpc.replay_metrics import ReplayCollector, ReplayCounts
 from dase_grpc.wire.transport import Address, open_channel
 
 EVERYWHERE = Address("0.0.0.0", 0)
@@ -48,7 +48,7 @@ async def test_a_replay_with_files_that_do_not_fit_does_not_start(keyring, tmp_p
 async def test_a_replay_node_counts_whom_it_refuses(keyring, monkeypatch):
     registered: list[ReplayCollector] = []
     monkeypatch.setattr(
-        replay_module,
+        replay_monitor,
         "ReplayCollector",
         lambda read: registered.append(ReplayCollector(read)) or registered[0],
     )
