@@ -27,7 +27,7 @@ def require_accepted(files: TlsFiles, *, where: Path, as_server: bool) -> None:
     reason = _refusal(files, where, as_server=as_server)
     if reason is not None:
         raise CredentialsError(
-            f"{where / CERTIFICATE} will not be accepted ({reason}); issue a new one with the authority whose "
+            f"{where / CERTIFICATE} will not be accepted ({reason}); issue a new one of the authority whose "
             f"certificate is {CA} there, see `dase certs show`"
         )
 
