@@ -61,6 +61,7 @@ def test_a_learner_that_its_environment_ends_is_no_success(train):  # noqa: F811
     assert run.nodes() == {}
 
 
+@pytest.mark.long
 def test_a_learner_that_its_environment_ends_goes_on_from_its_last_checkpoint(train):  # noqa: F811
     run = train(*rude("ends_the_process", steps=90))  # in a process's 60th step; the second one starts at 40
     assert run.end() == 0, run.output
@@ -70,6 +71,7 @@ def test_a_learner_that_its_environment_ends_goes_on_from_its_last_checkpoint(tr
     assert run.curve(0).step[-1] == run.curve(1).step[-1] == 90
 
 
+@pytest.mark.long
 def test_a_learner_that_is_killed_is_started_again_although_its_environment_has_forked(train):  # noqa: F811
     run = train(*rude("forks_and_is_killed_once"))
     assert run.end() == 0, run.output

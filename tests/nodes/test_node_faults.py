@@ -82,6 +82,7 @@ async def test_a_replay_that_is_frozen_ends_learners_without_patience_within_20_
         assert checkpoint_step(tmp_path / "run") > 0
 
 
+@pytest.mark.long
 async def test_a_learner_whose_replay_is_frozen_can_still_be_stopped(tmp_path):
     with (
         replay_process() as (replay, address),
