@@ -3,14 +3,14 @@
 import asyncio
 import inspect
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 import grpc
 
 from dase_grpc.calls import Calls
-from dase_grpc.wire.guard import Behaviour, Handler, behaviour_of
+from dase_grpc.wire.guard import Behaviour, Handler, Wrapping, behaviour_of
 from dase_grpc.wire.status import Context
 
 _TYPES: Final = {
@@ -22,7 +22,7 @@ _TYPES: Final = {
 _NAMES: Final = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
-class Accounting(grpc.aio.ServerInterceptor):
+class Accounting(Wrapping):
     """Notes in a `Calls` what every method of a server does. Stands before the others, to see how calls end.
 
     Costs an addition a message and some microseconds a call. Calls that are answered once are timed
@@ -30,24 +30,11 @@ class Accounting(grpc.aio.ServerInterceptor):
     """
 
     def __init__(self, calls: Calls) -> None:
+        super().__init__()
         self._calls = calls
-        self._wrapped: dict[str, tuple[Handler, Handler]] = {}
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler:
-        """The wrapped handler of a method; nothing for a method that does not exist."""
-        handler, method = await continuation(handler_call_details), handler_call_details.method
-        if handler is None:
-            return handler
-        known = self._wrapped.get(method)
-        if known is None or known[0] is not handler:
-            known = self._wrapped[method] = (handler, self._wrap(method.rpartition("/")[2], handler))
-        return known[1]
-
-    def _wrap(self, rpc: str, handler: Handler) -> Handler:
+    def _wrap(self, method: str, handler: Handler) -> Handler:
+        rpc = method.rpartition("/")[2]
         kind, behaviour = behaviour_of(handler)
         wrap = self._generating if inspect.isasyncgenfunction(behaviour) else self._answering
         make = getattr(grpc, f"{kind}_rpc_method_handler")

@@ -34,25 +34,11 @@ class Unreadable:
         self.size = size
 
 
-class Guard(grpc.aio.ServerInterceptor):
-    """Wraps the methods of all servicers of one server. Lives on one event loop.
+class Wrapping(grpc.aio.ServerInterceptor):
+    """Wraps each method of a server's servicers once, at its first call."""
 
-    A request that is no message is refused with MalformedError: here where a method takes one request,
-    and by `read` and `read_first`, which servicers use, where it takes a stream of them. A caller that the
-    door, where there is one, does not let in is refused first. A call that comes while `max_calls` of its
-    method are open is refused with OverloadedError.
-    """
-
-    def __init__(self, *, max_calls: int = MAX_CALLS, door: Door | None = None) -> None:
-        self._door = door
-        self._max_calls = max_calls
-        self._open: Counter[str] = Counter()
+    def __init__(self) -> None:
         self._wrapped: dict[str, tuple[Handler, Handler]] = {}
-
-    @property
-    def open_calls(self) -> int:
-        """Calls of all methods that are open."""
-        return self._open.total()
 
     async def intercept_service(
         self,
@@ -67,6 +53,30 @@ class Guard(grpc.aio.ServerInterceptor):
         if known is None or known[0] is not handler:
             known = self._wrapped[method] = (handler, self._wrap(method, handler))
         return known[1]
+
+    def _wrap(self, method: str, handler: Handler) -> Handler:
+        raise NotImplementedError
+
+
+class Guard(Wrapping):
+    """Wraps the methods of all servicers of one server. Lives on one event loop.
+
+    A request that is no message is refused with MalformedError: here where a method takes one request,
+    and by `read` and `read_first`, which servicers use, where it takes a stream of them. A caller that the
+    door, where there is one, does not let in is refused first. A call that comes while `max_calls` of its
+    method are open is refused with OverloadedError.
+    """
+
+    def __init__(self, *, max_calls: int = MAX_CALLS, door: Door | None = None) -> None:
+        super().__init__()
+        self._door = door
+        self._max_calls = max_calls
+        self._open: Counter[str] = Counter()
+
+    @property
+    def open_calls(self) -> int:
+        """Calls of all methods that are open."""
+        return self._open.total()
 
     def _wrap(self, method: str, handler: Handler) -> Handler:
         kind, behaviour = behaviour_of(handler)

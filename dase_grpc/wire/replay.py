@@ -35,14 +35,14 @@ WAITING_EVERY_S: Final = 1.0
 class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     """ReplayService over a SharedRun. Lives on one event loop.
 
-    A commit is synchronous, so a stream that is cut off anywhere leaves whole rows only. How long each
-    chunk and each batch takes is noted in `calls`.
+    A chunk is stored synchronously, so a stream that is cut off anywhere leaves whole rows only; it is
+    committed before it is acknowledged. How long each chunk and each batch takes is noted in `calls`.
     """
 
     def __init__(self, run: SharedRun, *, calls: Calls | None = None) -> None:
         self._run = run
         self._calls = Calls() if calls is None else calls
-        self._committed = asyncio.Event()
+        self._stored = asyncio.Event()
         self._draining = Draining("Insert", "Sample")
         self._sample_streams: Counter[int] = Counter()
         self._inserting = Admission("Insert")
@@ -121,8 +121,8 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             rows = store.schema.from_bytes(request.chunk.rows)
             refused = store.append(writer, request.chunk.first_seq, rows, agent_id=agent_id, commit=False)
             acks.stored(store.committed(writer, agent_id=agent_id), refused=refused)
-            self._committed.set()
-            self._committed = asyncio.Event()
+            self._stored.set()
+            self._stored = asyncio.Event()
             took(clock() - began)
         return False
 
@@ -188,7 +188,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             with suppress(TimeoutError):
                 async with asyncio.timeout(WAITING_EVERY_S):
                     while shortage() is not None:
-                        await self._committed.wait()
+                        await self._stored.wait()
 
 
 async def _first(context: Context, kind: str) -> Any:
