@@ -156,20 +156,156 @@ class HeartbeatResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     BUFFER_FIELD_NUMBER: _builtins.int
+    FOLLOWERS_FIELD_NUMBER: _builtins.int
+    followers: _builtins.int
+    """Open Subscribe streams that this agent's policy goes to. With none there is no need to publish it."""
     @_builtins.property
     def buffer(self) -> _replay_pb2.BufferState: ...
     def __init__(
         self,
         *,
         buffer: _replay_pb2.BufferState | None = ...,
+        followers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["buffer", b"buffer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer", b"buffer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer", b"buffer", "followers", b"followers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HeartbeatResponse: _TypeAlias = HeartbeatResponse  # noqa: Y015
+
+@_typing.final
+class AttendRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    NODE_NAME_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    AGENT_ID_FIELD_NUMBER: _builtins.int
+    SCHEMA_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    ATTENDANCE_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    """The run; empty for whatever run the service holds."""
+    node_id: _builtins.str
+    """Random, the same for as long as the node lives."""
+    node_name: _builtins.str
+    """The node's name in logs and in Status."""
+    role: _builtins.str
+    """"actor" or "evaluator"."""
+    agent_id: _builtins.int
+    """The agent whose policy an actor acts by; an evaluator without one evaluates all."""
+    schema_fingerprint: _builtins.str
+    """Hex digest of the schema; another one is refused with FAILED_PRECONDITION. Empty: not known yet."""
+    leaving: _builtins.bool
+    """The node ends: it is forgotten at once."""
+    @_builtins.property
+    def attendance(self) -> Global___Attendance: ...
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        node_id: _builtins.str = ...,
+        node_name: _builtins.str = ...,
+        role: _builtins.str = ...,
+        agent_id: _builtins.int | None = ...,
+        schema_fingerprint: _builtins.str = ...,
+        attendance: Global___Attendance | None = ...,
+        leaving: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_agent_id", b"_agent_id", "agent_id", b"agent_id", "attendance", b"attendance"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_agent_id", b"_agent_id", "agent_id", b"agent_id", "attendance", b"attendance", "leaving", b"leaving", "node_id", b"node_id", "node_name", b"node_name", "role", b"role", "run_id", b"run_id", "schema_fingerprint", b"schema_fingerprint"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__agent_id: _TypeAlias = _typing.Literal["agent_id"]  # noqa: Y015
+    _WhichOneofArgType__agent_id: _TypeAlias = _typing.Literal["_agent_id", b"_agent_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__agent_id) -> _WhichOneofReturnType__agent_id | None: ...
+
+Global___AttendRequest: _TypeAlias = AttendRequest  # noqa: Y015
+
+@_typing.final
+class Attendance(_message.Message):
+    """What a node that holds no lease is doing; absent numbers are not known."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENVS_FIELD_NUMBER: _builtins.int
+    ENV_STEPS_FIELD_NUMBER: _builtins.int
+    ENV_STEPS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    POLICY_VERSION_FIELD_NUMBER: _builtins.int
+    POLICY_LAG_UPDATES_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    envs: _builtins.int
+    """Environments it steps."""
+    env_steps: _builtins.int
+    """Environment steps so far."""
+    env_steps_per_second: _builtins.float
+    policy_version: _builtins.int
+    """Version of the policy it acts by or has evaluated last, and how many updates that is behind the learner."""
+    policy_lag_updates: _builtins.float
+    state: _builtins.str
+    """"exploring", "evaluating", "waiting: ..."."""
+    def __init__(
+        self,
+        *,
+        envs: _builtins.int = ...,
+        env_steps: _builtins.int = ...,
+        env_steps_per_second: _builtins.float = ...,
+        policy_version: _builtins.int | None = ...,
+        policy_lag_updates: _builtins.float | None = ...,
+        state: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_policy_lag_updates", b"_policy_lag_updates", "_policy_version", b"_policy_version", "policy_lag_updates", b"policy_lag_updates", "policy_version", b"policy_version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_policy_lag_updates", b"_policy_lag_updates", "_policy_version", b"_policy_version", "env_steps", b"env_steps", "env_steps_per_second", b"env_steps_per_second", "envs", b"envs", "policy_lag_updates", b"policy_lag_updates", "policy_version", b"policy_version", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__policy_lag_updates: _TypeAlias = _typing.Literal["policy_lag_updates"]  # noqa: Y015
+    _WhichOneofArgType__policy_lag_updates: _TypeAlias = _typing.Literal["_policy_lag_updates", b"_policy_lag_updates"]  # noqa: Y015
+    _WhichOneofReturnType__policy_version: _TypeAlias = _typing.Literal["policy_version"]  # noqa: Y015
+    _WhichOneofArgType__policy_version: _TypeAlias = _typing.Literal["_policy_version", b"_policy_version"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__policy_lag_updates) -> _WhichOneofReturnType__policy_lag_updates | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__policy_version) -> _WhichOneofReturnType__policy_version | None: ...
+
+Global___Attendance: _TypeAlias = Attendance  # noqa: Y015
+
+@_typing.final
+class AttendResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
+    BUFFER_FIELD_NUMBER: _builtins.int
+    TTL_SECONDS_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    ttl_seconds: _builtins.float
+    """Seconds of silence after which the node is forgotten."""
+    @_builtins.property
+    def lease(self) -> Global___Lease:
+        """The lease of the agent, whose epoch an actor's streams carry; absent while no learner has had one."""
+
+    @_builtins.property
+    def buffer(self) -> _replay_pb2.BufferState: ...
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        lease: Global___Lease | None = ...,
+        buffer: _replay_pb2.BufferState | None = ...,
+        ttl_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_lease", b"_lease", "buffer", b"buffer", "lease", b"lease"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lease", b"_lease", "buffer", b"buffer", "lease", b"lease", "run_id", b"run_id", "ttl_seconds", b"ttl_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__lease: _TypeAlias = _typing.Literal["lease"]  # noqa: Y015
+    _WhichOneofArgType__lease: _TypeAlias = _typing.Literal["_lease", b"_lease"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lease) -> _WhichOneofReturnType__lease | None: ...
+
+Global___AttendResponse: _TypeAlias = AttendResponse  # noqa: Y015
 
 @_typing.final
 class Progress(_message.Message):
@@ -331,6 +467,7 @@ class StatusResponse(_message.Message):
     AGENTS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     ENVIRONMENT_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     draining: _builtins.bool
     environment: _builtins.str
@@ -339,6 +476,10 @@ class StatusResponse(_message.Message):
     def buffer(self) -> _replay_pb2.BufferState: ...
     @_builtins.property
     def agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentStatus]: ...
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeStatus]:
+        """Nodes that hold no lease: actors and evaluators."""
+
     def __init__(
         self,
         *,
@@ -347,14 +488,49 @@ class StatusResponse(_message.Message):
         agents: _abc.Iterable[Global___AgentStatus] | None = ...,
         draining: _builtins.bool = ...,
         environment: _builtins.str = ...,
+        nodes: _abc.Iterable[Global___NodeStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["buffer", b"buffer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "buffer", b"buffer", "draining", b"draining", "environment", b"environment", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "buffer", b"buffer", "draining", b"draining", "environment", b"environment", "nodes", b"nodes", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatusResponse: _TypeAlias = StatusResponse  # noqa: Y015
+
+@_typing.final
+class NodeStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_NAME_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    AGENT_ID_FIELD_NUMBER: _builtins.int
+    SECONDS_SINCE_ATTENDANCE_FIELD_NUMBER: _builtins.int
+    ATTENDANCE_FIELD_NUMBER: _builtins.int
+    node_name: _builtins.str
+    role: _builtins.str
+    agent_id: _builtins.int
+    seconds_since_attendance: _builtins.float
+    @_builtins.property
+    def attendance(self) -> Global___Attendance: ...
+    def __init__(
+        self,
+        *,
+        node_name: _builtins.str = ...,
+        role: _builtins.str = ...,
+        agent_id: _builtins.int | None = ...,
+        seconds_since_attendance: _builtins.float = ...,
+        attendance: Global___Attendance | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_agent_id", b"_agent_id", "agent_id", b"agent_id", "attendance", b"attendance"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_agent_id", b"_agent_id", "agent_id", b"agent_id", "attendance", b"attendance", "node_name", b"node_name", "role", b"role", "seconds_since_attendance", b"seconds_since_attendance"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__agent_id: _TypeAlias = _typing.Literal["agent_id"]  # noqa: Y015
+    _WhichOneofArgType__agent_id: _TypeAlias = _typing.Literal["_agent_id", b"_agent_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__agent_id) -> _WhichOneofReturnType__agent_id | None: ...
+
+Global___NodeStatus: _TypeAlias = NodeStatus  # noqa: Y015
 
 @_typing.final
 class AgentStatus(_message.Message):

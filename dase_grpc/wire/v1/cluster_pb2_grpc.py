@@ -49,6 +49,11 @@ class ClusterServiceStub:
                 request_serializer=dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.LeaveRequest.SerializeToString,
                 response_deserializer=dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.LeaveResponse.FromString,
                 _registered_method=True)
+        self.Attend = channel.unary_unary(
+                '/dase.v1.ClusterService/Attend',
+                request_serializer=dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.AttendRequest.SerializeToString,
+                response_deserializer=dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.AttendResponse.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/dase.v1.ClusterService/Status',
                 request_serializer=dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.StatusRequest.SerializeToString,
@@ -80,6 +85,14 @@ class ClusterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Attend(self, request, context):
+        """Announces a node that holds no lease, an agent's actor or an evaluator; repeated as a heartbeat is. One that
+        has been silent for the ttl is forgotten.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Status(self, request, context):
         """Everything a dashboard shows: leases, progress, buffer.
         """
@@ -104,6 +117,11 @@ def add_ClusterServiceServicer_to_server(servicer, server):
                     servicer.Leave,
                     request_deserializer=dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.LeaveRequest.FromString,
                     response_serializer=dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.LeaveResponse.SerializeToString,
+            ),
+            'Attend': grpc.unary_unary_rpc_method_handler(
+                    servicer.Attend,
+                    request_deserializer=dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.AttendRequest.FromString,
+                    response_serializer=dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.AttendResponse.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -192,6 +210,33 @@ class ClusterService:
             '/dase.v1.ClusterService/Leave',
             dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.LeaveRequest.SerializeToString,
             dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.LeaveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dase.v1.ClusterService/Attend',
+            dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.AttendRequest.SerializeToString,
+            dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.AttendResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,10 @@ class ClusterServiceStub:
     """Renews a lease and reports progress; refused with ABORTED when the lease is stale."""
     Leave: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.LeaveRequest, _cluster_pb2.LeaveResponse]
     """Gives a lease back."""
+    Attend: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.AttendRequest, _cluster_pb2.AttendResponse]
+    """Announces a node that holds no lease, an agent's actor or an evaluator; repeated as a heartbeat is. One that
+    has been silent for the ttl is forgotten.
+    """
     Status: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.StatusRequest, _cluster_pb2.StatusResponse]
     """Everything a dashboard shows: leases, progress, buffer."""
 
@@ -49,6 +53,10 @@ class ClusterServiceAsyncStub(ClusterServiceStub):
     """Renews a lease and reports progress; refused with ABORTED when the lease is stale."""
     Leave: _aio.UnaryUnaryMultiCallable[_cluster_pb2.LeaveRequest, _cluster_pb2.LeaveResponse]  # type: ignore[assignment]
     """Gives a lease back."""
+    Attend: _aio.UnaryUnaryMultiCallable[_cluster_pb2.AttendRequest, _cluster_pb2.AttendResponse]  # type: ignore[assignment]
+    """Announces a node that holds no lease, an agent's actor or an evaluator; repeated as a heartbeat is. One that
+    has been silent for the ttl is forgotten.
+    """
     Status: _aio.UnaryUnaryMultiCallable[_cluster_pb2.StatusRequest, _cluster_pb2.StatusResponse]  # type: ignore[assignment]
     """Everything a dashboard shows: leases, progress, buffer."""
 
@@ -76,6 +84,16 @@ class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_cluster_pb2.LeaveResponse, _abc.Awaitable[_cluster_pb2.LeaveResponse]]:
         """Gives a lease back."""
+
+    @_abc_1.abstractmethod
+    def Attend(
+        self,
+        request: _cluster_pb2.AttendRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cluster_pb2.AttendResponse, _abc.Awaitable[_cluster_pb2.AttendResponse]]:
+        """Announces a node that holds no lease, an agent's actor or an evaluator; repeated as a heartbeat is. One that
+        has been silent for the ttl is forgotten.
+        """
 
     @_abc_1.abstractmethod
     def Status(

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from dase_grpc.wire.v1 import replay_pb2 as dase__grpc_dot_wire_dot_v1_dot_replay__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x64\x61se_grpc/wire/v1/policy.proto\x12\x07\x64\x61se.v1\x1a\x1e\x64\x61se_grpc/wire/v1/replay.proto\"S\n\x0ePublishRequest\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x16.dase.v1.PublishHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04kind\"e\n\rPublishHeader\x12%\n\x06stream\x18\x01 \x01(\x0b\x32\x15.dase.v1.StreamHeader\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0c\n\x04size\x18\x03 \x01(\x04\x12\x0e\n\x06sha256\x18\x04 \x01(\x0c\")\n\x0fPublishResponse\x12\x16\n\x0elatest_version\x18\x01 \x01(\x04\"Q\n\x10SubscribeRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x1a\n\x12schema_fingerprint\x18\x02 \x01(\t\x12\x11\n\tagent_ids\x18\x03 \x03(\r\"U\n\x11SubscribeResponse\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x15.dase.v1.PolicyHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04kind\"d\n\x0cPolicyHeader\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\r\x12\x13\n\x0blease_epoch\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12\x0e\n\x06sha256\x18\x05 \x01(\x0c\x32\x95\x01\n\rPolicyService\x12>\n\x07Publish\x12\x17.dase.v1.PublishRequest\x1a\x18.dase.v1.PublishResponse(\x01\x12\x44\n\tSubscribe\x12\x19.dase.v1.SubscribeRequest\x1a\x1a.dase.v1.SubscribeResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x64\x61se_grpc/wire/v1/policy.proto\x12\x07\x64\x61se.v1\x1a\x1e\x64\x61se_grpc/wire/v1/replay.proto\"S\n\x0ePublishRequest\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x16.dase.v1.PublishHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04kind\"s\n\rPublishHeader\x12%\n\x06stream\x18\x01 \x01(\x0b\x32\x15.dase.v1.StreamHeader\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0c\n\x04size\x18\x03 \x01(\x04\x12\x0e\n\x06sha256\x18\x04 \x01(\x0c\x12\x0c\n\x04step\x18\x05 \x01(\x04\")\n\x0fPublishResponse\x12\x16\n\x0elatest_version\x18\x01 \x01(\x04\"Q\n\x10SubscribeRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x1a\n\x12schema_fingerprint\x18\x02 \x01(\t\x12\x11\n\tagent_ids\x18\x03 \x03(\r\"U\n\x11SubscribeResponse\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x15.dase.v1.PolicyHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04kind\"r\n\x0cPolicyHeader\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\r\x12\x13\n\x0blease_epoch\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12\x0e\n\x06sha256\x18\x05 \x01(\x0c\x12\x0c\n\x04step\x18\x06 \x01(\x04\x32\x95\x01\n\rPolicyService\x12>\n\x07Publish\x12\x17.dase.v1.PublishRequest\x1a\x18.dase.v1.PublishResponse(\x01\x12\x44\n\tSubscribe\x12\x19.dase.v1.SubscribeRequest\x1a\x1a.dase.v1.SubscribeResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,15 +35,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PUBLISHREQUEST']._serialized_start=75
   _globals['_PUBLISHREQUEST']._serialized_end=158
   _globals['_PUBLISHHEADER']._serialized_start=160
-  _globals['_PUBLISHHEADER']._serialized_end=261
-  _globals['_PUBLISHRESPONSE']._serialized_start=263
-  _globals['_PUBLISHRESPONSE']._serialized_end=304
-  _globals['_SUBSCRIBEREQUEST']._serialized_start=306
-  _globals['_SUBSCRIBEREQUEST']._serialized_end=387
-  _globals['_SUBSCRIBERESPONSE']._serialized_start=389
-  _globals['_SUBSCRIBERESPONSE']._serialized_end=474
-  _globals['_POLICYHEADER']._serialized_start=476
-  _globals['_POLICYHEADER']._serialized_end=576
-  _globals['_POLICYSERVICE']._serialized_start=579
-  _globals['_POLICYSERVICE']._serialized_end=728
+  _globals['_PUBLISHHEADER']._serialized_end=275
+  _globals['_PUBLISHRESPONSE']._serialized_start=277
+  _globals['_PUBLISHRESPONSE']._serialized_end=318
+  _globals['_SUBSCRIBEREQUEST']._serialized_start=320
+  _globals['_SUBSCRIBEREQUEST']._serialized_end=401
+  _globals['_SUBSCRIBERESPONSE']._serialized_start=403
+  _globals['_SUBSCRIBERESPONSE']._serialized_end=488
+  _globals['_POLICYHEADER']._serialized_start=490
+  _globals['_POLICYHEADER']._serialized_end=604
+  _globals['_POLICYSERVICE']._serialized_start=607
+  _globals['_POLICYSERVICE']._serialized_end=756
 # @@protoc_insertion_point(module_scope)

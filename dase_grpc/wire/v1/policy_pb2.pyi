@@ -59,12 +59,15 @@ class PublishHeader(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     SIZE_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Training iterations that the policy has had."""
     size: _builtins.int
     """Bytes of the policy."""
     sha256: _builtins.bytes
     """Of those bytes; 32 of its own."""
+    step: _builtins.int
+    """Environment steps that the agent has had."""
     @_builtins.property
     def stream(self) -> _replay_pb2.StreamHeader: ...
     def __init__(
@@ -74,10 +77,11 @@ class PublishHeader(_message.Message):
         version: _builtins.int = ...,
         size: _builtins.int = ...,
         sha256: _builtins.bytes = ...,
+        step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sha256", b"sha256", "size", b"size", "stream", b"stream", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sha256", b"sha256", "size", b"size", "step", b"step", "stream", b"stream", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -169,6 +173,7 @@ class PolicyHeader(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     SIZE_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.int
     lease_epoch: _builtins.int
     """The lease epoch it was published in; a later epoch's policy is newer whatever the versions are."""
@@ -177,6 +182,8 @@ class PolicyHeader(_message.Message):
     size: _builtins.int
     """Bytes of the policy."""
     sha256: _builtins.bytes
+    step: _builtins.int
+    """Environment steps that the agent has had."""
     def __init__(
         self,
         *,
@@ -185,10 +192,11 @@ class PolicyHeader(_message.Message):
         version: _builtins.int = ...,
         size: _builtins.int = ...,
         sha256: _builtins.bytes = ...,
+        step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "lease_epoch", b"lease_epoch", "sha256", b"sha256", "size", b"size", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "lease_epoch", b"lease_epoch", "sha256", b"sha256", "size", b"size", "step", b"step", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
