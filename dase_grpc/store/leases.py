@@ -117,6 +117,11 @@ class LeaseTable:
         held = self.require(agent_id, epoch)
         self._change(replace(held, left_because=because))
 
+    def held(self, agent_id: int) -> Lease | None:
+        """The latest lease of an agent id, unless it was given back; its holder may have fallen silent."""
+        lease = self._leases.get(agent_id)
+        return lease if lease is not None and lease.left_because is None else None
+
     def all(self) -> list[Lease]:
         """The latest lease of each agent id, by agent id."""
         return [self._leases[agent_id] for agent_id in sorted(self._leases)]

@@ -18,6 +18,7 @@ from dase_grpc.errors import (
     SchemaMismatchError,
 )
 from dase_grpc.schema import TransitionSchema
+from dase_grpc.store.attendance import AttendanceBook
 from dase_grpc.store.directory import BufferIdentity, DataDirectory
 from dase_grpc.store.durable import DurableStore, Recovery
 from dase_grpc.store.footprint import spare_slots
@@ -48,6 +49,7 @@ class SharedRun:
         self.seed = seed
         self.incarnation = secrets.token_hex(8)
         self.leases = LeaseTable(ttl_s=ttl_s)
+        self.attendance = AttendanceBook(ttl_s=ttl_s)
         self.policies = PolicyBoard()
         self._capacity = capacity
         self._store: ReplayStore | None = None

@@ -6,12 +6,17 @@ from typing import Final
 
 from grpc.aio import Channel
 
+from dase_grpc.attendance import Attendance, Attendant
 from dase_grpc.errors import DrainingError, MalformedError
 from dase_grpc.progress import Progress
 from dase_grpc.schema import TransitionSchema
+from dase_grpc.store.attendance import Seen
 from dase_grpc.store.leases import Lease
+from dase_grpc.store.ring import MAX_AGENT_ID
 from dase_grpc.store.run import SharedRun
 from dase_grpc.wire.messages import (
+    attendance_from_proto,
+    attendance_to_proto,
     buffer_to_proto,
     progress_from_proto,
     progress_to_proto,
@@ -19,13 +24,15 @@ from dase_grpc.wire.messages import (
     schema_to_proto,
     shown,
 )
-from dase_grpc.wire.security import agent_to_join, require_agent
+from dase_grpc.wire.security import agent_to_join, require_agent, require_role
 from dase_grpc.wire.status import Context, refusals, service
 from dase_grpc.wire.v1 import cluster_pb2, cluster_pb2_grpc, replay_pb2
 
 UNARY_TIMEOUT_S: Final = 5.0
 MAX_NODE_ID: Final = 128
 """Characters."""
+
+ATTENDING_ROLES: Final = ("actor", "evaluator")
 
 
 class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
@@ -71,6 +78,13 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             self._on_event(f"agent {request.agent_id} left: {shown(request.reason)}")
         return cluster_pb2.LeaveResponse()
 
+    async def Attend(
+        self, request: cluster_pb2.AttendRequest, context: Context
+    ) -> cluster_pb2.AttendResponse:
+        async with refusals(context):
+            answer = self._attend(request)
+        return answer
+
     async def Status(
         self, request: cluster_pb2.StatusRequest, context: Context
     ) -> cluster_pb2.StatusResponse:
@@ -84,6 +98,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             ],
             draining=self.draining,
             environment=self._run.store.schema.environment if self._run.opened else "",
+            nodes=[_node_status(seen, now) for seen in self._run.attendance.all(now)],
         )
 
     def _join(self, request: cluster_pb2.JoinRequest) -> cluster_pb2.JoinResponse:
@@ -107,9 +122,67 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         self._on_event(f"{lease.node_name} joined as agent {lease.agent_id} (epoch {lease.epoch}){lost}")
         return cluster_pb2.JoinResponse(
             run_id=self._run.run_id,
-            lease=cluster_pb2.Lease(agent_id=lease.agent_id, epoch=lease.epoch, ttl_seconds=lease.ttl_s),
+            lease=_lease(lease),
             buffer=buffer_to_proto(self._run),
         )
+
+    def _attend(self, request: cluster_pb2.AttendRequest) -> cluster_pb2.AttendResponse:
+        run, node = self._run, _attendant(request)
+        if request.run_id:
+            run.require_run(request.run_id)
+        if request.schema_fingerprint and run.opened:
+            run.require_reader(run_id=run.run_id, fingerprint=request.schema_fingerprint)
+        of_agent = "" if node.agent_id is None else f" of agent {node.agent_id}"
+        if request.leaving:
+            run.attendance.leave(node.node_id)
+            self._on_event(f"{node.node_name}, {node.role}{of_agent}, left")
+        elif run.attendance.note(node, attendance_from_proto(request.attendance), self._clock()):
+            self._on_event(f"{node.node_name} attends as {node.role}{of_agent}")
+        lease = None if node.agent_id is None else run.leases.held(node.agent_id)
+        return cluster_pb2.AttendResponse(
+            run_id=run.run_id,
+            lease=None if lease is None else _lease(lease),
+            buffer=buffer_to_proto(run),
+            ttl_seconds=run.attendance.ttl_s,
+        )
+
+
+def _attendant(request: cluster_pb2.AttendRequest) -> Attendant:
+    """Who attends.
+
+    Raises:
+        MalformedError: it does not say so as it should.
+        NotPermittedError: its credentials say otherwise.
+    """
+    if request.role not in ATTENDING_ROLES:
+        raise MalformedError(
+            f"a node attends as one of {', '.join(ATTENDING_ROLES)}, not as {shown(request.role)!r}"
+        )
+    require_role(request.role)
+    if not 1 <= len(request.node_id) <= MAX_NODE_ID:
+        raise MalformedError(f"a node id has 1 to {MAX_NODE_ID} characters, not {len(request.node_id)}")
+    agent_id = request.agent_id if request.HasField("agent_id") else None
+    if request.role == "actor":
+        agent_id = agent_to_join(agent_id)
+        if agent_id is None:
+            raise MalformedError("an actor says whose actor it is; give it an agent id with --agent")
+    if agent_id is not None and agent_id > MAX_AGENT_ID:
+        raise MalformedError(f"agent id {agent_id} is outside 0..{MAX_AGENT_ID}")
+    return Attendant(request.node_id, shown(request.node_name), request.role, agent_id)
+
+
+def _lease(lease: Lease) -> cluster_pb2.Lease:
+    return cluster_pb2.Lease(agent_id=lease.agent_id, epoch=lease.epoch, ttl_seconds=lease.ttl_s)
+
+
+def _node_status(seen: Seen, now: float) -> cluster_pb2.NodeStatus:
+    return cluster_pb2.NodeStatus(
+        node_name=seen.node.node_name,
+        role=seen.node.role,
+        agent_id=seen.node.agent_id,
+        seconds_since_attendance=now - seen.at,
+        attendance=attendance_to_proto(seen.attendance),
+    )
 
 
 def _agent_status(lease: Lease, now: float, *, policy_version: int | None) -> cluster_pb2.AgentStatus:
@@ -214,6 +287,31 @@ class ClusterClient:
         )
         with service(self._address):
             await self._stub.Leave(request, timeout=timeout_s)
+
+    async def attend(
+        self,
+        node: Attendant,
+        attendance: Attendance,
+        *,
+        run_id: str = "",
+        fingerprint: str = "",
+        leaving: bool = False,
+        timeout_s: float = UNARY_TIMEOUT_S,
+        wait_for_ready: bool = False,
+    ) -> cluster_pb2.AttendResponse:
+        """Announces a node that holds no lease, or says that it leaves."""
+        request = cluster_pb2.AttendRequest(
+            run_id=run_id,
+            node_id=node.node_id,
+            node_name=node.node_name,
+            role=node.role,
+            agent_id=node.agent_id,
+            schema_fingerprint=fingerprint,
+            attendance=attendance_to_proto(attendance),
+            leaving=leaving,
+        )
+        with service(self._address):
+            return await self._stub.Attend(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
 
     async def status(self, *, timeout_s: float = UNARY_TIMEOUT_S) -> cluster_pb2.StatusResponse:
         """The run's agents and buffer."""

@@ -3,6 +3,7 @@
 import math
 from typing import Final
 
+from dase_grpc.attendance import Attendance
 from dase_grpc.errors import MalformedError
 from dase_grpc.progress import Progress
 from dase_grpc.schema import TransitionSchema
@@ -90,6 +91,32 @@ def progress_from_proto(message: cluster_pb2.Progress) -> Progress:
         similarity={agent: value for agent, value in message.similarity.items() if agent <= MAX_AGENT_ID},
         state=shown(message.state),
         similarity_weight=message.similarity_weight if message.HasField("similarity_weight") else None,
+    )
+
+
+def attendance_to_proto(attendance: Attendance) -> cluster_pb2.Attendance:
+    """The message that carries an attendance; numbers that are not finite are left out."""
+    return cluster_pb2.Attendance(
+        envs=attendance.envs,
+        env_steps=attendance.env_steps,
+        env_steps_per_second=_known(attendance.env_steps_per_second) or 0.0,
+        policy_version=attendance.policy_version,
+        policy_lag_updates=_known(attendance.policy_lag_updates),
+        state=attendance.state,
+    )
+
+
+def attendance_from_proto(message: cluster_pb2.Attendance) -> Attendance:
+    """The attendance that a message carries."""
+    return Attendance(
+        envs=message.envs,
+        env_steps=message.env_steps,
+        env_steps_per_second=_known(message.env_steps_per_second) or 0.0,
+        policy_version=message.policy_version if message.HasField("policy_version") else None,
+        policy_lag_updates=_known(message.policy_lag_updates)
+        if message.HasField("policy_lag_updates")
+        else None,
+        state=shown(message.state),
     )
 
 

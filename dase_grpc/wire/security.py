@@ -19,6 +19,7 @@ from dase_grpc.wire.tokens import TOKEN_KEY, BadToken, TokenBook
 EVERYBODY: Final = frozenset(Role)
 LEARNERS: Final = frozenset({Role.LEARNER})
 EXPLORERS: Final = frozenset({Role.LEARNER, Role.ACTOR})
+ATTENDANTS: Final = frozenset({Role.ACTOR, Role.EVALUATOR})
 READERS: Final = frozenset({Role.LEARNER, Role.ACTOR, Role.EVALUATOR})
 
 PERMISSIONS: Final[Mapping[str, frozenset[Role]]] = {
@@ -28,6 +29,7 @@ PERMISSIONS: Final[Mapping[str, frozenset[Role]]] = {
     "/dase.v1.ClusterService/Join": LEARNERS,
     "/dase.v1.ClusterService/Heartbeat": LEARNERS,
     "/dase.v1.ClusterService/Leave": LEARNERS,
+    "/dase.v1.ClusterService/Attend": ATTENDANTS,
     "/dase.v1.ClusterService/Status": EVERYBODY,
     "/dase.v1.PolicyService/Publish": LEARNERS,
     "/dase.v1.PolicyService/Subscribe": READERS,
@@ -182,6 +184,13 @@ class _Caller:
                 f"for agent {agent_id}; give it those of agent {agent_id}, or its own agent id with --agent",
             )
 
+    def require_role(self, role: str) -> None:
+        if self.identity.role != role:
+            self.refuse(
+                Denial.ROLE,
+                f"this node's credentials are those of a node of role {self.identity.role}, not {role}",
+            )
+
     def refuse(self, reason: Denial, sentence: str) -> None:
         self.door.deny(reason, sentence, f"{self.identity} at {self.peer}")
         raise NotPermittedError(sentence)
@@ -199,6 +208,17 @@ def require_agent(agent_id: int) -> None:
     caller = _CALLER.get()
     if caller is not None:
         caller.require_agent(agent_id)
+
+
+def require_role(role: str) -> None:
+    """Checks that the caller of this call has a role; without a door everybody has.
+
+    Raises:
+        NotPermittedError: it has another.
+    """
+    caller = _CALLER.get()
+    if caller is not None:
+        caller.require_role(role)
 
 
 def require_policies(agent_ids: Iterable[int]) -> None:

@@ -1,5 +1,7 @@
 """What a caller of each role may do, and for which agent."""
 
+from dataclasses import replace
+
 import grpc
 import pytest
 from contracts.sentences import assert_one_sentence
@@ -8,6 +10,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from security.credentials import guarded
 from wire.services import SCHEMA, promptly
 
+from dase_grpc.attendance import Attendance, Attendant
 from dase_grpc.errors import CredentialsError, NotPermittedError
 from dase_grpc.identity import Identity, Role
 from dase_grpc.progress import Progress
@@ -84,8 +87,8 @@ def test_the_table_gives_no_role_more_than_it_needs():
     assert allowed[Role.LEARNER] == health | {
         *("Insert", "Sample", "Describe", "Join", "Heartbeat", "Leave", "Status", "Publish", "Subscribe"),
     }
-    assert allowed[Role.ACTOR] == health | {"Insert", "Describe", "Status", "Subscribe"}
-    assert allowed[Role.EVALUATOR] == health | {"Describe", "Status", "Subscribe"}
+    assert allowed[Role.ACTOR] == health | {"Insert", "Describe", "Attend", "Status", "Subscribe"}
+    assert allowed[Role.EVALUATOR] == health | {"Describe", "Attend", "Status", "Subscribe"}
     assert allowed[Role.OBSERVER] == health | {"Status", "ServerReflectionInfo"}
     assert allowed[Role.REPLAY] == health | {"Status"}
 
@@ -159,3 +162,18 @@ def test_an_identity_is_read_as_it_is_written(text):
     identity = Identity.parse(text)
     assert str(identity) == text
     assert Identity.parse(identity.uri) == identity
+
+
+async def test_an_actor_attends_as_an_actor_of_its_agent_alone(keyring):
+    actor = Attendant("id", "host", "actor")
+    async with (
+        guarded(keyring.folder("replay")) as guard,
+        guard.as_caller(keyring.with_certificate("actor/3")) as caller,
+    ):
+        await caller.cluster.attend(actor, Attendance())
+        (seen,) = guard.run.attendance.all(guard.clock())
+        assert seen.node.agent_id == 3
+        with pytest.raises(NotPermittedError, match="for agent 3 alone"):
+            await caller.cluster.attend(replace(actor, agent_id=2), Attendance())
+        with pytest.raises(NotPermittedError, match="role actor, not evaluator"):
+            await caller.cluster.attend(replace(actor, role="evaluator"), Attendance())
