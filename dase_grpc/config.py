@@ -22,6 +22,7 @@ from dase_grpc.dpd_config import DpdConfig
 from dase_grpc.dps_config import DpsConfig
 from dase_grpc.errors import ConfigError
 from dase_grpc.parsing import is_utf8, leaves, toml_tables
+from dase_grpc.policy_config import PolicyConfig
 from dase_grpc.sections import Section, whole_number
 
 Method = Literal["dase", "dpd"]
@@ -154,6 +155,7 @@ class RunConfig(Section):
     dpd: DpdConfig = Field(default_factory=DpdConfig)
     replay: ReplayConfig = Field(default_factory=ReplayConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
+    policy: PolicyConfig = Field(default_factory=PolicyConfig)
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)
     members: tuple[AgentConfig, ...] = Field(
         (), description="one table for each agent of a mixed ensemble; `agent` is then the first of them"

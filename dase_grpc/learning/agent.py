@@ -7,6 +7,7 @@ from torch import Tensor
 
 from dase_grpc.learning.batch import Batch
 from dase_grpc.learning.guard import Steps
+from dase_grpc.learning.policy import ActorPolicy
 from dase_grpc.schema import Array
 
 
@@ -24,6 +25,11 @@ class Agent(Policy, Protocol):
     @property
     def updates(self) -> int:
         """Training iterations done so far; also the version of the current policy."""
+        ...
+
+    @property
+    def policy(self) -> ActorPolicy:
+        """The policy being trained: the network itself, whose actions have gradients."""
         ...
 
     def policy_actions(self, observation: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from dase_grpc.learning.learner import Learner
 from dase_grpc.learning.learner_parts import LearnerParts
 from dase_grpc.learning.peers import PeerPolicies
 from dase_grpc.learning.ports import BatchSource, Journal, TransitionSink
+from dase_grpc.learning.publication import Audience, Publication, to_nobody
 from dase_grpc.learning.restarting import WatchedEnv, evaluation_env
 from dase_grpc.learning.similarity import SimilarityWeigher
 from dase_grpc.schema import TransitionSchema
@@ -51,12 +52,14 @@ def build_learner(
     journal: Journal,
     metrics: LearnerMetrics,
     pair: Pairing | None = None,
+    audience: Audience | None = None,
 ) -> Learner:
     """A learner for one agent; `env` is its own until it has ended, then the caller closes it.
 
     A `RestartableEnv` is made anew where it raises; its watch sees the evaluations' environments too.
 
-    With a `pair` the agent also distils its peer's policy (DPD), as `config.dpd` says.
+    With a `pair` the agent also distils its peer's policy (DPD), as `config.dpd` says. An `audience` is
+    shown the policy; what a pair shows of itself is the pair's own.
     """
     seed, purpose = config.train.seed, seeding.Purpose
     explorer = Explorer(
@@ -101,6 +104,7 @@ def build_learner(
             metrics=metrics,
             clock=time.perf_counter,
             notes=notes,
+            publish=to_nobody if audience is None else Publication(agent, audience).look,
         )
     )
 

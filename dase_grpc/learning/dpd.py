@@ -21,6 +21,7 @@ from dase_grpc.learning.batch import Batch
 from dase_grpc.learning.guard import GuardedSteps, Steps
 from dase_grpc.learning.networks import require_fit, restore
 from dase_grpc.learning.peers import PeerPolicies, Published
+from dase_grpc.learning.policy import ActorPolicy
 from dase_grpc.schema import Array
 
 OPTIMIZER: Final = "distillation_optimizer"
@@ -113,6 +114,11 @@ class DPD:
     def act(self, observation: Array) -> Array:
         """Noise-free actions in [-1, 1]; (B, m) float32 -> (B, n) float32, a new array."""
         return self._own.act(observation)
+
+    @property
+    def policy(self) -> ActorPolicy:
+        """The policy being trained: the network itself, whose actions have gradients."""
+        return self._own.policy
 
     def policy_actions(self, observation: Tensor) -> Tensor:
         """π(s) for (B, m) observations on the agent's device, (B, n) in [-1, 1], without gradient."""

@@ -2,10 +2,14 @@
 
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from typing import Final
+
+from torch import Tensor
 
 from dase_grpc.learner_metrics import LearnerMetrics
 from dase_grpc.learning.agent import Agent
+from dase_grpc.learning.exploration import diverged
 from dase_grpc.learning.statistics import Window
 
 DIVERGED_AFTER: Final = 100
@@ -50,3 +54,14 @@ class Health:
                 part,
             )
         self._said = True
+
+
+def require_finite(state: Mapping[str, Tensor], *, of: str) -> None:
+    """Checks every number of an agent's state; waits for the device.
+
+    Raises:
+        DivergedError: one is not finite.
+    """
+    for name, tensor in state.items():
+        if not bool(tensor.isfinite().all()):
+            raise diverged(of, f"{name} is not finite")

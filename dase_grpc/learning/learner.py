@@ -20,7 +20,7 @@ from dase_grpc.learning.batch import Batch
 from dase_grpc.learning.containment import Contained
 from dase_grpc.learning.device import use
 from dase_grpc.learning.exploration import ExploredStep, diverged
-from dase_grpc.learning.health import Health
+from dase_grpc.learning.health import Health, require_finite
 from dase_grpc.learning.learner_parts import LearnerParts
 from dase_grpc.learning.learner_state import NOT_YET, Counters, LearnerState, Saved
 from dase_grpc.learning.ports import Halted, StoppablePolicy
@@ -204,11 +204,13 @@ class Learner:
     def _report(self) -> None:
         """The evaluation and the line of metrics that are due at this step and have not been made."""
         at, config = self._at, self._config
-        if at.steps % config.eval.every == 0 and at.evaluated != at.steps:
+        regular = at.steps % config.eval.every == 0
+        due = (regular or self.done) and at.evaluated != at.steps
+        self._parts.publish(due)
+        if due:
             self._evaluate()
+        if due and regular:
             at.evaluated, at.due_evaluation = at.steps, self.progress.evaluation_return
-        elif self.done and at.evaluated != at.steps:
-            self._evaluate()
         if at.steps % config.train.log_every == 0 and at.logged != at.steps:
             self._log()
             at.logged = at.steps
@@ -237,9 +239,7 @@ class Learner:
         )
 
     def _keep(self, saved: Saved) -> None:
-        for name, tensor in saved.agent.items():
-            if not bool(tensor.isfinite().all()):
-                raise diverged(self._name, f"{name} is not finite")
+        require_finite(saved.agent, of=self._name)
         self._parts.journal.checkpoint(
             step=self._at.steps,
             saved=saved,

@@ -12,13 +12,19 @@ from dase_grpc.learning.agent import Agent
 from dase_grpc.learning.evaluation import Evaluator
 from dase_grpc.learning.exploration import Explorer
 from dase_grpc.learning.ports import BatchSource, Journal, TransitionSink
+from dase_grpc.learning.publication import to_nobody
 from dase_grpc.learning.similarity import SimilarityWeigher
 from dase_grpc.schema import TransitionSchema
 
 
 @dataclass(frozen=True)
 class LearnerParts:
-    """What a learner is made of; `notes` is what else each line of its metrics shall say."""
+    """What a learner is made of.
+
+    Attributes:
+        notes: what else each line of its metrics shall say.
+        publish: called after each step and before its evaluation, with whether one is due (publication.py).
+    """
 
     config: RunConfig
     schema: TransitionSchema
@@ -34,3 +40,4 @@ class LearnerParts:
     metrics: LearnerMetrics
     clock: Callable[[], float]
     notes: Callable[[], Mapping[str, Any]] = dict
+    publish: Callable[[bool], None] = to_nobody

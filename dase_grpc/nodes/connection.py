@@ -107,7 +107,7 @@ class Connection:
     the same agent id, once for all its streams. If another node has the id, the learner is fenced off:
     StaleLeaseError, for good.
 
-    Lives on the event loop, but for `outage` and `losses`, which any thread may read.
+    Lives on the event loop, but for `outage`, `losses` and `followers`, which any thread may read.
 
     Args:
         target: where the learner has joined.
@@ -122,6 +122,7 @@ class Connection:
         stopping: the learner is to end, so the replay is waited for only briefly.
         losses: how often the replay came back without transitions it had.
         buffer_size: how many the buffer held when it was last heard of.
+        followers: how many wanted the agent's policy then; none while nothing is heard.
     """
 
     def __init__(
@@ -141,6 +142,7 @@ class Connection:
         self.outage: Outage | None = None
         self.stopping = False
         self.losses = 0
+        self.followers = 0
         self.incarnation = target.member.incarnation
         self._cluster = ClusterClient(target.channel, target.address)
         self._node_name = node_name
@@ -227,9 +229,10 @@ class Connection:
     async def _beat(self, progress: Callable[[], Progress], every_s: float, _: StreamTarget) -> None:
         while True:
             member = self.target.member
-            state = await self._cluster.heartbeat(member, progress())
+            answer = await self._cluster.heartbeat(member, progress())
             self.up(Stream.HEARTBEAT)
-            self._notice(state)
+            self.followers = answer.followers
+            self._notice(answer.buffer)
             await asyncio.sleep(min(every_s, member.ttl_s / 4))
 
     def lost(self, sentence: str) -> None:
@@ -273,6 +276,8 @@ class Connection:
         if not self._broken:
             log.info("%s; trying again for up to %g s", error, limit_s)
         self._broken[stream] = outage
+        if stream is Stream.HEARTBEAT:
+            self.followers = 0
         self._note_outage()
 
     def _limit_s(self, error: RefusalError) -> float:

@@ -284,9 +284,8 @@ async def _train(session: Session, stop: asyncio.Event) -> None:
                 watch_loop_lag(session.metrics.loop_lag.observe),
                 say_waits(lambda: link.wait, count=session.metrics.waited),
                 session.connection.heartbeats(partial(_progress, session), every_s=HEARTBEAT_S),
+                session.exchange.run(),
             ]
-            if session.exchange is not None:
-                jobs.append(session.exchange.run())
             others = [tasks.create_task(job) for job in jobs]
             await unless(stop, session.alarm.unless_hanging(compute))
             halt.set()
@@ -323,13 +322,10 @@ async def _drain(
         raise UnreachableError(
             f"the replay service has not acknowledged {link.unacknowledged} transitions within {DRAIN_S:g} s"
         )
-    if session.exchange is not None:
-        async with asyncio.TaskGroup() as tasks:
-            flushing = tasks.create_task(session.exchange.flush())
-            if not await _in_time(flushing, session, stop):
-                raise UnreachableError(
-                    f"the replay service has not taken the last policy within {DRAIN_S:g} s"
-                )
+    async with asyncio.TaskGroup() as tasks:
+        flushing = tasks.create_task(session.exchange.flush())
+        if not await _in_time(flushing, session, stop):
+            raise UnreachableError(f"the replay service has not taken the last policy within {DRAIN_S:g} s")
 
 
 async def _in_time(work: "asyncio.Future[None]", session: Session, stop: asyncio.Event) -> bool:

@@ -1,7 +1,7 @@
-"""A learner's exchange of policies with its peers: the compute thread shows and looks, streams carry them."""
+"""A learner's exchange of policies with others: the compute thread shows and looks, streams carry them."""
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -17,6 +17,7 @@ from dase_grpc.wire.replay_client import StreamTarget
 @dataclass(frozen=True)
 class _Outgoing:
     version: int
+    step: int
     payload: bytes
 
 
@@ -43,12 +44,16 @@ class PolicyExchange:
     Args:
         connection: to the replay, as the agent whose policies are published.
         follow: the agents that `latest` may be asked for, those that join later included; may be empty.
+
+    Attributes:
+        steps: how many environment steps the agent has had; called by `publish`.
     """
 
     def __init__(self, connection: Connection, *, follow: Collection[int]) -> None:
         self._connection = connection
         self._follow = frozenset(follow)
         self._loop = asyncio.get_running_loop()
+        self.steps: Callable[[], int] = lambda: 0
         self._outgoing: _Outgoing | None = None  # set by the compute thread
         self._accepted: _Outgoing | None = None  # set by the event loop
         self._moved = asyncio.Event()
@@ -57,10 +62,13 @@ class PolicyExchange:
         connection.on_restart(self._send_again)
 
     def publish(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        """See PeerPolicies; the policy is packed here, and sent by `run`."""
-        before = self._outgoing
-        if is_newer(version, None if before is None else before.version):
-            self._outgoing = _Outgoing(version, to_bytes(tensors))
+        """See PeerPolicies; the policy is packed here, and sent by `run`.
+
+        The version last published goes out again where the agent has had more steps since.
+        """
+        before, step = self._outgoing, self.steps()
+        if before is None or is_newer(version, before.version) or step > before.step:
+            self._outgoing = _Outgoing(version, step, to_bytes(tensors))
             self._loop.call_soon_threadsafe(self._moved.set)
 
     def latest(self, agent_id: int) -> Published | None:
@@ -111,15 +119,15 @@ class PolicyExchange:
                 await self._moved.wait()
                 continue
             incarnation = self._connection.incarnation
-            await self._publish(target, outgoing.version, outgoing.payload)
+            await self._publish(target, outgoing)
             self._connection.up(Stream.PUBLISH)
             if incarnation == self._connection.incarnation:
                 self._accepted = outgoing
             self._moved.set()
 
     @staticmethod
-    async def _publish(target: StreamTarget, version: int, payload: bytes) -> None:
-        await PolicyPublisher(target).publish(version, payload)
+    async def _publish(target: StreamTarget, policy: _Outgoing) -> None:
+        await PolicyPublisher(target).publish(policy.version, policy.payload, step=policy.step)
 
     async def _receive(self, target: StreamTarget) -> None:
         subscriber = PolicySubscriber(

@@ -12,6 +12,7 @@ from dase_grpc.learner_metrics import LearnerMetrics
 from dase_grpc.learning.build import build_learner, pairing, peer_of
 from dase_grpc.learning.device import reserved_bytes
 from dase_grpc.learning.learner import Learner
+from dase_grpc.learning.publication import Audience
 from dase_grpc.learning.restarting import RestartableEnv
 from dase_grpc.learning.watch import Watch
 from dase_grpc.nodes.connection import Connection, Stream
@@ -27,7 +28,7 @@ log = logging.getLogger("dase")
 
 @dataclass(frozen=True)
 class Session:
-    """A learner that has joined a run, and what it is connected to; only a pair exchanges policies.
+    """A learner that has joined a run, and what it is connected to.
 
     Attributes:
         needed: transitions the agent stores before its first update, and again when the buffer was lost.
@@ -36,7 +37,7 @@ class Session:
 
     connection: Connection
     link: ReplayLink
-    exchange: PolicyExchange | None
+    exchange: PolicyExchange
     learner: Learner
     metrics: LearnerMetrics
     results: Path
@@ -91,7 +92,9 @@ def put_together(
     metrics.expect(streams=Stream, waits=WaitReason)
     metrics.prefetched.set_function(lambda: link.prefetched)
     metrics.gpu_memory.set_function(partial(reserved_bytes, device))
-    exchange = None if config.shares_experience else PolicyExchange(connection, follow=[peer_of(agent_id)])
+    paired = not config.shares_experience
+    exchange = PolicyExchange(connection, follow=[peer_of(agent_id)] if paired else [])
+    followers = Audience(exchange, lambda: connection.followers > 0, config.policy.publish_every)
     learner = build_learner(
         own,
         target.schema,
@@ -102,8 +105,10 @@ def put_together(
         source=link,
         journal=journal,
         metrics=metrics,
-        pair=None if exchange is None else pairing(config, agent_id, exchange),
+        pair=pairing(config, agent_id, exchange) if paired else None,
+        audience=None if paired else followers,
     )
+    exchange.steps = lambda: learner.steps
     session = Session(
         connection,
         link,

@@ -1,7 +1,8 @@
 """The latest policy of each agent: opaque bytes with a version, replaced as a whole or not at all."""
 
 import hashlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -18,23 +19,31 @@ MAX_VERSION: Final = 2**63 - 1
 
 @dataclass(frozen=True)
 class Policy:
-    """One agent's policy as it was after `version` training iterations, published in a lease's epoch."""
+    """One agent's policy as it was after `version` training iterations, published in a lease's epoch.
+
+    Attributes:
+        step: environment steps the agent had had; 0 where it is not known.
+    """
 
     agent_id: int
     epoch: int
     version: int
     sha256: bytes
     payload: bytes
+    step: int = 0
 
     @classmethod
-    def of(cls, payload: bytes, *, agent_id: int, epoch: int, version: int) -> "Policy":
+    def of(cls, payload: bytes, *, agent_id: int, epoch: int, version: int, step: int = 0) -> "Policy":
         """A policy with the digest of its bytes."""
-        return cls(agent_id, epoch, version, hashlib.sha256(payload).digest(), payload)
+        return cls(agent_id, epoch, version, hashlib.sha256(payload).digest(), payload, step)
 
     @property
-    def age(self) -> tuple[int, int]:
-        """Grows with each newer policy of an agent: a later epoch counts more than any version."""
-        return self.epoch, self.version
+    def age(self) -> tuple[int, int, int]:
+        """Grows with each newer policy of an agent: a later epoch counts more than any version.
+
+        An agent that only explores has the same policy at later steps, which is newer too.
+        """
+        return self.epoch, self.version, self.step
 
 
 class IncomingPolicy:
@@ -43,19 +52,24 @@ class IncomingPolicy:
     Takes memory as the pieces come, at most the announced size.
 
     Raises:
-        MalformedError: it is empty or too large, its version has more than 63 bits, or the digest has
-            another length.
+        MalformedError: it is empty or too large, its version or its step has more than 63 bits, or the
+            digest has another length.
     """
 
-    def __init__(self, *, agent_id: int, epoch: int, version: int, size: int, sha256: bytes) -> None:
+    def __init__(
+        self, *, agent_id: int, epoch: int, version: int, size: int, sha256: bytes, step: int = 0
+    ) -> None:
         require_size(size)
         if not 0 <= version <= MAX_VERSION:
             raise MalformedError(f"policy version {version} is outside 0..{MAX_VERSION}")
+        if not 0 <= step <= MAX_VERSION:
+            raise MalformedError(f"step {step} of a policy is outside 0..{MAX_VERSION}")
         if len(sha256) != DIGEST_BYTES:
             raise MalformedError(f"a SHA-256 digest has {DIGEST_BYTES} bytes, not {len(sha256)}")
         self.agent_id = agent_id
         self.epoch = epoch
         self.version = version
+        self.step = step
         self.size = size
         self.sha256 = sha256
         self._bytes = bytearray()
@@ -104,7 +118,7 @@ class IncomingPolicy:
             )
         payload = bytes(self._bytes)
         self.drop()
-        return Policy(self.agent_id, self.epoch, self.version, self.sha256, payload)
+        return Policy(self.agent_id, self.epoch, self.version, self.sha256, payload, self.step)
 
     def drop(self) -> None:
         """Gives its memory back; nothing can be added any more."""
@@ -122,7 +136,7 @@ class IncomingPolicy:
 class PolicyBoard:
     """Holds the latest policy of each agent, and the one that is arriving, up to `max_bytes` in all.
 
-    Nothing blocks.
+    Knows who is followed. Nothing blocks.
 
     Who may publish for an agent is the caller's to check. Policies of agents that left stay.
     """
@@ -131,6 +145,7 @@ class PolicyBoard:
         self._max_bytes = max_bytes
         self._latest: dict[int, Policy] = {}
         self._incoming: dict[int, IncomingPolicy] = {}
+        self._followers: Counter[int | None] = Counter()
 
     @property
     def versions(self) -> dict[int, int]:
@@ -155,9 +170,23 @@ class PolicyBoard:
         """An agent's policy, if it has published one."""
         return self._latest.get(agent_id)
 
+    def followers(self, agent_id: int) -> int:
+        """How many want an agent's policy now, those who want every agent's included."""
+        return self._followers[agent_id] + self._followers[None]
+
+    @contextmanager
+    def following(self, agent_ids: Collection[int]) -> Iterator[None]:
+        """Somebody wants the policies of these agents, none meaning all, for as long as the block runs."""
+        wanted: set[int | None] = {*agent_ids} or {None}
+        self._followers.update(wanted)
+        try:
+            yield
+        finally:
+            self._followers -= Counter(wanted)
+
     @contextmanager
     def arriving(
-        self, *, agent_id: int, epoch: int, version: int, size: int, sha256: bytes
+        self, *, agent_id: int, epoch: int, version: int, size: int, sha256: bytes, step: int = 0
     ) -> Iterator[IncomingPolicy]:
         """A policy to add pieces to; what has arrived is dropped when the block ends.
 
@@ -168,8 +197,10 @@ class PolicyBoard:
             StalePolicyError: see `publish`; the other one goes on arriving.
             CapacityError: there is no room for it beside all that is held now.
         """
-        incoming = IncomingPolicy(agent_id=agent_id, epoch=epoch, version=version, size=size, sha256=sha256)
-        self._require_newer(agent_id, (epoch, version), sha256)
+        incoming = IncomingPolicy(
+            agent_id=agent_id, epoch=epoch, version=version, size=size, sha256=sha256, step=step
+        )
+        self._require_newer(agent_id, (epoch, version, step), sha256)
         self._require_room(agent_id, size)
         if (other := self._incoming.get(agent_id)) is not None:
             other.drop()
@@ -201,14 +232,15 @@ class PolicyBoard:
                 f"{self._max_bytes}; publish smaller ones, or with fewer agents"
             )
 
-    def _require_newer(self, agent_id: int, age: tuple[int, int], sha256: bytes) -> bool:
+    def _require_newer(self, agent_id: int, age: tuple[int, int, int], sha256: bytes) -> bool:
         """Whether it is newer than the agent's latest; if not, it has to be the very same."""
-        held = self._latest.get(agent_id)
-        if held is None or age > held.age:
+        held, (epoch, version, step) = self._latest.get(agent_id), age
+        if held is None or (epoch, version) > (held.epoch, held.version):
             return True
-        if age == held.age and sha256 == held.sha256:
-            return False
-        (epoch, version), which = age, "another one" if age == held.age else "a newer one"
+        same_version = (epoch, version) == (held.epoch, held.version)
+        if same_version and sha256 == held.sha256:
+            return step > held.step
+        which = "another one" if same_version else "a newer one"
         raise StalePolicyError(
             f"policy {version} of agent {agent_id} (epoch {epoch}) cannot be published: {which}, version "
             f"{held.version} (epoch {held.epoch}), was; versions have to grow"

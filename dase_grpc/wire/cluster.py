@@ -26,7 +26,7 @@ from dase_grpc.wire.messages import (
 )
 from dase_grpc.wire.security import agent_to_join, require_agent, require_role
 from dase_grpc.wire.status import Context, refusals, service
-from dase_grpc.wire.v1 import cluster_pb2, cluster_pb2_grpc, replay_pb2
+from dase_grpc.wire.v1 import cluster_pb2, cluster_pb2_grpc
 
 UNARY_TIMEOUT_S: Final = 5.0
 MAX_NODE_ID: Final = 128
@@ -67,7 +67,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
                 self._clock(),
                 progress=progress_from_proto(request.progress),
             )
-        return cluster_pb2.HeartbeatResponse(buffer=buffer_to_proto(self._run))
+        followers = self._run.policies.followers(request.agent_id)
+        return cluster_pb2.HeartbeatResponse(buffer=buffer_to_proto(self._run), followers=followers)
 
     async def Leave(self, request: cluster_pb2.LeaveRequest, context: Context) -> cluster_pb2.LeaveResponse:
         async with refusals(context):
@@ -264,8 +265,8 @@ class ClusterClient:
 
     async def heartbeat(
         self, member: Membership, progress: Progress, *, timeout_s: float = UNARY_TIMEOUT_S
-    ) -> replay_pb2.BufferState:
-        """Renews the lease and reports progress; returns what the buffer holds."""
+    ) -> cluster_pb2.HeartbeatResponse:
+        """Renews the lease and reports progress; returns what the buffer holds, and how many follow."""
         request = cluster_pb2.HeartbeatRequest(
             run_id=member.run_id,
             agent_id=member.agent_id,
@@ -274,7 +275,7 @@ class ClusterClient:
             buffer_id=member.buffer_id,
         )
         with service(self._address):
-            return (await self._stub.Heartbeat(request, timeout=timeout_s)).buffer
+            return await self._stub.Heartbeat(request, timeout=timeout_s)
 
     async def leave(self, member: Membership, *, reason: str, timeout_s: float = UNARY_TIMEOUT_S) -> None:
         """Gives the lease back."""

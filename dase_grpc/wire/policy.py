@@ -83,6 +83,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             version=header.version,
             size=header.size,
             sha256=header.sha256,
+            step=header.step,
         ) as incoming:
             while (request := await read(context)) is not grpc.aio.EOF:
                 _add(incoming, request)
@@ -100,15 +101,18 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         wanted = frozenset(request.agent_ids)
         if wanted and max(wanted) > MAX_AGENT_ID:
             raise MalformedError(f"agent id {max(wanted)} is outside 0..{MAX_AGENT_ID}")
-        sent: dict[int, tuple[int, int]] = {}
-        while True:
-            published = self._published  # taken before the look, so that nothing is missed in between
-            for agent_id in self._run.policies.agents():  # each in turn: none can starve the others
-                if not wanted or agent_id in wanted:
-                    await self._send_if_newer(context, agent_id, sent)
-            await published.wait()
+        sent: dict[int, tuple[int, int, int]] = {}
+        with self._run.policies.following(wanted):
+            while True:
+                published = self._published  # taken before the look, so that nothing is missed in between
+                for agent_id in self._run.policies.agents():  # each in turn: none can starve the others
+                    if not wanted or agent_id in wanted:
+                        await self._send_if_newer(context, agent_id, sent)
+                await published.wait()
 
-    async def _send_if_newer(self, context: Context, agent_id: int, sent: dict[int, tuple[int, int]]) -> None:
+    async def _send_if_newer(
+        self, context: Context, agent_id: int, sent: dict[int, tuple[int, int, int]]
+    ) -> None:
         policy = self._run.policies.latest(agent_id)
         if policy is None or policy.age == sent.get(agent_id):
             return
@@ -119,6 +123,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             version=policy.version,
             size=len(policy.payload),
             sha256=policy.sha256,
+            step=policy.step,
         )
         await context.write(policy_pb2.SubscribeResponse(header=header))
         for start in range(0, len(policy.payload), CHUNK_BYTES):
@@ -144,8 +149,12 @@ class PolicyPublisher:
         self._target = target
         self._stub = policy_pb2_grpc.PolicyServiceStub(target.channel)
 
-    async def publish(self, version: int, payload: bytes, *, timeout_s: float = PUBLISH_TIMEOUT_S) -> int:
+    async def publish(
+        self, version: int, payload: bytes, *, step: int = 0, timeout_s: float = PUBLISH_TIMEOUT_S
+    ) -> int:
         """Makes a policy the agent's latest; returns the version that subscribers get now.
+
+        `step` is how many environment steps the agent has had.
 
         Waits for the connection if need be. Safe to repeat with the same version and bytes; cancelling
         it leaves the policy as it was or as it shall be.
@@ -158,7 +167,11 @@ class PolicyPublisher:
         member = self._target.member
         policy = Policy.of(payload, agent_id=member.agent_id, epoch=member.epoch, version=version)
         header = policy_pb2.PublishHeader(
-            stream=self._target.header(), version=version, size=len(payload), sha256=policy.sha256
+            stream=self._target.header(),
+            version=version,
+            size=len(payload),
+            sha256=policy.sha256,
+            step=step,
         )
         stream = ClientUpload(
             self._stub.Publish(timeout=timeout_s, wait_for_ready=True), self._target.address
@@ -239,6 +252,7 @@ class PolicySubscriber:
                 version=header.version,
                 size=header.size,
                 sha256=header.sha256,
+                step=header.step,
             )
 
     @contextmanager

@@ -10,9 +10,11 @@ from dase_grpc.store import Policy, PolicyBoard
 from dase_grpc.store.policies import MAX_POLICY_BYTES, IncomingPolicy
 
 
-def policy(version: int, payload: bytes | None = None, *, agent_id: int = 0, epoch: int = 1) -> Policy:
+def policy(
+    version: int, payload: bytes | None = None, *, agent_id: int = 0, epoch: int = 1, step: int = 0
+) -> Policy:
     payload = b"policy %d" % version if payload is None else payload
-    return Policy.of(payload, agent_id=agent_id, epoch=epoch, version=version)
+    return Policy.of(payload, agent_id=agent_id, epoch=epoch, version=version, step=step)
 
 
 def arriving(board: PolicyBoard, announced: Policy):
@@ -213,3 +215,32 @@ def test_a_version_that_is_no_int64_is_refused(version):
     incoming(version=2**63 - 1)
     with pytest.raises(MalformedError, match=f"policy version {version} is outside"):
         incoming(version=version)
+
+
+def test_the_same_policy_at_a_later_step_is_newer():
+    board = PolicyBoard()
+    assert board.publish(policy(0, step=0))
+    assert board.publish(policy(0, step=1_000))
+    assert not board.publish(policy(0, step=1_000))
+    assert not board.publish(policy(0, step=500))
+    assert board.latest(0).step == 1_000
+
+
+def test_another_policy_of_the_same_version_is_refused_whatever_its_step():
+    board = PolicyBoard()
+    board.publish(policy(0, step=0))
+    with pytest.raises(StalePolicyError, match="another one"):
+        board.publish(policy(0, b"other", step=1_000))
+
+
+def test_who_wants_all_follows_each_agent_and_nobody_is_counted_beyond_the_block():
+    board = PolicyBoard()
+    with board.following([]), board.following([1, 2]), board.following([2]):
+        assert [board.followers(agent_id) for agent_id in (0, 1, 2)] == [1, 2, 3]
+    assert [board.followers(agent_id) for agent_id in (0, 1, 2)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("step", [-1, 2**63])
+def test_a_step_beyond_63_bits_is_refused(step):
+    with pytest.raises(MalformedError, match="step"):
+        incoming(step=step)

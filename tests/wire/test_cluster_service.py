@@ -7,7 +7,8 @@ from functools import partial
 
 import grpc
 import pytest
-from wire.services import SCHEMA, serving
+from wire.policy_streams import subscribed
+from wire.services import SCHEMA, eventually, serving
 
 from dase_grpc.errors import (
     AgentTakenError,
@@ -284,3 +285,17 @@ async def test_an_endless_node_id_is_malformed(service):
     with pytest.raises(MalformedError, match=f"up to {MAX_NODE_ID} characters"):
         await join(node_id="x" * (MAX_NODE_ID + 1))
     assert (await join(node_id="x" * MAX_NODE_ID)).node_id == "x" * MAX_NODE_ID
+
+
+async def test_a_heartbeat_says_how_many_follow_the_agents_policy(service):
+    members = [await service.join(agent_id) for agent_id in (0, 1)]
+
+    async def followers():
+        return [(await service.client.heartbeat(member, Progress())).followers for member in members]
+
+    assert await followers() == [0, 0]
+    async with subscribed(service), subscribed(service, 1):
+        await service.round_trips()
+        assert await followers() == [1, 2]
+    await eventually(lambda: service.policies.open_streams["Subscribe"] == 0)
+    assert await followers() == [0, 0]

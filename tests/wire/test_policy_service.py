@@ -171,3 +171,11 @@ async def test_a_subscriber_is_an_iterator(service):
             break
     with pytest.raises(TypeError, match="not been opened"):
         await subscriber_of(service).next()
+
+
+async def test_the_step_a_policy_was_published_at_comes_through_and_a_later_one_comes_too(service):
+    publisher = PolicyPublisher(await service.target())
+    async with subscribed(service) as subscriber:
+        for step in (0, 1_000):
+            await publisher.publish(0, b"untrained", step=step)
+            assert (await promptly(subscriber.next())).step == step

@@ -55,8 +55,8 @@ class PolicyServiceServicer:
         The client sends a header, then the policy in chunks, and ends its side of the stream. The policy
         takes the place of the one before once all of it is there and its digest is right; a stream that
         ends earlier changes nothing. Versions only grow: within a lease epoch an older version is refused,
-        and so is another policy of the same version; sending the same policy again changes nothing and is
-        answered alike. A new epoch may begin at any version. A stream ends the agent's unfinished one.
+        and so is another policy of the same version; sending the same policy again changes nothing, unless
+        with a greater step, and is answered alike. A new epoch may begin at any version. A stream ends the agent's unfinished one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

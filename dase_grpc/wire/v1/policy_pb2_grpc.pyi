@@ -41,8 +41,8 @@ class PolicyServiceStub:
     The client sends a header, then the policy in chunks, and ends its side of the stream. The policy
     takes the place of the one before once all of it is there and its digest is right; a stream that
     ends earlier changes nothing. Versions only grow: within a lease epoch an older version is refused,
-    and so is another policy of the same version; sending the same policy again changes nothing and is
-    answered alike. A new epoch may begin at any version. A stream ends the agent's unfinished one.
+    and so is another policy of the same version; sending the same policy again changes nothing, unless
+    with a greater step, and is answered alike. A new epoch may begin at any version. A stream ends the agent's unfinished one.
     """
     Subscribe: _grpc.UnaryStreamMultiCallable[_policy_pb2.SubscribeRequest, _policy_pb2.SubscribeResponse]
     """Sends the latest policy of each agent at once, and then each newer one.
@@ -60,8 +60,8 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
     The client sends a header, then the policy in chunks, and ends its side of the stream. The policy
     takes the place of the one before once all of it is there and its digest is right; a stream that
     ends earlier changes nothing. Versions only grow: within a lease epoch an older version is refused,
-    and so is another policy of the same version; sending the same policy again changes nothing and is
-    answered alike. A new epoch may begin at any version. A stream ends the agent's unfinished one.
+    and so is another policy of the same version; sending the same policy again changes nothing, unless
+    with a greater step, and is answered alike. A new epoch may begin at any version. A stream ends the agent's unfinished one.
     """
     Subscribe: _aio.UnaryStreamMultiCallable[_policy_pb2.SubscribeRequest, _policy_pb2.SubscribeResponse]  # type: ignore[assignment]
     """Sends the latest policy of each agent at once, and then each newer one.
@@ -82,8 +82,8 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         The client sends a header, then the policy in chunks, and ends its side of the stream. The policy
         takes the place of the one before once all of it is there and its digest is right; a stream that
         ends earlier changes nothing. Versions only grow: within a lease epoch an older version is refused,
-        and so is another policy of the same version; sending the same policy again changes nothing and is
-        answered alike. A new epoch may begin at any version. A stream ends the agent's unfinished one.
+        and so is another policy of the same version; sending the same policy again changes nothing, unless
+        with a greater step, and is answered alike. A new epoch may begin at any version. A stream ends the agent's unfinished one.
         """
 
     @_abc_1.abstractmethod

@@ -1,0 +1,72 @@
+"""A learner shows its policy to whoever follows it, from its start to its last step, and to nobody else."""
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+import torch
+from nodes.learning_cases import FOREVER, learner_options, learning, tiny_config, until_trained
+from wire.policy_streams import subscriber_of
+from wire.services import promptly
+
+from dase_grpc.learning.agents import load_policy
+from dase_grpc.learning.envs import make_env, schema_of
+from dase_grpc.learning.peers import from_bytes
+from dase_grpc.nodes.learner import run_learner
+from dase_grpc.runs.checkpoint import latest, load_checkpoint
+
+
+@pytest.fixture(autouse=True)
+def quick_heartbeats(monkeypatch):
+    monkeypatch.setattr("dase_grpc.nodes.learner.HEARTBEAT_S", 0.02)
+
+
+def follower_of(service, *agent_ids):
+    return subscriber_of(service, *agent_ids, schema_fingerprint=service.run.store.schema.fingerprint)
+
+
+async def test_a_learner_that_nobody_follows_publishes_nothing(service, tmp_path):
+    await promptly(
+        run_learner(learner_options(service.address, tmp_path / "run"), asyncio.Event()), within_s=20
+    )
+    assert service.run.policies.versions == {}
+
+
+async def test_a_follower_gets_policies_from_now_to_the_last_with_the_step_of_each(service, tmp_path):
+    options = learner_options(
+        service.address, tmp_path / "run", train__steps=FOREVER, policy__publish_every=30, eval__every=1_000
+    )
+    async with learning(options) as (task, stop):
+        await until_trained(service.address, task=task)
+        assert service.run.policies.versions == {}
+        follower = await follower_of(service).open()
+        policies = [await promptly(follower.next()) for _ in range(3)]
+        stop.set()
+        await promptly(task)
+        follower.cancel()
+    steps = [policy.step for policy in policies]
+    assert steps == sorted(set(steps))
+    assert [policy.version for policy in policies] == [step - 19 for step in steps]
+    assert all(later - earlier >= 30 or later % 1_000 == 0 for earlier, later in pairwise(steps))
+
+
+async def test_the_last_policy_is_published_before_the_learner_leaves(service, tmp_path):
+    options = learner_options(
+        service.address, tmp_path / "run", train__steps=600, policy__publish_every=10_000
+    )
+    env = make_env("worlds:PointGoal", {})
+    await service.join(1, schema=schema_of(env, "worlds:PointGoal"))
+    env.close()
+    follower = await follower_of(service, 0).open()
+    await promptly(run_learner(options, asyncio.Event()), within_s=20)
+    follower.cancel()
+    published = service.run.policies.latest(0)
+    assert (published.step, published.version) == (600, 581)
+    kept = load_checkpoint(latest(tmp_path / "run/agents/0/checkpoints"))
+    config, schema = tiny_config().agent, service.run.store.schema
+    policies = [
+        load_policy(config, schema, tensors, torch.device("cpu"))
+        for tensors in (from_bytes(published.payload), kept.tensors)
+    ]
+    seen = torch.linspace(-1, 1, 9).reshape(-1, 1).numpy()
+    assert (policies[0].act(seen) == policies[1].act(seen)).all()
