@@ -52,15 +52,26 @@ async def test_what_is_published_before_the_exchange_runs_goes_out_too_but_only_
     calls = []
     publish = exchange._publish
 
-    async def counted(target, version, payload):
-        calls.append(version)
-        return await publish(target, version, payload)
+    async def counted(target, policy):
+        calls.append(policy.version)
+        return await publish(target, policy)
 
     exchange._publish = counted
     async with running(exchange):
         await promptly(exchange.flush())
     assert calls == [999]
     assert service.run.policies.versions == {0: 999}
+
+
+async def test_the_same_policy_goes_out_again_once_the_agent_has_had_more_steps(service):
+    exchange, sent = PolicyExchange(Connection(await service.target()), follow=[]), []
+    async with running(exchange):
+        for step in (0, 0, 1_000, 1_000):
+            exchange.steps = lambda step=step: step
+            exchange.publish(0, tensors(0))
+            await promptly(exchange.flush())
+            sent.append(service.run.policies.latest(0).step)
+    assert sent == [0, 0, 1_000, 1_000]
 
 
 async def test_policies_published_while_one_is_sent_wait_as_one(service):
@@ -70,8 +81,8 @@ async def test_policies_published_while_one_is_sent_wait_as_one(service):
         asyncio.Event(),
     )
 
-    async def slow(target, version, payload):
-        calls.append(version)
+    async def slow(target, policy):
+        calls.append(policy.version)
         await go_on.wait()
 
     exchange._publish = slow
@@ -92,8 +103,8 @@ async def test_a_flush_that_waits_for_the_last_is_not_woken_for_good_by_one_befo
     exchange, calls = PolicyExchange(Connection(await service.target()), follow=[]), []
     gates = [asyncio.Event(), asyncio.Event()]
 
-    async def gated(target, version, payload):
-        calls.append(version)
+    async def gated(target, policy):
+        calls.append(policy.version)
         await gates[len(calls) - 1].wait()
 
     exchange._publish = gated

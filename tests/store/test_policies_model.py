@@ -16,18 +16,19 @@ PAYLOADS = (b"a", b"bb", b"a longer policy")
 
 agents = st.sampled_from(AGENTS)
 policies = st.builds(
-    lambda payload, agent_id, epoch, version: Policy.of(
-        payload, agent_id=agent_id, epoch=epoch, version=version
+    lambda payload, agent_id, epoch, version, step: Policy.of(
+        payload, agent_id=agent_id, epoch=epoch, version=version, step=step
     ),
     st.sampled_from(PAYLOADS),
     agents,
     st.integers(1, 3),
     st.integers(0, 4),
+    st.integers(0, 2),
 )
 
 
 class Publishers(RuleBasedStateMachine):
-    """The model: per agent the greatest (epoch, version) that arrived whole, and the stream that is open."""
+    """The model: per agent the latest policy that arrived whole, and the stream that is open."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +48,9 @@ class Publishers(RuleBasedStateMachine):
         held = self.latest.get(policy.agent_id)
         if held is None or (policy.epoch, policy.version) > (held.epoch, held.version):
             return True
-        return False if policy == held else None
+        if (policy.epoch, policy.version, policy.payload) != (held.epoch, held.version, held.payload):
+            return None
+        return policy.step > held.step
 
     @rule(policy=policies)
     def begin(self, policy: Policy) -> None:
@@ -57,6 +60,7 @@ class Publishers(RuleBasedStateMachine):
             "version": policy.version,
             "size": len(policy.payload),
             "sha256": policy.sha256,
+            "step": policy.step,
         }
         if self.expected(policy) is None:
             with pytest.raises(StalePolicyError), self.board.arriving(**announced):
@@ -101,7 +105,8 @@ class Publishers(RuleBasedStateMachine):
                     self.board.publish(arrived)
                 return
             assert self.board.publish(arrived) is outcome
-            self.latest[agent] = arrived
+            if outcome:
+                self.latest[agent] = arrived
 
     @rule(policy=policies)
     def overtake(self, policy: Policy) -> None:
@@ -112,7 +117,8 @@ class Publishers(RuleBasedStateMachine):
                 self.board.publish(policy)
             return
         assert self.board.publish(policy) is outcome
-        self.latest[policy.agent_id] = policy
+        if outcome:
+            self.latest[policy.agent_id] = policy
 
     @rule(agent=agents)
     def break_off(self, agent: int) -> None:
