@@ -4,14 +4,13 @@ What takes seconds to import is imported once settings and paths (their callback
 """
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from dase_grpc import certs, flags
-from dase_grpc.config import RunConfig
+from dase_grpc.cli_node import node
 from dase_grpc.errors import DaseError
 
 app = typer.Typer(
@@ -63,8 +62,16 @@ def train(
     With no arguments it runs the quick start, one to two minutes on two cores. With --env or
     --algo it uses the paper's settings, those for TD3 unless another algorithm is named.
     """
-    settings = _settings(
-        {**_files(preset, config, assignments), **_choices(algo, method, env, agents, steps)}, seed
+    settings = flags.settings(
+        preset=preset,
+        config=config,
+        assignments=assignments,
+        algo=algo,
+        method=method,
+        env=env,
+        agents=agents,
+        steps=steps,
+        seed=seed,
     )
     from dase_grpc.launch.train import TrainOptions, train_here
 
@@ -102,75 +109,7 @@ def experiment(
     raise typer.Exit(experiment_here(ExperimentOptions(file, runs, jobs, dry_run, command=sys.argv)))
 
 
-@app.command()
-def node(
-    *,
-    role: flags.Role,
-    run_id: flags.RunId = None,
-    metrics_port: flags.MetricsPort = None,
-    metrics_host: flags.MetricsHost = "127.0.0.1",
-    insecure: flags.Insecure = False,
-    tls: flags.Tls = None,
-    seed: flags.Seed = None,
-    listen: flags.Listen = None,
-    capacity: flags.Capacity = None,
-    min_size: flags.MinSize = None,
-    data_dir: flags.DataDir = None,
-    sync_every: flags.SyncEvery = None,
-    tokens: flags.Tokens = None,
-    replay: flags.Replay = None,
-    replay_timeout: flags.ReplayTimeout = None,
-    token_file: flags.TokenFile = None,
-    agent: flags.AgentId = None,
-    run_dir: flags.RunDir = None,
-    resume: flags.Resume = False,
-    gpu: flags.Gpu = None,
-    env: flags.Env = None,
-    agents: flags.Agents = None,
-    steps: flags.Steps = None,
-    algo: flags.Algo = None,
-    method: flags.Method = None,
-    preset: flags.Preset = None,
-    config: flags.ConfigFile = None,
-    assignments: flags.Assignments = None,
-    stdin_is_leash: flags.Leash = False,
-) -> None:
-    """Runs one node of a cluster until it is done or stopped."""
-    given = {**_files(preset, config, assignments), **_choices(algo, method, env, agents, steps)}
-    shared = _for_all(run_id, metrics_port, metrics_host, insecure, tls)
-    if role == "replay":
-        from dase_grpc.nodes.replay import ReplayOptions, replay_main
-
-        learners = _for_learner(replay, replay_timeout, agent, run_dir, gpu, resume or None, token_file)
-        flags.refuse(learners | given, role)
-        options = ReplayOptions.parse(
-            listen=listen or flags.DEFAULT_ADDRESS,
-            capacity=capacity,
-            min_size=min_size or 1,
-            seed=seed or 0,
-            data_dir=data_dir,
-            sync_every_s=sync_every,
-            tokens=tokens,
-            **shared,
-        )
-        raise typer.Exit(replay_main(options, stdin_is_leash=stdin_is_leash))
-    flags.refuse(_for_replay(listen, capacity, min_size, data_dir, sync_every, tokens), role)
-    settings = _settings(given, seed)
-    from dase_grpc.nodes.learner import LearnerOptions, learner_main
-
-    learner = LearnerOptions.parse(
-        settings,
-        replay=replay or flags.DEFAULT_ADDRESS,
-        agent_id=agent,
-        gpu=gpu,
-        run_dir=run_dir,
-        command=sys.argv,
-        replay_timeout_s=replay_timeout,
-        resume=resume,
-        token_file=token_file,
-        **shared,
-    )
-    raise typer.Exit(learner_main(learner, stdin_is_leash=stdin_is_leash))
+app.command("node")(node)
 
 
 @app.command("resume")
@@ -235,8 +174,15 @@ def drill(
     Prints what recovered in how many seconds, and whether the buffer lost anything. Exits with 0 if all
     recovered and nothing is lost. About 90 seconds with two agents.
     """
-    settings = _settings(
-        {**_files(preset, config, assignments), **_choices(algo, method, env, agents, None)}, seed
+    settings = flags.settings(
+        preset=preset,
+        config=config,
+        assignments=assignments,
+        algo=algo,
+        method=method,
+        env=env,
+        agents=agents,
+        seed=seed,
     )
     from dase_grpc.launch.drill import DrillOptions, drill_here
 
@@ -261,8 +207,16 @@ def show_config(
     """Prints the resolved configuration as TOML."""
     import tomli_w
 
-    settings = _settings(
-        {**_files(preset, config, assignments), **_choices(algo, method, env, agents, steps)}, seed
+    settings = flags.settings(
+        preset=preset,
+        config=config,
+        assignments=assignments,
+        algo=algo,
+        method=method,
+        env=env,
+        agents=agents,
+        steps=steps,
+        seed=seed,
     )
     typer.echo(tomli_w.dumps(settings.model_dump(mode="json")), nl=False)
 
@@ -335,51 +289,3 @@ def main() -> None:
     except DaseError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
-
-
-def _for_all(*values: object) -> dict[str, Any]:
-    """What nodes of every role are told, as their options name it."""
-    return dict(zip(("run_id", "metrics_port", "metrics_host", "insecure", "tls"), values, strict=True))
-
-
-def _for_replay(*values: object) -> dict[str, object]:
-    """The flags of a replay node alone, with what they were given."""
-    names = ("listen", "capacity", "min-size", "data-dir", "sync-every", "tokens")
-    return dict(zip(names, values, strict=True))
-
-
-def _for_learner(*values: object) -> dict[str, object]:
-    """The flags of a learner node alone, with what they were given; its settings apart."""
-    names = ("replay", "replay-timeout", "agent", "run-dir", "gpu", "resume", "token-file")
-    return dict(zip(names, values, strict=True))
-
-
-def _files(preset: str | None, config: Path | None, assignments: list[str] | None) -> dict[str, Any]:
-    """The flags that bring settings by the dozen or one by one; None where a flag was not given."""
-    return {"preset": preset, "config": config, "set": assignments}
-
-
-def _choices(
-    algo: str | None, method: str | None, env: str | None, agents: int | None, steps: int | None
-) -> dict[str, Any]:
-    """The flags for what is chosen most; None where a flag was not given."""
-    return {"algo": algo, "method": method, "env": env, "agents": agents, "steps": steps}
-
-
-def _settings(given: Mapping[str, Any], seed: int | None) -> RunConfig:
-    """The paper's settings for what is named, else the quick start's, then what was given."""
-    from dase_grpc.presets import layered
-
-    return layered(
-        preset_name=given["preset"],
-        file=given["config"],
-        flags={
-            "env.id": given["env"],
-            "agent.algorithm": given["algo"],
-            "train.agents": given["agents"],
-            "train.steps": given["steps"],
-            "train.seed": seed,
-        },
-        assignments=given["set"] or [],
-        method=given["method"],
-    )

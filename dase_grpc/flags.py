@@ -7,12 +7,15 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from dase_grpc.config import RunConfig
 from dase_grpc.errors import ConfigError
 from dase_grpc.identity import TLS_VARIABLE, TOKEN_FILE_VARIABLE, TOKENS_VARIABLE
 from dase_grpc.nodes.leash import end_with_launcher
 from dase_grpc.sections import whole_number
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
+ROLES: Final = ("replay", "learner")
+"""What `dase node` starts."""
 
 
 def option(flag: str, text: str, *, panel: str | None = None, **more: Any) -> Any:
@@ -29,8 +32,8 @@ def _run(path: Path) -> Path:
 
 
 def _role(role: str) -> str:
-    if role not in ("replay", "learner"):
-        raise ConfigError(f"--role {role!r} is neither replay nor learner")
+    if role not in ROLES:
+        raise ConfigError(f"--role {role!r} is none of the roles: {', '.join(ROLES)}")
     return role
 
 
@@ -143,7 +146,7 @@ DrillDir = Annotated[
 ]
 AsJson = Annotated[bool, option("--json", "Print the result as JSON.")]
 
-Role = Annotated[str, option("--role", "replay or learner.", callback=_role)]
+Role = Annotated[str, option("--role", f"{' or '.join(ROLES)}.", callback=_role)]
 RunId = Annotated[
     str | None, option("--run-id", "The run's name; a learner without it joins whatever run it finds.")
 ]
@@ -265,6 +268,40 @@ RunDir = Annotated[
 Resume = Annotated[
     bool, option("--resume", "Go on from the agent's last checkpoint in --run-dir.", panel=LEARNER_NODE)
 ]
+
+
+def settings(
+    *,
+    preset: str | None,
+    config: Path | None,
+    assignments: list[str] | None,
+    algo: str | None,
+    method: str | None,
+    env: str | None,
+    agents: int | None,
+    seed: int | None,
+    steps: int | None = None,
+) -> RunConfig:
+    """The paper's settings for what is named, else the quick start's, then what was given.
+
+    Raises:
+        ConfigError: they cannot be used.
+    """
+    from dase_grpc.presets import layered
+
+    return layered(
+        preset_name=preset,
+        file=config,
+        flags={
+            "env.id": env,
+            "agent.algorithm": algo,
+            "train.agents": agents,
+            "train.steps": steps,
+            "train.seed": seed,
+        },
+        assignments=assignments or [],
+        method=method,
+    )
 
 
 def require_values(arguments: Sequence[str]) -> None:

@@ -277,7 +277,10 @@ REFUSED = {
         ("config", "--config", "missing.toml"),
         r"cannot read .* missing\.toml: No such",
     ),
-    "an unknown role": (("node", "--role", "nonsense"), r"--role 'nonsense' is neither replay nor learner"),
+    "an unknown role": (
+        ("node", "--role", "nonsense"),
+        r"--role 'nonsense' is none of the roles: replay, learner",
+    ),
     "no address": (("node", "--role", "replay", "--listen", "here"), r"'here' is not an address of the form"),
     "an unreadable capacity of a node": (
         ("node", "--role", "replay", "--capacity", "lots"),

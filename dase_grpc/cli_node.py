@@ -1,0 +1,104 @@
+"""`dase node`: which flags each role takes, and what is started with them."""
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import typer
+
+from dase_grpc import flags
+
+SHARED: Final = ("run_id", "metrics_port", "metrics_host", "insecure", "tls")
+"""What nodes of every role take, beside the seed."""
+
+SETTINGS: Final = ("preset", "config", "assignments", "algo", "method", "env", "agents", "steps")
+TAKES: Final[Mapping[str, tuple[str, ...]]] = {
+    "replay": ("listen", "capacity", "min_size", "data_dir", "sync_every", "tokens"),
+    "learner": ("replay", "replay_timeout", "token_file", "agent", "run_dir", "resume", "gpu", *SETTINGS),
+}
+"""What a role takes besides; a flag that another role alone takes is refused rather than ignored."""
+
+
+def node(
+    *,
+    role: flags.Role,
+    run_id: flags.RunId = None,
+    metrics_port: flags.MetricsPort = None,
+    metrics_host: flags.MetricsHost = "127.0.0.1",
+    insecure: flags.Insecure = False,
+    tls: flags.Tls = None,
+    seed: flags.Seed = None,
+    listen: flags.Listen = None,
+    capacity: flags.Capacity = None,
+    min_size: flags.MinSize = None,
+    data_dir: flags.DataDir = None,
+    sync_every: flags.SyncEvery = None,
+    tokens: flags.Tokens = None,
+    replay: flags.Replay = None,
+    replay_timeout: flags.ReplayTimeout = None,
+    token_file: flags.TokenFile = None,
+    agent: flags.AgentId = None,
+    run_dir: flags.RunDir = None,
+    resume: flags.Resume = False,
+    gpu: flags.Gpu = None,
+    env: flags.Env = None,
+    agents: flags.Agents = None,
+    steps: flags.Steps = None,
+    algo: flags.Algo = None,
+    method: flags.Method = None,
+    preset: flags.Preset = None,
+    config: flags.ConfigFile = None,
+    assignments: flags.Assignments = None,
+    stdin_is_leash: flags.Leash = False,
+) -> None:
+    """Runs one node of a cluster until it is done or stopped."""
+    given = dict(locals())  # every flag by its parameter's name; listed once more they would fill a screen
+    others = {name: given[name] for name in _FLAGS if name not in TAKES[role]}
+    flags.refuse({_FLAGS[name]: None if value is False else value for name, value in others.items()}, role)
+    raise typer.Exit(_START[role](given))
+
+
+def _replay(given: Mapping[str, Any]) -> int:
+    from dase_grpc.nodes.replay import ReplayOptions, replay_main
+
+    options = ReplayOptions.parse(
+        listen=given["listen"] or flags.DEFAULT_ADDRESS,
+        capacity=given["capacity"],
+        min_size=given["min_size"] or 1,
+        seed=given["seed"] or 0,
+        data_dir=given["data_dir"],
+        sync_every_s=given["sync_every"],
+        tokens=given["tokens"],
+        **_shared(given),
+    )
+    return replay_main(options, stdin_is_leash=given["stdin_is_leash"])
+
+
+def _learner(given: Mapping[str, Any]) -> int:
+    settings = flags.settings(seed=given["seed"], **{name: given[name] for name in SETTINGS})
+    from dase_grpc.nodes.learner import LearnerOptions, learner_main
+
+    options = LearnerOptions.parse(
+        settings,
+        replay=given["replay"] or flags.DEFAULT_ADDRESS,
+        agent_id=given["agent"],
+        gpu=given["gpu"],
+        run_dir=given["run_dir"],
+        command=sys.argv,
+        replay_timeout_s=given["replay_timeout"],
+        resume=given["resume"],
+        token_file=given["token_file"],
+        **_shared(given),
+    )
+    return learner_main(options, stdin_is_leash=given["stdin_is_leash"])
+
+
+def _shared(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: given[name] for name in SHARED}
+
+
+_START: Final[Mapping[str, Callable[[Mapping[str, Any]], int]]] = {"replay": _replay, "learner": _learner}
+_FLAGS: Final = {name: name.replace("_", "-") for names in TAKES.values() for name in names} | {
+    "assignments": "set"
+}
+"""What the flag of a parameter is called."""
