@@ -13,7 +13,8 @@ from dase_grpc import seeding
 from dase_grpc.errors import DrainingError, MalformedError, StaleLeaseError, UnreachableError
 from dase_grpc.learning.ports import Halted
 from dase_grpc.nodes.connection import Away, Connection, Outage
-from dase_grpc.nodes.link import QUEUED_ROWS, ReplayLink
+from dase_grpc.nodes.link import ReplayLink
+from dase_grpc.nodes.rows import QUEUED_ROWS
 from dase_grpc.nodes.waits import say_waits
 
 BATCH = 4
@@ -153,7 +154,7 @@ async def test_a_wait_is_explained_by_the_service_after_a_while(monkeypatch, cap
 
 async def test_while_the_replay_is_away_a_wait_says_whether_there_is_room_to_explore_on(service, monkeypatch):
     monkeypatch.setattr("dase_grpc.nodes.waits.SAY_AFTER_S", 0.0)
-    monkeypatch.setattr("dase_grpc.nodes.link.QUEUED_ROWS", 2)
+    monkeypatch.setattr("dase_grpc.nodes.rows.QUEUED_ROWS", 2)
     connection = Connection(await service.target())
     link = ReplayLink(connection, batch_size=BATCH, prefetch=1, writer_id="w")
     connection.outage = Outage(time.monotonic() - 60, Away.UNREACHABLE)

@@ -8,8 +8,8 @@ from wire.services import SCHEMA
 
 from dase_grpc import schema
 from dase_grpc.nodes import learner as learner_node
-from dase_grpc.nodes import link
 from dase_grpc.nodes import replay as replay_node
+from dase_grpc.nodes import rows
 from dase_grpc.store.policies import MAX_BOARD_BYTES, MAX_POLICY_BYTES, MAX_VERSION
 from dase_grpc.store.replay import MAX_AGENT_WRITERS, MAX_WRITERS
 from dase_grpc.store.ring import MAX_AGENT_ID
@@ -100,7 +100,7 @@ def test_the_limits_are_those_of_the_code():
         (r"does not answer one within (\d+) s", transport.KEEPALIVE_TIMEOUT_MS, 1e-3),
         (r"made again after (\d+\.\d+) s", transport.RECONNECT_MS[0], 1e-3),
         (r"longer pauses, at most (\d+) s", transport.RECONNECT_MS[1], 1e-3),
-        (r"or (\d+) MiB of them, and then waits", link.KEPT_BYTES, 2**-20),
+        (r"or (\d+) MiB of them, and then waits", rows.KEPT_BYTES, 2**-20),
         (r"`--replay-timeout` seconds \((\d+)\)", learner_node.REPLAY_TIMEOUT_S, 1),
         (r"`ttl_seconds` \((\d+)\)", replay_node.LEASE_TTL_S, 1),
         (r"its lease ends after (\d+) s", replay_node.LEASE_TTL_S, 1),
