@@ -15,11 +15,13 @@ from prometheus_client import (
     Histogram,
     ProcessCollector,
     disable_created_metrics,
+    make_wsgi_app,
     start_http_server,
 )
 
 from dase_grpc.errors import AddressError
 from dase_grpc.forking import closed_in_forks
+from dase_grpc.health import Health, probed
 
 MAX_PAIRED_AGENTS: Final = 64
 """Agents below this number have series for each pair of them: 64 x 64 at most."""
@@ -49,8 +51,12 @@ def loop_lag(registry: CollectorRegistry) -> Histogram:
 
 
 @contextmanager
-def metrics_endpoint(registry: CollectorRegistry, host: str, port: int) -> Iterator[int | None]:
+def metrics_endpoint(
+    registry: CollectorRegistry, host: str, port: int, health: Health | None = None
+) -> Iterator[int | None]:
     """Serves /metrics while the block runs; yields the port, or None when `port` is 0 (off).
+
+    With `health` it answers probes at /healthz and /readyz, too.
 
     Raises:
         AddressError: the port is in use.
@@ -66,6 +72,8 @@ def metrics_endpoint(registry: CollectorRegistry, host: str, port: int) -> Itera
             f"choose another metrics port, or 0 for none"
         ) from error
     closed_in_forks(server.socket)
+    if health is not None:
+        server.set_app(probed(make_wsgi_app(registry), health))
     try:
         yield port
     finally:

@@ -22,6 +22,7 @@ from dase_grpc.errors import (
     StaleLeaseError,
     UnreachableError,
 )
+from dase_grpc.health import Health
 from dase_grpc.learner_metrics import LearnerMetrics
 from dase_grpc.learning.device import pick_device
 from dase_grpc.learning.env_ids import with_resolved_id
@@ -32,6 +33,7 @@ from dase_grpc.nodes.connection import Connection
 from dase_grpc.nodes.hanging import HangAlarm
 from dase_grpc.nodes.joining import NODE_NAME, Wanted, join, require_fit
 from dase_grpc.nodes.lifecycle import first_cause, is_orphaned, run_node, unless
+from dase_grpc.nodes.liveness import loop_turns
 from dase_grpc.nodes.loop_lag import watch_loop_lag
 from dase_grpc.nodes.results import open_results, results_path
 from dase_grpc.nodes.session import Session, put_together
@@ -178,8 +180,8 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
         env = exploring_env(config.env, watch)
         cleanup.callback(env.close)
         schema = schema_of(env, config.env.id)
-        registry = make_registry()
-        cleanup.enter_context(metrics_endpoint(registry, options.metrics_host, options.metrics_port))
+        registry, health = make_registry(), Health(loop_turns())
+        cleanup.enter_context(metrics_endpoint(registry, options.metrics_host, options.metrics_port, health))
         async with open_channel(options.replay, options.credentials) as channel:
             cluster = ClusterClient(channel, str(options.replay))
             member = await unless(stop, join(cluster, options.wanted(secrets.token_hex(8)), schema))
@@ -216,7 +218,8 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
                     alarm=alarm,
                     resumed=opened.resumed,
                 )
-                await _train_to_the_end(session, stop, farewell, journal)
+                with health.ready():
+                    await _train_to_the_end(session, stop, farewell, journal)
 
 
 @asynccontextmanager

@@ -17,9 +17,11 @@ from grpc_reflection.v1alpha import reflection
 
 from dase_grpc.capacity import transitions
 from dase_grpc.errors import AddressError, ConfigError
+from dase_grpc.health import Health
 from dase_grpc.naming import names_a_folder
 from dase_grpc.nodes.lease_watch import LeaseWatch
 from dase_grpc.nodes.lifecycle import READY_PREFIX, is_orphaned, run_node
+from dase_grpc.nodes.liveness import loop_turns
 from dase_grpc.nodes.loop_lag import watch_loop_lag
 from dase_grpc.nodes.replay_monitor import ReplayMonitor
 from dase_grpc.store.directory import stored_identity
@@ -239,18 +241,19 @@ async def _serve(
     if way_in:
         monitor.denied = lambda: way_in.denied
     cluster = ClusterServicer(run, clock=time.monotonic, on_event=log.info)
-    health = HealthServicer()
+    health, probes = HealthServicer(), Health(loop_turns())
     _register(server, health)
     replay_pb2_grpc.add_ReplayServiceServicer_to_server(replay, server)
     cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, server)
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(policies, server)
-    with metrics_endpoint(monitor.registry, options.metrics_host, options.metrics_port):
+    with metrics_endpoint(monitor.registry, options.metrics_host, options.metrics_port, probes):
         address = bind(server, options.listen, way_in.credentials() if way_in else None)
         try:
             await server.start()
             for service in ("", *SERVICES):
                 await health.set(service, health_pb2.HealthCheckResponse.SERVING)
             announce(address)
+            probes.is_ready = True
             async with asyncio.TaskGroup() as tasks:
                 jobs = [_watch_leases(run), watch_loop_lag(monitor.loop_lag.observe)]
                 if options.data_dir is not None:
@@ -265,6 +268,7 @@ async def _serve(
                 for watch in watching:
                     watch.cancel()
         finally:
+            probes.is_ready = False
             await health.enter_graceful_shutdown()
             cluster.draining = True
             replay.drain()
