@@ -20,7 +20,7 @@ class Handoff(Generic[T]):
     must not block.
     """
 
-    def __init__(self, limit: int, *, on_change: Callable[[], None] | None = None) -> None:
+    def __init__(self, limit: int, *, on_change: Callable[[], object] | None = None) -> None:
         self._limit = limit
         self._items: deque[T] = deque()
         self._changed = threading.Condition()
@@ -68,11 +68,14 @@ class Handoff(Generic[T]):
         self._tell()
         return item
 
-    def take_all(self) -> list[T]:
-        """Takes what is there, closed or not, without blocking; oldest first."""
+    def take(self, limit: int | None = None) -> list[T]:
+        """Takes what is there, or up to `limit` of it, closed or not, without blocking; oldest first."""
         with self._changed:
-            items = list(self._items)
-            self._items.clear()
+            if limit is None or len(self._items) <= limit:
+                items = list(self._items)
+                self._items.clear()
+            else:
+                items = [self._items.popleft() for _ in range(limit)]
             self._changed.notify_all()
         return items
 

@@ -37,6 +37,7 @@ from dase_grpc.nodes.liveness import loop_turns
 from dase_grpc.nodes.loop_lag import watch_loop_lag
 from dase_grpc.nodes.results import open_results, results_path
 from dase_grpc.nodes.session import Session, put_together
+from dase_grpc.nodes.shards import Shards
 from dase_grpc.nodes.waits import say_waits
 from dase_grpc.progress import Progress
 from dase_grpc.runs.journal import AgentJournal
@@ -199,15 +200,17 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
                 cleanup.enter_context(closing(journal))
                 metrics = LearnerMetrics(registry, member.agent_id)
                 session = put_together(
-                    Connection(
-                        StreamTarget(channel, str(options.replay), member, schema),
-                        node_name=NODE_NAME,
-                        timeout_s=options.replay_timeout_s,
-                        accept=partial(require_fit, config),
-                        metrics=metrics,
-                        look_why_away=partial(
-                            options.credentials.require_let_in, options.replay.host, options.replay.port
-                        ),
+                    Shards.one(
+                        Connection(
+                            StreamTarget(channel, str(options.replay), member, schema),
+                            node_name=NODE_NAME,
+                            timeout_s=options.replay_timeout_s,
+                            accept=partial(require_fit, config),
+                            metrics=metrics,
+                            look_why_away=partial(
+                                options.credentials.require_let_in, options.replay.host, options.replay.port
+                            ),
+                        )
                     ),
                     config=config,
                     env=env,
@@ -263,7 +266,7 @@ async def _train_to_the_end(
         farewell.reason = f"failed: {type(error).__name__}: {error}"
         raise
     finally:
-        farewell.member, farewell.progress = session.connection.target.member, learner.progress
+        farewell.member, farewell.progress = session.shards.first.target.member, learner.progress
         if (kept := journal.last_checkpoint) is not None:
             log.info("step %d is kept in %s", int(kept.name.removeprefix("step-")), kept)
         log.info("results: %s", session.results)
@@ -286,7 +289,7 @@ async def _train(session: Session, stop: asyncio.Event) -> None:
                 link.fetch_batches(),
                 watch_loop_lag(session.metrics.loop_lag.observe),
                 say_waits(lambda: link.wait, count=session.metrics.waited),
-                session.connection.heartbeats(partial(_progress, session), every_s=HEARTBEAT_S),
+                session.shards.heartbeats(partial(_progress, session), every_s=HEARTBEAT_S),
                 session.exchange.run(),
             ]
             others = [tasks.create_task(job) for job in jobs]
@@ -339,10 +342,10 @@ async def _in_time(work: "asyncio.Future[None]", session: Session, stop: asyncio
     """
     left_s, hurry_s = DRAIN_S, ORPHAN_DRAIN_S
     while not work.done() and left_s > 0 and hurry_s > 0:
-        session.connection.stopping = stop.is_set()
+        session.shards.note_stopping(stopping=stop.is_set())
         look_s = min(DRAIN_LOOK_S, left_s)
         await asyncio.wait({work}, timeout=look_s)
-        if session.connection.outage is None:
+        if session.shards.complete:
             left_s -= look_s
         if is_orphaned(stop):
             hurry_s -= look_s

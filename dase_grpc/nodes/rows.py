@@ -1,20 +1,24 @@
-"""A node's rows on their way to the replay: the compute thread stores them, an Insert stream carries them."""
+"""A node's rows on their way to the replay: the compute thread stores them, Insert streams carry them."""
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
 
 from dase_grpc.nodes.connection import Connection, Stream
 from dase_grpc.nodes.handoff import Handoff
+from dase_grpc.nodes.lifecycle import first_cause
 from dase_grpc.nodes.outbox import Outbox
+from dase_grpc.nodes.shards import Shards
 from dase_grpc.nodes.waits import Wait, Waited, WaitReason
 from dase_grpc.schema import Array
 from dase_grpc.wire.replay_client import WINDOW_ROWS, Inserter, StreamTarget
 
 QUEUED_ROWS: Final = 4_096
-"""Rows that may wait for the Insert stream before `store` blocks."""
+"""Rows that may wait for an Insert stream before `store` blocks."""
 
 KEPT_BYTES: Final = 64 * 2**20
 """What the rows that wait, and those that are not acknowledged, may take each; wide rows are fewer."""
@@ -24,34 +28,44 @@ class RowLink:
     """A node's sink over the network.
 
     `store` belongs to the compute thread and blocks; everything else belongs to the event loop that made
-    the link. Rows go out as soon as the stream takes them, so chunks grow with the rate. The stream begins
-    again when it breaks (connection.py). Rows are kept until they are acknowledged and sent again where
-    need be, so each is stored exactly once.
+    the link. Rows go out as soon as a stream takes them, so chunks grow with the rate. Streams begin
+    again when they break (connection.py).
+
+    Shards take turns, chunk by chunk; one that is away, or that has a whole window of rows to acknowledge,
+    is passed over. A row that a shard was given stays with it: it is kept until that shard has
+    acknowledged it, and sent to it again where need be, so each is stored exactly once.
+
+    Args:
+        shards: the replay; all of it as the same agent.
+        writer_id: names the writer at each shard.
+        count_acknowledged: told how many rows are acknowledged, whenever some are.
     """
 
     def __init__(
         self,
-        connection: Connection,
+        shards: Shards,
         *,
         writer_id: str,
         count_acknowledged: Callable[[int], None] = lambda rows: None,
     ) -> None:
-        row_bytes = connection.target.schema.row_bytes
-        self._connection = connection
+        row_bytes = shards.first.target.schema.row_bytes
+        self._shards = shards
         self._writer_id = writer_id
-        self._window = kept_rows(WINDOW_ROWS, row_bytes)
+        self._window = max(1, kept_rows(WINDOW_ROWS, row_bytes) // len(shards.connections))
+        self._lanes = [_Lane(each, Outbox(count=count_acknowledged)) for each in shards.connections]
+        self._moved = asyncio.Event()
+        self._turn = asyncio.Lock()  # whoever waits longest has it next, so shards take turns
         self._loop = asyncio.get_running_loop()
-        self._rows_moved = asyncio.Event()
         self._rows: Handoff[Array] = Handoff(
-            kept_rows(QUEUED_ROWS, row_bytes), on_change=self._signal(self._rows_moved)
+            kept_rows(QUEUED_ROWS, row_bytes),
+            on_change=partial(self._loop.call_soon_threadsafe, self._moved.set),
         )
-        self._outbox = Outbox(count=count_acknowledged)
         self._stored = 0
+        self._no_more = False
         self._no_room = Waited()
-        self._no_more_rows = False
 
     def store(self, row: Array) -> None:
-        """Queues one transition; blocks while the stream is far behind."""
+        """Queues one transition; blocks while the streams are far behind."""
         self._stored += 1
         if self._rows.full:
             self._no_room.begin()
@@ -63,7 +77,7 @@ class RowLink:
     @property
     def unacknowledged(self) -> int:
         """Transitions that `store` was called with and whose commit is not acknowledged."""
-        return self._stored - self._outbox.acknowledged
+        return self._stored - sum(lane.outbox.acknowledged for lane in self._lanes)
 
     @property
     def wait(self) -> Wait | None:
@@ -81,73 +95,88 @@ class RowLink:
 
     def no_more_rows(self) -> None:
         """Lets `insert_rows` end once all queued rows are acknowledged."""
-        self._no_more_rows = True
-        self._rows_moved.set()
+        self._no_more = True
+        self._moved.set()
 
     async def insert_rows(self) -> None:
-        """Sends queued rows; returns after `no_more_rows`, when the last is acknowledged."""
-        await self._connection.keep(Stream.INSERT, self._insert)
+        """Sends queued rows; returns after `no_more_rows`, when the last is acknowledged.
 
-    async def _insert(self, target: StreamTarget) -> None:
+        Raises:
+            RefusalError: see Connection.keep.
+        """
+        with first_cause():
+            async with asyncio.TaskGroup() as tasks:
+                for lane in self._lanes:
+                    tasks.create_task(lane.connection.keep(Stream.INSERT, partial(self._insert, lane)))
+
+    async def _insert(self, lane: "_Lane", target: StreamTarget) -> None:
+        if self._is_done(lane):
+            return
         inserter = Inserter(
             target,
             writer_id=self._writer_id,
             window=self._window,
-            on_acknowledged=self._outbox.acknowledge,
+            on_acknowledged=lane.outbox.acknowledge,
         )
         try:
             await inserter.open()
-            self._connection.up(Stream.INSERT)
-            self._resume(inserter.sent_seq, target)
+            lane.connection.up(Stream.INSERT)
+            lane.resume(inserter.sent_seq, target)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(inserter.receive())
-                for block in self._outbox.blocks():
+                for block in lane.outbox.blocks():
                     await inserter.append(block)
-                while await self._rows_are_there():
-                    rows = np.stack(self._rows.take_all())
-                    self._outbox.add(rows)
+                while (rows := await self._take_turn(lane)) is not None:
                     await inserter.append(rows)
                 await inserter.finish()
         finally:
             inserter.cancel()
 
-    async def _rows_are_there(self) -> bool:
-        """Waits for rows to send; False when none will come any more."""
-        while not len(self._rows):
-            if self._no_more_rows:
-                return False
-            self._rows_moved.clear()
-            if not len(self._rows):
-                await self._rows_moved.wait()
-        return True
-
-    def _resume(self, committed_seq: int, target: StreamTarget) -> None:
-        lost = self._outbox.resume(committed_seq, buffer_id=target.member.buffer_id)
-        if lost:
-            self._connection.lost(
-                f"the replay service at {target.address} came back without the latest {lost} transitions of "
-                f"this agent that it had acknowledged, as after a power loss; going on from what it has"
-            )
+    async def _take_turn(self, lane: "_Lane") -> Array | None:
+        """Moves what is queued to a lane when it is its turn, and returns it; None when no more will come."""
+        async with self._turn:
+            while not len(self._rows):
+                if self._no_more:
+                    return None
+                self._moved.clear()
+                if not len(self._rows):
+                    await self._moved.wait()
+            rows = np.stack(self._rows.take(self._window))
+            lane.outbox.add(rows)
+        return rows
 
     def _away(self, waited: Waited) -> Wait | None:
         """The wait, if it is for a replay that is away."""
-        outage, address = self._connection.outage, self._connection.target.address
+        outage = self._shards.outage
         if outage is None:
             return None
         exploring = not self._rows.full
         text = (
-            f"waiting for the replay service at {address}, which {outage}; {self.unacknowledged} "
+            f"waiting for the replay service at {self._shards.where}, which {outage}; {self.unacknowledged} "
             f"transitions are kept for it, {'exploring on meanwhile' if exploring else 'no more fit'}"
         )
         return Wait(waited, WaitReason(outage.why.value), text, exploring=exploring)
 
-    def _signal(self, event: asyncio.Event) -> Callable[[], None]:
-        """Sets an event of this loop from any thread."""
+    def _is_done(self, lane: "_Lane") -> bool:
+        """Whether one shard of several need not even be reached any more."""
+        return self._no_more and len(self._lanes) > 1 and not len(self._rows) and not len(lane.outbox)
 
-        def signal() -> None:
-            self._loop.call_soon_threadsafe(event.set)
 
-        return signal
+@dataclass(frozen=True)
+class _Lane:
+    """One shard, and the rows that are its to store."""
+
+    connection: Connection
+    outbox: Outbox
+
+    def resume(self, committed_seq: int, target: StreamTarget) -> None:
+        """Begins a stream to a service that has committed everything up to a number."""
+        lost = self.outbox.resume(committed_seq, buffer_id=target.member.buffer_id)
+        if lost:
+            self.connection.lost(
+                f"the replay service at {target.address} came back without the latest {lost} transitions of "
+                f"this agent that it had acknowledged, as after a power loss; going on from what it has"
+            )
 
 
 def kept_rows(rows: int, row_bytes: int) -> int:

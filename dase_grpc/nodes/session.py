@@ -15,11 +15,12 @@ from dase_grpc.learning.learner import Learner
 from dase_grpc.learning.publication import Audience
 from dase_grpc.learning.restarting import RestartableEnv
 from dase_grpc.learning.watch import Watch
-from dase_grpc.nodes.connection import Connection, Stream
+from dase_grpc.nodes.connection import Stream
 from dase_grpc.nodes.hanging import HangAlarm
 from dase_grpc.nodes.link import ReplayLink
 from dase_grpc.nodes.policies import PolicyExchange
 from dase_grpc.nodes.results import Resumed
+from dase_grpc.nodes.shards import Shards
 from dase_grpc.nodes.waits import WaitReason
 from dase_grpc.runs.journal import AgentJournal
 
@@ -35,7 +36,7 @@ class Session:
         stored_before: transitions it had stored when it was resumed.
     """
 
-    connection: Connection
+    shards: Shards
     link: ReplayLink
     exchange: PolicyExchange
     learner: Learner
@@ -52,7 +53,7 @@ class Session:
         That is where it holds less than the agent's first update needs, and less than the agent has stored.
         What the agent has not sent yet counts as held. Call on the event loop.
         """
-        held = self.connection.buffer_size + self.link.unacknowledged
+        held = self.shards.buffer_size + self.link.unacknowledged
         stored = max(self.stored_before, self.learner.stored)
         if held >= min(self.needed, stored):
             return
@@ -66,7 +67,7 @@ class Session:
 
 
 def put_together(
-    connection: Connection,
+    shards: Shards,
     *,
     config: RunConfig,
     env: RestartableEnv,
@@ -78,11 +79,11 @@ def put_together(
     resumed: Resumed | None,
 ) -> Session:
     """Puts the learner, which may go on from a checkpoint, and its streams together; none is open yet."""
-    target = connection.target
+    target = shards.first.target
     agent_id = target.member.agent_id
     own = config.for_agent(agent_id)
     link = ReplayLink(
-        connection,
+        shards,
         batch_size=own.agent.batch_size,
         prefetch=config.replay.prefetch,
         writer_id=f"learner-{agent_id}",
@@ -93,8 +94,8 @@ def put_together(
     metrics.prefetched.set_function(lambda: link.prefetched)
     metrics.gpu_memory.set_function(partial(reserved_bytes, device))
     paired = not config.shares_experience
-    exchange = PolicyExchange(connection, follow=[peer_of(agent_id)] if paired else [])
-    followers = Audience(exchange, lambda: connection.followers > 0, config.policy.publish_every)
+    exchange = PolicyExchange(shards.first, follow=[peer_of(agent_id)] if paired else [])
+    followers = Audience(exchange, lambda: shards.first.followers > 0, config.policy.publish_every)
     learner = build_learner(
         own,
         target.schema,
@@ -110,7 +111,7 @@ def put_together(
     )
     exchange.steps = lambda: learner.steps
     session = Session(
-        connection,
+        shards,
         link,
         exchange,
         learner,
@@ -124,5 +125,5 @@ def put_together(
     if resumed is not None:
         learner.resume(resumed.saved, elapsed_s=resumed.elapsed_s)
         session.refill_if_short()
-    connection.on_restart(session.refill_if_short)
+    shards.on_restart(session.refill_if_short)
     return session

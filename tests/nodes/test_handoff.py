@@ -67,18 +67,18 @@ def test_put_waits_for_room():
     assert len(handoff) == 2
     assert handoff.get() == 1
     putting.outcome()
-    assert handoff.take_all() == [2, 3]
+    assert handoff.take() == [2, 3]
 
 
 def test_taking_everything_makes_room_and_never_waits():
     handoff = Handoff(1)
-    assert handoff.take_all() == []
+    assert handoff.take() == []
     handoff.put(1)
     putting = Waiter(lambda: handoff.put(2))
     assert putting.blocked
-    assert handoff.take_all() == [1]
+    assert handoff.take() == [1]
     putting.outcome()
-    assert handoff.take_all() == [2]
+    assert handoff.take() == [2]
 
 
 @pytest.mark.parametrize("waiters", [1, 3])
@@ -98,7 +98,7 @@ def test_closing_wakes_all_who_wait_for_room(waiters):
     assert all(waiter.blocked for waiter in putting)
     handoff.close()
     assert all(isinstance(waiter.outcome(), Halted) for waiter in putting)
-    assert handoff.take_all() == [0]
+    assert handoff.take() == [0]
 
 
 def test_a_closed_handoff_takes_and_gives_nothing_but_can_be_emptied():
@@ -110,7 +110,7 @@ def test_a_closed_handoff_takes_and_gives_nothing_but_can_be_emptied():
         handoff.get()
     with pytest.raises(Halted):
         handoff.put("late")
-    assert handoff.take_all() == ["left over"]
+    assert handoff.take() == ["left over"]
 
 
 def test_every_change_is_told_after_it_was_made():

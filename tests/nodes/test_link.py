@@ -15,13 +15,14 @@ from dase_grpc.learning.ports import Halted
 from dase_grpc.nodes.connection import Away, Connection, Outage
 from dase_grpc.nodes.link import ReplayLink
 from dase_grpc.nodes.rows import QUEUED_ROWS
+from dase_grpc.nodes.shards import Shards
 from dase_grpc.nodes.waits import say_waits
 
 BATCH = 4
 
 
 def link_to(target, *, prefetch=2, batch_size=BATCH):
-    return ReplayLink(Connection(target), batch_size=batch_size, prefetch=prefetch, writer_id="w")
+    return ReplayLink(Shards.one(Connection(target)), batch_size=batch_size, prefetch=prefetch, writer_id="w")
 
 
 @asynccontextmanager
@@ -156,7 +157,7 @@ async def test_while_the_replay_is_away_a_wait_says_whether_there_is_room_to_exp
     monkeypatch.setattr("dase_grpc.nodes.waits.SAY_AFTER_S", 0.0)
     monkeypatch.setattr("dase_grpc.nodes.rows.QUEUED_ROWS", 2)
     connection = Connection(await service.target())
-    link = ReplayLink(connection, batch_size=BATCH, prefetch=1, writer_id="w")
+    link = ReplayLink(Shards.one(connection), batch_size=BATCH, prefetch=1, writer_id="w")
     connection.outage = Outage(time.monotonic() - 60, Away.UNREACHABLE)
     row, _ = rows_of(1, 2)
     link.store(row)
@@ -176,7 +177,7 @@ async def test_while_batches_are_held_a_wait_ends_without_one_and_none_is_drawn_
     service,
 ):
     link = link_to(await service.target())
-    link._asked.set()
+    link._batches.asked.set()
     link.hold_batches()
     async with running(link):
         service.fill(10)
@@ -204,7 +205,7 @@ async def test_stopping_batches_wakes_the_thread_and_a_batch_that_still_comes_is
         link = link_to(await service.target())
         async with running(link) as (inserting, fetching):
             asking = asyncio.ensure_future(asyncio.to_thread(link.next))
-            await eventually(lambda: link._sampler is not None and link._sampler.waiting is not None)
+            await eventually(lambda: link._fetcher.waiting is not None)
             link.stop_batches()
             with pytest.raises(Halted):
                 await promptly(asking)
@@ -222,7 +223,7 @@ async def test_closing_wakes_a_thread_that_waits_for_a_batch():
         link = link_to(await service.target())
         async with running(link):
             asking = asyncio.ensure_future(asyncio.to_thread(link.next))
-            await eventually(lambda: link._sampler is not None and link._sampler.waiting is not None)
+            await eventually(lambda: link._fetcher.waiting is not None)
             link.close()
             with pytest.raises(Halted):
                 await promptly(asking)

@@ -24,6 +24,7 @@ from dase_grpc.nodes.connection import Connection, Stream
 from dase_grpc.nodes.learner import run_learner
 from dase_grpc.nodes.link import ReplayLink
 from dase_grpc.nodes.replay import boot_id
+from dase_grpc.nodes.shards import Shards
 from dase_grpc.store.directory import DataDirectory
 from dase_grpc.store.durable import DurableStore
 
@@ -234,7 +235,7 @@ async def power_lost(tmp_path, monkeypatch, *, rows):
     data = {"data_dir": tmp_path / "data"}
     async with replay_node(**data) as replay, joined(replay.address) as target:
         connection = Connection(target, timeout_s=60)
-        link = ReplayLink(connection, batch_size=4, prefetch=1, writer_id="w")
+        link = ReplayLink(Shards.one(connection), batch_size=4, prefetch=1, writer_id="w")
         inserting = asyncio.ensure_future(link.insert_rows())
         for row in rows_of(1, rows):
             link.store(row)
@@ -264,7 +265,9 @@ async def test_acknowledged_rows_that_a_power_loss_took_are_said_and_the_next_fo
 async def test_streams_that_break_again_and_again_store_each_row_once(tmp_path):
     data = {"data_dir": tmp_path / "data"}
     async with replay_node(**data) as first, joined(first.address) as target:
-        link = ReplayLink(Connection(target, timeout_s=60), batch_size=4, prefetch=1, writer_id="w")
+        link = ReplayLink(
+            Shards.one(Connection(target, timeout_s=60)), batch_size=4, prefetch=1, writer_id="w"
+        )
         inserting = asyncio.ensure_future(link.insert_rows())
         address = first.address
         storing = asyncio.ensure_future(
@@ -285,4 +288,4 @@ async def test_streams_that_break_again_and_again_store_each_row_once(tmp_path):
     assert serials_of(store.ring.ordered(), SCHEMA) == [*range(1, 8_001)]
     store.abandon()
     directory.close()
-    assert Stream.INSERT not in link._connection._broken
+    assert Stream.INSERT not in link._shards.first._broken

@@ -1,0 +1,142 @@
+"""The batches of one learner on their way in: an event loop fetches them, the compute thread takes them."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Protocol
+
+from dase_grpc.learning.ports import Halted
+from dase_grpc.nodes.connection import Connection, Stream
+from dase_grpc.nodes.handoff import Handoff
+from dase_grpc.schema import Array
+from dase_grpc.wire.replay_client import Sampler, StreamTarget
+
+
+class BatchQueue:
+    """Batches that are here, and how many may be on their way.
+
+    `next` belongs to the compute thread and blocks; everything else belongs to the event loop that made
+    the queue. None is asked for before the first `next`, and at most `prefetch` ahead of their use.
+
+    Attributes:
+        asked: set once the compute thread has asked for a batch, until `hold`.
+        moved: set whenever batches arrived or were taken.
+        delivered: batches that arrived so far.
+        held: the compute thread had better not wait, until it asks again.
+    """
+
+    def __init__(self, prefetch: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.asked = asyncio.Event()
+        self.moved = asyncio.Event()
+        self.delivered = 0
+        self.held = False
+        self._prefetch = prefetch
+        self._batches: Handoff[tuple[Array, int]] = Handoff(
+            prefetch, on_change=partial(self._loop.call_soon_threadsafe, self.moved.set)
+        )
+
+    def __len__(self) -> int:
+        """Batches that are here and not used yet."""
+        return len(self._batches)
+
+    def next(self, *, unless: Callable[[], bool]) -> tuple[Array, int] | None:
+        """The next batch; blocks until it is there, or gives None as soon as `unless` holds.
+
+        Raises:
+            Halted: the queue is closed.
+        """
+        self.held = False
+        if not self.asked.is_set():
+            self._loop.call_soon_threadsafe(self.asked.set)
+        return self._batches.get(unless=unless)
+
+    def put(self, rows: Array, buffer_size: int) -> None:
+        """Adds a batch; never blocks, for no more are asked for than there is room.
+
+        Raises:
+            Halted: the queue is closed.
+        """
+        self.delivered += 1
+        self._batches.put((rows, buffer_size))
+
+    def due(self, granted: int) -> int:
+        """How many batches to ask for, `granted` having been asked for so far."""
+        return self.delivered - len(self._batches) + self._prefetch - granted
+
+    def hold(self) -> None:
+        """Lets a wait for a batch end without one; none is asked for before `next` is called again."""
+        self.asked.clear()
+        self.held = True
+
+    def close(self) -> None:
+        """Ends the compute thread's waits, for good."""
+        self._batches.close()
+
+
+class BatchFetcher(Protocol):
+    """Fills a BatchQueue from the replay, or from its shards."""
+
+    @property
+    def waiting(self) -> str | None:
+        """What the service waits for before it sends a batch, in a sentence; None if nothing is missing."""
+        ...
+
+    async def run(self) -> None:
+        """Keeps batches drawn ahead, from the first one asked for.
+
+        Runs until cancelled; after the queue was closed until one more batch has come.
+        """
+        ...
+
+
+class OneFetcher:
+    """A BatchFetcher over one Sample stream, which begins again when it breaks (connection.py)."""
+
+    def __init__(
+        self, connection: Connection, queue: BatchQueue, *, batch_size: int, own_rows_only: bool
+    ) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._batch_size = batch_size
+        self._own_rows_only = own_rows_only
+        self._sampler: Sampler | None = None
+
+    @property
+    def waiting(self) -> str | None:
+        """See BatchFetcher."""
+        return None if self._sampler is None else self._sampler.waiting
+
+    async def run(self) -> None:
+        """See BatchFetcher."""
+        await self._connection.keep(Stream.SAMPLE, self._fetch)
+
+    async def _fetch(self, target: StreamTarget) -> None:
+        sampler = Sampler(target, batch_size=self._batch_size, own_rows_only=self._own_rows_only)
+        self._sampler = sampler
+        try:
+            await sampler.open(credits=0)
+            self._connection.up(Stream.SAMPLE)
+            await self._queue.asked.wait()
+            async with asyncio.TaskGroup() as tasks:
+                granting = tasks.create_task(self._grant(sampler))
+                with suppress(Halted):
+                    while True:
+                        batch = await sampler.next()
+                        self._queue.put(batch.rows, batch.buffer_size)
+                granting.cancel()
+        finally:
+            sampler.cancel()
+
+    async def _grant(self, sampler: Sampler) -> None:
+        queue = self._queue
+        granted = queue.delivered
+        while True:
+            due = queue.due(granted)
+            if due:
+                await sampler.grant(due)
+                granted += due
+            queue.moved.clear()
+            if not queue.due(granted):
+                await queue.moved.wait()
