@@ -27,6 +27,7 @@ from dase_grpc.nodes.replay_monitor import ReplayMonitor
 from dase_grpc.store.directory import stored_identity
 from dase_grpc.store.run import SharedRun
 from dase_grpc.store.settings import note_settings
+from dase_grpc.store.sharding import WHOLE, Shard
 from dase_grpc.telemetry import metrics_endpoint
 from dase_grpc.wire.cluster import ClusterServicer
 from dase_grpc.wire.entrance import Entrance, entrance
@@ -81,6 +82,7 @@ class ReplayOptions:
     sync_every_s: float = SYNC_EVERY_S
     tls: Path | None = None
     tokens: Path | None = None
+    shard: Shard = WHOLE
 
     @classmethod
     def parse(
@@ -98,11 +100,12 @@ class ReplayOptions:
         sync_every_s: float | None = None,
         tls: Path | None = None,
         tokens: Path | None = None,
+        shard: str | None = None,
     ) -> Self:
         """Reads the texts of a command line.
 
-        A run that is not named, and a capacity that is not given, are those in the data directory; else
-        the run gets a name of its own and the capacity is a million.
+        A run that is not named, and a capacity and shard that are not given, are those in the data
+        directory; else the run gets a name of its own, the capacity is a million, and the replay whole.
 
         Raises:
             AddressError, ConfigError, DataDirectoryError: in one sentence.
@@ -111,6 +114,8 @@ class ReplayOptions:
         if stored is not None:
             run_id = stored.run_id if run_id is None else run_id
             capacity = str(stored.capacity) if capacity is None else capacity
+            shard = str(stored.shard) if shard is None else shard
+        part = WHOLE if shard is None else Shard.parse(shard)
         capacity = DEFAULT_CAPACITY if capacity is None else capacity
         if sync_every_s is not None and data_dir is None:
             raise ConfigError("--sync-every needs --data-dir; a buffer in memory is never written to a disk")
@@ -121,10 +126,14 @@ class ReplayOptions:
             held = transitions(capacity, row_bytes=1)
         except ValueError as error:
             raise ConfigError(f"--capacity: {error}") from None
-        if min_size > held:
+        if min_size > held * part.count:
+            of_all = "" if part == WHOLE else f" of each of {part.count} shards"
             raise ConfigError(
-                f"--min-size {min_size} exceeds --capacity {capacity}, so no batch would ever be served"
+                f"--min-size {min_size} exceeds --capacity {capacity}{of_all}, so no batch would ever be "
+                f"served"
             )
+        if part != WHOLE and run_id is None:
+            raise ConfigError(f"--shard {part} needs --run-id, the same at every shard")
         run_id = f"run-{secrets.token_hex(4)}" if run_id is None else run_id
         if not names_a_folder(run_id):
             raise ConfigError(f"--run-id {run_id!r} names a folder of results; use a plain folder name")
@@ -141,6 +150,7 @@ class ReplayOptions:
             sync_every_s=sync_every_s,
             tls=tls,
             tokens=tokens,
+            shard=part,
         )
 
 
@@ -152,7 +162,8 @@ def replay_main(options: ReplayOptions, *, stdin_is_leash: bool) -> int:
             print(f"{READY_PREFIX}{address}", flush=True)  # noqa: T201 - scripts and launchers read it
         except OSError as error:
             raise AddressError(f"cannot tell the address on stdout: {error.strerror or error}") from error
-        log.info("run %s, capacity %s", options.run_id, options.capacity)
+        part = "" if options.shard == WHOLE else f", shard {options.shard}"
+        log.info("run %s, capacity %s%s", options.run_id, options.capacity, part)
 
     return run_node("replay", lambda stop: run_replay(options, stop, announce), stdin_is_leash=stdin_is_leash)
 
@@ -192,6 +203,7 @@ def shared_run(options: ReplayOptions) -> Iterator[SharedRun]:
             min_size=options.min_size,
             seed=options.seed,
             ttl_s=options.lease_ttl_s,
+            shard=options.shard,
         )
         return
     run = SharedRun.on_disk(
@@ -203,6 +215,7 @@ def shared_run(options: ReplayOptions) -> Iterator[SharedRun]:
         data_dir=options.data_dir,
         boot_id=boot_id(),
         now=time.monotonic(),
+        shard=options.shard,
     )
     log.info("%s", _restored(run, options.data_dir))
     settings = {

@@ -12,6 +12,7 @@ from typing import Any, Final, Self
 from dase_grpc.errors import DataDirectoryError
 from dase_grpc.schema import TransitionSchema
 from dase_grpc.store.mapped import sync_directory
+from dase_grpc.store.sharding import WHOLE, Shard
 
 FORMAT: Final = 1
 BUFFER: Final = "buffer.json"
@@ -32,6 +33,7 @@ class BufferIdentity:
         spare: slots beyond these, so that what is not yet committed never lies on what is.
         max_writers: the size of the table of writers.
         schema: the layout of the rows.
+        shard: which part of a sharded replay it is.
     """
 
     buffer_id: str
@@ -40,6 +42,7 @@ class BufferIdentity:
     spare: int
     max_writers: int
     schema: TransitionSchema
+    shard: Shard = WHOLE
 
     @property
     def slots(self) -> int:
@@ -49,6 +52,8 @@ class BufferIdentity:
     def to_json(self) -> str:
         """The text of buffer.json."""
         stored = {"format": FORMAT, **asdict(self), "schema_fingerprint": self.schema.fingerprint}
+        if self.shard == WHOLE:  # as before there were shards
+            del stored["shard"]
         return json.dumps({**stored, "check_sum": _check_sum(stored)}, indent=1) + "\n"
 
     @classmethod
@@ -72,7 +77,8 @@ class BufferIdentity:
         if not whole:
             raise DataDirectoryError(f"{path} is damaged; restore it, or choose another folder")
         del stored["format"], stored["schema_fingerprint"]
-        return cls(**{**stored, "schema": _schema(stored["schema"])})
+        shard = Shard(**stored.pop("shard", {}))
+        return cls(**{**stored, "schema": _schema(stored["schema"])}, shard=shard)
 
 
 class DataDirectory:

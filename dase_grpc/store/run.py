@@ -27,6 +27,7 @@ from dase_grpc.store.leases import Lease, LeaseTable
 from dase_grpc.store.policies import PolicyBoard
 from dase_grpc.store.replay import MAX_WRITERS, ReplayStore
 from dase_grpc.store.ring import RingBuffer
+from dase_grpc.store.sharding import WHOLE, Shard
 
 MAX_NAME = 100
 """Characters of a name that a client sent which a refusal repeats."""
@@ -41,10 +42,21 @@ class SharedRun:
 
     Attributes:
         incarnation: random, another one at each start.
+        shard: which part of a sharded replay this is; `capacity` is its own, `min_size` that of all together.
     """
 
-    def __init__(self, run_id: str, *, capacity: int | str, min_size: int, seed: int, ttl_s: float) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        *,
+        capacity: int | str,
+        min_size: int,
+        seed: int,
+        ttl_s: float,
+        shard: Shard = WHOLE,
+    ) -> None:
         self.run_id = run_id
+        self.shard = shard
         self.min_size = min_size
         self.seed = seed
         self.incarnation = secrets.token_hex(8)
@@ -67,6 +79,7 @@ class SharedRun:
         data_dir: Path,
         boot_id: str,
         now: float,
+        shard: Shard = WHOLE,
     ) -> Self:
         """A run whose buffer and leases outlive the process; goes on from what the directory holds.
 
@@ -77,7 +90,7 @@ class SharedRun:
             DataDirectoryError: the directory is in use, damaged, or holds another run or capacity.
             CapacityError: `min_size` exceeds the capacity that lies there.
         """
-        run = cls(run_id, capacity=capacity, min_size=min_size, seed=seed, ttl_s=ttl_s)
+        run = cls(run_id, capacity=capacity, min_size=min_size, seed=seed, ttl_s=ttl_s, shard=shard)
         with ExitStack() as opened:
             directory = DataDirectory.open(data_dir)
             opened.callback(directory.close)
@@ -244,6 +257,7 @@ class SharedRun:
             spare=spare_slots(schema),
             max_writers=MAX_WRITERS,
             schema=schema,
+            shard=self.shard,
         )
         return DurableStore.create(self._disk.directory, identity, boot_id=self._disk.boot_id)
 
@@ -253,7 +267,7 @@ class SharedRun:
             self._disk.directory.discard()
 
     def _require_min_size(self, capacity: int, schema: TransitionSchema) -> None:
-        if self.min_size > capacity:
+        if self.min_size > capacity * self.shard.count:
             raise CapacityError(
                 f"replay.min_size = {self.min_size} exceeds the {capacity} transitions of "
                 f"{schema.row_bytes} bytes that replay.capacity = {self._capacity} holds"
@@ -265,6 +279,11 @@ class SharedRun:
             raise DataDirectoryError(
                 f"{data_dir} holds run_id = {stored.run_id!r}, not {self.run_id!r}; "
                 f"leave --run-id out, or choose another directory"
+            )
+        if stored.shard != self.shard:
+            raise DataDirectoryError(
+                f"{data_dir} holds shard {stored.shard} of the replay, not {self.shard}; "
+                f"leave --shard out, or choose another directory"
             )
         wanted = _transitions(self._capacity, stored.schema)
         if stored.capacity != wanted:

@@ -121,22 +121,27 @@ def attendance_from_proto(message: cluster_pb2.Attendance) -> Attendance:
 
 
 def buffer_to_proto(run: SharedRun) -> replay_pb2.BufferState:
-    """What the buffer holds, and which it is; nothing but min_size before the first learner has joined."""
-    state = replay_pb2.BufferState(min_size=run.min_size, incarnation=run.incarnation, buffer_id=run.data_id)
+    """What the buffer holds, and which it is; the latter alone before the first learner has joined."""
+    state = replay_pb2.BufferState(
+        min_size=run.min_size,
+        incarnation=run.incarnation,
+        buffer_id=run.data_id,
+        shard_index=run.shard.index,
+        shard_count=run.shard.count,
+    )
     if not run.opened:
         return state
     store = run.store
-    return replay_pb2.BufferState(
-        incarnation=state.incarnation,
-        buffer_id=state.buffer_id,
+    held = replay_pb2.BufferState(
         capacity=store.ring.capacity,
         size=len(store.ring),
-        min_size=run.min_size,
         inserted_total=store.traffic.inserted_total,
         sampled_total=store.traffic.sampled_total,
         refused_total=store.traffic.refused_total,
         size_by_agent=store.ring.size_by_agent,
     )
+    state.MergeFrom(held)
+    return state
 
 
 def _known(value: float | None) -> float | None:

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
 import grpc
+import numpy as np
 
 from dase_grpc import seeding
 from dase_grpc.calls import Calls
@@ -141,7 +142,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             await self._serve_credits(request, context)
 
     async def _serve_credits(self, request: Any, context: Context) -> None:
-        header, stream, store = request.header, request.header.stream, self._run.store
+        header, stream = request.header, request.header.stream
         key = (stream.agent_id, self._sample_streams[stream.agent_id])
         self._sample_streams[stream.agent_id] += 1
         rng = seeding.generator(self._run.seed, seeding.Purpose.SAMPLING, *key)
@@ -149,20 +150,34 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         while request is not grpc.aio.EOF:
             if request.credits > MAX_CREDITS:
                 raise MalformedError(f"a request grants at most {MAX_CREDITS} credits, not {request.credits}")
+            _require_sizes(request.rows, header.batch_size)
             for _ in range(request.credits):
                 asked = clock()
                 await self._wait_until_ready(context, header)
                 ready = clock()
-                self._run.leases.require(stream.agent_id, stream.lease_epoch)
-                rows = store.sample(
-                    header.batch_size, rng, agent_id=stream.agent_id, own_rows_only=header.own_rows_only
-                )
-                await _send(context, rows, buffer_size=len(store.ring))
+                await self._draw(context, header, header.batch_size, rng)
                 self._calls.sample_wait.observe(ready - asked)
                 took(clock() - ready)
+            for size in request.rows:
+                began = clock()
+                await self._draw(context, header, size, rng)
+                took(clock() - began)
             request = await read(context)
             if request is not grpc.aio.EOF and request.HasField("header"):
                 raise MalformedError("only the first request of a Sample stream carries a header")
+
+    async def _draw(
+        self, context: Context, header: replay_pb2.SampleHeader, size: int, rng: np.random.Generator
+    ) -> None:
+        """Sends a batch of this size, or an empty one where there is nothing to draw from."""
+        stream, store = header.stream, self._run.store
+        self._run.leases.require(stream.agent_id, stream.lease_epoch)
+        own = header.own_rows_only
+        present = store.ring.count_of(stream.agent_id) if own else len(store.ring)
+        rows = store.schema.empty(0)
+        if present:
+            rows = store.sample(size, rng, agent_id=stream.agent_id, own_rows_only=own)
+        await _send(context, rows, buffer_size=len(store.ring), drawn_from=present)
 
     def _require(self, stream: replay_pb2.StreamHeader) -> ReplayStore:
         require_agent(stream.agent_id)
@@ -207,12 +222,20 @@ def _require_batch_size(batch_size: int, *, row_bytes: int) -> None:
         )
 
 
-async def _send(context: Context, rows: Array, *, buffer_size: int) -> None:
-    """Writes one batch as frames of at most 1 MiB."""
-    data = rows.data.cast("B")
-    for start in range(0, len(data), FRAME_BYTES):
+def _require_sizes(sizes: Sequence[int], batch_size: int) -> None:
+    if len(sizes) > MAX_CREDITS:
+        raise MalformedError(f"a request asks for at most {MAX_CREDITS} batches by size, not {len(sizes)}")
+    if sizes and not 1 <= min(sizes) <= max(sizes) <= batch_size:
+        raise MalformedError(f"a batch asked for by size has 1 to {batch_size} transitions on this stream")
+
+
+async def _send(context: Context, rows: Array, *, buffer_size: int, drawn_from: int) -> None:
+    """Writes one batch as frames of at most 1 MiB, an empty batch as one frame."""
+    data = rows.data.cast("B") if len(rows) else b""
+    for start in range(0, max(1, len(data)), FRAME_BYTES):
         answer = replay_pb2.SampleResponse()
         answer.frame.rows = bytes(data[start : start + FRAME_BYTES])
         answer.frame.last = start + FRAME_BYTES >= len(data)
         answer.frame.buffer_size = buffer_size
+        answer.frame.drawn_from = drawn_from
         await context.write(answer)

@@ -1,7 +1,8 @@
 """ReplayService's client: an asyncio inserter and sampler with bounded memory."""
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Self
@@ -156,10 +157,14 @@ class Inserter:
 
 @dataclass(frozen=True)
 class SampledBatch:
-    """(B, width) packed rows, read-only, and how many transitions the buffer held when they were drawn."""
+    """(B, width) packed rows, read-only, and how many transitions the buffer held when they were drawn.
+
+    `drawn_from` is how many of these they were drawn from.
+    """
 
     rows: Array
     buffer_size: int
+    drawn_from: int
 
 
 class Sampler:
@@ -179,12 +184,8 @@ class Sampler:
         self._batch_size = batch_size
         self._own_rows_only = own_rows_only
         self._stream: ClientStream | None = None
-        self._owed = 0
+        self._owed: deque[tuple[int, int]] = deque()  # how many rows, at least and at most, come next
         self.waiting: str | None = None
-
-    @property
-    def _batch_bytes(self) -> int:
-        return self._batch_size * self._target.schema.row_bytes
 
     async def open(self, *, credits: int) -> Self:
         """Starts the stream and grants the first credits."""
@@ -195,17 +196,23 @@ class Sampler:
         async with opened_in_time(stream, self._target.address, UNARY_TIMEOUT_S):
             await stream.write(replay_pb2.SampleRequest(header=header, credits=credits))
             await stream.connected()
-        self._owed = credits
+        self._owed.extend([(self._batch_size, self._batch_size)] * credits)
         return self
 
     async def grant(self, credits: int) -> None:
         """Lets the service send this many more batches."""
-        self._owed += credits
+        self._owed.extend([(self._batch_size, self._batch_size)] * credits)
         await _opened(self._stream).write(replay_pb2.SampleRequest(credits=credits))
+
+    async def ask(self, sizes: Sequence[int]) -> None:
+        """Has the service send a batch of each of these sizes, an empty one where it has nothing."""
+        self._owed.extend((0, size) for size in sizes)
+        await _opened(self._stream).write(replay_pb2.SampleRequest(rows=sizes))
 
     async def next(self) -> SampledBatch:
         """The next batch; while it is not there, `waiting` says what the service waits for."""
-        stream, pieces, missing = _opened(self._stream), list[bytes](), self._batch_bytes
+        stream, pieces, row_bytes = _opened(self._stream), list[bytes](), self._target.schema.row_bytes
+        received = 0
         while True:
             answer = await stream.read()
             if answer.WhichOneof("kind") == "waiting":
@@ -213,15 +220,17 @@ class Sampler:
                 continue
             self.waiting = None
             pieces.append(answer.frame.rows)
-            missing -= len(answer.frame.rows)
-            if missing < 0 or not self._owed or (answer.frame.last and missing):
+            received += len(answer.frame.rows)
+            least, most = self._owed[0] if self._owed else (0, -1)
+            whole = received in {least * row_bytes, most * row_bytes}
+            if received > most * row_bytes or (answer.frame.last and not whole):
                 raise DaseError(f"the replay service at {self._target.address} sent what was not asked for")
             if answer.frame.last:
                 break
-        self._owed -= 1
+        self._owed.popleft()
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        rows = np.frombuffer(data, np.float32).reshape(self._batch_size, self._target.schema.width)
-        return SampledBatch(rows, answer.frame.buffer_size)
+        rows = np.frombuffer(data, np.float32).reshape(-1, self._target.schema.width)
+        return SampledBatch(rows, answer.frame.buffer_size, answer.frame.drawn_from)
 
     def cancel(self) -> None:
         """Ends the stream; has no effect once it has ended."""

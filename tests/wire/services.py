@@ -11,6 +11,7 @@ import numpy as np
 
 from dase_grpc.schema import Array, TransitionSchema
 from dase_grpc.store.run import SharedRun
+from dase_grpc.store.sharding import WHOLE, Shard
 from dase_grpc.wire.cluster import ClusterClient, ClusterServicer, Membership
 from dase_grpc.wire.policy import PolicyServicer
 from dase_grpc.wire.replay import ReplayServicer
@@ -82,10 +83,15 @@ class Service:
 
 @asynccontextmanager
 async def serving(
-    *, capacity: int | str = 1_000, min_size: int = 1, seed: int = 7, ttl_s: float = 10.0
+    *,
+    capacity: int | str = 1_000,
+    min_size: int = 1,
+    seed: int = 7,
+    ttl_s: float = 10.0,
+    shard: Shard = WHOLE,
 ) -> AsyncIterator[Service]:
     """A service on a free port of loopback."""
-    run = SharedRun("the-run", capacity=capacity, min_size=min_size, seed=seed, ttl_s=ttl_s)
+    run = SharedRun("the-run", capacity=capacity, min_size=min_size, seed=seed, ttl_s=ttl_s, shard=shard)
     clock, events = Clock(), list[str]()
     replay, policies = ReplayServicer(run), PolicyServicer(run)
     cluster = ClusterServicer(run, clock=clock, on_event=events.append)

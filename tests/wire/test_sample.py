@@ -261,7 +261,7 @@ async def test_describe_says_what_a_client_needs_before_it_joins(service):
     empty = await service.stub.Describe(replay_pb2.DescribeRequest())
     assert (empty.run_id, empty.schema_fingerprint, empty.HasField("schema")) == ("the-run", "", False)
     assert empty.buffer == replay_pb2.BufferState(
-        min_size=1, incarnation=service.run.incarnation, buffer_id=service.run.data_id
+        min_size=1, incarnation=service.run.incarnation, buffer_id=service.run.data_id, shard_count=1
     )
     await service.join()
     service.fill(3)
@@ -278,6 +278,7 @@ async def test_describe_says_what_a_client_needs_before_it_joins(service):
         size_by_agent={0: 3},
         incarnation=service.run.incarnation,
         buffer_id=service.run.data_id,
+        shard_count=1,
     )
 
 

@@ -223,21 +223,30 @@ class SampleRequest(_message.Message):
 
     HEADER_FIELD_NUMBER: _builtins.int
     CREDITS_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
     credits: _builtins.int
     """How many more batches the server may send."""
     @_builtins.property
     def header(self) -> Global___SampleHeader:
         """Only in the first request."""
 
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """One more batch of each of these sizes, drawn at once whatever min_size says; at most batch_size rows each.
+        Where there is nothing to draw from the answer is one empty frame. For clients of a sharded replay, who
+        put a batch together from several services (docs/sharding.md).
+        """
+
     def __init__(
         self,
         *,
         header: Global___SampleHeader | None = ...,
         credits: _builtins.int = ...,
+        rows: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credits", b"credits", "header", b"header"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credits", b"credits", "header", b"header", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -305,21 +314,25 @@ class SampleFrame(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
     BUFFER_SIZE_FIELD_NUMBER: _builtins.int
+    DRAWN_FROM_FIELD_NUMBER: _builtins.int
     rows: _builtins.bytes
     last: _builtins.bool
     """Set on the last frame of a batch."""
     buffer_size: _builtins.int
     """Transitions in the buffer when the batch was drawn."""
+    drawn_from: _builtins.int
+    """How many of these it was drawn from: all, or the agent's own."""
     def __init__(
         self,
         *,
         rows: _builtins.bytes = ...,
         last: _builtins.bool = ...,
         buffer_size: _builtins.int = ...,
+        drawn_from: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_size", b"buffer_size", "last", b"last", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_size", b"buffer_size", "drawn_from", b"drawn_from", "last", b"last", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -431,6 +444,8 @@ class BufferState(_message.Message):
     SIZE_BY_AGENT_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     BUFFER_ID_FIELD_NUMBER: _builtins.int
+    SHARD_INDEX_FIELD_NUMBER: _builtins.int
+    SHARD_COUNT_FIELD_NUMBER: _builtins.int
     capacity: _builtins.int
     """Transitions the buffer can hold; 0 until the first learner has joined."""
     size: _builtins.int
@@ -444,6 +459,9 @@ class BufferState(_message.Message):
     """Names the transitions and leases: on disk the same for as long as the buffer lies there, in memory
     the incarnation.
     """
+    shard_index: _builtins.int
+    """Which part of a sharded replay this service is, from 0, and of how many; 0 of 1 where it is all of it."""
+    shard_count: _builtins.int
     @_builtins.property
     def size_by_agent(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """Transitions in the buffer by the agent that collected them."""
@@ -460,10 +478,12 @@ class BufferState(_message.Message):
         size_by_agent: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         incarnation: _builtins.str = ...,
         buffer_id: _builtins.str = ...,
+        shard_index: _builtins.int = ...,
+        shard_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_id", b"buffer_id", "capacity", b"capacity", "incarnation", b"incarnation", "inserted_total", b"inserted_total", "min_size", b"min_size", "refused_total", b"refused_total", "sampled_total", b"sampled_total", "size", b"size", "size_by_agent", b"size_by_agent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_id", b"buffer_id", "capacity", b"capacity", "incarnation", b"incarnation", "inserted_total", b"inserted_total", "min_size", b"min_size", "refused_total", b"refused_total", "sampled_total", b"sampled_total", "shard_count", b"shard_count", "shard_index", b"shard_index", "size", b"size", "size_by_agent", b"size_by_agent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
