@@ -13,7 +13,7 @@ SHARED: Final = ("run_id", "metrics_port", "metrics_host", "insecure", "tls")
 
 SETTINGS: Final = ("preset", "config", "assignments", "algo", "method", "env", "agents", "steps")
 TAKES: Final[Mapping[str, tuple[str, ...]]] = {
-    "replay": ("listen", "capacity", "min_size", "data_dir", "sync_every", "tokens"),
+    "replay": ("listen", "capacity", "min_size", "data_dir", "sync_every", "tokens", "shard"),
     "learner": ("replay", "replay_timeout", "token_file", "agent", "run_dir", "resume", "gpu", *SETTINGS),
 }
 """What a role takes besides; a flag that another role alone takes is refused rather than ignored."""
@@ -34,6 +34,7 @@ def node(
     data_dir: flags.DataDir = None,
     sync_every: flags.SyncEvery = None,
     tokens: flags.Tokens = None,
+    shard: flags.Shard = None,
     replay: flags.Replay = None,
     replay_timeout: flags.ReplayTimeout = None,
     token_file: flags.TokenFile = None,
@@ -69,6 +70,7 @@ def _replay(given: Mapping[str, Any]) -> int:
         data_dir=given["data_dir"],
         sync_every_s=given["sync_every"],
         tokens=given["tokens"],
+        shard=given["shard"],
         **_shared(given),
     )
     return replay_main(options, stdin_is_leash=given["stdin_is_leash"])

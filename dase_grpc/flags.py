@@ -229,6 +229,15 @@ Tokens = Annotated[
         metavar="FILE",
     ),
 ]
+Shard = Annotated[
+    str | None,
+    option(
+        "--shard",
+        "Which part of a sharded replay this is, e.g. 0/2 and 1/2 (docs/sharding.md); else all of it.",
+        panel=REPLAY_NODE,
+        metavar="INDEX/COUNT",
+    ),
+]
 
 LEARNER_NODE: Final = "Learner node"
 Replay = Annotated[
