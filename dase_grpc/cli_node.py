@@ -8,7 +8,7 @@ import typer
 
 from dase_grpc import flags
 
-SHARED: Final = ("run_id", "metrics_port", "metrics_host", "insecure", "tls")
+SHARED: Final = ("run_id", "metrics_port", "metrics_host", "metrics_tls", "insecure", "tls")
 """What nodes of every role take, beside the seed."""
 
 SETTINGS: Final = ("preset", "config", "assignments", "algo", "method", "env", "agents", "steps")
@@ -25,6 +25,7 @@ def node(
     run_id: flags.RunId = None,
     metrics_port: flags.MetricsPort = None,
     metrics_host: flags.MetricsHost = "127.0.0.1",
+    metrics_tls: flags.MetricsTls = None,
     insecure: flags.Insecure = False,
     tls: flags.Tls = None,
     seed: flags.Seed = None,

@@ -157,6 +157,15 @@ MetricsPort = Annotated[
 MetricsHost = Annotated[
     str, option("--metrics-host", "Where the Prometheus endpoint listens; else 127.0.0.1.")
 ]
+MetricsTls = Annotated[
+    Path | None,
+    option(
+        "--metrics-tls",
+        "A folder like that of --tls, of a replay's certificate for this host: serve metrics over HTTPS, to "
+        "whom its ca.crt vouches for.",
+        metavar="DIR",
+    ),
+]
 Insecure = Annotated[
     bool,
     option(

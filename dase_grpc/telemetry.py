@@ -5,7 +5,7 @@ Names carry base units; no series is labelled by run, host or episode. docs/metr
 
 import platform
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from typing import Final
 
@@ -16,12 +16,11 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
     make_wsgi_app,
-    start_http_server,
 )
 
 from dase_grpc.errors import AddressError
-from dase_grpc.forking import closed_in_forks
 from dase_grpc.health import Health, probed
+from dase_grpc.metrics_server import Contexts, serving
 
 MAX_PAIRED_AGENTS: Final = 64
 """Agents below this number have series for each pair of them: 64 x 64 at most."""
@@ -52,11 +51,17 @@ def loop_lag(registry: CollectorRegistry) -> Histogram:
 
 @contextmanager
 def metrics_endpoint(
-    registry: CollectorRegistry, host: str, port: int, health: Health | None = None
+    registry: CollectorRegistry,
+    host: str,
+    port: int,
+    health: Health | None = None,
+    *,
+    tls: Contexts | None = None,
 ) -> Iterator[int | None]:
     """Serves /metrics while the block runs; yields the port, or None when `port` is 0 (off).
 
-    With `health` it answers probes at /healthz and /readyz, too.
+    With `health` it answers probes at /healthz and /readyz, too; with `tls` it does all that over HTTPS, to
+    clients whose certificate it trusts.
 
     Raises:
         AddressError: the port is in use.
@@ -64,19 +69,15 @@ def metrics_endpoint(
     if port == 0:
         yield None
         return
-    try:
-        server, thread = start_http_server(port, addr=host, registry=registry)
-    except OSError as error:
-        raise AddressError(
-            f"cannot serve metrics on {host}:{port} ({error.strerror}); "
-            f"choose another metrics port, or 0 for none"
-        ) from error
-    closed_in_forks(server.socket)
+    app = make_wsgi_app(registry)
     if health is not None:
-        server.set_app(probed(make_wsgi_app(registry), health))
-    try:
+        app = probed(app, health)
+    with ExitStack() as served:
+        try:
+            served.enter_context(serving(app, host, port, tls=tls))
+        except OSError as error:
+            raise AddressError(
+                f"cannot serve metrics on {host}:{port} ({error.strerror}); "
+                f"choose another metrics port, or 0 for none"
+            ) from error
         yield port
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -35,6 +35,7 @@ from dase_grpc.nodes.joining import NODE_NAME, Wanted, join, require_fit
 from dase_grpc.nodes.lifecycle import first_cause, is_orphaned, run_node, unless
 from dase_grpc.nodes.liveness import loop_turns
 from dase_grpc.nodes.loop_lag import watch_loop_lag
+from dase_grpc.nodes.monitoring import protection
 from dase_grpc.nodes.results import open_results, results_path
 from dase_grpc.nodes.session import Session, put_together
 from dase_grpc.nodes.shards import Shards
@@ -45,7 +46,7 @@ from dase_grpc.telemetry import make_registry, metrics_endpoint
 from dase_grpc.wire.cluster import ClusterClient, Membership
 from dase_grpc.wire.dialling import NO_CREDENTIALS, Credentials
 from dase_grpc.wire.replay_client import StreamTarget
-from dase_grpc.wire.transport import Address, open_channel, parse_address, require_private
+from dase_grpc.wire.transport import Address, open_channel, parse_address
 
 HEARTBEAT_S: Final = 0.5
 DRAIN_S: Final = 15.0
@@ -74,6 +75,7 @@ class LearnerOptions:
     run_dir: Path | None = None
     metrics_port: int = 0
     metrics_host: str = "127.0.0.1"
+    metrics_tls: Path | None = None
     insecure: bool = False
     command: Sequence[str] = ()
     connect_timeout_s: float = 60.0
@@ -106,6 +108,7 @@ class LearnerOptions:
         run_dir: Path | None,
         metrics_port: int | None,
         metrics_host: str,
+        metrics_tls: Path | None = None,
         insecure: bool,
         command: Sequence[str],
         replay_timeout_s: float | None = None,
@@ -133,6 +136,7 @@ class LearnerOptions:
             run_dir=run_dir,
             metrics_port=metrics_port,
             metrics_host=metrics_host,
+            metrics_tls=metrics_tls,
             insecure=insecure,
             command=command,
             replay_timeout_s=replay_timeout_s,
@@ -171,8 +175,8 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
     """
     options.credentials.require_usable()
     config = with_resolved_id(options.config)
-    if options.metrics_port:
-        require_private(Address(options.metrics_host, options.metrics_port), insecure=options.insecure)
+    where = (options.metrics_host, options.metrics_port)
+    metrics_tls = protection(*where, tls=options.metrics_tls, insecure=options.insecure)
     device = pick_device(options.gpu)
     torch.set_num_threads(config.train.threads)
     alarm = HangAlarm(asyncio.get_running_loop())
@@ -182,7 +186,7 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
         cleanup.callback(env.close)
         schema = schema_of(env, config.env.id)
         registry, health = make_registry(), Health(loop_turns())
-        cleanup.enter_context(metrics_endpoint(registry, options.metrics_host, options.metrics_port, health))
+        cleanup.enter_context(metrics_endpoint(registry, *where, health, tls=metrics_tls))
         async with open_channel(options.replay, options.credentials) as channel:
             cluster = ClusterClient(channel, str(options.replay))
             member = await unless(stop, join(cluster, options.wanted(secrets.token_hex(8)), schema))

@@ -18,11 +18,13 @@ from grpc_reflection.v1alpha import reflection
 from dase_grpc.capacity import transitions
 from dase_grpc.errors import AddressError, ConfigError
 from dase_grpc.health import Health
+from dase_grpc.metrics_server import Contexts
 from dase_grpc.naming import names_a_folder
 from dase_grpc.nodes.lease_watch import LeaseWatch
 from dase_grpc.nodes.lifecycle import READY_PREFIX, is_orphaned, run_node
 from dase_grpc.nodes.liveness import loop_turns
 from dase_grpc.nodes.loop_lag import watch_loop_lag
+from dase_grpc.nodes.monitoring import protection
 from dase_grpc.nodes.replay_monitor import ReplayMonitor
 from dase_grpc.store.directory import stored_identity
 from dase_grpc.store.run import SharedRun
@@ -77,6 +79,7 @@ class ReplayOptions:
     lease_ttl_s: float = LEASE_TTL_S
     metrics_port: int = 0
     metrics_host: str = "127.0.0.1"
+    metrics_tls: Path | None = None
     insecure: bool = False
     data_dir: Path | None = None
     sync_every_s: float = SYNC_EVERY_S
@@ -95,6 +98,7 @@ class ReplayOptions:
         seed: int,
         metrics_port: int | None,
         metrics_host: str = "127.0.0.1",
+        metrics_tls: Path | None = None,
         insecure: bool,
         data_dir: Path | None = None,
         sync_every_s: float | None = None,
@@ -145,6 +149,7 @@ class ReplayOptions:
             seed=seed,
             metrics_port=metrics_port or 0,
             metrics_host=metrics_host,
+            metrics_tls=metrics_tls,
             insecure=insecure,
             data_dir=data_dir,
             sync_every_s=sync_every_s,
@@ -176,16 +181,18 @@ async def run_replay(
     `announce` is called with the real address once the service answers.
 
     Raises:
-        AddressError: the address is in use, or not private and neither `tls` nor `insecure` is set.
+        AddressError: the address is in use, or not private and neither `tls` nor `insecure` is set, or
+            that of the Prometheus endpoint, and neither `metrics_tls` nor `insecure` is.
         CredentialsError: the TLS files or tokens cannot be used.
     """
     way_in = entrance(options.tls, options.tokens)
     if way_in is None:
         require_private(options.listen, insecure=options.insecure)
-    if options.metrics_port:
-        require_private(Address(options.metrics_host, options.metrics_port), insecure=options.insecure)
+    metrics_tls = protection(
+        options.metrics_host, options.metrics_port, tls=options.metrics_tls, insecure=options.insecure
+    )
     with shared_run(options) as run:
-        await _serve(run, options, stop, announce, way_in)
+        await _serve(run, options, stop, announce, way_in, metrics_tls=metrics_tls)
     log.info("stopped; %s", _summary(run))
 
 
@@ -246,6 +253,8 @@ async def _serve(
     stop: asyncio.Event,
     announce: Callable[[Address], None],
     way_in: Entrance | None,
+    *,
+    metrics_tls: Contexts | None,
 ) -> None:
     monitor = ReplayMonitor(run, DESCRIPTORS)
     server = make_server(monitor.calls, way_in.door if way_in else None)
@@ -259,7 +268,8 @@ async def _serve(
     replay_pb2_grpc.add_ReplayServiceServicer_to_server(replay, server)
     cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, server)
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(policies, server)
-    with metrics_endpoint(monitor.registry, options.metrics_host, options.metrics_port, probes):
+    where = (options.metrics_host, options.metrics_port)
+    with metrics_endpoint(monitor.registry, *where, probes, tls=metrics_tls):
         address = bind(server, options.listen, way_in.credentials() if way_in else None)
         try:
             await server.start()

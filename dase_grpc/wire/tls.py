@@ -1,6 +1,7 @@
 """A node's TLS files: a folder with the names of a Kubernetes TLS secret, read again when it changes."""
 
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -69,6 +70,33 @@ class TlsFolder:
 
     def _names(self) -> tuple[str, ...]:
         return (CA, CERTIFICATE, KEY) if self.has_certificate else (CA,)
+
+
+def server_contexts(path: Path) -> Callable[[], ssl.SSLContext]:
+    """What an HTTPS server of this folder's certificate needs, as the files are at each call.
+
+    Clients have to show a certificate of the folder's authority.
+
+    Raises:
+        CredentialsError: see TlsFolder.read.
+    """
+    folder = TlsFolder(path)
+    live = Live(f"TLS files of {path}", folder.stamp, lambda: _server_context(folder))
+
+    def latest() -> ssl.SSLContext:
+        live.refresh()
+        return live.value
+
+    return latest
+
+
+def _server_context(folder: TlsFolder) -> ssl.SSLContext:
+    files = folder.read()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=files.authority.decode("ascii"))
+    context.load_cert_chain(folder.path / CERTIFICATE, folder.path / KEY, password=b"")
+    return context
 
 
 def live_files(folder: TlsFolder) -> Live[TlsFiles]:

@@ -108,8 +108,10 @@ def parse_address(text: str) -> Address:
     return Address(match["ipv6"] or match["host"], int(match["port"]))
 
 
-def require_private(address: Address, *, insecure: bool) -> None:
+def require_private(address: Address, *, insecure: bool, flag: str = "--tls") -> None:
     """Refuses to listen in plaintext where other machines can connect, unless that was asked for.
+
+    flag: what would bring encryption.
 
     Raises:
         AddressError: the address is not on loopback and `insecure` is not set.
@@ -117,7 +119,7 @@ def require_private(address: Address, *, insecure: bool) -> None:
     if not address.loopback and not insecure:
         raise AddressError(
             f"{address} can be reached from other machines and traffic is neither encrypted nor "
-            f"authenticated; give certificates with --tls DIR, listen on 127.0.0.1, or pass --insecure on a "
+            f"authenticated; give certificates with {flag} DIR, listen on 127.0.0.1, or pass --insecure on a "
             f"network you trust"
         )
 

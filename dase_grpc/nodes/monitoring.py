@@ -1,0 +1,22 @@
+"""How a node's Prometheus endpoint is protected."""
+
+from pathlib import Path
+
+from dase_grpc.metrics_server import Contexts
+from dase_grpc.wire.tls import server_contexts
+from dase_grpc.wire.transport import Address, require_private
+
+
+def protection(host: str, port: int, *, tls: Path | None, insecure: bool) -> Contexts | None:
+    """What an endpoint encrypts with; None where it is plain, or where `port` is 0 (off).
+
+    Raises:
+        AddressError: it would be plain for other machines, and nobody has asked for that.
+        CredentialsError: the TLS files cannot be used.
+    """
+    if port == 0:
+        return None
+    if tls is not None:
+        return server_contexts(tls)
+    require_private(Address(host, port), insecure=insecure, flag="--metrics-tls")
+    return None
