@@ -91,7 +91,7 @@ def train(
 
 @app.command()
 def experiment(
-    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment, docs/experiments.md.")],
+    file: flags.ExperimentArgument,
     *,
     runs: Annotated[Path, flags.option("--runs", "Where the experiment's folder is kept; else runs.")] = Path(
         "runs"

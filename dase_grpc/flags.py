@@ -51,6 +51,14 @@ def _folders(paths: list[Path]) -> list[Path]:
     return paths
 
 
+def _experiment(path: Path) -> Path:
+    """Refuses a file that is no experiment, before anything large is imported."""
+    from dase_grpc.launch.experiment_file import read_experiment
+
+    read_experiment(path)
+    return path
+
+
 def _whole(flag: str) -> Callable[[str], int]:
     """Reads a flag's whole number, 1e5 and 100_000 included."""
 
@@ -112,6 +120,10 @@ PoliciesArgument = Annotated[
     typer.Argument(
         metavar="RUN_OR_CHECKPOINT", help="A run's folder or a checkpoint's.", callback=_with_policies
     ),
+]
+ExperimentArgument = Annotated[
+    Path,
+    typer.Argument(metavar="FILE.toml", help="The experiment, docs/experiments.md.", callback=_experiment),
 ]
 RunsArgument = Annotated[
     list[Path],

@@ -88,6 +88,17 @@ def whole_lines(path: Path) -> list[str]:
         raise RunDirectoryError(f"cannot read {path}: {error.strerror or error}") from None
 
 
+def unfinished_line(path: Path) -> str:
+    """What follows the last finished line of a text file; empty where nothing does, or there is no file."""
+    if not path.is_file():
+        return ""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RunDirectoryError(f"cannot read {path}: {error.strerror or error}") from None
+    return data[data.rfind(b"\n") + 1 :].decode(errors="replace")
+
+
 def last_line(path: Path, *, within_bytes: int = 65_536) -> str:
     """The last finished line of a text file without reading all of it; empty where there is none."""
     try:

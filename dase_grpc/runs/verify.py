@@ -10,7 +10,8 @@ import numpy as np
 from dase_grpc.errors import DaseError, RunDirectoryError
 from dase_grpc.runs.checkpoint import load_checkpoint, newest_sound
 from dase_grpc.runs.directory import RUN_FILE, AgentDirectory, RunDirectory, checkpoint_paths, round_paths
-from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.runs.evaluations import COLUMNS, read_evaluations
+from dase_grpc.runs.files import unfinished_line, whole_lines
 from dase_grpc.runs.lookup import require_run
 from dase_grpc.runs.metrics_log import read_metrics
 from dase_grpc.runs.restarts import read_restarts
@@ -106,8 +107,11 @@ def _agents(run: RunDirectory) -> list[AgentDirectory]:
 
 
 def _of_agent(run: RunDirectory, agent: AgentDirectory) -> Iterator[Finding]:
+    if agent.path.exists() and not agent.path.is_dir():
+        yield Finding(agent.path, "", f"{agent.path} is damaged: it is no folder")
+        return
     yield _checked(agent.evaluations.path, lambda: _evaluations(agent))
-    yield _checked(agent.metrics.path, lambda: f"{len(read_metrics(agent.metrics.path))} lines")
+    yield _checked(agent.metrics.path, lambda: _metrics(agent))
     for path in checkpoint_paths(agent.checkpoints).values():
         yield _checked(path, partial(_checkpoint, run, agent, path))
 
@@ -129,6 +133,25 @@ def _checked(path: Path, read: Callable[[], str]) -> Finding:
         return Finding(path, "", str(error))
 
 
+def _metrics(agent: AgentDirectory) -> str:
+    path = agent.metrics.path
+    return f"{len(read_metrics(path))} lines{_unfinished(path, begins='{')}"
+
+
+def _unfinished(path: Path, *, begins: str) -> str:
+    """What is said of a last line without an end, which a killed writer leaves.
+
+    Raises:
+        RunDirectoryError: it is no file, or nothing in it is what this file begins with.
+    """
+    if path.exists() and not path.is_file():
+        raise RunDirectoryError(f"{path} is damaged: it is no file")
+    rest = unfinished_line(path)
+    if rest and not whole_lines(path) and not (begins.startswith(rest) or rest.startswith(begins)):
+        raise RunDirectoryError(f"{path} is damaged: it does not begin as it should")
+    return " and one that is not finished" if rest else ""
+
+
 def _evaluations(agent: AgentDirectory) -> str:
     steps = read_evaluations(agent.evaluations.path).step
     if len(steps) and (np.diff(steps) <= 0).any():
@@ -136,7 +159,8 @@ def _evaluations(agent: AgentDirectory) -> str:
         raise RunDirectoryError(
             f"{agent.evaluations.path} is damaged: step {twice} does not follow a lower one"
         )
-    return f"{len(steps)} evaluations"
+    unfinished = _unfinished(agent.evaluations.path, begins=",".join(COLUMNS))
+    return f"{len(steps)} evaluations{unfinished}"
 
 
 def _checkpoint(run: RunDirectory, agent: AgentDirectory, path: Path) -> str:

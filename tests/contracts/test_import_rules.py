@@ -125,6 +125,7 @@ REFUSED = [
     ["report", "nowhere"],
     ["compare", "nowhere"],
     ["train", "--config", "nowhere.toml"],
+    ["experiment", "nowhere.toml"],
     ["drill", "--set", "start_steps=1"],
     ["node", "--role", "learner", "--config", "nowhere.toml"],
 ]

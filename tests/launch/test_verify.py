@@ -68,6 +68,39 @@ def test_what_is_damaged_is_said_and_from_where_the_run_can_be_resumed_then(run,
     assert text.count("is damaged") == 1
 
 
+@pytest.mark.parametrize("name", ["evaluations.csv", "metrics.jsonl"])
+@pytest.mark.parametrize("content", ["garbage", "\x00\x00"])
+def test_a_file_of_results_that_is_something_else_is_damaged_although_no_line_of_it_ends(
+    run, capsys, name, content
+):
+    (run.path / "agents/0" / name).write_text(content)
+    code, text = shown(run, capsys)
+    assert code == 1
+    assert f"agents/0/{name} is damaged: it does not begin as it should" in text.replace("\n", " ")
+
+
+@pytest.mark.parametrize("name", ["evaluations.csv", "metrics.jsonl"])
+def test_a_line_that_a_killed_writer_left_is_said_and_no_damage(run, capsys, name):
+    path = run.path / "agents/0" / name
+    path.write_text(path.read_text() + path.read_text()[:3])
+    code, text = shown(run, capsys)
+    assert (code, "and one that is not finished" in text) == (0, True)
+
+
+@pytest.mark.parametrize("what", ["agents/0", "agents/0/evaluations.csv", "agents/0/metrics.jsonl"])
+def test_a_file_in_place_of_a_folder_and_the_other_way_round_are_damaged(run, capsys, what):
+    path = run.path / what
+    if path.is_dir():
+        shutil.rmtree(path)
+        path.write_text("")
+    else:
+        path.unlink()
+        path.mkdir()
+    code, text = shown(run, capsys)
+    assert code > 0
+    assert f"{what} is damaged: it is no " in text.replace("\n", " ")
+
+
 def test_where_nothing_is_left_to_resume_from_that_is_said(run, capsys):
     flip(run.replay / "rows-000000000120-000000000180.npy")
     code, text = shown(run, capsys)
