@@ -56,3 +56,13 @@ def number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.1f}" if abs(value) < 1e7 else f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """For example "2 min 10 s"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

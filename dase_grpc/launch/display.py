@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, Self, TypeGuard
+from typing import Final, Protocol, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -13,16 +13,12 @@ from rich.text import Text
 
 from dase_grpc.config import RunConfig
 from dase_grpc.launch.console import say
-from dase_grpc.progress import Progress, number, weight
-from dase_grpc.runs.summary import duration
+from dase_grpc.observe.cells import NOTHING, agent_cells, buffer_text, has_ended, has_started
+from dase_grpc.progress import Progress, duration
 
 PLAIN_EVERY_S: Final = 20.0
 MEASURED_S: Final = 2.0
 """How long all agents must have trained before their speed says anything about the time left."""
-
-SHOWN_SOURCES: Final = 6
-NOTHING: Final = "-"
-"""Stands for a number that is not known yet, as in `number`."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +28,11 @@ class Snapshot:
     agents: Sequence[Progress | None]
     buffer_size: int
     buffer_capacity: int
+
+    @property
+    def buffer_text(self) -> str:
+        """How full the buffer is."""
+        return buffer_text(self.buffer_size, self.buffer_capacity)
 
 
 class Display(Protocol):
@@ -89,7 +90,7 @@ class LiveTable:
             *cells, similarity, state = agent_cells(agent_id, progress)
             table.add_row(name, *map(Text, [*cells, similarity, state] if weighs else [*cells, state]))
         each = " each" if len(snapshot.agents) > 1 else ""
-        footer = f"{self._config.train.steps:,} steps{each}, {buffer_text(snapshot)}, {self._time_left}"
+        footer = f"{self._config.train.steps:,} steps{each}, {snapshot.buffer_text}, {self._time_left}"
         self._live.update(Group(table, Text(footer, style="dim")))
 
 
@@ -126,7 +127,7 @@ class PlainLines:
                 told += 1
         if told and (due or all(map(has_ended, snapshot.agents))):
             self._all_said_at = now
-            self._say(f"{buffer_text(snapshot)}, {self._time_left}")
+            self._say(f"{snapshot.buffer_text}, {self._time_left}")
 
     def _is_news(self, agent_id: int, progress: Progress, *, due: bool) -> bool:
         before = self._said.get(agent_id)
@@ -171,16 +172,6 @@ class TimeLeft:
         return f"about {duration((self._total - step) * (now - since) / (step - first))} left"
 
 
-def has_started(progress: Progress | None) -> TypeGuard[Progress]:
-    """Whether the agent has joined and told its progress."""
-    return progress is not None and progress.total_steps > 0
-
-
-def has_ended(progress: Progress | None) -> bool:
-    """Whether the agent will not go on."""
-    return progress is not None and progress.state in ("finished", "stopped")
-
-
 def agent_line(agent_id: int, progress: Progress, *, first: bool) -> str:
     """An agent's numbers in one line, to follow its name; with its first evaluation if `first`.
 
@@ -193,45 +184,3 @@ def agent_line(agent_id: int, progress: Progress, *, first: bool) -> str:
         f"step {step} of {progress.total_steps:,}, return {episode}, "
         f"evaluation {evaluation}{began}, {rate} updates/s, {weighs}{state}"
     )
-
-
-def agent_cells(agent_id: int, progress: Progress | None) -> tuple[str, str, str, str, str, str, str]:
-    """Step, episode return, evaluation, first evaluation, updates/s, similarity, state."""
-    if not has_started(progress):
-        return (NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, "starting")
-    return (
-        f"{progress.step:,}",
-        number(progress.episode_return),
-        number(progress.evaluation_return),
-        number(progress.first_evaluation_return),
-        f"{progress.updates_per_second:.0f}" if progress.updates_per_second else NOTHING,
-        similarity_text(agent_id, progress),
-        progress.state,
-    )
-
-
-def similarity_text(agent_id: int, progress: Progress) -> str:
-    """The λ that weighs, and in brackets that of each peer alone where there are several.
-
-    For example "0.05 (1:0.21  2:3e-05)"; of a single peer both are the same. No space is within a
-    pair, where a narrow table would break it (rich breaks at no-break spaces too).
-    """
-    others = [(source, value) for source, value in sorted(progress.similarity.items()) if source != agent_id]
-    used = NOTHING if progress.similarity_weight is None else weight(progress.similarity_weight)
-    if len(others) < 2:
-        return used
-    shown = "  ".join(f"{source}:{weight(value)}" for source, value in others[:SHOWN_SOURCES])
-    return f"{used} ({shown}{'  ...' if len(others) > SHOWN_SOURCES else ''})"
-
-
-def buffer_text(snapshot: Snapshot) -> str:
-    """How full the buffer is."""
-    if not snapshot.buffer_capacity:
-        return "buffer not open yet"
-    size, capacity = snapshot.buffer_size, snapshot.buffer_capacity
-    share = f"{size / capacity:.0%}"
-    if 0 < size < 0.01 * capacity:
-        share = "<1%"
-    elif 0.99 * capacity < size < capacity:
-        share = ">99%"
-    return f"buffer {size:,} of {capacity:,} ({share})"

@@ -24,8 +24,7 @@ from dase_grpc.launch.matrix import Cell, cells_of
 from dase_grpc.launch.scoreboard import Outcome, Reading, Scoreboard
 from dase_grpc.learning.env_ids import summary
 from dase_grpc.nodes.lifecycle import stop_event
-from dase_grpc.progress import number
-from dase_grpc.runs.summary import duration
+from dase_grpc.progress import duration, number
 from dase_grpc.schema import TransitionSchema
 
 ALL_FINISHED: Final = 0

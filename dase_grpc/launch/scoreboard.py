@@ -14,8 +14,7 @@ from rich.text import Text
 from dase_grpc.launch.console import say
 from dase_grpc.launch.matrix import Cell
 from dase_grpc.launch.time_left import ExperimentTimeLeft
-from dase_grpc.progress import number
-from dase_grpc.runs.summary import duration
+from dase_grpc.progress import duration, number
 
 REDRAW_S: Final = 1.0
 PLAIN_EVERY_S: Final = 60.0

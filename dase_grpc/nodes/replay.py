@@ -262,7 +262,7 @@ async def _serve(
     monitor.open_streams = lambda: {**replay.open_streams, **policies.open_streams}
     if way_in:
         monitor.denied = lambda: way_in.denied
-    cluster = ClusterServicer(run, clock=time.monotonic, on_event=log.info)
+    cluster = ClusterServicer(run, clock=time.monotonic, on_event=log.info, started_at=time.monotonic())
     health, probes = HealthServicer(), Health(loop_turns())
     _register(server, health)
     replay_pb2_grpc.add_ReplayServiceServicer_to_server(replay, server)

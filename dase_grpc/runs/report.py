@@ -9,13 +9,14 @@ import tomli_w
 
 from dase_grpc.config import RunConfig
 from dase_grpc.errors import RunDirectoryError
+from dase_grpc.progress import duration
 from dase_grpc.runs import page, plots
 from dase_grpc.runs.curves import FINAL, SMOOTHING, Series, column, recent, recent_weights, returns
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.files import replace_file, utf8
 from dase_grpc.runs.reference import PublishedRow, comparable, published_method
 from dase_grpc.runs.restarts import read_restarts, told
-from dase_grpc.runs.summary import FINAL_FROM, AgentFiles, duration, refused, settled_score, status
+from dase_grpc.runs.summary import FINAL_FROM, AgentFiles, refused, settled_score, status
 
 Records = Mapping[int, Sequence[Mapping[str, Any]]]
 

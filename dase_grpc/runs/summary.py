@@ -67,16 +67,6 @@ def status(run: RunDirectory, agents: Mapping[int, AgentFiles]) -> str:
     return f"{'stopped' if ended else 'running or failed'} at step {step:,} of {total:,}"
 
 
-def duration(seconds: float) -> str:
-    """For example "2 min 10 s"."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
 def refused(agents: Iterable[AgentFiles]) -> Counter[str]:
     """How many transitions were not stored, by what was not finite in them."""
     total: Counter[str] = Counter()

@@ -38,15 +38,22 @@ ATTENDING_ROLES: Final = ("actor", "evaluator")
 class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     """ClusterService over a SharedRun, whose lease table holds every rule.
 
-    `on_event` is called with one sentence whenever a node joins or leaves.
+    `on_event` is called with one sentence whenever a node joins or leaves. `started_at` is when the node
+    started, by `clock`.
     """
 
     def __init__(
-        self, run: SharedRun, *, clock: Callable[[], float], on_event: Callable[[str], None]
+        self,
+        run: SharedRun,
+        *,
+        clock: Callable[[], float],
+        on_event: Callable[[str], None],
+        started_at: float = 0.0,
     ) -> None:
         self._run = run
         self._clock = clock
         self._on_event = on_event
+        self._started_at = started_at
         self.draining = False
 
     async def Join(self, request: cluster_pb2.JoinRequest, context: Context) -> cluster_pb2.JoinResponse:
@@ -100,6 +107,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             draining=self.draining,
             environment=self._run.store.schema.environment if self._run.opened else "",
             nodes=[_node_status(seen, now) for seen in self._run.attendance.all(now)],
+            uptime_seconds=now - self._started_at,
         )
 
     def _join(self, request: cluster_pb2.JoinRequest) -> cluster_pb2.JoinResponse:

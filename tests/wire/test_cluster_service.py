@@ -166,7 +166,7 @@ async def test_status_shows_leases_progress_and_the_buffer(service):
     empty = await service.client.status()
     assert (empty.run_id, empty.environment, len(empty.agents)) == ("the-run", "", 0)
     assert empty.buffer == replay_pb2.BufferState(
-        min_size=1, incarnation=service.run.incarnation, buffer_id=service.run.data_id
+        min_size=1, incarnation=service.run.incarnation, buffer_id=service.run.data_id, shard_count=1
     )
 
     members = [await service.join(agent_id) for agent_id in (0, 1, 2)]
@@ -177,6 +177,7 @@ async def test_status_shows_leases_progress_and_the_buffer(service):
     service.clock.now = 11.0
     status = await service.client.status()
     assert status.environment == "worlds:Small"
+    assert (empty.uptime_seconds, status.uptime_seconds) == (0.0, 11.0)
     assert status.buffer.size == 5
     shown = [(agent.agent_id, agent.epoch, agent.node_name, agent.lease) for agent in status.agents]
     assert shown == [

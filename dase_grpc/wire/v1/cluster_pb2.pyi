@@ -468,10 +468,13 @@ class StatusResponse(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     ENVIRONMENT_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
+    UPTIME_SECONDS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     draining: _builtins.bool
     environment: _builtins.str
     """Empty until the first learner has joined."""
+    uptime_seconds: _builtins.float
+    """Seconds since this replay started."""
     @_builtins.property
     def buffer(self) -> _replay_pb2.BufferState: ...
     @_builtins.property
@@ -489,12 +492,15 @@ class StatusResponse(_message.Message):
         draining: _builtins.bool = ...,
         environment: _builtins.str = ...,
         nodes: _abc.Iterable[Global___NodeStatus] | None = ...,
+        uptime_seconds: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["buffer", b"buffer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_uptime_seconds", b"_uptime_seconds", "buffer", b"buffer", "uptime_seconds", b"uptime_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "buffer", b"buffer", "draining", b"draining", "environment", b"environment", "nodes", b"nodes", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_uptime_seconds", b"_uptime_seconds", "agents", b"agents", "buffer", b"buffer", "draining", b"draining", "environment", b"environment", "nodes", b"nodes", "run_id", b"run_id", "uptime_seconds", b"uptime_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__uptime_seconds: _TypeAlias = _typing.Literal["uptime_seconds"]  # noqa: Y015
+    _WhichOneofArgType__uptime_seconds: _TypeAlias = _typing.Literal["_uptime_seconds", b"_uptime_seconds"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__uptime_seconds) -> _WhichOneofReturnType__uptime_seconds | None: ...
 
 Global___StatusResponse: _TypeAlias = StatusResponse  # noqa: Y015
 
