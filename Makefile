@@ -6,7 +6,7 @@ AUDIT := .venv-audit
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help train test fast lint check format protos docs dashboards bench audit sbom clean
+.PHONY: help train test fast long lint check format protos docs dashboards bench audit sbom clean
 
 help:  ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -26,6 +26,9 @@ test: $(STAMP)  ## Run every test
 
 fast: $(STAMP)  ## Run the tests of the developer loop
 	$(BIN)/python -m pytest -n logical --dist worksteal -m 'not slow'
+
+long: $(STAMP)  ## Run the tests that take minutes each and that the others leave out
+	DASE_LONG=1 $(BIN)/python -m pytest -n logical --dist worksteal -m long
 
 lint: $(STAMP)  ## Check format, lint, types and import rules
 	$(BIN)/ruff format --check

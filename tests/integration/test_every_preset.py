@@ -1,5 +1,6 @@
 """Every preset of the paper trains: 3 algorithms, 8 environments, single, DASE and DPD."""
 
+from itertools import product
 from threading import Event
 
 import numpy as np
@@ -19,10 +20,20 @@ UPDATES = 51
 SHORTENED = ("agent.start_steps=950", "eval.every=1000", "eval.episodes=1", "eval.max_episode_steps=200")
 
 
+METHODS = ("single", "dase", "dpd")
+
+
+def combinations() -> list[object]:
+    """All of them; usually each environment once, with every algorithm and method among those."""
+    return [
+        pytest.param(algorithm, environment, method, marks=() if usual == number % 9 else pytest.mark.long)
+        for number, environment in enumerate(sorted(ENVIRONMENTS))
+        for usual, (algorithm, method) in enumerate(product(ALGORITHMS, METHODS))
+    ]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["single", "dase", "dpd"])
-@pytest.mark.parametrize("environment", sorted(ENVIRONMENTS))
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(("algorithm", "environment", "method"), combinations())
 def test_a_preset_trains(algorithm, environment, method, tmp_path):
     config = layered(
         preset_name=f"paper/{algorithm}/{environment}",

@@ -34,7 +34,13 @@ def test_what_an_environment_raises_for_others_costs_an_episode_and_its_tracebac
     assert run.curve(0).step[-1] == 150
 
 
-@pytest.mark.parametrize("mode", [["--max-restarts=0"], ["--lockstep"]], ids=["cluster", "lockstep"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param(["--max-restarts=0"], id="cluster", marks=pytest.mark.long),
+        pytest.param(["--lockstep"], id="lockstep"),
+    ],
+)
 def test_an_exit_of_the_environment_that_may_not_be_made_anew_is_a_failure_with_its_traceback(train, mode):  # noqa: F811
     run = train(*rude("exits"), "--set=env.max_restarts=0", *mode)
     assert run.end() == 1

@@ -277,7 +277,7 @@ def test_a_replay_in_memory_that_is_killed_is_started_again_and_its_learners_joi
 
 @pytest.mark.parametrize(
     "mode",
-    [pytest.param((), id="cluster"), pytest.param(("--lockstep",), id="lockstep", marks=pytest.mark.long)],
+    [pytest.param((), id="cluster", marks=pytest.mark.long), pytest.param(("--lockstep",), id="lockstep")],
 )
 def test_a_pair_that_distils_trains_to_the_end_and_is_reported_as_such(train, mode):
     # no batch before both have stored their 20 random steps, so neither can be done before the other comes
@@ -400,6 +400,7 @@ class Hangs(PointGoal):
 """
 
 
+@pytest.mark.long
 def test_even_a_learner_whose_environment_hangs_ends_when_the_launcher_is_killed(train, tmp_path):
     (tmp_path / "slow_worlds.py").write_text(HANGS)
     run = train(*small_flags("slow_worlds:Hangs", train__steps=ENDLESS))

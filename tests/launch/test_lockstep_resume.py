@@ -49,11 +49,20 @@ def slowly(*steps: int) -> list[object]:
     return [pytest.param(step, marks=pytest.mark.slow) for step in steps]
 
 
+def rarely(*steps: int) -> list[object]:
+    return [pytest.param(step, marks=[pytest.mark.slow, pytest.mark.long]) for step in steps]
+
+
 # -- the same as without a break ----------------------------------------------------------------------
 
 
+USUAL = {"td3", "a pair that distils", "by agent", "ddpg"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in USUAL else pytest.mark.long) for name in CONFIGS]
+)
 def test_n_steps_and_n_more_are_as_2n_at_once(tmp_path, name):
     settings = CONFIGS[name]
     half = settings.model_copy(update={"train": settings.train.model_copy(update={"steps": 60})})
@@ -61,7 +70,7 @@ def test_n_steps_and_n_more_are_as_2n_at_once(tmp_path, name):
     assert_equal(train(tmp_path, settings, "straight"), resumed, first_steps=60)
 
 
-@pytest.mark.parametrize("step", [37, *slowly(1, 19, 20, 30, 90, 119)])
+@pytest.mark.parametrize("step", [37, *slowly(1, 90), *rarely(19, 20, 30, 119)])
 def test_a_run_that_was_stopped_goes_on_from_that_very_step(tmp_path, straight, step):
     """In the random steps, at and within an episode, at an evaluation, with a full buffer, before the end."""
     stopped = train_until(tmp_path, config(), step)
@@ -69,7 +78,7 @@ def test_a_run_that_was_stopped_goes_on_from_that_very_step(tmp_path, straight, 
     assert_equal(straight, resume(stopped))
 
 
-@pytest.mark.parametrize("step", [61, *slowly(30, 59, 95)])
+@pytest.mark.parametrize("step", [61, *slowly(59), *rarely(30, 95)])
 def test_a_run_that_was_killed_goes_on_from_its_last_round(tmp_path, straight, step):
     killed = train_killed_after(tmp_path, config(), step)
     assert_equal(straight, resume(killed))
@@ -85,6 +94,7 @@ def test_a_run_whose_environments_raise_by_their_seeds_goes_on_to_the_bit(tmp_pa
     assert_equal(straight, resume(stopped))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_may_be_broken_off_again_and_again(tmp_path, straight):
     settings = config()
@@ -147,6 +157,7 @@ def test_a_stop_within_an_evaluation_and_a_round_is_made_up_for(tmp_path, straig
     assert_equal(straight, resume(stopped))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_episode_without_an_end_goes_on_too(tmp_path):
     settings = config("worlds:Endless", eval__max_episode_steps=5)
@@ -213,6 +224,7 @@ def test_run_toml_says_when_and_from_where_it_was_resumed_and_keeps_all_else(tmp
     assert {key: resumed.run[key] for key in directory.run} == directory.run
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_other_versions_are_said(tmp_path, capsys):
     directory = train_until(tmp_path, config(), 40)

@@ -34,11 +34,12 @@ def learner(address, run_dir, agent_id, kwargs, **settings):
             "evaluation of agent 0: the environment raised RuntimeError: the simulator broke in step",
             "in breaks",
         ),
-        (
+        pytest.param(
             "{what = 'breaks', at = 100, ever = true}",
             {"env__max_restarts": 2},
             "agent 0 at step 99: the environment raised RuntimeError: the simulator broke in step, after 2",
             "in breaks",
+            marks=pytest.mark.long,
         ),
         (
             "{what = 'sleeps_for_ever', at = 100}",
