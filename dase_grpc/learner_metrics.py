@@ -6,11 +6,10 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from dase_grpc.telemetry import MAX_PAIRED_AGENTS, loop_lag
+from dase_grpc.explorer_metrics import ExplorerMetrics
+from dase_grpc.telemetry import MAX_PAIRED_AGENTS
 
 SKIP_REASONS: Final = ("no_batch", "no_weight", "critic_not_finite", "actor_not_finite")
-REFUSAL_REASONS: Final = ("observation", "reward")
-RESTART_REASONS: Final = ("step", "reset", "evaluation")
 STAGES: Final = ("sample", "update", "load", "weigh", "learn")
 
 _SECONDS: Final = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 1.0, 4.0)
@@ -46,51 +45,21 @@ class DistillationMetrics:
             counter.labels(self._agent).inc(statistics[key] or 0)
 
 
-class LearnerMetrics:
-    """The learner role's metrics, each bound to its agent id.
-
-    Counters by reason begin at 0 for each reason there is: Prometheus does not see the step from nothing
-    to one. `now` is in seconds since 1970.
-    """
+class LearnerMetrics(ExplorerMetrics):
+    """The learner role's metrics, each bound to its agent id; `now` is in seconds since 1970."""
 
     def __init__(
         self, registry: CollectorRegistry, agent_id: int, *, now: Callable[[], float] = time.time
     ) -> None:
-        self._registry = registry
-        self._id, self._agent = agent_id, str(agent_id)
+        super().__init__(registry, agent_id)
         self._now = now
-        self.loop_lag = loop_lag(registry)
         self.distillation = DistillationMetrics(registry, agent_id)
-        self._declare_exploring()
+        self._declare_evaluating()
         self._declare_learning()
         self._declare_similarity()
         self._declare_outages()
 
-    def _declare_exploring(self) -> None:
-        self.env_steps = self._counter("dase_explorer_env_steps", "Environment steps.")
-        self.episodes = self._counter("dase_explorer_episodes", "Episodes ended.")
-        self.episode_return = self._gauge("dase_explorer_episode_return", "Return of the latest episode.")
-        self.policy_lag = self._gauge(
-            "dase_explorer_policy_lag_updates",
-            "Training iterations by which the exploring policy is behind; 0 where the learner explores.",
-        )
-        self.unacknowledged = self._gauge(
-            "dase_explorer_unacknowledged_transitions", "Transitions whose commit is not acknowledged."
-        )
-        self.acknowledged = self._counter(
-            "dase_explorer_acknowledged_transitions",
-            "Transitions whose commit the replay has acknowledged.",
-        )
-        self._refused = self._counters(
-            "dase_explorer_refused_transitions",
-            "Transitions not sent because a value was not finite.",
-            reasons=REFUSAL_REASONS,
-        )
-        self._restarts = self._counters(
-            "dase_explorer_env_restarts",
-            "Environments made anew because they raised, by what did: step, reset, evaluation.",
-            reasons=RESTART_REASONS,
-        )
+    def _declare_evaluating(self) -> None:
         self.evaluation_return = self._gauge(
             "dase_evaluation_return_mean", "Mean return of the latest evaluation."
         )
@@ -187,18 +156,6 @@ class LearnerMetrics:
             "dase_learner_replay_losses", "Times that the replay came back without transitions it had."
         )
 
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(name, text, ["agent_id"], registry=self._registry).labels(self._agent)
-
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(name, text, ["agent_id"], registry=self._registry).labels(self._agent)
-
-    def _counters(self, name: str, text: str, *, reasons: Iterable[str] = ()) -> Counter:
-        counter = Counter(name, text, ["agent_id", "reason"], registry=self._registry)
-        for reason in reasons:
-            counter.labels(self._agent, reason)
-        return counter
-
     def expect(self, *, streams: Iterable[str], waits: Iterable[str]) -> None:
         """Begins at 0 what can happen to a learner with a network: broken streams, and waits by reason."""
         for stream in streams:
@@ -217,14 +174,6 @@ class LearnerMetrics:
     def skipped(self, reason: str, count: int = 1) -> None:
         """Counts updates that were skipped."""
         self._skipped.labels(self._agent, reason).inc(count)
-
-    def refused(self, reason: str) -> None:
-        """Counts a transition that was not sent."""
-        self._refused.labels(self._agent, reason).inc()
-
-    def restarted(self, reason: str) -> None:
-        """Counts an environment that was made anew."""
-        self._restarts.labels(self._agent, reason).inc()
 
     def checkpointed(self) -> None:
         """Notes that a checkpoint is on the disk now."""

@@ -19,6 +19,8 @@ class Purpose(IntEnum):
     EVALUATION = 3
     SAMPLING = 4
     TARGET_NOISE = 5
+    ACTOR_EXPLORATION = 6
+    ACTOR_ENVIRONMENT = 7
 
 
 def sequence(seed: int, purpose: Purpose, *key: int) -> np.random.SeedSequence:

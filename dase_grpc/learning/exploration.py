@@ -66,8 +66,8 @@ class Explorer:
 
     The first `start_steps` actions are uniform in [-1, 1]; later ones are the policy's plus
     N(0, noise), clipped to [-1, 1]. Where the current observation is not finite the action is uniform
-    too. Episode number k, from 0, begins with a reset with the seed `episode_seed(k)`, so that it can be
-    played again. The environment stays its maker's to close.
+    too, and where there is no policy. Episode number k, from 0, begins with a reset with the seed
+    `episode_seed(k)`, so that it can be played again. The environment stays its maker's to close.
 
     A `RestartableEnv` that raises is made anew, and the next episode begins in it. Of the broken one what
     was stored stays, for each row is whole in itself; of the step that raised nothing is stored, and it
@@ -101,6 +101,7 @@ class Explorer:
         self._refused_in_a_row = 0
         self._warned = False
         self.restarts: list[str] = []
+        self._observed = False
         self._observation: Array | None = None
         self._finite = False
         self._broken_off: _BrokenOff | None = None
@@ -109,7 +110,24 @@ class Explorer:
         self._return = 0.0
         self._length = 0
 
-    def step(self, policy: Policy, version: int) -> ExploredStep:
+    def observe(self) -> Array:
+        """The observation that the next step acts on, (m,); a reset comes first where an episode begins.
+
+        `step` does without. If the environment breaks in that step, it acts on another one.
+
+        Raises:
+            Exception: as `step`.
+        """
+        self.restarts.clear()
+        self._observed = True
+        while True:
+            try:
+                return self._reset() if self._observation is None else self._observation
+            except EnvironmentBroke as broke:
+                self._restart(broke)
+                self.restarts.append(broke.call)
+
+    def step(self, policy: Policy | None, version: int) -> ExploredStep:
         """Performs exactly one environment step, with a reset before it where a new episode begins.
 
         version is the policy's, stored modulo 2^32.
@@ -121,7 +139,9 @@ class Explorer:
             EnvironmentFailedError: it raised or gave such, and again each time it was made anew.
             Exception: whatever an environment raises that cannot be made anew.
         """
-        self.restarts.clear()
+        if not self._observed:
+            self.restarts.clear()
+        self._observed = False
         while True:
             try:
                 explored = self._attempt(policy, version)
@@ -133,7 +153,7 @@ class Explorer:
                     self._restartable.went_well(ended=explored.episode is not None)
                 return replace(explored, restarts=tuple(self.restarts)) if self.restarts else explored
 
-    def _attempt(self, policy: Policy, version: int) -> ExploredStep:
+    def _attempt(self, policy: Policy | None, version: int) -> ExploredStep:
         observation = self._reset() if self._observation is None else self._observation
         action = self._choose(policy, observation)
         next_observation, reward, terminated, truncated = self._act(action)
@@ -278,9 +298,9 @@ class Explorer:
             self._actions.append(action)
         return next_observation, reward, *ended
 
-    def _choose(self, policy: Policy, observation: Array) -> Array:
+    def _choose(self, policy: Policy | None, observation: Array) -> Array:
         size = self._schema.action_size
-        if self._steps < self._start_steps or not self._finite:
+        if policy is None or self._steps < self._start_steps or not self._finite:
             return self._rng.uniform(-1.0, 1.0, size).astype(np.float32)
         action = policy.act(observation[np.newaxis])[0]
         require_finite_action(action, of=f"agent {self._agent_id} at step {self._steps:,}")

@@ -153,6 +153,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             lease=None if lease is None else _lease(lease),
             buffer=buffer_to_proto(run),
             ttl_seconds=run.attendance.ttl_s,
+            learner_updates=0 if lease is None else lease.progress.updates,
         )
 
 

@@ -139,6 +139,7 @@ def buffer_to_proto(run: SharedRun) -> replay_pb2.BufferState:
         sampled_total=store.traffic.sampled_total,
         refused_total=store.traffic.refused_total,
         size_by_agent=store.ring.size_by_agent,
+        inserted_by_agent=store.traffic.inserted,
     )
     state.MergeFrom(held)
     return state

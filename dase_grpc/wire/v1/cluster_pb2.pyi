@@ -280,9 +280,12 @@ class AttendResponse(_message.Message):
     LEASE_FIELD_NUMBER: _builtins.int
     BUFFER_FIELD_NUMBER: _builtins.int
     TTL_SECONDS_FIELD_NUMBER: _builtins.int
+    LEARNER_UPDATES_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     ttl_seconds: _builtins.float
     """Seconds of silence after which the node is forgotten."""
+    learner_updates: _builtins.int
+    """Updates that the agent's learner has made, as it said last; 0 where it has said nothing."""
     @_builtins.property
     def lease(self) -> Global___Lease:
         """The lease of the agent, whose epoch an actor's streams carry; absent while no learner has had one."""
@@ -296,10 +299,11 @@ class AttendResponse(_message.Message):
         lease: Global___Lease | None = ...,
         buffer: _replay_pb2.BufferState | None = ...,
         ttl_seconds: _builtins.float = ...,
+        learner_updates: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_lease", b"_lease", "buffer", b"buffer", "lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lease", b"_lease", "buffer", b"buffer", "lease", b"lease", "run_id", b"run_id", "ttl_seconds", b"ttl_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lease", b"_lease", "buffer", b"buffer", "learner_updates", b"learner_updates", "lease", b"lease", "run_id", b"run_id", "ttl_seconds", b"ttl_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__lease: _TypeAlias = _typing.Literal["lease"]  # noqa: Y015
     _WhichOneofArgType__lease: _TypeAlias = _typing.Literal["_lease", b"_lease"]  # noqa: Y015

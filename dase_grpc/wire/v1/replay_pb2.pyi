@@ -435,6 +435,26 @@ class BufferState(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class InsertedByAgentEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CAPACITY_FIELD_NUMBER: _builtins.int
     SIZE_FIELD_NUMBER: _builtins.int
     MIN_SIZE_FIELD_NUMBER: _builtins.int
@@ -446,6 +466,7 @@ class BufferState(_message.Message):
     BUFFER_ID_FIELD_NUMBER: _builtins.int
     SHARD_INDEX_FIELD_NUMBER: _builtins.int
     SHARD_COUNT_FIELD_NUMBER: _builtins.int
+    INSERTED_BY_AGENT_FIELD_NUMBER: _builtins.int
     capacity: _builtins.int
     """Transitions the buffer can hold; 0 until the first learner has joined."""
     size: _builtins.int
@@ -466,6 +487,10 @@ class BufferState(_message.Message):
     def size_by_agent(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """Transitions in the buffer by the agent that collected them."""
 
+    @_builtins.property
+    def inserted_by_agent(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
+        """Transitions stored so far by the agent that collected them, those that made room for newer ones included."""
+
     def __init__(
         self,
         *,
@@ -480,10 +505,11 @@ class BufferState(_message.Message):
         buffer_id: _builtins.str = ...,
         shard_index: _builtins.int = ...,
         shard_count: _builtins.int = ...,
+        inserted_by_agent: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_id", b"buffer_id", "capacity", b"capacity", "incarnation", b"incarnation", "inserted_total", b"inserted_total", "min_size", b"min_size", "refused_total", b"refused_total", "sampled_total", b"sampled_total", "shard_count", b"shard_count", "shard_index", b"shard_index", "size", b"size", "size_by_agent", b"size_by_agent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_id", b"buffer_id", "capacity", b"capacity", "incarnation", b"incarnation", "inserted_by_agent", b"inserted_by_agent", "inserted_total", b"inserted_total", "min_size", b"min_size", "refused_total", b"refused_total", "sampled_total", b"sampled_total", "shard_count", b"shard_count", "shard_index", b"shard_index", "size", b"size", "size_by_agent", b"size_by_agent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
