@@ -15,6 +15,7 @@ SETTINGS: Final = ("preset", "config", "assignments", "algo", "method", "env", "
 TAKES: Final[Mapping[str, tuple[str, ...]]] = {
     "replay": ("listen", "capacity", "min_size", "data_dir", "sync_every", "tokens", "shard"),
     "learner": ("replay", "replay_timeout", "token_file", "agent", "run_dir", "resume", "gpu", *SETTINGS),
+    "actor": ("replay", "replay_timeout", "token_file", "agent", "envs", *SETTINGS),
 }
 """What a role takes besides; a flag that another role alone takes is refused rather than ignored."""
 
@@ -40,6 +41,7 @@ def node(
     replay_timeout: flags.ReplayTimeout = None,
     token_file: flags.TokenFile = None,
     agent: flags.AgentId = None,
+    envs: flags.Envs = None,
     run_dir: flags.RunDir = None,
     resume: flags.Resume = False,
     gpu: flags.Gpu = None,
@@ -96,11 +98,31 @@ def _learner(given: Mapping[str, Any]) -> int:
     return learner_main(options, stdin_is_leash=given["stdin_is_leash"])
 
 
+def _actor(given: Mapping[str, Any]) -> int:
+    settings = flags.settings(seed=given["seed"], **{name: given[name] for name in SETTINGS})
+    from dase_grpc.nodes.actor import ActorOptions, actor_main
+
+    options = ActorOptions.parse(
+        settings,
+        replay=given["replay"] or flags.DEFAULT_ADDRESS,
+        agent_id=given["agent"],
+        envs=given["envs"] or 1,
+        replay_timeout_s=given["replay_timeout"],
+        token_file=given["token_file"],
+        **_shared(given),
+    )
+    return actor_main(options, stdin_is_leash=given["stdin_is_leash"])
+
+
 def _shared(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: given[name] for name in SHARED}
 
 
-_START: Final[Mapping[str, Callable[[Mapping[str, Any]], int]]] = {"replay": _replay, "learner": _learner}
+_START: Final[Mapping[str, Callable[[Mapping[str, Any]], int]]] = {
+    "replay": _replay,
+    "learner": _learner,
+    "actor": _actor,
+}
 _FLAGS: Final = {name: name.replace("_", "-") for names in TAKES.values() for name in names} | {
     "assignments": "set"
 }

@@ -11,6 +11,7 @@ DaseError
 │   │   └── DiskFullError            a disk that takes no more of a run
 │   └── DataDirectoryError       a replay's data directory that is in use, damaged or another buffer's
 ├── NodeFailedError          a node of a local cluster ended before its time
+├── WaitedTooLongError       what a node waits for, another node as a rule, has not come
 ├── DivergedError            an agent's networks hold numbers that are not finite
 ├── EnvironmentFailedError   an environment raises again and again
 ├── EnvironmentHangsError    a call into an environment does not return
@@ -106,6 +107,10 @@ class NodeFailedError(DaseError):
     def exit_code(self) -> int:
         """4 where the node found its disk full, for then the run can be gone on with; else 1."""
         return DISK_FULL_CODE if self.code == DISK_FULL_CODE else 1
+
+
+class WaitedTooLongError(DaseError):
+    """What a node waits for, which another node has to bring about, has not come within its limit."""
 
 
 class DivergedError(DaseError):

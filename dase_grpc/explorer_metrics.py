@@ -1,7 +1,7 @@
 """The Prometheus metrics of whatever explores: the actor role, and each learner."""
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -9,6 +9,16 @@ from dase_grpc.telemetry import loop_lag
 
 REFUSAL_REASONS: Final = ("observation", "reward")
 RESTART_REASONS: Final = ("step", "reset", "evaluation")
+
+
+class StreamMetrics(Protocol):
+    """What a connection counts."""
+
+    losses: Counter
+
+    def reconnected(self, stream: str, grpc_code: str) -> None:
+        """Counts a stream that was answered again, by the name of the status it had broken with."""
+        ...
 
 
 class ExplorerMetrics:

@@ -14,7 +14,7 @@ from dase_grpc.nodes.leash import end_with_launcher
 from dase_grpc.sections import whole_number
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
-ROLES: Final = ("replay", "learner")
+ROLES: Final = ("replay", "learner", "actor")
 """What `dase node` starts."""
 
 
@@ -158,7 +158,7 @@ DrillDir = Annotated[
 ]
 AsJson = Annotated[bool, option("--json", "Print the result as JSON.")]
 
-Role = Annotated[str, option("--role", f"{' or '.join(ROLES)}.", callback=_role)]
+Role = Annotated[str, option("--role", f"{', '.join(ROLES[:-1])} or {ROLES[-1]}.", callback=_role)]
 RunId = Annotated[
     str | None, option("--run-id", "The run's name; a learner without it joins whatever run it finds.")
 ]
@@ -274,7 +274,7 @@ ReplayTimeout = Annotated[
     float | None,
     option(
         "--replay-timeout",
-        "How long the replay may be away before the learner ends; else 600.",
+        "How long the replay, or the learner of an actor, may be away before the node ends; else 600.",
         panel=LEARNER_NODE,
         metavar="SECONDS",
     ),
@@ -289,8 +289,19 @@ TokenFile = Annotated[
         metavar="FILE",
     ),
 ]
+ACTOR_NODE: Final = "Actor node"
+Envs = Annotated[
+    int | None,
+    option("--envs", "Environments to step in turn, else 1.", panel=ACTOR_NODE, min=1, max=1_024),
+]
 AgentId = Annotated[
-    int | None, option("--agent", "The agent id to take; else the next free one.", panel=LEARNER_NODE, min=0)
+    int | None,
+    option(
+        "--agent",
+        "The agent id to take, else the next free one; an actor's agent.",
+        panel=LEARNER_NODE,
+        min=0,
+    ),
 ]
 RunDir = Annotated[
     Path | None, option("--run-dir", "Where results go; else runs/RUN_ID.", panel=LEARNER_NODE)

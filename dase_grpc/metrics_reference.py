@@ -11,6 +11,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 
 from dase_grpc.calls import Calls
+from dase_grpc.explorer_metrics import ActorMetrics
 from dase_grpc.learner_metrics import LearnerMetrics
 from dase_grpc.replay_metrics import CallsCollector, ReplayCollector, ReplayCounts
 from dase_grpc.telemetry import MAX_PAIRED_AGENTS, loop_lag, make_registry
@@ -94,6 +95,14 @@ def learner_registry(agent_id: int = 1) -> CollectorRegistry:
     return registry
 
 
+def actor_registry() -> CollectorRegistry:
+    """An actor's registry in which every metric has a series."""
+    registry = make_registry()
+    metrics = ActorMetrics(registry, 1)
+    metrics.expect(streams=["insert"], waits=["learner"])
+    return registry
+
+
 def families(registry: CollectorRegistry) -> Iterator[Family]:
     """What a registry shows now, by name."""
     for metric in sorted(registry.collect(), key=lambda metric: metric.name):
@@ -102,13 +111,28 @@ def families(registry: CollectorRegistry) -> Iterator[Family]:
         yield Family(name, metric.type, frozenset(labels), metric.documentation)
 
 
+def registries() -> dict[str, CollectorRegistry]:
+    """A registry of each role in which every metric has a series."""
+    return {"replay": replay_registry(), "learner": learner_registry(), "actor": actor_registry()}
+
+
 def document() -> str:
-    """The whole page, in Markdown."""
-    roles = {"replay": set(families(replay_registry())), "learner": set(families(learner_registry()))}
-    shared = set.intersection(*roles.values())
-    parts = [INTRODUCTION, *_section("Every role", shared)]
-    parts += [line for role, own in roles.items() for line in _section(f"The {role} role", own - shared)]
+    """The whole page, in Markdown; metrics of several roles come once."""
+    roles = {role: set(families(registry)) for role, registry in registries().items()}
+    owners: dict[tuple[str, ...], set[Family]] = {tuple(roles): set()} | {(role,): set() for role in roles}
+    for family in set.union(*roles.values()):
+        having = tuple(role for role, own in roles.items() if family in own)
+        owners.setdefault(having, set()).add(family)
+    parts = [INTRODUCTION]
+    for having, members in owners.items():
+        parts += _section(_title(having, everybody=len(having) == len(roles)), members)
     return "\n".join(parts)
+
+
+def _title(roles: tuple[str, ...], *, everybody: bool) -> str:
+    if everybody:
+        return "Every role"
+    return f"The {roles[0]} role" if len(roles) == 1 else f"The {' and '.join(roles)} roles"
 
 
 def _section(title: str, members: set[Family]) -> Iterator[str]:

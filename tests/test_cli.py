@@ -279,7 +279,7 @@ REFUSED = {
     ),
     "an unknown role": (
         ("node", "--role", "nonsense"),
-        r"--role 'nonsense' is none of the roles: replay, learner",
+        r"--role 'nonsense' is none of the roles: replay, learner, actor",
     ),
     "no address": (("node", "--role", "replay", "--listen", "here"), r"'here' is not an address of the form"),
     "an unreadable capacity of a node": (
@@ -298,6 +298,11 @@ REFUSED = {
         r"--steps 'many' is not a whole number",
     ),
     "verifying no run": (("verify", "empty"), r"empty is not a run: it has no run\.toml"),
+    "an actor of nobody": (("node", "--role", "actor"), r"give it an agent id with --agent"),
+    "an actor of an agent that is not": (
+        ("node", "--role", "actor", "--agent", 7, "--agents", 2),
+        r"--agent 7 is outside the run's agents 0\.\.1",
+    ),
     "a replay that resumes": (("node", "--role", "replay", "--resume"), r"--resume is not for --role replay"),
     "reporting on no run": (("report", "empty"), r"empty is not a run: it has no run\.toml"),
     "no experiment": (("experiment", "missing.toml"), r"cannot read the experiment missing\.toml: No such"),
@@ -439,6 +444,10 @@ def test_an_error_of_the_environment_is_one_sentence_after_the_results_and_its_t
         ("learner", "--data-dir", "d"),
         ("learner", "--sync-every", 5),
         ("learner", "--listen", "127.0.0.1:1"),
+        ("learner", "--envs", 2),
+        ("actor", "--run-dir", "d"),
+        ("actor", "--gpu", 0),
+        ("replay", "--agent", 0),
     ],
 )
 def test_a_flag_of_another_role_is_refused_rather_than_ignored(dase, role, flag, value):

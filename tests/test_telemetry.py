@@ -15,7 +15,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dase_grpc.errors import AddressError
-from dase_grpc.learner_metrics import RESTART_REASONS, SKIP_REASONS, STAGES, LearnerMetrics
+from dase_grpc.explorer_metrics import RESTART_REASONS
+from dase_grpc.learner_metrics import SKIP_REASONS, STAGES, LearnerMetrics
 from dase_grpc.learning.exploration import Reason
 from dase_grpc.metrics_reference import DISTILLED, learner_registry, replay_registry
 from dase_grpc.nodes.connection import Stream

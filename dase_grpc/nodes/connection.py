@@ -25,7 +25,7 @@ from dase_grpc.errors import (
     UnauthenticatedError,
     UnreachableError,
 )
-from dase_grpc.learner_metrics import LearnerMetrics
+from dase_grpc.explorer_metrics import StreamMetrics
 from dase_grpc.nodes.lifecycle import first_cause
 from dase_grpc.progress import Progress
 from dase_grpc.wire.cluster import ClusterClient, Membership
@@ -132,7 +132,7 @@ class Connection:
         node_name: str = "learner",
         timeout_s: float = 0.0,
         accept: Callable[[Membership], None] = lambda member: None,
-        metrics: LearnerMetrics | None = None,
+        metrics: StreamMetrics | None = None,
         rng: random.Random | None = None,
         look_why_away: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
@@ -183,7 +183,8 @@ class Connection:
                 with _gravest():
                     return await once(target)
             except StaleLeaseError as error:
-                raise self._fenced(error) from error
+                _require_not_cancelled(error)
+                await self._replaced(target, error)
             except BufferGoneError as error:
                 _require_not_cancelled(error)
                 await self._rejoin(stream, target, backoff)
@@ -293,6 +294,10 @@ class Connection:
         gravity = [Away.UNREACHABLE, Away.OVERLOADED, Away.DRAINED]
         why = max((outage.why for outage in broken), key=gravity.index)
         self.outage = Outage(min(outage.since for outage in broken), why)
+
+    async def _replaced(self, target: StreamTarget, error: StaleLeaseError) -> None:
+        """Ends the learner, because the lease that `target` works under is not valid any more."""
+        raise self._fenced(error) from error
 
     async def _rejoin(self, stream: Stream, target: StreamTarget, backoff: Backoff) -> None:
         """Joins a replay that holds another buffer, under the same agent id, if no other stream has."""

@@ -5,7 +5,7 @@ import logging
 import platform
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -18,6 +18,9 @@ from dase_grpc.wire.cluster import ClusterClient, Membership
 from dase_grpc.wire.dialling import NO_CREDENTIALS, Credentials
 from dase_grpc.wire.transport import Address
 from dase_grpc.wire.v1 import cluster_pb2
+
+REPLAY_TIMEOUT_S: Final = 600.0
+"""How long the replay may be away before a node that needs it ends."""
 
 NODE_NAME: Final = f"learner@{platform.node()}"
 SAY_UNREACHABLE_AFTER_S: Final = 2.0
@@ -32,6 +35,19 @@ HOLDER_POLL_S: Final = 0.5
 T = TypeVar("T")
 
 log = logging.getLogger("dase")
+
+
+def replay_timeout_s(given: float | None) -> float:
+    """What --replay-timeout says, or else its default.
+
+    Raises:
+        ConfigError: it is no time.
+    """
+    if given is None:
+        return REPLAY_TIMEOUT_S
+    if not given >= 0:
+        raise ConfigError(f"--replay-timeout {given:g} is not a time; give seconds, 0 or more")
+    return given
 
 
 @dataclass(frozen=True)
@@ -79,14 +95,14 @@ async def join(cluster: ClusterClient, wanted: Wanted, schema: TransitionSchema)
     refused_at: float | None = None
     while True:
         try:
-            return await _patiently(ask, wanted)
+            return await patiently(ask, wanted)
         except AgentTakenError:
             if wanted.agent_id is None:
                 raise
             pause_s = HOLDER_LOOK_S if refused_at is None else HOLDER_POLL_S
             refused_at = time.monotonic() if refused_at is None else refused_at
             await asyncio.sleep(pause_s)
-            status = await _patiently(lambda timeout_s: cluster.status(timeout_s=timeout_s), wanted)
+            status = await patiently(lambda timeout_s: cluster.status(timeout_s=timeout_s), wanted)
             if _has_beaten(status, wanted.agent_id, within_s=time.monotonic() - refused_at):
                 raise
             if pause_s == HOLDER_LOOK_S:
@@ -99,7 +115,7 @@ def _has_beaten(status: cluster_pb2.StatusResponse, agent_id: int, *, within_s: 
     return holder is not None and holder.lease == "live" and holder.seconds_since_heartbeat < within_s
 
 
-async def _patiently(ask: Callable[[float], Coroutine[Any, Any, T]], wanted: Wanted) -> T:
+async def patiently(ask: Callable[[float], Awaitable[T]], wanted: Wanted) -> T:
     """What `ask` gives, which is told how long it may take; asks again while the replay is away.
 
     Raises:

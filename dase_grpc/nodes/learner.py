@@ -15,7 +15,6 @@ import torch
 
 from dase_grpc.config import RunConfig
 from dase_grpc.errors import (
-    ConfigError,
     DaseError,
     DrainingError,
     RefusalError,
@@ -29,10 +28,12 @@ from dase_grpc.learning.env_ids import with_resolved_id
 from dase_grpc.learning.envs import schema_of
 from dase_grpc.learning.restarting import exploring_env
 from dase_grpc.learning.watch import Watch
+from dase_grpc.nodes import draining, joining
 from dase_grpc.nodes.connection import Connection
+from dase_grpc.nodes.draining import in_time
 from dase_grpc.nodes.hanging import HangAlarm
-from dase_grpc.nodes.joining import NODE_NAME, Wanted, join, require_fit
-from dase_grpc.nodes.lifecycle import first_cause, is_orphaned, run_node, unless
+from dase_grpc.nodes.joining import NODE_NAME, REPLAY_TIMEOUT_S, Wanted, join, require_fit
+from dase_grpc.nodes.lifecycle import first_cause, run_node, unless
 from dase_grpc.nodes.liveness import loop_turns
 from dase_grpc.nodes.loop_lag import watch_loop_lag
 from dase_grpc.nodes.monitoring import protection
@@ -49,17 +50,7 @@ from dase_grpc.wire.replay_client import StreamTarget
 from dase_grpc.wire.transport import Address, open_channel, parse_address
 
 HEARTBEAT_S: Final = 0.5
-DRAIN_S: Final = 15.0
-"""How long the replay may take, at the end, for accepting the rows queued, acknowledging them, a policy."""
-
-ORPHAN_DRAIN_S: Final = 2.0
-"""The same for each of these once the launcher is gone, whether the replay serves or not."""
-
-DRAIN_LOOK_S: Final = 0.25
 FAREWELL_S: Final = 2.0
-REPLAY_TIMEOUT_S: Final = 600.0
-"""How long the replay may be away before the learner ends."""
-
 log = logging.getLogger("dase")
 
 
@@ -121,10 +112,6 @@ class LearnerOptions:
         Raises:
             AddressError, ConfigError: in one sentence.
         """
-        if replay_timeout_s is None:
-            replay_timeout_s = REPLAY_TIMEOUT_S
-        if not replay_timeout_s >= 0:
-            raise ConfigError(f"--replay-timeout {replay_timeout_s:g} is not a time; give seconds, 0 or more")
         if metrics_port is None:
             metrics_port = config.metrics.port and config.metrics.port + 1 + (agent_id or 0)
         return cls(
@@ -139,7 +126,7 @@ class LearnerOptions:
             metrics_tls=metrics_tls,
             insecure=insecure,
             command=command,
-            replay_timeout_s=replay_timeout_s,
+            replay_timeout_s=joining.replay_timeout_s(replay_timeout_s),
             resume=resume,
             credentials=Credentials(tls, token_file),
         )
@@ -321,39 +308,24 @@ async def _drain(
         Exception: what the compute thread raised.
     """
     link = session.link
-    if not await _in_time(
-        compute, session, stop
+    if not await in_time(
+        compute, session.shards, stop
     ):  # it evaluates, or it waits for room in a queue that does not move
         link.close()
         await session.alarm.unless_hanging(compute)
     compute.result()
     link.no_more_rows()
-    if not await _in_time(inserting, session, stop) or link.unacknowledged:
+    if not await in_time(inserting, session.shards, stop) or link.unacknowledged:
         raise UnreachableError(
-            f"the replay service has not acknowledged {link.unacknowledged} transitions within {DRAIN_S:g} s"
+            f"the replay service has not acknowledged {link.unacknowledged} transitions within "
+            f"{draining.DRAIN_S:g} s"
         )
     async with asyncio.TaskGroup() as tasks:
         flushing = tasks.create_task(session.exchange.flush())
-        if not await _in_time(flushing, session, stop):
-            raise UnreachableError(f"the replay service has not taken the last policy within {DRAIN_S:g} s")
-
-
-async def _in_time(work: "asyncio.Future[None]", session: Session, stop: asyncio.Event) -> bool:
-    """Waits for the work, up to `DRAIN_S` of the time that the replay serves; whether it is done.
-
-    How long the replay may be away is the connection's to limit; it is briefly, once `stop` is set, and
-    `ORPHAN_DRAIN_S` at most where the launcher is gone.
-    """
-    left_s, hurry_s = DRAIN_S, ORPHAN_DRAIN_S
-    while not work.done() and left_s > 0 and hurry_s > 0:
-        session.shards.note_stopping(stopping=stop.is_set())
-        look_s = min(DRAIN_LOOK_S, left_s)
-        await asyncio.wait({work}, timeout=look_s)
-        if session.shards.complete:
-            left_s -= look_s
-        if is_orphaned(stop):
-            hurry_s -= look_s
-    return work.done()
+        if not await in_time(flushing, session.shards, stop):
+            raise UnreachableError(
+                f"the replay service has not taken the last policy within {draining.DRAIN_S:g} s"
+            )
 
 
 def _progress(session: Session) -> Progress:

@@ -1,4 +1,4 @@
-"""What a learner waits for: noticed by the compute thread, said in the log, in the status and in a metric."""
+"""What a node waits for: noticed by the compute thread, said in the log, in the status and in a metric."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ log = logging.getLogger("dase")
 
 
 class WaitReason(StrEnum):
-    """What a learner can wait for; a label of a metric, so their number is fixed."""
+    """What a learner or an actor can wait for; a label of a metric, so their number is fixed."""
 
     WARM_UP = "warm_up"
     UNREACHABLE = "unreachable"
@@ -25,6 +25,8 @@ class WaitReason(StrEnum):
     DRAINED = "drained"
     COMMIT = "commit"
     BATCH = "batch"
+    LEARNER = "learner"
+    POLICY = "policy"
 
 
 class Waited:

@@ -481,7 +481,7 @@ class Motionless(ReplayServicer):
 
 @pytest.mark.parametrize("steps", [500, 9_000], ids=["rows are not acknowledged", "store blocks"])
 async def test_a_learner_whose_rows_nobody_takes_is_ended_by_a_limit(tmp_path, monkeypatch, steps):
-    monkeypatch.setattr("dase_grpc.nodes.learner.DRAIN_S", 0.2)
+    monkeypatch.setattr("dase_grpc.nodes.draining.DRAIN_S", 0.2)
     monkeypatch.setattr("dase_grpc.nodes.rows.QUEUED_ROWS", 10)
     async with serving(capacity=steps) as service:
         replay = Motionless(service.run)

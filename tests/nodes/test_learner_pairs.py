@@ -89,7 +89,7 @@ async def test_a_lone_learner_of_a_pair_trains_on_without_its_peer(service, tmp_
 
 
 async def test_a_replay_that_takes_no_policy_at_the_end_is_said(service, tmp_path, monkeypatch):
-    monkeypatch.setattr("dase_grpc.nodes.learner.DRAIN_S", 0.5)
+    monkeypatch.setattr("dase_grpc.nodes.draining.DRAIN_S", 0.5)
 
     async def never(self: PolicyExchange) -> None:
         await asyncio.Event().wait()

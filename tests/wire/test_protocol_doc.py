@@ -7,9 +7,9 @@ import pytest
 from wire.services import SCHEMA
 
 from dase_grpc import schema
+from dase_grpc.nodes import draining, rows
 from dase_grpc.nodes import learner as learner_node
 from dase_grpc.nodes import replay as replay_node
-from dase_grpc.nodes import rows
 from dase_grpc.store.policies import MAX_BOARD_BYTES, MAX_POLICY_BYTES, MAX_VERSION
 from dase_grpc.store.replay import MAX_AGENT_WRITERS, MAX_WRITERS
 from dase_grpc.store.ring import MAX_AGENT_ID
@@ -105,7 +105,7 @@ def test_the_limits_are_those_of_the_code():
         (r"`ttl_seconds` \((\d+)\)", replay_node.LEASE_TTL_S, 1),
         (r"its lease ends after (\d+) s", replay_node.LEASE_TTL_S, 1),
         (r"Learners send one every (\d+\.\d+) s", learner_node.HEARTBEAT_S, 1),
-        (r"does not take within (\d+) s", learner_node.DRAIN_S, 1),
+        (r"does not take within (\d+) s", draining.DRAIN_S, 1),
     ],
 )
 def test_the_numbers_in_the_text_are_those_of_the_code(sentence, value, scale):

@@ -1,0 +1,33 @@
+"""How long a node that ends waits for what its replay has still to take."""
+
+import asyncio
+from typing import Any, Final
+
+from dase_grpc.nodes.lifecycle import is_orphaned
+from dase_grpc.nodes.shards import Shards
+
+DRAIN_S: Final = 15.0
+"""How long the replay may take, at the end, for accepting the rows queued, acknowledging them, a policy."""
+
+ORPHAN_DRAIN_S: Final = 2.0
+"""The same for each of these once the launcher is gone, whether the replay serves or not."""
+
+LOOK_S: Final = 0.25
+
+
+async def in_time(work: "asyncio.Future[Any]", shards: Shards, stop: asyncio.Event) -> bool:
+    """Waits for the work, up to `DRAIN_S` of the time that the replay serves; whether it is done.
+
+    How long the replay may be away is the connection's to limit; it is briefly, once `stop` is set, and
+    `ORPHAN_DRAIN_S` at most where the launcher is gone.
+    """
+    left_s, hurry_s = DRAIN_S, ORPHAN_DRAIN_S
+    while not work.done() and left_s > 0 and hurry_s > 0:
+        shards.note_stopping(stopping=stop.is_set())
+        look_s = min(LOOK_S, left_s)
+        await asyncio.wait({work}, timeout=look_s)
+        if shards.complete:
+            left_s -= look_s
+        if is_orphaned(stop):
+            hurry_s -= look_s
+    return work.done()

@@ -1,0 +1,93 @@
+"""Actors that cost next to nothing, and a learner for them that only holds the lease and publishes."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from nodes.learning_cases import tiny_config
+from wire.services import Service, promptly
+
+from dase_grpc.learning.agents import make_agent
+from dase_grpc.learning.envs import make_env, schema_of
+from dase_grpc.learning.peers import to_bytes
+from dase_grpc.learning.policy import policy_tensors
+from dase_grpc.nodes.actor import ActorOptions, run_actor
+from dase_grpc.schema import Array, TransitionSchema
+from dase_grpc.wire.cluster import Membership
+from dase_grpc.wire.policy import PolicyPublisher
+from dase_grpc.wire.replay_client import StreamTarget
+from dase_grpc.wire.transport import Address
+
+POINT_GOAL = "worlds:PointGoal"
+
+
+def point_goal() -> TransitionSchema:
+    env = make_env(POINT_GOAL, {})
+    env.close()
+    return schema_of(env, POINT_GOAL)
+
+
+@dataclass
+class FakeLearner:
+    """Holds agent 0's lease and publishes what an untrained agent acts by."""
+
+    service: Service
+    member: Membership
+    schema: TransitionSchema
+
+    @classmethod
+    async def join(cls, service: Service, agent_id: int = 0) -> "FakeLearner":
+        schema = point_goal()
+        return cls(service, await service.join(agent_id, schema=schema), schema)
+
+    @property
+    def target(self) -> StreamTarget:
+        return StreamTarget(self.service.channel, str(self.service.address), self.member, self.schema)
+
+    async def publish(self, version: int, **settings: Any) -> None:
+        config = tiny_config(**settings).agent
+        agent = make_agent(config, agent_id=0, schema=self.schema, seed=version, device=torch.device("cpu"))
+        payload = to_bytes(policy_tensors(agent.state_dict()))
+        await PolicyPublisher(self.target).publish(version, payload, step=version)
+
+    async def leave(self) -> None:
+        await self.service.client.leave(self.member, reason="test")
+
+    async def join_again(self) -> None:
+        """Another learner takes the agent: a new epoch."""
+        self.member = await self.service.join(self.member.agent_id, schema=self.schema)
+
+
+def actor_options(address: Address, **changes: Any) -> ActorOptions:
+    """Options of an actor of a tiny run; settings are given as `section__key=value`."""
+    settings = {key: changes.pop(key) for key in list(changes) if "__" in key}
+    agent_id = changes.pop("agent_id", 0)
+    return ActorOptions(address, tiny_config(**settings), agent_id, **changes)
+
+
+@asynccontextmanager
+async def acting(options: ActorOptions):
+    """An actor in this event loop: its task and the event that stops it; it has ended with the block."""
+    stop = asyncio.Event()
+    task = asyncio.ensure_future(run_actor(options, stop))
+    try:
+        yield task, stop
+    finally:
+        stop.set()
+        await promptly(asyncio.gather(task, return_exceptions=True), within_s=15)
+
+
+def rows_in(service: Service) -> Array:
+    """All rows present, the oldest first."""
+    return np.ascontiguousarray(service.run.store.ring.ordered())
+
+
+def assert_unbroken(rows: Array, schema: TransitionSchema) -> None:
+    """The rows of one PointGoal, episodes of 20 steps: none is missing, none doubled, all in order."""
+    named = schema.named(rows)
+    within = np.arange(len(rows) - 1) % 20 != 19
+    assert (named["next_observation"][:-1] == named["observation"][1:])[within].all()
+    assert len(np.unique(named["observation"])) == len(rows)
