@@ -119,7 +119,8 @@ def registries() -> dict[str, CollectorRegistry]:
 def document() -> str:
     """The whole page, in Markdown; metrics of several roles come once."""
     roles = {role: set(families(registry)) for role, registry in registries().items()}
-    owners: dict[tuple[str, ...], set[Family]] = {tuple(roles): set()} | {(role,): set() for role in roles}
+    groups = [tuple(roles), *((role,) for role in roles)]
+    owners: dict[tuple[str, ...], set[Family]] = {group: set() for group in groups}
     for family in set.union(*roles.values()):
         having = tuple(role for role, own in roles.items() if family in own)
         owners.setdefault(having, set()).add(family)

@@ -34,6 +34,7 @@ from dase_grpc.nodes.joining import REPLAY_TIMEOUT_S, Wanted
 from dase_grpc.nodes.lifecycle import first_cause, run_node, unless
 from dase_grpc.nodes.liveness import loop_turns
 from dase_grpc.nodes.loop_lag import watch_loop_lag
+from dase_grpc.nodes.monitoring import protection
 from dase_grpc.nodes.rows import RowLink
 from dase_grpc.nodes.shards import Shards
 from dase_grpc.nodes.waits import Wait, WaitReason, say_waits
@@ -41,7 +42,7 @@ from dase_grpc.telemetry import make_registry, metrics_endpoint
 from dase_grpc.wire.cluster import ClusterClient
 from dase_grpc.wire.dialling import NO_CREDENTIALS, Credentials
 from dase_grpc.wire.replay_client import StreamTarget
-from dase_grpc.wire.transport import Address, open_channel, parse_address, require_private
+from dase_grpc.wire.transport import Address, open_channel, parse_address
 
 FAREWELL_S: Final = 2.0
 
@@ -59,6 +60,7 @@ class ActorOptions:
     run_id: str = ""
     metrics_port: int = 0
     metrics_host: str = "127.0.0.1"
+    metrics_tls: Path | None = None
     insecure: bool = False
     connect_timeout_s: float = 60.0
     replay_timeout_s: float = REPLAY_TIMEOUT_S
@@ -87,6 +89,7 @@ class ActorOptions:
         run_id: str | None,
         metrics_port: int | None,
         metrics_host: str,
+        metrics_tls: Path | None = None,
         insecure: bool,
         replay_timeout_s: float | None = None,
         tls: Path | None = None,
@@ -112,6 +115,7 @@ class ActorOptions:
             run_id=run_id or "",
             metrics_port=metrics_port or 0,
             metrics_host=metrics_host,
+            metrics_tls=metrics_tls,
             insecure=insecure,
             replay_timeout_s=joining.replay_timeout_s(replay_timeout_s),
             credentials=Credentials(tls, token_file),
@@ -184,8 +188,8 @@ async def run_actor(options: ActorOptions, stop: asyncio.Event) -> None:
     """
     options.credentials.require_usable()
     config = with_resolved_id(options.config).for_agent(options.agent_id)
-    if options.metrics_port:
-        require_private(Address(options.metrics_host, options.metrics_port), insecure=options.insecure)
+    where = (options.metrics_host, options.metrics_port)
+    metrics_tls = protection(*where, tls=options.metrics_tls, insecure=options.insecure)
     torch.set_num_threads(config.train.threads)
     alarm = HangAlarm(asyncio.get_running_loop())
     watch = Watch(f"an actor of agent {options.agent_id}")
@@ -196,7 +200,7 @@ async def run_actor(options: ActorOptions, stop: asyncio.Event) -> None:
             cleanup.callback(envs[-1].close)
         schema = schema_of(envs[0], config.env.id)
         registry, health = make_registry(), Health(loop_turns())
-        cleanup.enter_context(metrics_endpoint(registry, options.metrics_host, options.metrics_port, health))
+        cleanup.enter_context(metrics_endpoint(registry, *where, health, tls=metrics_tls))
         name = secrets.token_hex(8)
         node = Attendant(name, f"actor@{platform.node()}", "actor", options.agent_id)
         async with open_channel(options.replay, options.credentials) as channel:
