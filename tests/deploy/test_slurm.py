@@ -5,13 +5,11 @@ import sys
 
 import pytest
 from deploy.deployed import PROJECT
-from deploy.jobs import lost, numbered_settings, script, submit
+from deploy.jobs import SCRIPT, lost, numbered_settings, script, submit
 
 from dase_grpc.launch.evidence import read_buffer
 
 AGENTS, STEPS = 2, 900
-
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -24,6 +22,9 @@ def slurm(tmp_path):
         pytest.skip(str(reason))
 
 
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(600)
 def test_a_job_that_is_requeued_in_the_middle_runs_to_its_end_and_loses_nothing(slurm, tmp_path):
     settings = numbered_settings(tmp_path, agents=AGENTS, steps=STEPS, pause_s=0.004)
     job = submit(slurm, tmp_path, settings, "--nodes=2", "--ntasks-per-node=1")
@@ -38,3 +39,10 @@ def test_a_job_that_is_requeued_in_the_middle_runs_to_its_end_and_loses_nothing(
     verified = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False)
     assert verified.returncode == 0, verified.stdout
     assert "Traceback" not in job.said()
+
+
+def test_the_job_script_is_one_that_bash_reads_and_asks_for_time_to_end_in():
+    checked = subprocess.run(["bash", "-n", str(SCRIPT)], capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")
+    asked = [line.split()[1] for line in SCRIPT.read_text().splitlines() if line.startswith("#SBATCH")]
+    assert {"--requeue", "--open-mode=append", "--signal=B:TERM@180"} <= set(asked)
