@@ -21,6 +21,7 @@ class Purpose(IntEnum):
     TARGET_NOISE = 5
     ACTOR_EXPLORATION = 6
     ACTOR_ENVIRONMENT = 7
+    SHARDS = 8
 
 
 def sequence(seed: int, purpose: Purpose, *key: int) -> np.random.SeedSequence:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Final, Self
 
 from grpc import StatusCode
+from grpc.aio import Channel
 
 from dase_grpc.backoff import CAP_S, Backoff
 from dase_grpc.errors import (
@@ -122,6 +123,8 @@ class Connection:
         stopping: the learner is to end, so the replay is waited for only briefly.
         losses: how often the replay came back without transitions it had.
         buffer_size: how many the buffer held when it was last heard of.
+        buffer: what was last heard of it; another object whenever something was heard.
+        needed: whether the node cannot go on without it, so that waiting for it has a limit.
         followers: how many wanted the agent's policy then; none while nothing is heard.
     """
 
@@ -153,6 +156,8 @@ class Connection:
         self._broken: dict[Stream, Outage] = {}
         self._rejoining = asyncio.Lock()
         self.buffer_size = target.member.buffer_size
+        self.buffer = replay_pb2.BufferState(size=self.buffer_size)
+        self.needed: Callable[[], bool] = lambda: True
         self._on_restart: list[Callable[[], None]] = []
 
     @property
@@ -167,6 +172,12 @@ class Connection:
         Where it came back without its data, that is before any stream to the new buffer begins.
         """
         self._on_restart.append(call)
+
+    def move(self, channel: Channel, address: str) -> None:
+        """Goes on at another address, where the same replay is now, with each stream that begins anew."""
+        log.info("the replay service at %s is at %s now", self.target.address, address)
+        self.target = replace(self.target, channel=channel, address=address)
+        self._cluster = ClusterClient(channel, address)
 
     async def keep(self, stream: Stream, once: Callable[[StreamTarget], Awaitable[None]]) -> None:
         """Runs `once`, which opens a stream and calls `up` when the replay has answered, until it returns.
@@ -244,7 +255,7 @@ class Connection:
         log.warning("%s", sentence)
 
     def _notice(self, state: replay_pb2.BufferState) -> None:
-        self.buffer_size = state.size
+        self.buffer_size, self.buffer = state.size, state
         if state.incarnation != self.incarnation:
             log.info(
                 "the replay service at %s was started again (incarnation %s, was %s), holding %d transitions",
@@ -270,7 +281,7 @@ class Connection:
         why = Away.of(error)
         outage = self._broken.get(stream, Outage(now, why, STATUS[type(error)].name)).next(why)
         lasted, limit_s = now - outage.since, self._limit_s(error)
-        if lasted >= limit_s:
+        if lasted >= limit_s and self.needed():
             if not lasted:
                 raise error
             raise type(error)(f"gave up after {lasted:.0f} s: {error}") from error
@@ -329,6 +340,7 @@ class Connection:
                 f"the buffer fills up anew"
             )
             self.buffer_size = member.buffer_size
+            self.buffer = replay_pb2.BufferState(size=member.buffer_size)
             self._restarted(member.incarnation)
 
     def _fenced(self, error: RefusalError) -> StaleLeaseError:

@@ -214,7 +214,9 @@ async def _unless_shut_out(asking: "asyncio.Future[Any]", wanted: Wanted) -> Non
 
 async def _look_at_credentials(wanted: Wanted) -> NoReturn:
     while True:
-        await wanted.credentials.require_let_in(wanted.replay.host, wanted.replay.port)
+        await wanted.credentials.require_let_in(
+            wanted.replay.host, wanted.replay.port, wanted.replay.server_name
+        )
         await asyncio.sleep(LOOK_AT_CREDENTIALS_S)
 
 

@@ -4,8 +4,8 @@ import asyncio
 import logging
 import secrets
 import threading
-from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, closing
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,6 @@ from dase_grpc.config import RunConfig
 from dase_grpc.errors import (
     DaseError,
     DrainingError,
-    RefusalError,
     StaleLeaseError,
     UnreachableError,
 )
@@ -29,28 +28,25 @@ from dase_grpc.learning.envs import schema_of
 from dase_grpc.learning.restarting import exploring_env
 from dase_grpc.learning.watch import Watch
 from dase_grpc.nodes import draining, joining
-from dase_grpc.nodes.connection import Connection
 from dase_grpc.nodes.draining import in_time
 from dase_grpc.nodes.hanging import HangAlarm
-from dase_grpc.nodes.joining import NODE_NAME, REPLAY_TIMEOUT_S, Wanted, join, require_fit
+from dase_grpc.nodes.joining import REPLAY_TIMEOUT_S, Wanted, require_fit
+from dase_grpc.nodes.leaving import Farewell, leases
 from dase_grpc.nodes.lifecycle import first_cause, run_node, unless
 from dase_grpc.nodes.liveness import loop_turns
 from dase_grpc.nodes.loop_lag import watch_loop_lag
 from dase_grpc.nodes.monitoring import protection
 from dase_grpc.nodes.results import open_results, results_path
 from dase_grpc.nodes.session import Session, put_together
-from dase_grpc.nodes.shards import Shards
+from dase_grpc.nodes.sharded_joining import connected, follow_name, join_all, lines_to
 from dase_grpc.nodes.waits import say_waits
 from dase_grpc.progress import Progress
 from dase_grpc.runs.journal import AgentJournal
 from dase_grpc.telemetry import make_registry, metrics_endpoint
-from dase_grpc.wire.cluster import ClusterClient, Membership
 from dase_grpc.wire.dialling import NO_CREDENTIALS, Credentials
-from dase_grpc.wire.replay_client import StreamTarget
-from dase_grpc.wire.transport import Address, open_channel, parse_address
+from dase_grpc.wire.sharded import ReplayPlace
 
 HEARTBEAT_S: Final = 0.5
-FAREWELL_S: Final = 2.0
 log = logging.getLogger("dase")
 
 
@@ -58,7 +54,7 @@ log = logging.getLogger("dase")
 class LearnerOptions:
     """What a learner node is told on its command line."""
 
-    replay: Address
+    replay: ReplayPlace
     config: RunConfig
     agent_id: int | None = None
     gpu: int | None = None
@@ -78,7 +74,7 @@ class LearnerOptions:
         """What to join; the replay of a learner that resumes has been there, so it counts as away."""
         first_s = max(self.connect_timeout_s, self.replay_timeout_s if self.resume else 0.0)
         return Wanted(
-            self.replay,
+            self.replay.addresses[0],
             self.agent_id,
             self.run_id,
             node_id=node_id,
@@ -115,7 +111,7 @@ class LearnerOptions:
         if metrics_port is None:
             metrics_port = config.metrics.port and config.metrics.port + 1 + (agent_id or 0)
         return cls(
-            parse_address(replay),
+            ReplayPlace.parse(replay),
             config,
             agent_id=agent_id,
             gpu=gpu,
@@ -130,16 +126,6 @@ class LearnerOptions:
             resume=resume,
             credentials=Credentials(tls, token_file),
         )
-
-
-@dataclass
-class Farewell:
-    """What a learner says when it gives its lease back, unless that or the replay is gone."""
-
-    member: Membership
-    reason: str = "failed"
-    progress: Progress | None = None
-    nothing_to_give_back: bool = False
 
 
 def learner_main(options: LearnerOptions, *, stdin_is_leash: bool) -> int:
@@ -174,14 +160,14 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
         schema = schema_of(env, config.env.id)
         registry, health = make_registry(), Health(loop_turns())
         cleanup.enter_context(metrics_endpoint(registry, *where, health, tls=metrics_tls))
-        async with open_channel(options.replay, options.credentials) as channel:
-            cluster = ClusterClient(channel, str(options.replay))
-            member = await unless(stop, join(cluster, options.wanted(secrets.token_hex(8)), schema))
-            if member is None:
+        async with lines_to(options.replay, options.credentials) as lines:
+            joined = await unless(stop, join_all(lines, options.wanted(secrets.token_hex(8)), schema))
+            if joined is None:
                 log.info("stopped before joining")
                 return
+            member = joined.member
             log.info("joined run %s at %s as agent %d", member.run_id, options.replay, member.agent_id)
-            async with _lease(cluster, member) as farewell:
+            async with leases(joined.targets) as farewell:
                 require_fit(config, member)
                 results = results_path(options.run_dir, run_id=member.run_id)
                 opened = open_results(
@@ -191,17 +177,12 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
                 cleanup.enter_context(closing(journal))
                 metrics = LearnerMetrics(registry, member.agent_id)
                 session = put_together(
-                    Shards.one(
-                        Connection(
-                            StreamTarget(channel, str(options.replay), member, schema),
-                            node_name=NODE_NAME,
-                            timeout_s=options.replay_timeout_s,
-                            accept=partial(require_fit, config),
-                            metrics=metrics,
-                            look_why_away=partial(
-                                options.credentials.require_let_in, options.replay.host, options.replay.port
-                            ),
-                        )
+                    connected(
+                        joined,
+                        lines,
+                        timeout_s=options.replay_timeout_s,
+                        accept=partial(require_fit, config),
+                        metrics=metrics,
                     ),
                     config=config,
                     env=env,
@@ -209,31 +190,12 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
                     journal=journal,
                     metrics=metrics,
                     results=results,
+                    follow=partial(follow_name, lines=lines),
                     alarm=alarm,
                     resumed=opened.resumed,
                 )
                 with health.ready():
                     await _train_to_the_end(session, stop, farewell, journal)
-
-
-@asynccontextmanager
-async def _lease(cluster: ClusterClient, member: Membership) -> AsyncIterator[Farewell]:
-    """Gives the lease back at the end of the block, however it ends, if somebody is there to take it."""
-    farewell = Farewell(member)
-    try:
-        yield farewell
-    finally:
-        if not farewell.nothing_to_give_back:
-            await _leave(cluster, farewell)
-
-
-async def _leave(cluster: ClusterClient, farewell: Farewell) -> None:
-    try:
-        if farewell.progress is not None:
-            await cluster.heartbeat(farewell.member, farewell.progress, timeout_s=FAREWELL_S)
-        await cluster.leave(farewell.member, reason=farewell.reason, timeout_s=FAREWELL_S)
-    except RefusalError as error:
-        log.info("could not give the lease back: %s", error)
 
 
 async def _train_to_the_end(
@@ -257,7 +219,8 @@ async def _train_to_the_end(
         farewell.reason = f"failed: {type(error).__name__}: {error}"
         raise
     finally:
-        farewell.member, farewell.progress = session.shards.first.target.member, learner.progress
+        farewell.targets = [each.target for each in session.shards.connections]
+        farewell.progress = learner.progress
         if (kept := journal.last_checkpoint) is not None:
             log.info("step %d is kept in %s", int(kept.name.removeprefix("step-")), kept)
         log.info("results: %s", session.results)
@@ -282,6 +245,7 @@ async def _train(session: Session, stop: asyncio.Event) -> None:
                 say_waits(lambda: link.wait, count=session.metrics.waited),
                 session.shards.heartbeats(partial(_progress, session), every_s=HEARTBEAT_S),
                 session.exchange.run(),
+                session.follow(),
             ]
             others = [tasks.create_task(job) for job in jobs]
             await unless(stop, session.alarm.unless_hanging(compute))

@@ -2,8 +2,11 @@
 
 from collections.abc import Callable
 
+import numpy as np
+
 from dase_grpc.nodes.batches import BatchFetcher, BatchQueue, OneFetcher
 from dase_grpc.nodes.rows import RowLink
+from dase_grpc.nodes.sharded_batches import ShardedFetcher
 from dase_grpc.nodes.shards import Shards
 from dase_grpc.nodes.waits import Wait, Waited, WaitReason
 from dase_grpc.schema import Array
@@ -27,12 +30,21 @@ class ReplayLink(RowLink):
         prefetch: int,
         writer_id: str,
         own_rows_only: bool = False,
+        rng: np.random.Generator | None = None,
         count_acknowledged: Callable[[int], None] = lambda rows: None,
     ) -> None:
         super().__init__(shards, writer_id=writer_id, count_acknowledged=count_acknowledged)
         self._batches = BatchQueue(prefetch)
-        self._fetcher: BatchFetcher = OneFetcher(
-            shards.first, self._batches, batch_size=batch_size, own_rows_only=own_rows_only
+        self._fetcher: BatchFetcher = (
+            OneFetcher(shards.first, self._batches, batch_size=batch_size, own_rows_only=own_rows_only)
+            if len(shards.connections) == 1
+            else ShardedFetcher(
+                shards,
+                self._batches,
+                batch_size=batch_size,
+                own_rows_only=own_rows_only,
+                rng=np.random.default_rng() if rng is None else rng,
+            )
         )
         self._no_batch = Waited()
 

@@ -60,6 +60,7 @@ class RowLink:
             kept_rows(QUEUED_ROWS, row_bytes),
             on_change=partial(self._loop.call_soon_threadsafe, self._moved.set),
         )
+        shards.keep_for([partial(len, lane.outbox) for lane in self._lanes])
         self._stored = 0
         self._no_more = False
         self._no_room = Waited()
@@ -95,7 +96,7 @@ class RowLink:
 
     def no_more_rows(self) -> None:
         """Lets `insert_rows` end once all queued rows are acknowledged."""
-        self._no_more = True
+        self._no_more = self._shards.ending = True
         self._moved.set()
 
     async def insert_rows(self) -> None:

@@ -1,12 +1,15 @@
 """A learner that has joined a run, put together with its streams."""
 
 import logging
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from dase_grpc import seeding
 from dase_grpc.config import RunConfig
 from dase_grpc.learner_metrics import LearnerMetrics
 from dase_grpc.learning.build import build_learner, pairing, peer_of
@@ -32,6 +35,7 @@ class Session:
     """A learner that has joined a run, and what it is connected to.
 
     Attributes:
+        follow: looks where shards are that have moved, until cancelled.
         needed: transitions the agent stores before its first update, and again when the buffer was lost.
         stored_before: transitions it had stored when it was resumed.
     """
@@ -45,6 +49,7 @@ class Session:
     watch: Watch
     alarm: HangAlarm
     needed: int
+    follow: Callable[[], Coroutine[Any, Any, None]]
     stored_before: int = 0
 
     def refill_if_short(self) -> None:
@@ -77,6 +82,7 @@ def put_together(
     results: Path,
     alarm: HangAlarm,
     resumed: Resumed | None,
+    follow: Callable[[Shards], Coroutine[Any, Any, None]],
 ) -> Session:
     """Puts the learner, which may go on from a checkpoint, and its streams together; none is open yet."""
     target = shards.first.target
@@ -88,6 +94,7 @@ def put_together(
         prefetch=config.replay.prefetch,
         writer_id=f"learner-{agent_id}",
         own_rows_only=not config.shares_experience,
+        rng=seeding.generator(config.train.seed, seeding.Purpose.SHARDS, agent_id),
         count_acknowledged=metrics.acknowledged.inc,
     )
     metrics.expect(streams=Stream, waits=WaitReason)
@@ -120,6 +127,7 @@ def put_together(
         env.watch,
         alarm,
         needed=own.agent.stored_before_updates,
+        follow=partial(follow, shards),
         stored_before=0 if resumed is None else resumed.stored,
     )
     if resumed is not None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Self
 
 from dase_grpc.nodes.connection import Connection, Outage
@@ -12,11 +13,21 @@ from dase_grpc.progress import Progress
 class Shards:
     """The connections of one node, in the order of the shards; at least one.
 
+    One shard of several may be away for as long as another serves, and until there is nothing left to do
+    but to let it have the rows that are kept for it.
+
     Lives on the event loop, but for `outage`, `away`, `losses` and `where`, which any thread may read.
+
+    Attributes:
+        ending: no more rows will come.
     """
 
     def __init__(self, connections: Sequence[Connection]) -> None:
         self.connections = tuple(connections)
+        self.ending = False
+        self._kept: Sequence[Callable[[], int]] = [int] * len(self.connections)
+        for index, each in enumerate(self.connections):
+            each.needed = partial(self._is_needed, index)
 
     @classmethod
     def one(cls, connection: Connection) -> Self:
@@ -47,8 +58,12 @@ class Shards:
 
     @property
     def complete(self) -> bool:
-        """Whether every shard serves."""
-        return all(each.outage is None for each in self.connections)
+        """Whether every shard serves that is needed."""
+        return all(each.outage is None or not each.needed() for each in self.connections)
+
+    def keep_for(self, kept: Sequence[Callable[[], int]]) -> None:
+        """Says how many rows are kept for each shard."""
+        self._kept = kept
 
     @property
     def losses(self) -> int:
@@ -80,3 +95,10 @@ class Shards:
             async with asyncio.TaskGroup() as tasks:
                 for each in self.connections:
                     tasks.create_task(each.heartbeats(progress, every_s=every_s))
+
+    def _is_needed(self, index: int) -> bool:
+        """Whether a shard that is away must come back."""
+        others = [each for each in self.connections if each is not self.connections[index]]
+        if all(each.outage is not None for each in others):
+            return True
+        return self.ending and self._kept[index]() > 0

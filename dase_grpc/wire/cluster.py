@@ -14,6 +14,7 @@ from dase_grpc.store.attendance import Seen
 from dase_grpc.store.leases import Lease
 from dase_grpc.store.ring import MAX_AGENT_ID
 from dase_grpc.store.run import SharedRun
+from dase_grpc.store.sharding import WHOLE, Shard
 from dase_grpc.wire.messages import (
     attendance_from_proto,
     attendance_to_proto,
@@ -26,7 +27,7 @@ from dase_grpc.wire.messages import (
 )
 from dase_grpc.wire.security import agent_to_join, require_agent, require_role
 from dase_grpc.wire.status import Context, refusals, service
-from dase_grpc.wire.v1 import cluster_pb2, cluster_pb2_grpc
+from dase_grpc.wire.v1 import cluster_pb2, cluster_pb2_grpc, replay_pb2
 
 UNARY_TIMEOUT_S: Final = 5.0
 MAX_NODE_ID: Final = 128
@@ -222,6 +223,12 @@ class Membership:
     buffer_id: str = ""
     buffer_size: int = 0
     node_id: str = ""
+    shard: Shard = WHOLE
+
+
+def shard_of(buffer: replay_pb2.BufferState) -> Shard:
+    """Which shard a service says it is; one from before there were shards is all of its replay."""
+    return Shard(buffer.shard_index, buffer.shard_count or 1)
 
 
 class ClusterClient:
@@ -270,6 +277,7 @@ class ClusterClient:
             buffer_id=answer.buffer.buffer_id,
             buffer_size=answer.buffer.size,
             node_id=node_id,
+            shard=shard_of(answer.buffer),
         )
 
     async def heartbeat(

@@ -62,13 +62,15 @@ class Credentials:
             lambda files: grpc.aio.secure_channel(target, _composed(files, secret), options=list(options)),
         )
 
-    async def require_let_in(self, host: str, port: int) -> None:
+    async def require_let_in(self, host: str, port: int, server_name: str = "") -> None:
         """Asks a service that does not answer whether it is the credentials.
 
         Raises:
             UnauthenticatedError: it is; in one sentence.
         """
-        reason = await why_not(host, port, tls=self.tls, has_certificate=self.token_file is None)
+        reason = await why_not(
+            host, port, tls=self.tls, has_certificate=self.token_file is None, server_name=server_name
+        )
         if reason is not None:
             raise UnauthenticatedError(reason)
 

@@ -16,6 +16,7 @@ from dase_grpc.errors import MalformedError
 from dase_grpc.schema import Array
 from dase_grpc.store.replay import ReplayStore
 from dase_grpc.store.run import SharedRun
+from dase_grpc.store.sharding import WHOLE
 from dase_grpc.wire.acknowledging import Acknowledger
 from dase_grpc.wire.admission import Admission
 from dase_grpc.wire.draining import Draining
@@ -143,7 +144,9 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
 
     async def _serve_credits(self, request: Any, context: Context) -> None:
         header, stream = request.header, request.header.stream
-        key = (stream.agent_id, self._sample_streams[stream.agent_id])
+        key: tuple[int, ...] = (stream.agent_id, self._sample_streams[stream.agent_id])
+        if self._run.shard != WHOLE:  # shards of one seed must not draw alike
+            key = (*key, self._run.shard.index)
         self._sample_streams[stream.agent_id] += 1
         rng = seeding.generator(self._run.seed, seeding.Purpose.SAMPLING, *key)
         clock, took = self._calls.clock, self._calls.requests("Sample").observe

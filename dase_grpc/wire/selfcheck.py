@@ -32,7 +32,9 @@ def require_accepted(files: TlsFiles, *, where: Path, as_server: bool) -> None:
         )
 
 
-async def why_not(host: str, port: int, *, tls: Path | None, has_certificate: bool) -> str | None:
+async def why_not(
+    host: str, port: int, *, tls: Path | None, has_certificate: bool, server_name: str = ""
+) -> str | None:
     """Connects once and says why a service does not let this node in, if TLS is the reason.
 
     Args:
@@ -40,6 +42,7 @@ async def why_not(host: str, port: int, *, tls: Path | None, has_certificate: bo
         port: the same.
         tls: the folder with the node's files; None if it has none.
         has_certificate: whether it shows its own.
+        server_name: what the service's certificate must be of, where that is not the host.
     """
     where = f"the replay service at {host}:{port}"
     try:
@@ -47,7 +50,7 @@ async def why_not(host: str, port: int, *, tls: Path | None, has_certificate: bo
     except (OSError, ValueError):
         return None  # the files are being replaced
     try:
-        taken = await _is_taken(host, port, context)
+        taken = await _is_taken(host, port, context, server_name or host)
     except ssl.SSLError as error:
         return None if tls is None else f"{where} {_fault(error)}"
     if tls is None:
@@ -67,7 +70,7 @@ def _fault(error: ssl.SSLError) -> str:
     return f"ends the TLS handshake ({error.reason}); compare both sides' --tls folders"
 
 
-async def _is_taken(host: str, port: int, context: ssl.SSLContext) -> bool | None:
+async def _is_taken(host: str, port: int, context: ssl.SSLContext, server_name: str) -> bool | None:
     """Whether a service goes on after the handshake; None if it does not get that far.
 
     Raises:
@@ -77,7 +80,9 @@ async def _is_taken(host: str, port: int, context: ssl.SSLContext) -> bool | Non
     shaken = False
     try:
         async with asyncio.timeout(PROBE_S):
-            reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=host)
+            reader, writer = await asyncio.open_connection(
+                host, port, ssl=context, server_hostname=server_name
+            )
             shaken = True
             return bool(await reader.read(1))
     except ssl.SSLError:

@@ -76,10 +76,14 @@ SERVER_OPTIONS: Final = (
 
 @dataclass(frozen=True)
 class Address:
-    """A host and a port; port 0 asks for a free one."""
+    """A host and a port; port 0 asks for a free one.
+
+    server_name: what the service there must show a certificate of, where that is not the host.
+    """
 
     host: str
     port: int
+    server_name: str = ""
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -132,7 +136,8 @@ def open_channel(address: Address, credentials: Credentials | None = None) -> gr
     """
     if credentials is None:
         return grpc.aio.insecure_channel(str(address), options=list(CLIENT_OPTIONS))
-    return credentials.channel(str(address), CLIENT_OPTIONS)
+    name = (("grpc.ssl_target_name_override", address.server_name),) if address.server_name else ()
+    return credentials.channel(str(address), (*CLIENT_OPTIONS, *name))
 
 
 def make_server(calls: Calls | None = None, door: Door | None = None) -> grpc.aio.Server:

@@ -15,6 +15,7 @@ from dase_grpc.progress import Progress
 from dase_grpc.runs import checkpoint
 from dase_grpc.wire.cluster import ClusterClient
 from dase_grpc.wire.messages import progress_from_proto
+from dase_grpc.wire.sharded import ReplayPlace
 from dase_grpc.wire.transport import Address, open_channel
 from dase_grpc.wire.v1 import cluster_pb2
 
@@ -38,7 +39,8 @@ def tiny_config(**settings: Any) -> RunConfig:
 def learner_options(address: Address, run_dir: Path, **changes: Any) -> LearnerOptions:
     """Options of a learner of a tiny run; settings are given as `section__key=value`."""
     settings = {key: changes.pop(key) for key in list(changes) if "__" in key}
-    return LearnerOptions(replay=address, config=tiny_config(**settings), run_dir=run_dir, **changes)
+    place = ReplayPlace.at(address)
+    return LearnerOptions(replay=place, config=tiny_config(**settings), run_dir=run_dir, **changes)
 
 
 @asynccontextmanager
