@@ -265,7 +265,8 @@ Replay = Annotated[
     str | None,
     option(
         "--replay",
-        f"The replay's address, else {DEFAULT_ADDRESS}.",
+        f"The replay's address, else {DEFAULT_ADDRESS}; of a sharded one those of all shards, with commas "
+        "between them, or dns:NAME:PORT for a name that resolves to them.",
         panel=LEARNER_NODE,
         metavar="HOST:PORT",
     ),

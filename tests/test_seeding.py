@@ -54,6 +54,9 @@ def test_the_numbers_of_the_purposes_never_change():
         "EVALUATION": 3,
         "SAMPLING": 4,
         "TARGET_NOISE": 5,
+        "ACTOR_EXPLORATION": 6,
+        "ACTOR_ENVIRONMENT": 7,
+        "SHARDS": 8,
     }
 
 

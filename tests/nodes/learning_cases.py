@@ -40,6 +40,7 @@ def learner_options(address: Address, run_dir: Path, **changes: Any) -> LearnerO
     """Options of a learner of a tiny run; settings are given as `section__key=value`."""
     settings = {key: changes.pop(key) for key in list(changes) if "__" in key}
     place = ReplayPlace.at(address)
+    place = changes.pop("place", ReplayPlace.at(address))
     return LearnerOptions(replay=place, config=tiny_config(**settings), run_dir=run_dir, **changes)
 
 
