@@ -48,6 +48,7 @@ async def refusal(error, options):
     return caught.value
 
 
+@pytest.mark.slow
 async def test_a_learner_trains_on_two_shards_whatever_order_they_are_named_in(tmp_path):
     async with shards_serving(2, **SERVED) as services:
         options = options_for(services[::-1], tmp_path / "run", train__steps=200, train__agents=4, agent_id=3)
@@ -141,6 +142,7 @@ async def test_a_learner_trains_on_while_a_shard_is_away_and_takes_it_in_when_it
         assert total == statuses[0].agents[0].progress.step
 
 
+@pytest.mark.slow
 async def test_while_the_first_shard_is_away_nobody_joins_and_whoever_is_there_goes_on(tmp_path):
     async with trained_on_nodes(tmp_path, stored(tmp_path, on_disk=False)) as (first, second, task, stop):
         await first.end()
@@ -152,6 +154,7 @@ async def test_while_the_first_shard_is_away_nobody_joins_and_whoever_is_there_g
         await promptly(task, within_s=15)
 
 
+@pytest.mark.slow
 async def test_shards_behind_a_name_are_found_again_at_new_addresses(tmp_path, caplog, monkeypatch):
     caplog.set_level(logging.INFO, "dase")
     data, ports = stored(tmp_path, on_disk=True), {}
