@@ -6,11 +6,12 @@ import platform
 import secrets
 import threading
 import time
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import torch
 
@@ -36,15 +37,17 @@ from dase_grpc.nodes.liveness import loop_turns
 from dase_grpc.nodes.loop_lag import watch_loop_lag
 from dase_grpc.nodes.monitoring import protection
 from dase_grpc.nodes.rows import RowLink
+from dase_grpc.nodes.sharded_joining import enter_all, follow_name, lines_to
 from dase_grpc.nodes.shards import Shards
 from dase_grpc.nodes.waits import Wait, WaitReason, say_waits
 from dase_grpc.telemetry import make_registry, metrics_endpoint
-from dase_grpc.wire.cluster import ClusterClient
 from dase_grpc.wire.dialling import NO_CREDENTIALS, Credentials
-from dase_grpc.wire.replay_client import StreamTarget
-from dase_grpc.wire.transport import Address, open_channel, parse_address
+from dase_grpc.wire.sharded import ReplayPlace
 
 FAREWELL_S: Final = 2.0
+
+Follow = Callable[[], Coroutine[Any, Any, None]]
+"""Looks where shards are that have moved, until cancelled."""
 
 log = logging.getLogger("dase")
 
@@ -53,7 +56,7 @@ log = logging.getLogger("dase")
 class ActorOptions:
     """What an actor node is told on its command line."""
 
-    replay: Address
+    replay: ReplayPlace
     config: RunConfig
     agent_id: int
     envs: int = 1
@@ -69,7 +72,7 @@ class ActorOptions:
     def wanted(self, node_id: str) -> Wanted:
         """Which replay and run."""
         return Wanted(
-            self.replay,
+            self.replay.addresses[0],
             self.agent_id,
             self.run_id,
             node_id=node_id,
@@ -108,7 +111,7 @@ class ActorOptions:
                 f"actor with the settings of the learners, --agents among them"
             )
         return cls(
-            parse_address(replay),
+            ReplayPlace.parse(replay),
             config,
             agent_id,
             envs=envs,
@@ -126,7 +129,8 @@ class ActorOptions:
 class Troupe:
     """An actor that has been let in, and what it is connected to."""
 
-    connection: ActorConnection
+    connections: Sequence[ActorConnection]
+    shards: Shards
     link: RowLink
     guide: FollowedPolicy
     acting: Acting
@@ -134,6 +138,11 @@ class Troupe:
     metrics: ActorMetrics
     watch: Watch
     alarm: HangAlarm
+
+    @property
+    def connection(self) -> ActorConnection:
+        """That to the first shard, which says who the learner is and keeps the policies."""
+        return self.connections[0]
 
     @property
     def wait(self) -> Wait | None:
@@ -203,32 +212,37 @@ async def run_actor(options: ActorOptions, stop: asyncio.Event) -> None:
         cleanup.enter_context(metrics_endpoint(registry, *where, health, tls=metrics_tls))
         name = secrets.token_hex(8)
         node = Attendant(name, f"actor@{platform.node()}", "actor", options.agent_id)
-        async with open_channel(options.replay, options.credentials) as channel:
-            cluster = ClusterClient(channel, str(options.replay))
-            member = await unless(stop, attend(cluster, node, options.wanted(name), schema))
-            if member is None:
+        async with lines_to(options.replay, options.credentials) as lines:
+            enter = partial(attend, node=node)
+            asking = enter_all(lines, options.wanted(name), schema, enter=enter, entered=[])
+            let_in = await unless(stop, asking)
+            if let_in is None:
                 log.info("stopped before exploring")
                 return
-            log.info("explores for agent %d of run %s at %s", node.agent_id, member.run_id, options.replay)
+            run_id = let_in.member.run_id
+            log.info("explores for agent %d of run %s at %s", node.agent_id, run_id, options.replay)
             metrics = ActorMetrics(registry, options.agent_id)
-            connection = ActorConnection(
-                StreamTarget(channel, str(options.replay), member, schema),
-                node=node,
-                timeout_s=options.replay_timeout_s,
-                metrics=metrics,
-                look_why_away=partial(
-                    options.credentials.require_let_in, options.replay.host, options.replay.port
-                ),
-            )
+            connections = [
+                ActorConnection(
+                    target,
+                    node=node,
+                    timeout_s=options.replay_timeout_s,
+                    metrics=metrics,
+                    look_why_away=partial(
+                        options.credentials.require_let_in, address.host, address.port, address.server_name
+                    ),
+                )
+                for target, address in zip(let_in.targets, let_in.addresses, strict=True)
+            ]
             troupe = put_together(
-                connection, envs=envs, config=config, name=name, metrics=metrics, watch=watch, alarm=alarm
+                connections, envs=envs, config=config, name=name, metrics=metrics, watch=watch, alarm=alarm
             )
             with health.ready():
-                await _explore_to_the_end(troupe, options, stop)
+                await _explore_to_the_end(troupe, options, stop, partial(follow_name, troupe.shards, lines))
 
 
 def put_together(
-    connection: ActorConnection,
+    connections: Sequence[ActorConnection],
     *,
     envs: list[RestartableEnv],
     config: RunConfig,
@@ -241,19 +255,20 @@ def put_together(
 
     `name` is random and of this process alone: the writer, the noise and the episodes are named after it.
     """
+    shards, connection = Shards(connections), connections[0]
     target = connection.target
     agent_id, schema = target.member.agent_id, target.schema
     metrics.expect(streams=Stream, waits=WaitReason)
     metrics.envs.set(len(envs))
-    link = RowLink(
-        Shards.one(connection), writer_id=f"actor-{name}", count_acknowledged=metrics.acknowledged.inc
-    )
+    link = RowLink(shards, writer_id=f"actor-{name}", count_acknowledged=metrics.acknowledged.inc)
     guide = FollowedPolicy(
         connection,
         agent_id=agent_id,
         config=config.agent,
         schema=schema,
-        uniformly=lambda: connection.inserted + link.unacknowledged < config.agent.start_steps,
+        uniformly=lambda: (
+            sum(each.inserted for each in connections) + link.unacknowledged < config.agent.start_steps
+        ),
     )
     explorers = actor_explorers(
         envs, schema, config=config.agent, agent_id=agent_id, seed=config.train.seed, actor=int(name, 16)
@@ -266,22 +281,33 @@ def put_together(
         name=f"an actor of agent {agent_id}",
         clock=time.monotonic,
     )
-    return Troupe(connection, link, guide, acting, len(envs), metrics, watch, alarm)
+    return Troupe(connections, shards, link, guide, acting, len(envs), metrics, watch, alarm)
 
 
-async def _explore_to_the_end(troupe: Troupe, options: ActorOptions, stop: asyncio.Event) -> None:
+async def _explore_to_the_end(
+    troupe: Troupe,
+    options: ActorOptions,
+    stop: asyncio.Event,
+    follow: Follow,
+) -> None:
     try:
         with first_cause():
-            await _explore(troupe, options, stop)
+            await _explore(troupe, options, stop, follow)
         log.info("stopped after %d environment steps", troupe.acting.env_steps)
     finally:
         if troupe.link.unacknowledged:
             log.info("%d transitions were not acknowledged", troupe.link.unacknowledged)
-        with suppress(RefusalError):
-            await troupe.connection.leave(timeout_s=FAREWELL_S)
+        for connection in troupe.connections:
+            with suppress(RefusalError):
+                await connection.leave(timeout_s=FAREWELL_S)
 
 
-async def _explore(troupe: Troupe, options: ActorOptions, stop: asyncio.Event) -> None:
+async def _explore(
+    troupe: Troupe,
+    options: ActorOptions,
+    stop: asyncio.Event,
+    follow: Follow,
+) -> None:
     """Runs the exploring thread beside its streams; the thread has ended when this returns or raises.
 
     Raises:
@@ -296,7 +322,8 @@ async def _explore(troupe: Troupe, options: ActorOptions, stop: asyncio.Event) -
         async with asyncio.TaskGroup() as tasks:
             inserting = tasks.create_task(link.insert_rows())
             jobs = [
-                troupe.connection.attending(troupe.attendance),
+                *(each.attending(troupe.attendance) for each in troupe.connections),
+                follow(),
                 troupe.guide.run(),
                 watch_loop_lag(troupe.metrics.loop_lag.observe),
                 say_waits(lambda: troupe.wait, count=troupe.metrics.waited),
@@ -327,7 +354,7 @@ async def _drain(
         UnreachableError: the replay takes no rows any more.
         Exception: what the thread raised.
     """
-    link, shards = troupe.link, Shards.one(troupe.connection)
+    link, shards = troupe.link, troupe.shards
     if not await in_time(exploring, shards, stop):  # it waits for room in a queue that does not move
         link.close()
         await troupe.alarm.unless_hanging(exploring)

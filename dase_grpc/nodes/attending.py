@@ -15,7 +15,7 @@ from dase_grpc.nodes.connection import Connection, Stream
 from dase_grpc.nodes.joining import Wanted, patiently
 from dase_grpc.nodes.waits import Wait, Waited, WaitReason
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.wire.cluster import ClusterClient, Membership
+from dase_grpc.wire.cluster import ClusterClient, Membership, shard_of
 from dase_grpc.wire.replay_client import StreamTarget
 from dase_grpc.wire.v1 import cluster_pb2
 
@@ -25,7 +25,7 @@ log = logging.getLogger("dase")
 
 
 async def attend(
-    cluster: ClusterClient, node: Attendant, wanted: Wanted, schema: TransitionSchema
+    cluster: ClusterClient, wanted: Wanted, schema: TransitionSchema, *, node: Attendant
 ) -> Membership:
     """Waits until a learner holds the lease of the node's agent; what its streams state then.
 
@@ -189,4 +189,5 @@ def _membership(answer: cluster_pb2.AttendResponse, node: Attendant) -> Membersh
         buffer_id=answer.buffer.buffer_id,
         buffer_size=answer.buffer.size,
         node_id=node.node_id,
+        shard=shard_of(answer.buffer),
     )

@@ -3,11 +3,11 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from grpc.aio import Channel
 
@@ -90,6 +90,10 @@ class Joined:
         )
 
 
+Entry = Callable[[ClusterClient, Wanted, TransitionSchema], Coroutine[Any, Any, Membership]]
+"""How a node of some role is let in by one shard."""
+
+
 async def join_all(lines: Lines, wanted: Wanted, schema: TransitionSchema) -> Joined:
     """Joins every shard under one agent id, which the first one decides; waits for shards that are away.
 
@@ -99,28 +103,37 @@ async def join_all(lines: Lines, wanted: Wanted, schema: TransitionSchema) -> Jo
         ConfigError: the services do not make up one replay.
         RefusalError: see `join`.
     """
-    addresses = await _find(lines, wanted)
     targets: list[StreamTarget] = []
     try:
-        for address in addresses:
-            channel = lines.to(address)
-            first = targets[0].member if targets else None
-            member = await join(
-                ClusterClient(channel, str(address)),
-                replace(
-                    wanted,
-                    replay=address,
-                    agent_id=first.agent_id if first else wanted.agent_id,
-                    run_id=first.run_id if first else wanted.run_id,
-                ),
-                schema,
-            )
-            targets.append(StreamTarget(channel, str(address), member, schema))
-        _require_one_replay([target.member for target in targets])
+        return await enter_all(lines, wanted, schema, enter=join, entered=targets)
     except BaseException:
         await leave(Farewell(targets, reason="could not join every shard"))
         raise
-    return Joined(tuple(targets), tuple(addresses))
+
+
+async def enter_all(
+    lines: Lines, wanted: Wanted, schema: TransitionSchema, *, enter: Entry, entered: list[StreamTarget]
+) -> Joined:
+    """Is let in by every shard, one after the other, each of which `entered` has from then on.
+
+    Raises:
+        ConfigError: the services do not make up one replay.
+        RefusalError: see `enter`.
+    """
+    addresses = await _find(lines, wanted)
+    for address in addresses:
+        channel = lines.to(address)
+        first = entered[0].member if entered else None
+        asked = replace(
+            wanted,
+            replay=address,
+            agent_id=first.agent_id if first else wanted.agent_id,
+            run_id=first.run_id if first else wanted.run_id,
+        )
+        member = await enter(ClusterClient(channel, str(address)), asked, schema)
+        entered.append(StreamTarget(channel, str(address), member, schema))
+    _require_one_replay([target.member for target in entered])
+    return Joined(tuple(entered), tuple(addresses))
 
 
 def _require_one_replay(members: list[Membership]) -> None:

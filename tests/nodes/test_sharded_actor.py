@@ -1,0 +1,63 @@
+"""An actor on a replay of two shards."""
+
+import asyncio
+
+import pytest
+from nodes.acting_cases import FakeLearner, acting, actor_options
+from nodes.sharding_cases import shards_serving
+from wire.services import eventually, promptly
+
+from dase_grpc.errors import ConfigError
+from dase_grpc.nodes.actor import run_actor
+from dase_grpc.wire.sharded import ReplayPlace
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    """What takes seconds takes milliseconds."""
+    monkeypatch.setattr("dase_grpc.nodes.attending.LOOK_S", 0.02)
+    monkeypatch.setattr("dase_grpc.nodes.connection.AWAY_AFTER_S", 0.1)
+
+
+def inserted(service):
+    return service.run.store.traffic.inserted_total if service.run.opened else 0
+
+
+def options_for(services):
+    place = ReplayPlace(tuple(service.address for service in services))
+    return actor_options(services[0].address, place=place)
+
+
+@pytest.mark.slow
+async def test_an_actor_feeds_every_shard_in_turn_and_leaves_each():
+    async with shards_serving(2, capacity=100_000) as services:
+        learners = [await FakeLearner.join(service) for service in services]
+        await learners[0].publish(30)
+        async with acting(options_for(services[::-1])) as (task, stop):
+            await eventually(lambda: min(inserted(service) for service in services) > 50)
+            assert [len(service.run.attendance.all(0.0)) for service in services] == [1, 1]
+            stop.set()
+            await promptly(task)
+        assert [service.run.attendance.all(0.0) for service in services] == [[], []]
+        first, second = (inserted(service) for service in services)
+        assert 0.5 < first / second < 2
+
+
+@pytest.mark.slow
+async def test_an_actor_goes_on_with_one_shard_while_the_other_is_away():
+    async with shards_serving(2, capacity=100_000) as services:
+        learners = [await FakeLearner.join(service) for service in services]
+        await learners[0].publish(30)
+        async with acting(options_for(services)) as (task, _):
+            await eventually(lambda: min(inserted(service) for service in services) > 50)
+            await services[1].server.stop(None)
+            before = inserted(services[0])
+            await eventually(lambda: inserted(services[0]) > before + 200)
+            assert not task.done()
+
+
+async def test_an_actor_that_is_told_of_one_shard_of_two_is_refused():
+    async with shards_serving(2) as services:
+        await FakeLearner.join(services[0])
+        with pytest.raises(ConfigError, match="this replay is shard 0/2"):
+            await promptly(run_actor(options_for(services[:1]), asyncio.Event()))
