@@ -11,6 +11,7 @@ import typer
 
 from dase_grpc import certs, flags
 from dase_grpc.cli_node import node
+from dase_grpc.cli_observe import status, top
 from dase_grpc.errors import DaseError
 
 app = typer.Typer(
@@ -110,6 +111,8 @@ def experiment(
 
 
 app.command("node")(node)
+app.command("status")(status)
+app.command("top")(top)
 
 
 @app.command("resume")

@@ -30,6 +30,8 @@ COMMANDS = (
     "drill",
     "experiment",
     "node",
+    "status",
+    "top",
     "config",
     "evaluate",
     "report",

@@ -43,7 +43,7 @@ class Learner:
     first update have stored K * start_steps transitions, which is what `replay.min_size` relies on.
     After `refill`, for a buffer that holds too little, it stores as many anew before its next update.
 
-    Owned by one thread, but for `progress`, `stored`, `refill`. The environment stays its maker's to close.
+    One thread's, but for `progress`, `steps`, `stored`, `refill`. The environment stays its maker's to close.
     """
 
     def __init__(self, parts: LearnerParts) -> None:

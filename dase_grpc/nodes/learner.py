@@ -294,7 +294,8 @@ async def _drain(
 
 def _progress(session: Session) -> Progress:
     """The learner's progress, or what it waits for."""
-    progress, wait = session.learner.progress, session.link.wait
+    learner, wait = session.learner, session.link.wait
+    progress = replace(learner.progress, step=learner.steps)  # the rest is as of every 50th update
     session.metrics.unacknowledged.set(session.link.unacknowledged)
     if (environment := session.watch.waiting) is not None:
         return replace(progress, state=f"waiting: {environment}")

@@ -65,7 +65,7 @@ def test_the_import_contracts_in_pyproject_hold():
 
 def test_asyncio_is_used_only_where_there_are_streams_or_processes():
     """import-linter does not see the standard library."""
-    rooms = ("dase_grpc.wire.", "dase_grpc.nodes.")
+    rooms = ("dase_grpc.wire.", "dase_grpc.nodes.", "dase_grpc.observe.")
     launchers = {
         "dase_grpc.launch.cell_runner",
         "dase_grpc.launch.drill",
@@ -177,12 +177,24 @@ def test_the_state_and_the_base_load_no_network(module):
         ("experiment", "--help"),
         ("compare", "--help"),
         ("version",),
+        ("status", "--help"),
+        ("top", "--help"),
     ],
 )
 def test_the_command_line_answers_without_loading_torch_or_grpc(arguments):
     loaded = libraries_after(command(*arguments))
     assert "typer" in loaded
     assert not loaded & (LEARNING | NETWORK)
+
+
+def test_a_cluster_is_observed_without_anything_that_learns_simulates_or_draws():
+    code = command("status", "--replay", "127.0.0.1:1", "--timeout", "0.1")
+    loaded = libraries_after(
+        f"try:\n    {code}\nexcept Exception as error:\n    assert 'answer' in str(error)"
+    )
+    assert {"grpc", "rich"} <= loaded
+    assert not loaded & LEARNING
+    assert not libraries_after("import dase_grpc.observe.live") & LEARNING
 
 
 @pytest.mark.slow

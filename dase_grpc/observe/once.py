@@ -1,0 +1,170 @@
+"""`dase status`: a cluster told once, in tables for people or as JSON for programs."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from dase_grpc.observe import matrix
+from dase_grpc.observe.cells import rate
+from dase_grpc.observe.cluster import AgentView, ClusterView, NodeView
+from dase_grpc.observe.looking import Target, first_look, observing
+from dase_grpc.observe.rates import Look, Rates, rates
+from dase_grpc.observe.tables import agent_table, head, node_table
+from dase_grpc.observe.troubles import troubles
+
+LOOKS_APART_S: Final = 1.0
+TROUBLE_CODE: Final = 5
+"""What `--check` makes of a cluster in which something is wrong."""
+
+UNBOUNDED: Final = 200
+"""Columns of a table that goes to a file or a pipe."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """Two looks at a cluster, a little apart, and the replays that were asked."""
+
+    before: Look
+    now: Look
+    cluster: ClusterView
+    replays: Sequence[str]
+
+    @property
+    def rates(self) -> Rates:
+        """What happened in between."""
+        return rates(self.before, self.now)
+
+    @property
+    def interval_s(self) -> float:
+        """How far the looks are apart."""
+        return self.now.at - self.before.at
+
+
+def status_here(target: Target, console: Console, *, as_json: bool = False, check: bool = False) -> int:
+    """Prints how a cluster is; returns the exit code, with `check` not 0 where something is wrong.
+
+    Raises:
+        RefusalError: no replay answers, or they refuse; in one sentence.
+    """
+    return tell(asyncio.run(look_twice(target)), console, as_json=as_json, check=check)
+
+
+def tell(told: Told, console: Console, *, as_json: bool, check: bool) -> int:
+    """Prints what was seen; see `status_here`."""
+    if not console.is_terminal:
+        console.width = UNBOUNDED
+    if as_json:
+        text = json.dumps(document(told), ensure_ascii=False, indent=2, allow_nan=False)
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
+    else:
+        console.print(Group(*page(told, width=console.width)))
+    return TROUBLE_CODE if check and troubles(told.now) else 0
+
+
+async def look_twice(target: Target, *, apart_s: float = LOOKS_APART_S) -> Told:
+    """Looks at a cluster, and again.
+
+    Raises:
+        RefusalError: no replay answers, or they refuse; in one sentence.
+    """
+    async with observing(target) as observer:
+        before = await first_look(observer)
+        await asyncio.sleep(apart_s)
+        now = await first_look(observer)
+    if now.cluster is None:
+        raise TypeError("a first look has a cluster")
+    return Told(before, now, now.cluster, [str(address) for address in target.replays])
+
+
+def page(told: Told, *, width: int) -> Iterator[RenderableType]:
+    """What people are shown, `width` characters wide."""
+    cluster, agents, now = told.cluster, told.cluster.agents, told.rates
+    yield from head(cluster, replays=", ".join(told.replays))
+    yield Text(
+        f"{rate(now.inserted)} inserts/s, {rate(now.sampled)} samples/s, {rate(now.env_steps)} steps/s "
+        f"(over {told.interval_s:.1f} s)"
+    )
+    if agents:
+        yield from ("", agent_table(agents, now.steps_by_agent, width=width))
+    if cluster.nodes:
+        yield from ("", node_table(cluster.nodes, width=width))
+    if matrix.fits(agents):
+        yield from ("", matrix.heat_map(agents, wide=matrix.width_of(agents, wide=True) <= width))
+    elif summary := matrix.in_one_line(agents):
+        yield from ("", Text(summary))
+    if wrong := troubles(told.now):
+        yield ""
+        yield from (Text(f"! {text}", style="yellow") for text in wrong)
+
+
+def document(told: Told) -> dict[str, Any]:
+    """What programs are given; docs/watching.md says what each field is. None where a number is not known."""
+    cluster, now = told.cluster, told.rates
+    return {
+        "replays": list(told.replays),
+        "run_id": cluster.run_id,
+        "environment": cluster.environment,
+        "draining": cluster.draining,
+        "uptime_seconds": cluster.uptime_s,
+        "interval_seconds": told.interval_s,
+        "inserted_per_second": now.inserted,
+        "sampled_per_second": now.sampled,
+        "env_steps_per_second": now.env_steps,
+        "buffer": {
+            "size": cluster.buffer.size,
+            "capacity": cluster.buffer.capacity,
+            "min_size": cluster.buffer.min_size,
+            "inserted_total": cluster.buffer.inserted,
+            "sampled_total": cluster.buffer.sampled,
+            "refused_total": cluster.buffer.refused,
+            "size_by_agent": {str(agent): size for agent, size in cluster.buffer.size_by_agent.items()},
+        },
+        "agents": [_agent(agent, now.steps_by_agent) for agent in cluster.agents],
+        "nodes": [_node(node) for node in cluster.nodes],
+        "troubles": troubles(told.now),
+    }
+
+
+def _agent(agent: AgentView, steps_per_second: Mapping[int, float]) -> dict[str, Any]:
+    progress = agent.progress
+    return {
+        "agent_id": agent.agent_id,
+        "node_name": agent.node_name,
+        "epoch": agent.epoch,
+        "lease": agent.lease,
+        "seconds_since_heartbeat": agent.silent_s,
+        "reason": agent.reason,
+        "state": progress.state,
+        "step": progress.step,
+        "total_steps": progress.total_steps,
+        "env_steps_per_second": steps_per_second.get(agent.agent_id),
+        "updates": progress.updates,
+        "updates_per_second": progress.updates_per_second or None,
+        "episode_return": progress.episode_return,
+        "evaluation_return": progress.evaluation_return,
+        "first_evaluation_return": progress.first_evaluation_return,
+        "similarity_weight": progress.similarity_weight,
+        "similarity": {str(source): value for source, value in sorted(progress.similarity.items())},
+        "policy_version": agent.policy_version,
+    }
+
+
+def _node(node: NodeView) -> dict[str, Any]:
+    now = node.attendance
+    return {
+        "role": node.role,
+        "node_name": node.node_name,
+        "agent_id": node.agent_id,
+        "seconds_since_attendance": node.silent_s,
+        "state": now.state,
+        "envs": now.envs,
+        "env_steps": now.env_steps,
+        "env_steps_per_second": now.env_steps_per_second or None,
+        "policy_version": now.policy_version,
+        "policy_lag_updates": now.policy_lag_updates,
+    }

@@ -1,0 +1,193 @@
+"""What both `dase status` and `dase top` show: head lines, and tables of agents and other nodes."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rich.table import Table
+from rich.text import Text
+
+from dase_grpc.observe.cells import (
+    NOTHING,
+    agent_cells,
+    buffer_text,
+    has_started,
+    rate,
+    seconds,
+    share,
+    weight_text,
+)
+from dase_grpc.observe.cluster import GONE, AgentView, BufferView, ClusterView, NodeView
+from dase_grpc.observe.troubles import FAILED, WAITING
+from dase_grpc.progress import duration
+
+SHOWN_SHARES: Final = 8
+"""With more agents their shares of the buffer are not listed."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table that is shown where there are at least `from_width` characters in a line."""
+
+    title: str
+    from_width: int = 0
+    is_text: bool = False
+
+
+_AGENTS: Final = (
+    Column("agent"),
+    Column("lease", 92, is_text=True),
+    Column("heard", 92),
+    Column("step"),
+    Column(""),
+    Column("steps/s", 120),
+    Column("updates", 120),
+    Column("updates/s"),
+    Column("return"),
+    Column("evaluation"),
+    Column("λ"),
+    Column("policy", 120),
+    Column("state", is_text=True),
+    Column("node", 140, is_text=True),
+)
+_NODES: Final = (
+    Column("role", is_text=True),
+    Column("agent"),
+    Column("heard", 92),
+    Column("envs"),
+    Column("steps", 100),
+    Column("steps/s"),
+    Column("policy"),
+    Column("behind"),
+    Column("state", is_text=True),
+    Column("node", is_text=True),
+)
+
+
+def head(cluster: ClusterView, *, replays: str) -> list[Text]:
+    """Which run this is, who takes part, and what the buffer holds: a line each."""
+    up = "" if cluster.uptime_s is None else f"   up {duration(cluster.uptime_s)}"
+    ends = "   shutting down" if cluster.draining else ""
+    environment = cluster.environment or "no learner has joined yet"
+    first = Text.assemble(
+        ("run ", "dim"), (cluster.run_id, "bold"), ("   replay ", "dim"), replays, up, (ends, "red")
+    )
+    return [
+        line(first.append(f"   {environment}")),
+        line(Text(_members(cluster))),
+        line(Text(_buffer(cluster.buffer))),
+    ]
+
+
+def agent_table(
+    agents: Iterable[AgentView], steps_per_second: Mapping[int, float], *, width: int, expand: bool = False
+) -> Table:
+    """A line for each agent, below one of titles."""
+    rows = ((_agent_cells(agent, steps_per_second), _agent_style(agent)) for agent in agents)
+    return _table(_AGENTS, rows, width=width, expand=expand)
+
+
+def node_table(nodes: Iterable[NodeView], *, width: int, expand: bool = False) -> Table:
+    """A line for each actor and evaluator, below one of titles."""
+    rows = ((_node_cells(node), _state_style(node.attendance.state)) for node in nodes)
+    return _table(_NODES, rows, width=width, expand=expand)
+
+
+def counted(states: Iterable[str]) -> str:
+    """For example "3 live, 1 expired", the most frequent first."""
+    return ", ".join(f"{count:,} {state}" for state, count in Counter(states).most_common())
+
+
+def line(text: Text) -> Text:
+    """The same text, cut off where the line ends."""
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
+
+
+def _members(cluster: ClusterView) -> str:
+    agents, nodes = cluster.agents, Counter(node.role for node in cluster.nodes)
+    leases = f": {counted(agent.lease for agent in agents)}" if agents else ""
+    others = "".join(f"; {_plural(count, role)}" for role, count in sorted(nodes.items()))
+    return f"{_plural(len(agents), 'agent')}{leases}{others}{_shares(cluster.buffer)}"
+
+
+def _plural(count: int, name: str) -> str:
+    return f"{count:,} {name}{'' if count == 1 else 's'}"
+
+
+def _buffer(buffer: BufferView) -> str:
+    text = buffer_text(buffer.size, buffer.capacity)
+    if not buffer.capacity:
+        return text
+    return f"{text}   inserted {buffer.inserted:,}  sampled {buffer.sampled:,}  refused {buffer.refused:,}"
+
+
+def _shares(buffer: BufferView) -> str:
+    """Whose transitions the buffer holds, where the agents are few."""
+    if not buffer.size or not 1 < len(buffer.size_by_agent) <= SHOWN_SHARES:
+        return ""
+    shares = (f"{agent}:{share(size, buffer.size)}" for agent, size in buffer.size_by_agent.items())
+    return f"   in the buffer {'  '.join(shares)}"
+
+
+def _agent_cells(agent: AgentView, steps_per_second: Mapping[int, float]) -> Iterator[str]:
+    progress = agent.progress
+    step, episode, evaluation, _, updates, _, _ = agent_cells(agent.agent_id, progress)
+    yield str(agent.agent_id)
+    yield agent.lease
+    yield seconds(agent.silent_s)
+    yield step
+    yield share(progress.step, progress.total_steps) if has_started(progress) else ""
+    yield rate(steps_per_second.get(agent.agent_id))
+    yield f"{progress.updates:,}"
+    yield updates if agent.lease == "live" else NOTHING
+    yield episode
+    yield evaluation
+    yield weight_text(progress)
+    yield NOTHING if agent.policy_version is None else f"{agent.policy_version:,}"
+    yield agent.state
+    yield agent.node_name
+
+
+def _node_cells(node: NodeView) -> Iterator[str]:
+    now = node.attendance
+    yield node.role
+    yield "all" if node.agent_id is None else str(node.agent_id)
+    yield seconds(node.silent_s)
+    yield str(now.envs) if now.envs else NOTHING
+    yield f"{now.env_steps:,}" if now.env_steps else NOTHING
+    yield rate(now.env_steps_per_second) if now.env_steps_per_second else NOTHING
+    yield NOTHING if now.policy_version is None else f"{now.policy_version:,}"
+    yield NOTHING if now.policy_lag_updates is None else f"{now.policy_lag_updates:,.0f}"
+    yield now.state
+    yield node.node_name
+
+
+def _table(
+    columns: Sequence[Column], rows: Iterable[tuple[Iterable[str], str]], *, width: int, expand: bool
+) -> Table:
+    shown = [width >= column.from_width for column in columns]
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=expand, padding=(0, 2, 0, 0))
+    for column, is_shown in zip(columns, shown, strict=True):
+        if is_shown:
+            table.add_column(
+                column.title,
+                justify="left" if column.is_text else "right",
+                no_wrap=True,
+                ratio=1 if expand and column.title == "state" else None,
+            )
+    for cells, style in rows:
+        row = [cell for cell, is_shown in zip(cells, shown, strict=True) if is_shown]
+        table.add_row(*map(Text, row), style=style)
+    return table
+
+
+def _agent_style(agent: AgentView) -> str:
+    if agent.lease == GONE or agent.reason.startswith(FAILED):
+        return "red"
+    return "dim" if agent.lease == "left" else _state_style(agent.progress.state)
+
+
+def _state_style(state: str) -> str:
+    return "yellow" if state.startswith(WAITING) else ""

@@ -1,0 +1,233 @@
+"""`dase status` over a real service: what it prints, and what it gives to programs."""
+
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from observe.clusters import actor, agent, cluster, printed
+from rich.console import Console
+from security.credentials import guarded, make_keyring
+from wire.services import SCHEMA, serving
+
+from dase_grpc.attendance import Attendance, Attendant
+from dase_grpc.errors import AddressError, UnauthenticatedError, UnreachableError
+from dase_grpc.observe.cluster import ClusterView, merged, view_of
+from dase_grpc.observe.looking import Target, observing, replays_in
+from dase_grpc.observe.once import Told, document, look_twice, page, tell
+from dase_grpc.observe.rates import Look
+from dase_grpc.observe.troubles import troubles
+from dase_grpc.progress import Progress
+from dase_grpc.wire.transport import Address
+from dase_grpc.wire.v1 import cluster_pb2
+
+PROGRESS = Progress(
+    step=123,
+    total_steps=8_000,
+    updates=45,
+    updates_per_second=67.5,
+    episode_return=-1.25,
+    first_evaluation_return=-9.0,
+    evaluation_return=3.5,
+    similarity={0: 1.0, 7: 0.25},
+    similarity_weight=0.125,
+    state="training",
+)
+
+
+async def told(service, *, apart_s=0.15, others=()) -> Told:
+    return await look_twice(Target((service.address, *others), timeout_s=0.3), apart_s=apart_s)
+
+
+def of(view: ClusterView, **silent) -> Told:
+    now = Look(1.0, view, silent)
+    return Told(Look(0.0, view), now, view, ["127.0.0.1:50051"])
+
+
+def lines_of(shown: Told, *, width: int = 200) -> list[str]:
+    return [line for part in page(shown, width=width) for line in printed(part, width=width)]
+
+
+async def test_all_that_a_service_knows_is_told(service):
+    member = await service.join(0)
+    service.fill(5)
+    await service.client.heartbeat(member, PROGRESS)
+    judge = Attendant("1234", "evaluator@host", "evaluator")
+    await service.client.attend(judge, Attendance(policy_version=40, state="evaluating"))
+    service.clock.now = 3.0
+    made = document(await told(service))
+    (known,), (node,) = made["agents"], made["nodes"]
+    assert (made["run_id"], made["environment"], made["uptime_seconds"]) == (
+        "the-run",
+        SCHEMA.environment,
+        3.0,
+    )
+    assert made["buffer"]["size_by_agent"] == {"0": 5}
+    assert known["similarity"] == {"0": 1.0, "7": 0.25}
+    assert {known[name] for name in ("step", "updates", "episode_return")} == {123, 45, -1.25}
+    assert (known["lease"], known["seconds_since_heartbeat"], known["policy_version"]) == ("live", 3.0, None)
+    assert (node["role"], node["agent_id"], node["policy_version"]) == ("evaluator", None, 40)
+    assert made["troubles"] == []
+    assert json.loads(json.dumps(made, allow_nan=False)) == made
+
+
+async def test_rates_are_of_what_happened_between_the_two_looks(service):
+    await service.join(0)
+    async with observing(Target((service.address,))) as observer:
+        before = await observer.look()
+        service.fill(50)
+        now = replace(await observer.look(), at=before.at + 2.0)
+    made = document(Told(before, now, now.cluster, ["r"]))
+    assert (made["interval_seconds"], made["inserted_per_second"]) == (2.0, 25.0)
+
+
+async def test_steps_per_second_go_by_when_an_agent_told_its_step(service):
+    member = await service.join(0)
+    await service.client.heartbeat(member, replace(PROGRESS, step=100))
+    async with observing(Target((service.address,))) as observer:
+        service.clock.now = 0.4
+        before = await observer.look()
+        service.clock.now = 0.5
+        await service.client.heartbeat(member, replace(PROGRESS, step=150))
+        now = replace(await observer.look(), at=before.at + 0.1)
+    assert Told(before, now, now.cluster, ["r"]).rates.steps_by_agent == pytest.approx({0: 100.0})
+
+
+async def test_a_service_that_does_not_answer_is_refused_in_a_sentence():
+    with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:1 does not answer"):
+        await look_twice(Target((Address("127.0.0.1", 1),), timeout_s=0.2), apart_s=0.0)
+
+
+async def test_a_shard_that_does_not_answer_is_a_trouble_beside_what_the_other_says(service):
+    made = await told(service, apart_s=0.0, others=[Address("127.0.0.1", 1)])
+    (trouble,) = document(made)["troubles"]
+    assert trouble.startswith("the replay service at 127.0.0.1:1 does not answer")
+    assert made.replays == [str(service.address), "127.0.0.1:1"]
+
+
+async def test_two_shards_are_added_up(service):
+    async with serving() as other:
+        for each in (service, other):
+            await each.join(0)
+        service.fill(5)
+        other.fill(7)
+        made = document(await told(service, apart_s=0.0, others=[other.address]))
+    assert (made["buffer"]["size"], made["buffer"]["capacity"]) == (12, 2_000)
+    assert made["buffer"]["size_by_agent"] == {"0": 12}
+    assert len(made["agents"]) == 1
+
+
+async def test_an_observer_needs_credentials_where_the_replay_does(tmp_path):
+    keyring = make_keyring(tmp_path)
+    async with guarded(keyring.folder("replay")) as service:
+        observer = keyring.with_certificate("observer")
+        made = await look_twice(Target((service.address,), observer, timeout_s=5.0), apart_s=0.0)
+        assert made.cluster.run_id == "the-run"
+        with pytest.raises(UnauthenticatedError, match="takes TLS only; give this node credentials"):
+            await look_twice(Target((service.address,), timeout_s=0.5), apart_s=0.0)
+
+
+def test_of_one_agent_that_several_shards_know_the_freshest_word_counts():
+    stale, fresh = agent(0, silent_s=3.0), agent(0, step=900, silent_s=0.1)
+    taken_over = agent(1, epoch=2, silent_s=5.0)
+    view = merged([cluster(agents=(stale, taken_over)), cluster(agents=(fresh, agent(1)))])
+    assert view.agents == (fresh, taken_over)
+    assert view.buffer.incarnations == ("first", "first")
+    with pytest.raises(ValueError, match="no replay"):
+        merged([])
+
+
+def test_people_get_tables_and_the_similarity_of_each_pair():
+    lines = lines_of(of(cluster(2, nodes=(actor(0),))))
+    assert lines[0] == "run the-run   replay 127.0.0.1:50051   up 2 min 10 s   Hopper-v5"
+    assert "0 inserts/s, 0 samples/s, 0 steps/s (over 1.0 s)" in lines
+    assert sum("learner@host-" in line for line in lines) == 2
+    assert sum("actor@host-0" in line for line in lines) == 1
+    assert [line.split() for line in lines[-2:]] == [["0", "·", "0.01"], ["1", "0.1", "·"]]
+
+
+def test_pairs_of_many_agents_are_summed_up():
+    lines = lines_of(of(cluster(17)))
+    assert lines[-1].startswith(
+        "similarity λ of 272 pairs: median 1e-09, lowest <1e-09, highest 0.1 (1 from 0)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("view", "text"),
+    [
+        (cluster(draining=True), "the replay is shutting down: it takes no new nodes"),
+        (
+            cluster(agents=(agent(4, lease="expired", silent_s=130.0),)),
+            "agent 4 is gone: learner@host-4 was last heard of 2 min ago",
+        ),
+        (
+            cluster(agents=(agent(4, lease="left", reason="failed: RuntimeError: boo"),)),
+            "agent 4 failed: RuntimeError: boo",
+        ),
+        (cluster(agents=(agent(4, silent_s=6.0),)), "agent 4 has been silent for 6.0 s"),
+        (
+            cluster(agents=(agent(4, progress=Progress(state="waiting: for 5 more")),)),
+            "agent 4 waits for 5 more",
+        ),
+        (cluster(nodes=(actor(2, silent_s=8.0),)), "actor@host-2 of agent 2 has been silent for 8.0 s"),
+    ],
+)
+def test_what_is_wrong_is_said(view, text):
+    assert troubles(Look(0.0, view)) == [text]
+    assert lines_of(of(view))[-1] == f"! {text}"
+
+
+def test_nothing_is_wrong_with_a_run_that_is_well_is_empty_or_has_ended():
+    ended = agent(0, lease="left", reason="finished after 1000 steps", progress=Progress(state="finished"))
+    for view in (cluster(), ClusterView(), cluster(agents=(ended,))):
+        assert troubles(Look(0.0, view)) == []
+
+
+def test_programs_get_json_and_an_exit_code_only_when_they_ask_for_it():
+    for view, check, code in (
+        (cluster(), True, 0),
+        (cluster(draining=True), True, 5),
+        (cluster(draining=True), False, 0),
+    ):
+        console = Console(file=io.StringIO())
+        assert tell(of(view), console, as_json=True, check=check) == code
+        assert json.loads(console.file.getvalue())["draining"] is view.draining
+
+
+def test_a_page_that_goes_to_a_file_is_not_cut_to_80_columns():
+    console = Console(file=io.StringIO())
+    tell(of(cluster(8)), console, as_json=False, check=False)
+    assert "learner@host-7" in console.file.getvalue()
+
+
+def test_numbers_that_are_not_finite_are_not_known():
+    status = cluster_pb2.StatusResponse(
+        agents=[
+            cluster_pb2.AgentStatus(
+                seconds_since_heartbeat=float("nan"),
+                progress=cluster_pb2.Progress(
+                    evaluation_return=float("nan"), similarity={1: float("inf"), 2: 0.5}
+                ),
+            )
+        ]
+    )
+    (seen,) = view_of(status).agents
+    assert (seen.silent_s, seen.progress.evaluation_return) == (0.0, None)
+    assert seen.progress.similarity == {2: 0.5}
+
+
+def test_the_page_about_it_names_every_field_and_no_other():
+    text = (Path(__file__).resolve().parents[2] / "docs" / "watching.md").read_text(encoding="utf-8")
+    table = text[text.index("| field | |") :]
+    made = document(of(cluster(1, nodes=(actor(0),))))
+    fields = {*made, *made["buffer"], *made["agents"][0], *made["nodes"][0]}
+    assert set(re.findall(r"`(\w+)`", table)) - {"live", "left", "expired"} == fields
+
+
+def test_addresses_are_separated_by_commas():
+    assert replays_in("a:1, [::1]:2,a:1") == (Address("a", 1), Address("::1", 2))
+    with pytest.raises(AddressError, match="'' is not an address"):
+        replays_in("a:1,")
