@@ -16,6 +16,7 @@ TAKES: Final[Mapping[str, tuple[str, ...]]] = {
     "replay": ("listen", "capacity", "min_size", "data_dir", "sync_every", "tokens", "shard"),
     "learner": ("replay", "replay_timeout", "token_file", "agent", "run_dir", "resume", "gpu", *SETTINGS),
     "actor": ("replay", "replay_timeout", "token_file", "agent", "envs", *SETTINGS),
+    "evaluator": ("replay", "replay_timeout", "token_file", "agent", "run_dir", *SETTINGS),
 }
 """What a role takes besides; a flag that another role alone takes is refused rather than ignored."""
 
@@ -40,7 +41,7 @@ def node(
     replay: flags.Replay = None,
     replay_timeout: flags.ReplayTimeout = None,
     token_file: flags.TokenFile = None,
-    agent: flags.AgentId = None,
+    agent: flags.AgentIds = None,
     envs: flags.Envs = None,
     run_dir: flags.RunDir = None,
     resume: flags.Resume = False,
@@ -86,7 +87,7 @@ def _learner(given: Mapping[str, Any]) -> int:
     options = LearnerOptions.parse(
         settings,
         replay=given["replay"] or flags.DEFAULT_ADDRESS,
-        agent_id=given["agent"],
+        agent_id=flags.one_agent(given["agent"], given["role"]),
         gpu=given["gpu"],
         run_dir=given["run_dir"],
         command=sys.argv,
@@ -105,13 +106,30 @@ def _actor(given: Mapping[str, Any]) -> int:
     options = ActorOptions.parse(
         settings,
         replay=given["replay"] or flags.DEFAULT_ADDRESS,
-        agent_id=given["agent"],
+        agent_id=flags.one_agent(given["agent"], given["role"]),
         envs=given["envs"] or 1,
         replay_timeout_s=given["replay_timeout"],
         token_file=given["token_file"],
         **_shared(given),
     )
     return actor_main(options, stdin_is_leash=given["stdin_is_leash"])
+
+
+def _evaluator(given: Mapping[str, Any]) -> int:
+    settings = flags.settings(seed=given["seed"], **{name: given[name] for name in SETTINGS})
+    from dase_grpc.nodes.evaluator import EvaluatorOptions, evaluator_main
+
+    options = EvaluatorOptions.parse(
+        settings,
+        replay=given["replay"] or flags.DEFAULT_ADDRESS,
+        agents=given["agent"] or (),
+        run_dir=given["run_dir"],
+        command=sys.argv,
+        replay_timeout_s=given["replay_timeout"],
+        token_file=given["token_file"],
+        **_shared(given),
+    )
+    return evaluator_main(options, stdin_is_leash=given["stdin_is_leash"])
 
 
 def _shared(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,6 +140,7 @@ _START: Final[Mapping[str, Callable[[Mapping[str, Any]], int]]] = {
     "replay": _replay,
     "learner": _learner,
     "actor": _actor,
+    "evaluator": _evaluator,
 }
 _FLAGS: Final = {name: name.replace("_", "-") for names in TAKES.values() for name in names} | {
     "assignments": "set"

@@ -27,6 +27,7 @@ from dase_grpc.sections import Section, whole_number
 
 Method = Literal["dase", "dpd"]
 Storage = Literal["disk", "memory"]
+EvaluatedBy = Literal["learner", "evaluator"]
 SINGLE: Final = "single"
 """What the paper calls one agent alone."""
 
@@ -128,6 +129,10 @@ class EvalConfig(Section):
     """Evaluation: episodes without noise or updates, in fresh environments with fixed seeds."""
 
     every: PositiveInt = Field(1_000, description="environment steps between evaluations")
+    by: EvaluatedBy = Field(
+        "learner",
+        description="who evaluates: each `learner` itself, or an `evaluator` node, to be started beside them",
+    )
     episodes: PositiveInt = Field(10, le=1_000, description="episodes of one evaluation")
     max_episode_steps: PositiveInt = Field(
         10_000, description="steps after which an episode that does not end is cut"
@@ -242,6 +247,11 @@ class RunConfig(Section):
             raise ValueError(
                 "train.method = dpd weighs no transitions of others, so the settings of dps mean nothing; "
                 "leave them out"
+            )
+        if self.eval.by == "evaluator":
+            raise ValueError(
+                "eval.by = evaluator is not for train.method = dpd, whose policies are published every "
+                "dpd.publish_every updates and not at the steps of evaluations; leave it out"
             )
         if len(discounts := {each.gamma for each in self.members}) > 1:
             raise ValueError(

@@ -14,7 +14,7 @@ from dase_grpc.nodes.leash import end_with_launcher
 from dase_grpc.sections import whole_number
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
-ROLES: Final = ("replay", "learner", "actor")
+ROLES: Final = ("replay", "learner", "actor", "evaluator")
 """What `dase node` starts."""
 
 
@@ -295,11 +295,12 @@ Envs = Annotated[
     int | None,
     option("--envs", "Environments to step in turn, else 1.", panel=ACTOR_NODE, min=1, max=1_024),
 ]
-AgentId = Annotated[
-    int | None,
+AgentIds = Annotated[
+    list[int] | None,
     option(
         "--agent",
-        "The agent id to take, else the next free one; an actor's agent.",
+        "The agent id to take, else the next free one; an actor's agent; an evaluator's, else all (may be "
+        "repeated).",
         panel=LEARNER_NODE,
         min=0,
     ),
@@ -356,6 +357,13 @@ def require_values(arguments: Sequence[str]) -> None:
         if assigned and not value.strip():
             name = flag or (before if before.startswith("-") and "=" not in before else "an argument")
             raise ConfigError(f"{name} is empty; give it a value, or leave it out")
+
+
+def one_agent(agents: Sequence[int] | None, role: str) -> int | None:
+    """The agent of a node that is of one agent; None where none was given."""
+    if agents and len(agents) > 1:
+        raise ConfigError(f"--agent is given {len(agents)} times, and a {role} is of one agent; give it once")
+    return agents[0] if agents else None
 
 
 def refuse(flags: Mapping[str, object], role: str) -> None:

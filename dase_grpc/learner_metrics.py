@@ -6,6 +6,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from dase_grpc.evaluator_metrics import EvaluationMetrics
 from dase_grpc.explorer_metrics import ExplorerMetrics
 from dase_grpc.telemetry import MAX_PAIRED_AGENTS
 
@@ -54,22 +55,10 @@ class LearnerMetrics(ExplorerMetrics):
         super().__init__(registry, agent_id)
         self._now = now
         self.distillation = DistillationMetrics(registry, agent_id)
-        self._declare_evaluating()
+        self._evaluations = EvaluationMetrics(registry)
         self._declare_learning()
         self._declare_similarity()
         self._declare_outages()
-
-    def _declare_evaluating(self) -> None:
-        self.evaluation_return = self._gauge(
-            "dase_evaluation_return_mean", "Mean return of the latest evaluation."
-        )
-        self.evaluation_seconds = Histogram(
-            "dase_evaluation_duration_seconds",
-            "Duration of an evaluation.",
-            ["agent_id"],
-            buckets=(0.1, 0.3, 1, 3, 10, 30, 100, 300),
-            registry=self._registry,
-        ).labels(self._agent)
 
     def _declare_learning(self) -> None:
         self.updates = self._counter("dase_learner_updates", "Training iterations.")
@@ -174,6 +163,10 @@ class LearnerMetrics(ExplorerMetrics):
     def skipped(self, reason: str, count: int = 1) -> None:
         """Counts updates that were skipped."""
         self._skipped.labels(self._agent, reason).inc(count)
+
+    def evaluated(self, return_mean: float, *, seconds: float) -> None:
+        """Shows an evaluation that has ended."""
+        self._evaluations.evaluated(self._id, return_mean, seconds=seconds)
 
     def checkpointed(self) -> None:
         """Notes that a checkpoint is on the disk now."""

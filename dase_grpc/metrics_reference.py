@@ -11,6 +11,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 
 from dase_grpc.calls import Calls
+from dase_grpc.evaluator_metrics import EvaluatorMetrics
 from dase_grpc.explorer_metrics import ActorMetrics
 from dase_grpc.learner_metrics import LearnerMetrics
 from dase_grpc.replay_metrics import CallsCollector, ReplayCollector, ReplayCounts
@@ -84,6 +85,7 @@ def learner_registry(agent_id: int = 1) -> CollectorRegistry:
     metrics = LearnerMetrics(registry, agent_id, now=lambda: 1_700_000_000.5)
     metrics.expect(streams=["insert"], waits=["unreachable"])
     metrics.env_steps.inc()
+    metrics.evaluated(1.5, seconds=2.0)
     metrics.stage_seconds["sample"].observe(0.01)
     metrics.loss("critic", 0.5)
     metrics.checkpointed()
@@ -103,6 +105,15 @@ def actor_registry() -> CollectorRegistry:
     return registry
 
 
+def evaluator_registry() -> CollectorRegistry:
+    """An evaluator's registry in which every metric has a series."""
+    registry = make_registry()
+    metrics = EvaluatorMetrics(registry, [0])
+    metrics.evaluated(0, 1.5, seconds=2.0)
+    metrics.skipped(0, 1)
+    return registry
+
+
 def families(registry: CollectorRegistry) -> Iterator[Family]:
     """What a registry shows now, by name."""
     for metric in sorted(registry.collect(), key=lambda metric: metric.name):
@@ -113,7 +124,12 @@ def families(registry: CollectorRegistry) -> Iterator[Family]:
 
 def registries() -> dict[str, CollectorRegistry]:
     """A registry of each role in which every metric has a series."""
-    return {"replay": replay_registry(), "learner": learner_registry(), "actor": actor_registry()}
+    return {
+        "replay": replay_registry(),
+        "learner": learner_registry(),
+        "actor": actor_registry(),
+        "evaluator": evaluator_registry(),
+    }
 
 
 def document() -> str:

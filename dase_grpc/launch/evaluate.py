@@ -131,7 +131,7 @@ def _first_seed(checkpoint: Checkpoint, seed: int | None) -> int:
 def find_checkpoints(target: Path, *, best: bool = False) -> list[Path]:
     """The checkpoint directories that a run, an agent's or a checkpoint's directory stands for.
 
-    An agent's is its latest or its `best`.
+    An agent's is its latest or its `best`, which may be one that an evaluator node has kept.
 
     Logs a warning that names the agents of a run which have none yet.
 
@@ -144,7 +144,7 @@ def find_checkpoints(target: Path, *, best: bool = False) -> list[Path]:
         folders = _folders_of(RunDirectory.open(target))
     else:
         folders = [AgentDirectory(target).checkpoints, target]
-    found = [path for path in map(best_of if best else latest, folders) if path is not None]
+    found = [path for path in map(_best_of if best else latest, folders) if path is not None]
     if found:
         return found
     if best and any(map(latest, folders)):
@@ -159,6 +159,11 @@ def find_checkpoints(target: Path, *, best: bool = False) -> list[Path]:
             "a run writes one every train.checkpoint_every steps and when it ends"
         )
     raise RunDirectoryError(f"{target} is neither a run, an agent's directory nor a checkpoint")
+
+
+def _best_of(folder: Path) -> Path | None:
+    """The best checkpoint in a folder, else the best policy that an evaluator has kept beside it."""
+    return best_of(folder) or best_of(AgentDirectory(folder.parent).evaluator)
 
 
 def _folders_of(run: RunDirectory) -> list[Path]:

@@ -1,6 +1,7 @@
 """A whole run on one machine: one replay and K learner processes, watched from here."""
 
 import asyncio
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from dase_grpc.launch.silence import Silence, silent_nodes
 from dase_grpc.launch.storage import keeps_on_disk
 from dase_grpc.launch.supervision import Supervision, Supervisor
 from dase_grpc.nodes.lifecycle import first_cause, is_orphaned, unless
-from dase_grpc.runs.directory import RunDirectory
+from dase_grpc.runs.directory import RUN_FILE, RunDirectory
 from dase_grpc.wire.cluster import ClusterClient
 from dase_grpc.wire.messages import progress_from_proto
 from dase_grpc.wire.transport import Address, open_channel
@@ -277,6 +278,8 @@ async def run_cluster(
         async with cluster:
             address = await unless(stop, cluster.start())
             if address is not None:
+                if config.eval.by == "evaluator":
+                    say(_how_to_evaluate(address, directory))
                 with display:
                     await unless(stop, _train(cluster, address, config, display))
             cluster.hurry = is_orphaned(stop)
@@ -285,6 +288,15 @@ async def run_cluster(
             if stop.is_set() and address is not None:
                 await cluster.stop_learners()
                 await cluster.wait()
+
+
+def _how_to_evaluate(address: Address, directory: RunDirectory) -> str:
+    """What to start where eval.by leaves evaluation to a node that somebody else starts."""
+    path = shlex.quote(str(directory.path))
+    return (
+        f"eval.by = evaluator, so start one: dase node --role evaluator --replay {address} "
+        f"--config {path}/{RUN_FILE} --run-dir {path}"
+    )
 
 
 async def _train(cluster: LocalCluster, address: Address, config: RunConfig, display: Display) -> None:

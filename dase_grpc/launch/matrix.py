@@ -116,6 +116,8 @@ def _resolve(settings: Settings, mode: Mode) -> _Resolved:
         raise ConfigError(
             f"metrics.port = {config.metrics.port} would be the port of several runs at once; leave it out"
         )
+    if config.eval.by == "evaluator":
+        raise ConfigError("eval.by = evaluator needs a node that an experiment does not start; leave it out")
     return _Resolved(shown, len(shown) < len(settings), with_resolved_id(config))
 
 

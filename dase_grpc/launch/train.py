@@ -93,6 +93,8 @@ def train_here(options: TrainOptions) -> None:
     root = options.root
     options = replace(options, config=config, root=root.absolute())  # an environment may change the folder
     schema = check(config, gpu=options.gpu)
+    if options.lockstep and config.eval.by == "evaluator":
+        raise ConfigError("eval.by = evaluator is for nodes; --lockstep has none, so leave it out")
     if options.lockstep and options.max_restarts is not None:
         raise ConfigError("--max-restarts is for nodes; --lockstep has none, and its runs are resumed")
     buffer = None if options.lockstep else reserve(config, schema, options.root)

@@ -40,6 +40,21 @@ def pairing(config: RunConfig, agent_id: int, policies: PeerPolicies) -> Pairing
     return Pairing(peer, config.for_agent(peer).agent, policies)
 
 
+def build_evaluator(
+    config: RunConfig, schema: TransitionSchema, *, agent_id: int, make: Callable[[], Environment]
+) -> Evaluator:
+    """What evaluates an agent's policies, by the run's evaluation seeds, in environments from `make`."""
+    return Evaluator(
+        make,
+        schema,
+        episodes=config.eval.episodes,
+        max_episode_steps=config.eval.max_episode_steps,
+        seed=seeding.integer(config.train.seed, seeding.Purpose.EVALUATION),
+        max_restarts=config.env.max_restarts,
+        name=f"evaluation of agent {agent_id}",
+    )
+
+
 def build_learner(
     config: RunConfig,
     schema: TransitionSchema,
@@ -75,15 +90,7 @@ def build_learner(
         make: Callable[[], Environment] = partial(evaluation_env, config.env, env.watch)
     else:
         make = partial(make_env, config.env.id, config.env.kwargs)
-    evaluator = Evaluator(
-        make,
-        schema,
-        episodes=config.eval.episodes,
-        max_episode_steps=config.eval.max_episode_steps,
-        seed=seeding.integer(seed, purpose.EVALUATION),
-        max_restarts=config.env.max_restarts,
-        name=f"evaluation of agent {agent_id}",
-    )
+    evaluator = build_evaluator(config, schema, agent_id=agent_id, make=make)
     weigher = SimilarityWeigher(
         DpsOptions(**config.dps.model_dump()), own_id=agent_id, agents=config.train.agents
     )

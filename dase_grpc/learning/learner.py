@@ -202,12 +202,12 @@ class Learner:
         self._keep(saved)
 
     def _report(self) -> None:
-        """The evaluation and the line of metrics that are due at this step and have not been made."""
+        """The evaluation, unless others make it, and the line of metrics that are due and not made yet."""
         at, config = self._at, self._config
         regular = at.steps % config.eval.every == 0
         due = (regular or self.done) and at.evaluated != at.steps
         self._parts.publish(due)
-        if due:
+        if due and config.eval.by == "learner":
             self._evaluate()
         if due and regular:
             at.evaluated, at.due_evaluation = at.steps, self.progress.evaluation_return
@@ -357,8 +357,7 @@ class Learner:
         now = parts.clock()
         self._count_restarts(["evaluation"] * result.restarts)
         self._pace_from += now - started
-        parts.metrics.evaluation_seconds.observe(now - started)
-        parts.metrics.evaluation_return.set(result.return_mean)
+        parts.metrics.evaluated(result.return_mean, seconds=now - started)
         parts.journal.evaluation(
             step=self._at.steps,
             return_mean=result.return_mean,

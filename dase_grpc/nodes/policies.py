@@ -84,7 +84,7 @@ class PolicyExchange:
             return None
         seen = self._seen.get(agent_id)
         if seen is None or seen[0] is not policy:
-            seen = self._seen[agent_id] = (policy, Published(policy.version, _unpacked(policy)))
+            seen = self._seen[agent_id] = (policy, Published(policy.version, unpacked(policy)))
         return seen[1]
 
     async def run(self) -> None:
@@ -146,7 +146,12 @@ class PolicyExchange:
             subscriber.cancel()
 
 
-def _unpacked(policy: Policy) -> dict[str, Tensor]:
+def unpacked(policy: Policy) -> dict[str, Tensor]:
+    """What a policy that has arrived is made of.
+
+    Raises:
+        DaseError: it is none.
+    """
     try:
         return from_bytes(policy.payload)
     except DaseError as error:

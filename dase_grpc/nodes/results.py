@@ -13,7 +13,13 @@ from dase_grpc.learning.envs import require_same_environment
 from dase_grpc.learning.learner_state import Saved
 from dase_grpc.naming import names_a_folder
 from dase_grpc.runs.checkpoint import newest_sound
-from dase_grpc.runs.directory import RUN_FILE, AgentDirectory, RunDirectory, checkpoint_paths
+from dase_grpc.runs.directory import (
+    EVALUATOR_MODE,
+    RUN_FILE,
+    AgentDirectory,
+    RunDirectory,
+    checkpoint_paths,
+)
 from dase_grpc.runs.journal import AgentJournal
 from dase_grpc.runs.rewind import rewind
 from dase_grpc.runs.sameness import require_same_settings
@@ -71,13 +77,18 @@ def open_results(
             resumes, results of it.
         UsageError: the checkpoint is of other settings or of another environment.
     """
-    config = _as_run(config, member, schema)
+    config = as_run(config, schema, capacity=member.capacity, min_size=member.min_size)
     if resume and (path / RUN_FILE).exists():
         run = _same_run(path, config, command=command)
     else:
         run = _ensured(path, config, command=command)
+    if config.eval.by == "learner" and run.run.get("mode") == EVALUATOR_MODE:
+        raise RunDirectoryError(
+            f"{path} holds the evaluations of an evaluator node, and this learner evaluates itself "
+            f"(eval.by = learner); choose another --run-dir"
+        )
     directory = run.agent(member.agent_id)
-    if not resume and directory.evaluations.path.exists():
+    if not resume and _has_results(directory, config):
         raise RunDirectoryError(
             f"{directory.path} already holds results of agent {member.agent_id}; go on with --resume, or "
             f"choose another --run-dir"
@@ -122,7 +133,7 @@ def _resume(directory: AgentDirectory, config: RunConfig, schema: TransitionSche
     if checkpoint is not None:
         require_same_settings(checkpoint.run_config, config, of=str(checkpoint))
         require_same_environment(schema, checkpoint.schema)
-    rewound = rewind(directory, checkpoint)
+    rewound = rewind(directory, checkpoint, evaluations=config.eval.by == "learner")
     if rewound.aside is not None:
         log.info(
             "what was written after the checkpoint (lines: %d, checkpoints: %d) is put aside in %s",
@@ -139,9 +150,16 @@ def _resume(directory: AgentDirectory, config: RunConfig, schema: TransitionSche
     return Resumed(saved, stored, rewound.elapsed_s)
 
 
-def _as_run(config: RunConfig, member: Membership, schema: TransitionSchema) -> RunConfig:
-    """The configuration to record: what the replay really holds, where this learner's says otherwise."""
-    known: dict[str, int] = {"min_size": member.min_size}
-    if transitions(config.replay.capacity, row_bytes=schema.row_bytes) != member.capacity:
-        known["capacity"] = member.capacity
+def _has_results(directory: AgentDirectory, config: RunConfig) -> bool:
+    """Whether a learner has written there; an evaluator's rows alone may be there before it."""
+    if config.eval.by == "evaluator":
+        return directory.metrics.path.exists() or bool(checkpoint_paths(directory.checkpoints))
+    return directory.evaluations.path.exists()
+
+
+def as_run(config: RunConfig, schema: TransitionSchema, *, capacity: int, min_size: int) -> RunConfig:
+    """The configuration to record: what the replay really holds, where this node's says otherwise."""
+    known: dict[str, int] = {"min_size": min_size}
+    if transitions(config.replay.capacity, row_bytes=schema.row_bytes) != capacity:
+        known["capacity"] = capacity
     return config.model_copy(update={"replay": config.replay.model_copy(update=known)})

@@ -102,7 +102,12 @@ def put_together(
     metrics.gpu_memory.set_function(partial(reserved_bytes, device))
     paired = not config.shares_experience
     exchange = PolicyExchange(shards.first, follow=[peer_of(agent_id)] if paired else [])
-    followers = Audience(exchange, lambda: shards.first.followers > 0, config.policy.publish_every)
+    followers = Audience(
+        exchange,
+        lambda: shards.first.followers > 0,
+        config.policy.publish_every,
+        always_when_due=config.eval.by == "evaluator",
+    )
     learner = build_learner(
         own,
         target.schema,

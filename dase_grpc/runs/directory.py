@@ -33,6 +33,9 @@ from dase_grpc.runs.provenance import derived_seeds, versions
 
 RUN_FILE: Final = "run.toml"
 CHECKPOINT_FILE: Final = "checkpoint.json"
+EVALUATOR_MODE: Final = "evaluator"
+"""The mode of a run directory that an evaluator node has made, for what it writes alone."""
+
 _ADDED_TABLES: Final = ("run", "versions")
 _CHECKPOINT: Final = re.compile(r"step-(\d{9,})")
 _REPLACED: Final = f"{STAGING_PREFIX}replaced-"
@@ -64,6 +67,11 @@ class AgentDirectory:
     def checkpoints(self) -> Path:
         """The folder of checkpoints, one directory each."""
         return self.path / "checkpoints"
+
+    @property
+    def evaluator(self) -> Path:
+        """The folder of an evaluator node: the best policy, as a checkpoint that cannot be resumed from."""
+        return self.path / "evaluator"
 
     @property
     def tensorboard(self) -> Path:

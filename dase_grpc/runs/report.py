@@ -12,7 +12,7 @@ from dase_grpc.errors import RunDirectoryError
 from dase_grpc.progress import duration
 from dase_grpc.runs import page, plots
 from dase_grpc.runs.curves import FINAL, SMOOTHING, Series, column, recent, recent_weights, returns
-from dase_grpc.runs.directory import RunDirectory
+from dase_grpc.runs.directory import EVALUATOR_MODE, RunDirectory
 from dase_grpc.runs.files import replace_file, utf8
 from dase_grpc.runs.reference import PublishedRow, comparable, published_method
 from dase_grpc.runs.restarts import read_restarts, told
@@ -121,7 +121,8 @@ def _how_they_learn_from_each_other(config: RunConfig) -> dict[str, str]:
 
 
 def _mode(mode: str) -> str:
-    why = {"cluster": "depends on timing", "node": "depends on timing", "lockstep": "reproducible"}.get(mode)
+    nodes = dict.fromkeys(("cluster", "node", EVALUATOR_MODE), "depends on timing")
+    why = {**nodes, "lockstep": "reproducible"}.get(mode)
     return f"{mode} ({why})" if why else mode
 
 

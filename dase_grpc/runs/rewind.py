@@ -35,11 +35,13 @@ class Rewound:
     checkpoints: int
 
 
-def rewind(agent: AgentDirectory, checkpoint: Checkpoint | None) -> Rewound:
+def rewind(agent: AgentDirectory, checkpoint: Checkpoint | None, *, evaluations: bool = True) -> Rewound:
     """Takes evaluations.csv, metrics.jsonl and the checkpoints back to `checkpoint`, or to nothing.
 
     A line that a run without the break would not have written at that step, as the last evaluation of one
     that ended there, goes too, and so does a damaged line. Doing it again changes nothing.
+
+    Without `evaluations`, evaluations.csv is another's and stays as it is.
 
     Raises:
         RunDirectoryError: the disk refuses.
@@ -50,7 +52,8 @@ def rewind(agent: AgentDirectory, checkpoint: Checkpoint | None) -> Rewound:
         evaluated, logged, step = counters["evaluated"], counters["logged"], checkpoint.step
     aside = _free_folder(agent)
     try:
-        rows = _Lines.read(agent.evaluations.path, _row, head=",".join(COLUMNS))
+        path = agent.evaluations.path
+        rows = _Lines.read(path, _row, head=",".join(COLUMNS)) if evaluations else _Lines(path, "", ())
         records = _Lines.read(agent.metrics.path, _record)
         elapsed_s = max(rows.seconds_until(step), records.seconds_until(step))
         lines = rows.cut(last=evaluated, aside=aside) + records.cut(last=logged, aside=aside)

@@ -7,7 +7,7 @@ from typing import Any, Final, Self
 
 from dase_grpc.config import RunConfig
 from dase_grpc.runs.curves import FINAL, Series, final_score
-from dase_grpc.runs.directory import AgentDirectory, RunDirectory, checkpoint_paths
+from dase_grpc.runs.directory import EVALUATOR_MODE, AgentDirectory, RunDirectory, checkpoint_paths
 from dase_grpc.runs.evaluations import Evaluations, read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
 
@@ -59,8 +59,9 @@ def status(run: RunDirectory, agents: Mapping[int, AgentFiles]) -> str:
     """
     config = run.config
     total = config.train.steps
-    missing = run.run.get("mode") != "node" and len(agents) < config.train.agents
-    ended = bool(agents) and not missing and all(_ended(config, files) for files in agents.values())
+    missing = run.run.get("mode") not in ("node", EVALUATOR_MODE) and len(agents) < config.train.agents
+    has_ended = _is_evaluated if run.run.get("mode") == EVALUATOR_MODE else _ended
+    ended = bool(agents) and not missing and all(has_ended(config, files) for files in agents.values())
     step = 0 if missing or not agents else min(files.step for files in agents.values())
     if ended and step >= total:
         return "finished"
@@ -80,6 +81,11 @@ def settled_score(curve: Series, *, start_steps: int) -> float | None:
     """The mean of the last 10 evaluations; None where too few of them follow the random steps."""
     learned = int((curve.step > start_steps).sum())
     return final_score(curve) if learned >= FINAL_FROM else None
+
+
+def _is_evaluated(config: RunConfig, files: AgentFiles) -> bool:
+    """Whether the last policy is evaluated, which is all that is in a folder of an evaluator's own."""
+    return files.step >= config.train.steps
 
 
 def _ended(config: RunConfig, files: AgentFiles) -> bool:

@@ -1,0 +1,350 @@
+"""The evaluator node: takes evaluation off the learners, by the same protocol and into the same files."""
+
+import asyncio
+import logging
+import platform
+import secrets
+import threading
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Self
+
+import torch
+
+from dase_grpc.attendance import Attendance, Attendant
+from dase_grpc.config import RunConfig
+from dase_grpc.errors import ConfigError, RefusalError
+from dase_grpc.evaluator_metrics import EvaluatorMetrics
+from dase_grpc.health import Health
+from dase_grpc.learning.env_ids import with_resolved_id
+from dase_grpc.learning.envs import schema_of
+from dase_grpc.learning.restarting import evaluation_env
+from dase_grpc.learning.watch import Watch
+from dase_grpc.nodes import joining
+from dase_grpc.nodes.connection import Connection, Stream
+from dase_grpc.nodes.due_policies import DuePolicies
+from dase_grpc.nodes.evaluating import Evaluating
+from dase_grpc.nodes.evaluation_results import EvaluationBooks
+from dase_grpc.nodes.hanging import HangAlarm
+from dase_grpc.nodes.joining import REPLAY_TIMEOUT_S, Wanted, patiently
+from dase_grpc.nodes.lifecycle import first_cause, run_node, unless
+from dase_grpc.nodes.liveness import loop_turns
+from dase_grpc.nodes.loop_lag import watch_loop_lag
+from dase_grpc.nodes.monitoring import protection
+from dase_grpc.nodes.results import results_path
+from dase_grpc.schema import TransitionSchema
+from dase_grpc.telemetry import make_registry, metrics_endpoint
+from dase_grpc.wire.cluster import UNARY_TIMEOUT_S, ClusterClient, Membership
+from dase_grpc.wire.dialling import NO_CREDENTIALS, Credentials
+from dase_grpc.wire.policy import PolicySubscriber
+from dase_grpc.wire.replay_client import StreamTarget
+from dase_grpc.wire.transport import Address, open_channel, parse_address
+from dase_grpc.wire.v1 import cluster_pb2
+
+ATTEND_S: Final = 0.5
+CONNECT_S: Final = 60.0
+FAREWELL_S: Final = 2.0
+ROLE: Final = "evaluator"
+
+log = logging.getLogger("dase")
+
+
+@dataclass(frozen=True)
+class EvaluatorOptions:
+    """What an evaluator node is told on its command line; no agents are all agents."""
+
+    replay: Address
+    config: RunConfig
+    agents: Sequence[int] = ()
+    run_id: str = ""
+    run_dir: Path | None = None
+    metrics_port: int = 0
+    metrics_host: str = "127.0.0.1"
+    metrics_tls: Path | None = None
+    insecure: bool = False
+    command: Sequence[str] = ()
+    replay_timeout_s: float = REPLAY_TIMEOUT_S
+    credentials: Credentials = NO_CREDENTIALS
+
+    @property
+    def evaluated(self) -> list[int]:
+        """The agents to evaluate, in order.
+
+        Raises:
+            ConfigError: one does not exist.
+        """
+        count = self.config.train.agents
+        for agent_id in self.agents:
+            if agent_id >= count:
+                raise ConfigError(
+                    f"--agent {agent_id} is not of this run, whose agents are 0..{count - 1}; choose one of "
+                    f"them, or say with --agents how many there are"
+                )
+        return sorted(set(self.agents)) or list(range(count))
+
+    @classmethod
+    def parse(
+        cls,
+        config: RunConfig,
+        *,
+        replay: str,
+        agents: Sequence[int],
+        run_id: str | None,
+        run_dir: Path | None,
+        metrics_port: int | None,
+        metrics_host: str,
+        metrics_tls: Path | None = None,
+        insecure: bool,
+        command: Sequence[str],
+        replay_timeout_s: float | None = None,
+        tls: Path | None = None,
+        token_file: Path | None = None,
+    ) -> Self:
+        """Reads the texts of a command line.
+
+        Raises:
+            AddressError, ConfigError: in one sentence.
+        """
+        return cls(
+            parse_address(replay),
+            config,
+            agents=agents,
+            run_id=run_id or "",
+            run_dir=run_dir,
+            metrics_port=metrics_port or 0,
+            metrics_host=metrics_host,
+            metrics_tls=metrics_tls,
+            insecure=insecure,
+            command=command,
+            replay_timeout_s=joining.replay_timeout_s(replay_timeout_s),
+            credentials=Credentials(tls, token_file),
+        )
+
+
+def evaluator_main(options: EvaluatorOptions, *, stdin_is_leash: bool) -> int:
+    """Runs an evaluator node as a process."""
+    return run_node(ROLE, lambda stop: run_evaluator(options, stop), stdin_is_leash=stdin_is_leash)
+
+
+async def run_evaluator(options: EvaluatorOptions, stop: asyncio.Event) -> None:
+    """Evaluates until each agent has ended and its last policy is evaluated, or until `stop`.
+
+    An evaluation that is under way at `stop` is dropped.
+
+    Raises:
+        UsageError: the environment, the settings or the run directory cannot be used.
+        RefusalError: the replay refused, or was away for too long.
+        EnvironmentFailedError, EnvironmentHangsError: as for a learner (nodes/learner.py).
+        Exception: a bug.
+    """
+    options.credentials.require_usable()
+    config, agents = with_resolved_id(options.config), options.evaluated
+    where = (options.metrics_host, options.metrics_port)
+    metrics_tls = protection(*where, tls=options.metrics_tls, insecure=options.insecure)
+    torch.set_num_threads(config.train.threads)
+    alarm, watch = HangAlarm(asyncio.get_running_loop()), Watch("this evaluator")
+    with alarm.watching(watch, timeout_s=config.env.timeout_s), ExitStack() as cleanup:
+        schema = _schema(config, watch)
+        registry, health = make_registry(), Health(loop_turns())
+        cleanup.enter_context(metrics_endpoint(registry, *where, health, tls=metrics_tls))
+        metrics = EvaluatorMetrics(registry, agents)
+        async with open_channel(options.replay, options.credentials) as channel:
+            guest = _Guest(ClusterClient(channel, str(options.replay)), options, schema)
+            member = await unless(stop, guest.arrive())
+            if member is None:
+                log.info("stopped before the replay answered")
+                return
+            log.info("attending run %s at %s", member.run_id, options.replay)
+            path = results_path(options.run_dir, run_id=member.run_id)
+            books = EvaluationBooks(path, agents, config=config, schema=schema, command=options.command)
+            cleanup.callback(books.close)
+            due = DuePolicies(
+                books.evaluated(),
+                every=config.eval.every,
+                total=config.train.steps,
+                skipped=metrics.skipped,
+            )
+            evaluating = Evaluating(
+                due, agents, config=config, schema=schema, journals=books.open, metrics=metrics, watch=watch
+            )
+            connection = Connection(
+                StreamTarget(channel, str(options.replay), member, schema),
+                timeout_s=options.replay_timeout_s,
+                look_why_away=partial(
+                    options.credentials.require_let_in, options.replay.host, options.replay.port
+                ),
+            )
+            work = _Work(connection, guest, books, due, evaluating, metrics, agents)
+            async with guest.farewell():
+                with health.ready(), first_cause():
+                    await work.run(stop, alarm)
+
+
+def _schema(config: RunConfig, watch: Watch) -> TransitionSchema:
+    """What the run's environment brings about.
+
+    Raises:
+        EnvironmentSpecError: it cannot be used.
+    """
+    env = evaluation_env(config.env, watch)
+    try:
+        return schema_of(env, config.env.id)
+    finally:
+        env.close()
+
+
+class _Guest:
+    """An evaluator as the replay sees it: a node without a lease."""
+
+    def __init__(self, cluster: ClusterClient, options: EvaluatorOptions, schema: TransitionSchema) -> None:
+        self.cluster = cluster
+        self._options = options
+        self._schema = schema
+        one = options.agents[0] if len(options.agents) == 1 else None
+        self._node = Attendant(secrets.token_hex(8), f"{ROLE}@{platform.node()}", ROLE, one)
+        self._run_id = options.run_id
+
+    async def arrive(self) -> Membership:
+        """Attends for the first time, waiting for the replay; what its streams belong to.
+
+        Raises:
+            RefusalError: see `joining.patiently`.
+        """
+        options = self._options
+        wanted = Wanted(
+            options.replay,
+            None,
+            options.run_id,
+            node_id=self._node.node_id,
+            timeout_s=CONNECT_S,
+            away_s=options.replay_timeout_s,
+            credentials=options.credentials,
+        )
+        answer = await patiently(
+            lambda timeout_s: self.attend(Attendance(), timeout_s=timeout_s, wait_for_ready=True), wanted
+        )
+        self._run_id, buffer = answer.run_id, answer.buffer
+        return Membership(
+            run_id=answer.run_id,
+            agent_id=0,  # it is none, and none of its calls says so
+            epoch=0,
+            ttl_s=answer.ttl_seconds,
+            capacity=buffer.capacity,
+            min_size=buffer.min_size,
+            incarnation=buffer.incarnation,
+            buffer_id=buffer.buffer_id,
+            buffer_size=buffer.size,
+        )
+
+    def attend(
+        self, attendance: Attendance, *, timeout_s: float = UNARY_TIMEOUT_S, wait_for_ready: bool = False
+    ) -> Coroutine[Any, Any, cluster_pb2.AttendResponse]:
+        """Says what the evaluator does."""
+        return self.cluster.attend(
+            self._node,
+            attendance,
+            run_id=self._run_id,
+            fingerprint=self._schema.fingerprint,
+            timeout_s=timeout_s,
+            wait_for_ready=wait_for_ready,
+        )
+
+    @asynccontextmanager
+    async def farewell(self) -> AsyncIterator[None]:
+        """Says at the end of the block, however it ends, that the evaluator leaves."""
+        try:
+            yield
+        finally:
+            try:
+                await self.cluster.attend(
+                    self._node, Attendance(), run_id=self._run_id, leaving=True, timeout_s=FAREWELL_S
+                )
+            except RefusalError as error:
+                log.info("could not say farewell: %s", error)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The parts of an evaluator that has arrived."""
+
+    connection: Connection
+    guest: _Guest
+    books: EvaluationBooks
+    due: DuePolicies
+    evaluating: Evaluating
+    metrics: EvaluatorMetrics
+    agents: Sequence[int]
+
+    async def run(self, stop: asyncio.Event, alarm: HangAlarm) -> None:
+        """Evaluates until nothing is left or `stop`; the compute thread has ended when this ends.
+
+        Raises:
+            EnvironmentHangsError: the thread hangs in the environment, and has not ended.
+            ExceptionGroup: of what broke a stream.
+            Exception: what the compute thread raised, whatever the streams did then.
+        """
+        halt, how = threading.Event(), "stopped"
+        compute = asyncio.ensure_future(asyncio.to_thread(self.evaluating.run, halt))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                jobs = [
+                    self.connection.keep(Stream.SUBSCRIBE, self._follow),
+                    self.connection.keep(Stream.HEARTBEAT, self._attend),
+                    watch_loop_lag(self.metrics.loop_lag.observe),
+                ]
+                others = [tasks.create_task(job) for job in jobs]
+                await unless(stop, alarm.unless_hanging(compute))
+                if compute.done():
+                    how = "finished"
+                for task in others:
+                    task.cancel()
+        finally:
+            halt.set()
+            self.due.close()
+            await alarm.unless_hanging(compute)
+            if (error := compute.exception()) is not None:
+                raise error from error.__cause__
+        log.info(
+            "%s after %d evaluations; skipped %d for newer policies; results: %s",
+            how,
+            self.evaluating.count,
+            self.due.skipped,
+            self.books.path,
+        )
+
+    async def _follow(self, target: StreamTarget) -> None:
+        subscriber = PolicySubscriber(
+            target.channel,
+            target.address,
+            run_id=target.member.run_id,
+            schema_fingerprint=target.schema.fingerprint,
+            agent_ids=self.agents,
+        )
+        try:
+            await subscriber.open()
+            self.connection.up(Stream.SUBSCRIBE)
+            async for policy in subscriber:
+                self.due.offer(policy)
+        finally:
+            subscriber.cancel()
+
+    async def _attend(self, target: StreamTarget) -> None:
+        updates: dict[int, int] = {}
+        while True:
+            answer = await self.guest.attend(self.evaluating.attendance(updates))
+            self.books.buffer = answer.buffer
+            status = await self.guest.cluster.status()
+            self.connection.up(Stream.HEARTBEAT)
+            for agent in status.agents:
+                updates[agent.agent_id] = agent.progress.updates
+                if agent.agent_id in self.agents:
+                    self.due.heard(
+                        agent.agent_id,
+                        total=agent.progress.total_steps,
+                        finished=agent.lease == "left" and agent.progress.state == "finished",
+                        version=agent.policy_version if agent.HasField("policy_version") else None,
+                    )
+            await asyncio.sleep(min(ATTEND_S, target.member.ttl_s / 4))

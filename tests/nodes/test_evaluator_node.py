@@ -1,0 +1,432 @@
+"""The evaluator node: the learners' own protocol and files, each due policy once, and an end of its own."""
+
+import asyncio
+import logging
+import signal
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import worlds
+from contracts.sentences import assert_one_sentence
+from nodes.learning_cases import FOREVER, learner_options, learning, tiny_config, until_trained
+from nodes.processes import learner_arguments, process, replay_process
+from nodes.running import joined, replay_node
+from wire.services import eventually, promptly
+
+from dase_grpc import seeding
+from dase_grpc.errors import (
+    ConfigError,
+    DrainingError,
+    EnvironmentFailedError,
+    RunDirectoryError,
+    RunMismatchError,
+    SchemaMismatchError,
+    UnreachableError,
+)
+from dase_grpc.launch.evaluate import evaluate_checkpoint
+from dase_grpc.learning.agents import make_agent
+from dase_grpc.learning.envs import make_env, schema_of
+from dase_grpc.learning.evaluation import Evaluator
+from dase_grpc.learning.peers import to_bytes
+from dase_grpc.nodes.evaluator import EvaluatorOptions, run_evaluator
+from dase_grpc.nodes.learner import run_learner
+from dase_grpc.runs.checkpoint import latest, load_checkpoint
+from dase_grpc.runs.directory import RunDirectory
+from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.runs.report import write_report
+from dase_grpc.runs.summary import AgentFiles, status
+from dase_grpc.runs.verify import verify
+from dase_grpc.wire.policy import PolicyPublisher
+from dase_grpc.wire.transport import Address
+
+BY_EVALUATOR = {"eval__by": "evaluator", "eval__episodes": 2}
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr("dase_grpc.nodes.learner.HEARTBEAT_S", 0.05)
+    monkeypatch.setattr("dase_grpc.nodes.evaluator.ATTEND_S", 0.05)
+
+
+def evaluator_options(address, run_dir, *, agents=(), **changes):
+    settings = {key: changes.pop(key) for key in list(changes) if "__" in key}
+    config = tiny_config(**{**BY_EVALUATOR, **settings})
+    return EvaluatorOptions(address, config, agents=agents, run_dir=run_dir, **changes)
+
+
+@asynccontextmanager
+async def evaluating(options):
+    """An evaluator in this event loop: its task and the event that stops it; it has ended with the block."""
+    stop = asyncio.Event()
+    task = asyncio.ensure_future(run_evaluator(options, stop))
+    try:
+        yield task, stop
+    finally:
+        stop.set()
+        await promptly(asyncio.gather(task, return_exceptions=True), within_s=15)
+
+
+def rows_of(run_dir, agent_id=0):
+    return read_evaluations(RunDirectory.open(run_dir).agent(agent_id).evaluations.path)
+
+
+def steps_of(run_dir, agent_id=0):
+    path = run_dir / "agents" / str(agent_id) / "evaluations.csv"
+    return rows_of(run_dir, agent_id).step.tolist() if path.exists() else []
+
+
+def point_goal():
+    env = make_env("worlds:PointGoal", {})
+    try:
+        return schema_of(env, "worlds:PointGoal")
+    finally:
+        env.close()
+
+
+class Published:
+    """An agent that a test plays: publishes policies of its own making."""
+
+    def __init__(self, service, target, config):
+        self._publisher = PolicyPublisher(target)
+        self._config = config
+        self._schema = target.schema
+
+    @classmethod
+    async def joined(cls, service, agent_id=0, **settings):
+        target = await service.target(agent_id, schema=point_goal())
+        return cls(service, target, tiny_config(**{**BY_EVALUATOR, **settings}))
+
+    def agent(self, version):
+        return make_agent(self._config.agent, self._schema, seed=version, agent_id=0, device=CPU)
+
+    async def publish(self, step, version=None):
+        version = step if version is None else version
+        tensors = dict(self.agent(version).policy.named_tensors())
+        await self._publisher.publish(version, to_bytes(tensors), step=step)
+
+    def evaluated(self, version):
+        """What a learner with this policy would write down."""
+        settings = self._config
+        evaluator = Evaluator(
+            lambda: make_env("worlds:PointGoal", {}),
+            self._schema,
+            episodes=settings.eval.episodes,
+            max_episode_steps=settings.eval.max_episode_steps,
+            seed=seeding.integer(settings.train.seed, seeding.Purpose.EVALUATION),
+        )
+        return evaluator.evaluate(self.agent(version))
+
+
+async def test_each_policy_that_is_due_is_evaluated_as_a_learner_would_and_then_the_evaluator_ends(
+    service, tmp_path
+):
+    learner = await Published.joined(service)
+    run_dir = tmp_path / "run"
+    async with evaluating(evaluator_options(service.address, run_dir)) as (task, _):
+        for step in (0, 17, 40, 80):
+            await learner.publish(step)
+            await eventually(lambda step=step: step == 17 or step in steps_of(run_dir))
+        await promptly(task)
+    rows = rows_of(run_dir)
+    expected = [learner.evaluated(version) for version in (0, 40, 80)]
+    assert rows.step.tolist() == [0, 40, 80]
+    assert rows.return_mean.tolist() == [each.return_mean for each in expected]
+    assert rows.return_std.tolist() == [each.return_std for each in expected]
+    assert rows.episodes.tolist() == [2, 2, 2]
+    assert (np.diff(rows.wall_seconds) >= 0).all()
+
+
+async def test_with_real_learners_it_writes_their_evaluations_and_they_write_none(service, tmp_path):
+    run_dir = tmp_path / "run"
+    settings = {**BY_EVALUATOR, "train__agents": 2}
+    learners = [learner_options(service.address, run_dir, agent_id=each, **settings) for each in (0, 1)]
+    async with evaluating(evaluator_options(service.address, run_dir, train__agents=2)) as (task, _):
+        await promptly(asyncio.gather(*(run_learner(o, asyncio.Event()) for o in learners)), within_s=20)
+        await promptly(task, within_s=20)
+    for agent_id in (0, 1):
+        assert steps_of(run_dir, agent_id)[-1] == 80
+        kept = load_checkpoint(latest(run_dir / f"agents/{agent_id}/checkpoints"))
+        assert kept.metadata["evaluation"] is None
+        (again,) = evaluate_checkpoint(kept.path, 2)
+        assert rows_of(run_dir, agent_id).return_mean[-1] == again.evaluation.return_mean
+    run = RunDirectory.open(run_dir)
+    assert run.run["mode"] == "node"
+    assert status(run, {agent.agent_id: AgentFiles.read(agent) for agent in run.agents()}) == "finished"
+    assert verify(run_dir).damaged == []
+    assert write_report(run).exists()
+
+
+async def test_the_best_policy_is_kept_and_evaluate_finds_it(service, tmp_path):
+    learner = await Published.joined(service)
+    run_dir = tmp_path / "run"
+    async with evaluating(evaluator_options(service.address, run_dir)) as (task, _):
+        for step in (0, 40, 80):
+            await learner.publish(step)
+            await eventually(lambda step=step: step in steps_of(run_dir))
+        await promptly(task)
+    best = max((0, 40, 80), key=lambda version: learner.evaluated(version).return_mean)
+    (found,) = evaluate_checkpoint(run_dir, 2, best=True)
+    assert (found.step, found.evaluation.return_mean) == (best, learner.evaluated(best).return_mean)
+    assert load_checkpoint(found.checkpoint).metadata["policy_version"] == best
+
+
+async def test_an_evaluator_started_again_goes_on_without_repeating_a_step(service, tmp_path):
+    learner = await Published.joined(service)
+    options = evaluator_options(service.address, tmp_path / "run")
+    for _ in range(2):
+        async with evaluating(options) as (task, stop):
+            await learner.publish(40)
+            await eventually(lambda: steps_of(tmp_path / "run") == [40])
+            await service.round_trips()
+            stop.set()
+            await promptly(task)
+    assert steps_of(tmp_path / "run") == [40]
+    async with evaluating(options) as (task, _):
+        await learner.publish(80)
+        await promptly(task)
+    assert steps_of(tmp_path / "run") == [40, 80]
+    assert (np.diff(rows_of(tmp_path / "run").wall_seconds) > 0).all()
+
+
+async def test_what_it_is_too_slow_for_is_skipped_and_counted(service, tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "dase")
+    gate = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    evaluate = Evaluator.evaluate
+
+    def gated(self, policy):
+        asyncio.run_coroutine_threadsafe(gate.wait(), loop).result()
+        return evaluate(self, policy)
+
+    monkeypatch.setattr(Evaluator, "evaluate", gated)
+    learner = await Published.joined(service)
+    options = evaluator_options(service.address, tmp_path / "run", train__steps=240)
+    async with evaluating(options) as (task, _):
+        for step in range(0, 241, 40):
+            await learner.publish(step)
+            await eventually(lambda: service.run.policies.followers(0) == 1)
+            await service.round_trips()
+        gate.set()
+        await promptly(task)
+    assert steps_of(tmp_path / "run") == [0, 240]
+    assert "2 evaluations; skipped 5" in caplog.text
+
+
+async def test_status_shows_what_it_does(service, tmp_path):
+    learner = await Published.joined(service)
+    async with evaluating(evaluator_options(service.address, tmp_path / "run")):
+        await learner.publish(40, version=7)
+        await eventually(lambda: steps_of(tmp_path / "run") == [40])
+
+        async def node():
+            (found,) = (await service.client.status()).nodes
+            return found
+
+        async with asyncio.timeout(5):
+            while (await node()).attendance.policy_version != 7:  # noqa: ASYNC110 - another node's state
+                await asyncio.sleep(0.01)
+        shown = await node()
+        assert shown.role == "evaluator"
+        assert (shown.attendance.envs, shown.attendance.env_steps) == (2, 40)
+        assert shown.attendance.state == "waiting: the next policy that is due"
+    assert list((await service.client.status()).nodes) == []
+
+
+async def test_it_may_come_before_any_learner(service, tmp_path):
+    options = evaluator_options(service.address, tmp_path / "run", replay_timeout_s=30.0)
+    async with evaluating(options) as (task, _):
+        await eventually(lambda: service.events != [])
+        learner = await Published.joined(service)
+        await learner.publish(80)
+        await promptly(task, within_s=10)
+    assert steps_of(tmp_path / "run") == [80]
+
+
+async def test_an_evaluation_in_hand_is_dropped_when_it_is_told_to_stop(service, tmp_path, monkeypatch):
+    began = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    step = worlds.PointGoal.step
+
+    def telling(self, action):
+        loop.call_soon_threadsafe(began.set)
+        return step(self, action)[0], 0.0, False, False, {}
+
+    monkeypatch.setattr(worlds.PointGoal, "step", telling)
+    learner = await Published.joined(service)
+    options = evaluator_options(service.address, tmp_path / "run", eval__max_episode_steps=FOREVER)
+    async with evaluating(options) as (task, stop):
+        await learner.publish(0)
+        await promptly(began.wait())
+        stop.set()
+        await promptly(task)
+    assert steps_of(tmp_path / "run") == []
+
+
+async def test_policies_that_are_not_finite_are_left_out(service, tmp_path, caplog):
+    learner = await Published.joined(service)
+    async with evaluating(evaluator_options(service.address, tmp_path / "run")) as (task, _):
+        tensors = {name: tensor * np.nan for name, tensor in learner.agent(1).policy.named_tensors()}
+        await learner._publisher.publish(1, to_bytes(tensors), step=40)
+        await eventually(lambda: "left out" in caplog.text)
+        await learner.publish(80)
+        await promptly(task)
+    assert steps_of(tmp_path / "run") == [80]
+
+
+async def test_an_environment_that_fails_is_told_as_by_a_learner(service, tmp_path, monkeypatch):
+    learner = await Published.joined(service)
+
+    def broken(self, action):
+        raise ZeroDivisionError("the simulator")
+
+    monkeypatch.setattr(worlds.PointGoal, "step", broken)
+    options = evaluator_options(service.address, tmp_path / "run", env__max_restarts=1)
+    async with evaluating(options) as (task, _):
+        await learner.publish(0)
+        with pytest.raises(EnvironmentFailedError, match="evaluation of agent 0"):
+            await promptly(task)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "sentence"),
+    [
+        ({"agents": (0, 3)}, ConfigError, "--agent 3 is not of this run, whose agents are 0..0"),
+        ({"env__id": "worlds:Clock"}, SchemaMismatchError, "environment|fingerprint"),
+        ({"run_id": "another"}, RunMismatchError, "another"),
+    ],
+)
+async def test_what_does_not_fit_the_run_is_refused(service, tmp_path, changes, error, sentence):
+    await Published.joined(service)
+    options = evaluator_options(service.address, tmp_path / "run", **changes)
+    with pytest.raises(error, match=sentence):
+        await promptly(run_evaluator(options, asyncio.Event()))
+    assert not (tmp_path / "run").exists()
+
+
+async def test_policies_of_other_settings_are_refused(service, tmp_path):
+    learner = await Published.joined(service)
+    options = evaluator_options(service.address, tmp_path / "run", agent__hidden=[9])
+    async with evaluating(options) as (task, _):
+        await learner.publish(0)
+        with pytest.raises(ConfigError) as refusal:
+            await promptly(task)
+    assert_one_sentence(refusal.value, "policy 0 of agent 0", "settings of the learners")
+
+
+async def test_a_replay_that_stays_away_ends_it_with_one_sentence(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("dase_grpc.wire.policy.UNARY_TIMEOUT_S", 0.2)
+    caplog.set_level(logging.INFO, "dase")
+    async with replay_node() as replay, joined(replay.address, schema=point_goal()):
+        options = evaluator_options(replay.address, tmp_path / "run", replay_timeout_s=0.3)
+        async with evaluating(options) as (task, _):
+            await eventually(lambda: "attending run" in caplog.text)
+            await replay.end()
+            with pytest.raises((UnreachableError, DrainingError)) as refusal:
+                await promptly(task, within_s=10)
+    assert_one_sentence(refusal.value, "gave up after")
+
+
+# Who may write evaluations.csv
+async def test_a_run_of_learners_that_evaluate_themselves_is_refused_and_another_folder_is_not(
+    service, tmp_path
+):
+    run_dir = tmp_path / "run"
+    options = learner_options(service.address, run_dir, train__steps=FOREVER)
+    async with learning(options) as (task, _):
+        await until_trained(service.address, task=task)
+        mine = {"eval__by": "learner", "eval__episodes": 1, "train__steps": FOREVER}
+        with pytest.raises(RunDirectoryError) as refusal:
+            await promptly(
+                run_evaluator(evaluator_options(service.address, run_dir, **mine), asyncio.Event())
+            )
+        assert_one_sentence(refusal.value, "evaluate themselves", "eval.by=evaluator", "--run-dir")
+        own = evaluator_options(service.address, tmp_path / "own", **mine)
+        async with evaluating(own):
+            await eventually(lambda: len(steps_of(tmp_path / "own")) > 1)
+    assert RunDirectory.open(tmp_path / "own").run["mode"] == "evaluator"
+
+
+async def test_a_second_evaluator_of_the_same_folder_is_refused(service, tmp_path):
+    learner = await Published.joined(service)
+    options = evaluator_options(service.address, tmp_path / "run")
+    async with evaluating(options):
+        await learner.publish(0)
+        await eventually(lambda: steps_of(tmp_path / "run") == [0])
+        with pytest.raises(RunDirectoryError, match="another process is still writing"):
+            await promptly(run_evaluator(options, asyncio.Event()))
+
+
+async def test_a_learner_that_evaluates_itself_is_refused_in_an_evaluators_folder(service, tmp_path):
+    learner = await Published.joined(service, 1)
+    mine = {"eval__by": "learner", "train__agents": 2}
+    options = evaluator_options(service.address, tmp_path / "run", agents=(1,), **mine)
+    async with evaluating(options):
+        await learner.publish(0)
+        await eventually(lambda: steps_of(tmp_path / "run", 1) == [0])
+    theirs = learner_options(
+        service.address, tmp_path / "run", agent_id=0, resume=True, train__agents=2, eval__episodes=2
+    )
+    with pytest.raises(RunDirectoryError, match="evaluations of an evaluator node"):
+        await promptly(run_learner(theirs, asyncio.Event()), within_s=10)
+
+
+async def test_a_learner_that_is_resumed_leaves_the_evaluators_rows_alone(service, tmp_path):
+    run_dir, before = tmp_path / "run", []
+    for steps in (80, 160):
+        settings = {**BY_EVALUATOR, "train__steps": steps, "train__checkpoint_every": 30}
+        async with evaluating(evaluator_options(service.address, run_dir, **settings)) as (task, _):
+            learner = learner_options(service.address, run_dir, agent_id=0, resume=bool(before), **settings)
+            await promptly(run_learner(learner, asyncio.Event()), within_s=20)
+            await promptly(task, within_s=20)
+        assert steps_of(run_dir)[: len(before)] == before
+        before = steps_of(run_dir)
+        assert before[-1] == steps
+    with pytest.raises(RunDirectoryError, match="already holds results of agent 0"):
+        await promptly(run_learner(replace(learner, resume=False), asyncio.Event()), within_s=10)
+
+
+async def test_a_replay_that_does_not_come_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr("dase_grpc.nodes.evaluator.CONNECT_S", 0.2)
+    options = evaluator_options(Address("127.0.0.1", 1), tmp_path / "run")
+    with pytest.raises(UnreachableError, match="does not answer"):
+        await promptly(run_evaluator(options, asyncio.Event()), within_s=10)
+
+
+# Processes
+def arguments_of(role, address, run_dir):
+    settings = {"train__steps": 80, "eval__every": 40, "eval__by": "evaluator", "eval__episodes": 2}
+    _, *others = learner_arguments(address, run_dir, **settings)
+    return [f"--role={role}", *others]
+
+
+@pytest.mark.slow
+def test_nodes_of_their_own_write_what_the_learner_would_have_written_and_end_by_themselves(tmp_path):
+    run_dir = tmp_path / "run"
+    with (
+        replay_process() as (_, address),
+        process(*arguments_of("evaluator", address, run_dir)) as evaluator,
+    ):
+        evaluator.until_says("attending run")
+        with process(*arguments_of("learner", address, run_dir)) as learner:
+            assert learner.exit_code(within_s=60) == 0, learner.log
+        assert evaluator.exit_code() == 0, evaluator.log
+    assert steps_of(run_dir)[-1] == 80
+    kept = latest(run_dir / "agents/0/checkpoints")
+    (again,) = evaluate_checkpoint(kept, 2)
+    assert rows_of(run_dir).return_mean[-1] == again.evaluation.return_mean
+    assert rows_of(run_dir).return_std[-1] == again.evaluation.return_std
+
+
+@pytest.mark.slow
+def test_a_process_that_is_told_to_stop_exits_with_0(tmp_path):
+    with (
+        replay_process() as (_, address),
+        process(*arguments_of("evaluator", address, tmp_path / "run")) as evaluator,
+    ):
+        evaluator.until_says("attending run")
+        evaluator.send(signal.SIGTERM)
+        assert evaluator.exit_code() == 0, evaluator.log
