@@ -137,7 +137,7 @@ def document() -> str:
     roles = {role: set(families(registry)) for role, registry in registries().items()}
     groups = [tuple(roles), *((role,) for role in roles)]
     owners: dict[tuple[str, ...], set[Family]] = {group: set() for group in groups}
-    for family in set.union(*roles.values()):
+    for family in sorted(set.union(*roles.values()), key=lambda family: family.name):
         having = tuple(role for role, own in roles.items() if family in own)
         owners.setdefault(having, set()).add(family)
     parts = [INTRODUCTION]

@@ -305,6 +305,22 @@ REFUSED = {
         ("node", "--role", "actor", "--agent", 7, "--agents", 2),
         r"--agent 7 is outside the run's agents 0\.\.1",
     ),
+    "an evaluator of an agent that is not": (
+        ("node", "--role", "evaluator", "--agent", 0, "--agent", 7, "--agents", 2),
+        r"--agent 7 is not of this run, whose agents are 0\.\.1; choose one of them",
+    ),
+    "a learner of two agents": (
+        ("node", "--role", "learner", "--agent", 0, "--agent", 1),
+        r"--agent is given 2 times, and a learner is of one agent; give it once",
+    ),
+    "lockstep without evaluations": (
+        world("PointGoal", "--lockstep", "--set", "eval.by=evaluator"),
+        r"eval\.by = evaluator is for nodes; --lockstep has none, so leave it out",
+    ),
+    "a pair that an evaluator evaluates": (
+        ("config", "--method", "dpd", "--set", "eval.by=evaluator"),
+        r"eval\.by = evaluator is not for train\.method = dpd",
+    ),
     "a replay that resumes": (("node", "--role", "replay", "--resume"), r"--resume is not for --role replay"),
     "reporting on no run": (("report", "empty"), r"empty is not a run: it has no run\.toml"),
     "no experiment": (("experiment", "missing.toml"), r"cannot read the experiment missing\.toml: No such"),
@@ -449,6 +465,8 @@ def test_an_error_of_the_environment_is_one_sentence_after_the_results_and_its_t
         ("learner", "--envs", 2),
         ("actor", "--run-dir", "d"),
         ("actor", "--gpu", 0),
+        ("evaluator", "--gpu", 0),
+        ("evaluator", "--envs", 2),
         ("replay", "--agent", 0),
     ],
 )

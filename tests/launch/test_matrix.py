@@ -137,6 +137,12 @@ def test_one_port_for_several_clusters_is_refused():
     assert len(matrix_of(mode="lockstep", set={"metrics.port": 9_500}, matrix={"seeds": 2}).cells) == 2
 
 
+def test_a_node_that_an_experiment_does_not_start_is_not_waited_for():
+    with pytest.raises(ConfigError) as refused:
+        matrix_of(mode="cluster", set={"eval.by": "evaluator"}, matrix={"seeds": 2})
+    assert_one_sentence(refused.value, "eval.by = evaluator needs a node that an experiment does not start")
+
+
 # -- duplicates ---------------------------------------------------------------------------------------
 
 
