@@ -69,22 +69,6 @@ class EvaluatorOptions:
     replay_timeout_s: float = REPLAY_TIMEOUT_S
     credentials: Credentials = NO_CREDENTIALS
 
-    @property
-    def evaluated(self) -> list[int]:
-        """The agents to evaluate, in order.
-
-        Raises:
-            ConfigError: one does not exist.
-        """
-        count = self.config.train.agents
-        for agent_id in self.agents:
-            if agent_id >= count:
-                raise ConfigError(
-                    f"--agent {agent_id} is not of this run, whose agents are 0..{count - 1}; choose one of "
-                    f"them, or say with --agents how many there are"
-                )
-        return sorted(set(self.agents)) or list(range(count))
-
     @classmethod
     def parse(
         cls,
@@ -111,7 +95,7 @@ class EvaluatorOptions:
         return cls(
             parse_address(replay),
             config,
-            agents=agents,
+            agents=_evaluated(config, agents),
             run_id=run_id or "",
             run_dir=run_dir,
             metrics_port=metrics_port or 0,
@@ -122,6 +106,22 @@ class EvaluatorOptions:
             replay_timeout_s=joining.replay_timeout_s(replay_timeout_s),
             credentials=Credentials(tls, token_file),
         )
+
+
+def _evaluated(config: RunConfig, wanted: Sequence[int]) -> list[int]:
+    """The agents to evaluate, in order.
+
+    Raises:
+        ConfigError: one does not exist.
+    """
+    count = config.train.agents
+    for agent_id in wanted:
+        if agent_id >= count:
+            raise ConfigError(
+                f"--agent {agent_id} is not of this run, whose agents are 0..{count - 1}; choose one of "
+                f"them, or say with --agents how many there are"
+            )
+    return sorted(set(wanted)) or list(range(count))
 
 
 def evaluator_main(options: EvaluatorOptions, *, stdin_is_leash: bool) -> int:
@@ -141,7 +141,7 @@ async def run_evaluator(options: EvaluatorOptions, stop: asyncio.Event) -> None:
         Exception: a bug.
     """
     options.credentials.require_usable()
-    config, agents = with_resolved_id(options.config), options.evaluated
+    config, agents = with_resolved_id(options.config), _evaluated(options.config, options.agents)
     where = (options.metrics_host, options.metrics_port)
     metrics_tls = protection(*where, tls=options.metrics_tls, insecure=options.insecure)
     torch.set_num_threads(config.train.threads)
