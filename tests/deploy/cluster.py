@@ -1,0 +1,205 @@
+"""A run whose nodes are each on a host of their own, with certificates, watched by a Prometheus."""
+
+import json
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+from deploy.deployed import DEPLOY
+from nodes.processes import NodeProcess, process
+
+from dase_grpc.identity import Identity
+from dase_grpc.launch.certificates import issue, make_authority
+from dase_grpc.launch.evidence import read_buffer
+from dase_grpc.learning.envs import make_env
+from dase_grpc.learning.numbered import UNIT, read_ledger, read_marks
+from dase_grpc.nodes.lifecycle import READY_PREFIX
+
+PORT, METRICS = 50_051, 9_500
+ENV = "Pendulum-v1"
+OTHERS_PORT = 9_090
+
+
+@dataclass
+class Cluster:
+    """What runs where; `hosts` are those of scripts/hosts.py."""
+
+    hosts: Any
+    folder: Path
+    nodes: dict[str, NodeProcess] = field(default_factory=dict)
+
+    @property
+    def certificates(self) -> Path:
+        return self.folder / "certs"
+
+    @property
+    def address(self) -> str:
+        return f"{self.hosts.addresses['replay']}:{PORT}"
+
+    def series(self, expression: str) -> list[Any]:
+        """What Prometheus answers; nothing while it does not."""
+        query = urllib.parse.urlencode({"query": expression})
+        url = f"http://{self.hosts.addresses['prometheus']}:{OTHERS_PORT}/api/v1/query?{query}"
+        try:
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                said = json.load(answer)
+        except (urllib.error.URLError, TimeoutError, ConnectionError):
+            return []
+        assert said["status"] == "success", said
+        return list(said["data"]["result"])
+
+    def value(self, expression: str) -> float:
+        """The sum of an expression's series; 0 where there is none."""
+        return sum(float(series["value"][1]) for series in self.series(expression))
+
+    def until(self, expression: str, *, within_s: float = 120.0) -> None:
+        """Waits until an expression has series; fails with the logs where a node has ended."""
+        deadline = time.monotonic() + within_s
+        while not self.series(expression):
+            ended = {
+                name: node.exit_code() for name, node in self.nodes.items() if node.popen.poll() is not None
+            }
+            assert not ended, (ended, {name: self.nodes[name].log for name in ended})
+            assert time.monotonic() < deadline, f"{expression} has no series after {within_s:g} s"
+            time.sleep(0.5)
+
+    def grows(self, metric: str, *, by: float = 50.0) -> None:
+        """Waits until a counter has grown."""
+        self.until(f"{metric} > {self.value(metric) + by}")
+
+    def end(self, *names: str) -> None:
+        """Asks nodes to stop; each has to end with code 0."""
+        for name in names:
+            self.nodes[name].send(signal.SIGTERM)
+        for name in names:
+            code = self.nodes[name].exit_code(within_s=60)
+            assert (name, code) == (name, 0), self.nodes[name].log
+            assert "Traceback" not in self.nodes[name].log
+
+
+def make_certificates(folder: Path, addresses: dict[str, str], identities: Sequence[str]) -> None:
+    """One authority for the nodes, another for those who read their metrics, as docs/security.md has it."""
+    now = datetime.now(UTC)
+    for name in ("certs", "metrics-certs"):
+        make_authority(folder / name, now=now)
+    for identity in identities:
+        hosts = [addresses["replay"]] if identity == "replay" else []
+        issue(folder / "certs", Identity.parse(identity), hosts, now=now)
+    issue(folder / "metrics-certs", Identity.parse("replay"), list(addresses.values()), now=now)
+    issue(folder / "metrics-certs", Identity.parse("observer"), [], now=now)
+
+
+@contextmanager
+def started(
+    made: Any, folder: Path, settings: dict[str, Any], roles: dict[str, Sequence[str]], prometheus: Path
+) -> Iterator[Cluster]:
+    """A replay and these nodes, by host: the flags of each; ended, if by force, with the block."""
+    identities = {name: name.replace("-", "/") for name in ("replay", *roles)}
+    make_certificates(folder, made.addresses, list(identities.values()))
+    (folder / "settings.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
+    cluster = Cluster(made, folder)
+    with ExitStack() as stack:
+        buffer = [f"--{key.replace('_', '-')}={value}" for key, value in settings["replay"].items()]
+        stored = [f"--data-dir={folder / 'data'}", f"--listen={cluster.address}", "--run-id=apart"]
+        replay = _node(cluster, stack, "replay", "--role=replay", *stored, *buffer)
+        assert replay.popen.stdout is not None
+        assert replay.popen.stdout.readline().startswith(READY_PREFIX), replay.log
+        for name, flags in roles.items():
+            config = [f"--config={folder / 'settings.toml'}", f"--replay={cluster.address}"]
+            _node(cluster, stack, name, *config, *flags)
+        stack.enter_context(_prometheus(cluster, prometheus, roles))
+        yield cluster
+
+
+def _node(cluster: Cluster, stack: ExitStack, name: str, *flags: str) -> NodeProcess:
+    where = cluster.hosts.addresses[name]
+    node = process(
+        *flags,
+        f"--tls={cluster.certificates / name}",
+        f"--metrics-host={where}",
+        f"--metrics-port={METRICS}",
+        f"--metrics-tls={cluster.folder / 'metrics-certs' / 'replay'}",
+        within=cluster.hosts.within(name),
+    )
+    cluster.nodes[name] = stack.enter_context(node)
+    return cluster.nodes[name]
+
+
+@contextmanager
+def _prometheus(cluster: Cluster, program: Path, roles: dict[str, Sequence[str]]) -> Iterator[None]:
+    """The committed configuration for several hosts, with these addresses, every second."""
+    text = (DEPLOY / "prometheus" / "several-hosts.yml").read_text(encoding="utf-8")
+    text = text.replace("scrape_interval: 5s", "scrape_interval: 1s")
+    text = text.replace("evaluation_interval: 15s", "evaluation_interval: 1s")
+    text = text.replace("rules/*.yml", str(DEPLOY / "prometheus" / "rules" / "*.yml"))
+    for role in ("replay", "learner", "actor", "evaluator"):
+        targets = [
+            f'"{cluster.hosts.addresses[name]}:{METRICS}"'
+            for name in ("replay", *roles)
+            if name.partition("-")[0] == role
+        ]
+        head, job, tail = text.partition(f"job_name: dase-{role}\n")
+        assert job or not targets, role
+        text = head + job + _with_targets(tail, targets) if job else text
+    folder = cluster.folder / "prometheus"
+    folder.mkdir()
+    (folder / "prometheus.yml").write_text(text, encoding="utf-8")
+    (folder / "dase").symlink_to(cluster.folder / "metrics-certs" / "observer")
+    command = [
+        *cluster.hosts.within("prometheus"),
+        str(program / "prometheus"),
+        "--config.file=prometheus.yml",
+        f"--web.listen-address={cluster.hosts.addresses['prometheus']}:{OTHERS_PORT}",
+    ]
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        yield
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+def _with_targets(text: str, targets: Sequence[str]) -> str:
+    """The first list of targets in a text, replaced."""
+    head, _, tail = text.partition("- targets: [")
+    return f"{head}- targets: [{', '.join(targets)}]{tail.partition(']')[2]}"
+
+
+def wrong(folder: Path, *, agents: int, environments: int) -> list[str]:
+    """What is wrong with the buffer of a cluster whose nodes all ended well; nothing if all is right.
+
+    Each of the `environments` that explored has all its steps there once, whole and in order.
+    """
+    stored, found = read_buffer(folder / "data", agents=agents), []
+    env, taken = make_env(ENV, {}), {entry.number: entry for entry in read_ledger(folder / "ledger")}
+    numbers = np.rint(stored.rows[:, _number_column(stored.schema)] / UNIT).astype(int)
+    if len(stored.rows) != stored.total:
+        found.append(f"{stored.total} transitions were stored, and {len(stored.rows)} are there")
+    for number in np.unique(numbers).tolist():
+        marks = read_marks(stored.rows[numbers == number], stored.schema, env)
+        steps = taken[number].steps
+        if not (marks.whole.all() and np.array_equal(marks.step, np.arange(1, steps + 1))):
+            found.append(
+                f"environment {number} took {steps} steps, and they are not all there, once, in order"
+            )
+    if len(np.unique(numbers)) != environments:
+        found.append(f"there are transitions of {len(np.unique(numbers))} environments, not {environments}")
+    env.close()
+    return found
+
+
+def _number_column(schema: Any) -> int:
+    """The column with the environment's number in what a step came to: third from the end of that."""
+    return int(2 * schema.observation_size + schema.action_size - 3)
