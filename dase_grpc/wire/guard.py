@@ -89,7 +89,7 @@ class Guard(Wrapping):
         made: Handler = make(
             wrapped,
             request_deserializer=_reading(handler.request_deserializer),
-            response_serializer=handler.response_serializer,
+            response_serializer=_writing(handler.response_serializer),
         )
         return made
 
@@ -176,6 +176,17 @@ def _reading(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | N
             return Unreadable(len(data))
 
     return parsed
+
+
+def _writing(serialise: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:
+    """Lets through what a servicer has made bytes of by itself."""
+
+    def written(message: Any) -> bytes:
+        if isinstance(message, bytes) or serialise is None:
+            return message  # type: ignore[no-any-return]
+        return serialise(message)
+
+    return written
 
 
 def behaviour_of(handler: Handler) -> tuple[str, Behaviour]:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -20,6 +20,7 @@ from dase_grpc.store.sharding import WHOLE
 from dase_grpc.wire.acknowledging import Acknowledger
 from dase_grpc.wire.admission import Admission
 from dase_grpc.wire.draining import Draining
+from dase_grpc.wire.frames import write_frame
 from dase_grpc.wire.guard import read, read_first
 from dase_grpc.wire.messages import buffer_to_proto, schema_to_proto
 from dase_grpc.wire.security import require_agent
@@ -139,10 +140,12 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             self._require(request.header.stream).schema.row_bytes,
         )
         _require_batch_size(batch_size, row_bytes=row_bytes)
-        with self._sampling.stream(request.header.stream.agent_id, held_bytes=batch_size * row_bytes):
-            await self._serve_credits(request, context)
+        at_once = _batches_per_frame(request.header, row_bytes)
+        held_bytes = at_once * batch_size * row_bytes
+        with self._sampling.stream(request.header.stream.agent_id, held_bytes=held_bytes):
+            await self._serve_credits(request, context, at_once=at_once)
 
-    async def _serve_credits(self, request: Any, context: Context) -> None:
+    async def _serve_credits(self, request: Any, context: Context, *, at_once: int) -> None:
         header, stream = request.header, request.header.stream
         key: tuple[int, ...] = (stream.agent_id, self._sample_streams[stream.agent_id])
         if self._run.shard != WHOLE:  # shards of one seed must not draw alike
@@ -154,11 +157,11 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             if request.credits > MAX_CREDITS:
                 raise MalformedError(f"a request grants at most {MAX_CREDITS} credits, not {request.credits}")
             _require_sizes(request.rows, header.batch_size)
-            for _ in range(request.credits):
+            for batches in _portions(request.credits, at_once):
                 asked = clock()
                 await self._wait_until_ready(context, header)
                 ready = clock()
-                await self._draw(context, header, header.batch_size, rng)
+                await self._draw(context, header, batches * header.batch_size, rng)
                 self._calls.sample_wait.observe(ready - asked)
                 took(clock() - ready)
             for size in request.rows:
@@ -172,7 +175,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     async def _draw(
         self, context: Context, header: replay_pb2.SampleHeader, size: int, rng: np.random.Generator
     ) -> None:
-        """Sends a batch of this size, or an empty one where there is nothing to draw from."""
+        """Sends this many transitions, none where there is nothing to draw from."""
         stream, store = header.stream, self._run.store
         self._run.leases.require(stream.agent_id, stream.lease_epoch)
         own = header.own_rows_only
@@ -225,6 +228,12 @@ def _require_batch_size(batch_size: int, *, row_bytes: int) -> None:
         )
 
 
+def _portions(count: int, most: int) -> Iterator[int]:
+    """Cuts a number into parts of at most `most`."""
+    for start in range(0, count, most):
+        yield min(most, count - start)
+
+
 def _require_sizes(sizes: Sequence[int], batch_size: int) -> None:
     if len(sizes) > MAX_CREDITS:
         raise MalformedError(f"a request asks for at most {MAX_CREDITS} batches by size, not {len(sizes)}")
@@ -233,12 +242,22 @@ def _require_sizes(sizes: Sequence[int], batch_size: int) -> None:
 
 
 async def _send(context: Context, rows: Array, *, buffer_size: int, drawn_from: int) -> None:
-    """Writes one batch as frames of at most 1 MiB, an empty batch as one frame."""
+    """Writes one batch, or several, as frames of at most 1 MiB; an empty batch as one frame."""
     data = rows.data.cast("B") if len(rows) else b""
     for start in range(0, max(1, len(data)), FRAME_BYTES):
-        answer = replay_pb2.SampleResponse()
-        answer.frame.rows = bytes(data[start : start + FRAME_BYTES])
-        answer.frame.last = start + FRAME_BYTES >= len(data)
-        answer.frame.buffer_size = buffer_size
-        answer.frame.drawn_from = drawn_from
-        await context.write(answer)
+        await context.write(
+            write_frame(
+                data[start : start + FRAME_BYTES],
+                last=start + FRAME_BYTES >= len(data),
+                buffer_size=buffer_size,
+                drawn_from=drawn_from,
+            )
+        )
+
+
+def _batches_per_frame(header: replay_pb2.SampleHeader, row_bytes: int) -> int:
+    """How many batches a frame holds where as many credits are there."""
+    if header.own_rows_only:  # what rejection draws depends on how many are drawn at once
+        return 1
+    fitting = FRAME_BYTES // (header.batch_size * row_bytes)
+    return max(1, min(header.batches_per_frame, fitting))

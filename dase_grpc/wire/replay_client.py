@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Final, Self
 
 import numpy as np
@@ -13,10 +14,12 @@ from grpc.aio import Channel
 from dase_grpc.errors import DaseError
 from dase_grpc.schema import Array, TransitionSchema
 from dase_grpc.wire.cluster import UNARY_TIMEOUT_S, Membership
+from dase_grpc.wire.frames import Frame, Waiting, joined, read_response
 from dase_grpc.wire.streams import ClientStream, opened_in_time
 from dase_grpc.wire.v1 import replay_pb2, replay_pb2_grpc
 
 CHUNK_BYTES: Final = 2**20 - 1024
+_SAMPLE: Final = f"/{replay_pb2.DESCRIPTOR.services_by_name['ReplayService'].full_name}/Sample"
 WINDOW_ROWS: Final = 8_192
 
 
@@ -46,8 +49,12 @@ class StreamTarget:
 
     def sample_stream(self) -> ClientStream:
         """A new Sample stream; waits for the connection when first written to."""
-        stub = replay_pb2_grpc.ReplayServiceStub(self.channel)
-        return ClientStream(stub.Sample(wait_for_ready=True), self.address)
+        call = self.channel.stream_stream(
+            _SAMPLE,
+            request_serializer=replay_pb2.SampleRequest.SerializeToString,
+            response_deserializer=read_response,
+        )
+        return ClientStream(call(wait_for_ready=True), self.address)
 
 
 class Inserter:
@@ -177,20 +184,33 @@ class Sampler:
         target: where to, and for which agent.
         batch_size: rows of each batch.
         own_rows_only: draw only from what that agent collected.
+        batches_per_frame: as many batches granted at once may come, and be drawn, together.
     """
 
-    def __init__(self, target: StreamTarget, *, batch_size: int, own_rows_only: bool = False) -> None:
+    def __init__(
+        self,
+        target: StreamTarget,
+        *,
+        batch_size: int,
+        own_rows_only: bool = False,
+        batches_per_frame: int = 1,
+    ) -> None:
         self._target = target
         self._batch_size = batch_size
         self._own_rows_only = own_rows_only
+        self._batches_per_frame = batches_per_frame
         self._stream: ClientStream | None = None
         self._owed: deque[tuple[int, int]] = deque()  # how many rows, at least and at most, come next
+        self._here: deque[SampledBatch] = deque()
         self.waiting: str | None = None
 
     async def open(self, *, credits: int) -> Self:
         """Starts the stream and grants the first credits."""
         header = replay_pb2.SampleHeader(
-            stream=self._target.header(), batch_size=self._batch_size, own_rows_only=self._own_rows_only
+            stream=self._target.header(),
+            batch_size=self._batch_size,
+            own_rows_only=self._own_rows_only,
+            batches_per_frame=self._batches_per_frame,
         )
         self._stream = stream = self._target.sample_stream()
         async with opened_in_time(stream, self._target.address, UNARY_TIMEOUT_S):
@@ -211,26 +231,44 @@ class Sampler:
 
     async def next(self) -> SampledBatch:
         """The next batch; while it is not there, `waiting` says what the service waits for."""
-        stream, pieces, row_bytes = _opened(self._stream), list[bytes](), self._target.schema.row_bytes
-        received = 0
-        while True:
-            answer = await stream.read()
-            if answer.WhichOneof("kind") == "waiting":
-                self.waiting = answer.waiting.reason
+        if not self._here:
+            await self._receive()
+        return self._here.popleft()
+
+    async def _receive(self) -> None:
+        """Takes the frames of the next batch, or the frame of several."""
+        pieces, received = list[Frame](), 0
+        while not pieces or not pieces[-1].last:
+            answer = await _opened(self._stream).read()
+            if isinstance(answer, Waiting):
+                self.waiting = answer.reason
                 continue
             self.waiting = None
-            pieces.append(answer.frame.rows)
-            received += len(answer.frame.rows)
-            least, most = self._owed[0] if self._owed else (0, -1)
-            whole = received in {least * row_bytes, most * row_bytes}
-            if received > most * row_bytes or (answer.frame.last and not whole):
+            pieces.append(answer)
+            received += len(answer.rows)
+            if not (self._batches_in(received) if answer.last else self._may_go_on(received)):
                 raise DaseError(f"the replay service at {self._target.address} sent what was not asked for")
-            if answer.frame.last:
-                break
-        self._owed.popleft()
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        rows = np.frombuffer(data, np.float32).reshape(-1, self._target.schema.width)
-        return SampledBatch(rows, answer.frame.buffer_size, answer.frame.drawn_from)
+        rows = np.frombuffer(joined(pieces), np.float32).reshape(-1, self._target.schema.width)
+        batches, told = self._batches_in(received), pieces[-1]
+        for batch in np.split(rows, batches) if batches > 1 else (rows,):
+            self._owed.popleft()
+            self._here.append(SampledBatch(batch, told.buffer_size, told.drawn_from))
+
+    def _batches_in(self, received: int) -> int:
+        """How many of the batches that come next these bytes are; 0 if they are not whole ones."""
+        if not self._owed:
+            return 0
+        row_bytes = self._target.schema.row_bytes
+        if received in {size * row_bytes for size in self._owed[0]}:
+            return 1
+        batches, rest = divmod(received, self._batch_size * row_bytes)
+        next_ones = list(islice(self._owed, batches)) if batches <= self._batches_per_frame else []
+        of_full_size = next_ones == [(self._batch_size, self._batch_size)] * batches
+        return batches if of_full_size and not rest else 0
+
+    def _may_go_on(self, received: int) -> bool:
+        """Whether these bytes can be the beginning of the next batch."""
+        return bool(self._owed) and received <= self._owed[0][1] * self._target.schema.row_bytes
 
     def cancel(self) -> None:
         """Ends the stream; has no effect once it has ended."""

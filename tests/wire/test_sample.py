@@ -23,6 +23,7 @@ from dase_grpc.errors import (
 )
 from dase_grpc.schema import TransitionSchema
 from dase_grpc.wire.cluster import Membership
+from dase_grpc.wire.frames import Frame, Waiting, read_response
 from dase_grpc.wire.replay import FRAME_BYTES
 from dase_grpc.wire.replay_client import Inserter, Sampler, StreamTarget
 from dase_grpc.wire.v1 import replay_pb2
@@ -286,18 +287,19 @@ class FramesOf:
     """A stream whose frames a test has written."""
 
     def __init__(self, *frames: replay_pb2.SampleFrame) -> None:
-        self.frames = [replay_pb2.SampleResponse(frame=frame) for frame in frames]
+        self.messages = [replay_pb2.SampleResponse(frame=frame).SerializeToString() for frame in frames]
 
-    async def read(self) -> replay_pb2.SampleResponse:
-        return self.frames.pop(0)
+    async def read(self) -> Frame | Waiting:
+        return read_response(self.messages.pop(0))
 
     async def write(self, message: object) -> None:
         return
 
 
-def sampler_of(*frames: replay_pb2.SampleFrame) -> Sampler:
+def sampler_of(*frames: replay_pb2.SampleFrame, batches_per_frame: int = 1) -> Sampler:
     member = Membership("run", 0, 1, ttl_s=1.0, capacity=10, min_size=1)
-    sampler = Sampler(StreamTarget(None, "somewhere", member, SCHEMA), batch_size=2)
+    target = StreamTarget(None, "somewhere", member, SCHEMA)
+    sampler = Sampler(target, batch_size=2, batches_per_frame=batches_per_frame)
     sampler._stream = FramesOf(*frames)
     return sampler
 
@@ -326,5 +328,61 @@ async def test_a_batch_beyond_the_credits_is_an_error():
     sampler = sampler_of(frame, frame)
     await sampler.grant(1)
     await sampler.next()
+    with pytest.raises(DaseError, match="not asked for"):
+        await sampler.next()
+
+
+# --- several batches in a frame ----------------------------------------------------------------------------
+
+
+async def test_batches_granted_together_may_share_a_frame_and_are_those_of_frames_of_their_own(service):
+    targets = {agent_id: await service.target(agent_id) for agent_id in (0, 1)}
+    service.fill(100)
+    for agent_id, target in targets.items():
+        sampler = await Sampler(target, batch_size=8, batches_per_frame=3).open(credits=7)
+        rng = seeding.generator(7, seeding.Purpose.SAMPLING, agent_id, 0)
+        for _ in range(7):
+            batch = await promptly(sampler.next())
+            assert serials_of(batch.rows) == (rng.integers(100, size=8) + 1).tolist()
+            assert (batch.buffer_size, batch.drawn_from) == (100, 100)
+        sampler.cancel()
+
+
+@pytest.mark.parametrize(
+    ("options", "batches"),
+    [({"batches_per_frame": 3}, [3, 3, 1]), ({}, [1] * 7), ({"own_rows_only": True}, [1] * 7)],
+    ids=["three at once", "not asked for", "own rows"],
+)
+async def test_as_many_batches_share_a_frame_as_the_client_says(service, options, batches):
+    target = await service.target()
+    service.fill(10)
+    call = service.stub.Sample()
+    request = sample_header(target, batch_size=4, credits=7)
+    for name, value in options.items():
+        setattr(request.header, name, value)
+    await call.write(request)
+    await call.done_writing()
+    frames = [answer.frame for answer in await answers(call)]
+    assert [len(frame.rows) // (4 * SCHEMA.row_bytes) for frame in frames] == batches
+    assert all(frame.last for frame in frames)
+
+
+async def test_no_more_batches_share_a_frame_than_fit():
+    async with serving() as service:
+        target = await service.target(schema=WIDE)
+        service.fill(50)
+        fitting = FRAME_BYTES // (10 * WIDE.row_bytes)
+        sampler = await Sampler(target, batch_size=10, batches_per_frame=2**20).open(credits=fitting + 1)
+        rng = seeding.generator(7, seeding.Purpose.SAMPLING, 0, 0)
+        for _ in range(fitting + 1):
+            rows = (await promptly(sampler.next())).rows
+            assert serials_of(rows, WIDE) == (rng.integers(50, size=10) + 1).tolist()
+        sampler.cancel()
+
+
+@pytest.mark.parametrize(("count", "credits"), [(3, 5), (2, 1)], ids=["in a frame", "granted"])
+async def test_more_batches_in_a_frame_than_are_taken_are_an_error(count, credits):
+    sampler = sampler_of(replay_pb2.SampleFrame(rows=count * BATCH, last=True), batches_per_frame=2)
+    await sampler.grant(credits)
     with pytest.raises(DaseError, match="not asked for"):
         await sampler.next()

@@ -259,9 +259,14 @@ class SampleHeader(_message.Message):
     STREAM_FIELD_NUMBER: _builtins.int
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
     OWN_ROWS_ONLY_FIELD_NUMBER: _builtins.int
+    BATCHES_PER_FRAME_FIELD_NUMBER: _builtins.int
     batch_size: _builtins.int
     own_rows_only: _builtins.bool
     """Draw only from what the stream's agent collected; else from the whole buffer."""
+    batches_per_frame: _builtins.int
+    """Credits granted in one request may come as frames of up to this many whole batches, drawn together, as far
+    as they fit; 0 and 1 mean that each comes in frames of its own.
+    """
     @_builtins.property
     def stream(self) -> Global___StreamHeader: ...
     def __init__(
@@ -270,10 +275,11 @@ class SampleHeader(_message.Message):
         stream: Global___StreamHeader | None = ...,
         batch_size: _builtins.int = ...,
         own_rows_only: _builtins.bool = ...,
+        batches_per_frame: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "own_rows_only", b"own_rows_only", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "batches_per_frame", b"batches_per_frame", "own_rows_only", b"own_rows_only", "stream", b"stream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -307,7 +313,7 @@ Global___SampleResponse: _TypeAlias = SampleResponse  # noqa: Y015
 
 @_typing.final
 class SampleFrame(_message.Message):
-    """A batch, or a piece of one: no frame is larger than 1 MiB."""
+    """A batch, several (batches_per_frame), or a piece of one: no frame is larger than 1 MiB."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
