@@ -277,6 +277,7 @@ async def test_describe_says_what_a_client_needs_before_it_joins(service):
         min_size=1,
         inserted_total=3,
         size_by_agent={0: 3},
+        inserted_by_agent={0: 3},
         incarnation=service.run.incarnation,
         buffer_id=service.run.data_id,
         shard_count=1,
