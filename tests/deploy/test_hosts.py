@@ -26,10 +26,11 @@ def _agent(name):
 def cluster(tmp_path, prometheus_folder):
     scripts = script("hosts")
     settings = numbered_settings(tmp_path, agents=AGENTS, steps=10_000_000, pause_s=0.02)
-    settings["eval"] = {"every": 500, "episodes": 1, "max_episode_steps": 50}
+    settings["eval"] = {"by": "evaluator", "every": 200, "episodes": 1, "max_episode_steps": 50}
     roles = {
         **{name: ("--role=learner", f"--run-dir={tmp_path / 'run'}", _agent(name)) for name in LEARNERS},
         **{name: ("--role=actor", _agent(name)) for name in ACTORS},
+        "evaluator": ("--role=evaluator", f"--run-dir={tmp_path / 'run'}"),
     }
     try:
         with (
@@ -70,7 +71,8 @@ def test_a_run_over_hosts_that_are_apart_trains_is_monitored_and_survives_partit
     cut_and_healed(cluster, "learner-1", updates[1], until=LEASE_ENDED, meanwhile=updates[:1])
     acted = [steps_of(cluster, name) for name in ACTORS]
     cut_and_healed(cluster, "actor-0", acted[0], until=f"{acted[1]} > 0", meanwhile=[*updates, acted[1]])
-    cluster.end(*ACTORS)
+    cluster.grows("dase_evaluation_duration_seconds_count{job='dase-evaluator'}", by=1)
+    cluster.end(*ACTORS, "evaluator")
     cluster.end(*LEARNERS)
     cluster.end("replay")
     assert wrong(tmp_path, agents=AGENTS, environments=len(ACTORS) + len(LEARNERS)) == []
