@@ -12,7 +12,7 @@ Replays = Annotated[
     str,
     flags.option(
         "--replay",
-        f"The replay's address, else {flags.DEFAULT_ADDRESS}; with commas between, those of its shards.",
+        f"As for nodes: the replay's address, else {flags.DEFAULT_ADDRESS}, or those of its shards.",
         metavar="HOST:PORT[,...]",
     ),
 ]

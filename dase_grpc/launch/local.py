@@ -260,11 +260,12 @@ async def run_cluster(
     resume: bool = False,
     max_restarts: int = MAX_RESTARTS,
     on_open: Callable[[LocalCluster], None] = lambda cluster: None,
+    on_start: Callable[[Address], None] = lambda address: None,
 ) -> None:
     """Runs a local cluster to its end, or until `stop`; no process is left when it returns or raises.
 
     `say` gets a sentence when a node fails, and when `stop` was set; the display has ended by then.
-    `on_open` gets the cluster before anything is started.
+    `on_open` gets the cluster before anything is started, `on_start` the replay's address once all are.
 
     Raises:
         NodeFailedError: a node ended before its time and was not, or could not be, started again.
@@ -278,6 +279,7 @@ async def run_cluster(
         async with cluster:
             address = await unless(stop, cluster.start())
             if address is not None:
+                on_start(address)
                 if config.eval.by == "evaluator":
                     say(_how_to_evaluate(address, directory))
                 with display:

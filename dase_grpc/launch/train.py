@@ -223,6 +223,7 @@ async def _train_in_cluster(
             resume=resume,
             max_restarts=MAX_RESTARTS if options.max_restarts is None else options.max_restarts,
             on_open=opened.append,
+            on_start=lambda address: say(console, f"watch: dase top --replay {address}"),
         )
 
 

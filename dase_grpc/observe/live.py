@@ -36,7 +36,6 @@ def top_here(target: Target, console: Console) -> None:
 
 
 async def _top(target: Target, console: Console) -> None:
-    replays = ", ".join(map(str, target.replays))
     async with stop_event(stdin_is_leash=False) as stop, observing(target) as observer:
         with suppress(UnreachableError):
             await unless(stop, first_look(observer))
@@ -49,7 +48,7 @@ async def _top(target: Target, console: Console) -> None:
                 observer.look,
                 lambda frame: live.update(Screen(frame), refresh=True),
                 stop,
-                replays=replays,
+                replays=str(target.replay),
             )
 
 

@@ -13,14 +13,15 @@ from dase_grpc.observe.cluster import ClusterView, merged, view_of
 from dase_grpc.observe.rates import Look
 from dase_grpc.wire.cluster import ClusterClient
 from dase_grpc.wire.dialling import NO_CREDENTIALS, Credentials
-from dase_grpc.wire.transport import Address, open_channel, parse_address
+from dase_grpc.wire.sharded import ReplayPlace
+from dase_grpc.wire.transport import Address, open_channel
 
 
 @dataclass(frozen=True)
 class Target:
-    """The replays to look at, with what credentials, and how long each is given to answer."""
+    """The replay or its shards, with what credentials, and how long each is given to answer."""
 
-    replays: tuple[Address, ...]
+    replay: ReplayPlace
     credentials: Credentials = NO_CREDENTIALS
     timeout_s: float = 5.0
 
@@ -33,7 +34,7 @@ class Target:
         """
         credentials = Credentials(tls, token_file)
         credentials.require_usable()
-        return cls(replays_in(replay), credentials, timeout_s)
+        return cls(ReplayPlace.parse(replay), credentials, timeout_s)
 
 
 class Observer:
@@ -85,10 +86,11 @@ async def observing(target: Target) -> AsyncIterator[Observer]:
 
     Raises:
         CredentialsError: the credentials cannot be used.
+        UnreachableError: a name resolves to no address.
     """
     async with AsyncExitStack() as channels:
         clients = {}
-        for address in target.replays:
+        for address in await target.replay.found():
             channel = await channels.enter_async_context(open_channel(address, target.credentials))
             clients[address] = ClusterClient(channel, str(address))
         yield Observer(clients, credentials=target.credentials, timeout_s=target.timeout_s)
@@ -109,12 +111,3 @@ async def first_look(observer: Observer) -> Look:
     if isinstance(why, UnreachableError):
         await observer.require_let_in()
     raise why
-
-
-def replays_in(text: str) -> tuple[Address, ...]:
-    """The addresses in a text such as `host:port,host:port`, each once.
-
-    Raises:
-        AddressError: one of them is none.
-    """
-    return tuple(dict.fromkeys(parse_address(each.strip()) for each in text.split(",")))

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,7 +32,7 @@ class Told:
     before: Look
     now: Look
     cluster: ClusterView
-    replays: Sequence[str]
+    replays: str
 
     @property
     def rates(self) -> Rates:
@@ -78,13 +78,13 @@ async def look_twice(target: Target, *, apart_s: float = LOOKS_APART_S) -> Told:
         now = await first_look(observer)
     if now.cluster is None:
         raise TypeError("a first look has a cluster")
-    return Told(before, now, now.cluster, [str(address) for address in target.replays])
+    return Told(before, now, now.cluster, str(target.replay))
 
 
 def page(told: Told, *, width: int) -> Iterator[RenderableType]:
     """What people are shown, `width` characters wide."""
     cluster, agents, now = told.cluster, told.cluster.agents, told.rates
-    yield from head(cluster, replays=", ".join(told.replays))
+    yield from head(cluster, replays=told.replays)
     yield Text(
         f"{rate(now.inserted)} inserts/s, {rate(now.sampled)} samples/s, {rate(now.env_steps)} steps/s "
         f"(over {told.interval_s:.1f} s)"
@@ -106,7 +106,7 @@ def document(told: Told) -> dict[str, Any]:
     """What programs are given; docs/watching.md says what each field is. None where a number is not known."""
     cluster, now = told.cluster, told.rates
     return {
-        "replays": list(told.replays),
+        "replay": told.replays,
         "run_id": cluster.run_id,
         "environment": cluster.environment,
         "draining": cluster.draining,

@@ -19,6 +19,7 @@ from dase_grpc.errors import UnreachableError, UsageError
 from dase_grpc.observe.live import follow, top_here
 from dase_grpc.observe.looking import Target
 from dase_grpc.observe.rates import Look
+from dase_grpc.wire.sharded import ReplayPlace
 from dase_grpc.wire.transport import Address
 
 AWAY = Look(2.0, None, {"r:1": UnreachableError("r:1 does not answer")})
@@ -74,7 +75,7 @@ async def test_it_ends_although_a_look_does_not():
 
 def test_what_is_no_terminal_is_refused_naming_the_command_for_it(tmp_path):
     with (tmp_path / "out").open("w") as file, pytest.raises(UsageError, match="dase status prints the same"):
-        top_here(Target((Address("127.0.0.1", 1),)), Console(file=file))
+        top_here(Target(ReplayPlace.at(Address("127.0.0.1", 1))), Console(file=file))
 
 
 class Terminal:

@@ -13,13 +13,14 @@ from security.credentials import guarded, make_keyring
 from wire.services import SCHEMA, serving
 
 from dase_grpc.attendance import Attendance, Attendant
-from dase_grpc.errors import AddressError, UnauthenticatedError, UnreachableError
+from dase_grpc.errors import UnauthenticatedError, UnreachableError
 from dase_grpc.observe.cluster import ClusterView, merged, view_of
-from dase_grpc.observe.looking import Target, observing, replays_in
+from dase_grpc.observe.looking import Target, observing
 from dase_grpc.observe.once import Told, document, look_twice, page, tell
 from dase_grpc.observe.rates import Look
 from dase_grpc.observe.troubles import troubles
 from dase_grpc.progress import Progress
+from dase_grpc.wire.sharded import ReplayPlace
 from dase_grpc.wire.transport import Address
 from dase_grpc.wire.v1 import cluster_pb2
 
@@ -38,12 +39,12 @@ PROGRESS = Progress(
 
 
 async def told(service, *, apart_s=0.15, others=()) -> Told:
-    return await look_twice(Target((service.address, *others), timeout_s=0.3), apart_s=apart_s)
+    return await look_twice(Target(ReplayPlace((service.address, *others)), timeout_s=0.3), apart_s=apart_s)
 
 
 def of(view: ClusterView, **silent) -> Told:
     now = Look(1.0, view, silent)
-    return Told(Look(0.0, view), now, view, ["127.0.0.1:50051"])
+    return Told(Look(0.0, view), now, view, "127.0.0.1:50051")
 
 
 def lines_of(shown: Told, *, width: int = 200) -> list[str]:
@@ -75,36 +76,36 @@ async def test_all_that_a_service_knows_is_told(service):
 
 async def test_rates_are_of_what_happened_between_the_two_looks(service):
     await service.join(0)
-    async with observing(Target((service.address,))) as observer:
+    async with observing(Target(ReplayPlace.at(service.address))) as observer:
         before = await observer.look()
         service.fill(50)
         now = replace(await observer.look(), at=before.at + 2.0)
-    made = document(Told(before, now, now.cluster, ["r"]))
+    made = document(Told(before, now, now.cluster, "r"))
     assert (made["interval_seconds"], made["inserted_per_second"]) == (2.0, 25.0)
 
 
 async def test_steps_per_second_go_by_when_an_agent_told_its_step(service):
     member = await service.join(0)
     await service.client.heartbeat(member, replace(PROGRESS, step=100))
-    async with observing(Target((service.address,))) as observer:
+    async with observing(Target(ReplayPlace.at(service.address))) as observer:
         service.clock.now = 0.4
         before = await observer.look()
         service.clock.now = 0.5
         await service.client.heartbeat(member, replace(PROGRESS, step=150))
         now = replace(await observer.look(), at=before.at + 0.1)
-    assert Told(before, now, now.cluster, ["r"]).rates.steps_by_agent == pytest.approx({0: 100.0})
+    assert Told(before, now, now.cluster, "r").rates.steps_by_agent == pytest.approx({0: 100.0})
 
 
 async def test_a_service_that_does_not_answer_is_refused_in_a_sentence():
     with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:1 does not answer"):
-        await look_twice(Target((Address("127.0.0.1", 1),), timeout_s=0.2), apart_s=0.0)
+        await look_twice(Target(ReplayPlace.at(Address("127.0.0.1", 1)), timeout_s=0.2), apart_s=0.0)
 
 
 async def test_a_shard_that_does_not_answer_is_a_trouble_beside_what_the_other_says(service):
     made = await told(service, apart_s=0.0, others=[Address("127.0.0.1", 1)])
     (trouble,) = document(made)["troubles"]
     assert trouble.startswith("the replay service at 127.0.0.1:1 does not answer")
-    assert made.replays == [str(service.address), "127.0.0.1:1"]
+    assert made.replays == f"{service.address},127.0.0.1:1"
 
 
 async def test_two_shards_are_added_up(service):
@@ -123,10 +124,10 @@ async def test_an_observer_needs_credentials_where_the_replay_does(tmp_path):
     keyring = make_keyring(tmp_path)
     async with guarded(keyring.folder("replay")) as service:
         observer = keyring.with_certificate("observer")
-        made = await look_twice(Target((service.address,), observer, timeout_s=5.0), apart_s=0.0)
+        made = await look_twice(Target(ReplayPlace.at(service.address), observer, timeout_s=5.0), apart_s=0.0)
         assert made.cluster.run_id == "the-run"
         with pytest.raises(UnauthenticatedError, match="takes TLS only; give this node credentials"):
-            await look_twice(Target((service.address,), timeout_s=0.5), apart_s=0.0)
+            await look_twice(Target(ReplayPlace.at(service.address), timeout_s=0.5), apart_s=0.0)
 
 
 def test_of_one_agent_that_several_shards_know_the_freshest_word_counts():
@@ -225,9 +226,3 @@ def test_the_page_about_it_names_every_field_and_no_other():
     made = document(of(cluster(1, nodes=(actor(0),))))
     fields = {*made, *made["buffer"], *made["agents"][0], *made["nodes"][0]}
     assert set(re.findall(r"`(\w+)`", table)) - {"live", "left", "expired"} == fields
-
-
-def test_addresses_are_separated_by_commas():
-    assert replays_in("a:1, [::1]:2,a:1") == (Address("a", 1), Address("::1", 2))
-    with pytest.raises(AddressError, match="'' is not an address"):
-        replays_in("a:1,")
