@@ -6,7 +6,7 @@ AUDIT := .venv-audit
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help train test fast long lint check format protos docs dashboards bench audit sbom clean
+.PHONY: help train test fast long lint check format protos docs dashboards pictures bench audit sbom clean
 
 help:  ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -51,6 +51,9 @@ docs: $(STAMP)  ## Generate docs/configuration.md and docs/metrics.md
 
 dashboards: $(STAMP)  ## Generate deploy/grafana/dashboards
 	$(BIN)/python scripts/write_dashboards.py
+
+pictures: $(STAMP)  ## Make the pictures of dase top and of a report from a run of their own (needs Chromium)
+	$(BIN)/python scripts/make_pictures.py
 
 bench: $(STAMP)  ## Measure the replay service
 	$(BIN)/python benchmarks/replay.py
