@@ -142,7 +142,7 @@ def test_prometheus_evaluates_every_rule_and_every_recorded_one_has_series(monit
     assert len(names) == 8
     assert unanswered(monitored, {name: name for name in names}) == {}
     rules = [rule for group in monitored.api("rules")["groups"] for rule in group["rules"]]
-    assert len(rules) == 17
+    assert len(rules) == 18
     assert {(rule["name"], rule.get("lastError", "")) for rule in rules if rule["health"] != "ok"} == set()
 
 
