@@ -14,7 +14,17 @@ SHARED: Final = ("run_id", "metrics_port", "metrics_host", "metrics_tls", "insec
 SETTINGS: Final = ("preset", "config", "assignments", "algo", "method", "env", "agents", "steps")
 TAKES: Final[Mapping[str, tuple[str, ...]]] = {
     "replay": ("listen", "capacity", "min_size", "data_dir", "sync_every", "tokens", "shard"),
-    "learner": ("replay", "replay_timeout", "token_file", "agent", "run_dir", "resume", "gpu", *SETTINGS),
+    "learner": (
+        "replay",
+        "replay_timeout",
+        "token_file",
+        "agent",
+        "run_dir",
+        "resume",
+        "unfinished_code",
+        "gpu",
+        *SETTINGS,
+    ),
     "actor": ("replay", "replay_timeout", "token_file", "agent", "envs", *SETTINGS),
     "evaluator": ("replay", "replay_timeout", "token_file", "agent", "run_dir", *SETTINGS),
 }
@@ -45,6 +55,7 @@ def node(
     envs: flags.Envs = None,
     run_dir: flags.RunDir = None,
     resume: flags.Resume = False,
+    unfinished_code: flags.UnfinishedCode = None,
     gpu: flags.Gpu = None,
     env: flags.Env = None,
     agents: flags.Agents = None,
@@ -93,6 +104,7 @@ def _learner(given: Mapping[str, Any]) -> int:
         command=sys.argv,
         replay_timeout_s=given["replay_timeout"],
         resume=given["resume"],
+        unfinished_code=given["unfinished_code"] or 0,
         token_file=given["token_file"],
         **_shared(given),
     )

@@ -311,6 +311,16 @@ RunDir = Annotated[
 Resume = Annotated[
     bool, option("--resume", "Go on from the agent's last checkpoint in --run-dir.", panel=LEARNER_NODE)
 ]
+UnfinishedCode = Annotated[
+    int | None,
+    option(
+        "--unfinished-code",
+        "The exit code when it is stopped before its last step, for schedulers that take 0 for done; else 0.",
+        panel=LEARNER_NODE,
+        min=0,
+        max=255,
+    ),
+]
 
 
 def settings(

@@ -68,6 +68,7 @@ class LearnerOptions:
     connect_timeout_s: float = 60.0
     replay_timeout_s: float = REPLAY_TIMEOUT_S
     resume: bool = False
+    unfinished_code: int = 0
     credentials: Credentials = NO_CREDENTIALS
 
     def wanted(self, node_id: str) -> Wanted:
@@ -100,6 +101,7 @@ class LearnerOptions:
         command: Sequence[str],
         replay_timeout_s: float | None = None,
         resume: bool = False,
+        unfinished_code: int = 0,
         tls: Path | None = None,
         token_file: Path | None = None,
     ) -> Self:
@@ -124,19 +126,28 @@ class LearnerOptions:
             command=command,
             replay_timeout_s=joining.replay_timeout_s(replay_timeout_s),
             resume=resume,
+            unfinished_code=unfinished_code,
             credentials=Credentials(tls, token_file),
         )
 
 
 def learner_main(options: LearnerOptions, *, stdin_is_leash: bool) -> int:
-    """Runs a learner node as a process."""
-    return run_node("learner", lambda stop: run_learner(options, stop), stdin_is_leash=stdin_is_leash)
+    """Runs a learner node as a process; one that was stopped in good order ends with `unfinished_code`."""
+    finished = False
+
+    async def main(stop: asyncio.Event) -> None:
+        nonlocal finished
+        finished = await run_learner(options, stop)
+
+    code = run_node("learner", main, stdin_is_leash=stdin_is_leash)
+    return options.unfinished_code if code == 0 and not finished else code
 
 
-async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
+async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> bool:
     """Trains until the budget is spent or `stop`; returns once every transition is acknowledged.
 
-    Leaves a final checkpoint behind, also when the replay is lost, and gives the lease back.
+    Returns whether the budget is spent. Leaves a final checkpoint behind, also when the replay is lost, and
+    gives the lease back.
 
     Raises:
         UsageError: the environment, the device, the settings or the run directory cannot be used.
@@ -164,7 +175,7 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
             joined = await unless(stop, join_all(lines, options.wanted(secrets.token_hex(8)), schema))
             if joined is None:
                 log.info("stopped before joining")
-                return
+                return False
             member = joined.member
             log.info("joined run %s at %s as agent %d", member.run_id, options.replay, member.agent_id)
             async with leases(joined.targets) as farewell:
@@ -195,12 +206,12 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> None:
                     resumed=opened.resumed,
                 )
                 with health.ready():
-                    await _train_to_the_end(session, stop, farewell, journal)
+                    return await _train_to_the_end(session, stop, farewell, journal)
 
 
 async def _train_to_the_end(
     session: Session, stop: asyncio.Event, farewell: Farewell, journal: AgentJournal
-) -> None:
+) -> bool:
     learner = session.learner
     log.info("results go to %s", session.results)
     try:
@@ -224,6 +235,7 @@ async def _train_to_the_end(
         if (kept := journal.last_checkpoint) is not None:
             log.info("step %d is kept in %s", int(kept.name.removeprefix("step-")), kept)
         log.info("results: %s", session.results)
+    return learner.done
 
 
 async def _train(session: Session, stop: asyncio.Event) -> None:

@@ -37,7 +37,7 @@ from dase_grpc.errors import (
     UnreachableError,
 )
 from dase_grpc.learning.envs import make_env, schema_of
-from dase_grpc.nodes.learner import run_learner
+from dase_grpc.nodes.learner import learner_main, run_learner
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.evaluations import read_evaluations
@@ -607,3 +607,26 @@ async def test_two_learners_never_write_the_same_results(service, tmp_path):
     options = learner_options(service.address, tmp_path / "run", resume=True)
     await refused(service, options, RunDirectoryError, "another process is still writing")
     lock.close()
+
+
+async def test_a_learner_says_whether_it_has_taken_its_last_step(tmp_path):
+    async with replay_node() as replay:
+        options = learner_options(replay.address, tmp_path / "whole")
+        assert await promptly(run_learner(options, asyncio.Event()), within_s=20)
+        endless = learner_options(replay.address, tmp_path / "cut", train__steps=FOREVER)
+        async with learning(endless) as (task, stop):
+            await until_trained(replay.address, epoch=2, task=task)
+            stop.set()
+            assert not await promptly(task, within_s=15)
+
+
+@pytest.mark.parametrize(("finished", "code"), [(True, 0), (False, 75)])
+def test_a_learner_that_is_stopped_before_its_last_step_ends_with_the_code_for_that(
+    tmp_path, monkeypatch, finished, code
+):
+    async def trained(options, stop):
+        return finished
+
+    monkeypatch.setattr("dase_grpc.nodes.learner.run_learner", trained)
+    options = learner_options(Address("127.0.0.1", 1), tmp_path, unfinished_code=75)
+    assert learner_main(options, stdin_is_leash=False) == code
