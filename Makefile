@@ -6,7 +6,7 @@ AUDIT := .venv-audit
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help train test fast long lint check format protos docs dashboards pictures bench audit sbom clean
+.PHONY: help train test fast long lint check format protos docs dashboards pictures bench image audit sbom clean
 
 help:  ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -57,6 +57,17 @@ pictures: $(STAMP)  ## Make the pictures of dase top and of a report from a run 
 
 bench: $(STAMP)  ## Measure the replay service
 	$(BIN)/python benchmarks/replay.py
+
+# DOCKER=buildah and TARGET=replay work, too. The image is dase:VERSION, or dase:VERSION-replay.
+DOCKER ?= docker
+TARGET ?= full
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+
+image:  ## Build the container image, docs/kubernetes.md
+	$(DOCKER) build --target $(TARGET) --build-arg VERSION=$(VERSION) \
+	  --build-arg REVISION=$$(git rev-parse HEAD 2>/dev/null || echo unknown) \
+	  $(if $(TORCH_INDEX),--build-arg TORCH_INDEX=$(TORCH_INDEX)) \
+	  --tag dase:$(VERSION)$(if $(filter-out full,$(TARGET)),-$(TARGET)) .
 
 # Apart from .venv, so that what is looked at is the project's and not the tools'.
 $(AUDIT)/.installed: pyproject.toml
