@@ -1,12 +1,15 @@
-"""The real Prometheus and its promtool, unpacked from Debian's package where they are not installed."""
+"""The real Prometheus, promtool and helm, fetched where they are not installed."""
 
 import fcntl
+import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from deploy.charts import CONFIG, VALUES, Helm, Rendered
 from deploy.deployed import PROJECT
 
 CACHE = PROJECT / ".cache" / "prometheus"
@@ -20,11 +23,7 @@ def prometheus_folder() -> Path:
     installed = shutil.which("promtool")
     if installed and shutil.which("prometheus"):
         return Path(installed).parent
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "lock").open("w") as lock:  # tests run side by side
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        command = [str(PROJECT / "scripts" / "get_prometheus.sh"), str(CACHE)]
-        made = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    made = fetched("get_prometheus.sh", CACHE)
     if made.returncode:
         pytest.skip(f"no Prometheus: {made.stderr.strip()[-200:]}")
     return CACHE / "usr" / "bin"
@@ -41,3 +40,40 @@ def promtool(prometheus_folder: Path) -> Promtool:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def helm() -> Helm:
+    """helm; skips where it cannot be had."""
+    installed = shutil.which("helm")
+    if installed:
+        return Helm(Path(installed))
+    folder = PROJECT / ".cache" / "kubernetes"
+    made = fetched("get_helm.sh", folder)
+    if made.returncode:
+        pytest.skip(f"no helm: {made.stderr.strip()[-200:]}")
+    return Helm(folder / "helm")
+
+
+@pytest.fixture(scope="session")
+def rendered(helm: Helm) -> dict[str, Rendered]:
+    """The manifests for every set of values."""
+    return {
+        name: helm.rendered(*values, config=CONFIG if name == "everything" else "")
+        for name, values in VALUES.items()
+    }
+
+
+def fetched(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a script that puts tools into a folder, where they may be already."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:  # tests run side by side
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return subprocess.run(
+            [str(PROJECT / "scripts" / script), str(folder)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            env={**os.environ, "PYTHON": sys.executable},
+        )

@@ -1,0 +1,170 @@
+{{/* What the pods of all roles have in common. */}}
+
+{{- define "dase.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "dase.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{/* Of dict "root" "component" "values": labels and annotations of a pod; a change of settings changes them. */}}
+{{- define "dase.podMetadata" -}}
+labels:
+  {{- include "dase.labels" . | nindent 2 }}
+  {{- if .agent }}
+  dase/agent: {{ .agent | quote }}
+  {{- end }}
+annotations:
+  kubectl.kubernetes.io/default-container: {{ .component }}
+  checksum/config: {{ .root.Values.run.config | sha256sum | trunc 16 }}
+  {{- with .root.Values.podAnnotations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end -}}
+
+{{/* Of dict "root" "component" "values": the fields of a pod's spec beside its containers and volumes. */}}
+{{- define "dase.podSpec" -}}
+serviceAccountName: {{ include "dase.fullname" .root }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- /* Whoever has joined takes its leave of each shard, which may take 4 s where one does not answer. */}}
+terminationGracePeriodSeconds: {{ add .values.terminationGracePeriodSeconds (mul 4 (sub (int .root.Values.replay.shards) 1)) }}
+securityContext:
+  {{- include "dase.podSecurity" . | nindent 2 }}
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with (.values.gpu | default dict).runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- with .values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+topologySpreadConstraints:
+{{- with .values.topologySpreadConstraints }}
+  {{- toYaml . | nindent 2 }}
+{{- else }}
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "dase.selector" . | nindent 8 }}
+{{- end }}
+{{- end -}}
+
+{{/* Of dict "root" "component" "values" and perhaps "image": the fields of a container beside args and mounts. */}}
+{{- define "dase.container" -}}
+name: {{ .component }}
+image: {{ include "dase.image" . | quote }}
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+securityContext:
+  {{- include "dase.containerSecurity" . | nindent 2 }}
+resources:
+  {{- include "dase.resources" . | nindent 2 }}
+{{- end -}}
+
+{{- define "dase.resources" -}}
+{{- $resources := deepCopy .values.resources -}}
+{{- $gpu := .values.gpu | default dict -}}
+{{- if gt (int $gpu.count) 0 -}}
+{{- $limits := merge (dict $gpu.resource (int $gpu.count)) ($resources.limits | default dict) -}}
+{{- $_ := set $resources "limits" $limits -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end -}}
+
+{{/* Probes ask the plain HTTP beside the metrics, for gRPC's health lies behind TLS. A node answers whether its
+     event loop turns within 3 s, and nothing about other pods decides whether it lives. Readiness of whoever
+     needs a replay is that it has joined. */}}
+{{- define "dase.probes" -}}
+startupProbe:
+  httpGet: {path: /healthz, port: metrics}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: 120
+readinessProbe:
+  httpGet: {path: /readyz, port: metrics}
+  periodSeconds: 5
+  timeoutSeconds: 5
+livenessProbe:
+  httpGet: {path: /healthz, port: metrics}
+  periodSeconds: 15
+  timeoutSeconds: 5
+  failureThreshold: 8
+{{- end -}}
+
+{{- define "dase.extraEnv" -}}
+{{- range $name, $value := .root.Values.extraEnv }}
+- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- end -}}
+
+{{/* Metrics are plain HTTP, which --insecure allows; it does not weaken the port that has --tls. */}}
+{{- define "dase.sharedArgs" -}}
+- --run-id={{ include "dase.runId" .root }}
+- --metrics-host=0.0.0.0
+- --metrics-port=9500
+- --insecure
+{{- if .root.Values.tls.enabled }}
+- --tls=/etc/dase/tls
+{{- end }}
+{{- end -}}
+
+{{/* What whoever needs a replay is told, settings included. An evaluator needs the first shard alone: policies
+     lie there. */}}
+{{- define "dase.clientArgs" -}}
+{{ include "dase.sharedArgs" . }}
+- --replay={{ ternary (include "dase.replayAddresses" .root | splitList "," | first) (include "dase.replayAddresses" .root) (eq .component "evaluator") }}
+- --replay-timeout={{ .values.replayTimeoutSeconds }}
+- --agents={{ .root.Values.learners.count }}
+{{- with .root.Values.run.preset }}
+- --preset={{ . }}
+{{- end }}
+{{- if .root.Values.run.config }}
+- --config=/etc/dase/run/run.toml
+{{- end }}
+{{- end -}}
+
+{{- define "dase.commonMounts" -}}
+- {name: tmp, mountPath: /tmp}
+{{- if and .root.Values.run.config (ne .component "replay") }}
+- {name: run, mountPath: /etc/dase/run, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "dase.commonVolumes" -}}
+- name: tmp
+  emptyDir: {sizeLimit: 1Gi}
+{{- if and .root.Values.run.config (ne .component "replay") }}
+- name: run
+  configMap: {name: {{ include "dase.fullname" .root }}-run}
+{{- end }}
+{{- end -}}
+
+{{/* Of dict "root" "secret": one node's certificate, which is read again when it is renewed. */}}
+{{- define "dase.tlsVolume" -}}
+- name: tls
+  secret: {secretName: {{ .secret }}, defaultMode: 0440}
+{{- end -}}

@@ -1,0 +1,153 @@
+"""The pods of the chart: without rights, with probes that are answered, and told what `dase` understands."""
+
+import re
+
+import pytest
+from deploy.charts import CONFIG, VALUES, Rendered, Workload
+
+from dase_grpc import __main__, cli_node, flags
+from dase_grpc.cli import app
+from dase_grpc.health import LIVE_PATH, READY_PATH
+from dase_grpc.nodes import actor, draining, leaving, replay
+from dase_grpc.nodes.liveness import ANSWER_S
+
+FLAGS = {name for names in cli_node.TAKES.values() for name in names}
+CHECKPOINT_S = 30.0
+"""What is left for a checkpoint on a slow volume."""
+
+
+@pytest.fixture(params=VALUES)
+def pods(rendered: dict[str, Rendered], request: pytest.FixtureRequest) -> list[Workload]:
+    return rendered[request.param].workloads
+
+
+@pytest.fixture
+def nodes(pods: list[Workload]) -> list[Workload]:
+    return [each for each in pods if each.role != "test"]
+
+
+def test_pods_have_no_rights(pods):
+    for pod in pods:
+        security = pod.spec["securityContext"]
+        assert security["runAsNonRoot"]
+        assert security["runAsUser"] == security["fsGroup"] == 65532
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod.spec["automountServiceAccountToken"] is False
+        assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & set(pod.spec)
+        container = pod.container["securityContext"]
+        assert container == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert all("hostPath" not in volume for volume in pod.spec["volumes"])
+
+
+def test_what_pods_write_has_a_place(pods):
+    for pod in pods:
+        assert {"name": "tmp", "mountPath": "/tmp"} in pod.container["volumeMounts"]
+        (tmp,) = (each for each in pod.spec["volumes"] if each["name"] == "tmp")
+        assert tmp["emptyDir"]["sizeLimit"]
+
+
+def test_pods_say_what_they_need_and_who_they_are(pods):
+    for pod in pods:
+        assert {"cpu", "memory"} <= set(pod.container["resources"]["requests"])
+        assert "memory" in pod.container["resources"]["limits"]
+        for labels in (pod.labels, pod.manifest["metadata"]["labels"]):
+            for name in ("name", "instance", "component", "version", "part-of", "managed-by"):
+                assert labels[f"app.kubernetes.io/{name}"]
+        assert not pod.container["image"].endswith((":latest", ":"))
+
+
+def test_probes_ask_paths_and_ports_that_exist_and_wait_for_the_answer(nodes):
+    for node in nodes:
+        named = {port["name"]: port["containerPort"] for port in node.container["ports"]}
+        assert f"--metrics-port={named['metrics']}" in node.container["args"]
+        asked = {kind: node.container[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness")}
+        paths = {kind: probe["httpGet"]["path"] for kind, probe in asked.items()}
+        assert paths == {"startup": LIVE_PATH, "readiness": READY_PATH, "liveness": LIVE_PATH}
+        for probe in asked.values():
+            assert probe["httpGet"]["port"] == "metrics"
+            assert probe["timeoutSeconds"] > ANSWER_S
+        assert asked["startup"]["periodSeconds"] * asked["startup"]["failureThreshold"] >= 300
+        assert asked["liveness"]["periodSeconds"] * asked["liveness"]["failureThreshold"] >= 60
+
+
+def shards(node: Workload) -> int:
+    (addresses,) = (each for each in node.container["args"] if each.startswith("--replay="))
+    return addresses.count(",") + 1
+
+
+def test_nodes_have_time_to_end_in_order(nodes):
+    for node in nodes:
+        grace_s = node.spec["terminationGracePeriodSeconds"]
+        sleep_s = node.container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        if node.role == "replay":  # it outlasts learners that drain
+            assert sleep_s > draining.DRAIN_S
+            assert grace_s >= sleep_s + replay.GRACE_S + CHECKPOINT_S + __main__.EXIT_S
+        if node.role == "learner":  # the compute thread, the last rows, the last policy, its leases
+            drain_s = 3 * draining.DRAIN_S + 2 * leaving.FAREWELL_S * shards(node)
+            assert grace_s >= sleep_s + drain_s + CHECKPOINT_S + __main__.EXIT_S
+        if node.role == "actor":  # its thread, the last rows
+            assert grace_s >= 2 * draining.DRAIN_S + 2 * actor.FAREWELL_S * shards(node) + __main__.EXIT_S
+
+
+def test_learners_of_a_job_are_replaced_and_not_counted_when_they_are_stopped(nodes):
+    for node in nodes:
+        if node.manifest["kind"] != "Job":
+            continue
+        spec = node.manifest["spec"]
+        (told,) = re.findall(r"--unfinished-code=(\d+)", " ".join(node.container["args"]))
+        rules = spec["podFailurePolicy"]["rules"]
+        assert {rule["action"] for rule in rules} == {"Ignore"}
+        assert rules[0]["onExitCodes"]["values"] == [int(told)]
+        assert rules[0]["onExitCodes"]["containerName"] == node.container["name"]
+        assert spec["podReplacementPolicy"] == "Failed"
+        assert node.spec["restartPolicy"] == "Never"
+        assert spec["completions"] == spec["parallelism"]
+
+
+def test_learners_go_on_from_their_checkpoints_on_a_volume_that_outlives_them(nodes):
+    for node in nodes:
+        if node.role != "learner":
+            continue
+        assert "--resume" in node.container["args"]
+        (run_dir,) = re.findall(r"--run-dir=(\S+)", " ".join(node.container["args"]))
+        (mount,) = (each for each in node.container["volumeMounts"] if each["name"] == "results")
+        assert run_dir.startswith(mount["mountPath"])
+
+
+def test_a_gpu_is_asked_for_and_used_or_neither(nodes):
+    for node in nodes:
+        asked = node.container["resources"]["limits"].get("nvidia.com/gpu", 0)
+        assert ("--gpu=0" in node.container["args"]) == (asked > 0)
+        assert ("runtimeClassName" in node.spec) == (asked > 0)
+
+
+@pytest.mark.parametrize("role", ["replay", "learner", "actor", "evaluator"])
+def test_dase_understands_what_nodes_are_told(nodes, role, tmp_path, monkeypatch):
+    told = [node for node in nodes if node.role == role]
+    if not told:
+        pytest.skip(f"these values start no {role}")
+    if role not in flags.ROLES:
+        pytest.skip(f"this version has no {role}")
+    if any("--explore=false" in node.container["args"] for node in told) and "explore" not in FLAGS:
+        pytest.skip("this version has no --explore")
+    started = []
+
+    def start(options, *, stdin_is_leash):
+        started.append(options)
+        return 0
+
+    monkeypatch.setattr(f"dase_grpc.nodes.{role}.{role}_main", start, raising=True)
+    (tmp_path / "run.toml").write_text(CONFIG)
+    for node in told:
+        args = [each.replace("/etc/dase/run", str(tmp_path)) for each in node.arguments(1)]
+        assert args[0] == "node"
+        with pytest.raises(SystemExit) as ended:
+            app(args)
+        assert ended.value.code in (0, None)
+    assert len(started) == len(told)
+    assert {options.metrics_port for options in started} == {9500}
+    assert set(cli_node.TAKES) <= set(flags.ROLES)
