@@ -7,7 +7,7 @@ import secrets
 import threading
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
@@ -16,7 +16,7 @@ import torch
 
 from dase_grpc.attendance import Attendance, Attendant
 from dase_grpc.config import RunConfig
-from dase_grpc.errors import ConfigError, RefusalError
+from dase_grpc.errors import ConfigError, RefusalError, WaitedTooLongError
 from dase_grpc.evaluator_metrics import EvaluatorMetrics
 from dase_grpc.health import Health
 from dase_grpc.learning.env_ids import with_resolved_id
@@ -158,6 +158,8 @@ async def run_evaluator(options: EvaluatorOptions, stop: asyncio.Event) -> None:
                 log.info("stopped before the replay answered")
                 return
             log.info("attending run %s at %s", member.run_id, options.replay)
+            if not member.capacity:
+                log.info("waiting up to %g s for a learner to join", options.replay_timeout_s)
             path = results_path(options.run_dir, run_id=member.run_id)
             books = EvaluationBooks(path, agents, config=config, schema=schema, command=options.command)
             cleanup.callback(books.close)
@@ -177,7 +179,7 @@ async def run_evaluator(options: EvaluatorOptions, stop: asyncio.Event) -> None:
                     options.credentials.require_let_in, options.replay.host, options.replay.port
                 ),
             )
-            work = _Work(connection, guest, books, due, evaluating, metrics, agents)
+            work = _Work(connection, guest, books, due, evaluating, metrics, agents, options.replay_timeout_s)
             async with guest.farewell():
                 with health.ready(), first_cause():
                     await work.run(stop, alarm)
@@ -277,6 +279,8 @@ class _Work:
     evaluating: Evaluating
     metrics: EvaluatorMetrics
     agents: Sequence[int]
+    patience_s: float
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, stop: asyncio.Event, alarm: HangAlarm) -> None:
         """Evaluates until nothing is left or `stop`; the compute thread has ended when this ends.
@@ -291,7 +295,7 @@ class _Work:
         try:
             async with asyncio.TaskGroup() as tasks:
                 jobs = [
-                    self.connection.keep(Stream.SUBSCRIBE, self._follow),
+                    self._follow(),
                     self.connection.keep(Stream.HEARTBEAT, self._attend),
                     watch_loop_lag(self.metrics.loop_lag.observe),
                 ]
@@ -315,7 +319,25 @@ class _Work:
             self.books.path,
         )
 
-    async def _follow(self, target: StreamTarget) -> None:
+    async def _follow(self) -> None:
+        """Takes the policies that arrive, once there is a learner, until cancelled.
+
+        Raises:
+            WaitedTooLongError: there has been none for too long.
+            RefusalError: see Connection.keep.
+        """
+        run_id = self.connection.target.member.run_id
+        try:
+            async with asyncio.timeout(self.patience_s):
+                await self.begun.wait()
+        except TimeoutError:
+            raise WaitedTooLongError(
+                f"no learner has joined run {run_id} for {self.patience_s:g} s, so this evaluator ends; "
+                f"start the learners first, or let it wait longer with --replay-timeout"
+            ) from None
+        await self.connection.keep(Stream.SUBSCRIBE, self._subscribe)
+
+    async def _subscribe(self, target: StreamTarget) -> None:
         subscriber = PolicySubscriber(
             target.channel,
             target.address,
@@ -336,6 +358,8 @@ class _Work:
         while True:
             answer = await self.guest.attend(self.evaluating.attendance(updates))
             self.books.buffer = answer.buffer
+            if answer.buffer.capacity:  # 0 until the first learner has joined
+                self.begun.set()
             status = await self.guest.cluster.status()
             self.connection.up(Stream.HEARTBEAT)
             for agent in status.agents:

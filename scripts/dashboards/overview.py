@@ -1,10 +1,14 @@
 """The dashboard to open first: does the run get on, and how fast."""
 
+from typing import Final
+
 from grafana_foundation_sdk.builders import stat, timeseries
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from dashboards.frame import LEARNER, REPLAY, dashboard
 from dashboards.panels import lines, number
+
+BY_EVALUATORS: Final = 'job="dase-evaluator", agent_id=~"$agent"'
 
 
 def overview() -> Dashboard:
@@ -48,8 +52,15 @@ def _returns() -> list[timeseries.Panel]:
     return [
         lines(
             "Evaluation return",
-            "Mean return of each agent's latest evaluation, without exploration noise.",
-            [(f"dase_evaluation_return_mean{{{LEARNER}}}", "agent {{agent_id}}")],
+            "Mean return of each agent's latest evaluation, by its learner or by an evaluator, without "
+            "exploration noise.",
+            [
+                (
+                    f"dase_evaluation_return_mean{{{LEARNER}}} "
+                    f"or dase_evaluation_return_mean{{{BY_EVALUATORS}}}",
+                    "agent {{agent_id}}",
+                )
+            ],
             width=12,
         ),
         lines(

@@ -25,6 +25,7 @@ from dase_grpc.errors import (
     RunMismatchError,
     SchemaMismatchError,
     UnreachableError,
+    WaitedTooLongError,
 )
 from dase_grpc.launch.evaluate import evaluate_checkpoint
 from dase_grpc.learning.agents import make_agent
@@ -234,6 +235,14 @@ async def test_status_shows_what_it_does(service, tmp_path):
         assert (shown.attendance.envs, shown.attendance.env_steps) == (2, 40)
         assert shown.attendance.state == "waiting: the next policy that is due"
     assert list((await service.client.status()).nodes) == []
+
+
+async def test_without_a_learner_it_ends_in_time_with_one_sentence(service, tmp_path):
+    options = evaluator_options(service.address, tmp_path / "run", replay_timeout_s=0.2)
+    with pytest.raises(WaitedTooLongError) as refusal:
+        await promptly(run_evaluator(options, asyncio.Event()))
+    assert_one_sentence(refusal.value, "no learner has joined run the-run for 0.2 s", "--replay-timeout")
+    assert service.events[-1].endswith("evaluator, left")
 
 
 async def test_it_may_come_before_any_learner(service, tmp_path):

@@ -109,3 +109,11 @@ def test_a_disk_that_refuses_is_one_sentence(agent, monkeypatch):
     ):
         rewind(agent, at(agent, 20))
     assert steps_of(agent.path) == before
+
+
+def test_evaluations_that_another_writes_stay_as_they_are(agent: AgentDirectory):
+    before = agent.evaluations.path.read_bytes()
+    rewound = rewind(agent, at(agent, 20), evaluations=False)
+    assert agent.evaluations.path.read_bytes() == before
+    assert [each["step"] for each in read_metrics(agent.metrics.path)] == [5, 10, 15, 20]
+    assert (rewound.elapsed_s, rewound.lines) == (2.01, 4)

@@ -55,6 +55,15 @@ def test_an_agent_that_has_written_nothing_counts_as_running_unless_nodes_run_al
         assert said(run) == expected
 
 
+def test_a_folder_of_an_evaluator_has_finished_with_the_evaluation_of_the_last_step(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "evaluator")
+    for step, expected in ((4_000, "running or failed at step 4,000 of 5,000"), (5_000, "finished")):
+        run.agent(1).evaluations.append(
+            step=step, return_mean=0.0, return_std=0.0, episodes=1, wall_seconds=1.0
+        )
+        assert said(run) == expected
+
+
 def test_the_duration_is_the_largest_time_of_any_file(tmp_path: Path) -> None:
     agent = make_run(tmp_path).agent(0)
     assert AgentFiles.read(agent).seconds == 0
