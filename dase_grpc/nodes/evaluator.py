@@ -327,6 +327,8 @@ class _Work:
             RefusalError: see Connection.keep.
         """
         run_id = self.connection.target.member.run_id
+        if self.connection.target.member.capacity:  # a learner was there before this node
+            self.begun.set()
         try:
             async with asyncio.timeout(self.patience_s):
                 await self.begun.wait()
