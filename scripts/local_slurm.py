@@ -24,6 +24,7 @@ from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 READY_S = 30.0
+CANCELLED_S = 20.0
 
 CONFIGURATION = """
 ClusterName=local
@@ -108,6 +109,7 @@ def local_slurm(folder: Path, *, nodes: int = 1, cpus: int = 4) -> Iterator[Loca
         for name in names:
             _start(started, folder, "slurmd", "-D", "-N", name, "-f", str(folder / "slurm.conf"))
         _until_idle(slurm)
+        started.callback(_cancel_all, slurm)
         yield slurm
 
 
@@ -153,6 +155,15 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def _cancel_all(slurm: LocalSlurm) -> None:
+    """Ends what still runs, for its processes would outlive those of Slurm."""
+    slurm.run("scancel", "--user=root", "--full", "--signal=KILL")
+    slurm.run("scancel", "--user=root")
+    deadline = time.monotonic() + CANCELLED_S
+    while slurm.run("squeue", "--noheader").strip() and time.monotonic() < deadline:
+        time.sleep(0.2)
 
 
 def _until_idle(slurm: LocalSlurm) -> None:
