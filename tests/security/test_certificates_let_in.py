@@ -1,6 +1,7 @@
 """mTLS: who is let in, who is not, and what each is told."""
 
 import shutil
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -118,6 +119,24 @@ async def test_a_service_that_is_reached_by_another_name_is_not_trusted(keyring,
     async with guarded(folder) as guard:
         error = await refused(guard, keyring.with_certificate("learner/3"))
         assert_one_sentence(error, "host name")
+
+
+async def test_a_service_at_an_address_of_a_name_must_be_of_that_name(keyring, tmp_path):
+    for name in ("ca.crt", "ca.key"):
+        shutil.copy(keyring.authority / name, tmp_path / name)
+    folder = issue(tmp_path, Identity.parse("replay"), ["replay.test"], now=datetime.now(UTC))
+    credentials = keyring.with_certificate("learner/0")
+    async with guarded(folder) as guard:
+        named = replace(guard, address=replace(guard.address, server_name="replay.test"))
+        async with named.as_caller(credentials) as caller:
+            assert (await caller.join(0)).agent_id == 0
+        await credentials.require_let_in(named.address.host, named.address.port, "replay.test")
+        other = replace(guard, address=replace(guard.address, server_name="other.test"))
+        async with other.as_caller(credentials) as caller:
+            with pytest.raises(UnreachableError):
+                await caller.cluster.join(node_name="n", schema=SCHEMA, agent_id=0, timeout_s=0.5)
+        with pytest.raises(UnauthenticatedError, match="not trusted here"):
+            await credentials.require_let_in(other.address.host, other.address.port, "other.test")
 
 
 async def test_a_service_without_tls_is_not_talked_to_in_the_clear(keyring):
