@@ -40,12 +40,9 @@ def microseconds(call: Callable[[], object], times: int) -> float:
 class UnguardedSteps(GuardedSteps):
     """An optimiser that takes every step."""
 
-    def minimise(self, loss: Tensor, *, skip: Tensor | None = None) -> Tensor:
+    def step(self, loss: Tensor, *, skip: Tensor | None = None) -> None:
         """One gradient step."""
-        self._optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        self._optimizer.step()
-        return loss.detach()
+        self._optimizer.step(self._found)
 
 
 def compare_guard(
@@ -54,8 +51,8 @@ def compare_guard(
     """Prints what the check costs, for each algorithm."""
     for name in ALGORITHMS:
         guarded, plain = make(name), make(name)
-        plain._actor_steps = UnguardedSteps(plain._actor_optimizer)
-        plain._critic_steps = UnguardedSteps(plain._critic_optimizer)
+        plain._actor_steps = UnguardedSteps(plain._actor_steps._optimizer)
+        plain._critic_steps = UnguardedSteps(plain._critic_steps._optimizer)
         pairs: list[tuple[float, float]] = []
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:

@@ -10,3 +10,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # gRPC writes a line for each handshake that fails, so whoever reaches the port could fill the log; the replay
 # counts them instead (wire/handshakes.py).
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+# NumPy's products here are those of a single observation. On several threads OpenBLAS would have all cores
+# spin between two of them; read while numpy is imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -5,20 +5,25 @@ Both losses of each algorithm are means over the batch weighted by w, as DASE ha
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from dase_grpc.agent_config import AgentConfig
+from dase_grpc.learning.adam import Adam
 from dase_grpc.learning.batch import Batch
+from dase_grpc.learning.flat import Flat
 from dase_grpc.learning.guard import GuardedSteps, Steps
 from dase_grpc.learning.networks import Actor, restore
 from dase_grpc.learning.noise import NoiseStream
 from dase_grpc.learning.normaliser import Normaliser
+from dase_grpc.learning.passes import ActorPass
 from dase_grpc.learning.policy import ActorPolicy
+from dase_grpc.learning.rows import that_count
 from dase_grpc.schema import Array
 from dase_grpc.seeding import Purpose, integer
 
@@ -39,6 +44,11 @@ def critic_loss(values: Tensor, target: Tensor, share: Tensor) -> Tensor:
     return ((values - target).square() @ share).sum()
 
 
+def critic_gradient(values: Tensor, target: Tensor, share: Tensor) -> Tensor:
+    """The gradient of `critic_loss` in the values, 2 share · (Q − y); in their shape."""
+    return (values - target).mul_(share).mul_(2)
+
+
 class ActorCritic(ABC):
     """An `Agent` but for its networks and its update, which a subclass brings.
 
@@ -46,9 +56,13 @@ class ActorCritic(ABC):
     every device; torch's global random state is neither read nor changed. Every tensor of the
     state is updated in place for as long as the agent lives.
 
+    On a CPU the passes are written out (`passes`), and rows that cannot count are left out. The same
+    update by autograd is their reference twin; all other devices use it.
+
     Args:
         targets: the networks that follow "actor", "critic" or both, by the name of whom they follow.
         noise: where the update draws from, if it does.
+        autograd: whether updates are those of the reference twin; None for wherever it is not a CPU.
     """
 
     def __init__(
@@ -59,27 +73,27 @@ class ActorCritic(ABC):
         critic: nn.Module,
         targets: Mapping[str, nn.Module],
         noise: NoiseStream | None = None,
+        autograd: bool | None = None,
     ) -> None:
         self._config = config
         self._noise = noise
         first = actor.weight[0]
+        self._by_autograd = first.device.type != "cpu" if autograd is None else autograd
+        flat = {"actor": Flat(actor), "critic": Flat(critic)}
+        self._followed = [(Flat(network), flat[name]) for name, network in targets.items()]
+        self.flat_actor = flat["actor"]
         self._normaliser = Normaliser(first.shape[1], first.device) if config.normalise_observations else None
         self._policy = ActorPolicy(actor, self._normaliser)
-        online: dict[str, nn.Module] = {"actor": actor, "critic": critic}
-        self._online: list[Tensor] = [p for name in targets for p in online[name].parameters()]
-        self._targets: list[Tensor] = [p for network in targets.values() for p in network.parameters()]
-        self._actor_optimizer = adam(actor.parameters(), lr=config.actor_lr)
-        self._critic_optimizer = adam(
-            critic.parameters(), lr=config.critic_lr, weight_decay=config.critic_weight_decay
-        )
-        self._actor_steps = GuardedSteps(self._actor_optimizer)
-        self._critic_steps = GuardedSteps(self._critic_optimizer)
+        self._actor_pass = ActorPass(actor)
+        actor_adam = Adam(flat["actor"], lr=config.actor_lr)
+        critic_adam = Adam(flat["critic"], lr=config.critic_lr, weight_decay=config.critic_weight_decay)
+        self._actor_steps, self._critic_steps = GuardedSteps(actor_adam), GuardedSteps(critic_adam)
         self._updates = 0
         self._tensors = dict(self._policy.named_tensors())
         for name, network in (("critic", critic), *((f"target_{name}", n) for name, n in targets.items())):
             self._tensors |= network.named_parameters(prefix=name)
-        self._tensors |= optimizer_tensors("actor_optimizer", actor, self._actor_optimizer)
-        self._tensors |= optimizer_tensors("critic_optimizer", critic, self._critic_optimizer)
+        self._tensors |= actor_adam.named_tensors("actor_optimizer")
+        self._tensors |= critic_adam.named_tensors("critic_optimizer")
 
     @property
     def updates(self) -> int:
@@ -93,7 +107,9 @@ class ActorCritic(ABC):
     @torch.no_grad()
     def policy_actions(self, observation: Tensor) -> Tensor:
         """π(s) for (B, m) observations on the agent's device, (B, n) in [-1, 1], without gradient."""
-        return self._policy.actions(observation)
+        if self._by_autograd:
+            return self._policy.actions(observation)
+        return self._actor_pass.actions(self._as_seen(observation))
 
     @property
     def policy(self) -> ActorPolicy:
@@ -115,20 +131,59 @@ class ActorCritic(ABC):
 
         observation is (B, m), raw; action (B, n); the result (B,).
         """
-        seen = observation if self._normaliser is None else self._normaliser.normalise(observation)
-        return self._q(seen, action) / self._config.reward_scale
+        return self._q(self._as_seen(observation), action) / self._config.reward_scale
 
     @abstractmethod
     def _q(self, observation: Tensor, action: Tensor) -> Tensor:
         """Q(s, a) as the actor's loss has it, the critic's parameters held constant; (B,)."""
 
-    @abstractmethod
-    def update(self, batch: Batch, weight: Tensor) -> Mapping[str, Tensor]:
+    def update(self, batch: Batch, weight: Tensor, *, actions: Tensor | None = None) -> Mapping[str, Tensor]:
         """One training iteration; weight is (B,) and does not sum to 0.
 
         Returns critic_loss, q_mean (the weighted mean of the first critic) and, when the actor was
         updated, actor_loss: scalars that stay on the device. Never synchronises with the host.
+
+        actions may be what `policy_actions` gave last, if that was for this very batch; then the actor's
+        loss need not go through the actor again. It changes no result.
         """
+        return self.update_with(batch, weight, *self._noises(batch.action), actions=actions)
+
+    def update_with(
+        self, batch: Batch, weight: Tensor, *noise: Tensor, actions: Tensor | None = None
+    ) -> Mapping[str, Tensor]:
+        """`update` with the noise it draws given, (B, n) each and not clipped yet."""
+        self._updates += 1
+        if self._by_autograd:
+            return self._learn_by_autograd(self._seen(batch, weight), weight / weight.sum(), *noise)
+        with torch.no_grad():
+            rows = that_count(weight)
+            if rows is not None:
+                batch, weight, noise = batch.at(rows), weight[rows], tuple(drawn[rows] for drawn in noise)
+            seen = self._seen(batch, weight)
+            if self._normaliser is not None:
+                actions = None  # they answer to observations as they were seen before
+            policy = partial(self._actor_pass.again, actions, seen.observation, rows)
+            losses = self._learn(seen, weight / weight.sum(), policy, *noise)
+        self._actor_pass.forget()
+        return losses
+
+    def _noises(self, action: Tensor) -> tuple[Tensor, ...]:
+        """What an update draws, in the shape of the batch's actions."""
+        return ()
+
+    @abstractmethod
+    def _learn(
+        self, batch: Batch, share: Tensor, policy: Callable[[], Tensor], *noise: Tensor
+    ) -> Mapping[str, Tensor]:
+        """The update by passes written out, without autograd.
+
+        batch is as the networks see it, share (B,) is w / Σ w, noise what `_noises` drew; policy gives π(s)
+        of the batch, and has `_actor_pass` keep the pass.
+        """
+
+    @abstractmethod
+    def _learn_by_autograd(self, batch: Batch, share: Tensor, *noise: Tensor) -> Mapping[str, Tensor]:
+        """`_learn` by autograd: its reference twin."""
 
     def take_steps(self) -> dict[str, Steps]:
         """The optimisers' steps since the last call, by network; waits for the device."""
@@ -164,6 +219,10 @@ class ActorCritic(ABC):
             restore({**self._tensors, UPDATES: updates, NOISE_STATE: noise}, state)
             self._noise.resume(noise, updates=int(updates))
         self._updates = int(updates)
+        self._actor_pass.forget()
+
+    def _as_seen(self, observation: Tensor) -> Tensor:
+        return observation if self._normaliser is None else self._normaliser.normalise(observation)
 
     def _seen(self, batch: Batch, weight: Tensor) -> Batch:
         """The batch as the networks see it; the normaliser, if there is one, learns from it first.
@@ -184,33 +243,10 @@ class ActorCritic(ABC):
     @torch.no_grad()
     def _follow(self) -> None:
         """Target networks: θ' ← τ θ + (1 − τ) θ'."""
-        torch._foreach_lerp_(self._targets, self._online, self._config.tau)
+        for target, online in self._followed:
+            target.values.lerp_(online.values, self._config.tau)
 
 
 def network_generator(seed: int, agent_id: int) -> torch.Generator:
     """What an agent's initial networks are drawn from."""
     return torch.Generator().manual_seed(integer(seed, Purpose.NETWORKS, agent_id))
-
-
-def adam(parameters: Iterable[nn.Parameter], *, lr: float, weight_decay: float = 0.0) -> torch.optim.Adam:
-    """Adam whose state exists before the first step, so that every state has the same names.
-
-    Weight decay is the L2 term's gradient, added before the moments, on weights and biases.
-    """
-    optimizer = torch.optim.Adam(parameters, lr=lr, weight_decay=weight_decay, fused=True)
-    for parameter in optimizer.param_groups[0]["params"]:
-        optimizer.state[parameter] = {
-            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
-    return optimizer
-
-
-def optimizer_tensors(
-    name: str, network: nn.Module, optimizer: torch.optim.Adam
-) -> Iterator[tuple[str, Tensor]]:
-    """Adam's state as `name`.<parameter>.<moment or step>, the tensors themselves."""
-    for parameter_name, parameter in network.named_parameters(prefix=name):
-        for key, value in optimizer.state[parameter].items():
-            yield f"{parameter_name}.{key}", value

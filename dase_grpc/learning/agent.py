@@ -36,10 +36,11 @@ class Agent(Policy, Protocol):
         """π(s) for (B, m) observations on the agent's device, (B, n) in [-1, 1], without gradient."""
         ...
 
-    def update(self, batch: Batch, weight: Tensor) -> Mapping[str, Tensor]:
+    def update(self, batch: Batch, weight: Tensor, *, actions: Tensor | None = None) -> Mapping[str, Tensor]:
         """One training iteration.
 
-        weight is (B,), 1 for internal rows, and does not sum to 0 (the caller checks).
+        weight is (B,), 1 for internal rows, and does not sum to 0 (the caller checks). actions may be what
+        `policy_actions` gave last, if that was for this very batch: it saves a pass, and changes no result.
         An optimiser's step whose loss or gradient is not finite is left out.
         Returns losses as scalars that stay on the device; never synchronises with the host.
         """

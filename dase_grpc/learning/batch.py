@@ -1,6 +1,6 @@
 """A sampled batch as named tensors: views of one (B, width) tensor of packed rows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Self
 
 import torch
@@ -40,3 +40,8 @@ class Batch:
             agent_id=rows[:, part["agent_id"].start].view(torch.int32),
             policy_version=rows[:, part["policy_version"].start].view(torch.int32),
         )
+
+    def at(self, rows: Tensor) -> Self:
+        """The batch of some rows alone, copied; rows is (k,) int64."""
+        gathered = {field.name: getattr(self, field.name)[rows] for field in fields(self)}
+        return type(self)(**gathered)

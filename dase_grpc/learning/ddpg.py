@@ -6,20 +6,27 @@ networks start as torch's linear layers do, both as in DASE's released code; the
 layers are not in it. Normalised observations: normaliser.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from dase_grpc.agent_config import AgentConfig
-from dase_grpc.learning.actor_critic import ActorCritic, bellman, critic_loss, network_generator
+from dase_grpc.learning.actor_critic import (
+    ActorCritic,
+    bellman,
+    critic_gradient,
+    critic_loss,
+    network_generator,
+)
 from dase_grpc.learning.batch import Batch
-from dase_grpc.learning.networks import Actor, LateActionCritic
+from dase_grpc.learning.networks import Actor, LateActionCritic, Policy, Value
+from dase_grpc.learning.passes import ActorPass, LatePass
 from dase_grpc.schema import TransitionSchema
 
 
 @torch.no_grad()
-def target_value(actor: Actor, critic: LateActionCritic, batch: Batch, *, config: AgentConfig) -> Tensor:
+def target_value(actor: Policy, critic: Value, batch: Batch, *, config: AgentConfig) -> Tensor:
     """The target y = scale · r + γ · bootstrap · Q'(s', π'(s')); (B,). Both are the target networks."""
     value = critic.value(batch.next_observation, actor.actions(batch.next_observation))
     return bellman(batch, value, config=config)
@@ -42,28 +49,46 @@ class DDPG(ActorCritic):
         agent_id: int,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
+        autograd: bool | None = None,
     ) -> None:
         start = network_generator(seed, agent_id)
         m, n = schema.observation_size, schema.action_size
-        self._actor = Actor((m, *config.hidden, n), start, device=device, dtype=dtype)
-        self._critic = LateActionCritic((m, *config.hidden, 1), n, start, device=device, dtype=dtype)
-        self._target_actor = self._actor.frozen_copy()
-        self._target_critic = self._critic.frozen_copy()
+        actor = self._actor = Actor((m, *config.hidden, n), start, device=device, dtype=dtype)
+        critic = LateActionCritic((m, *config.hidden, 1), n, start, device=device, dtype=dtype)
+        self._critic = critic
+        self._target_actor, self._target_critic = actor.frozen_copy(), critic.frozen_copy()
         super().__init__(
             config,
-            actor=self._actor,
-            critic=self._critic,
+            actor=actor,
+            critic=critic,
             targets={"actor": self._target_actor, "critic": self._target_critic},
+            autograd=autograd,
         )
+        self._target_actor_pass = ActorPass(self._target_actor)
+        self._critic_pass = LatePass(critic)
+        self._target_critic_pass = LatePass(self._target_critic, self._critic_pass.buffers)
 
     def _q(self, observation: Tensor, action: Tensor) -> Tensor:
         return self._critic.fixed_value(observation, action)
 
-    def update(self, batch: Batch, weight: Tensor) -> Mapping[str, Tensor]:
-        """One training iteration, as `ActorCritic.update` promises."""
-        share = weight / weight.sum()
-        batch = self._seen(batch, weight)
+    def _learn(
+        self, batch: Batch, share: Tensor, policy: Callable[[], Tensor], *noise: Tensor
+    ) -> Mapping[str, Tensor]:
+        target = target_value(self._target_actor_pass, self._target_critic_pass, batch, config=self._config)
+        critic = self._critic_pass
+        values = critic.value(batch.observation, batch.action)
+        critic.backward(critic_gradient(values, target, share))
+        losses = {"critic_loss": critic_loss(values, target, share), "q_mean": values @ share}
+        self._critic_steps.step(losses["critic_loss"])
 
+        value = critic.value(batch.observation, policy())
+        self._actor_pass.backward(critic.action_gradient(-share))
+        losses["actor_loss"] = -(value @ share)
+        self._actor_steps.step(losses["actor_loss"])
+        self._follow()
+        return losses
+
+    def _learn_by_autograd(self, batch: Batch, share: Tensor, *noise: Tensor) -> Mapping[str, Tensor]:
         target = target_value(self._target_actor, self._target_critic, batch, config=self._config)
         values = self._critic.value(batch.observation, batch.action)
         loss = self._critic_steps.minimise(critic_loss(values, target, share))
@@ -72,5 +97,4 @@ class DDPG(ActorCritic):
         loss = actor_loss(self._actor, self._critic, batch.observation, share)
         losses["actor_loss"] = self._actor_steps.minimise(loss)
         self._follow()
-        self._updates += 1
         return losses

@@ -16,7 +16,8 @@ from torch import Tensor
 from dase_grpc.agent_config import ALGORITHMS, AgentConfig
 from dase_grpc.dpd_config import DpdConfig
 from dase_grpc.errors import ConfigError
-from dase_grpc.learning.actor_critic import ActorCritic, adam, optimizer_tensors
+from dase_grpc.learning.actor_critic import ActorCritic
+from dase_grpc.learning.adam import Adam
 from dase_grpc.learning.batch import Batch
 from dase_grpc.learning.guard import GuardedSteps, Steps
 from dase_grpc.learning.networks import require_fit, restore
@@ -93,16 +94,15 @@ class DPD:
         self._peer = peer
         self._pairing = pairing
         self._config = config
-        actor = own.policy.actor
-        self._optimizer = adam(actor.parameters(), lr=config.lr_factor * own_config.actor_lr)
-        self._steps = GuardedSteps(self._optimizer)
+        optimizer = Adam(own.flat_actor, lr=config.lr_factor * own_config.actor_lr)
+        self._steps = GuardedSteps(optimizer)
         self._terms = terms(own_config)
         self._peer_terms = terms(pairing.config)
         self._seen: Published | None = None
         self._peer_version = self._shown_version = NO_VERSION
         self._shown = {name: torch.zeros_like(tensor) for name, tensor in own.judgement.items()}
-        self._totals = _Totals(actor.weight[0].device)
-        self._tensors = dict(optimizer_tensors(OPTIMIZER, actor, self._optimizer))
+        self._totals = _Totals(own.flat_actor.values.device)
+        self._tensors = dict(optimizer.named_tensors(OPTIMIZER))
         self._tensors |= {f"{PEER}.{name}": tensor for name, tensor in peer.judgement.items()}
         self._tensors |= {f"{SHOWN}.{name}": tensor for name, tensor in self._shown.items()}
 
@@ -124,7 +124,7 @@ class DPD:
         """π(s) for (B, m) observations on the agent's device, (B, n) in [-1, 1], without gradient."""
         return self._own.policy_actions(observation)
 
-    def update(self, batch: Batch, weight: Tensor) -> Mapping[str, Tensor]:
+    def update(self, batch: Batch, weight: Tensor, *, actions: Tensor | None = None) -> Mapping[str, Tensor]:
         """One training iteration: the algorithm's own update, then the distillation.
 
         Returns the algorithm's losses and, where there was a distillation, distillation_loss.
@@ -134,7 +134,7 @@ class DPD:
             DaseError: what the peer shows is not a policy.
         """
         self._look_at_peer()
-        losses = dict(self._own.update(batch, weight))
+        losses = dict(self._own.update(batch, weight, actions=actions))
         if self._peer_version == NO_VERSION:
             self._totals.alone += 1
         elif self.updates % self._config.distil_every == 0:

@@ -6,6 +6,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from dase_grpc.learning.adam import Adam
+
 LOSS_SHARE: Final = 1e-8
 """The share of float32's largest number that a loss may have, 3e30.
 
@@ -22,37 +24,38 @@ class Steps:
 
 
 class GuardedSteps:
-    """Takes the steps of one fused Adam, but those whose gradient is not finite or whose loss is too large.
+    """Takes the steps of one Adam, but those whose gradient is not finite or whose loss is too large.
 
     A step that is left out changes neither weights nor moments nor Adam's own count. Never waits for the
     device but in `take`: the check and the step are those of torch.amp.GradScaler, with a scale of 1, and
     Adam reads on the device whether it shall step.
     """
 
-    def __init__(self, optimizer: torch.optim.Adam) -> None:
+    def __init__(self, optimizer: Adam) -> None:
         self._optimizer = optimizer
-        self._parameters: list[Tensor] = optimizer.param_groups[0]["params"]
-        device = self._parameters[0].device
+        device = optimizer.gradient.device
         self._found = torch.zeros((), device=device)
         self._unscaled = torch.ones((), device=device)
         self._left_out = torch.zeros((), dtype=torch.float64, device=device)
         self._tried = 0
 
     def minimise(self, loss: Tensor, *, skip: Tensor | None = None) -> Tensor:
-        """One gradient step, none where the float `skip` is 1; returns the loss without its graph."""
-        self._optimizer.zero_grad()
+        """One step by autograd, none where the float `skip` is 1; returns the loss without its graph."""
+        self._optimizer.gradient.zero_()
         torch.autograd.backward(loss)
         loss = loss.detach()
+        self.step(loss, skip=skip)
+        return loss
+
+    @torch.no_grad()
+    def step(self, loss: Tensor, *, skip: Tensor | None = None) -> None:
+        """One step along the gradient that is there, the one of `loss`; none where the float `skip` is 1."""
         bad = self._found.zero_()
-        looked_at = [gradient for parameter in self._parameters if (gradient := parameter.grad) is not None]
-        looked_at.append(loss * (1 / LOSS_SHARE))
+        looked_at = [self._optimizer.gradient, loss * (1 / LOSS_SHARE)]
         torch._amp_foreach_non_finite_check_and_unscale_(looked_at, bad, self._unscaled)
         self._left_out += bad
         self._tried += 1
-        # not in torch's stubs
-        self._optimizer.found_inf = bad if skip is None else torch.maximum(bad, skip)  # type: ignore[attr-defined]
-        self._optimizer.step()
-        return loss
+        self._optimizer.step(bad if skip is None else torch.maximum(bad, skip))
 
     def take(self) -> Steps:
         """The steps since the last call; waits for the device."""

@@ -269,12 +269,13 @@ class Learner:
         own = parts.schema.agent_ids(rows) == parts.agent_id
         batch = self._staging.load(rows)
         timing.lap("load")
-        weighing = None if own.all() else self._weigh(batch)
+        weighing, actions = (None, None) if own.all() else self._weigh(batch)
         if weighing is not None and not own.any() and not bool(weighing.weight.any()):
             self._skip("no_weight")
             return
         timing.lap("weigh")
-        losses = parts.agent.update(batch, self._all_internal if weighing is None else weighing.weight)
+        weight = self._all_internal if weighing is None else weighing.weight
+        losses = parts.agent.update(batch, weight, actions=actions)
         parts.metrics.updates.inc()
         looks = parts.agent.updates % DIAGNOSE_EVERY == 0
         now = timing.finish(parts=looks)
@@ -290,10 +291,10 @@ class Learner:
         self._window.skipped += 1
         self._parts.metrics.skipped(reason)
 
-    def _weigh(self, batch: Batch) -> Weighing:
-        weighing = self._parts.weigher.weigh(batch, self._parts.agent.policy_actions(batch.observation))
-        self._totals.add(weighing)
-        return weighing
+    def _weigh(self, batch: Batch) -> tuple[Weighing, Tensor]:
+        actions = self._parts.agent.policy_actions(batch.observation)
+        self._totals.add(weighing := self._parts.weigher.weigh(batch, actions))
+        return weighing, actions
 
     @property
     def _name(self) -> str:

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everyone knows
@@ -24,6 +24,30 @@ def linear_bounds(inputs: int, outputs: int) -> tuple[float, float]:
 def xavier_bounds(inputs: int, outputs: int) -> tuple[float, float]:
     """Glorot & Bengio 2010 for the weights, biases of zero, as in the released code of DASE's SAC."""
     return (6 / (inputs + outputs)) ** 0.5, 0.0
+
+
+class Policy(Protocol):
+    """What an actor is for whoever only asks for actions."""
+
+    def actions(self, observation: Tensor) -> Tensor:
+        """Actions in [-1, 1]; (B, m) -> (B, n)."""
+        ...
+
+
+class Twins(Protocol):
+    """What a twin critic is for whoever only asks for both values."""
+
+    def both(self, state_action: Tensor) -> Tensor:
+        """Both values; (B, m + n) -> (2, B)."""
+        ...
+
+
+class Value(Protocol):
+    """What a critic whose action enters apart is for whoever only asks for its value."""
+
+    def value(self, observation: Tensor, action: Tensor) -> Tensor:
+        """Q(s, a); (B, m) and (B, n) -> (B,)."""
+        ...
 
 
 class Actor(nn.Module):

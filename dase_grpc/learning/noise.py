@@ -42,3 +42,9 @@ class NoiseStream:
 def perturbed(action: Tensor, noise: Tensor, *, limit: float) -> Tensor:
     """clip(a + clip(ε, ±limit), ±1) for (B, n) actions; no gradient where a bound cuts the sum."""
     return (action + noise.clamp(-limit, limit)).clamp(-1, 1)
+
+
+def through_bounds(gradient: Tensor, action: Tensor, noise: Tensor, *, limit: float) -> Tensor:
+    """The gradient of the actions, (B, n), for that of `perturbed`: 0 where a bound cuts the sum."""
+    inside = (action + noise.clamp(-limit, limit)).abs_().le_(1)
+    return inside.mul_(gradient)

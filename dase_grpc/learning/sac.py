@@ -7,28 +7,34 @@ that code: each row draws its own noise (there one vector serves the whole batch
 clipped to the actions' bounds, since no action in our buffer lies beyond them (there some do).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from dase_grpc.agent_config import AgentConfig
-from dase_grpc.learning.actor_critic import ActorCritic, bellman, critic_loss, network_generator
+from dase_grpc.learning.actor_critic import (
+    ActorCritic,
+    bellman,
+    critic_gradient,
+    critic_loss,
+    network_generator,
+)
 from dase_grpc.learning.batch import Batch
-from dase_grpc.learning.networks import Actor, TwinCritic, xavier_bounds
-from dase_grpc.learning.noise import NoiseStream, perturbed
+from dase_grpc.learning.networks import Actor, Policy, TwinCritic, Twins, xavier_bounds
+from dase_grpc.learning.noise import NoiseStream, perturbed, through_bounds
+from dase_grpc.learning.passes import ActorPass, TwinPass, critic_buffers
 from dase_grpc.schema import TransitionSchema
 
 
-def sample(actor: Actor, observation: Tensor, noise: Tensor, *, config: AgentConfig) -> Tensor:
+def sample(actor: Policy, observation: Tensor, noise: Tensor, *, config: AgentConfig) -> Tensor:
     """The action clip(π(s) + clip(ε, ±c), ±1); noise ε is (B, n) and not clipped yet."""
     return perturbed(actor.actions(observation), noise, limit=config.policy_noise_clip)
 
 
 @torch.no_grad()
-def target_value(
-    actor: Actor, critic: TwinCritic, batch: Batch, noise: Tensor, *, config: AgentConfig
-) -> Tensor:
+def target_value(actor: Policy, critic: Twins, batch: Batch, noise: Tensor, *, config: AgentConfig) -> Tensor:
     """The target y = scale · r + γ · bootstrap · min(Q1', Q2')(s', a') with a' sampled; (B,).
 
     critic is the target network, actor the agent's own.
@@ -64,6 +70,7 @@ class SAC(ActorCritic):
         agent_id: int,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
+        autograd: bool | None = None,
     ) -> None:
         start = network_generator(seed, agent_id)
         m, n = schema.observation_size, schema.action_size
@@ -79,32 +86,52 @@ class SAC(ActorCritic):
             critic=self._critic,
             targets={"critic": self._target_critic},
             noise=self._stream,
+            autograd=autograd,
         )
+        room = critic_buffers(self._critic), critic_buffers(self._critic)
+        self._next_actor_pass = ActorPass(self._actor)  # apart, for the one in the actor's loss is kept
+        self._critic_pass = TwinPass(self._critic, room)
+        self._target_critic_pass = TwinPass(self._target_critic, room)
+
+    def _noises(self, action: Tensor) -> tuple[Tensor, ...]:
+        next_noise, noise = (self._stream.normal(action, self._config.policy_noise) for _ in range(2))
+        return next_noise, noise
 
     def _q(self, observation: Tensor, action: Tensor) -> Tensor:
         return self._critic.lowest(torch.cat((observation, action), dim=1))
 
-    def update(self, batch: Batch, weight: Tensor) -> Mapping[str, Tensor]:
-        """One training iteration, as `ActorCritic.update` promises."""
-        std = self._config.policy_noise
-        next_noise, noise = (self._stream.normal(batch.action, std) for _ in range(2))
-        return self.update_with(batch, weight, next_noise, noise)
-
-    def update_with(
-        self, batch: Batch, weight: Tensor, next_noise: Tensor, noise: Tensor
+    def _learn(
+        self, batch: Batch, share: Tensor, policy: Callable[[], Tensor], *noise: Tensor
     ) -> Mapping[str, Tensor]:
-        """`update` with the noise of the target and of the actor's loss given, (B, n), not clipped yet."""
-        config = self._config
-        share = weight / weight.sum()
-        batch = self._seen(batch, weight)
+        config, (next_noise, noise_here) = self._config, noise
+        target = target_value(
+            self._next_actor_pass, self._target_critic_pass, batch, next_noise, config=config
+        )
+        critic = self._critic_pass
+        both = critic.learn(batch.state_action, partial(critic_gradient, target=target, share=share))
+        losses = {"critic_loss": critic_loss(both, target, share), "q_mean": both[0] @ share}
+        self._critic_steps.step(losses["critic_loss"])
 
+        action = policy()
+        drawn = perturbed(action, noise_here, limit=config.policy_noise_clip)
+        both = critic.both(torch.cat((batch.observation, drawn), dim=1))
+        gradient = critic.lowest_action_gradient(both, -share, action.shape[1])
+        self._actor_pass.backward(
+            through_bounds(gradient, action, noise_here, limit=config.policy_noise_clip)
+        )
+        losses["actor_loss"] = -(both.amin(dim=0) @ share)
+        self._actor_steps.step(losses["actor_loss"])
+        self._follow()
+        return losses
+
+    def _learn_by_autograd(self, batch: Batch, share: Tensor, *noise: Tensor) -> Mapping[str, Tensor]:
+        config, (next_noise, noise_here) = self._config, noise
         target = target_value(self._actor, self._target_critic, batch, next_noise, config=config)
         both = self._critic.both(batch.state_action)
         loss = self._critic_steps.minimise(critic_loss(both, target, share))
         losses = {"critic_loss": loss, "q_mean": both.detach()[0] @ share}
 
-        loss = actor_loss(self._actor, self._critic, batch.observation, noise, share, config=config)
+        loss = actor_loss(self._actor, self._critic, batch.observation, noise_here, share, config=config)
         losses["actor_loss"] = self._actor_steps.minimise(loss)
         self._follow()
-        self._updates += 1
         return losses

@@ -1,22 +1,28 @@
 """TD3: twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv 1802.09477)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from dase_grpc.agent_config import AgentConfig
-from dase_grpc.learning.actor_critic import ActorCritic, bellman, critic_loss, network_generator
+from dase_grpc.learning.actor_critic import (
+    ActorCritic,
+    bellman,
+    critic_gradient,
+    critic_loss,
+    network_generator,
+)
 from dase_grpc.learning.batch import Batch
-from dase_grpc.learning.networks import Actor, TwinCritic
+from dase_grpc.learning.networks import Actor, Policy, TwinCritic, Twins
 from dase_grpc.learning.noise import NoiseStream, perturbed
+from dase_grpc.learning.passes import ActorPass, TwinPass, critic_buffers
 from dase_grpc.schema import TransitionSchema
 
 
 @torch.no_grad()
-def target_value(
-    actor: Actor, critic: TwinCritic, batch: Batch, noise: Tensor, *, config: AgentConfig
-) -> Tensor:
+def target_value(actor: Policy, critic: Twins, batch: Batch, noise: Tensor, *, config: AgentConfig) -> Tensor:
     """The target y = scale · r + γ · bootstrap · min(Q1', Q2')(s', clip(π'(s') + clip(ε, ±c), ±1)); (B,).
 
     actor and critic are the target networks; noise ε is (B, n) and not clipped yet.
@@ -44,42 +50,64 @@ class TD3(ActorCritic):
         agent_id: int,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
+        autograd: bool | None = None,
     ) -> None:
         start = network_generator(seed, agent_id)
         m, n = schema.observation_size, schema.action_size
-        self._actor = Actor((m, *config.hidden, n), start, device=device, dtype=dtype)
-        self._critic = TwinCritic((m + n, *config.hidden, 1), start, device=device, dtype=dtype)
-        self._target_actor = self._actor.frozen_copy()
-        self._target_critic = self._critic.frozen_copy()
+        actor = self._actor = Actor((m, *config.hidden, n), start, device=device, dtype=dtype)
+        critic = self._critic = TwinCritic((m + n, *config.hidden, 1), start, device=device, dtype=dtype)
+        self._target_actor, self._target_critic = actor.frozen_copy(), critic.frozen_copy()
         self._stream = NoiseStream(seed, agent_id, device)
         super().__init__(
             config,
-            actor=self._actor,
-            critic=self._critic,
+            actor=actor,
+            critic=critic,
             targets={"actor": self._target_actor, "critic": self._target_critic},
             noise=self._stream,
+            autograd=autograd,
         )
+        room = critic_buffers(critic)
+        self._target_actor_pass = ActorPass(self._target_actor)
+        self._critic_pass = TwinPass(critic, (room, room))
+        self._target_critic_pass = TwinPass(self._target_critic, (room, room))
+
+    def _noises(self, action: Tensor) -> tuple[Tensor, ...]:
+        return (self._stream.normal(action, self._config.target_noise),)
 
     def _q(self, observation: Tensor, action: Tensor) -> Tensor:
         return self._critic.first(torch.cat((observation, action), dim=1))
 
-    def update(self, batch: Batch, weight: Tensor) -> Mapping[str, Tensor]:
-        """One training iteration, as `ActorCritic.update` promises; the actor's is every `policy_delay`th."""
-        return self.update_with(batch, weight, self._stream.normal(batch.action, self._config.target_noise))
+    @property
+    def _actor_is_due(self) -> bool:
+        return self._updates % self._config.policy_delay == 0
 
-    def update_with(self, batch: Batch, weight: Tensor, noise: Tensor) -> Mapping[str, Tensor]:
-        """`update` with the target's smoothing noise (B, n) given, not clipped yet."""
-        config = self._config
-        share = weight / weight.sum()
-        batch = self._seen(batch, weight)
+    def _learn(
+        self, batch: Batch, share: Tensor, policy: Callable[[], Tensor], *noise: Tensor
+    ) -> Mapping[str, Tensor]:
+        target = target_value(
+            self._target_actor_pass, self._target_critic_pass, batch, *noise, config=self._config
+        )
+        critic = self._critic_pass
+        both = critic.learn(batch.state_action, partial(critic_gradient, target=target, share=share))
+        losses = {"critic_loss": critic_loss(both, target, share), "q_mean": both[0] @ share}
+        self._critic_steps.step(losses["critic_loss"])
 
-        target = target_value(self._target_actor, self._target_critic, batch, noise, config=config)
+        if self._actor_is_due:
+            action = policy()
+            value = critic.first.value(torch.cat((batch.observation, action), dim=1))
+            self._actor_pass.backward(critic.first.action_gradient(-share, action.shape[1]))
+            losses["actor_loss"] = -(value @ share)
+            self._actor_steps.step(losses["actor_loss"])
+            self._follow()
+        return losses
+
+    def _learn_by_autograd(self, batch: Batch, share: Tensor, *noise: Tensor) -> Mapping[str, Tensor]:
+        target = target_value(self._target_actor, self._target_critic, batch, *noise, config=self._config)
         both = self._critic.both(batch.state_action)
         loss = self._critic_steps.minimise(critic_loss(both, target, share))
         losses = {"critic_loss": loss, "q_mean": both.detach()[0] @ share}
 
-        self._updates += 1
-        if self._updates % config.policy_delay == 0:
+        if self._actor_is_due:
             loss = actor_loss(self._actor, self._critic, batch.observation, share)
             losses["actor_loss"] = self._actor_steps.minimise(loss)
             self._follow()

@@ -36,8 +36,16 @@ CONFIGS = {
 }
 
 
-def make(config: AgentConfig, *, seed: int = 1, agent_id: int = 0, dtype: torch.dtype = torch.float32) -> Any:
-    return AGENTS[config.algorithm](config, SCHEMA, seed=seed, agent_id=agent_id, device=CPU, dtype=dtype)
+def make(
+    config: AgentConfig,
+    *,
+    seed: int = 1,
+    agent_id: int = 0,
+    dtype: torch.dtype = torch.float32,
+    autograd: bool | None = None,
+) -> Any:
+    kind = AGENTS[config.algorithm]
+    return kind(config, SCHEMA, seed=seed, agent_id=agent_id, device=CPU, dtype=dtype, autograd=autograd)
 
 
 def noises(config: AgentConfig, seed: int = 0, count: int = B) -> list[np.ndarray]:

@@ -79,7 +79,7 @@ def with_noise(agent: Any, noise: list[np.ndarray]) -> None:
     """Makes the agent's next updates use this noise instead of drawing it."""
     tensors = [torch.from_numpy(values) for values in noise]
     if tensors:
-        agent.update = lambda batch, weight: agent.update_with(batch, weight, *tensors)
+        agent.update = lambda batch, weight, **given: agent.update_with(batch, weight, *tensors, **given)
 
 
 def numbers(state: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:

@@ -17,9 +17,14 @@ TINY = AgentConfig(hidden=(6, 5), actor_lr=1e-2, critic_lr=2e-2, tau=0.1, batch_
 
 
 def make(
-    config: AgentConfig = TINY, *, seed: int = 1, agent_id: int = 0, dtype: torch.dtype = torch.float32
+    config: AgentConfig = TINY,
+    *,
+    seed: int = 1,
+    agent_id: int = 0,
+    dtype: torch.dtype = torch.float32,
+    autograd: bool | None = None,
 ) -> TD3:
-    return TD3(config, SCHEMA, seed=seed, agent_id=agent_id, device=CPU, dtype=dtype)
+    return TD3(config, SCHEMA, seed=seed, agent_id=agent_id, device=CPU, dtype=dtype, autograd=autograd)
 
 
 def columns(seed: int = 0, count: int = B) -> dict[str, np.ndarray]:

@@ -29,8 +29,8 @@ def test_the_table_builds_the_configured_agent(config):
 # Updates
 
 
-def test_an_update_never_reads_a_tensor_on_the_host(config, monkeypatch):
-    agent, batch = make(config), as_batch(columns())
+def test_an_update_on_another_device_never_reads_a_tensor_on_the_host(config, monkeypatch):
+    agent, batch = make(config, autograd=True), as_batch(columns())
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("an update synchronised with the host")
@@ -54,13 +54,18 @@ def test_rows_stay_raw_and_weights_untouched(config):
     assert torch.equal(weight, ones)
 
 
-def test_the_actors_step_leaves_no_gradient_of_its_own_on_the_critic(config):
-    agent, batch = make(config), as_batch(columns())
+@pytest.mark.parametrize("autograd", [False, True])
+def test_the_actors_step_leaves_no_gradient_of_its_own_on_the_critic(config, autograd, monkeypatch):
+    agent, batch = make(config, autograd=autograd), as_batch(columns())
     after_its_own_step: list[torch.Tensor] = []
     parameters = list(agent._critic.parameters())
-    agent._critic_optimizer.register_step_post_hook(
-        lambda *_: after_its_own_step.extend(parameter.grad.clone() for parameter in parameters)
-    )
+    step = agent._critic_steps.step
+
+    def stepped(*args, **settings):
+        step(*args, **settings)
+        after_its_own_step.extend(parameter.grad.clone() for parameter in parameters)
+
+    monkeypatch.setattr(agent._critic_steps, "step", stepped)
     agent.update(batch, ones)
     for parameter, gradient in zip(parameters, after_its_own_step, strict=True):
         assert torch.equal(parameter.grad, gradient)

@@ -7,10 +7,11 @@ import torch
 from dase_grpc.agent_config import ALGORITHMS
 from dase_grpc.config import resolve
 from dase_grpc.dpd_config import DpdConfig
-from dase_grpc.learning.actor_critic import adam
+from dase_grpc.learning.adam import Adam
 from dase_grpc.learning.agents import make_agent
 from dase_grpc.learning.batch import Batch
 from dase_grpc.learning.dpd import DPD, Pairing, terms
+from dase_grpc.learning.flat import Flat
 from dase_grpc.learning.guard import GuardedSteps, Steps
 from dase_grpc.learning.peers import LocalPolicies, Published
 from dase_grpc.schema import TransitionSchema
@@ -93,9 +94,9 @@ def test_a_step_left_out_changes_no_weight_and_no_moment_and_is_counted(algorith
     assert all(torch.equal(before[name], after[name]) for name in kept)
 
 
-def optimised(value=1.0):
-    weight = torch.nn.Parameter(torch.tensor([value, value]))
-    return weight, adam([weight], lr=0.1)
+def optimised(value=1.0, count=2):
+    network = torch.nn.ParameterList([torch.full((count,), value)])
+    return network[0], Adam(Flat(network), lr=0.1)
 
 
 @pytest.mark.parametrize("factor", [float("inf"), float("nan"), 1e31, -1e35])
@@ -110,20 +111,21 @@ def test_a_step_whose_loss_adams_second_moment_cannot_hold_the_square_of_is_left
     assert guarded.take() == Steps(1, 0)
 
 
-def test_a_finite_step_is_adams_own_to_the_last_bit():
-    weight, optimizer = optimised(0.3)
-    other, plain = optimised(0.3)
+def test_a_finite_step_is_that_of_torchs_adam_to_the_last_bit():
+    weight, optimizer = optimised(0.3, count=32)
+    other = torch.nn.Parameter(torch.full((32,), 0.3))
+    plain = torch.optim.Adam([other], lr=0.1, fused=True)
     guarded = GuardedSteps(optimizer)
     for number in range(20):
-        factor = torch.tensor([np.sin(number), 1e-20 * number], dtype=torch.float32)
+        factor = torch.tensor([np.sin(number), 1e-20 * number] * 16, dtype=torch.float32)
         guarded.minimise((weight.square() * factor).sum())
         plain.zero_grad()
         (other.square() * factor).sum().backward()
         plain.step()
     assert torch.equal(weight, other)
-    assert all(
-        torch.equal(optimizer.state[weight][key], plain.state[other][key]) for key in plain.state[other]
-    )
+    state = dict(optimizer.named_tensors("of"))
+    assert state.keys() == {f"of.0.{key}" for key in plain.state[other]}
+    assert all(torch.equal(state[f"of.0.{key}"], value) for key, value in plain.state[other].items())
 
 
 def test_a_step_that_the_caller_skips_is_not_counted_as_left_out():

@@ -77,7 +77,7 @@ class StubAgent:
     def policy_actions(self, observation):
         return torch.zeros(len(observation), 1)
 
-    def update(self, batch, weight):
+    def update(self, batch, weight, *, actions=None):
         self.updates += 1
         self.tried += 1
         self.left_out += self.ruined

@@ -47,9 +47,9 @@ def test_noise_is_of_the_configured_deviation_new_for_each_row_update_and_use():
     seen = []
 
     class Recording(SAC):
-        def update_with(self, batch, weight, next_noise, noise):
+        def update_with(self, batch, weight, next_noise, noise, *, actions):
             seen.append(torch.stack((next_noise, noise)))
-            return super().update_with(batch, weight, next_noise, noise)
+            return super().update_with(batch, weight, next_noise, noise, actions=actions)
 
     agent = Recording(CONFIG, SCHEMA, seed=1, agent_id=0, device=CPU)
     for _ in range(200):
@@ -92,7 +92,7 @@ def test_the_gradient_of_the_actor_loss_agrees_with_finite_differences():
         return actor_loss(agent._actor, agent._critic, observation, noise, share, config=CONFIG)
 
     loss().backward()
-    assert all(parameter.grad is None for parameter in agent._critic.parameters())
+    assert not any(parameter.grad.any() for parameter in agent._critic.parameters())
     for parameter in agent._actor.parameters():
         gradient, flat = parameter.grad.flatten(), parameter.detach().view(-1)
         for index in range(flat.numel()):

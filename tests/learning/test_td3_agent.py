@@ -49,8 +49,8 @@ def test_the_actor_update_leaves_no_gradient_on_the_critics():
         assert torch.equal(parameter.grad, gradient)
 
 
-def test_an_update_never_reads_a_tensor_on_the_host(monkeypatch):
-    agent, batch, weight = make(), as_batch(columns()), torch.ones(B)
+def test_an_update_on_another_device_never_reads_a_tensor_on_the_host(monkeypatch):
+    agent, batch, weight = make(autograd=True), as_batch(columns()), torch.ones(B)
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("an update synchronised with the host")
@@ -68,9 +68,9 @@ def test_the_smoothing_noise_has_the_configured_deviation_and_is_new_each_time()
     agent, batch, seen = make(config), as_batch(columns()), []
 
     class Recording(TD3):
-        def update_with(self, batch, weight, noise):
+        def update_with(self, batch, weight, noise, *, actions):
             seen.append(noise.clone())
-            return super().update_with(batch, weight, noise)
+            return super().update_with(batch, weight, noise, actions=actions)
 
     agent = Recording(config, SCHEMA, seed=1, agent_id=0, device=CPU)
     for _ in range(300):

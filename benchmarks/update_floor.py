@@ -1,0 +1,214 @@
+"""Measures updates against the machine's limit: the operations they need over the rate of matrix products.
+
+python benchmarks/update_floor.py [--seconds 60] [--csv FILE] [--authors FOLDER] [--cleanrl FOLDER]
+
+One CPU thread, 17 observations, 6 actions, batch 256, the paper's settings. All take turns in short rounds
+of one process, timed by processor time, so that a busy machine slows all alike; each round has a floor of its
+own, from the products it measured. FOLDER holds a copy of github.com/baturaysaglam/DASE or
+github.com/vwxyzjn/cleanrl; without one that comparison is skipped.
+
+autograd: the reference twin. passes: what runs. left out: half of the rows weigh 0. In the steps the rows
+come as from the replay and half of them are another agent's: loaded, weighed by DPS, learned from.
+"""
+
+import argparse
+import csv
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from update_flops import forward, update_flops
+from update_rivals import authors, cleanrl
+
+from dase_grpc.agent_config import ALGORITHMS
+from dase_grpc.config import resolve
+from dase_grpc.learning.actor_critic import ActorCritic
+from dase_grpc.learning.batch import Batch
+from dase_grpc.learning.ddpg import DDPG
+from dase_grpc.learning.dps import DpsOptions
+from dase_grpc.learning.rows import that_count
+from dase_grpc.learning.sac import SAC
+from dase_grpc.learning.similarity import SimilarityWeigher
+from dase_grpc.learning.staging import Staging
+from dase_grpc.learning.td3 import TD3
+from dase_grpc.presets import preset
+from dase_grpc.schema import Array, TransitionSchema
+
+KINDS: Mapping[str, type[TD3] | type[SAC] | type[DDPG]] = {"td3": TD3, "sac": SAC, "ddpg": DDPG}
+CPU = torch.device("cpu")
+M, N, ROWS = 17, 6, 256
+SCHEMA = TransitionSchema("Benchmark-v0", M, N, (-1.0,) * N, (1.0,) * N)
+UPDATES = 8
+SQUARE = 256
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is timed, and how many floating-point operations it needs, if that is counted."""
+
+    name: str
+    call: Callable[[], object]
+    flops: float | None = None
+    per_round: int = UPDATES
+
+
+def rows(*, far: bool) -> Array:
+    """A batch whose second half is agent 1's: actions anywhere, or `far` from any untrained policy's."""
+    drawn = np.random.default_rng(0).normal(size=(ROWS, SCHEMA.width)).astype(np.float32)
+    drawn[:, SCHEMA.columns["action"]] = np.random.default_rng(1).uniform(-1, 1, (ROWS, N))
+    drawn[:, SCHEMA.columns["bootstrap"]] = 1
+    if far:
+        drawn[ROWS // 2 :, SCHEMA.columns["action"]] = 1
+    SCHEMA.agent_ids(drawn)[:] = np.arange(ROWS) >= ROWS // 2
+    return drawn
+
+
+def make(algorithm: str, *, autograd: bool = False) -> ActorCritic:
+    """An agent with the paper's settings."""
+    config = resolve(preset(f"paper/{algorithm}")).agent
+    return KINDS[algorithm](config, SCHEMA, seed=0, agent_id=0, device=CPU, autograd=autograd)
+
+
+def updates() -> list[Subject]:
+    """The update alone, of each algorithm."""
+    batch = Batch.from_rows(SCHEMA, torch.from_numpy(rows(far=False)))
+    every, half = torch.ones(ROWS), (torch.arange(ROWS) < ROWS // 2).float()
+    found = []
+    for algorithm in ALGORITHMS:
+        flops = partial(update_flops, resolve(preset(f"paper/{algorithm}")).agent, SCHEMA)
+        twin, agent, leaving = make(algorithm, autograd=True), make(algorithm), make(algorithm)
+        found += [
+            Subject(f"{algorithm} autograd", partial(twin.update, batch, every), flops(ROWS)),
+            Subject(f"{algorithm} passes", partial(agent.update, batch, every), flops(ROWS)),
+            Subject(f"{algorithm} left out", partial(leaving.update, batch, half), flops(ROWS // 2)),
+        ]
+    return found
+
+
+def step(*, far: bool) -> Callable[[], object]:
+    """What a learner of two agents does with a batch: load, weigh, update; checks that rows count or not."""
+    agent, staging = make("td3"), Staging(SCHEMA, ROWS, CPU)
+    weigher = SimilarityWeigher(DpsOptions(), own_id=0, agents=2)
+    given, start = rows(far=far), agent.state_dict()
+
+    def run() -> object:
+        batch = staging.load(given)
+        actions = agent.policy_actions(batch.observation)
+        weight = weigher.weigh(batch, actions).weight
+        if (that_count(weight) is None) == far:
+            agent.load_state_dict(start)  # untrained again, and so as far or as near as the rows are made for
+        return agent.update(batch, weight, actions=actions)
+
+    return run
+
+
+def acting() -> list[Subject]:
+    """One action of a single observation, as an environment step needs it."""
+    agent, one = make("td3"), np.ones((1, M), np.float32)
+
+    def by_torch() -> object:
+        with torch.inference_mode():
+            return agent.policy.actions(torch.tensor(one)).numpy()
+
+    return [
+        Subject("act", partial(agent.act, one), per_round=200),
+        Subject("act by torch", by_torch, per_round=200),
+    ]
+
+
+def products() -> list[Subject]:
+    """The products that nearly all of an update is, by torch and by NumPy."""
+    a, b, out = (torch.randn(SQUARE, SQUARE) for _ in range(3))
+    bias, flops = torch.randn(SQUARE), forward([(SQUARE, SQUARE)], SQUARE)
+    x, y, z = a.numpy(), b.numpy(), out.numpy()
+    with_bias = partial(torch.addmm, bias, a, b, out=out)
+    return [
+        Subject("product", with_bias, flops, per_round=20),
+        Subject("product by NumPy", lambda: np.matmul(x, y, out=z), flops, per_round=20),
+    ]
+
+
+def rivals(given: argparse.Namespace) -> list[Subject]:
+    """The other projects' updates that there is a copy of."""
+    found = []
+    for name, folder, load in (("authors", given.authors, authors), ("cleanrl", given.cleanrl, cleanrl)):
+        if folder is None:
+            print(f"{name}: skipped, for --{name} FOLDER was not given")
+            continue
+        batch = Batch.from_rows(SCHEMA, torch.from_numpy(rows(far=False)))
+        found.append(Subject(f"{name} td3", load(folder, batch)))
+    return found
+
+
+def measure(subjects: list[Subject], seconds: float) -> dict[str, list[float]]:
+    """Microseconds of processor time of each, round by round."""
+    times: dict[str, list[float]] = {subject.name: [] for subject in subjects}
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        for subject in subjects:
+            subject.call()
+            started = time.process_time_ns()
+            for _ in range(subject.per_round):
+                subject.call()
+            times[subject.name].append((time.process_time_ns() - started) / subject.per_round / 1e3)
+    return times
+
+
+def against_floor(subject: Subject, times: Mapping[str, list[float]], *, best: bool) -> float | None:
+    """Time over floor: of the best rounds, or the median of the rounds' own ratios."""
+    if subject.flops is None:
+        return None
+    share = subject.flops / forward([(SQUARE, SQUARE)], SQUARE)
+    taken, product = times[subject.name], times["product"]
+    if best:
+        return min(taken) / min(product) / share
+    return statistics.median(t / p for t, p in zip(taken, product, strict=True)) / share
+
+
+def main() -> None:
+    """Measures, prints one line for each and writes the file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60, help="of processor time")
+    parser.add_argument("--csv", type=Path)
+    parser.add_argument("--authors", type=Path, metavar="FOLDER")
+    parser.add_argument("--cleanrl", type=Path, metavar="FOLDER")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+
+    steps = [Subject("td3 step", step(far=False)), Subject("td3 step, external vanish", step(far=True))]
+    subjects = [*products(), *updates(), *steps, *rivals(given), *acting()]
+    times = measure(subjects, given.seconds)
+
+    table = []
+    for subject in subjects:
+        taken = times[subject.name]
+        line: dict[str, object] = {
+            "what": subject.name,
+            "median_us": round(statistics.median(taken), 1),
+            "best_us": round(min(taken), 1),
+            "mflop": None if subject.flops is None else round(subject.flops / 1e6, 2),
+        }
+        for name, best in (("floor_ratio", False), ("floor_ratio_best", True)):
+            ratio = against_floor(subject, times, best=best)
+            line[name] = None if ratio is None else round(ratio, 3)
+        for rival in ("authors td3", "cleanrl td3"):
+            known = zip(times.get(rival, []), taken, strict=False)
+            ratios = [theirs / ours for theirs, ours in known]
+            line[f"{rival.split()[0]}_ratio"] = round(statistics.median(ratios), 3) if ratios else None
+        line["rounds"] = len(taken)
+        table.append(line)
+        print("  ".join(f"{key} {value}" for key, value in line.items() if value is not None))
+    if given.csv is not None:
+        with given.csv.open("w", newline="") as file:
+            writer = csv.DictWriter(file, table[0].keys(), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(table)
+
+
+if __name__ == "__main__":
+    main()

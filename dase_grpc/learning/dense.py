@@ -1,0 +1,119 @@
+"""A stack of linear layers with ReLU between them, its forward and backward pass written out.
+
+No autograd and no large allocation: every layer writes into buffers that the next pass uses again, and
+the gradients go straight to where the optimiser reads them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Linear:
+    """One layer: x @ weight + bias, with weight (in, out) and bias (out,), and where their gradients go.
+
+    Views of any strides; without gradients where nothing learns.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    weight_gradient: Tensor | None = None
+    bias_gradient: Tensor | None = None
+
+
+class Buffers:
+    """Room for what the hidden layers give and for the gradients there, for any number of rows.
+
+    Stacks of the same sizes may share it: it holds the activations of whichever was forward last, so
+    a stack's backward pass has to come before another's forward pass.
+    """
+
+    def __init__(self, widths: Sequence[int], like: Tensor) -> None:
+        self._widths = tuple(widths)
+        self._like = like
+        self._room: list[Tensor] = []
+        self._rows = -1
+        self.activations: list[Tensor] = []
+        self.gradients: list[Tensor] = []
+
+    def fit(self, rows: int) -> None:
+        """Views for that many rows; larger room only if there never were as many."""
+        if rows == self._rows:
+            return
+        if not self._room or self._room[0].shape[0] < rows:
+            self._room = [self._like.new_empty(rows, width) for width in self._widths * 2]
+        views = [room[:rows] for room in self._room]
+        self.activations, self.gradients = views[: len(self._widths)], views[len(self._widths) :]
+        self._rows = rows
+
+
+class Dense:
+    """y = relu(... relu(x W_1 + b_1) ...) W_L + b_L; one thread at a time.
+
+    Attributes:
+        layers: W_1 and b_1 to W_L and b_L, as they were given.
+        buffers: what it works in.
+    """
+
+    def __init__(self, layers: Sequence[Linear], buffers: Buffers) -> None:
+        self.layers = tuple(layers)
+        *self._inner, self._last = layers
+        self.buffers = buffers
+        self._inputs: list[Tensor] = []
+
+    def forward(self, x: Tensor, *, beside: Tensor | None = None) -> Tensor:
+        """(B, in) -> (B, out), a new tensor; x is kept and has to stay as it is until after `backward`.
+
+        What is given as beside, (B, width), the second layer adds in place of its bias.
+        """
+        self.buffers.fit(x.shape[0])
+        self._inputs = [x, *self.buffers.activations]
+        for index, (layer, hidden) in enumerate(zip(self._inner, self.buffers.activations, strict=True)):
+            added = beside if index == 1 and beside is not None else layer.bias
+            x = torch.addmm(added, x, layer.weight, out=hidden).relu_()
+        added = beside if len(self._inner) == 1 and beside is not None else self._last.bias
+        return torch.addmm(added, x, self._last.weight)
+
+    def backward(self, gradient: Tensor, *, watch: int = 0) -> Tensor:
+        """Writes the parameters' gradients, for the (B, out) gradient of the last `forward`'s result.
+
+        Returns the gradient of what layer `watch` gives, before its ReLU: a buffer, as in `gradient_at`.
+        """
+        watched = gradient
+        for index in reversed(range(len(self.layers))):
+            layer = self.layers[index]
+            if index == watch:
+                watched = gradient
+            assert layer.weight_gradient is not None
+            assert layer.bias_gradient is not None
+            torch.mm(self._inputs[index].T, gradient, out=layer.weight_gradient)
+            torch.sum(gradient, 0, out=layer.bias_gradient)
+            if index:
+                gradient = self._through(index, gradient)
+        return watched
+
+    def gradient_at(self, index: int, gradient: Tensor) -> Tensor:
+        """The gradient of what layer `index` gives, before its ReLU; that of the result is given, (B, out).
+
+        A buffer, which the next pass overwrites; nothing else is computed.
+        """
+        for above in range(len(self.layers) - 1, index, -1):
+            gradient = self._through(above, gradient)
+        return gradient
+
+    def narrow(self, rows: Tensor, x: Tensor) -> None:
+        """Lets `backward` go on from some rows of the last `forward` alone; x is their part of its input."""
+        self._inputs = [x, *(kept.index_select(0, rows) for kept in self.buffers.activations)]
+        self.buffers.fit(x.shape[0])
+
+    def _through(self, index: int, gradient: Tensor) -> Tensor:
+        """From the gradient of what layer `index` gives to that of what the layer below gives."""
+        below = self.buffers.gradients[index - 1]
+        torch.mm(gradient, self.layers[index].weight.T, out=below)
+        result: Tensor = torch.ops.aten.threshold_backward.grad_input(
+            below, self._inputs[index], 0, grad_input=below
+        )
+        return result

@@ -1,0 +1,161 @@
+"""Updates by passes written out against their reference twins by autograd, and rows left out of them."""
+
+import numpy as np
+import pytest
+import torch
+from learning.agent_cases import CONFIGS, make, noises, tiny
+from learning.td3_cases import B, as_batch, assert_same, columns, weights
+
+from dase_grpc.learning.rows import NEGLIGIBLE, that_count
+
+MORE = {
+    "td3 delayed": tiny("td3", policy_delay=2, critic_weight_decay=0.1, hidden=(6,)),
+    "ddpg with one hidden layer": tiny("ddpg", hidden=(6,)),
+    "ddpg with three hidden layers": tiny("ddpg", hidden=(6, 5, 4)),
+    "sac with three hidden layers": tiny("sac", hidden=(6, 5, 4)),
+}
+
+
+@pytest.fixture(params=CONFIGS | MORE)
+def config(request):
+    return (CONFIGS | MORE)[request.param]
+
+
+def update(agent, step, weight, dtype, chosen=slice(None), **settings):
+    tensors = [torch.from_numpy(values[chosen]).to(dtype) for values in noises(agent._config, step)]
+    data = {name: values[chosen] for name, values in columns(step).items()}
+    return agent.update_with(as_batch(data, dtype), weight.to(dtype), *tensors, **settings)
+
+
+def assert_close(first, second, *, rel, abs_):
+    assert first.keys() == second.keys()
+    for name in first:
+        torch.testing.assert_close(
+            first[name], second[name], rtol=rel, atol=abs_, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+# The reference twins
+
+
+def test_in_float64_many_updates_are_those_by_autograd(config):
+    agent, twin = (make(config, dtype=torch.float64, autograd=autograd) for autograd in (False, True))
+    weight = torch.from_numpy(weights())
+    for step in range(60):
+        weight = weight.roll(1)
+        losses = [update(each, step, weight, torch.float64) for each in (agent, twin)]
+        assert_close(*losses, rel=1e-9, abs_=1e-9)
+    assert_close(agent.state_dict(), twin.state_dict(), rel=1e-7, abs_=1e-9)
+
+
+def test_gradients_of_one_update_are_those_of_autograd_in_float64(config):
+    agent, twin = (make(config, dtype=torch.float64, autograd=autograd) for autograd in (False, True))
+    for each in (agent, twin):
+        update(each, 0, torch.from_numpy(weights()), torch.float64)
+    for network in ("_actor", "_critic"):
+        pairs = zip(getattr(agent, network).parameters(), getattr(twin, network).parameters(), strict=True)
+        for ours, theirs in pairs:
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-11, atol=1e-14)
+
+
+def test_in_float32_hundreds_of_updates_stay_by_the_twins_as_rounding_allows(config):
+    small = config.model_copy(update={"actor_lr": 1e-4, "critic_lr": 1e-4, "critic_weight_decay": 0.0})
+    agent, twin, exact = (
+        make(small, dtype=dtype, autograd=autograd)
+        for dtype, autograd in ((torch.float32, False), (torch.float32, True), (torch.float64, True))
+    )
+    weight = torch.from_numpy(weights()).float()
+    for step in range(200):
+        for each in (agent, twin, exact):
+            update(each, step % 20, weight, torch.float64 if each is exact else torch.float32)
+    names = [name for name in exact.state_dict() if name.split(".")[0] in ("actor", "critic")]
+
+    def distance(each):
+        return max(float((each.state_dict()[n].double() - exact.state_dict()[n]).abs().max()) for n in names)
+
+    assert distance(agent) <= max(4 * distance(twin), 1e-5)
+
+
+# The pass that the similarity weights need
+
+
+def test_actions_given_change_no_bit_of_an_update(config):
+    plain, given = make(config), make(config)
+    for step in range(4):
+        batch, weight = as_batch(columns(step)), torch.from_numpy(0.1 + weights(step)).float()
+        actions = given.policy_actions(batch.observation)
+        assert_same(plain.update(batch, weight), given.update(batch, weight, actions=actions))
+    assert_same(plain.state_dict(), given.state_dict())
+
+
+def test_actions_given_change_no_result_where_rows_are_left_out(config):
+    plain, given = (make(config, dtype=torch.float64) for _ in range(2))
+    for step in range(4):
+        weight = torch.from_numpy(weights(step))
+        actions = given.policy_actions(torch.from_numpy(columns(step)["observation"]))
+        kept = update(given, step, weight, torch.float64, actions=actions)
+        assert_close(update(plain, step, weight, torch.float64), kept, rel=1e-9, abs_=1e-12)
+    assert_close(plain.state_dict(), given.state_dict(), rel=1e-9, abs_=1e-12)
+
+
+def test_actions_of_an_earlier_pass_are_not_used(config):
+    plain, given = make(config), make(config)
+    for step in range(3):
+        batch = as_batch(columns(step))
+        actions = given.policy_actions(as_batch(columns(99)).observation)
+        given.policy_actions(batch.observation)
+        assert_same(plain.update(batch, torch.ones(B)), given.update(batch, torch.ones(B), actions=actions))
+        kept = given.policy_actions(batch.observation)
+    assert_same(plain.update(batch, torch.ones(B)), given.update(batch, torch.ones(B), actions=kept))
+
+
+# Rows left out
+
+
+@pytest.mark.parametrize(
+    ("weight", "kept"),
+    [
+        ([1, 1, 1], None),
+        ([1, 0, 1], [0, 2]),
+        ([1, NEGLIGIBLE, 1e-3], [0, 2]),
+        ([1, 2 * NEGLIGIBLE, 0], [0, 1]),
+        ([0, 1e-37, 0], [1]),
+        ([1e-20, 1e-20, 1e-33], [0, 1]),
+        ([0, 0, 0], None),
+    ],
+)
+def test_rows_count_whose_weight_is_more_than_a_share_of_the_largest(weight, kept):
+    rows = that_count(torch.tensor(weight, dtype=torch.float32))
+    assert (rows if rows is None else rows.tolist()) == kept
+
+
+def test_rows_of_weight_zero_are_left_out_to_the_bit(config):
+    whole, part, inside = make(config), make(config), np.arange(B) % 3 > 0
+    weight = torch.from_numpy(inside.astype(np.float32))
+    for step in range(6):
+        losses = update(whole, step, weight, torch.float32)
+        assert_same(losses, update(part, step, weight[inside], torch.float32, inside))
+    assert_same(whole.state_dict(), part.state_dict())
+
+
+@pytest.mark.parametrize("external", [0.0, NEGLIGIBLE])
+def test_leaving_rows_out_changes_no_more_than_rounding_does(config, external):
+    agent, twin = make(config), make(config, autograd=True)
+    weight = torch.ones(B)
+    weight[::2] = external
+    for step in range(3):
+        losses = [update(each, step, weight, torch.float32) for each in (agent, twin)]
+        assert_close(*losses, rel=1e-4, abs_=1e-5)
+    for network in ("_actor", "_critic"):
+        pairs = zip(getattr(agent, network).parameters(), getattr(twin, network).parameters(), strict=True)
+        for ours, theirs in pairs:
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_the_noise_of_a_row_stays_its_own_when_others_are_left_out(config):
+    agent, same = make(config), make(config)
+    weight = torch.ones(B)
+    weight[::2] = 0
+    drawn = same._noises(as_batch(columns()).action)
+    losses = agent.update(as_batch(columns()), weight)
+    assert_same(losses, same.update_with(as_batch(columns()), weight, *drawn))
