@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -23,15 +23,11 @@ from dase_grpc.dps_config import DpsConfig
 from dase_grpc.errors import ConfigError
 from dase_grpc.parsing import is_utf8, leaves, toml_tables
 from dase_grpc.policy_config import PolicyConfig
-from dase_grpc.sections import Section, whole_number
+from dase_grpc.sections import Section
+from dase_grpc.train_config import SINGLE, TrainConfig
 
-Method = Literal["dase", "dpd"]
 Storage = Literal["disk", "memory"]
 EvaluatedBy = Literal["learner", "evaluator"]
-SINGLE: Final = "single"
-"""What the paper calls one agent alone."""
-
-MAX_AGENTS: Final = 1024
 
 
 class EnvConfig(Section):
@@ -67,36 +63,6 @@ class EnvConfig(Section):
             if isinstance(leaf, str) and not is_utf8(leaf):
                 raise ValueError(f"{leaf!r} cannot be written as UTF-8; give another text")
         return value
-
-
-class TrainConfig(Section):
-    """The run as a whole. `method = "single"` is read as one agent of the method `dase`."""
-
-    method: Method = Field(
-        "dase",
-        description="how agents learn from each other: by shared experience (`dase`; with one agent it is a "
-        "single agent), or as a pair that distils policies (`dpd`); `single` may be written for `dase` with "
-        "`train.agents` = 1",
-    )
-    agents: PositiveInt = Field(2, le=MAX_AGENTS, description="K, the number of agents that share the buffer")
-    steps: PositiveInt = Field(1_000_000, description="environment steps of each agent")
-    seed: NonNegativeInt = Field(0, description="the run's one seed; every random stream derives from it")
-    log_every: PositiveInt = Field(1_000, description="environment steps between lines of metrics.jsonl")
-    checkpoint_every: PositiveInt = Field(10_000, description="environment steps between checkpoints")
-    threads: PositiveInt = Field(1, le=256, description="CPU threads of each learner's tensor operations")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _reads_single(cls, values: Any) -> Any:
-        if not isinstance(values, Mapping) or values.get("method") != SINGLE:
-            return values
-        agents = values.get("agents", 1)
-        if whole_number(str(agents)) != 1:
-            raise ValueError(
-                f"method = {SINGLE} trains one agent, and train.agents = {agents}; "
-                f"set it to 1, or leave one of them out"
-            )
-        return {**values, "method": "dase", "agents": 1}
 
 
 class ReplayConfig(Section):

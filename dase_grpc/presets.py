@@ -8,17 +8,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from dase_grpc.agent_config import ALGORITHMS, READ_BY_ONE
-from dase_grpc.config import (
-    MAX_AGENTS,
-    SINGLE,
-    RunConfig,
-    listed_members,
-    parse_assignments,
-    read_toml,
-    resolve,
-)
+from dase_grpc.config import RunConfig, listed_members, parse_assignments, read_toml, resolve
 from dase_grpc.errors import ConfigError
 from dase_grpc.sections import whole_number
+from dase_grpc.train_config import MAX_AGENTS, SINGLE
 
 ALGORITHM: Final = "agent.algorithm"
 AGENTS_OF: Final[Mapping[str, int]] = {"single": 1, "dpd": 2}

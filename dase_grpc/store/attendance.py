@@ -49,6 +49,12 @@ class AttendanceBook:
         """Forgets a node, if it is here."""
         self._seen.pop(node_id, None)
 
+    def has_actor(self, agent_id: int) -> bool:
+        """Whether an actor of this agent has been heard of and not been forgotten since."""
+        return any(
+            seen.node.role == "actor" and seen.node.agent_id == agent_id for seen in self._seen.values()
+        )
+
     def all(self, now: float) -> list[Seen]:
         """The nodes that are not silent, by role, agent and name."""
         self._forget_silent(now)

@@ -24,6 +24,7 @@ from dase_grpc.store.durable import DurableStore, Recovery
 from dase_grpc.store.footprint import spare_slots
 from dase_grpc.store.lease_file import LeaseFile
 from dase_grpc.store.leases import Lease, LeaseTable
+from dase_grpc.store.pacing import StepLimiter
 from dase_grpc.store.policies import PolicyBoard
 from dase_grpc.store.replay import MAX_WRITERS, ReplayStore
 from dase_grpc.store.ring import RingBuffer
@@ -42,6 +43,7 @@ class SharedRun:
 
     Attributes:
         incarnation: random, another one at each start.
+        limiters: of the agents whose learners have said a pace.
         shard: which part of a sharded replay this is; `capacity` is its own, `min_size` that of all together.
     """
 
@@ -63,6 +65,7 @@ class SharedRun:
         self.leases = LeaseTable(ttl_s=ttl_s)
         self.attendance = AttendanceBook(ttl_s=ttl_s)
         self.policies = PolicyBoard()
+        self.limiters: dict[int, StepLimiter] = {}
         self._capacity = capacity
         self._store: ReplayStore | None = None
         self._disk: _Disk | None = None

@@ -36,10 +36,16 @@ class Acknowledger:
     def stored(self, seq: int, *, refused: int) -> None:
         """Notes that everything up to `seq` is stored, `refused` more rows of it as refused."""
         self._answer.committed_seq = seq
+        self._answer.waiting = ""
         self._answer.refused_rows += refused
         self._due.set()
         if seq - self._sent_seq >= ACK_ROWS:
             self._urgent.set()
+
+    def waiting(self, reason: str) -> None:
+        """Has the writer told what its next rows wait for."""
+        self._answer.waiting = reason
+        self._due.set()
 
     def finish(self) -> None:
         """Lets `run` send the last acknowledgement and return."""

@@ -23,6 +23,7 @@ from dase_grpc.wire.draining import Draining
 from dase_grpc.wire.frames import write_frame
 from dase_grpc.wire.guard import read, read_first
 from dase_grpc.wire.messages import buffer_to_proto, schema_to_proto
+from dase_grpc.wire.pacing import MAX_CREDITS, Change, Gate, PacedBatches, limiter_of
 from dase_grpc.wire.security import require_agent
 from dase_grpc.wire.status import Context, refusals
 from dase_grpc.wire.v1 import replay_pb2, replay_pb2_grpc
@@ -30,7 +31,6 @@ from dase_grpc.wire.v1 import replay_pb2, replay_pb2_grpc
 FRAME_BYTES: Final = 2**20 - 1024
 MAX_BATCH_SIZE: Final = 65_536
 MAX_BATCH_BYTES: Final = 64 * 2**20
-MAX_CREDITS: Final = 1_024
 MAX_WRITER_ID: Final = 128
 WAITING_EVERY_S: Final = 1.0
 
@@ -45,7 +45,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     def __init__(self, run: SharedRun, *, calls: Calls | None = None) -> None:
         self._run = run
         self._calls = Calls() if calls is None else calls
-        self._stored = asyncio.Event()
+        self._changed = Change()
         self._draining = Draining("Insert", "Sample")
         self._sample_streams: Counter[int] = Counter()
         self._inserting = Admission("Insert")
@@ -120,14 +120,40 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
                 raise MalformedError(
                     f"an Insert stream takes chunks and an end frame, not {kind or 'nothing'}"
                 )
-            self._run.leases.require(agent_id, epoch)
-            rows = store.schema.from_bytes(request.chunk.rows)
-            refused = store.append(writer, request.chunk.first_seq, rows, agent_id=agent_id, commit=False)
-            acks.stored(store.committed(writer, agent_id=agent_id), refused=refused)
-            self._stored.set()
-            self._stored = asyncio.Event()
+            first_seq, rows = request.chunk.first_seq, store.schema.from_bytes(request.chunk.rows)
+            while len(rows):
+                self._run.leases.require(agent_id, epoch)
+                count = await self._room_for(header, first_seq, len(rows), acks)
+                if not count:
+                    began = clock()
+                    continue
+                refused = store.append(writer, first_seq, rows[:count], agent_id=agent_id, commit=False)
+                acks.stored(store.committed(writer, agent_id=agent_id), refused=refused)
+                first_seq, rows = first_seq + count, rows[count:]
+                self._changed.tell()
             took(clock() - began)
         return False
+
+    async def _room_for(
+        self, header: replay_pb2.InsertHeader, first_seq: int, count: int, acks: Acknowledger
+    ) -> int:
+        """How many of the next rows may be stored now; 0 after having waited for a change."""
+        if not self._run.limiters and not header.paced:
+            return count
+        agent_id = header.stream.agent_id
+        gate = Gate(self._run, agent_id)
+        room = gate.room(paced=header.paced)
+        if room is None:
+            return count
+        committed = self._run.store.committed(header.writer_id, agent_id=agent_id)
+        known = min(count, max(0, committed + 1 - first_seq))
+        if known or room:
+            return min(count, known + room)
+        acks.waiting(f"waiting for {gate.why_full()}")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WAITING_EVERY_S):
+                await self._changed.wait()
+        return 0
 
     async def _sample(self, context: Context) -> None:
         request = await read_first(context)
@@ -140,18 +166,44 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             self._require(request.header.stream).schema.row_bytes,
         )
         _require_batch_size(batch_size, row_bytes=row_bytes)
-        at_once = _batches_per_frame(request.header, row_bytes)
-        held_bytes = at_once * batch_size * row_bytes
-        with self._sampling.stream(request.header.stream.agent_id, held_bytes=held_bytes):
-            await self._serve_credits(request, context, at_once=at_once)
+        agent_id, paced = request.header.stream.agent_id, request.header.HasField("pace")
+        at_once = 1 if paced else _batches_per_frame(request.header, row_bytes)
+        with self._sampling.stream(agent_id, held_bytes=at_once * batch_size * row_bytes):
+            if paced:
+                self._run.limiters[agent_id] = limiter_of(request.header)
+                self._changed.tell()
+                await self._serve_at_a_pace(request, context)
+            else:
+                if self._run.limiters.pop(agent_id, None) is not None:
+                    self._changed.tell()
+                await self._serve_credits(request, context, at_once=at_once)
 
-    async def _serve_credits(self, request: Any, context: Context, *, at_once: int) -> None:
+    async def _serve_at_a_pace(self, request: Any, context: Context) -> None:
         header, stream = request.header, request.header.stream
-        key: tuple[int, ...] = (stream.agent_id, self._sample_streams[stream.agent_id])
+        rng, gate = self._stream_rng(stream.agent_id), Gate(self._run, stream.agent_id)
+        clock, took = self._calls.clock, self._calls.requests("Sample").observe
+
+        async def draw() -> None:
+            began = clock()
+            await self._draw(context, header, header.batch_size, rng)
+            took(clock() - began)
+
+        limiter = self._run.limiters[stream.agent_id]
+        valid = partial(self._run.leases.require, stream.agent_id, stream.lease_epoch)
+        batches = PacedBatches(context, gate, limiter, changed=self._changed, draw=draw, require_valid=valid)
+        await batches.serve(request)
+
+    def _stream_rng(self, agent_id: int) -> np.random.Generator:
+        """The generator of an agent's next Sample stream."""
+        key: tuple[int, ...] = (agent_id, self._sample_streams[agent_id])
         if self._run.shard != WHOLE:  # shards of one seed must not draw alike
             key = (*key, self._run.shard.index)
-        self._sample_streams[stream.agent_id] += 1
-        rng = seeding.generator(self._run.seed, seeding.Purpose.SAMPLING, *key)
+        self._sample_streams[agent_id] += 1
+        return seeding.generator(self._run.seed, seeding.Purpose.SAMPLING, *key)
+
+    async def _serve_credits(self, request: Any, context: Context, *, at_once: int) -> None:
+        header = request.header
+        rng = self._stream_rng(header.stream.agent_id)
         clock, took = self._calls.clock, self._calls.requests("Sample").observe
         while request is not grpc.aio.EOF:
             if request.credits > MAX_CREDITS:
@@ -209,7 +261,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             with suppress(TimeoutError):
                 async with asyncio.timeout(WAITING_EVERY_S):
                     while shortage() is not None:
-                        await self._stored.wait()
+                        await self._changed.wait()
 
 
 async def _first(context: Context, kind: str) -> Any:

@@ -131,8 +131,11 @@ class InsertHeader(_message.Message):
 
     STREAM_FIELD_NUMBER: _builtins.int
     WRITER_ID_FIELD_NUMBER: _builtins.int
+    PACED_FIELD_NUMBER: _builtins.int
     writer_id: _builtins.str
     """Names the inserting node across reconnects; sequence numbers are counted per writer of an agent."""
+    paced: _builtins.bool
+    """Stores nothing before the agent's learner has said its pace."""
     @_builtins.property
     def stream(self) -> Global___StreamHeader: ...
     def __init__(
@@ -140,10 +143,11 @@ class InsertHeader(_message.Message):
         *,
         stream: Global___StreamHeader | None = ...,
         writer_id: _builtins.str = ...,
+        paced: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream", "writer_id", b"writer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["paced", b"paced", "stream", b"stream", "writer_id", b"writer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -196,22 +200,26 @@ class InsertResponse(_message.Message):
     COMMITTED_SEQ_FIELD_NUMBER: _builtins.int
     REFUSED_ROWS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
     committed_seq: _builtins.int
     """Every row up to and including this number is committed (or was refused, see below)."""
     refused_rows: _builtins.int
     """Rows of this stream that were refused because a value was not finite."""
     finished: _builtins.bool
     """Set once, in answer to the end frame."""
+    waiting: _builtins.str
+    """What the next rows wait for before they are stored, one sentence for people; empty if for nothing."""
     def __init__(
         self,
         *,
         committed_seq: _builtins.int = ...,
         refused_rows: _builtins.int = ...,
         finished: _builtins.bool = ...,
+        waiting: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_seq", b"committed_seq", "finished", b"finished", "refused_rows", b"refused_rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_seq", b"committed_seq", "finished", b"finished", "refused_rows", b"refused_rows", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -224,8 +232,11 @@ class SampleRequest(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     CREDITS_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
+    USED_FIELD_NUMBER: _builtins.int
     credits: _builtins.int
     """How many more batches the server may send."""
+    used: _builtins.int
+    """With a pace: how many of the batches that came since the last request updates have taken."""
     @_builtins.property
     def header(self) -> Global___SampleHeader:
         """Only in the first request."""
@@ -243,10 +254,11 @@ class SampleRequest(_message.Message):
         header: Global___SampleHeader | None = ...,
         credits: _builtins.int = ...,
         rows: _abc.Iterable[_builtins.int] | None = ...,
+        used: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credits", b"credits", "header", b"header", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credits", b"credits", "header", b"header", "rows", b"rows", "used", b"used"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -260,6 +272,7 @@ class SampleHeader(_message.Message):
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
     OWN_ROWS_ONLY_FIELD_NUMBER: _builtins.int
     BATCHES_PER_FRAME_FIELD_NUMBER: _builtins.int
+    PACE_FIELD_NUMBER: _builtins.int
     batch_size: _builtins.int
     own_rows_only: _builtins.bool
     """Draw only from what the stream's agent collected; else from the whole buffer."""
@@ -269,6 +282,10 @@ class SampleHeader(_message.Message):
     """
     @_builtins.property
     def stream(self) -> Global___StreamHeader: ...
+    @_builtins.property
+    def pace(self) -> Global___Pace:
+        """Set where the agent's actors collect all of its transitions: keeps these and its updates in proportion."""
+
     def __init__(
         self,
         *,
@@ -276,14 +293,58 @@ class SampleHeader(_message.Message):
         batch_size: _builtins.int = ...,
         own_rows_only: _builtins.bool = ...,
         batches_per_frame: _builtins.int = ...,
+        pace: Global___Pace | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pace", b"pace", "stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "batches_per_frame", b"batches_per_frame", "own_rows_only", b"own_rows_only", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "batches_per_frame", b"batches_per_frame", "own_rows_only", b"own_rows_only", "pace", b"pace", "stream", b"stream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SampleHeader: _TypeAlias = SampleHeader  # noqa: Y015
+
+@_typing.final
+class Pace(_message.Message):
+    """Updates per environment step of one agent, kept by the service: it sends no batch that the steps so far are
+    not enough for, and stores no transition of the agent while its actors are ahead of its updates by more than
+    the error buffer. An update counts once it has taken its batch (SampleRequest.used). Settings with which both
+    sides could wait for each other are refused with INVALID_ARGUMENT.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPDATES_PER_STEP_FIELD_NUMBER: _builtins.int
+    STEP_ERROR_BUFFER_FIELD_NUMBER: _builtins.int
+    FIRST_STEPS_FIELD_NUMBER: _builtins.int
+    COLLECTED_BEFORE_FIELD_NUMBER: _builtins.int
+    USED_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    updates_per_step: _builtins.float
+    step_error_buffer: _builtins.int
+    first_steps: _builtins.int
+    """Steps collected before the first update, which follows the last of them."""
+    collected_before: _builtins.int
+    """Transitions of the agent that were stored before this pace began (BufferState.inserted_by_agent)."""
+    used: _builtins.int
+    """Batches that updates have taken since it began, and those that are with the client and will be."""
+    held: _builtins.int
+    def __init__(
+        self,
+        *,
+        updates_per_step: _builtins.float = ...,
+        step_error_buffer: _builtins.int = ...,
+        first_steps: _builtins.int = ...,
+        collected_before: _builtins.int = ...,
+        used: _builtins.int = ...,
+        held: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["collected_before", b"collected_before", "first_steps", b"first_steps", "held", b"held", "step_error_buffer", b"step_error_buffer", "updates_per_step", b"updates_per_step", "used", b"used"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pace: _TypeAlias = Pace  # noqa: Y015
 
 @_typing.final
 class SampleResponse(_message.Message):
