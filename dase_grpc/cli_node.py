@@ -11,7 +11,7 @@ from dase_grpc import flags
 SHARED: Final = ("run_id", "metrics_port", "metrics_host", "metrics_tls", "insecure", "tls")
 """What nodes of every role take, beside the seed."""
 
-SETTINGS: Final = ("preset", "config", "assignments", "algo", "method", "env", "agents", "steps")
+SETTINGS: Final = ("preset", "config", "assignments", "algo", "method", "env", "agents", "steps", "explore")
 TAKES: Final[Mapping[str, tuple[str, ...]]] = {
     "replay": ("listen", "capacity", "min_size", "data_dir", "sync_every", "tokens", "shard"),
     "learner": (
@@ -60,6 +60,7 @@ def node(
     env: flags.Env = None,
     agents: flags.Agents = None,
     steps: flags.Steps = None,
+    explore: flags.Explore = None,
     algo: flags.Algo = None,
     method: flags.Method = None,
     preset: flags.Preset = None,

@@ -73,6 +73,12 @@ def _whole(flag: str) -> Callable[[str], int]:
     return read
 
 
+def _truth(text: str | None) -> str | None:
+    if text not in (None, "true", "false"):
+        raise ConfigError(f"--explore {reprlib.repr(text)} is neither true nor false")
+    return text
+
+
 def whole_option(flag: str, text: str) -> Any:
     """A setting's flag that takes a whole number."""
     return option(flag, text, panel=SETTINGS, parser=_whole(flag), metavar="INTEGER")
@@ -102,6 +108,16 @@ Method = Annotated[
 ]
 Preset = Annotated[
     str | None, option("--preset", "quickstart, paper/ALGO or paper/ALGO/ENV.", panel=SETTINGS)
+]
+Explore = Annotated[
+    str | None,
+    option(
+        "--explore",
+        "Whether learners step an environment themselves; if false, their actors do.",
+        panel=SETTINGS,
+        metavar="true|false",
+        callback=_truth,
+    ),
 ]
 ConfigFile = Annotated[Path | None, option("--config", "A TOML file, e.g. a run.toml.", panel=SETTINGS)]
 Assignments = Annotated[
@@ -334,6 +350,7 @@ def settings(
     agents: int | None,
     seed: int | None,
     steps: int | None = None,
+    explore: str | None = None,
 ) -> RunConfig:
     """The paper's settings for what is named, else the quick start's, then what was given.
 
@@ -351,6 +368,7 @@ def settings(
             "train.agents": agents,
             "train.steps": steps,
             "train.seed": seed,
+            "train.explore": None if explore is None else explore == "true",
         },
         assignments=assignments or [],
         method=method,

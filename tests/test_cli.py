@@ -300,6 +300,22 @@ REFUSED = {
         r"--steps 'many' is not a whole number",
     ),
     "verifying no run": (("verify", "empty"), r"empty is not a run: it has no run\.toml"),
+    "an explore that is no truth": (
+        ("node", "--role", "learner", "--explore", "maybe"),
+        r"--explore 'maybe' is neither true nor false",
+    ),
+    "lockstep without exploring": (
+        ("train", "--lockstep", "--set", "train.explore=false", "--set", "env.id=worlds:PointGoal"),
+        r"train.explore = false leaves exploring to actor nodes",
+    ),
+    "a pace that would stand still": (
+        ("config", "--set", "train.explore=false", "--set", "train.step_error_buffer=1"),
+        r"steps and updates would wait for each other",
+    ),
+    "a pace in vain": (
+        ("config", "--set", "train.updates_per_step=2"),
+        r"is read with explore = false only",
+    ),
     "an actor of nobody": (("node", "--role", "actor"), r"give it an agent id with --agent"),
     "an actor of an agent that is not": (
         ("node", "--role", "actor", "--agent", 7, "--agents", 2),

@@ -20,6 +20,11 @@ def check(config: RunConfig, *, gpu: int | None = None) -> TransitionSchema:
         EnvironmentSpecError: the environment cannot be made, or no agent here can act in it.
         ConfigError: a capacity in bytes holds too few of its transitions.
     """
+    if not config.train.explore:
+        raise ConfigError(
+            "train.explore = false leaves exploring to actor nodes, which neither dase train, with "
+            "--lockstep or without, nor dase drill starts; start each node with dase node (docs/roles.md)"
+        )
     if gpu is not None:
         from dase_grpc.learning.device import pick_device  # torch takes seconds to import
 

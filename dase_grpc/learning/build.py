@@ -20,7 +20,7 @@ from dase_grpc.learning.exploration import Explorer
 from dase_grpc.learning.learner import Learner
 from dase_grpc.learning.learner_parts import LearnerParts
 from dase_grpc.learning.peers import PeerPolicies
-from dase_grpc.learning.ports import BatchSource, Journal, TransitionSink
+from dase_grpc.learning.ports import ActorSteps, BatchSource, Journal, TransitionSink
 from dase_grpc.learning.publication import Audience, Publication, to_nobody
 from dase_grpc.learning.restarting import WatchedEnv, evaluation_env
 from dase_grpc.learning.similarity import SimilarityWeigher
@@ -68,24 +68,16 @@ def build_learner(
     metrics: LearnerMetrics,
     pair: Pairing | None = None,
     audience: Audience | None = None,
+    actor_steps: ActorSteps | None = None,
 ) -> Learner:
     """A learner for one agent; `env` is its own until it has ended, then the caller closes it.
 
     A `RestartableEnv` is made anew where it raises; its watch sees the evaluations' environments too.
 
     With a `pair` the agent also distils its peer's policy (DPD), as `config.dpd` says. An `audience` is
-    shown the policy; what a pair shows of itself is the pair's own.
+    shown the policy; what a pair shows of itself is the pair's own. Where `config.train.explore` is off,
+    `actor_steps` says what the agent's actors collect.
     """
-    seed, purpose = config.train.seed, seeding.Purpose
-    explorer = Explorer(
-        env,
-        schema,
-        agent_id=agent_id,
-        rng=seeding.generator(seed, purpose.EXPLORATION, agent_id),
-        episode_seed=partial(seeding.integer, seed, purpose.ENVIRONMENT, agent_id),
-        start_steps=config.agent.start_steps,
-        noise=config.agent.exploration_noise,
-    )
     if isinstance(env, WatchedEnv):
         make: Callable[[], Environment] = partial(evaluation_env, config.env, env.watch)
     else:
@@ -102,7 +94,7 @@ def build_learner(
             agent_id=agent_id,
             device=device,
             agent=agent,
-            explorer=explorer,
+            explorer=_explorer(config, schema, env, agent_id) if config.train.explore else None,
             evaluator=evaluator,
             weigher=weigher,
             sink=sink,
@@ -112,7 +104,21 @@ def build_learner(
             clock=time.perf_counter,
             notes=notes,
             publish=to_nobody if audience is None else Publication(agent, audience).look,
+            actor_steps=actor_steps,
         )
+    )
+
+
+def _explorer(config: RunConfig, schema: TransitionSchema, env: Environment, agent_id: int) -> Explorer:
+    seed, purpose = config.train.seed, seeding.Purpose
+    return Explorer(
+        env,
+        schema,
+        agent_id=agent_id,
+        rng=seeding.generator(seed, purpose.EXPLORATION, agent_id),
+        episode_seed=partial(seeding.integer, seed, purpose.ENVIRONMENT, agent_id),
+        start_steps=config.agent.start_steps,
+        noise=config.agent.exploration_noise,
     )
 
 

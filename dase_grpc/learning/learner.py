@@ -5,10 +5,10 @@ it; they differ in where transitions go and where batches come from.
 """
 
 import logging
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from fractions import Fraction
 from threading import Event
 from typing import Final
 
@@ -17,9 +17,10 @@ from torch import Tensor
 
 from dase_grpc.errors import DivergedError, EnvironmentFailedError, RunDirectoryError
 from dase_grpc.learning.batch import Batch
+from dase_grpc.learning.collecting import ActorsSteps, Collecting, OwnSteps, Schedule, count_restarts
 from dase_grpc.learning.containment import Contained
 from dase_grpc.learning.device import use
-from dase_grpc.learning.exploration import ExploredStep, diverged
+from dase_grpc.learning.exploration import diverged
 from dase_grpc.learning.health import Health, require_finite
 from dase_grpc.learning.learner_parts import LearnerParts
 from dase_grpc.learning.learner_state import NOT_YET, Counters, LearnerState, Saved
@@ -38,6 +39,9 @@ _log = logging.getLogger("dase")
 
 class Learner:
     """Trains one agent for `train.steps` environment steps, one update after each from `start_steps` on.
+
+    Where the agent's actors explore, environment steps are theirs (collecting.py), and updates come at the
+    rate of `train.updates_per_step`.
 
     Steps whose transition was refused do not count towards `start_steps`, so that K agents before their
     first update have stored K * start_steps transitions, which is what `replay.min_size` relies on.
@@ -58,11 +62,11 @@ class Learner:
         self._at = Counters()
         self._resumed: Saved | None = None
         self._evaluated_at = NOT_YET
-        self._refill, self._stored_before = False, 0
+        self._stepped_from = 0
         self._started_at, self._elapsed_s = 0.0, 0.0
         self._window = Window(0.0, 0, 0)
         self._pace_from, self._paced_updates, self._began_with = 0.0, 0, 0
-        self._refused: Counter[str] = Counter()
+        self._collecting = self._collect()
         self.progress = Progress(total_steps=parts.config.train.steps)
 
     @property
@@ -78,7 +82,8 @@ class Learner:
     @property
     def checkpoint_due(self) -> bool:
         """Whether `keep` is to be called now; the checkpoint after the last step is `finish`'s."""
-        return self._at.steps % self._config.train.checkpoint_every == 0 and not self.done
+        every = self._config.train.checkpoint_every
+        return self._at.steps // every > self._stepped_from // every and not self.done
 
     @property
     def stored(self) -> int:
@@ -91,7 +96,7 @@ class Learner:
 
     def refill(self) -> None:
         """Has as many transitions stored before the next update as before the first."""
-        self._refill = True
+        self._collecting.refill()
 
     def train(self, halt: Event) -> None:
         """Trains until the budget is spent or `halt` is set; then keeps a final checkpoint.
@@ -159,20 +164,11 @@ class Learner:
             EnvironmentFailedError: the environment raised too often; the step was not taken.
             Halted: the driver closed the sink or the source, or set `halt` during an evaluation.
         """
-        parts = self._parts
-        if self._refill:
-            self._refill, self._stored_before = False, self._at.stored
-        try:
-            explored = parts.explorer.step(parts.agent, parts.agent.updates)
-        except EnvironmentFailedError:
-            self._count_restarts(parts.explorer.restarts)
-            raise
-        self._at.steps += 1
-        self._note(explored)
-        if explored.row is not None:
-            parts.sink.store(explored.row)
-            self._at.stored += 1
-        if self._may_update:
+        self._stepped_from = self._at.steps
+        episode = self._collecting.step()
+        if episode is not None:
+            self.progress = replace(self._snapshot(), episode_return=finite(episode.return_))
+        if self._collecting.may_update:
             self._update()
         self._report()
 
@@ -204,16 +200,30 @@ class Learner:
     def _report(self) -> None:
         """The evaluation, unless others make it, and the line of metrics that are due and not made yet."""
         at, config = self._at, self._config
-        regular = at.steps % config.eval.every == 0
-        due = (regular or self.done) and at.evaluated != at.steps
+        regular = at.steps // config.eval.every * config.eval.every > at.evaluated
+        due = regular or (self.done and at.evaluated != at.steps)
         self._parts.publish(due)
         if due and config.eval.by == "learner":
             self._evaluate()
         if due and regular:
             at.evaluated, at.due_evaluation = at.steps, self.progress.evaluation_return
-        if at.steps % config.train.log_every == 0 and at.logged != at.steps:
+        if at.steps // config.train.log_every * config.train.log_every > at.logged:
             self._log()
             at.logged = at.steps
+
+    def _collect(self) -> Collecting:
+        parts, config = self._parts, self._config
+        if parts.explorer is not None:
+            return OwnSteps(parts, parts.explorer, self._at, lambda: self._window)
+        if parts.actor_steps is None:
+            raise ValueError("a learner that does not explore needs actors' steps")
+        schedule = Schedule(
+            Fraction(str(config.train.updates_per_step)),
+            config.agent.stored_before_updates,
+            config.train.steps,
+            (config.eval.every, config.train.log_every, config.train.checkpoint_every),
+        )
+        return ActorsSteps(schedule, parts.actor_steps, self._at)
 
     @property
     def _state(self) -> LearnerState:
@@ -228,7 +238,8 @@ class Learner:
                 f"the checkpoint of agent {self._parts.agent_id} cannot be gone on from: {error}; it was "
                 f"written by another version or for other settings"
             ) from error
-        self._parts.explorer.replay()
+        if self._parts.explorer is not None:
+            self._parts.explorer.replay()
         self._window.started_step, self._window.started_updates = at.steps, agent.updates
         self._paced_updates = self._began_with = agent.updates
         self._evaluated_at = at.evaluated
@@ -250,16 +261,15 @@ class Learner:
         )
         self._parts.metrics.checkpointed()
 
-    @property
-    def _may_update(self) -> bool:
-        due = self._stored_before + self._config.agent.stored_before_updates
-        return self._at.stored >= due and not self._refill
-
     def _update(self) -> None:
         parts, timing = self._parts, self._timing
         timing.begin()
         received = parts.source.next()
-        if received is None or self._refill:  # drawn from a handful of rows it would ruin the agent
+        if received is not None:
+            self._collecting.took_batch()
+        if (
+            received is None or self._collecting.refilling
+        ):  # drawn from a handful of rows it would ruin the agent
             self._skip("no_batch")
             return
         rows, self._at.buffer_size = received
@@ -321,42 +331,12 @@ class Learner:
             self.progress = replace(self.progress, updates_per_second=updates / seconds)
         self._pace_from, self._paced_updates = now, self._parts.agent.updates
 
-    def _note(self, explored: ExploredStep) -> None:
-        parts = self._parts
-        parts.metrics.env_steps.inc()
-        if explored.reason is not None:
-            self._refuse(explored.reason)
-        self._count_restarts(explored.restarts)
-        if explored.episode is not None:
-            self._window.episodes += 1
-            self._window.episode_returns.add(explored.episode.return_)
-            parts.metrics.episodes.inc()
-            parts.metrics.episode_return.set(explored.episode.return_)
-            self.progress = replace(self._snapshot(), episode_return=finite(explored.episode.return_))
-
-    def _count_restarts(self, calls: Sequence[str]) -> None:
-        self._window.restarts.update(calls)
-        for call in calls:
-            self._parts.metrics.restarted(call)
-
-    def _refuse(self, reason: str) -> None:
-        self._window.refused[reason] += 1
-        self._parts.metrics.refused(reason)
-        if not self._refused[reason]:
-            _log.warning(
-                "%s: a transition is left out because its %s is not finite in float32, and so is every later "
-                "one; make the environment return finite numbers (they are counted in metrics.jsonl)",
-                self._name,
-                reason,
-            )
-        self._refused[reason] += 1
-
     def _evaluate(self) -> None:
         parts = self._parts
         started = parts.clock()
         result = parts.evaluator.evaluate(StoppablePolicy(parts.agent, self._halt, self._name))
         now = parts.clock()
-        self._count_restarts(["evaluation"] * result.restarts)
+        count_restarts(parts, self._window, ["evaluation"] * result.restarts)
         self._pace_from += now - started
         parts.metrics.evaluated(result.return_mean, seconds=now - started)
         parts.journal.evaluation(
@@ -395,5 +375,5 @@ class Learner:
             self.progress,
             step=self._at.steps,
             updates=self._parts.agent.updates,
-            state="training" if self._may_update else "exploring",
+            state="training" if self._collecting.may_update else "exploring",
         )

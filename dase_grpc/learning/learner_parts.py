@@ -11,7 +11,7 @@ from dase_grpc.learner_metrics import LearnerMetrics
 from dase_grpc.learning.agent import Agent
 from dase_grpc.learning.evaluation import Evaluator
 from dase_grpc.learning.exploration import Explorer
-from dase_grpc.learning.ports import BatchSource, Journal, TransitionSink
+from dase_grpc.learning.ports import ActorSteps, BatchSource, Journal, TransitionSink
 from dase_grpc.learning.publication import to_nobody
 from dase_grpc.learning.similarity import SimilarityWeigher
 from dase_grpc.schema import TransitionSchema
@@ -23,6 +23,7 @@ class LearnerParts:
 
     Attributes:
         notes: what else each line of its metrics shall say.
+        explorer: None where the agent's actors explore; `actor_steps` are theirs then.
         publish: called after each step and before its evaluation, with whether one is due (publication.py).
     """
 
@@ -31,7 +32,7 @@ class LearnerParts:
     agent_id: int
     device: torch.device
     agent: Agent
-    explorer: Explorer
+    explorer: Explorer | None
     evaluator: Evaluator
     weigher: SimilarityWeigher
     sink: TransitionSink
@@ -41,3 +42,4 @@ class LearnerParts:
     clock: Callable[[], float]
     notes: Callable[[], Mapping[str, Any]] = dict
     publish: Callable[[bool], None] = to_nobody
+    actor_steps: ActorSteps | None = None

@@ -30,6 +30,8 @@ class Counters:
         logged: the last step with a line of metrics that was due by train.log_every.
         buffer_size: when the last batch was drawn.
         first_evaluation, due_evaluation: mean returns of the first evaluation and of the last due one.
+        buffer_id, collected_before, base_steps, used: where the agent's actors collect its transitions: from
+            where these are counted (ports.Origin), the steps by then, and the batches taken since.
     """
 
     steps: int = 0
@@ -39,6 +41,10 @@ class Counters:
     buffer_size: int | None = None
     first_evaluation: float | None = None
     due_evaluation: float | None = None
+    buffer_id: str = ""
+    collected_before: int = 0
+    base_steps: int = 0
+    used: int = 0
 
 
 @dataclass(frozen=True)
@@ -57,12 +63,12 @@ class LearnerState:
     counters: Counters
     window: Window
     totals: DeviceTotals
-    explorer: Explorer
+    explorer: Explorer | None
     weigher: SimilarityWeigher
 
     def save(self, agent: Agent) -> Saved:
         """Copies everything; waits for the device."""
-        exploring, arrays = self.explorer.state()
+        exploring, arrays = ({}, {}) if self.explorer is None else self.explorer.state()
         numbers = {
             "counters": asdict(self.counters),
             "window": _window_numbers(self.window),
@@ -95,10 +101,12 @@ class LearnerState:
         }
         self.weigher.make_room(moments, self.totals.tensors()["similarity"].device)
         restore(self._tensors(), others)
+        counted = {**asdict(Counters()), **saved.numbers["counters"]}
         for field in fields(Counters):
-            setattr(self.counters, field.name, saved.numbers["counters"][field.name])
+            setattr(self.counters, field.name, counted[field.name])
         _restore_window(self.window, saved.numbers["window"])
-        self.explorer.resume(saved.numbers["exploration"], arrays)
+        if self.explorer is not None:
+            self.explorer.resume(saved.numbers["exploration"], arrays)
 
     def _tensors(self) -> dict[str, Tensor]:
         named = {"totals": self.totals.tensors(), "similarity": self.weigher.tensors()}

@@ -44,6 +44,35 @@ class BatchSource(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Origin:
+    """From where an agent's environment steps are counted: the buffer, and how many it had stored by then."""
+
+    buffer_id: str
+    collected: int
+
+
+class ActorSteps(Protocol):
+    """The environment steps that an agent's actors collect.
+
+    Attributes:
+        origin: from where they are counted; another one where the buffer was lost.
+    """
+
+    @property
+    def origin(self) -> Origin:
+        """From where they are counted now."""
+        ...
+
+    def reach(self, steps: int) -> int:
+        """How many there are since the origin; waits a moment where there are fewer than `steps`.
+
+        Raises:
+            Halted: training shall end.
+        """
+        ...
+
+
 class Journal(Protocol):
     """Where results are written."""
 

@@ -17,7 +17,7 @@ import torch
 
 from dase_grpc.attendance import Attendance, Attendant
 from dase_grpc.config import RunConfig
-from dase_grpc.errors import ConfigError, RefusalError, UnreachableError
+from dase_grpc.errors import ConfigError, RefusalError, UnreachableError, WaitedTooLongError
 from dase_grpc.explorer_metrics import ActorMetrics
 from dase_grpc.health import Health
 from dase_grpc.learning.acting import Acting, Rollout, actor_explorers
@@ -45,6 +45,7 @@ from dase_grpc.wire.dialling import NO_CREDENTIALS, Credentials
 from dase_grpc.wire.sharded import ReplayPlace
 
 FAREWELL_S: Final = 2.0
+HELD_BACK_LOOK_S: Final = 0.5
 
 Follow = Callable[[], Coroutine[Any, Any, None]]
 """Looks where shards are that have moved, until cancelled."""
@@ -260,7 +261,12 @@ def put_together(
     agent_id, schema = target.member.agent_id, target.schema
     metrics.expect(streams=Stream, waits=WaitReason)
     metrics.envs.set(len(envs))
-    link = RowLink(shards, writer_id=f"actor-{name}", count_acknowledged=metrics.acknowledged.inc)
+    link = RowLink(
+        shards,
+        writer_id=f"actor-{name}",
+        paced=not config.train.explore,
+        count_acknowledged=metrics.acknowledged.inc,
+    )
     guide = FollowedPolicy(
         connection,
         agent_id=agent_id,
@@ -327,6 +333,7 @@ async def _explore(
                 troupe.guide.run(),
                 watch_loop_lag(troupe.metrics.loop_lag.observe),
                 say_waits(lambda: troupe.wait, count=troupe.metrics.waited),
+                _held_back(troupe, options.replay_timeout_s),
             ]
             others = [tasks.create_task(job) for job in jobs]
             await unless(stop, troupe.guide.first(timeout_s=options.replay_timeout_s))
@@ -343,6 +350,25 @@ async def _explore(
         await troupe.alarm.unless_hanging(exploring)
         if (error := exploring.exception()) is not None:
             raise error from error.__cause__
+
+
+async def _held_back(troupe: Troupe, limit_s: float) -> None:
+    """Ends an actor whose transitions the replay holds back, because the learner makes no updates.
+
+    Raises:
+        WaitedTooLongError: it has for too long.
+    """
+    since, acknowledged = time.monotonic(), -1.0
+    while True:
+        now, count = time.monotonic(), troupe.link.acknowledged
+        if count != acknowledged or troupe.link.held_back is None:
+            since, acknowledged = now, count
+        elif now - since >= limit_s:
+            raise WaitedTooLongError(
+                f"the replay has stored nothing for {limit_s:g} s, {troupe.link.held_back}, so this actor "
+                f"ends; see what the learner waits for, or let the actor wait longer with --replay-timeout"
+            )
+        await asyncio.sleep(HELD_BACK_LOOK_S)
 
 
 async def _drain(

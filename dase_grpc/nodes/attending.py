@@ -73,8 +73,7 @@ class ActorConnection(Connection):
     attends by is its heartbeat, so that is where the new lease is learned from.
 
     Attributes:
-        inserted: transitions that the agent as a whole had stored when the replay was last heard of.
-        learner_updates: training iterations of its learner by then.
+        learner_updates: training iterations of its learner when the replay was last heard of.
     """
 
     def __init__(
@@ -90,7 +89,6 @@ class ActorConnection(Connection):
         self._node = node
         self._renewed = asyncio.Event()
         self._unled = Waited()
-        self.inserted = 0
         self.learner_updates = 0
 
     @property
@@ -99,6 +97,11 @@ class ActorConnection(Connection):
         if not self._unled.long:
             return None
         return Wait(self._unled, WaitReason.LEARNER, f"waiting for {learner_of(self._node)}")
+
+    @property
+    def inserted(self) -> int:
+        """Transitions that the agent as a whole had stored here when the replay was last heard of."""
+        return self.inserted_of(self.target.member.agent_id)
 
     async def attending(self, attendance: Callable[[], Attendance]) -> None:
         """Says again and again what the node is doing, and learns who its learner is; until cancelled.
@@ -127,8 +130,8 @@ class ActorConnection(Connection):
             await asyncio.sleep(min(LOOK_S, member.ttl_s / 4))
 
     def _take(self, answer: cluster_pb2.AttendResponse) -> None:
-        self.inserted = answer.buffer.inserted_by_agent.get(self.target.member.agent_id, 0)
         if not answer.HasField("lease"):
+            self.buffer = answer.buffer
             self._unled.begin()
             return
         self._unled.end()
@@ -137,7 +140,7 @@ class ActorConnection(Connection):
         if (before.epoch, before.buffer_id) == (member.epoch, member.buffer_id):
             self._notice(answer.buffer)
             return
-        self.target = replace(self.target, member=member)
+        self.target, self.buffer = replace(self.target, member=member), answer.buffer
         if before.buffer_id != member.buffer_id:
             self.lost(
                 f"the replay service at {self.target.address} came back without its data (incarnation "
@@ -190,4 +193,5 @@ def _membership(answer: cluster_pb2.AttendResponse, node: Attendant) -> Membersh
         buffer_size=answer.buffer.size,
         node_id=node.node_id,
         shard=shard_of(answer.buffer),
+        inserted=answer.buffer.inserted_by_agent.get(answer.lease.agent_id, 0),
     )

@@ -10,7 +10,7 @@ from dase_grpc.learning.ports import Halted
 from dase_grpc.nodes.connection import Connection, Stream
 from dase_grpc.nodes.handoff import Handoff
 from dase_grpc.schema import Array
-from dase_grpc.wire.replay_client import Sampler, StreamTarget
+from dase_grpc.wire.replay_client import Pacing, Sampler, StreamTarget
 
 
 class BatchQueue:
@@ -48,9 +48,13 @@ class BatchQueue:
             Halted: the queue is closed.
         """
         self.held = False
+        self.ask()
+        return self._batches.get(unless=unless)
+
+    def ask(self) -> None:
+        """Has batches drawn from now on; on the compute thread."""
         if not self.asked.is_set():
             self._loop.call_soon_threadsafe(self.asked.set)
-        return self._batches.get(unless=unless)
 
     def put(self, rows: Array, buffer_size: int) -> None:
         """Adds a batch; never blocks, for no more are asked for than there is room.
@@ -60,6 +64,11 @@ class BatchQueue:
         """
         self.delivered += 1
         self._batches.put((rows, buffer_size))
+
+    @property
+    def taken(self) -> int:
+        """Batches that the compute thread has taken so far."""
+        return self.delivered - len(self._batches)
 
     def due(self, granted: int) -> int:
         """How many batches to ask for, `granted` having been asked for so far."""
@@ -92,13 +101,23 @@ class BatchFetcher(Protocol):
 
 
 class OneFetcher:
-    """A BatchFetcher over one Sample stream, which begins again when it breaks (connection.py)."""
+    """A BatchFetcher over one Sample stream, which begins again when it breaks (connection.py).
+
+    With `pacing` batches come at an agent's pace; it is asked when a stream begins (paces.py).
+    """
 
     def __init__(
-        self, connection: Connection, queue: BatchQueue, *, batch_size: int, own_rows_only: bool
+        self,
+        connection: Connection,
+        queue: BatchQueue,
+        *,
+        batch_size: int,
+        own_rows_only: bool,
+        pacing: Callable[[int, int], Pacing] | None = None,
     ) -> None:
         self._connection = connection
         self._queue = queue
+        self._pacing = pacing
         self._batch_size = batch_size
         self._own_rows_only = own_rows_only
         self._sampler: Sampler | None = None
@@ -116,11 +135,13 @@ class OneFetcher:
         sampler = Sampler(target, batch_size=self._batch_size, own_rows_only=self._own_rows_only)
         self._sampler = sampler
         try:
-            await sampler.open(credits=0)
+            taken = self._queue.taken
+            pacing = None if self._pacing is None else self._pacing(taken, self._queue.delivered - taken)
+            await sampler.open(credits=0, pacing=pacing)
             self._connection.up(Stream.SAMPLE)
             await self._queue.asked.wait()
             async with asyncio.TaskGroup() as tasks:
-                granting = tasks.create_task(self._grant(sampler))
+                granting = tasks.create_task(self._grant(sampler, taken))
                 with suppress(Halted):
                     while True:
                         batch = await sampler.next()
@@ -129,13 +150,15 @@ class OneFetcher:
         finally:
             sampler.cancel()
 
-    async def _grant(self, sampler: Sampler) -> None:
+    async def _grant(self, sampler: Sampler, told: int) -> None:
         queue = self._queue
         granted = queue.delivered
         while True:
             due = queue.due(granted)
             if due:
-                await sampler.grant(due)
+                taken = queue.taken
+                await sampler.grant(due, used=taken - told if self._pacing else 0)
+                told = taken
                 granted += due
             queue.moved.clear()
             if not queue.due(granted):

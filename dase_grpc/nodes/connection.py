@@ -156,7 +156,7 @@ class Connection:
         self._broken: dict[Stream, Outage] = {}
         self._rejoining = asyncio.Lock()
         self.buffer_size = target.member.buffer_size
-        self.buffer = replay_pb2.BufferState(size=self.buffer_size)
+        self.buffer = target.member.buffer
         self.needed: Callable[[], bool] = lambda: True
         self._on_restart: list[Callable[[], None]] = []
 
@@ -165,6 +165,10 @@ class Connection:
         """The outage under way, if it has lasted for longer than `AWAY_AFTER_S`."""
         outage = self.outage
         return outage if outage and time.monotonic() - outage.since > AWAY_AFTER_S else None
+
+    def inserted_of(self, agent_id: int) -> int:
+        """Transitions of an agent that were ever stored, when the replay was last heard of."""
+        return self.buffer.inserted_by_agent.get(agent_id, 0)
 
     def on_restart(self, call: Callable[[], None]) -> None:
         """Has `call` called whenever the replay turns out to have been started again.
@@ -340,7 +344,7 @@ class Connection:
                 f"the buffer fills up anew"
             )
             self.buffer_size = member.buffer_size
-            self.buffer = replay_pb2.BufferState(size=member.buffer_size)
+            self.buffer = member.buffer
             self._restarted(member.incarnation)
 
     def _fenced(self, error: RefusalError) -> StaleLeaseError:

@@ -246,3 +246,16 @@ def require_fit(config: RunConfig, member: Membership) -> None:
             )
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def require_one_piece(config: RunConfig, *, shards: int) -> None:
+    """Checks that a learner whose actors explore has a replay in one piece, which keeps its pace.
+
+    Raises:
+        ConfigError: it has several shards.
+    """
+    if shards > 1 and not config.train.explore:
+        raise ConfigError(
+            f"train.explore = false needs a replay in one piece, which keeps updates and steps in "
+            f"proportion, and this one has {shards} shards; leave it out, or start a replay without --shard"
+        )

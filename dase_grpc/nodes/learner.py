@@ -30,14 +30,14 @@ from dase_grpc.learning.watch import Watch
 from dase_grpc.nodes import draining, joining
 from dase_grpc.nodes.draining import in_time
 from dase_grpc.nodes.hanging import HangAlarm
-from dase_grpc.nodes.joining import REPLAY_TIMEOUT_S, Wanted, require_fit
+from dase_grpc.nodes.joining import REPLAY_TIMEOUT_S, Wanted, require_fit, require_one_piece
 from dase_grpc.nodes.leaving import Farewell, leases
 from dase_grpc.nodes.lifecycle import first_cause, run_node, unless
 from dase_grpc.nodes.liveness import loop_turns
 from dase_grpc.nodes.loop_lag import watch_loop_lag
 from dase_grpc.nodes.monitoring import protection
 from dase_grpc.nodes.results import open_results, results_path
-from dase_grpc.nodes.session import Session, put_together
+from dase_grpc.nodes.session import Session, put_together, starved
 from dase_grpc.nodes.sharded_joining import connected, follow_name, join_all, lines_to
 from dase_grpc.nodes.waits import say_waits
 from dase_grpc.progress import Progress
@@ -180,6 +180,7 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> bool:
             log.info("joined run %s at %s as agent %d", member.run_id, options.replay, member.agent_id)
             async with leases(joined.targets) as farewell:
                 require_fit(config, member)
+                require_one_piece(config, shards=len(joined.targets))
                 results = results_path(options.run_dir, run_id=member.run_id)
                 opened = open_results(
                     results, config, member, schema, command=options.command, resume=options.resume
@@ -202,6 +203,7 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> bool:
                     metrics=metrics,
                     results=results,
                     follow=partial(follow_name, lines=lines),
+                    starving_s=options.replay_timeout_s,
                     alarm=alarm,
                     resumed=opened.resumed,
                 )
@@ -258,6 +260,7 @@ async def _train(session: Session, stop: asyncio.Event) -> None:
                 session.shards.heartbeats(partial(_progress, session), every_s=HEARTBEAT_S),
                 session.exchange.run(),
                 session.follow(),
+                starved(session),
             ]
             others = [tasks.create_task(job) for job in jobs]
             await unless(stop, session.alarm.unless_hanging(compute))

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dase_grpc.nodes.batches import BatchFetcher, BatchQueue, OneFetcher
+from dase_grpc.nodes.paces import CollectedSteps
 from dase_grpc.nodes.rows import RowLink
 from dase_grpc.nodes.sharded_batches import ShardedFetcher
 from dase_grpc.nodes.shards import Shards
@@ -19,7 +20,8 @@ class ReplayLink(RowLink):
     one is asked for, and at most `prefetch` are drawn ahead of their use (batches.py); Sample streams begin
     again when they break, too. While the replay is away, or came back with too little to draw from, `next`
     gives no batch, so that the learner explores on, for as long as the queue of `store` has room. After
-    `hold_batches` no batch is drawn either before the next is asked for.
+    `hold_batches` no batch is drawn either before the next is asked for. With `collected` the agent's actors
+    explore: batches come at the pace of their steps, and `next` waits for them in any case.
     """
 
     def __init__(
@@ -31,12 +33,22 @@ class ReplayLink(RowLink):
         writer_id: str,
         own_rows_only: bool = False,
         rng: np.random.Generator | None = None,
+        collected: CollectedSteps | None = None,
         count_acknowledged: Callable[[int], None] = lambda rows: None,
     ) -> None:
         super().__init__(shards, writer_id=writer_id, count_acknowledged=count_acknowledged)
         self._batches = BatchQueue(prefetch)
+        self._collected = collected
+        if collected is not None:
+            collected.on_wait = self._batches.ask
         self._fetcher: BatchFetcher = (
-            OneFetcher(shards.first, self._batches, batch_size=batch_size, own_rows_only=own_rows_only)
+            OneFetcher(
+                shards.first,
+                self._batches,
+                batch_size=batch_size,
+                own_rows_only=own_rows_only,
+                pacing=None if collected is None else collected.pacing,
+            )
             if len(shards.connections) == 1
             else ShardedFetcher(
                 shards,
@@ -56,21 +68,35 @@ class ReplayLink(RowLink):
             self._no_batch.end()
         return batch
 
+    def begin_anew(self) -> None:
+        """`hold_batches`, and counts the steps of the agent's actors from now on."""
+        self.hold_batches()
+        if self._collected is not None:
+            self._collected.begin_anew(self._batches.taken)
+
     @property
     def prefetched(self) -> int:
         """Batches that are here and not used yet."""
         return len(self._batches)
 
     @property
+    def starved(self) -> bool:
+        """Whether the compute thread waits for what its actors are to collect."""
+        return self._collected is not None and (self._collected.waiting or self._no_batch.since is not None)
+
+    @property
     def wait(self) -> Wait | None:
         """What the compute thread has been without since more than `SAY_AFTER_S`, if it has."""
         waited = self._no_batch
+        if self._collected is not None and self._collected.missing.long:
+            waited = self._collected.missing
         if self._no_room.long or not waited.long:
             return super().wait
         if (away := self._away(waited)) is not None:
             return away
         if (waiting := self._fetcher.waiting) is not None:
-            return Wait(waited, WaitReason.WARM_UP, waiting, exploring=self._explore_on())
+            reason = WaitReason.WARM_UP if self._collected is None else WaitReason.STEPS
+            return Wait(waited, reason, waiting, exploring=self._explore_on())
         return Wait(waited, WaitReason.BATCH, "waiting for the replay service to send a batch")
 
     def hold_batches(self) -> None:
@@ -81,13 +107,17 @@ class ReplayLink(RowLink):
         self._batches.hold()
 
     def stop_batches(self) -> None:
-        """Ends the compute thread's waits for batches."""
+        """Ends the compute thread's waits for batches, and for what its actors collect."""
         self._batches.close()
+        if self._collected is not None:
+            self._collected.close()
 
     def close(self) -> None:
         """Ends every wait of the compute thread, for good."""
         self._batches.close()
         super().close()
+        if self._collected is not None:
+            self._collected.close()
 
     async def fetch_batches(self) -> None:
         """Keeps up to `prefetch` batches drawn ahead, from the first one asked for.
@@ -100,7 +130,7 @@ class ReplayLink(RowLink):
         """Whether the compute thread, which finds no batch, had better explore than wait for one."""
         if self._batches.held:
             return True
-        if self._rows.full:
+        if self._rows.full or self._collected is not None:
             return False
         shrunk = self._batches.delivered or self._shards.losses
         short = self._fetcher.waiting is not None

@@ -3,14 +3,15 @@
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dase_grpc.capacity import transitions
 from dase_grpc.config import RunConfig
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.learning.envs import require_same_environment
-from dase_grpc.learning.learner_state import Saved
+from dase_grpc.learning.learner_state import Counters, Saved
+from dase_grpc.learning.ports import Origin
 from dase_grpc.naming import names_a_folder
 from dase_grpc.runs.checkpoint import newest_sound
 from dase_grpc.runs.directory import (
@@ -31,11 +32,16 @@ log = logging.getLogger("dase")
 
 @dataclass(frozen=True)
 class Resumed:
-    """What a learner goes on from: its state, what it has stored, and how long it had trained by then."""
+    """What a learner goes on from: its state, what it has stored, and how long it had trained by then.
+
+    Where its agent's actors collect, also from where their steps were counted, and the batches taken since.
+    """
 
     saved: Saved
     stored: int
     elapsed_s: float
+    origin: Origin
+    used: int
 
 
 @dataclass(frozen=True)
@@ -146,8 +152,14 @@ def _resume(directory: AgentDirectory, config: RunConfig, schema: TransitionSche
         return None
     log.info("resuming from %s", checkpoint.path)
     saved = Saved(checkpoint.tensors, checkpoint.training, checkpoint.training_tensors)
-    stored = int(checkpoint.training["counters"]["stored"])
-    return Resumed(saved, stored, rewound.elapsed_s)
+    counted = asdict(Counters()) | checkpoint.training["counters"]
+    return Resumed(
+        saved,
+        int(counted["stored"]),
+        rewound.elapsed_s,
+        origin=Origin(str(counted["buffer_id"]), int(counted["collected_before"])),
+        used=int(counted["used"]),
+    )
 
 
 def _has_results(directory: AgentDirectory, config: RunConfig) -> bool:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -38,6 +38,7 @@ class RowLink:
     Args:
         shards: the replay; all of it as the same agent.
         writer_id: names the writer at each shard.
+        paced: the replay stores nothing before the agent's learner has said its pace.
         count_acknowledged: told how many rows are acknowledged, whenever some are.
     """
 
@@ -46,11 +47,13 @@ class RowLink:
         shards: Shards,
         *,
         writer_id: str,
+        paced: bool = False,
         count_acknowledged: Callable[[int], None] = lambda rows: None,
     ) -> None:
         row_bytes = shards.first.target.schema.row_bytes
         self._shards = shards
         self._writer_id = writer_id
+        self._paced = paced
         self._window = max(1, kept_rows(WINDOW_ROWS, row_bytes) // len(shards.connections))
         self._lanes = [_Lane(each, Outbox(count=count_acknowledged)) for each in shards.connections]
         self._moved = asyncio.Event()
@@ -76,19 +79,30 @@ class RowLink:
             self._no_room.end()
 
     @property
+    def acknowledged(self) -> int:
+        """Transitions whose commit is acknowledged."""
+        return sum(lane.outbox.acknowledged for lane in self._lanes)
+
+    @property
     def unacknowledged(self) -> int:
         """Transitions that `store` was called with and whose commit is not acknowledged."""
-        return self._stored - sum(lane.outbox.acknowledged for lane in self._lanes)
+        return self._stored - self.acknowledged
 
     @property
     def wait(self) -> Wait | None:
         """What the compute thread has been without since more than `SAY_AFTER_S`, if it has."""
         if not self._no_room.long:
             return None
-        away = self._away(self._no_room)
-        return away or Wait(
-            self._no_room, WaitReason.COMMIT, "waiting for the replay service to commit transitions"
-        )
+        if (away := self._away(self._no_room)) is not None:
+            return away
+        if (held_back := self.held_back) is not None:
+            return Wait(self._no_room, WaitReason.PACE, held_back)
+        return Wait(self._no_room, WaitReason.COMMIT, "waiting for the replay service to commit transitions")
+
+    @property
+    def held_back(self) -> str | None:
+        """What the replay waits for before it stores more, in a sentence; None if it stores."""
+        return next((lane.waiting for lane in self._lanes if lane.waiting is not None), None)
 
     def close(self) -> None:
         """Ends every wait of the compute thread, for good."""
@@ -118,7 +132,9 @@ class RowLink:
             writer_id=self._writer_id,
             window=self._window,
             on_acknowledged=lane.outbox.acknowledge,
+            paced=self._paced,
         )
+        lane.inserters[:] = [inserter]
         try:
             await inserter.open()
             lane.connection.up(Stream.INSERT)
@@ -169,6 +185,12 @@ class _Lane:
 
     connection: Connection
     outbox: Outbox
+    inserters: list[Inserter] = field(default_factory=list)
+
+    @property
+    def waiting(self) -> str | None:
+        """What the service holds rows back for, if it does."""
+        return self.inserters[0].waiting if self.inserters else None
 
     def resume(self, committed_seq: int, target: StreamTarget) -> None:
         """Begins a stream to a service that has committed everything up to a number."""

@@ -1,11 +1,12 @@
 """A learner that has joined a run, put together with its streams."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -18,14 +19,17 @@ from dase_grpc.learning.learner import Learner
 from dase_grpc.learning.publication import Audience
 from dase_grpc.learning.restarting import RestartableEnv
 from dase_grpc.learning.watch import Watch
-from dase_grpc.nodes.connection import Stream
+from dase_grpc.nodes.connection import Connection, Stream
 from dase_grpc.nodes.hanging import HangAlarm
 from dase_grpc.nodes.link import ReplayLink
+from dase_grpc.nodes.paces import CollectedSteps, Starving
 from dase_grpc.nodes.policies import PolicyExchange
 from dase_grpc.nodes.results import Resumed
 from dase_grpc.nodes.shards import Shards
 from dase_grpc.nodes.waits import WaitReason
 from dase_grpc.runs.journal import AgentJournal
+
+STARVED_LOOK_S: Final = 0.5
 
 log = logging.getLogger("dase")
 
@@ -37,6 +41,7 @@ class Session:
     Attributes:
         follow: looks where shards are that have moved, until cancelled.
         needed: transitions the agent stores before its first update, and again when the buffer was lost.
+        starving_s: how long the agent's actors may collect nothing while the learner waits for them.
         stored_before: transitions it had stored when it was resumed.
     """
 
@@ -50,6 +55,8 @@ class Session:
     alarm: HangAlarm
     needed: int
     follow: Callable[[], Coroutine[Any, Any, None]]
+    collected: CollectedSteps | None
+    starving_s: float
     stored_before: int = 0
 
     def refill_if_short(self) -> None:
@@ -62,7 +69,7 @@ class Session:
         stored = max(self.stored_before, self.learner.stored)
         if held >= min(self.needed, stored):
             return
-        self.link.hold_batches()
+        self.link.begin_anew()
         self.learner.refill()
         log.warning(
             "the buffer holds %d transitions, so updates begin once this agent has stored %d new ones",
@@ -83,11 +90,13 @@ def put_together(
     alarm: HangAlarm,
     resumed: Resumed | None,
     follow: Callable[[Shards], Coroutine[Any, Any, None]],
+    starving_s: float,
 ) -> Session:
     """Puts the learner, which may go on from a checkpoint, and its streams together; none is open yet."""
     target = shards.first.target
     agent_id = target.member.agent_id
     own = config.for_agent(agent_id)
+    collected = None if config.train.explore else _collected(shards.first, own, resumed)
     link = ReplayLink(
         shards,
         batch_size=own.agent.batch_size,
@@ -95,6 +104,7 @@ def put_together(
         writer_id=f"learner-{agent_id}",
         own_rows_only=not config.shares_experience,
         rng=seeding.generator(config.train.seed, seeding.Purpose.SHARDS, agent_id),
+        collected=collected,
         count_acknowledged=metrics.acknowledged.inc,
     )
     metrics.expect(streams=Stream, waits=WaitReason)
@@ -120,6 +130,7 @@ def put_together(
         metrics=metrics,
         pair=pairing(config, agent_id, exchange) if paired else None,
         audience=None if paired else followers,
+        actor_steps=collected,
     )
     exchange.steps = lambda: learner.steps
     session = Session(
@@ -133,6 +144,8 @@ def put_together(
         alarm,
         needed=own.agent.stored_before_updates,
         follow=partial(follow, shards),
+        collected=collected,
+        starving_s=starving_s,
         stored_before=0 if resumed is None else resumed.stored,
     )
     if resumed is not None:
@@ -140,3 +153,34 @@ def put_together(
         session.refill_if_short()
     shards.on_restart(session.refill_if_short)
     return session
+
+
+async def starved(session: Session) -> None:
+    """Ends a learner whose actors collect nothing any more; returns at once where it has none.
+
+    Raises:
+        WaitedTooLongError: they have not for too long, and it waits for them.
+    """
+    if session.collected is None:
+        return
+    starving = Starving(agent_id=session.shards.first.target.member.agent_id, limit_s=session.starving_s)
+    while True:
+        served = session.shards.complete  # else the wait for the replay has a limit of its own
+        starving.look(
+            (session.collected.collected, session.learner.progress.updates, session.link.prefetched),
+            waiting=served and session.link.starved,
+        )
+        await asyncio.sleep(STARVED_LOOK_S)
+
+
+def _collected(connection: Connection, config: RunConfig, resumed: Resumed | None) -> CollectedSteps:
+    """What the agent's actors collect, counted on where the agent goes on with the same buffer."""
+    make = partial(
+        CollectedSteps,
+        connection,
+        train=config.train,
+        first_steps=config.agent.stored_before_updates,
+    )
+    if resumed is None or resumed.origin.buffer_id != connection.target.member.buffer_id:
+        return make()
+    return make(origin=resumed.origin, used=resumed.used)

@@ -27,6 +27,8 @@ class WaitReason(StrEnum):
     BATCH = "batch"
     LEARNER = "learner"
     POLICY = "policy"
+    STEPS = "steps"
+    PACE = "pace"
 
 
 class Waited:

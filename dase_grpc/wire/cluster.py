@@ -211,7 +211,10 @@ def _agent_status(lease: Lease, now: float, *, policy_version: int | None) -> cl
 
 @dataclass(frozen=True)
 class Membership:
-    """What a node is within a run: the answer to Join; `buffer_size` is as of then."""
+    """What a node is within a run: the answer to Join.
+
+    `buffer_size` and `inserted`, the transitions of its agent that were ever stored, are as of then.
+    """
 
     run_id: str
     agent_id: int
@@ -224,6 +227,14 @@ class Membership:
     buffer_size: int = 0
     node_id: str = ""
     shard: Shard = WHOLE
+    inserted: int = 0
+
+    @property
+    def buffer(self) -> replay_pb2.BufferState:
+        """What was said of the buffer then."""
+        return replay_pb2.BufferState(
+            size=self.buffer_size, inserted_by_agent={self.agent_id: self.inserted} if self.inserted else {}
+        )
 
 
 def shard_of(buffer: replay_pb2.BufferState) -> Shard:
@@ -278,6 +289,7 @@ class ClusterClient:
             buffer_size=answer.buffer.size,
             node_id=node_id,
             shard=shard_of(answer.buffer),
+            inserted=answer.buffer.inserted_by_agent.get(answer.lease.agent_id, 0),
         )
 
     async def heartbeat(

@@ -12,6 +12,7 @@ import numpy as np
 from grpc.aio import Channel
 
 from dase_grpc.errors import DaseError
+from dase_grpc.pace import Pace
 from dase_grpc.schema import Array, TransitionSchema
 from dase_grpc.wire.cluster import UNARY_TIMEOUT_S, Membership
 from dase_grpc.wire.frames import Frame, Waiting, joined, read_response
@@ -64,7 +65,8 @@ class Inserter:
     All methods raise the refusals of errors.py when the stream breaks; then whatever
     `unacknowledged` counts may or may not be stored. `append` and `finish` wait as long as the
     service takes; a dead connection is ended by keepalive, a stuck service by the caller.
-    `on_acknowledged` is called with each number up to which the service has committed.
+    `on_acknowledged` is called with each number up to which the service has committed. While the service
+    holds rows back, `waiting` says what for. A `paced` writer's wait until the agent's learner says its pace.
     """
 
     def __init__(
@@ -74,7 +76,10 @@ class Inserter:
         writer_id: str,
         window: int = WINDOW_ROWS,
         on_acknowledged: Callable[[int], None] = lambda seq: None,
+        paced: bool = False,
     ) -> None:
+        self._paced = paced
+        self.waiting: str | None = None
         self._target = target
         self._writer_id = writer_id
         self._window = window
@@ -101,7 +106,9 @@ class Inserter:
 
     async def open(self) -> Self:
         """Starts the stream; the next row's number follows what the service has committed."""
-        header = replay_pb2.InsertHeader(stream=self._target.header(), writer_id=self._writer_id)
+        header = replay_pb2.InsertHeader(
+            stream=self._target.header(), writer_id=self._writer_id, paced=self._paced
+        )
         self._stream = stream = self._target.insert_stream()
         async with opened_in_time(stream, self._target.address, UNARY_TIMEOUT_S):
             await stream.write(replay_pb2.InsertRequest(header=header))
@@ -130,6 +137,7 @@ class Inserter:
                 self.acknowledged_seq = answer.committed_seq
                 self._on_acknowledged(answer.committed_seq)
                 self.refused_rows = answer.refused_rows
+                self.waiting = answer.waiting or None
                 self.finished = answer.finished
                 self._moved.set()
             await stream.read_end()
@@ -174,6 +182,26 @@ class SampledBatch:
     drawn_from: int
 
 
+@dataclass(frozen=True)
+class Pacing:
+    """A pace, how many batches updates have taken since it began, and how many are here and will be."""
+
+    pace: Pace
+    used: int
+    held: int
+
+    def message(self) -> replay_pb2.Pace:
+        """What a Sample stream states of it."""
+        return replay_pb2.Pace(
+            updates_per_step=self.pace.updates_per_step,
+            step_error_buffer=self.pace.step_error_buffer,
+            first_steps=self.pace.first_steps,
+            collected_before=self.pace.collected_before,
+            used=self.used,
+            held=self.held,
+        )
+
+
 class Sampler:
     """One Sample stream: batches arrive ahead of their use, at most as many as were granted.
 
@@ -204,13 +232,14 @@ class Sampler:
         self._here: deque[SampledBatch] = deque()
         self.waiting: str | None = None
 
-    async def open(self, *, credits: int) -> Self:
-        """Starts the stream and grants the first credits."""
+    async def open(self, *, credits: int, pacing: Pacing | None = None) -> Self:
+        """Starts the stream and grants the first credits; with a pace, batches come at that."""
         header = replay_pb2.SampleHeader(
             stream=self._target.header(),
             batch_size=self._batch_size,
             own_rows_only=self._own_rows_only,
             batches_per_frame=self._batches_per_frame,
+            pace=None if pacing is None else pacing.message(),
         )
         self._stream = stream = self._target.sample_stream()
         async with opened_in_time(stream, self._target.address, UNARY_TIMEOUT_S):
@@ -219,10 +248,10 @@ class Sampler:
         self._owed.extend([(self._batch_size, self._batch_size)] * credits)
         return self
 
-    async def grant(self, credits: int) -> None:
-        """Lets the service send this many more batches."""
+    async def grant(self, credits: int, *, used: int = 0) -> None:
+        """Lets the service send this many more batches; with a pace, `used` were taken since the last."""
         self._owed.extend([(self._batch_size, self._batch_size)] * credits)
-        await _opened(self._stream).write(replay_pb2.SampleRequest(credits=credits))
+        await _opened(self._stream).write(replay_pb2.SampleRequest(credits=credits, used=used))
 
     async def ask(self, sizes: Sequence[int]) -> None:
         """Has the service send a batch of each of these sizes, an empty one where it has nothing."""

@@ -10,6 +10,7 @@ import torch
 from nodes.learning_cases import tiny_config
 from wire.services import Service, promptly
 
+from dase_grpc.learning.agent import Agent
 from dase_grpc.learning.agents import make_agent
 from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.learning.peers import to_bytes
@@ -48,11 +49,13 @@ class FakeLearner:
     def target(self) -> StreamTarget:
         return StreamTarget(self.service.channel, str(self.service.address), self.member, self.schema)
 
-    async def publish(self, version: int, **settings: Any) -> None:
+    async def publish(self, version: int, **settings: Any) -> Agent:
+        """Publishes a policy, and returns the agent whose it is."""
         config = tiny_config(**settings).agent
         agent = make_agent(config, agent_id=0, schema=self.schema, seed=version, device=torch.device("cpu"))
         payload = to_bytes(policy_tensors(agent.state_dict()))
         await PolicyPublisher(self.target).publish(version, payload, step=version)
+        return agent
 
     async def leave(self) -> None:
         await self.service.client.leave(self.member, reason="test")

@@ -1,0 +1,119 @@
+"""A learner whose agent's actors explore: the same updates for the same steps, and nothing lost."""
+
+import asyncio
+import logging
+
+import pytest
+from nodes.acting_cases import acting, actor_options
+from nodes.learning_cases import learner_options, learning, tiny_config, until_trained
+from wire.services import eventually, promptly, serving
+
+from dase_grpc.errors import ConfigError, WaitedTooLongError
+from dase_grpc.nodes.actor import run_actor
+from dase_grpc.nodes.joining import require_one_piece
+from dase_grpc.nodes.learner import run_learner
+from dase_grpc.runs.checkpoint import latest, load_checkpoint
+from dase_grpc.runs.evaluations import read_evaluations
+
+PACED = {"train__explore": False, "train__step_error_buffer": 30}
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    """What takes seconds takes milliseconds."""
+    monkeypatch.setattr("dase_grpc.nodes.learner.HEARTBEAT_S", 0.02)
+    monkeypatch.setattr("dase_grpc.nodes.attending.LOOK_S", 0.02)
+    monkeypatch.setattr("dase_grpc.nodes.waits.SAY_AFTER_S", 0.1)
+    monkeypatch.setattr("dase_grpc.nodes.waits.LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr("dase_grpc.nodes.session.STARVED_LOOK_S", 0.05)
+    monkeypatch.setattr("dase_grpc.nodes.actor.HELD_BACK_LOOK_S", 0.05)
+
+
+@pytest.fixture
+async def service():
+    async with serving(capacity=10_000) as running:
+        yield running
+
+
+def collected(service):
+    return service.run.store.traffic.inserted[0] if service.run.opened else 0
+
+
+def counted(run_dir):
+    checkpoint = load_checkpoint(latest(run_dir / "agents/0/checkpoints"))
+    return checkpoint.step, checkpoint.training["counters"]["used"]
+
+
+@pytest.mark.parametrize(("ratio", "updates"), [(1.0, 181), (0.5, 91), (2.0, 362)])
+async def test_a_run_ends_with_the_updates_of_its_steps_and_evaluates_at_the_same_multiples(
+    service, tmp_path, ratio, updates
+):
+    options = learner_options(
+        service.address, tmp_path / "run", train__steps=200, train__updates_per_step=ratio, **PACED
+    )
+    async with (
+        acting(actor_options(service.address, **PACED)),
+        acting(actor_options(service.address, **PACED)),
+    ):
+        await promptly(run_learner(options, asyncio.Event()), within_s=25)
+        assert 200 <= collected(service) <= 200 + 30 + 2
+    step, used = counted(tmp_path / "run")
+    assert used == updates
+    assert step in {200, 201}
+    steps = [row.step for row in read_evaluations(tmp_path / "run/agents/0/evaluations.csv")]
+    assert [mark // 40 * 40 for mark in steps] == [0, 40, 80, 120, 160, 200]
+    assert all(mark % 40 < 1 / ratio for mark in steps)
+    writers = {name.partition("-")[0] for agent, name in service.run.store._committed}
+    assert writers == {"actor"}
+
+
+async def test_without_actors_it_says_so_and_ends_in_time(service, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "dase")
+    options = learner_options(service.address, tmp_path / "run", replay_timeout_s=1.0, **PACED)
+    with pytest.raises(WaitedTooLongError, match="the actors of agent 0 have collected nothing for 1 s"):
+        await promptly(run_learner(options, asyncio.Event()), within_s=15)
+    assert "waiting for an actor of agent 0: start one with `dase node --role actor --agent 0`" in caplog.text
+
+
+async def test_actors_wait_while_the_learner_is_gone_and_go_on_when_it_resumes(service, tmp_path):
+    run = tmp_path / "run"
+    settings = {**PACED, "train__steps": 100_000, "eval__every": 1_000}
+    async with acting(actor_options(service.address, **PACED)):
+        async with learning(learner_options(service.address, run, **settings)) as (task, stop):
+            await until_trained(service.address, updates=50, task=task)
+            stop.set()
+            await promptly(task, within_s=15)
+        step, used = counted(run)
+        assert used == step - 19
+        await eventually(lambda: service.run.leases.held(0) is None)
+        again = learner_options(service.address, run, resume=True, **settings)
+        async with learning(again) as (task, stop):
+            await until_trained(service.address, epoch=2, updates=used + 50, task=task)
+            stop.set()
+            await promptly(task, within_s=15)
+    step, used = counted(run)
+    assert used == step - 19
+    assert step <= collected(service) <= step + 30
+
+
+async def test_an_actor_whose_learner_makes_no_updates_says_what_it_waits_for_and_ends_in_time(
+    service, tmp_path, caplog
+):
+    caplog.set_level(logging.INFO, "dase")
+    settings = {**PACED, "train__steps": 100_000, "eval__every": 1_000}
+    async with learning(learner_options(service.address, tmp_path / "run", **settings)) as (task, stop):
+        await eventually(lambda: bool(service.run.limiters))
+        async with acting(actor_options(service.address, **PACED)):
+            await until_trained(service.address, updates=20, task=task)
+        stop.set()
+        await promptly(task, within_s=15)
+    lease = await service.join(0, schema=service.run.store.schema)  # it holds the agent, and updates nothing
+    assert lease.epoch == 2
+    options = actor_options(service.address, replay_timeout_s=1.0, **PACED)
+    with pytest.raises(WaitedTooLongError, match="waiting for updates of agent 0"):
+        await promptly(run_actor(options, asyncio.Event()), within_s=15)
+
+
+def test_a_replay_of_several_shards_is_refused():
+    with pytest.raises(ConfigError, match=r"train.explore = false needs a replay in one piece"):
+        require_one_piece(tiny_config(train__explore=False), shards=2)
