@@ -112,12 +112,6 @@ def put_together(
     metrics.gpu_memory.set_function(partial(reserved_bytes, device))
     paired = not config.shares_experience
     exchange = PolicyExchange(shards.first, follow=[peer_of(agent_id)] if paired else [])
-    followers = Audience(
-        exchange,
-        lambda: shards.first.followers > 0,
-        config.policy.publish_every,
-        always_when_due=config.eval.by == "evaluator",
-    )
     learner = build_learner(
         own,
         target.schema,
@@ -129,7 +123,7 @@ def put_together(
         journal=journal,
         metrics=metrics,
         pair=pairing(config, agent_id, exchange) if paired else None,
-        audience=None if paired else followers,
+        audience=None if paired else _audience(exchange, shards.first, config),
         actor_steps=collected,
     )
     exchange.steps = lambda: learner.steps
@@ -184,3 +178,13 @@ def _collected(connection: Connection, config: RunConfig, resumed: Resumed | Non
     if resumed is None or resumed.origin.buffer_id != connection.target.member.buffer_id:
         return make()
     return make(origin=resumed.origin, used=resumed.used)
+
+
+def _audience(exchange: PolicyExchange, connection: Connection, config: RunConfig) -> Audience:
+    """Who follows the agent's policy."""
+    return Audience(
+        exchange,
+        lambda: connection.followers > 0,
+        config.policy.publish_every,
+        always_when_due=config.eval.by == "evaluator",
+    )

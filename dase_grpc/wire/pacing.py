@@ -49,15 +49,17 @@ class Gate:
     def room(self, *, paced: bool) -> int | None:
         """How many transitions may be stored now; None where nothing limits that.
 
-        While there is too little to draw from, none has to wait: batches could not come either. `paced`
-        writers wait for the learner to say its pace.
+        What is missing before a batch can be drawn at all need not wait, for batches could not come either.
+        `paced` writers wait for the learner to say its pace.
         """
         limiter = self._run.limiters.get(self.agent_id)
         if limiter is None:
             return 0 if paced else None
-        if self._shortage() is not None:
-            return None
-        return limiter.room(self._collected)
+        ring = self._run.store.ring
+        missing = self._run.min_size - len(ring)
+        if limiter.own_rows_only and not ring.count_of(self.agent_id):
+            missing = max(missing, 1)
+        return max(limiter.room(self._collected), missing)
 
     def why_full(self) -> str:
         """What a transition for which there is no room waits for."""

@@ -26,6 +26,7 @@ def soon(monkeypatch):
     monkeypatch.setattr("dase_grpc.nodes.waits.SAY_AFTER_S", 0.1)
     monkeypatch.setattr("dase_grpc.nodes.waits.LOOK_EVERY_S", 0.02)
     monkeypatch.setattr("dase_grpc.nodes.session.STARVED_LOOK_S", 0.05)
+    monkeypatch.setattr("dase_grpc.nodes.draining.DRAIN_S", 0.5)
     monkeypatch.setattr("dase_grpc.nodes.actor.HELD_BACK_LOOK_S", 0.05)
 
 
@@ -60,7 +61,7 @@ async def test_a_run_ends_with_the_updates_of_its_steps_and_evaluates_at_the_sam
     step, used = counted(tmp_path / "run")
     assert used == updates
     assert step in {200, 201}
-    steps = [row.step for row in read_evaluations(tmp_path / "run/agents/0/evaluations.csv")]
+    steps = read_evaluations(tmp_path / "run/agents/0/evaluations.csv").step.tolist()
     assert [mark // 40 * 40 for mark in steps] == [0, 40, 80, 120, 160, 200]
     assert all(mark % 40 < 1 / ratio for mark in steps)
     writers = {name.partition("-")[0] for agent, name in service.run.store._committed}

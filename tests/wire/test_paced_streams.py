@@ -104,7 +104,7 @@ async def test_a_learner_that_comes_back_goes_on_from_what_its_updates_have_take
     call = await inserting(service, target, rows_of(1, 40))
     await eventually(lambda: collected(service) == 8)
     first.cancel()
-    again = await opened(target, used=6, held=1)
+    again = await opened(target, credits=5, used=6, held=1)
     await eventually(lambda: collected(service) == 14)
     for _ in range(3):
         await promptly(again.next())
