@@ -111,13 +111,7 @@ Preset = Annotated[
 ]
 Explore = Annotated[
     str | None,
-    option(
-        "--explore",
-        "Whether learners step an environment themselves; if false, their actors do.",
-        panel=SETTINGS,
-        metavar="true|false",
-        callback=_truth,
-    ),
+    option("--explore", "Do learners explore, or their actors?", metavar="true|false", callback=_truth),
 ]
 ConfigFile = Annotated[Path | None, option("--config", "A TOML file, e.g. a run.toml.", panel=SETTINGS)]
 Assignments = Annotated[
