@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 from update_flops import forward, update_flops
 from update_rivals import authors, cleanrl
 
@@ -55,6 +56,7 @@ class Subject:
     call: Callable[[], object]
     flops: float | None = None
     per_round: int = UPDATES
+    prepare: Callable[[], None] = lambda: None
 
 
 def rows(*, far: bool) -> Array:
@@ -90,21 +92,28 @@ def updates() -> list[Subject]:
     return found
 
 
-def step(*, far: bool) -> Callable[[], object]:
-    """What a learner of two agents does with a batch: load, weigh, update; checks that rows count or not."""
+def step(*, far: bool) -> Subject:
+    """What a learner of two agents does with a batch: load, weigh, update."""
     agent, staging = make("td3"), Staging(SCHEMA, ROWS, CPU)
     weigher = SimilarityWeigher(DpsOptions(), own_id=0, agents=2)
-    given, start = rows(far=far), agent.state_dict()
+    given, untrained = rows(far=far), agent.state_dict()
 
-    def run() -> object:
+    def weigh() -> tuple[Batch, Tensor, Tensor]:
         batch = staging.load(given)
         actions = agent.policy_actions(batch.observation)
-        weight = weigher.weigh(batch, actions).weight
-        if (that_count(weight) is None) == far:
-            agent.load_state_dict(start)  # untrained again, and so as far or as near as the rows are made for
+        return batch, weigher.weigh(batch, actions).weight, actions
+
+    def run() -> object:
+        batch, weight, actions = weigh()
         return agent.update(batch, weight, actions=actions)
 
-    return run
+    def prepare() -> None:
+        agent.load_state_dict(untrained)  # so that the rows stay as far or as near as they were made
+        if (that_count(weigh()[1]) is None) == far:
+            raise RuntimeError("the rows of the other agent do not weigh what they are to weigh")
+
+    name = "td3 step, external vanish" if far else "td3 step"
+    return Subject(name, run, prepare=prepare)
 
 
 def acting() -> list[Subject]:
@@ -151,6 +160,7 @@ def measure(subjects: list[Subject], seconds: float) -> dict[str, list[float]]:
     end = time.process_time() + seconds
     while time.process_time() < end:
         for subject in subjects:
+            subject.prepare()
             subject.call()
             started = time.process_time_ns()
             for _ in range(subject.per_round):
@@ -180,8 +190,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
 
-    steps = [Subject("td3 step", step(far=False)), Subject("td3 step, external vanish", step(far=True))]
-    subjects = [*products(), *updates(), *steps, *rivals(given), *acting()]
+    subjects = [*products(), *updates(), step(far=False), step(far=True), *rivals(given), *acting()]
     times = measure(subjects, given.seconds)
 
     table = []
