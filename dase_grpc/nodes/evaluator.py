@@ -5,8 +5,8 @@ import logging
 import platform
 import secrets
 import threading
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,9 +14,9 @@ from typing import Any, Final, Self
 
 import torch
 
-from dase_grpc.attendance import Attendance, Attendant
+from dase_grpc.attendance import Attendant
 from dase_grpc.config import RunConfig
-from dase_grpc.errors import ConfigError, RefusalError, WaitedTooLongError
+from dase_grpc.errors import ConfigError, WaitedTooLongError
 from dase_grpc.evaluator_metrics import EvaluatorMetrics
 from dase_grpc.health import Health
 from dase_grpc.learning.env_ids import with_resolved_id
@@ -29,24 +29,25 @@ from dase_grpc.nodes.due_policies import DuePolicies
 from dase_grpc.nodes.evaluating import Evaluating
 from dase_grpc.nodes.evaluation_results import EvaluationBooks
 from dase_grpc.nodes.hanging import HangAlarm
-from dase_grpc.nodes.joining import REPLAY_TIMEOUT_S, Wanted, patiently
+from dase_grpc.nodes.joining import REPLAY_TIMEOUT_S, Wanted
 from dase_grpc.nodes.lifecycle import first_cause, run_node, unless
 from dase_grpc.nodes.liveness import loop_turns
 from dase_grpc.nodes.loop_lag import watch_loop_lag
 from dase_grpc.nodes.monitoring import protection
 from dase_grpc.nodes.results import results_path
+from dase_grpc.nodes.sharded_joining import follow_name, lines_to
+from dase_grpc.nodes.shards import Shards
+from dase_grpc.nodes.visiting import Guest, arrived
 from dase_grpc.schema import TransitionSchema
 from dase_grpc.telemetry import make_registry, metrics_endpoint
-from dase_grpc.wire.cluster import UNARY_TIMEOUT_S, ClusterClient, Membership
+from dase_grpc.wire.cluster import ClusterClient
 from dase_grpc.wire.dialling import NO_CREDENTIALS, Credentials
 from dase_grpc.wire.policy import PolicySubscriber
 from dase_grpc.wire.replay_client import StreamTarget
-from dase_grpc.wire.transport import Address, open_channel, parse_address
-from dase_grpc.wire.v1 import cluster_pb2
+from dase_grpc.wire.sharded import ReplayPlace
 
 ATTEND_S: Final = 0.5
 CONNECT_S: Final = 60.0
-FAREWELL_S: Final = 2.0
 ROLE: Final = "evaluator"
 
 log = logging.getLogger("dase")
@@ -56,7 +57,7 @@ log = logging.getLogger("dase")
 class EvaluatorOptions:
     """What an evaluator node is told on its command line; no agents are all agents."""
 
-    replay: Address
+    replay: ReplayPlace
     config: RunConfig
     agents: Sequence[int] = ()
     run_id: str = ""
@@ -93,7 +94,7 @@ class EvaluatorOptions:
             AddressError, ConfigError: in one sentence.
         """
         return cls(
-            parse_address(replay),
+            ReplayPlace.parse(replay),
             config,
             agents=_evaluated(config, agents),
             run_id=run_id or "",
@@ -151,12 +152,12 @@ async def run_evaluator(options: EvaluatorOptions, stop: asyncio.Event) -> None:
         registry, health = make_registry(), Health(loop_turns())
         cleanup.enter_context(metrics_endpoint(registry, *where, health, tls=metrics_tls))
         metrics = EvaluatorMetrics(registry, agents)
-        async with open_channel(options.replay, options.credentials) as channel:
-            guest = _Guest(ClusterClient(channel, str(options.replay)), options, schema)
-            member = await unless(stop, guest.arrive())
-            if member is None:
+        async with lines_to(options.replay, options.credentials) as lines:
+            guest = await unless(stop, arrived(lines, _wanted(options), schema, node=_node(options)))
+            if guest is None:
                 log.info("stopped before the replay answered")
                 return
+            member = guest.target.member
             log.info("attending run %s at %s", member.run_id, options.replay)
             if not member.capacity:
                 log.info("waiting up to %g s for a learner to join", options.replay_timeout_s)
@@ -172,15 +173,20 @@ async def run_evaluator(options: EvaluatorOptions, stop: asyncio.Event) -> None:
             evaluating = Evaluating(
                 due, agents, config=config, schema=schema, journals=books.open, metrics=metrics, watch=watch
             )
-            connection = Connection(
-                StreamTarget(channel, str(options.replay), member, schema),
-                timeout_s=options.replay_timeout_s,
-                look_why_away=partial(
-                    options.credentials.require_let_in, options.replay.host, options.replay.port
-                ),
+            connection = guest.connection(timeout_s=options.replay_timeout_s, credentials=options.credentials)
+            following = partial(follow_name, Shards.one(connection), lines)
+            work = _Work(
+                connection,
+                guest,
+                books,
+                due,
+                evaluating,
+                metrics,
+                agents,
+                options.replay_timeout_s,
+                following,
             )
-            work = _Work(connection, guest, books, due, evaluating, metrics, agents, options.replay_timeout_s)
-            async with guest.farewell():
+            async with guest.farewell(connection):
                 with health.ready(), first_cause():
                     await work.run(stop, alarm)
 
@@ -198,74 +204,21 @@ def _schema(config: RunConfig, watch: Watch) -> TransitionSchema:
         env.close()
 
 
-class _Guest:
-    """An evaluator as the replay sees it: a node without a lease."""
+def _node(options: EvaluatorOptions) -> Attendant:
+    one = options.agents[0] if len(options.agents) == 1 else None
+    return Attendant(secrets.token_hex(8), f"{ROLE}@{platform.node()}", ROLE, one)
 
-    def __init__(self, cluster: ClusterClient, options: EvaluatorOptions, schema: TransitionSchema) -> None:
-        self.cluster = cluster
-        self._options = options
-        self._schema = schema
-        one = options.agents[0] if len(options.agents) == 1 else None
-        self._node = Attendant(secrets.token_hex(8), f"{ROLE}@{platform.node()}", ROLE, one)
-        self._run_id = options.run_id
 
-    async def arrive(self) -> Membership:
-        """Attends for the first time, waiting for the replay; what its streams belong to.
-
-        Raises:
-            RefusalError: see `joining.patiently`.
-        """
-        options = self._options
-        wanted = Wanted(
-            options.replay,
-            None,
-            options.run_id,
-            node_id=self._node.node_id,
-            timeout_s=CONNECT_S,
-            away_s=options.replay_timeout_s,
-            credentials=options.credentials,
-        )
-        answer = await patiently(
-            lambda timeout_s: self.attend(Attendance(), timeout_s=timeout_s, wait_for_ready=True), wanted
-        )
-        self._run_id, buffer = answer.run_id, answer.buffer
-        return Membership(
-            run_id=answer.run_id,
-            agent_id=0,  # it is none, and none of its calls says so
-            epoch=0,
-            ttl_s=answer.ttl_seconds,
-            capacity=buffer.capacity,
-            min_size=buffer.min_size,
-            incarnation=buffer.incarnation,
-            buffer_id=buffer.buffer_id,
-            buffer_size=buffer.size,
-        )
-
-    def attend(
-        self, attendance: Attendance, *, timeout_s: float = UNARY_TIMEOUT_S, wait_for_ready: bool = False
-    ) -> Coroutine[Any, Any, cluster_pb2.AttendResponse]:
-        """Says what the evaluator does."""
-        return self.cluster.attend(
-            self._node,
-            attendance,
-            run_id=self._run_id,
-            fingerprint=self._schema.fingerprint,
-            timeout_s=timeout_s,
-            wait_for_ready=wait_for_ready,
-        )
-
-    @asynccontextmanager
-    async def farewell(self) -> AsyncIterator[None]:
-        """Says at the end of the block, however it ends, that the evaluator leaves."""
-        try:
-            yield
-        finally:
-            try:
-                await self.cluster.attend(
-                    self._node, Attendance(), run_id=self._run_id, leaving=True, timeout_s=FAREWELL_S
-                )
-            except RefusalError as error:
-                log.info("could not say farewell: %s", error)
+def _wanted(options: EvaluatorOptions) -> Wanted:
+    return Wanted(
+        options.replay.addresses[0],
+        None,
+        options.run_id,
+        node_id="",
+        timeout_s=CONNECT_S,
+        away_s=options.replay_timeout_s,
+        credentials=options.credentials,
+    )
 
 
 @dataclass(frozen=True)
@@ -273,13 +226,14 @@ class _Work:
     """The parts of an evaluator that has arrived."""
 
     connection: Connection
-    guest: _Guest
+    guest: Guest
     books: EvaluationBooks
     due: DuePolicies
     evaluating: Evaluating
     metrics: EvaluatorMetrics
     agents: Sequence[int]
     patience_s: float
+    following: Callable[[], Coroutine[Any, Any, None]]
     begun: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, stop: asyncio.Event, alarm: HangAlarm) -> None:
@@ -296,6 +250,7 @@ class _Work:
             async with asyncio.TaskGroup() as tasks:
                 jobs = [
                     self._follow(),
+                    self.following(),
                     self.connection.keep(Stream.HEARTBEAT, self._attend),
                     watch_loop_lag(self.metrics.loop_lag.observe),
                 ]
@@ -358,11 +313,11 @@ class _Work:
     async def _attend(self, target: StreamTarget) -> None:
         updates: dict[int, int] = {}
         while True:
-            answer = await self.guest.attend(self.evaluating.attendance(updates))
+            answer = await self.guest.attend(target, self.evaluating.attendance(updates))
             self.books.buffer = answer.buffer
             if answer.buffer.capacity:  # 0 until the first learner has joined
                 self.begun.set()
-            status = await self.guest.cluster.status()
+            status = await ClusterClient(target.channel, target.address).status()
             self.connection.up(Stream.HEARTBEAT)
             for agent in status.agents:
                 updates[agent.agent_id] = agent.progress.updates

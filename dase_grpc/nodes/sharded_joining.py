@@ -136,6 +136,16 @@ async def enter_all(
     return Joined(tuple(entered), tuple(addresses))
 
 
+async def first_of(lines: Lines, wanted: Wanted) -> Address:
+    """Where the first shard is, which has the policies; waits for shards that are away.
+
+    Raises:
+        ConfigError: the services do not make up one replay.
+        RefusalError: one refuses this node, or was away for too long.
+    """
+    return (await _find(lines, wanted))[0]
+
+
 def _require_one_replay(members: list[Membership]) -> None:
     """Checks what only a join tells.
 
@@ -259,7 +269,7 @@ def connected(
 async def follow_name(shards: Shards, lines: Lines, *, every_s: float = LOOK_AGAIN_S) -> None:
     """Looks for shards that are away at the addresses that their name has by then, until cancelled.
 
-    Returns at once where the replay is not stated by a name.
+    Returns at once where the replay is not stated by a name. `shards` may be the first ones alone.
     """
     while lines.place.by_name:
         await asyncio.sleep(every_s)
@@ -274,7 +284,7 @@ async def _move(away: dict[int, Connection], shards: Shards, lines: Lines) -> No
     addresses = [address for address in await lines.place.found() if str(address) not in in_use]
     member = shards.first.target.member
     for found in await _answering(lines, tuple(addresses)):
-        ours = found.run_id == member.run_id and found.shard.count == len(shards.connections)
+        ours = found.run_id == member.run_id and found.shard.count == member.shard.count
         connection = away.get(found.shard.index) if ours else None
         if connection is not None and connection.away is not None:
             connection.move(lines.to(found.address), str(found.address))

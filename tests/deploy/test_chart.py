@@ -106,11 +106,9 @@ def test_nodes_dial_the_replays_pods_by_the_names_that_its_service_gives_them(ma
     name, service = replay.manifest["metadata"]["name"], replay.manifest["spec"]["serviceName"]
     shards = replay.manifest["spec"]["replicas"]
     addresses = [f"{name}-{shard}.{service}:50051" for shard in range(shards)]
-    nodes = [each for role in ("learner", "actor") for each in made.role(role)]
+    nodes = [each for role in ("learner", "actor", "evaluator") for each in made.role(role)]
     assert nodes
     assert all(f"--replay={','.join(addresses)}" in each.container["args"] for each in nodes)
-    evaluators = made.role("evaluator")  # policies lie on the first shard
-    assert all(f"--replay={addresses[0]}" in each.container["args"] for each in evaluators)
     told = [argument for argument in replay.arguments(1) if argument.startswith("--shard")]
     assert told == ([f"--shard=1/{shards}"] if shards > 1 else [])
 

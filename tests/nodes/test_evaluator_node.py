@@ -41,6 +41,7 @@ from dase_grpc.runs.report import write_report
 from dase_grpc.runs.summary import AgentFiles, status
 from dase_grpc.runs.verify import verify
 from dase_grpc.wire.policy import PolicyPublisher
+from dase_grpc.wire.sharded import ReplayPlace
 from dase_grpc.wire.transport import Address
 
 BY_EVALUATOR = {"eval__by": "evaluator", "eval__episodes": 2}
@@ -56,7 +57,8 @@ def quick(monkeypatch):
 def evaluator_options(address, run_dir, *, agents=(), **changes):
     settings = {key: changes.pop(key) for key in list(changes) if "__" in key}
     config = tiny_config(**{**BY_EVALUATOR, **settings})
-    return EvaluatorOptions(address, config, agents=agents, run_dir=run_dir, **changes)
+    place = address if isinstance(address, ReplayPlace) else ReplayPlace.at(address)
+    return EvaluatorOptions(place, config, agents=agents, run_dir=run_dir, **changes)
 
 
 @asynccontextmanager

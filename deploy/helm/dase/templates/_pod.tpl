@@ -132,11 +132,10 @@ livenessProbe:
 {{- end }}
 {{- end -}}
 
-{{/* What whoever needs a replay is told, settings included. An evaluator needs the first shard alone: policies
-     lie there. */}}
+{{/* What whoever needs a replay is told, settings included. */}}
 {{- define "dase.clientArgs" -}}
 {{ include "dase.sharedArgs" . }}
-- --replay={{ ternary (include "dase.replayAddresses" .root | splitList "," | first) (include "dase.replayAddresses" .root) (eq .component "evaluator") }}
+- --replay={{ include "dase.replayAddresses" .root }}
 - --replay-timeout={{ .values.replayTimeoutSeconds }}
 - --agents={{ .root.Values.learners.count }}
 {{- with .root.Values.run.preset }}
