@@ -3,8 +3,8 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from rich.console import Console
@@ -16,13 +16,14 @@ from dase_grpc.observe.keys import keys
 from dase_grpc.observe.looking import Target, first_look, observing
 from dase_grpc.observe.rates import Look
 from dase_grpc.observe.screen import KEPT_LOOKS, Frame, Screen
+from dase_grpc.observe.suspending import suspendable
 
 REDRAW_S: Final = 1.0
 QUIT: Final = frozenset("qQ")
 
 
 def top_here(target: Target, console: Console) -> None:
-    """Shows a cluster until q, Ctrl-C or SIGTERM.
+    """Shows a cluster until q, Ctrl-C or SIGTERM; Ctrl-Z gives the terminal back meanwhile.
 
     Raises:
         UsageError: there is no terminal to draw on.
@@ -40,10 +41,14 @@ async def _top(target: Target, console: Console) -> None:
         with suppress(UnreachableError):
             await unless(stop, first_look(observer))
         loop = asyncio.get_running_loop()
-        with (
-            keys(loop, lambda key: stop.set() if key in QUIT else None),
-            Live(console=console, screen=True, auto_refresh=False) as live,
-        ):
+        live = Live(console=console, screen=True, auto_refresh=False)
+
+        @contextmanager
+        def on_terminal() -> Iterator[None]:
+            with keys(loop, lambda key: stop.set() if key in QUIT else None), live:
+                yield
+
+        with suspendable(loop, on_terminal):
             await follow(
                 observer.look,
                 lambda frame: live.update(Screen(frame), refresh=True),

@@ -91,10 +91,15 @@ class Terminal:
             stdin=self._slave,
             stdout=self._slave,
             stderr=self._slave,
-            start_new_session=True,
+            process_group=0,  # which its parent could continue, so that the kernel stops it when asked
             env=importing(ROOT, TERM="xterm-256color"),
         )
         self.seen = b""
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether keys are shown and kept for a line, as before."""
+        return termios.tcgetattr(self._slave)[3] == self.modes[3]
 
     def until(self, text: bytes) -> None:
         while text not in self.seen:
@@ -104,7 +109,7 @@ class Terminal:
         """Its exit code, and whether the terminal is as it was."""
         self.until(b"\x1b[?1049l")  # the screen from before is back
         code = self.process.wait(10)
-        unchanged = termios.tcgetattr(self._slave)[3] == self.modes[3]
+        unchanged = self.unchanged
         os.close(self.master)
         os.close(self._slave)
         return code, unchanged
@@ -118,3 +123,21 @@ def test_q_and_ctrl_c_end_it_well_and_leave_the_terminal_as_it_was():
     os.write(with_q.master, b"q")
     with_signal.process.send_signal(signal.SIGINT)
     assert (with_q.end(), with_signal.end()) == ((0, True), (0, True))
+
+
+@pytest.mark.slow
+def test_ctrl_z_gives_the_terminal_back_until_it_is_continued():
+    top = Terminal()
+    top.until(b"no replay has answered yet")
+    top.process.send_signal(signal.SIGTSTP)
+    _, status = os.waitpid(top.process.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    top.until(b"\x1b[?1049l")
+    assert top.unchanged
+    top.seen = b""
+    top.process.send_signal(signal.SIGCONT)
+    top.until(b"\x1b[?1049h")  # the screen of its own
+    top.until(b"no replay has answered yet")
+    assert not top.unchanged
+    os.write(top.master, b"q")
+    assert top.end() == (0, True)
