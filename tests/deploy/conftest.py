@@ -20,13 +20,18 @@ Promtool = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture(scope="session")
 def prometheus_folder() -> Path:
     """A folder with `prometheus` and `promtool`; skips where they cannot be had."""
-    installed = shutil.which("promtool")
-    if installed and shutil.which("prometheus"):
-        return Path(installed).parent
-    made = fetched("get_prometheus.sh", CACHE)
-    if made.returncode:
-        pytest.skip(f"no Prometheus: {made.stderr.strip()[-200:]}")
-    return CACHE / "usr" / "bin"
+    return monitoring_folder("prometheus", "promtool")
+
+
+@pytest.fixture(scope="session")
+def alertmanager_folder() -> Path:
+    """A folder with `prometheus-alertmanager` and `amtool`; skips where they cannot be had."""
+    folder = monitoring_folder("prometheus-alertmanager", "amtool")
+    asked = [str(folder / "prometheus-alertmanager"), "--version"]
+    tried = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=False)
+    if tried.returncode:  # unpacked and not installed, it needs a mount namespace
+        pytest.skip(f"no Alertmanager: {tried.stderr.strip()[-200:]}")
+    return folder
 
 
 @pytest.fixture
@@ -62,6 +67,17 @@ def rendered(helm: Helm) -> dict[str, Rendered]:
         name: helm.rendered(*values, config=CONFIG if name == "everything" else "")
         for name, values in VALUES.items()
     }
+
+
+def monitoring_folder(*programs: str) -> Path:
+    """Where these programs are, fetched if they are not installed; skips where they cannot be had."""
+    installed = [shutil.which(program) for program in programs]
+    if installed[0] and all(installed):
+        return Path(installed[0]).parent
+    made = fetched("get_prometheus.sh", CACHE)
+    if made.returncode:
+        pytest.skip(f"no {programs[0]}: {made.stderr.strip()[-200:]}")
+    return CACHE / "usr" / "bin"
 
 
 def fetched(script: str, folder: Path) -> subprocess.CompletedProcess[str]:

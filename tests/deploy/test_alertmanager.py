@@ -1,0 +1,124 @@
+"""A real Prometheus and a real Alertmanager: who is to be told of an alert is told."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+from deploy.deployed import DEPLOY
+from deploy.servers import free_ports, running
+
+PATIENCE_S = 30.0
+PROMETHEUS = DEPLOY / "prometheus"
+
+
+class Webhook(HTTPServer):
+    """Keeps what it is sent."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Told)
+        self.timeout = PATIENCE_S
+        self.messages: list[Any] = []
+
+    def next_message(self) -> Any:
+        """The next message, waited for."""
+        self.handle_request()
+        assert self.messages, f"nothing came within {PATIENCE_S:g} s"
+        return self.messages.pop(0)
+
+
+class Told(BaseHTTPRequestHandler):
+    """One message of an Alertmanager."""
+
+    server: Webhook
+
+    def do_POST(self) -> None:
+        self.server.messages.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def webhook() -> Iterator[Webhook]:
+    with Webhook() as made:
+        yield made
+
+
+def changed(file: str, replacements: dict[str, str]) -> str:
+    """A committed file in which each of these texts, which are all there, is another."""
+    text = (PROMETHEUS / file).read_text(encoding="utf-8")
+    for before, after in replacements.items():
+        assert before in text, before
+        text = text.replace(before, after)
+    return text
+
+
+def test_the_example_for_alertmanager_is_valid(alertmanager_folder):
+    amtool = [str(alertmanager_folder / "amtool"), "check-config", str(PROMETHEUS / "alertmanager.yml")]
+    checked = subprocess.run(amtool, capture_output=True, text=True, timeout=20, check=False)
+    assert checked.returncode == 0, checked.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(90)
+def test_an_alert_of_a_replay_that_is_down_reaches_the_webhook(
+    prometheus_folder, alertmanager_folder, webhook, tmp_path
+):
+    nobody, alerts, own = range(first := free_ports(3), first + 3)
+    (tmp_path / "alertmanager.yml").write_text(
+        changed(
+            "alertmanager.yml",
+            {
+                "http://127.0.0.1:9094/": f"http://127.0.0.1:{webhook.server_port}/",
+                "group_wait: 30s": "group_wait: 0s",
+            },
+        )
+    )
+    (tmp_path / "rules.yml").write_text(changed("rules/dase.alerts.yml", {"for: 1m": "for: 1s"}))
+    (tmp_path / "prometheus.yml").write_text(
+        changed(
+            "prometheus.yml",
+            {
+                "127.0.0.1:9500": f"127.0.0.1:{nobody}",
+                "127.0.0.1:9093": f"127.0.0.1:{alerts}",
+                "scrape_interval: 5s": "scrape_interval: 1s",
+                "evaluation_interval: 15s": "evaluation_interval: 1s",
+                "rules/*.yml": "rules.yml",
+            },
+        )
+    )
+    alertmanager = [
+        str(alertmanager_folder / "prometheus-alertmanager"),
+        "--config.file=alertmanager.yml",
+        "--storage.path=alerts",
+        f"--web.listen-address=127.0.0.1:{alerts}",
+        "--cluster.listen-address=",
+    ]
+    prometheus = [
+        str(prometheus_folder / "prometheus"),
+        "--config.file=prometheus.yml",
+        "--storage.tsdb.path=data",
+        f"--web.listen-address=127.0.0.1:{own}",
+    ]
+    with ExitStack() as stack:
+        stack.enter_context(running(alertmanager, tmp_path, "alertmanager"))
+        stack.enter_context(running(prometheus, tmp_path, "prometheus"))
+        message = webhook.next_message()
+    (alert,) = message["alerts"]
+    assert (message["receiver"], alert["status"], alert["labels"]) == (
+        "team",
+        "firing",
+        {
+            "alertname": "DaseReplayDown",
+            "instance": f"127.0.0.1:{nobody}",
+            "job": "dase-replay",
+            "severity": "critical",
+        },
+    )
+    assert alert["annotations"]["runbook"] == "docs/operations.md#dasereplaydown"
