@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from dashboards.distillation import distillation
+from dashboards.followers import followers
 from dashboards.learners import learners
 from dashboards.overview import overview
 from dashboards.replay import replay
@@ -26,7 +28,7 @@ def text_of(made: Dashboard) -> str:
 def write(folder: Path) -> None:
     """Writes each dashboard to a file that is named after its uid."""
     folder.mkdir(parents=True, exist_ok=True)
-    for made in (overview(), replay(), learners(), similarity()):
+    for made in (overview(), replay(), learners(), followers(), similarity(), distillation()):
         text = text_of(made)
         (folder / f"{json.loads(text)['uid']}.json").write_text(text, encoding="utf-8")
 

@@ -10,13 +10,23 @@ from dashboards.panels import SOURCE
 TAG: Final = "dase"
 VARIABLES: Final = {
     "replay": ("Replay", "label_values(dase_replay_buffer_capacity_transitions, instance)"),
-    "learner": ("Learner", "label_values(dase_explorer_env_steps_total, instance)"),
-    "agent": ("Agent", 'label_values(dase_explorer_env_steps_total{instance=~"$learner"}, agent_id)'),
+    "learner": ("Learner", "label_values(dase_learner_updates_total, instance)"),
+    "actor": ("Actor", "label_values(dase_actor_environments, instance)"),
+    "evaluator": ("Evaluator", "label_values(dase_evaluation_skipped_total, instance)"),
+    "agent": ("Agent", "label_values(dase_replay_inserted_transitions_total, agent_id)"),
 }
 """What a reader can choose, by name: its label, and where its values come from."""
 
 REPLAY: Final = 'instance=~"$replay"'
-LEARNER: Final = 'instance=~"$learner", agent_id=~"$agent"'
+LEARNER: Final = 'job="dase-learner", instance=~"$learner", agent_id=~"$agent"'
+ACTOR: Final = 'job="dase-actor", instance=~"$actor", agent_id=~"$agent"'
+EVALUATOR: Final = 'job="dase-evaluator", instance=~"$evaluator", agent_id=~"$agent"'
+EXPLORER: Final = 'job=~"dase-(learner|actor)", agent_id=~"$agent"'
+"""All that explore for an agent: its learner and its actors."""
+
+STEPS_BY_AGENT: Final = (
+    f"sum by (agent_id) (rate(dase_explorer_env_steps_total{{{EXPLORER}}}[$__rate_interval]))"
+)
 
 
 def dashboard(uid: str, title: str, text: str, variables: tuple[str, ...]) -> board.Dashboard:

@@ -3,7 +3,7 @@
 from grafana_foundation_sdk.builders import timeseries
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards.frame import LEARNER, dashboard
+from dashboards.frame import LEARNER, STEPS_BY_AGENT, dashboard
 from dashboards.panels import lines
 
 SELECTED = f"{{{LEARNER}}}"
@@ -35,11 +35,11 @@ def _speed() -> list[timeseries.Panel]:
         ),
         lines(
             "Updates per environment step",
-            "1 as soon as the random steps at the start are over, as in the paper.",
+            "1 as soon as the random steps at the start are over, as in the paper; less with actors.",
             [
                 (
-                    f"rate(dase_learner_updates_total{SELECTED}[$__rate_interval]) / "
-                    f"rate(dase_explorer_env_steps_total{SELECTED}[$__rate_interval])",
+                    f"sum by (agent_id) (rate(dase_learner_updates_total{SELECTED}[$__rate_interval])) "
+                    f"/ {STEPS_BY_AGENT}",
                     "agent {{agent_id}}",
                 )
             ],

@@ -5,7 +5,7 @@ from typing import Final
 from grafana_foundation_sdk.builders import stat, timeseries
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards.frame import LEARNER, REPLAY, dashboard
+from dashboards.frame import EXPLORER, LEARNER, REPLAY, STEPS_BY_AGENT, dashboard
 from dashboards.panels import lines, number
 
 BY_EVALUATORS: Final = 'job="dase-evaluator", agent_id=~"$agent"'
@@ -24,7 +24,7 @@ def _numbers() -> list[stat.Panel]:
     return [
         number("Agents", "Agents whose lease is live.", f'sum(dase_replay_leases{{state="live", {REPLAY}}})'),
         number(
-            "Steps", "Environment steps of all agents.", f"sum(dase_explorer_env_steps_total{{{LEARNER}}})"
+            "Steps", "Environment steps of all agents.", f"sum(dase_explorer_env_steps_total{{{EXPLORER}}})"
         ),
         number("Updates", "Updates of all agents.", f"sum(dase_learner_updates_total{{{LEARNER}}})"),
         number(
@@ -65,8 +65,8 @@ def _returns() -> list[timeseries.Panel]:
         ),
         lines(
             "Episode return",
-            "Return of each agent's latest training episode.",
-            [(f"dase_explorer_episode_return{{{LEARNER}}}", "agent {{agent_id}}")],
+            "Return of each agent's latest training episode, the mean over its learner and its actors.",
+            [(f"avg by (agent_id) (dase_explorer_episode_return{{{EXPLORER}}})", "agent {{agent_id}}")],
             width=12,
         ),
     ]
@@ -77,8 +77,8 @@ def _speed() -> list[timeseries.Panel]:
     return [
         lines(
             "Environment steps per second",
-            "What each agent explores.",
-            [(f"rate(dase_explorer_env_steps_total{{{LEARNER}}}[$__rate_interval])", "agent {{agent_id}}")],
+            "What each agent explores, its actors included.",
+            [(STEPS_BY_AGENT, "agent {{agent_id}}")],
         ),
         lines(
             "Updates per second",

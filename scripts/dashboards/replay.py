@@ -26,7 +26,7 @@ def quantile(share: float, metric: str, by: str = "") -> str:
 def replay() -> Dashboard:
     """Throughput, latency, composition and calls of the replay."""
     made = dashboard("dase-replay", "DASE replay", __doc__ or "", ("replay",))
-    for panel in (*_traffic(), *_latency(), *_buffer(), *_calls(), *_health()):
+    for panel in (*_traffic(), *_latency(), *_buffer(), *_shards(), *_calls(), *_health()):
         made.with_panel(panel)
     return made
 
@@ -92,7 +92,7 @@ def _buffer() -> list[timeseries.Panel]:
         lines(
             "Buffer by agent",
             "Whose transitions the buffer holds.",
-            [(f"dase_replay_buffer_transitions{SELECTED}", "agent {{agent_id}}")],
+            [(f"sum by (agent_id) (dase_replay_buffer_transitions{SELECTED})", "agent {{agent_id}}")],
             stacked=True,
         ),
         lines(
@@ -106,6 +106,34 @@ def _buffer() -> list[timeseries.Panel]:
             "Bytes of the transitions present.",
             [(f"dase_replay_buffer_bytes{SELECTED}", "{{instance}}")],
             unit="bytes",
+        ),
+    ]
+
+
+def _shards() -> list[timeseries.Panel]:
+    """How evenly shards are used; one line each where there is one replay."""
+    return [
+        lines(
+            "Shards",
+            "Replays that Prometheus scrapes and that answer; see the alert DaseReplayDown.",
+            [(f'sum(up{{job="dase-replay", {REPLAY}}})', "up")],
+        ),
+        lines(
+            "Inserted per second by shard",
+            "Rows are spread evenly; a shard that is away gets none.",
+            [(rate("dase_replay_inserted_transitions_total", "instance"), "{{instance}}")],
+        ),
+        lines(
+            "Full by shard",
+            "How full each shard is.",
+            [
+                (
+                    f"sum by (instance) (dase_replay_buffer_transitions{SELECTED}) "
+                    f"/ sum by (instance) (dase_replay_buffer_capacity_transitions{SELECTED})",
+                    "{{instance}}",
+                )
+            ],
+            unit="percentunit",
         ),
     ]
 
@@ -127,8 +155,8 @@ def _calls() -> list[timeseries.Panel]:
         ),
         lines(
             "Open streams",
-            "One Insert and one Sample stream for each learner, as a rule.",
-            [(f"dase_replay_active_streams{SELECTED}", "{{rpc}}")],
+            "One Insert and one Sample stream of each learner and an Insert of each actor, as a rule.",
+            [(f"dase_replay_active_streams{SELECTED}", "{{instance}} {{rpc}}")],
         ),
         lines(
             "Calls ended per second",
@@ -155,8 +183,8 @@ def _health() -> list[timeseries.Panel]:
             "Leases",
             "Agents by what became of their lease; an agent with several leases had its node replaced.",
             [
-                (f"dase_replay_leases{SELECTED}", "{{state}}"),
-                (f"dase_replay_leases_granted_total{SELECTED}", "granted to agent {{agent_id}}"),
+                (f"dase_replay_leases{SELECTED}", "{{instance}} {{state}}"),
+                (f"dase_replay_leases_granted_total{SELECTED}", "{{instance}} granted to agent {{agent_id}}"),
             ],
         ),
         lines(

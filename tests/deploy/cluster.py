@@ -160,6 +160,7 @@ def _prometheus(cluster: Cluster, program: Path, roles: dict[str, Sequence[str]]
         *cluster.hosts.within("prometheus"),
         str(program / "prometheus"),
         "--config.file=prometheus.yml",
+        "--storage.tsdb.path=data",
         f"--web.listen-address={cluster.hosts.addresses['prometheus']}:{OTHERS_PORT}",
     ]
     with (folder / "log").open("wb") as log:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dase_grpc.metrics_reference import families, learner_registry, replay_registry
+from dase_grpc.metrics_reference import families, registries
 
 PROJECT = Path(__file__).resolve().parents[2]
 DEPLOY = PROJECT / "deploy"
@@ -44,7 +44,11 @@ def expressions(*, rate_interval: str = "1m") -> list[Expression]:
 
 def runnable(expression: str, rate_interval: str) -> str:
     """An expression without Grafana's variables."""
-    return re.sub(r"\$(replay|learner|agent)\b", ".*", expression.replace("$__rate_interval", rate_interval))
+    return re.sub(
+        r"\$(replay|learner|actor|evaluator|agent)\b",
+        ".*",
+        expression.replace("$__rate_interval", rate_interval),
+    )
 
 
 def metrics_in(text: str) -> set[str]:
@@ -56,4 +60,4 @@ def metrics_in(text: str) -> set[str]:
 
 def exported() -> set[str]:
     """All metrics of all roles, as they are queried."""
-    return {family.name for made in (replay_registry(), learner_registry()) for family in families(made)}
+    return {family.name for made in registries().values() for family in families(made)}

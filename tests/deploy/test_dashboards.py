@@ -8,6 +8,8 @@ import pytest
 from deploy.deployed import DASHBOARDS, PROJECT, dashboards, exported, expressions, metrics_in
 
 BOARDS = dashboards()
+PARTS = ("overview", "replay", "learners", "followers", "similarity", "distillation")
+VARIABLES = ("replay", "learner", "actor", "evaluator", "agent")
 
 
 def test_the_committed_dashboards_are_what_the_code_makes(tmp_path):
@@ -20,7 +22,7 @@ def test_the_committed_dashboards_are_what_the_code_makes(tmp_path):
 
 
 def test_there_is_a_dashboard_for_each_part():
-    assert set(BOARDS) == {"dase-overview", "dase-replay", "dase-learners", "dase-similarity"}
+    assert set(BOARDS) == {f"dase-{part}" for part in PARTS}
     assert all(board["uid"] == name for name, board in BOARDS.items())
 
 
@@ -63,7 +65,7 @@ def test_every_variable_that_panels_use_is_declared_and_the_other_way_round(name
     declared = {variable["name"] for variable in BOARDS[name]["templating"]["list"]} - {"datasource"}
     texts = [target["expr"] for panel in BOARDS[name]["panels"] for target in panel["targets"]]
     texts += [str(variable["query"]) for variable in BOARDS[name]["templating"]["list"]]
-    assert declared == {each for each in ("replay", "learner", "agent") if f"${each}" in "".join(texts)}
+    assert declared == {each for each in VARIABLES if f"${each}" in "".join(texts)}
 
 
 def test_the_similarity_of_every_pair_is_a_heat_map():

@@ -13,6 +13,8 @@ DELAY_S, LOSS = 0.025, 0.01
 LEARNERS = [f"learner-{agent}" for agent in range(AGENTS)]
 ACTORS = [f"actor-{agent}" for agent in range(AGENTS)]
 UPDATES = "dase_learner_updates_total"
+NOT_HERE = ("dase-distillation:", "dase-learners: Evaluations")
+"""Panels without series: no pair distils, and learners leave evaluations to the evaluator."""
 LEASE_ENDED = "dase_replay_leases{state='expired'} > 0"
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.faults, pytest.mark.timeout(600)]
@@ -62,7 +64,8 @@ def test_a_run_over_hosts_that_are_apart_trains_is_monitored_and_survives_partit
     for agent in range(AGENTS):
         cluster.until(f"{UPDATES}{{agent_id='{agent}'}} > 100", within_s=240)
     for each in expressions(rate_interval="10s"):
-        cluster.until(each.text, within_s=60)
+        if not each.where.startswith(NOT_HERE):
+            cluster.until(each.text, within_s=60)
     carried, lost = (int(word) for word in cluster.hosts.tell("count").split()[1::2])
     assert 0.005 < lost / (carried + lost) < 0.02
     updates = [f"{UPDATES}{{agent_id='{agent}'}}" for agent in range(AGENTS)]

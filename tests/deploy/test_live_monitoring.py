@@ -1,31 +1,34 @@
-"""A real Prometheus scrapes a real `dase train`: every panel of every dashboard has something to show."""
+"""A real Prometheus scrapes a real run with an actor and an evaluator: every panel has something to show."""
 
 import json
+import re
 import signal
-import socket
-import subprocess
 import sys
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from children import importing
 from deploy.deployed import DEPLOY, exported, expressions
+from deploy.servers import free_ports, running
+from prometheus_client import CollectorRegistry, start_http_server
 from small import small_flags
+
+from dase_grpc.learner_metrics import DistillationMetrics
+from dase_grpc.metrics_reference import DISTILLED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-TESTS = Path(__file__).resolve().parents[1]
 PATIENCE_S = 150.0
 AGENTS = 2
-PUBLISHED = "dase_replay_policy_version"
 DENIED = "dase_replay_denied_calls_total"
+STANDING = (9_500, 9_501, 9_502, 9_520, 9_530)
+"""The ports of the committed configuration: a replay, its learners, an actor, an evaluator."""
 
 
 @dataclass(frozen=True)
@@ -50,75 +53,91 @@ class Monitored:
             return str(answer.read().decode())
 
 
-def free_ports(count: int) -> int:
-    """The first of so many ports in a row that nobody has."""
-    for first in range(19_500, 32_000, 17):
-        try:
-            for port in range(first, first + count):
-                with socket.create_server(("127.0.0.1", port)):
-                    pass
-        except OSError:
-            continue
-        return first
-    raise AssertionError("no free ports")
-
-
-@contextmanager
-def running(command: list[str], folder: Path, name: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is interrupted at the end of the block, once more if that does not end it soon."""
-    with (folder / f"{name}.log").open("wb") as log:
-        process = subprocess.Popen(
-            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=importing(TESTS)
-        )
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(5)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)  # which kills its nodes, too
-            process.wait(30)
-
-
-def scrape_config(ports: list[int]) -> str:
-    """The committed configuration with these ports, and every second."""
-    text = (DEPLOY / "prometheus" / "prometheus.yml").read_text(encoding="utf-8")
-    for port, standing in zip(ports, range(9_500, 9_500 + len(ports)), strict=True):
+def scrape_config(ports: Sequence[int], pair: int) -> str:
+    """The committed configuration with all jobs, these ports, and every second; `pair` shows distillation."""
+    text = (DEPLOY / "prometheus" / "prometheus.yml").read_text(encoding="utf-8").replace("\n  # ", "\n  ")
+    for port, standing in zip(ports, STANDING, strict=True):
         assert f'"127.0.0.1:{standing}"' in text
         text = text.replace(f'"127.0.0.1:{standing}"', f'"127.0.0.1:{port}"')
+    text = text.replace(f'"127.0.0.1:{ports[1]}"', f'"127.0.0.1:{ports[1]}", "127.0.0.1:{pair}"')
     text = text.replace("scrape_interval: 5s", "scrape_interval: 1s")
     text = text.replace("evaluation_interval: 15s", "evaluation_interval: 1s")
     return text.replace("rules/*.yml", str(DEPLOY / "prometheus" / "rules" / "*.yml"))
 
 
+def replay_of(log: Path) -> str:
+    """Where the replay of a `dase train` is, once it says so."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := re.search(r"dase top --replay (\S+)", log.read_text())):
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+    return found[1]
+
+
 @pytest.fixture(scope="module")
-def monitored(prometheus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
+def distilling() -> Iterator[int]:
+    """The port of what a pair's learner shows of distillation, and of nothing else."""
+    registry = CollectorRegistry()
+    DistillationMetrics(registry, 0).show(DISTILLED)
+    server, thread = start_http_server(0, "127.0.0.1", registry)
+    yield int(server.server_port)
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def monitored(
+    prometheus_folder: Path, distilling: int, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Monitored]:
     folder = tmp_path_factory.mktemp("monitored")
-    first = free_ports(AGENTS + 2)
-    nodes, own = list(range(first, first + AGENTS + 1)), first + AGENTS + 1
-    (folder / "prometheus.yml").write_text(scrape_config(nodes))
-    settings = small_flags(
+    first = free_ports(len(STANDING) + 1)
+    *nodes, own = range(first, first + len(STANDING) + 1)
+    (folder / "prometheus.yml").write_text(scrape_config(nodes, distilling))
+    flags = small_flags(
         train__steps=10_000_000, train__checkpoint_every=200, eval__every=500, metrics__port=first
     )
-    train = [sys.executable, "-m", "dase_grpc", "train", f"--name={folder.name}", *settings]
+    dase = [sys.executable, "-m", "dase_grpc"]
     prometheus = [
         str(prometheus_folder / "prometheus"),
         "--config.file=prometheus.yml",
         "--storage.tsdb.path=data",
         f"--web.listen-address=127.0.0.1:{own}",
     ]
-    with running(train, folder, "train") as run, running(prometheus, folder, "prometheus") as server:
+    with ExitStack() as stack:
+        train = [*dase, "train", f"--name={folder.name}", *flags]
+        processes = {
+            "train": stack.enter_context(running(train, folder, "train")),
+            "prometheus": stack.enter_context(running(prometheus, folder, "prometheus")),
+        }
+        replay = f"--replay={replay_of(folder / 'train.log')}"
+        for port, *role in (
+            (nodes[-2], "--role=actor", "--agent=0"),
+            (nodes[-1], "--role=evaluator", "--run-dir=evaluated"),
+        ):
+            node = [*dase, "node", *role, replay, f"--metrics-port={port}", *flags]
+            processes[role[0]] = stack.enter_context(running(node, folder, role[0].strip("-")))
         made = Monitored(f"http://127.0.0.1:{own}", nodes)
-        deadline = time.monotonic() + PATIENCE_S
-        waiting = {f"dase_learner_updates_total{{agent_id='{agent}'}} > 100" for agent in range(AGENTS)}
-        while waiting:
-            assert time.monotonic() < deadline, (folder / "train.log").read_text()
-            assert (run.poll(), server.poll()) == (None, None)
-            with suppress(OSError):
-                waiting = {expression for expression in waiting if not made.series(expression)}
-            time.sleep(0.5)
+        until_busy(made, processes, folder)
         yield made
+        for name in ("--role=actor", "--role=evaluator"):  # side by side, and before their replay
+            processes[name].send_signal(signal.SIGINT)
+
+
+def until_busy(monitored: Monitored, processes: dict[str, Any], folder: Path) -> None:
+    """Waits until both learners train, the actor explores and the evaluator has evaluated."""
+    deadline = time.monotonic() + PATIENCE_S
+    waiting = {f"dase_learner_updates_total{{agent_id='{agent}'}} > 100" for agent in range(AGENTS)} | {
+        "dase_explorer_episodes_total{job='dase-actor'} > 0",
+        "dase_evaluation_duration_seconds_count{job='dase-evaluator'} > 1",
+    }
+    while waiting:
+        logs = {path.name: path.read_text() for path in folder.glob("*.log")}
+        assert time.monotonic() < deadline, (waiting, logs)
+        assert [name for name, each in processes.items() if each.poll() is not None] == [], logs
+        with suppress(OSError):
+            waiting = {expression for expression in waiting if not monitored.series(expression)}
+        time.sleep(0.5)
 
 
 def unanswered(monitored: Monitored, wanted: dict[str, str]) -> dict[str, str]:
@@ -139,10 +158,10 @@ def test_prometheus_evaluates_every_rule_and_every_recorded_one_has_series(monit
     names = [
         rule["name"] for group in monitored.api("rules", type="record")["groups"] for rule in group["rules"]
     ]
-    assert len(names) == 8
+    assert len(names) == 10
     assert unanswered(monitored, {name: name for name in names}) == {}
     rules = [rule for group in monitored.api("rules")["groups"] for rule in group["rules"]]
-    assert len(rules) == 18
+    assert len(rules) == 24
     assert {(rule["name"], rule.get("lastError", "")) for rule in rules if rule["health"] != "ok"} == set()
 
 
@@ -150,11 +169,10 @@ def test_a_run_that_is_well_fires_no_alert(monitored):
     assert monitored.series('ALERTS{alertstate="firing"}') == []
 
 
-def test_every_metric_of_the_page_is_scraped_but_those_of_a_pair_and_of_refusals(monitored):
-    wanted = {name: f'count({{__name__=~"{name}(_count)?"}})' for name in exported()}
-    absent = {name for name in wanted if name.startswith("dase_distillation_")} | {PUBLISHED, DENIED}
-    assert unanswered(monitored, {name: wanted[name] for name in wanted.keys() - absent}) == {}
-    assert [name for name in absent if monitored.series(wanted[name])] == []
+def test_every_metric_of_the_page_is_scraped_but_refusals_of_callers(monitored):
+    wanted = {name: f'count({{__name__=~"{name}(_count)?"}})' for name in exported() - {DENIED}}
+    assert unanswered(monitored, wanted) == {}
+    assert monitored.series(DENIED) == []
 
 
 def test_promtool_finds_nothing_wrong_with_what_nodes_export(monitored, promtool):

@@ -6,7 +6,7 @@ import pytest
 from deploy.deployed import ALERTS, DEPLOY, PROJECT, RULE_TESTS, RULES, exported, metrics_in
 from prometheus_client import generate_latest
 
-from dase_grpc.metrics_reference import learner_registry, replay_registry
+from dase_grpc.metrics_reference import registries
 
 NAMES = re.findall(r"alert: (\w+)", ALERTS)
 OPERATIONS = (PROJECT / "docs" / "operations.md").read_text(encoding="utf-8")
@@ -50,7 +50,7 @@ def test_rules_speak_only_of_what_is_exported_or_recorded(path):
     assert set(re.findall(r"\bdase:\w+(?::\w+)+", text)) <= recorded
 
 
-@pytest.mark.parametrize("registry", [replay_registry(), learner_registry()], ids=["replay", "learner"])
+@pytest.mark.parametrize("registry", registries().values(), ids=registries())
 def test_promtool_finds_nothing_wrong_with_the_metrics(promtool, registry):
     checked = promtool("check", "metrics", stdin=generate_latest(registry).decode())
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
