@@ -55,8 +55,13 @@ dashboards: $(STAMP)  ## Generate deploy/grafana/dashboards
 pictures: $(STAMP)  ## Make the pictures of dase top and of a report from a run of their own (needs Chromium)
 	$(BIN)/python scripts/make_pictures.py
 
-bench: $(STAMP)  ## Measure the replay service
-	$(BIN)/python benchmarks/replay.py
+# Half an hour on a machine that does nothing else; each line can be run alone (docs/performance.md).
+bench: $(STAMP)  ## Measure everything, and write docs/performance.md
+	-scripts/get_reverb.sh
+	$(BIN)/python benchmarks/against_reverb.py --results docs/results/against_reverb.csv
+	$(BIN)/python benchmarks/growth.py --results docs/results/growth.csv
+	$(BIN)/python benchmarks/run_time.py --results docs/results/run_time.csv
+	$(BIN)/python benchmarks/page.py
 
 # DOCKER=buildah and TARGET=replay work, too. The image is dase:VERSION, or dase:VERSION-replay.
 DOCKER ?= docker

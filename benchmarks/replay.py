@@ -17,9 +17,7 @@ Usage: python benchmarks/replay.py [--seconds 2] [--rounds 3] [--fill 100000]
 
 import argparse
 import asyncio
-import math
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -34,6 +32,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+from measuring import TASKS, cpu_s, machine, mean_ratio
 from rich.console import Console
 from rich.table import Table
 
@@ -44,7 +43,6 @@ from dase_grpc.wire.cluster import ClusterClient
 from dase_grpc.wire.replay_client import Inserter, Sampler, StreamTarget
 from dase_grpc.wire.transport import Address, open_channel, parse_address
 
-TASKS = {"narrow": (17, 6), "wide": (348, 17)}
 CHUNKS = (16, 64, 256)
 BATCH = 256
 CREDITS = 8
@@ -102,7 +100,7 @@ def replay_process(capacity: int, data_dir: Path | None) -> Iterator[tuple[Addre
         yield parse_address(line.removeprefix(READY_PREFIX).strip()), psutil.Process(process.pid)
     finally:
         process.terminate()
-        process.wait(timeout=60)
+        process.communicate(timeout=60)
 
 
 class Meter:
@@ -130,7 +128,7 @@ class Meter:
         return rates
 
     async def _round(self, rate: Rate, events: int, replay: Replay, task: Task) -> None:
-        before = _cpu_s(self._client), _cpu_s(replay.server)
+        before = cpu_s(self._client.pid), cpu_s(replay.server.pid)
         done, started = 0, time.perf_counter()
         while time.perf_counter() - started < self._seconds:
             await task.once()
@@ -138,8 +136,8 @@ class Meter:
         await task.settle()
         rate.per_second.append(done / (time.perf_counter() - started))
         rate.events += done
-        rate.client_s += _cpu_s(self._client) - before[0]
-        rate.server_s += _cpu_s(replay.server) - before[1]
+        rate.client_s += cpu_s(self._client.pid) - before[0]
+        rate.server_s += cpu_s(replay.server.pid) - before[1]
 
 
 async def measure(
@@ -229,7 +227,8 @@ def main() -> None:
     console = Console(width=170)
     keep_freed_memory()  # as every node does
     console.print(
-        f"{_machine()}; median of {options.rounds} rounds of {options.seconds:g} s (minimum to maximum)"
+        f"{machine()}, load {os.getloadavg()[0]:.1f}; median of {options.rounds} rounds of "
+        f"{options.seconds:g} s (minimum to maximum)"
     )
     heads = (
         "task",
@@ -286,35 +285,8 @@ def add_rows(table: Table, task: str, rates: Sequence[Rate]) -> None:
         )
 
 
-def mean_ratio(ratios: Sequence[float]) -> str:
-    """The geometric mean and its 95 % interval, of independent log-normal ratios."""
-    logarithms = np.log(ratios)
-    mean, error = logarithms.mean(), logarithms.std(ddof=1) / math.sqrt(len(ratios))
-    low, middle, high = np.exp(mean + np.array([-1.96, 0.0, 1.96]) * error)
-    return f"{middle:.3f} ({low:.3f} to {high:.3f})"
-
-
 def _set(event: asyncio.Event, _: int) -> None:
     event.set()
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
-
-
-def _machine() -> str:
-    model = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
-    return (
-        f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}, load {os.getloadavg()[0]:.1f}"
-    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,187 @@
+"""What K agents as processes over gRPC take in time beside one agent: K = 1, 2, 5 and 10.
+
+python benchmarks/run_time.py [--agents 1,2,5,10] [--env HalfCheetah-v5] [--results FILE.csv]
+python benchmarks/run_time.py --quick
+python benchmarks/run_time.py --show FILE.csv
+
+Every agent does the same steps and updates, whatever K is; the single agent is one in one process without a
+service. Runs take turns and are measured as complexity.py does it; an increase compares runs of one turn.
+Where there are fewer cores than agents these share them, so the run time is also given less the wait for a
+core, and divided by the agents that share a core.
+"""
+
+import argparse
+import csv
+import os
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from complexity import Plan, machine, measure
+from complexity_table import (
+    NOTE,
+    PUBLISHED,
+    Measured,
+    ResultsError,
+    as_row,
+    increase_percent,
+    read_results,
+    with_range,
+)
+from measuring import markdown
+
+from dase_grpc.errors import DaseError
+
+SINGLE, PROCESSES = "single", "processes"
+
+
+def measure_all(plan: Plan, agents: Sequence[int], *, repeats: int) -> Iterator[Measured]:
+    """The single agent and each K, in turns that begin with another each time."""
+    cells = [(SINGLE, 1), *((PROCESSES, count) for count in agents)]
+    for variant in (SINGLE, PROCESSES):  # so that no measured run waits for the disk
+        warm = Plan(plan.env, 1, warmup=20, updates=20)
+        measure(warm, algorithm="td3", variant=variant, repeat=0)
+    for repeat in range(repeats):
+        first = repeat % len(cells)
+        for variant, count in (*cells[first:], *cells[:first]):
+            each = Plan(plan.env, count, warmup=plan.warmup, updates=plan.updates)
+            yield measure(each, algorithm="td3", variant=variant, repeat=repeat)
+
+
+def over_single(
+    runs: Sequence[Measured], found: Sequence[Measured], seconds: Callable[[Measured], float]
+) -> str:
+    """By how much more a time is than the single agent's of the same turn."""
+    single = {run.repeat: seconds(run) for run in runs if run.variant == SINGLE}
+    values = [increase_percent(seconds(run), single[run.repeat]) for run in found if run.repeat in single]
+    return with_range(values, "+.0f", unit=" %") if values else ""
+
+
+def per_core_s(run: Measured, cores: int) -> float:
+    """The run time as if no two agents had to share a core: divided by how many do."""
+    return run.run_s / max(1.0, run.agents / cores)
+
+
+def table(runs: Sequence[Measured], cores: int) -> str:
+    """A line for the single agent and for each K, as Markdown: medians, ranges in brackets."""
+    head = (
+        "agents",
+        "run time, s",
+        "over single",
+        "less waits for a core",
+        "by agents a core",
+        "updates/s",
+        "updates per CPU s",
+        "paper",
+    )
+    rows = []
+    for variant, count in dict.fromkeys((run.variant, run.agents) for run in sorted(runs, key=_order)):
+        found = [run for run in runs if (run.variant, run.agents) == (variant, count)]
+        alone = variant == SINGLE
+        rows.append(
+            (
+                "single" if alone else f"K = {count}",
+                with_range([run.run_s for run in found], ".1f"),
+                "" if alone else over_single(runs, found, lambda run: run.run_s),
+                "" if alone else over_single(runs, found, lambda run: run.unhindered_s),
+                "" if alone else over_single(runs, found, lambda run: per_core_s(run, cores)),
+                f"{statistics.median(run.updates_per_s for run in found):,.0f}",
+                f"{statistics.median(run.updates_per_cpu_s for run in found):,.0f}",
+                PUBLISHED[PROCESSES] if not alone and count == 2 else "",
+            )
+        )
+    return markdown(head, rows)
+
+
+def _order(run: Measured) -> tuple[bool, int]:
+    return run.variant != SINGLE, run.agents
+
+
+def tables(runs: Sequence[Measured], where: "Machine") -> str:
+    """The table, and what to know about it."""
+    loads, others = [run.load for run in runs], [run.others_cores for run in runs]
+    return (
+        f"{where.name}; load average {min(loads):.1f} to {max(loads):.1f}; other work took "
+        f"{min(others):.2f} to {max(others):.2f} cores; medians, ranges in brackets\n\n"
+        f"{table(runs, where.cores)}\n\n{NOTE}"
+    )
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where runs were measured."""
+
+    name: str
+    cores: int
+
+
+def write_runs(path: Path, runs: Sequence[Measured], where: Machine) -> None:
+    """Writes a CSV file, one line for each run.
+
+    Raises:
+        ResultsError: it cannot be written.
+    """
+    rows = [{"machine": where.name, "machine_cores": where.cores, **as_row(run)} for run in runs]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+    except OSError as error:
+        raise ResultsError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def read_runs(path: Path) -> tuple[list[Measured], Machine]:
+    """The runs in a CSV file, and where they were measured.
+
+    Raises:
+        ResultsError: it is no such file.
+    """
+    runs = read_results(path)
+    with path.open(newline="", encoding="utf-8") as file:
+        first = next(csv.DictReader(file))
+    try:
+        return runs, Machine(first["machine"], int(first["machine_cores"]))
+    except KeyError as error:
+        raise ResultsError(f"{path} holds no results of this benchmark: {error}") from None
+
+
+def main() -> None:
+    """Measures and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--agents", default="1,2,5,10", help="each K, separated by commas")
+    parser.add_argument("--env", default="HalfCheetah-v5")
+    parser.add_argument("--warmup", type=int, default=1_000, help="random steps of each agent")
+    parser.add_argument("--updates", type=int, default=500, help="updates of each agent")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one turn of 30 updates, K = 1 and 2")
+    parser.add_argument("--results", type=Path, metavar="FILE.csv", help="one line for each run")
+    parser.add_argument("--show", type=Path, metavar="FILE.csv", help="print the table of earlier results")
+    given = parser.parse_args()
+    if given.quick:
+        given.env, given.agents, given.warmup = "InvertedPendulum-v5", "1,2", 20
+        given.updates, given.turns = 30, 1
+    try:
+        print(tables(*(read_runs(given.show) if given.show else measure_and_keep(given))))
+    except DaseError as error:
+        sys.exit(str(error))
+
+
+def measure_and_keep(given: argparse.Namespace) -> tuple[list[Measured], Machine]:
+    """All runs; what there is so far is in the file where one is named."""
+    where = Machine(machine(), os.cpu_count() or 1)
+    plan = Plan(given.env, 1, given.warmup, given.updates)
+    runs: list[Measured] = []
+    for run in measure_all(plan, [int(count) for count in given.agents.split(",")], repeats=given.turns):
+        runs.append(run)
+        if given.results:
+            write_runs(given.results, runs, where)
+        print(f"{run.variant} {run.agents} turn {run.repeat + 1}: {run.run_s:.1f} s", file=sys.stderr)
+    return runs, where
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Benchmarks of the replay: their arithmetic, quick runs, and the page that is made of their results."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def measuring(script):
+    return script("measuring")
+
+
+@pytest.fixture
+def against(script, measuring):
+    for name in ("replay", "contestants"):
+        script(name)
+    return script("against_reverb")
+
+
+@pytest.fixture
+def growth(script, against):
+    return script("growth")
+
+
+@pytest.fixture
+def page(script):
+    return script("page")
+
+
+def figure(
+    measuring, who, value, *, turn=0, what="batches/s", subject="narrow", client_us=1.0, server_us=1.0
+):
+    return measuring.Figure("a machine", 0.5, subject, what, who, turn, value, client_us, server_us)
+
+
+def test_entries_take_turns_that_begin_with_another_each_time_after_one_that_warms_up(measuring):
+    played = []
+
+    def entry(who):
+        return measuring.Entry(
+            who, lambda seconds: played.append(who) or measuring.Round(10, 2.0, 1e-3, 2e-3)
+        )
+
+    found = measuring.take_turns([entry("a"), entry("b")], subject="s", what="w", turns=2, seconds=2.0)
+    assert played == ["a", "b", "a", "b", "b", "a"]
+    assert [(each.who, each.turn) for each in found] == [("a", 0), ("b", 0), ("b", 1), ("a", 1)]
+    assert {(each.value, round(each.client_us), round(each.server_us)) for each in found} == {(5.0, 100, 200)}
+
+
+def test_figures_come_back_from_their_file(measuring, tmp_path):
+    found = [figure(measuring, "a", 12.5), figure(measuring, "b", 3.0, turn=1)]
+    measuring.write_figures(tmp_path / "new/file.csv", found)
+    assert measuring.read_figures(tmp_path / "new/file.csv") == found
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("machine,load\nm,1\n", "no results of this benchmark"), ("machine\n", "no figure")]
+)
+def test_another_file_is_refused(measuring, tmp_path, text, said):
+    (tmp_path / "other.csv").write_text(text)
+    with pytest.raises(measuring.ResultsError, match=said):
+        measuring.read_figures(tmp_path / "other.csv")
+    with pytest.raises(measuring.ResultsError, match="cannot read"):
+        measuring.read_figures(tmp_path)
+
+
+def test_the_processor_time_and_memory_of_this_process_are_plausible(measuring):
+    assert 0 < measuring.cpu_s(os.getpid()) < 36_000
+    assert measuring.resident_bytes(os.getpid()) > 10 * 2**20
+
+
+def test_the_comparison_is_with_the_fastest_way_to_use_reverb_turn_by_turn(measuring, against):
+    slow, fast = (f"{against.FORMS['named']}, {how}" for how in against.SAMPLE_METHODS)
+    found = [
+        figure(measuring, who, value * (1 + turn), turn=turn, server_us=busy)
+        for turn in range(3)
+        for who, value, busy in ((against.OURS, 260, 1), (slow, 10, 9), (fast, 20, 7), (against.TCP, 2600, 1))
+    ]
+    rows = [line for line in against.comparison(found).splitlines() if "narrow" in line]
+    assert [line.strip("| ").split(" | ")[2:] for line in rows] == [
+        [fast, "13.000 (13.000 to 13.000)", "4.00", "12", "yes"],
+        [against.TCP, "0.100 (0.100 to 0.100)", "1.00", "0.25", "**no**"],
+    ]
+
+
+def test_memory_is_held_against_the_row(measuring, against):
+    found = [
+        figure(measuring, who, value, what=what)
+        for what in (against.MEMORY, against.ALL_MEMORY)
+        for who, value in ((against.ROW, 176.0), (against.OURS, 184.8))
+    ]
+    assert "| narrow | DASE | 185 | +5.0% | 185 |" in against.memory(found)
+
+
+def test_growth_finds_the_line_that_a_batch_lies_on(measuring, growth):
+    sizes = {m: 4 * (2 * m + 10) * growth.BATCH for m in (4, 64, 1024)}
+    found = [
+        figure(measuring, str(m), 1.0, subject="observation components", server_us=30 + 100 * size / 2**20)
+        for m, size in sizes.items()
+    ]
+    assert "is 30 µs + 100 µs per MiB; the point farthest from this line is 0% off" in growth.line_through(
+        found
+    )
+
+
+def test_a_section_of_the_page_is_replaced_and_a_missing_one_named(page):
+    text = "before\n<!-- growth -->\nold\n<!-- end of growth -->\nafter\n"
+    assert page.put(text, "growth", "new\n") == text.replace("old", "new")
+    with pytest.raises(page.PageError, match="no section between <!-- run_time -->"):
+        page.put(text, "run_time", "new")
+
+
+def test_the_page_has_the_tables_of_the_committed_results(page):
+    text = page.PAGE.read_text(encoding="utf-8")
+    for name in page.SECTIONS:
+        results = page.RESULTS / f"{name}.csv"
+        if results.exists():
+            assert page.put(text, name, page.shown(name, results)) == text
+        else:
+            assert f"<!-- {name} -->" in text
+
+
+def test_run_times_are_compared_by_turns_and_by_the_agents_that_share_a_core(script, tmp_path):
+    for name in ("measuring", "process_tree"):
+        script(name)
+    results = script("complexity_table")
+    script("complexity")
+    run_time = script("run_time")
+
+    def run(variant, agents, turn, run_s):
+        measured = ("td3", variant, turn, agents, 10, 10, run_s, 1.0, 1.0, 5.0, 5.0, 1.0, 1.0, 1.0)
+        return results.Measured(*measured, None, None, "", 0.0, 0.0)
+
+    runs = [run("single", 1, 0, 10.0), run("processes", 4, 0, 30.0), run("single", 1, 1, 11.0)]
+    runs += [run("processes", 4, 1, 33.0), run("processes", 2, 1, 12.1), run("processes", 4, 2, 99.0)]
+    where = run_time.Machine("a machine", 2)
+    lines = [line.strip("| ").split(" | ") for line in run_time.table(runs, where.cores).splitlines()[2:]]
+    assert [line[0] for line in lines] == ["single", "K = 2", "K = 4"]
+    assert lines[1][2] == lines[1][4] == "+10 %"
+    assert lines[1][-1] == "+265 to +271 %"
+    assert lines[2][2] == "+200 % (+200 to +200)"
+    assert lines[2][4] == "+50 % (+50 to +50)"
+    run_time.write_runs(tmp_path / "runs.csv", runs, where)
+    assert run_time.read_runs(tmp_path / "runs.csv") == (runs, where)
+
+
+# --- runs -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(90)
+def test_the_replay_is_measured_beside_a_bare_socket_where_reverb_is_not_there(tmp_path):
+    command = [sys.executable, str(ROOT / "benchmarks/against_reverb.py"), "--quick", "--task=narrow"]
+    command += [f"--reverb={tmp_path / 'none'}", f"--results={tmp_path / 'results.csv'}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "Reverb is left out" in done.stderr
+    assert "| narrow | batches/s | bare TCP |" in done.stdout
+    assert "Traceback" not in done.stderr
+    again = subprocess.run(
+        [*command[:2], f"--show={tmp_path / 'results.csv'}"], capture_output=True, text=True, check=True
+    )
+    assert again.stdout == done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(90)
+def test_growth_is_measured_over_learners_and_widths(growth, measuring):
+    sizes = {"learners": (1, 3), "observation components": (4, 16)}
+    found = list(growth.measure(sizes, turns=1, seconds=0.05, held=300))
+    assert [(each.subject, each.who) for each in found] == [
+        (what, str(size)) for what, grown in sizes.items() for size in grown
+    ]
+    assert all(each.value > 0 for each in found)
+    assert "| 3 |" in growth.tables(found)
