@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from deploy.deployed import DEPLOY
 from deploy.servers import free_ports, running
 
 PATIENCE_S = 30.0
+SEVERITIES = ("critical", "warning", "info")
 PROMETHEUS = DEPLOY / "prometheus"
 
 
@@ -59,10 +61,20 @@ def changed(file: str, replacements: dict[str, str]) -> str:
     return text
 
 
-def test_the_example_for_alertmanager_is_valid(alertmanager_folder):
-    amtool = [str(alertmanager_folder / "amtool"), "check-config", str(PROMETHEUS / "alertmanager.yml")]
-    checked = subprocess.run(amtool, capture_output=True, text=True, timeout=20, check=False)
+def amtool(folder: Path, *arguments: str) -> str:
+    """What amtool says of the example, which it must not refuse."""
+    command = [str(folder / "amtool"), *arguments]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     assert checked.returncode == 0, checked.stderr
+    return checked.stdout.strip()
+
+
+def test_the_example_for_alertmanager_is_valid_and_sends_everything_but_infos(alertmanager_folder):
+    example = str(PROMETHEUS / "alertmanager.yml")
+    amtool(alertmanager_folder, "check-config", example)
+    asked = ("config", "routes", "test", f"--config.file={example}")
+    told = {each: amtool(alertmanager_folder, *asked, f"severity={each}") for each in SEVERITIES}
+    assert told == {"critical": "team", "warning": "team", "info": "nobody"}
 
 
 @pytest.mark.slow
