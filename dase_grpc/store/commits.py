@@ -23,6 +23,9 @@ _WRITER: Final = struct.Struct("<IHH")  # check sum, agent id, bytes of the name
 _WRITER_BYTES: Final = _WRITER.size + MAX_WRITER_BYTES
 _MAX_BOOT_ID: Final = 64
 
+RETIRED: Final = -1
+"""Stands for the sequence number of a writer that has ended; whatever its entry names does not count."""
+
 
 @dataclass(frozen=True)
 class Committed:
@@ -32,7 +35,7 @@ class Committed:
         total: transitions stored, ever.
         size: how many of the latest of them are present.
         present, inserted, refused: (A,) transitions by agent id; refused ones were not finite.
-        sequences: (W,) last committed sequence number by writer.
+        sequences: (W,) last committed sequence number by writer, RETIRED for one that has ended.
     """
 
     total: int
@@ -122,18 +125,22 @@ class CommitFile:
         return cls(MappedFile.open(path, file_bytes(max_writers)), max_writers)
 
     def put_writer(self, index: int, agent_id: int, name: str) -> None:
-        """Names a writer, before the first commit record that counts it."""
+        """Names a writer, before the first commit record that counts it.
+
+        One that has ended may give way to another once that is in a synced record on the disk: until then
+        a machine that stops could bring it back.
+        """
         encoded = name.encode(errors="surrogatepass")
         named = struct.pack("<HH", agent_id, len(encoded)) + encoded
         self._file.put(self._writer_offset(index), struct.pack("<I", zlib.crc32(named)) + named)
 
-    def writers(self, count: int) -> list[tuple[int, str]]:
-        """The agent id and the name of the first `count` writers.
+    def writers(self, sequences: Numbers) -> dict[int, tuple[int, str]]:
+        """The agent id and the name of the writers with these sequence numbers that have not ended, by index.
 
         Raises:
             DataDirectoryError: the file is damaged.
         """
-        return [self._writer(index) for index in range(count)]
+        return {index: self._writer(index) for index in np.flatnonzero(sequences != RETIRED).tolist()}
 
     def synced_state(self) -> tuple[int, bytes]:
         """The latest synced record: its limit, and its packed `Committed`.

@@ -17,7 +17,7 @@ import numpy as np
 
 from dase_grpc.errors import CapacityError
 from dase_grpc.schema import Array, TransitionSchema
-from dase_grpc.store.commits import CommitFile, Committed, Numbers, PackedState
+from dase_grpc.store.commits import RETIRED, CommitFile, Committed, Numbers, PackedState
 from dase_grpc.store.directory import COMMITS, ROWS, BufferIdentity, DataDirectory
 from dase_grpc.store.mapped import MappedFile
 from dase_grpc.store.replay import NOT_FINITE, ReplayStore
@@ -102,6 +102,8 @@ class DurableStore(ReplayStore):
         self._most_at_once = identity.spare
         self._mapped, self._rows, self._commits = ring, rows, commits
         self._index: dict[tuple[int, str], int] = {}
+        self._retired: list[int] = []  # places of writers that have ended, which the disk may not know yet
+        self._vacant: list[int] = []  # those that it knows of
         self._state = PackedState(agents=0, writers=0)
         self._present = ring.present(0)
         self._uncommitted = 0  # rows that were put after the latest commit record
@@ -176,13 +178,15 @@ class DurableStore(ReplayStore):
         window = 0 if last else max(self.identity.spare, 2 * (total - self._synced_total))
         if number == self._synced_number and self._limit <= total + window:
             return
-        packed = self._packed()
+        packed, retired = self._packed(), len(self._retired)
         yield self._flush
         self._unsettled = False
         self._claim(packed, total, self.ring.total + window, again=False)
         yield self._commits.sync
         self._settle()
         self._synced_number = number
+        self._vacant += self._retired[:retired]
+        del self._retired[:retired]
 
     def close(self) -> None:
         """Brings everything to the disk and closes the files; blocks for as long as that takes."""
@@ -198,9 +202,26 @@ class DurableStore(ReplayStore):
     def commit(self) -> None:
         """Makes all that was appended outlive the process."""
         if self._uncommitted:
-            self._count_present()
-            self._commits.commits.write(self._state.bytes)
-            self._uncommitted = 0
+            self._put_commit()
+
+    def retire(self, writer: str, *, agent_id: int) -> None:
+        """See ReplayStore; outlives the process. Its place is free once `sync` has run."""
+        super().retire(writer, agent_id=agent_id)
+        index = self._index.pop((agent_id, writer), None)
+        if index is None:
+            return
+        self._state.sequences[index] = RETIRED
+        self._retired.append(index)
+        self._put_commit()
+
+    def _put_commit(self) -> None:
+        self._count_present()
+        self._commits.commits.write(self._state.bytes)
+        self._uncommitted = 0
+
+    @property
+    def _places_taken(self) -> int:
+        return len(self._state.sequences) - len(self._vacant)
 
     def _note(self, writer: str, agent_id: int, count: int) -> None:
         key = agent_id, writer
@@ -214,10 +235,11 @@ class DurableStore(ReplayStore):
         self._uncommitted += count
 
     def _add_writer(self, writer: str, agent_id: int) -> int:
-        index = len(self._index)
+        places = len(self._state.sequences)
+        index = self._vacant.pop() if self._vacant else places
         self._commits.put_writer(index, agent_id, writer)
         self._index[agent_id, writer] = index
-        self._grow(max(len(self._present), agent_id + 1), index + 1)
+        self._grow(max(len(self._present), agent_id + 1), max(places, index + 1))
         return index
 
     def _grow(self, agents: int, writers: int) -> None:
@@ -275,7 +297,7 @@ class DurableStore(ReplayStore):
         latest = self._commits.commits.latest if self._commits.same_boot(boot_id) else None
         state = synced if latest is None else Committed.unpack(latest)
         self._restore(state)
-        self.recovery = Recovery(state.size, len(state.sequences), machine_stopped=latest is None)
+        self.recovery = Recovery(state.size, len(self._index), machine_stopped=latest is None)
         if latest is None:
             self._drop_unsure(state)
             self._commits.commits.write(self._packed())
@@ -285,13 +307,13 @@ class DurableStore(ReplayStore):
         self._mapped.restore(state)
         self._grow(len(state.present), len(state.sequences))
         self._state.fill(state)
-        writers = self._commits.writers(len(state.sequences))
-        self._index = {key: index for index, key in enumerate(writers)}
-        self._committed = dict(zip(writers, state.sequences.tolist(), strict=True))
+        self._index = {key: index for index, key in self._commits.writers(state.sequences).items()}
+        self._committed = {key: int(state.sequences[index]) for key, index in self._index.items()}
+        self._retired = np.flatnonzero(state.sequences == RETIRED).tolist()
         self.traffic.restore(state.inserted.tolist(), state.refused.tolist())
 
     def _drop_unsure(self, state: Committed) -> None:
         sure = min(state.size, max(0, state.total - max(0, self._limit - self.identity.slots)))
         if sure < state.size:
             self._mapped.shorten(sure)
-        self.recovery = Recovery(sure, len(state.sequences), machine_stopped=True, unsure=state.size - sure)
+        self.recovery = Recovery(sure, len(self._index), machine_stopped=True, unsure=state.size - sure)

@@ -17,7 +17,7 @@ class BufferState:
         identity: which buffer.
         transitions: how many it holds, as of the last commit or, after the machine has stopped, the last
             sync; a start may leave out some of the oldest then.
-        writers: how many have written.
+        writers: how many have written and not ended for good.
         machine_stopped: whether the machine has stopped since a replay was last started there.
     """
 
@@ -47,7 +47,7 @@ def inspect(path: Path, *, boot_id: str) -> BufferState | None:
         _, packed = commits.synced_state()
         latest = commits.commits.latest if commits.same_boot(boot_id) else None
         state = Committed.unpack(packed if latest is None else latest)
-        commits.writers(len(state.sequences))
-        return BufferState(identity, state.size, len(state.sequences), machine_stopped=latest is None)
+        writers = commits.writers(state.sequences)
+        return BufferState(identity, state.size, len(writers), machine_stopped=latest is None)
     finally:
         commits.close()

@@ -111,6 +111,13 @@ class ReplayStore:
     def commit(self) -> None:
         """Makes all that was appended outlive the process, where the store can; here that is nothing."""
 
+    def retire(self, writer: str, *, agent_id: int) -> None:
+        """Forgets a writer that has ended for good, so that another one may have its place in the table.
+
+        Whoever sends rows under that name afterwards is a new writer. Does nothing if it is not known.
+        """
+        self._committed.pop((agent_id, writer), None)
+
     def sample(
         self, count: int, rng: np.random.Generator, *, agent_id: int, own_rows_only: bool = False
     ) -> Array:
@@ -164,10 +171,14 @@ class ReplayStore:
                 f"agent {agent_id} has {MAX_AGENT_WRITERS} writers, as many as one may have, so writer "
                 f"{writer!r} cannot be added; keep a writer's name when it connects again"
             )
-        if len(self._committed) >= self._max_writers:
+        if self._places_taken >= self._max_writers:
             raise TooManyWritersError(
                 f"the table of {self._max_writers} writers is full, so writer {writer!r} cannot be added"
             )
+
+    @property
+    def _places_taken(self) -> int:
+        return len(self._committed)
 
     def _note(self, writer: str, agent_id: int, count: int) -> None:
         """Called once `count` rows that the writer sent are stored, and its number is."""

@@ -16,6 +16,7 @@ from dase_grpc.store.durable import DurableStore
 
 CAPACITY = 9
 WRITERS = 3
+PLACES = 40
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Machine:
         self.root, self.disk, self.rng, self.spare = root, disk, rng, spare
         self.boot = 0
         self.directory = DataDirectory.open(self.path)
-        identity = identity_of(CAPACITY, spare=spare, max_writers=WRITERS)
+        identity = identity_of(CAPACITY, spare=spare, max_writers=PLACES)
         self.store = DurableStore.create(self.directory, identity, boot_id=self.boot_id)
         self.syncing: Iterator[Callable[[], None]] | None = None
         self.blocking: Callable[[], None] | None = None
@@ -60,6 +61,10 @@ class Machine:
         seq = self.store.committed("w", agent_id=agent) + 1
         self.store.append("w", seq, rows_of(serials, agent), agent_id=agent)
         self.history += [(serial, agent) for serial in serials]
+
+    def retire(self) -> None:
+        """A writer ends for good; the next one has its name, and may have its place."""
+        self.store.retire("w", agent_id=int(self.rng.integers(WRITERS)))
 
     def sync_once(self) -> None:
         """Runs the call that blocks, or goes on to the next one, so that much can happen in between."""
@@ -147,9 +152,10 @@ def test_whatever_reached_the_disk_what_is_found_was_synced_and_is_whole(tmp_pat
     with watched_disk() as disk:
         machine = Machine(tmp_path, disk, rng, spare=spare)
         for _ in range(4):
-            odds = rng.dirichlet((4, 2, 0.3))
+            odds = rng.dirichlet((4, 2, 0.3, 0.5))
             for _ in range(int(rng.integers(40))):
-                (machine.write, machine.sync_once, machine.be_killed)[rng.choice(3, p=odds)]()
+                acts = machine.write, machine.sync_once, machine.be_killed, machine.retire
+                acts[rng.choice(4, p=odds)]()
             machine.lose_power()
         machine.let_go()
 

@@ -21,6 +21,8 @@ writers = st.sampled_from(WRITERS)
 class Writers(RuleBasedStateMachine):
     """Each writer keeps a log of rows it made; sending any part of it again must change nothing."""
 
+    places = len(WRITERS)
+
     def __init__(self) -> None:
         super().__init__()
         self.store = self.make_store()
@@ -34,7 +36,7 @@ class Writers(RuleBasedStateMachine):
         self.rng = np.random.default_rng(0)
 
     def make_store(self) -> ReplayStore:
-        return ReplayStore(RingBuffer(SCHEMA, CAPACITY), max_writers=len(WRITERS))
+        return ReplayStore(RingBuffer(SCHEMA, CAPACITY), max_writers=self.places)
 
     @rule(writer=writers, finite=st.lists(st.booleans() | st.just(True), min_size=1, max_size=10))
     def explore(self, writer: str, finite: list[bool]) -> None:
@@ -65,6 +67,13 @@ class Writers(RuleBasedStateMachine):
         self.inserted[AGENT[writer]] += len(kept)
         self.refused[AGENT[writer], "not_finite"] += len(fresh) - len(kept)
 
+    @rule(writer=writers)
+    def retire(self, writer: str) -> None:
+        """Whoever has the name afterwards begins anew."""
+        self.store.retire(writer, agent_id=AGENT[writer])
+        self.known.discard(writer)
+        self.logs[writer], self.committed[writer] = [], 0
+
     @rule(writer=writers, skipped=st.integers(1, 5))
     def skip(self, writer: str, skipped: int) -> None:
         first = self.committed[writer] + 1 + skipped
@@ -78,7 +87,7 @@ class Writers(RuleBasedStateMachine):
         with pytest.raises(MalformedError):
             self.store.append(writer, self.committed[writer] + 1, rows, agent_id=right)
 
-    @precondition(lambda self: len(self.known) == len(WRITERS))
+    @precondition(lambda self: len(self.known) == self.places)
     @rule()
     def overflow(self) -> None:
         with pytest.raises(TooManyWritersError):
