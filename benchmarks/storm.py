@@ -169,6 +169,8 @@ def read_files(data_dir: Path) -> Files:
     numbers = np.frombuffer(payload, np.int64, offset=24)[3 * agents :][:known].tolist()
     sequences = {}
     for index, number in enumerate(numbers):
+        if number < 0:  # a writer that has ended for good
+            continue
         offset = 2 * page + 4 * slot + index * (8 + 512)
         _, agent_id, length = struct.unpack_from("<IHH", commits, offset)
         sequences[agent_id, commits[offset + 8 :][:length].decode()] = number

@@ -37,3 +37,8 @@ class Attendant:
     node_name: str
     role: str
     agent_id: int | None = None
+
+    @property
+    def writer_id(self) -> str:
+        """The name under which it stores transitions, if it does; no other node has it, now or later."""
+        return f"{self.role}-{self.node_id}"

@@ -211,11 +211,10 @@ async def run_actor(options: ActorOptions, stop: asyncio.Event) -> None:
         schema = schema_of(envs[0], config.env.id)
         registry, health = make_registry(), Health(loop_turns())
         cleanup.enter_context(metrics_endpoint(registry, *where, health, tls=metrics_tls))
-        name = secrets.token_hex(8)
-        node = Attendant(name, f"actor@{platform.node()}", "actor", options.agent_id)
+        node = Attendant(secrets.token_hex(8), f"actor@{platform.node()}", "actor", options.agent_id)
         async with lines_to(options.replay, options.credentials) as lines:
             enter = partial(attend, node=node)
-            asking = enter_all(lines, options.wanted(name), schema, enter=enter, entered=[])
+            asking = enter_all(lines, options.wanted(node.node_id), schema, enter=enter, entered=[])
             let_in = await unless(stop, asking)
             if let_in is None:
                 log.info("stopped before exploring")
@@ -236,7 +235,7 @@ async def run_actor(options: ActorOptions, stop: asyncio.Event) -> None:
                 for target, address in zip(let_in.targets, let_in.addresses, strict=True)
             ]
             troupe = put_together(
-                connections, envs=envs, config=config, name=name, metrics=metrics, watch=watch, alarm=alarm
+                connections, envs=envs, config=config, node=node, metrics=metrics, watch=watch, alarm=alarm
             )
             with health.ready():
                 await _explore_to_the_end(troupe, options, stop, partial(follow_name, troupe.shards, lines))
@@ -247,14 +246,14 @@ def put_together(
     *,
     envs: list[RestartableEnv],
     config: RunConfig,
-    name: str,
+    node: Attendant,
     metrics: ActorMetrics,
     watch: Watch,
     alarm: HangAlarm,
 ) -> Troupe:
     """Puts the exploring thread's parts and its streams together; none is open yet.
 
-    `name` is random and of this process alone: the writer, the noise and the episodes are named after it.
+    The node's id is random and of this process alone: the writer, the noise and the episodes follow from it.
     """
     shards, connection = Shards(connections), connections[0]
     target = connection.target
@@ -263,7 +262,7 @@ def put_together(
     metrics.envs.set(len(envs))
     link = RowLink(
         shards,
-        writer_id=f"actor-{name}",
+        writer_id=node.writer_id,
         paced=not config.train.explore,
         count_acknowledged=metrics.acknowledged.inc,
     )
@@ -277,7 +276,12 @@ def put_together(
         ),
     )
     explorers = actor_explorers(
-        envs, schema, config=config.agent, agent_id=agent_id, seed=config.train.seed, actor=int(name, 16)
+        envs,
+        schema,
+        config=config.agent,
+        agent_id=agent_id,
+        seed=config.train.seed,
+        actor=int(node.node_id, 16),
     )
     acting = Acting(
         Rollout(explorers),

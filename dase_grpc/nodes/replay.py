@@ -310,7 +310,9 @@ def _register(server: grpc.aio.Server, health: HealthServicer) -> None:
 async def _watch_leases(run: SharedRun) -> None:
     watch = LeaseWatch(run)
     while True:
-        watch.look(time.monotonic())
+        now = time.monotonic()
+        watch.look(now)
+        run.attendance.forget_silent(now)
         await asyncio.sleep(LEASE_CHECK_S)
 
 

@@ -7,6 +7,8 @@ from dase_grpc.attendance import Attendance, Attendant
 from dase_grpc.errors import OverloadedError
 
 MAX_ATTENDANTS: Final = 4_096
+MAX_AGENT_ATTENDANTS: Final = 512
+"""Actors of one agent, so that none keeps those of others out."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +26,12 @@ class AttendanceBook:
     It is for screens alone: no right follows from being in it.
     """
 
-    def __init__(self, *, ttl_s: float, max_nodes: int = MAX_ATTENDANTS) -> None:
+    def __init__(
+        self, *, ttl_s: float, max_nodes: int = MAX_ATTENDANTS, max_of_agent: int = MAX_AGENT_ATTENDANTS
+    ) -> None:
         self.ttl_s = ttl_s
         self._max_nodes = max_nodes
+        self._max_of_agent = max_of_agent
         self._seen: dict[str, Seen] = {}
 
     def note(self, node: Attendant, attendance: Attendance, now: float) -> bool:
@@ -36,11 +41,12 @@ class AttendanceBook:
             OverloadedError: there are too many.
         """
         new = node.node_id not in self._seen
-        if new and len(self._seen) >= self._max_nodes:
-            self._forget_silent(now)
-            if len(self._seen) >= self._max_nodes:
+        if new and self._is_full(node.agent_id):
+            self.forget_silent(now)
+            if self._is_full(node.agent_id):
                 raise OverloadedError(
-                    f"{self._max_nodes} actors and evaluators attend already, and no more are taken"
+                    f"as many actors and evaluators attend already as are taken, {self._max_nodes}, and of "
+                    f"one agent {self._max_of_agent}; stop some of them"
                 )
         self._seen[node.node_id] = Seen(node, attendance, now)
         return new
@@ -57,11 +63,18 @@ class AttendanceBook:
 
     def all(self, now: float) -> list[Seen]:
         """The nodes that are not silent, by role, agent and name."""
-        self._forget_silent(now)
+        self.forget_silent(now)
         return sorted(self._seen.values(), key=_order)
 
-    def _forget_silent(self, now: float) -> None:
+    def forget_silent(self, now: float) -> None:
+        """Forgets who has said nothing for longer than `ttl_s`; to be called now and then."""
         self._seen = {key: seen for key, seen in self._seen.items() if now - seen.at <= self.ttl_s}
+
+    def _is_full(self, agent_id: int | None) -> bool:
+        if len(self._seen) >= self._max_nodes:
+            return True
+        of_agent = sum(seen.node.agent_id == agent_id for seen in self._seen.values())
+        return agent_id is not None and of_agent >= self._max_of_agent
 
 
 def _order(seen: Seen) -> tuple[str, int, str, str]:

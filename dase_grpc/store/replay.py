@@ -169,7 +169,8 @@ class ReplayStore:
         if sum(agent == agent_id for agent, _ in self._committed) >= MAX_AGENT_WRITERS:
             raise TooManyWritersError(
                 f"agent {agent_id} has {MAX_AGENT_WRITERS} writers, as many as one may have, so writer "
-                f"{writer!r} cannot be added; keep a writer's name when it connects again"
+                f"{writer!r} cannot be added; keep a writer's name when it connects again, and stop actors "
+                f"by SIGTERM, so that they give their place back"
             )
         if self._places_taken >= self._max_writers:
             raise TooManyWritersError(

@@ -145,6 +145,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         of_agent = "" if node.agent_id is None else f" of agent {node.agent_id}"
         if request.leaving:
             run.attendance.leave(node.node_id)
+            if run.opened and node.agent_id is not None:
+                run.store.retire(node.writer_id, agent_id=node.agent_id)
             self._on_event(f"{node.node_name}, {node.role}{of_agent}, left")
         elif run.attendance.note(node, attendance_from_proto(request.attendance), self._clock()):
             self._on_event(f"{node.node_name} attends as {node.role}{of_agent}")

@@ -20,7 +20,10 @@ SAY_EVERY_S: Final = 1.0
 
 
 class Change:
-    """Something that streams wait for has changed; each waits for the next change after its look."""
+    """Something that streams wait for has changed; each waits for the next change after its look.
+
+    Whoever lets others run between its look and its wait takes `next` before the look.
+    """
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -29,6 +32,11 @@ class Change:
         """Wakes everybody who waits."""
         self._event.set()
         self._event = asyncio.Event()
+
+    @property
+    def next(self) -> asyncio.Event:
+        """Set at the next change."""
+        return self._event
 
     async def wait(self) -> None:
         """Returns at the next change."""
@@ -149,6 +157,7 @@ class PacedBatches:
         ended = False
         try:
             while not ended or self._credits:
+                change = self._changed.next
                 why = self._gate.why_no_batch(self._limiter) if self._credits else "no credit"
                 if why is None:
                     self._limiter.draw()
@@ -159,7 +168,7 @@ class PacedBatches:
                     reading = asyncio.ensure_future(read(self._context))
                 if self._credits:
                     await self._say(why)
-                await self._until_moved(reading)
+                await self._until_moved(reading, change)
                 self._require_valid()
                 if reading is not None and reading.done():
                     request, reading = reading.result(), None
@@ -182,13 +191,13 @@ class PacedBatches:
             self._limiter.charge(request.used)
             self._changed.tell()
 
-    async def _until_moved(self, reading: "asyncio.Future[Any] | None") -> None:
-        """Returns when a request has come or, while a batch is due, when something has changed."""
+    async def _until_moved(self, reading: "asyncio.Future[Any] | None", change: asyncio.Event) -> None:
+        """Returns when a request has come or, while a batch is due, at the change."""
         waiting: set[asyncio.Future[Any]] = set() if reading is None else {reading}
         if not self._credits:
             await asyncio.wait(waiting)
             return
-        moved = asyncio.ensure_future(self._changed.wait())
+        moved = asyncio.ensure_future(change.wait())
         try:
             await asyncio.wait({*waiting, moved}, timeout=SAY_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -53,8 +53,27 @@ def test_no_more_nodes_are_taken_than_there_is_room_for_but_silent_ones_make_roo
     book = AttendanceBook(ttl_s=10, max_nodes=2)
     book.note(actor("a"), IDLE, 0.0)
     book.note(actor("b"), IDLE, 8.0)
-    with pytest.raises(OverloadedError, match="2 actors and evaluators attend already"):
+    with pytest.raises(OverloadedError, match="as are taken, 2, and of one agent"):
         book.note(actor("c"), IDLE, 9.0)
     assert not book.note(actor("a"), IDLE, 9.0)
     assert book.note(actor("c"), IDLE, 18.5)
     assert names(book, 18.5) == ["a", "c"]
+
+
+def test_one_agent_cannot_keep_the_actors_of_others_out():
+    book = AttendanceBook(ttl_s=10, max_nodes=4, max_of_agent=2)
+    book.note(actor("a"), IDLE, 0.0)
+    book.note(actor("b"), IDLE, 0.0)
+    with pytest.raises(OverloadedError, match="of one agent 2"):
+        book.note(actor("c"), IDLE, 1.0)
+    assert book.note(actor("d", 1), IDLE, 1.0)
+    assert book.note(Attendant("e", "z", "evaluator"), IDLE, 1.0)
+
+
+def test_an_actor_that_fell_silent_counts_as_none_although_nobody_asks_for_the_list():
+    book = AttendanceBook(ttl_s=10)
+    book.note(actor("a"), IDLE, 0.0)
+    book.forget_silent(10.0)
+    assert book.has_actor(0)
+    book.forget_silent(10.1)
+    assert not book.has_actor(0)

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from wire.services import SCHEMA
+from wire.services import SCHEMA, rows_of
 
 from dase_grpc.attendance import Attendance, Attendant
 from dase_grpc.errors import MalformedError, RunMismatchError, SchemaMismatchError
@@ -60,6 +60,16 @@ async def test_status_shows_who_attends_until_it_leaves(service):
         "host-b attends as evaluator",
         "host-a, actor of agent 3, left",
     ]
+
+
+async def test_an_actor_that_leaves_gives_its_place_in_the_table_of_writers_back_and_no_others(service):
+    await service.join(3)
+    store, other = service.run.store, replace(ACTOR, node_id="n4")
+    for writer in (ACTOR.writer_id, other.writer_id, "learner-3"):
+        store.append(writer, 1, rows_of(1, 2, 3), agent_id=3)
+    await service.client.attend(ACTOR, FULL, leaving=True)
+    assert store.committed(ACTOR.writer_id, agent_id=3) == 0
+    assert [store.committed(name, agent_id=3) for name in (other.writer_id, "learner-3")] == [2, 2]
 
 
 def test_what_is_not_finite_or_not_known_is_left_out():

@@ -200,7 +200,7 @@ class AttendRequest(_message.Message):
     schema_fingerprint: _builtins.str
     """Hex digest of the schema; another one is refused with FAILED_PRECONDITION. Empty: not known yet."""
     leaving: _builtins.bool
-    """The node ends: it is forgotten at once."""
+    """The node ends: it is forgotten at once, and so is its writer `actor-NODE_ID`, which must store nothing more."""
     @_builtins.property
     def attendance(self) -> Global___Attendance: ...
     def __init__(
