@@ -17,7 +17,7 @@ import torch
 
 from dase_grpc.attendance import Attendance, Attendant
 from dase_grpc.config import RunConfig
-from dase_grpc.errors import ConfigError, RefusalError, UnreachableError, WaitedTooLongError
+from dase_grpc.errors import ConfigError, RefusalError, WaitedTooLongError
 from dase_grpc.explorer_metrics import ActorMetrics
 from dase_grpc.health import Health
 from dase_grpc.learning.acting import Acting, Rollout, actor_explorers
@@ -25,13 +25,14 @@ from dase_grpc.learning.env_ids import with_resolved_id
 from dase_grpc.learning.envs import schema_of
 from dase_grpc.learning.restarting import RestartableEnv, exploring_env
 from dase_grpc.learning.watch import Watch
-from dase_grpc.nodes import draining, joining
+from dase_grpc.nodes import joining
 from dase_grpc.nodes.attending import ActorConnection, attend
 from dase_grpc.nodes.connection import Stream
-from dase_grpc.nodes.draining import in_time
+from dase_grpc.nodes.draining import drain
 from dase_grpc.nodes.following import FollowedPolicy
 from dase_grpc.nodes.hanging import HangAlarm
 from dase_grpc.nodes.joining import REPLAY_TIMEOUT_S, Wanted
+from dase_grpc.nodes.leaving import FAREWELL_S
 from dase_grpc.nodes.lifecycle import first_cause, run_node, unless
 from dase_grpc.nodes.liveness import loop_turns
 from dase_grpc.nodes.loop_lag import watch_loop_lag
@@ -44,7 +45,6 @@ from dase_grpc.telemetry import make_registry, metrics_endpoint
 from dase_grpc.wire.dialling import NO_CREDENTIALS, Credentials
 from dase_grpc.wire.sharded import ReplayPlace
 
-FAREWELL_S: Final = 2.0
 HELD_BACK_LOOK_S: Final = 0.5
 
 Follow = Callable[[], Coroutine[Any, Any, None]]
@@ -345,7 +345,7 @@ async def _explore(
                 exploring = asyncio.ensure_future(asyncio.to_thread(troupe.acting.explore, halt))
                 await unless(stop, troupe.alarm.unless_hanging(exploring))
             halt.set()
-            await _drain(exploring, inserting, troupe, stop)
+            await drain(exploring, inserting, link=link, shards=troupe.shards, alarm=troupe.alarm, stop=stop)
             for task in others:
                 task.cancel()
     finally:
@@ -373,25 +373,3 @@ async def _held_back(troupe: Troupe, limit_s: float) -> None:
                 f"ends; see what the learner waits for, or let the actor wait longer with --replay-timeout"
             )
         await asyncio.sleep(HELD_BACK_LOOK_S)
-
-
-async def _drain(
-    exploring: "asyncio.Future[None]", inserting: "asyncio.Task[None]", troupe: Troupe, stop: asyncio.Event
-) -> None:
-    """Lets the thread end, then the last rows be acknowledged.
-
-    Raises:
-        UnreachableError: the replay takes no rows any more.
-        Exception: what the thread raised.
-    """
-    link, shards = troupe.link, troupe.shards
-    if not await in_time(exploring, shards, stop):  # it waits for room in a queue that does not move
-        link.close()
-        await troupe.alarm.unless_hanging(exploring)
-    exploring.result()
-    link.no_more_rows()
-    if not await in_time(inserting, shards, stop) or link.unacknowledged:
-        raise UnreachableError(
-            f"the replay service has not acknowledged {link.unacknowledged} transitions within "
-            f"{draining.DRAIN_S:g} s"
-        )

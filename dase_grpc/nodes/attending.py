@@ -15,7 +15,7 @@ from dase_grpc.nodes.connection import Connection, Stream
 from dase_grpc.nodes.joining import Wanted, patiently
 from dase_grpc.nodes.waits import Wait, Waited, WaitReason
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.wire.cluster import ClusterClient, Membership, shard_of
+from dase_grpc.wire.cluster import ClusterClient, Membership
 from dase_grpc.wire.replay_client import StreamTarget
 from dase_grpc.wire.v1 import cluster_pb2
 
@@ -50,7 +50,7 @@ async def attend(
     while True:
         answer = await patiently(ask, wanted)
         if answer.HasField("lease"):
-            return _membership(answer, node)
+            return Membership.of(answer, ttl_s=answer.ttl_seconds, node_id=node.node_id)
         if time.monotonic() - began >= wanted.away_s:
             raise _without_learner(node, wanted.away_s)
         if not said:
@@ -136,7 +136,8 @@ class ActorConnection(Connection):
             return
         self._unled.end()
         self.learner_updates = answer.learner_updates
-        before, member = self.target.member, _membership(answer, self._node)
+        before = self.target.member
+        member = Membership.of(answer, ttl_s=answer.ttl_seconds, node_id=self._node.node_id)
         if (before.epoch, before.buffer_id) == (member.epoch, member.buffer_id):
             self._notice(answer.buffer)
             return
@@ -177,21 +178,4 @@ def _without_learner(node: Attendant, waited_s: float) -> WaitedTooLongError:
     return WaitedTooLongError(
         f"agent {agent} has had no learner for {waited_s:g} s, so this actor ends; start one with "
         f"`dase node --role learner --agent {agent}`, or let it wait longer with --replay-timeout"
-    )
-
-
-def _membership(answer: cluster_pb2.AttendResponse, node: Attendant) -> Membership:
-    return Membership(
-        run_id=answer.run_id,
-        agent_id=answer.lease.agent_id,
-        epoch=answer.lease.epoch,
-        ttl_s=answer.ttl_seconds,
-        capacity=answer.buffer.capacity,
-        min_size=answer.buffer.min_size,
-        incarnation=answer.buffer.incarnation,
-        buffer_id=answer.buffer.buffer_id,
-        buffer_size=answer.buffer.size,
-        node_id=node.node_id,
-        shard=shard_of(answer.buffer),
-        inserted=answer.buffer.inserted_by_agent.get(answer.lease.agent_id, 0),
     )

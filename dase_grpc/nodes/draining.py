@@ -3,7 +3,10 @@
 import asyncio
 from typing import Any, Final
 
+from dase_grpc.errors import UnreachableError
+from dase_grpc.nodes.hanging import HangAlarm
 from dase_grpc.nodes.lifecycle import is_orphaned
+from dase_grpc.nodes.rows import RowLink
 from dase_grpc.nodes.shards import Shards
 
 DRAIN_S: Final = 15.0
@@ -13,6 +16,32 @@ ORPHAN_DRAIN_S: Final = 2.0
 """The same for each of these once the launcher is gone, whether the replay serves or not."""
 
 LOOK_S: Final = 0.25
+
+
+async def drain(
+    thread: "asyncio.Future[None]",
+    inserting: "asyncio.Task[None]",
+    *,
+    link: RowLink,
+    shards: Shards,
+    alarm: HangAlarm,
+    stop: asyncio.Event,
+) -> None:
+    """Lets the node's thread end, then the last rows be acknowledged.
+
+    Raises:
+        UnreachableError: the replay takes no rows any more.
+        Exception: what the thread raised.
+    """
+    if not await in_time(thread, shards, stop):  # it evaluates, or waits for room in a queue that is stuck
+        link.close()
+        await alarm.unless_hanging(thread)
+    thread.result()
+    link.no_more_rows()
+    if not await in_time(inserting, shards, stop) or link.unacknowledged:
+        raise UnreachableError(
+            f"the replay service has not acknowledged {link.unacknowledged} transitions within {DRAIN_S:g} s"
+        )
 
 
 async def in_time(work: "asyncio.Future[Any]", shards: Shards, stop: asyncio.Event) -> bool:

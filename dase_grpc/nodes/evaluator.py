@@ -37,12 +37,12 @@ from dase_grpc.nodes.monitoring import protection
 from dase_grpc.nodes.results import results_path
 from dase_grpc.nodes.sharded_joining import follow_name, lines_to
 from dase_grpc.nodes.shards import Shards
+from dase_grpc.nodes.subscribing import follow
 from dase_grpc.nodes.visiting import Guest, arrived
 from dase_grpc.schema import TransitionSchema
 from dase_grpc.telemetry import make_registry, metrics_endpoint
 from dase_grpc.wire.cluster import ClusterClient
 from dase_grpc.wire.dialling import NO_CREDENTIALS, Credentials
-from dase_grpc.wire.policy import PolicySubscriber
 from dase_grpc.wire.replay_client import StreamTarget
 from dase_grpc.wire.sharded import ReplayPlace
 
@@ -292,23 +292,7 @@ class _Work:
                 f"no learner has joined run {run_id} for {self.patience_s:g} s, so this evaluator ends; "
                 f"start the learners first, or let it wait longer with --replay-timeout"
             ) from None
-        await self.connection.keep(Stream.SUBSCRIBE, self._subscribe)
-
-    async def _subscribe(self, target: StreamTarget) -> None:
-        subscriber = PolicySubscriber(
-            target.channel,
-            target.address,
-            run_id=target.member.run_id,
-            schema_fingerprint=target.schema.fingerprint,
-            agent_ids=self.agents,
-        )
-        try:
-            await subscriber.open()
-            self.connection.up(Stream.SUBSCRIBE)
-            async for policy in subscriber:
-                self.due.offer(policy)
-        finally:
-            subscriber.cancel()
+        await follow(self.connection, self.agents, self.due.offer)
 
     async def _attend(self, target: StreamTarget) -> None:
         updates: dict[int, int] = {}

@@ -11,12 +11,11 @@ from dase_grpc.errors import ConfigError, DaseError, WaitedTooLongError
 from dase_grpc.learning.acting import Behaviour
 from dase_grpc.learning.peers import from_bytes
 from dase_grpc.learning.policy import ActorPolicy, load_policy
-from dase_grpc.nodes.connection import Connection, Stream
+from dase_grpc.nodes.connection import Connection
+from dase_grpc.nodes.subscribing import follow
 from dase_grpc.nodes.waits import Wait, Waited, WaitReason
 from dase_grpc.schema import TransitionSchema
 from dase_grpc.store.policies import Policy
-from dase_grpc.wire.policy import PolicySubscriber
-from dase_grpc.wire.replay_client import StreamTarget
 
 CPU: Final = torch.device("cpu")
 
@@ -104,24 +103,11 @@ class FollowedPolicy:
         Raises:
             RefusalError: see Connection.keep.
         """
-        await self._connection.keep(Stream.SUBSCRIBE, self._receive)
+        await follow(self._connection, [self._agent_id], self._take)
 
-    async def _receive(self, target: StreamTarget) -> None:
-        subscriber = PolicySubscriber(
-            target.channel,
-            target.address,
-            run_id=target.member.run_id,
-            schema_fingerprint=target.schema.fingerprint,
-            agent_ids=[self._agent_id],
-        )
-        try:
-            await subscriber.open()
-            self._connection.up(Stream.SUBSCRIBE)
-            async for policy in subscriber:
-                self._arrived = policy
-                self._came.set()
-        finally:
-            subscriber.cancel()
+    def _take(self, policy: Policy) -> None:
+        self._arrived = policy
+        self._came.set()
 
     def _loaded(self, policy: Policy) -> ActorPolicy:
         try:

@@ -28,7 +28,7 @@ from dase_grpc.learning.envs import schema_of
 from dase_grpc.learning.restarting import exploring_env
 from dase_grpc.learning.watch import Watch
 from dase_grpc.nodes import draining, joining
-from dase_grpc.nodes.draining import in_time
+from dase_grpc.nodes.draining import drain, in_time
 from dase_grpc.nodes.hanging import HangAlarm
 from dase_grpc.nodes.joining import REPLAY_TIMEOUT_S, Wanted, require_fit, require_one_piece
 from dase_grpc.nodes.leaving import Farewell, leases
@@ -286,22 +286,11 @@ async def _drain(
         UnreachableError: the replay takes no rows or no policy any more.
         Exception: what the compute thread raised.
     """
-    link = session.link
-    if not await in_time(
-        compute, session.shards, stop
-    ):  # it evaluates, or it waits for room in a queue that does not move
-        link.close()
-        await session.alarm.unless_hanging(compute)
-    compute.result()
-    link.no_more_rows()
-    if not await in_time(inserting, session.shards, stop) or link.unacknowledged:
-        raise UnreachableError(
-            f"the replay service has not acknowledged {link.unacknowledged} transitions within "
-            f"{draining.DRAIN_S:g} s"
-        )
+    shards = session.shards
+    await drain(compute, inserting, link=session.link, shards=shards, alarm=session.alarm, stop=stop)
     async with asyncio.TaskGroup() as tasks:
         flushing = tasks.create_task(session.exchange.flush())
-        if not await in_time(flushing, session.shards, stop):
+        if not await in_time(flushing, shards, stop):
             raise UnreachableError(
                 f"the replay service has not taken the last policy within {draining.DRAIN_S:g} s"
             )

@@ -9,8 +9,9 @@ from torch import Tensor
 from dase_grpc.errors import DaseError
 from dase_grpc.learning.peers import Published, from_bytes, is_newer, to_bytes
 from dase_grpc.nodes.connection import Connection, Stream
+from dase_grpc.nodes.subscribing import follow
 from dase_grpc.store.policies import Policy
-from dase_grpc.wire.policy import PolicyPublisher, PolicySubscriber
+from dase_grpc.wire.policy import PolicyPublisher
 from dase_grpc.wire.replay_client import StreamTarget
 
 
@@ -97,7 +98,7 @@ class PolicyExchange:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._connection.keep(Stream.PUBLISH, self._send))
             if self._follow:
-                tasks.create_task(self._connection.keep(Stream.SUBSCRIBE, self._receive))
+                tasks.create_task(follow(self._connection, self._follow, self._take))
 
     async def flush(self) -> None:
         """Returns once the policy published last is the service's; waits for good if `run` does not run."""
@@ -129,21 +130,8 @@ class PolicyExchange:
     async def _publish(target: StreamTarget, policy: _Outgoing) -> None:
         await PolicyPublisher(target).publish(policy.version, policy.payload, step=policy.step)
 
-    async def _receive(self, target: StreamTarget) -> None:
-        subscriber = PolicySubscriber(
-            target.channel,
-            target.address,
-            run_id=target.member.run_id,
-            schema_fingerprint=target.schema.fingerprint,
-            agent_ids=self._follow,
-        )
-        try:
-            await subscriber.open()
-            self._connection.up(Stream.SUBSCRIBE)
-            async for policy in subscriber:
-                self._arrived[policy.agent_id] = policy
-        finally:
-            subscriber.cancel()
+    def _take(self, policy: Policy) -> None:
+        self._arrived[policy.agent_id] = policy
 
 
 def unpacked(policy: Policy) -> dict[str, Tensor]:

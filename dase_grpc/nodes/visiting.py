@@ -5,21 +5,20 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from dase_grpc.attendance import Attendance, Attendant
 from dase_grpc.errors import ConfigError, RefusalError
 from dase_grpc.nodes.connection import Connection
 from dase_grpc.nodes.joining import Wanted, patiently
+from dase_grpc.nodes.leaving import FAREWELL_S
 from dase_grpc.nodes.sharded_joining import Lines, first_of
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.wire.cluster import ClusterClient, Membership, shard_of
+from dase_grpc.wire.cluster import ClusterClient, Membership
 from dase_grpc.wire.dialling import Credentials
 from dase_grpc.wire.replay_client import StreamTarget
 from dase_grpc.wire.transport import Address
 from dase_grpc.wire.v1 import cluster_pb2
-
-FAREWELL_S: Final = 2.0
 
 log = logging.getLogger("dase")
 
@@ -85,27 +84,10 @@ async def arrived(lines: Lines, wanted: Wanted, schema: TransitionSchema, *, nod
         )
 
     answer = await patiently(attend, replace(wanted, replay=address))
-    member = _membership(answer)
+    member = Membership.of(answer, ttl_s=answer.ttl_seconds, node_id=node.node_id)  # of no agent
     if member.shard.index:
         raise ConfigError(
             f"the replay at {address} is shard {member.shard} of run {member.run_id!r}, and the policies are "
             f"at the first; name the addresses of all shards with --replay"
         )
     return Guest(node, address, StreamTarget(channel, str(address), member, schema))
-
-
-def _membership(answer: cluster_pb2.AttendResponse) -> Membership:
-    """What the node's streams belong to; it is no agent, and none of its calls says so."""
-    buffer = answer.buffer
-    return Membership(
-        run_id=answer.run_id,
-        agent_id=0,
-        epoch=0,
-        ttl_s=answer.ttl_seconds,
-        capacity=buffer.capacity,
-        min_size=buffer.min_size,
-        incarnation=buffer.incarnation,
-        buffer_id=buffer.buffer_id,
-        buffer_size=buffer.size,
-        shard=shard_of(buffer),
-    )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 from grpc.aio import Channel
 
@@ -231,6 +231,31 @@ class Membership:
     shard: Shard = WHOLE
     inserted: int = 0
 
+    @classmethod
+    def of(
+        cls,
+        answer: cluster_pb2.JoinResponse | cluster_pb2.AttendResponse,
+        *,
+        ttl_s: float,
+        node_id: str,
+    ) -> Self:
+        """What the replay has said; agent and epoch are 0 where that is no lease."""
+        lease, buffer = answer.lease, answer.buffer
+        return cls(
+            run_id=answer.run_id,
+            agent_id=lease.agent_id,
+            epoch=lease.epoch,
+            ttl_s=ttl_s,
+            capacity=buffer.capacity,
+            min_size=buffer.min_size,
+            incarnation=buffer.incarnation,
+            buffer_id=buffer.buffer_id,
+            buffer_size=buffer.size,
+            node_id=node_id,
+            shard=shard_of(buffer),
+            inserted=buffer.inserted_by_agent.get(lease.agent_id, 0),
+        )
+
     @property
     def buffer(self) -> replay_pb2.BufferState:
         """What was said of the buffer then."""
@@ -279,20 +304,7 @@ class ClusterClient:
         )
         with service(self._address):
             answer = await self._stub.Join(request, timeout=timeout_s, wait_for_ready=True)
-        return Membership(
-            run_id=answer.run_id,
-            agent_id=answer.lease.agent_id,
-            epoch=answer.lease.epoch,
-            ttl_s=answer.lease.ttl_seconds,
-            capacity=answer.buffer.capacity,
-            min_size=answer.buffer.min_size,
-            incarnation=answer.buffer.incarnation,
-            buffer_id=answer.buffer.buffer_id,
-            buffer_size=answer.buffer.size,
-            node_id=node_id,
-            shard=shard_of(answer.buffer),
-            inserted=answer.buffer.inserted_by_agent.get(answer.lease.agent_id, 0),
-        )
+        return Membership.of(answer, ttl_s=answer.lease.ttl_seconds, node_id=node_id)
 
     async def heartbeat(
         self, member: Membership, progress: Progress, *, timeout_s: float = UNARY_TIMEOUT_S
