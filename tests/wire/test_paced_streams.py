@@ -8,6 +8,8 @@ from wire.services import acknowledged, chunk, eventually, insert_header, prompt
 from dase_grpc.attendance import Attendance, Attendant
 from dase_grpc.errors import MalformedError
 from dase_grpc.pace import Pace
+from dase_grpc.store.pacing import StepLimiter
+from dase_grpc.wire.pacing import Change, PacedBatches
 from dase_grpc.wire.replay_client import Pacing, Sampler
 from dase_grpc.wire.v1 import replay_pb2
 
@@ -171,3 +173,43 @@ async def test_a_pace_that_could_stand_still_and_charges_for_nothing_are_refused
     await sampler.grant(1, used=1)
     with pytest.raises(MalformedError, match="cannot have taken 1 batches"):
         await promptly(sampler.next())
+
+
+class Interrupted:
+    """A stream on which steps come in while the service says that it waits for them."""
+
+    def __init__(self):
+        self.changed = Change()
+        self.enough = False
+        self.drawn = asyncio.Event()
+
+    async def write(self, _):
+        self.enough = True
+        self.changed.tell()
+        await asyncio.sleep(0)
+
+    async def read(self):
+        await asyncio.Event().wait()
+
+    def why_no_batch(self, _):
+        return None if self.enough else "steps"
+
+    async def draw(self):
+        self.drawn.set()
+
+
+async def test_steps_that_come_between_a_look_and_its_wait_are_not_waited_for(monkeypatch):
+    monkeypatch.setattr("dase_grpc.wire.pacing.SAY_EVERY_S", 60.0)
+    stream = Interrupted()
+    batches = PacedBatches(
+        stream,
+        stream,
+        StepLimiter(Pace(1.0, 4)),
+        changed=stream.changed,
+        draw=stream.draw,
+        require_valid=lambda: None,
+    )
+    serving = asyncio.ensure_future(batches.serve(replay_pb2.SampleRequest(credits=1)))
+    await promptly(stream.drawn.wait())
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
