@@ -1,7 +1,7 @@
 """The Prometheus metrics of whatever explores: the actor role, and each learner."""
 
 from collections.abc import Iterable
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -26,7 +26,12 @@ class ExplorerMetrics:
 
     Counters by reason begin at 0 for each reason there is: Prometheus does not see the step from nothing
     to one.
+
+    Attributes:
+        role: which role's streams and waits are counted.
     """
+
+    role: ClassVar[str]
 
     def __init__(self, registry: CollectorRegistry, agent_id: int) -> None:
         self._registry = registry
@@ -56,6 +61,37 @@ class ExplorerMetrics:
             "Environments made anew because they raised, by what did: step, reset, evaluation.",
             reasons=RESTART_REASONS,
         )
+        self._declare_outages()
+
+    def _declare_outages(self) -> None:
+        self.losses = self._counter(
+            f"dase_{self.role}_replay_losses", "Times that the replay came back without transitions it had."
+        )
+        self._reconnects = Counter(
+            f"dase_{self.role}_reconnects",
+            "Streams that were answered again after they had broken, by the status they broke with.",
+            ["agent_id", "stream", "grpc_code"],
+            registry=self._registry,
+        )
+        self._waiting_seconds = self._counters(
+            f"dase_{self.role}_waiting_seconds",
+            "Time spent in waits that lasted longer than 5 s, by what was waited for.",
+        )
+
+    def expect(self, *, streams: Iterable[str], waits: Iterable[str]) -> None:
+        """Begins at 0 what can happen to a node with a network: broken streams, and waits by reason."""
+        for stream in streams:
+            self._reconnects.labels(self._agent, stream, "UNAVAILABLE")
+        for reason in waits:
+            self._waiting_seconds.labels(self._agent, reason)
+
+    def reconnected(self, stream: str, grpc_code: str) -> None:
+        """Counts a stream that was answered again, by the name of the status it had broken with."""
+        self._reconnects.labels(self._agent, stream, grpc_code).inc()
+
+    def waited(self, reason: str, seconds: float) -> None:
+        """Adds to the time spent waiting."""
+        self._waiting_seconds.labels(self._agent, reason).inc(seconds)
 
     def refused(self, reason: str) -> None:
         """Counts a transition that was not sent."""
@@ -81,34 +117,8 @@ class ExplorerMetrics:
 class ActorMetrics(ExplorerMetrics):
     """The actor role's metrics."""
 
+    role = "actor"
+
     def __init__(self, registry: CollectorRegistry, agent_id: int) -> None:
         super().__init__(registry, agent_id)
         self.envs = self._gauge("dase_actor_environments", "Environments that this actor steps.")
-        self.losses = self._counter(
-            "dase_actor_replay_losses", "Times that the replay came back without transitions it had."
-        )
-        self._reconnects = Counter(
-            "dase_actor_reconnects",
-            "Streams that were answered again after they had broken, by the status they broke with.",
-            ["agent_id", "stream", "grpc_code"],
-            registry=registry,
-        )
-        self._waiting_seconds = self._counters(
-            "dase_actor_waiting_seconds",
-            "Time spent in waits that lasted longer than 5 s, by what was waited for.",
-        )
-
-    def expect(self, *, streams: Iterable[str], waits: Iterable[str]) -> None:
-        """Begins at 0 what can happen to an actor: broken streams, and waits by reason."""
-        for stream in streams:
-            self._reconnects.labels(self._agent, stream, "UNAVAILABLE")
-        for reason in waits:
-            self._waiting_seconds.labels(self._agent, reason)
-
-    def reconnected(self, stream: str, grpc_code: str) -> None:
-        """Counts a stream that was answered again, by the name of the status it had broken with."""
-        self._reconnects.labels(self._agent, stream, grpc_code).inc()
-
-    def waited(self, reason: str, seconds: float) -> None:
-        """Adds to the time spent waiting."""
-        self._waiting_seconds.labels(self._agent, reason).inc(seconds)

@@ -1,7 +1,7 @@
 """The learner role's Prometheus metrics."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -49,6 +49,8 @@ class DistillationMetrics:
 class LearnerMetrics(ExplorerMetrics):
     """The learner role's metrics, each bound to its agent id; `now` is in seconds since 1970."""
 
+    role = "learner"
+
     def __init__(
         self, registry: CollectorRegistry, agent_id: int, *, now: Callable[[], float] = time.time
     ) -> None:
@@ -58,7 +60,6 @@ class LearnerMetrics(ExplorerMetrics):
         self._evaluations = EvaluationMetrics(registry)
         self._declare_learning()
         self._declare_similarity()
-        self._declare_outages()
 
     def _declare_learning(self) -> None:
         self.updates = self._counter("dase_learner_updates", "Training iterations.")
@@ -129,36 +130,6 @@ class LearnerMetrics(ExplorerMetrics):
             ["agent_id", "source_agent_id", "term"],
             registry=self._registry,
         )
-
-    def _declare_outages(self) -> None:
-        self._reconnects = Counter(
-            "dase_learner_reconnects",
-            "Streams that were answered again after they had broken, by the status they broke with.",
-            ["agent_id", "stream", "grpc_code"],
-            registry=self._registry,
-        )
-        self._waiting_seconds = self._counters(
-            "dase_learner_waiting_seconds",
-            "Time spent in waits for the replay that lasted longer than 5 s, by what was waited for.",
-        )
-        self.losses = self._counter(
-            "dase_learner_replay_losses", "Times that the replay came back without transitions it had."
-        )
-
-    def expect(self, *, streams: Iterable[str], waits: Iterable[str]) -> None:
-        """Begins at 0 what can happen to a learner with a network: broken streams, and waits by reason."""
-        for stream in streams:
-            self._reconnects.labels(self._agent, stream, "UNAVAILABLE")
-        for reason in waits:
-            self._waiting_seconds.labels(self._agent, reason)
-
-    def reconnected(self, stream: str, grpc_code: str) -> None:
-        """Counts a stream that was answered again, by the name of the status it had broken with."""
-        self._reconnects.labels(self._agent, stream, grpc_code).inc()
-
-    def waited(self, reason: str, seconds: float) -> None:
-        """Adds to the time spent waiting."""
-        self._waiting_seconds.labels(self._agent, reason).inc(seconds)
 
     def skipped(self, reason: str, count: int = 1) -> None:
         """Counts updates that were skipped."""

@@ -10,7 +10,7 @@ from worlds import StaggeredEnds
 
 from dase_grpc import seeding
 from dase_grpc.agent_config import AgentConfig
-from dase_grpc.explorer_metrics import ExplorerMetrics
+from dase_grpc.explorer_metrics import ActorMetrics
 from dase_grpc.learning.acting import Acting, Behaviour, Rollout, actor_explorers
 from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.learning.ports import Halted
@@ -147,7 +147,7 @@ class Sink:
 
 
 def acting(guide, sink, *, count=2, clock=lambda: 0.0, envs=None):
-    metrics = ExplorerMetrics(CollectorRegistry(), 0)
+    metrics = ActorMetrics(CollectorRegistry(), 0)
     rollout = Rollout(explorers(count, envs=envs))
     return Acting(rollout, guide, sink, metrics=metrics, name="an actor", clock=clock), metrics
 
