@@ -105,9 +105,8 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         with self._run.policies.following(wanted):
             while True:
                 published = self._published  # taken before the look, so that nothing is missed in between
-                for agent_id in self._run.policies.agents():  # each in turn: none can starve the others
-                    if not wanted or agent_id in wanted:
-                        await self._send_if_newer(context, agent_id, sent)
+                for agent_id in sorted(wanted) or self._run.policies.agents():  # each in turn: none starves
+                    await self._send_if_newer(context, agent_id, sent)
                 await published.wait()
 
     async def _send_if_newer(
