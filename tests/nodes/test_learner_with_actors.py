@@ -58,14 +58,14 @@ async def test_a_run_ends_with_the_updates_of_its_steps_and_evaluates_at_the_sam
     ):
         await promptly(run_learner(options, asyncio.Event()), within_s=25)
         assert 200 <= collected(service) <= 200 + 30 + 2
+        writers = {name.partition("-")[0] for agent, name in service.run.store._committed}
+        assert writers == {"actor"}
     step, used = counted(tmp_path / "run")
     assert used == updates
     assert step in {200, 201}
     steps = read_evaluations(tmp_path / "run/agents/0/evaluations.csv").step.tolist()
     assert [mark // 40 * 40 for mark in steps] == [0, 40, 80, 120, 160, 200]
     assert all(mark % 40 < 1 / ratio for mark in steps)
-    writers = {name.partition("-")[0] for agent, name in service.run.store._committed}
-    assert writers == {"actor"}
 
 
 async def test_without_actors_it_says_so_and_ends_in_time(service, tmp_path, caplog):
