@@ -71,7 +71,7 @@ async def test_learners_of_a_pair_that_are_set_up_differently_are_told_so(servic
         asyncio.gather(*(run_learner(each, asyncio.Event()) for each in options), return_exceptions=True),
         within_s=25,
     )
-    refused = [error for error in ends if error is not None]
+    refused = [end for end in ends if not isinstance(end, bool)]  # the other may have finished before it saw
     assert refused
     for error in refused:
         assert isinstance(error, ConfigError)
