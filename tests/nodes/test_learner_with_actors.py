@@ -45,7 +45,10 @@ def counted(run_dir):
     return checkpoint.step, checkpoint.training["counters"]["used"]
 
 
-@pytest.mark.parametrize(("ratio", "updates"), [(1.0, 181), (0.5, 91), (2.0, 362)])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ratio", "updates"), [pytest.param(1.0, 181, marks=pytest.mark.long), (0.5, 91), (2.0, 362)]
+)
 async def test_a_run_ends_with_the_updates_of_its_steps_and_evaluates_at_the_same_multiples(
     service, tmp_path, ratio, updates
 ):
