@@ -71,7 +71,7 @@ class Observer:
             UnauthenticatedError: it is; in one sentence.
         """
         for address in self._replays:
-            await self._credentials.require_let_in(address.host, address.port)
+            await self._credentials.require_let_in(address.host, address.port, address.server_name)
 
     async def _ask(self, address: Address) -> ClusterView | DaseError:
         try:

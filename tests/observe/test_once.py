@@ -15,11 +15,12 @@ from wire.services import SCHEMA, serving
 from dase_grpc.attendance import Attendance, Attendant
 from dase_grpc.errors import UnauthenticatedError, UnreachableError
 from dase_grpc.observe.cluster import ClusterView, merged, view_of
-from dase_grpc.observe.looking import Target, observing
+from dase_grpc.observe.looking import Observer, Target, observing
 from dase_grpc.observe.once import Told, document, look_twice, page, tell
 from dase_grpc.observe.rates import Look
 from dase_grpc.observe.troubles import troubles
 from dase_grpc.progress import Progress
+from dase_grpc.wire.dialling import Credentials
 from dase_grpc.wire.sharded import ReplayPlace
 from dase_grpc.wire.transport import Address
 from dase_grpc.wire.v1 import cluster_pb2
@@ -226,3 +227,15 @@ def test_the_page_about_it_names_every_field_and_no_other():
     made = document(of(cluster(1, nodes=(actor(0),))))
     fields = {*made, *made["buffer"], *made["agents"][0], *made["nodes"][0]}
     assert set(re.findall(r"`(\w+)`", table)) - {"live", "left", "expired"} == fields
+
+
+async def test_a_shard_behind_a_name_that_is_silent_is_asked_why_under_that_name(monkeypatch):
+    asked = []
+
+    async def require_let_in(_, *service):
+        asked.append(service)
+
+    monkeypatch.setattr(Credentials, "require_let_in", require_let_in)
+    shards = [Address(host, 50051, server_name="replay.svc") for host in ("10.0.0.1", "10.0.0.2")]
+    await Observer(dict.fromkeys(shards), credentials=Credentials(), timeout_s=1.0).require_let_in()
+    assert asked == [(host, 50051, "replay.svc") for host in ("10.0.0.1", "10.0.0.2")]
