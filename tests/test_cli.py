@@ -319,7 +319,11 @@ REFUSED = {
     "an actor of nobody": (("node", "--role", "actor"), r"give it an agent id with --agent"),
     "an actor of an agent that is not": (
         ("node", "--role", "actor", "--agent", 7, "--agents", 2),
-        r"--agent 7 is outside the run's agents 0\.\.1",
+        r"--agent 7 is not of this run, whose agents are 0\.\.1; choose one of them",
+    ),
+    "a learner of an agent that is not": (
+        ("node", "--role", "learner", "--agent", 2, "--agents", 2),
+        r"--agent 2 is not of this run, whose agents are 0\.\.1; choose one of them, or say how many",
     ),
     "an evaluator of an agent that is not": (
         ("node", "--role", "evaluator", "--agent", 0, "--agent", 7, "--agents", 2),
@@ -496,7 +500,7 @@ def test_a_learner_takes_its_metrics_port_from_the_configuration():
     from dase_grpc.config import resolve
     from dase_grpc.nodes.learner import LearnerOptions
 
-    config = resolve({"metrics": {"port": 9_000}})
+    config = resolve({"metrics": {"port": 9_000}, "train": {"agents": 3}})
     texts = {"replay": "127.0.0.1:1", "agent_id": 2, "gpu": None, "run_id": "", "run_dir": None}
     texts |= {"metrics_host": "127.0.0.1", "insecure": False, "command": ()}
     assert LearnerOptions.parse(config, metrics_port=None, **texts).metrics_port == 9_003

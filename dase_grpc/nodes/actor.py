@@ -106,11 +106,7 @@ class ActorOptions:
         """
         if agent_id is None:
             raise ConfigError("an actor says whose actor it is; give it an agent id with --agent")
-        if agent_id >= config.train.agents:
-            raise ConfigError(
-                f"--agent {agent_id} is outside the run's agents 0..{config.train.agents - 1}; start the "
-                f"actor with the settings of the learners, --agents among them"
-            )
+        joining.require_agent(config, agent_id)
         return cls(
             ReplayPlace.parse(replay),
             config,

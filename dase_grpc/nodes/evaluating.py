@@ -96,7 +96,7 @@ class Evaluating:
 
     def attendance(self, updates: Mapping[int, int]) -> Attendance:
         """What the evaluator is doing; `updates` says how far the learners are."""
-        said, state = self._attendance, "waiting: the next policy that is due"
+        said, state = self._attendance, "idle: no policy is due"
         if self._busy:
             state = "evaluating"
         if (environment := self._watch.waiting) is not None:

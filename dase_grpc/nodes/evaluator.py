@@ -16,7 +16,7 @@ import torch
 
 from dase_grpc.attendance import Attendant
 from dase_grpc.config import RunConfig
-from dase_grpc.errors import ConfigError, WaitedTooLongError
+from dase_grpc.errors import WaitedTooLongError
 from dase_grpc.evaluator_metrics import EvaluatorMetrics
 from dase_grpc.health import Health
 from dase_grpc.learning.env_ids import with_resolved_id
@@ -115,14 +115,9 @@ def _evaluated(config: RunConfig, wanted: Sequence[int]) -> list[int]:
     Raises:
         ConfigError: one does not exist.
     """
-    count = config.train.agents
     for agent_id in wanted:
-        if agent_id >= count:
-            raise ConfigError(
-                f"--agent {agent_id} is not of this run, whose agents are 0..{count - 1}; choose one of "
-                f"them, or say with --agents how many there are"
-            )
-    return sorted(set(wanted)) or list(range(count))
+        joining.require_agent(config, agent_id)
+    return sorted(set(wanted)) or list(range(config.train.agents))
 
 
 def evaluator_main(options: EvaluatorOptions, *, stdin_is_leash: bool) -> int:

@@ -16,6 +16,7 @@ from dase_grpc.nodes.connection import AWAY
 from dase_grpc.schema import TransitionSchema
 from dase_grpc.wire.cluster import ClusterClient, Membership
 from dase_grpc.wire.dialling import NO_CREDENTIALS, Credentials
+from dase_grpc.wire.probing import silence_of
 from dase_grpc.wire.transport import Address
 from dase_grpc.wire.v1 import cluster_pb2
 
@@ -127,7 +128,7 @@ async def patiently(ask: Callable[[float], Awaitable[T]], wanted: Wanted) -> T:
         try:
             done, _ = await asyncio.wait({asking}, timeout=SAY_UNREACHABLE_AFTER_S)
             if not done:
-                patience.say_silent()
+                patience.say_silent(await silence_of(wanted.replay))
                 await _unless_shut_out(asking, wanted)
             return await asking
         except AWAY as error:
@@ -146,6 +147,7 @@ class _Patience:
         self._began = time.monotonic()
         self._backoff = Backoff(random.Random())
         self._answered = self._said = False
+        self._why = ""
 
     @property
     def left_s(self) -> float:
@@ -160,13 +162,12 @@ class _Patience:
     def _remedy(self) -> str:
         return f"start it with `dase node --role replay --listen {self._wanted.replay}`"
 
-    def say_silent(self) -> None:
-        """Says that nothing has come, unless anything has been said."""
+    def say_silent(self, why: str) -> None:
+        """Says that nothing has come, and why if that is known, unless anything has been said."""
+        self._why = why and f": {why}"
         if not self._said:
-            within = f"{self._limit_s:g} s"
-            log.info(
-                "waiting up to %s for the replay service at %s; %s", within, self._wanted.replay, self._remedy
-            )
+            within, replay = f"{self._limit_s:g} s", f"{self._wanted.replay}{self._why}"
+            log.info("waiting up to %s for the replay service at %s; %s", within, replay, self._remedy)
         self._said = True
 
     def pause_s(self, error: RefusalError) -> float:
@@ -192,7 +193,7 @@ class _Patience:
             )
         return UnreachableError(
             f"the replay service at {self._wanted.replay} does not answer (waited up to "
-            f"{self._limit_s:g} s); {self._remedy}, or give its address with --replay"
+            f"{self._limit_s:g} s){self._why}; {self._remedy}, or give its address with --replay"
         )
 
 
@@ -218,6 +219,20 @@ async def _look_at_credentials(wanted: Wanted) -> NoReturn:
             wanted.replay.host, wanted.replay.port, wanted.replay.server_name
         )
         await asyncio.sleep(LOOK_AT_CREDENTIALS_S)
+
+
+def require_agent(config: RunConfig, agent_id: int) -> None:
+    """Checks an agent id that a node is given before it connects.
+
+    Raises:
+        ConfigError: the run has no such agent.
+    """
+    agents = config.train.agents
+    if agent_id >= agents:
+        raise ConfigError(
+            f"--agent {agent_id} is not of this run, whose agents are 0..{agents - 1}; choose one of "
+            f"them, or say how many there are with --agents, to every node of the run alike"
+        )
 
 
 def require_fit(config: RunConfig, member: Membership) -> None:

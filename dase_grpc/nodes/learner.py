@@ -110,6 +110,8 @@ class LearnerOptions:
         Raises:
             AddressError, ConfigError: in one sentence.
         """
+        if agent_id is not None:
+            joining.require_agent(config, agent_id)
         if metrics_port is None:
             metrics_port = config.metrics.port and config.metrics.port + 1 + (agent_id or 0)
         return cls(

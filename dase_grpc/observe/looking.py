@@ -13,6 +13,7 @@ from dase_grpc.observe.cluster import ClusterView, merged, view_of
 from dase_grpc.observe.rates import Look
 from dase_grpc.wire.cluster import ClusterClient
 from dase_grpc.wire.dialling import NO_CREDENTIALS, Credentials
+from dase_grpc.wire.probing import silence_of
 from dase_grpc.wire.sharded import ReplayPlace
 from dase_grpc.wire.transport import Address, open_channel
 
@@ -73,6 +74,19 @@ class Observer:
         for address in self._replays:
             await self._credentials.require_let_in(address.host, address.port, address.server_name)
 
+    async def say_silence(self) -> None:
+        """Asks the operating system about a replay that did not answer.
+
+        Raises:
+            UnreachableError: it knows what keeps it from answering.
+        """
+        for address in self._replays:
+            if silence := await silence_of(address):
+                raise UnreachableError(
+                    f"the replay service at {address} does not answer: {silence}; see whether it runs, and "
+                    f"give its address with --replay"
+                )
+
     async def _ask(self, address: Address) -> ClusterView | DaseError:
         try:
             return view_of(await self._replays[address].status(timeout_s=self._timeout_s))
@@ -110,4 +124,5 @@ async def first_look(observer: Observer) -> Look:
     why = next(iter(look.silent.values()))
     if isinstance(why, UnreachableError):
         await observer.require_let_in()
+        await observer.say_silence()
     raise why

@@ -33,6 +33,9 @@ from dase_grpc.store.sharding import WHOLE, Shard
 MAX_NAME = 100
 """Characters of a name that a client sent which a refusal repeats."""
 
+SHOWN = 8
+"""Characters of a fingerprint that a refusal shows."""
+
 
 class SharedRun:
     """What the replay node holds, in memory or, from `on_disk`, in a data directory. Single-threaded.
@@ -238,12 +241,12 @@ class SharedRun:
             RunMismatchError, NotJoinedError, SchemaMismatchError: see errors.py.
         """
         self.require_run(run_id)
-        ours = self.store.schema.fingerprint
-        if fingerprint != ours:
+        schema = self.store.schema
+        if fingerprint != schema.fingerprint:
             raise SchemaMismatchError(
-                f"the buffer's schema_fingerprint is {ours}, "
-                f"the stream states {fingerprint[:MAX_NAME] or 'none'}; "
-                f"make the environment as the other learners do, or start another replay"
+                f"this run's environment is {schema.environment}, and this node's is another or has other "
+                f"sizes or bounds (schema_fingerprint {schema.fingerprint[:SHOWN]}, of this node "
+                f"{fingerprint[:SHOWN] or 'none'}); start it with the settings of the learners"
             )
 
     def _make_store(self, schema: TransitionSchema) -> ReplayStore:

@@ -151,7 +151,9 @@ class Door:
         caller = _Caller(identity, peer, self)
         if identity.role not in PERMISSIONS.get(method, ()):
             caller.refuse(
-                Denial.ROLE, f"a node of role {identity.role} may not call {method.rpartition('/')[2]}"
+                Denial.ROLE,
+                f"this node's credentials are those of a node of role {identity.role}, which may not call "
+                f"{method.rpartition('/')[2]}; give it those of its own role",
             )
         return caller
 

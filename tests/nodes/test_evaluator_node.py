@@ -235,7 +235,7 @@ async def test_status_shows_what_it_does(service, tmp_path):
         shown = await node()
         assert shown.role == "evaluator"
         assert (shown.attendance.envs, shown.attendance.env_steps) == (2, 40)
-        assert shown.attendance.state == "waiting: the next policy that is due"
+        assert shown.attendance.state == "idle: no policy is due"
     assert list((await service.client.status()).nodes) == []
 
 

@@ -313,10 +313,12 @@ async def test_a_replay_that_never_answers_is_given_up_in_time(tmp_path, caplog,
     caplog.set_level(logging.INFO, "dase")
     nobody = Address("127.0.0.1", 1)
     with pytest.raises(
-        UnreachableError, match=r":1 does not answer .*; start it with `dase node --role replay"
+        UnreachableError,
+        match=r":1 does not answer .*: nothing listens there; start it with `dase node --role replay",
     ):
         await train(learner_options(nobody, tmp_path / "run", connect_timeout_s=0.3))
-    assert caplog.text.count("waiting up to 0.3 s for the replay service at 127.0.0.1:1; start it") == 1
+    said = "waiting up to 0.3 s for the replay service at 127.0.0.1:1: nothing listens there; start it"
+    assert caplog.text.count(said) == 1
     assert not (tmp_path / "run").exists()
 
 

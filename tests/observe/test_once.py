@@ -98,7 +98,7 @@ async def test_steps_per_second_go_by_when_an_agent_told_its_step(service):
 
 
 async def test_a_service_that_does_not_answer_is_refused_in_a_sentence():
-    with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:1 does not answer"):
+    with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:1 does not answer: nothing listens"):
         await look_twice(Target(ReplayPlace.at(Address("127.0.0.1", 1)), timeout_s=0.2), apart_s=0.0)
 
 

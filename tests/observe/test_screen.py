@@ -11,6 +11,7 @@ from dase_grpc.errors import UnreachableError
 from dase_grpc.observe.cluster import ClusterView, NodeView
 from dase_grpc.observe.rates import Look
 from dase_grpc.observe.screen import Frame, Screen, draw
+from dase_grpc.observe.troubles import troubles
 from dase_grpc.progress import Progress
 
 REPLAY = "127.0.0.1:50051"
@@ -112,6 +113,11 @@ def test_what_agents_and_other_nodes_wait_for_is_said_in_full():
     lines = shown(seen(cluster(agents=(agent(0, progress=waits), agent(1)), nodes=(starved,))))
     assert "! agent 0 waits for 25,000 more transitions, 3 of 25,003 are there" in lines
     assert "! actor@host-0 of agent 0 waits for a policy of agent 0" in lines
+
+
+def test_an_evaluator_without_a_policy_to_evaluate_is_no_trouble():
+    idle = NodeView("evaluator", "evaluator@host", attendance=Attendance(state="idle: no policy is due"))
+    assert not troubles(Look(0.0, cluster(agents=(agent(0),), nodes=(idle,))))
 
 
 def test_more_troubles_than_there_is_room_for_are_counted():

@@ -37,7 +37,7 @@ class Keyring:
 
     def folder(self, identity: str, *, authority: str = "ca", days_ago: int = 0, **changes: Any) -> Path:
         """A node's folder; one that was issued `days_ago` for 30 days."""
-        directory = self.root / (authority if not days_ago else f"{authority}-old")
+        directory = self.root / (authority if not days_ago else f"{authority}-{days_ago}-days-old")
         if not (directory / "ca.crt").exists():
             directory.mkdir(exist_ok=True)
             for name in ("ca.crt", "ca.key"):
