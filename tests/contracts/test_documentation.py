@@ -1,0 +1,85 @@
+"""Pages say what is: their links lead somewhere, and the commands in them are commands."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from contracts.source import ROOT as PACKAGE
+from typer.main import get_command
+
+from dase_grpc.cli import app
+from dase_grpc.cli_node import SHARED, TAKES
+
+ROOT = PACKAGE.parent
+PAGES = sorted(
+    page
+    for pattern in ("*.md", "docs/**/*.md", "deploy/**/*.md", "examples/**/*.md")
+    for page in ROOT.glob(pattern)
+)
+BLOCK = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`(dase [^`]+)`")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+COMMAND = re.compile(r"(?:^|[;&|(] *|\bdo )(dase [^;&|>#)\n]*)", re.MULTILINE)
+DASE = get_command(app)
+OF_EVERY_ROLE = {*SHARED, "role", "seed"}
+
+
+def prose(page: Path) -> str:
+    return BLOCK.sub("", page.read_text(encoding="utf-8"))
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The words after `dase` of each command on a page, in blocks and within sentences."""
+    for block in BLOCK.findall(page.read_text(encoding="utf-8")):
+        yield from (found.split()[1:] for found in COMMAND.findall(block.replace("\\\n", " ")))
+    yield from (found.split()[1:] for found in INLINE.findall(prose(page)))
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub calls the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    plain = (re.sub(r"[^\w\- ]", "", re.sub(r"\]\(.*?\)", "", heading)) for heading in headings)
+    return {heading.strip().lower().replace(" ", "-") for heading in plain}
+
+
+def faults(words: list[str]) -> Iterator[str]:
+    """What a command would be refused for: no such command, flag, or flag of that role."""
+    command = DASE
+    while words and words[0] in getattr(command, "commands", {}):
+        command = command.commands[words.pop(0)]
+    if words and hasattr(command, "commands"):
+        yield f"no command {words[0]}"
+        return
+    known = {name for parameter in command.params for name in parameter.opts}
+    flags = [word.strip("[]").partition("=")[0] for word in words if word.strip("[").startswith("--")]
+    yield from (f"no flag {flag}" for flag in flags if flag not in known)
+    if command.name == "node" and "--role" in words:
+        role = words[words.index("--role") + 1]
+        names = ["assignments" if flag == "--set" else flag[2:].replace("-", "_") for flag in flags]
+        takes = OF_EVERY_ROLE.union(*(TAKES[each] for each in role.split("|")))
+        yield from (f"{name} is not for {role}" for name in names if name not in takes)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_and_a_heading(page):
+    for link in LINK.findall(page.read_text(encoding="utf-8")):
+        url = urlsplit(link)
+        if url.scheme:
+            continue
+        target = (page.parent / url.path).resolve() if url.path else page
+        assert target.exists(), link
+        assert not url.fragment or url.fragment in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_on_a_page_exists_with_its_flags(page):
+    for words in commands(page):
+        assert not list(faults(list(words))), f"dase {' '.join(words)}"
+
+
+def test_a_command_that_is_none_would_be_found():
+    assert list(faults(["trian", "--steps", "3"])) == ["no command trian"]
+    assert list(faults(["train", "--stps", "3"])) == ["no flag --stps"]
+    assert list(faults(["node", "--role", "actor", "--run-dir", "x"])) == ["run_dir is not for actor"]
