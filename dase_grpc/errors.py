@@ -26,6 +26,7 @@ DaseError
     ├── CapacityError            the buffer does not fit, or holds too little
     ├── SequenceGapError         rows are missing before these
     ├── TooManyWritersError      the table of writers is full
+    ├── WriterForgottenError     a writer that was away for too long
     ├── AgentTakenError          a live node holds this agent id
     ├── StaleLeaseError          the lease has ended or was given to another
     ├── StalePolicyError         the agent has published a newer policy
@@ -167,6 +168,10 @@ class SequenceGapError(RefusalError):
 
 class TooManyWritersError(RefusalError):
     """The bounded table of writers is full."""
+
+
+class WriterForgottenError(RefusalError):
+    """A writer was away for so long that what it has committed may have been forgotten."""
 
 
 class AgentTakenError(RefusalError):

@@ -39,6 +39,7 @@ class RowLink:
         shards: the replay; all of it as the same agent.
         writer_id: names the writer at each shard.
         paced: the replay stores nothing before the agent's learner has said its pace.
+        for_good: no writer of this name comes back, so the replay may forget it once all is acknowledged.
         count_acknowledged: told how many rows are acknowledged, whenever some are.
     """
 
@@ -48,12 +49,13 @@ class RowLink:
         *,
         writer_id: str,
         paced: bool = False,
+        for_good: bool = False,
         count_acknowledged: Callable[[int], None] = lambda rows: None,
     ) -> None:
         row_bytes = shards.first.target.schema.row_bytes
         self._shards = shards
         self._writer_id = writer_id
-        self._paced = paced
+        self._paced, self._for_good = paced, for_good
         self._window = max(1, kept_rows(WINDOW_ROWS, row_bytes) // len(shards.connections))
         self._lanes = [_Lane(each, Outbox(count=count_acknowledged)) for each in shards.connections]
         self._moved = asyncio.Event()
@@ -133,6 +135,8 @@ class RowLink:
             window=self._window,
             on_acknowledged=lane.outbox.acknowledge,
             paced=self._paced,
+            for_good=self._for_good,
+            forgotten_writers=lane.forgotten_writers(target),
         )
         lane.inserters[:] = [inserter]
         try:
@@ -191,6 +195,12 @@ class _Lane:
     def waiting(self) -> str | None:
         """What the service holds rows back for, if it does."""
         return self.inserters[0].waiting if self.inserters else None
+
+    def forgotten_writers(self, target: StreamTarget) -> int | None:
+        """What was heard last of the writers that a buffer has forgotten; None of one that is new here."""
+        if not self.inserters or self.inserters[0].buffer_id != target.member.buffer_id:
+            return None
+        return self.inserters[0].forgotten_writers
 
     def resume(self, committed_seq: int, target: StreamTarget) -> None:
         """Begins a stream to a service that has committed everything up to a number."""

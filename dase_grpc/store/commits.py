@@ -14,6 +14,7 @@ from dase_grpc.store.mapped import MappedFile
 from dase_grpc.store.records import PAGE, AlternatingRecord
 from dase_grpc.store.replay import MAX_WRITER_BYTES
 from dase_grpc.store.ring import MAX_AGENT_ID
+from dase_grpc.store.writers import WriterKey
 
 Numbers = npt.NDArray[np.int64]
 
@@ -24,7 +25,10 @@ _WRITER_BYTES: Final = _WRITER.size + MAX_WRITER_BYTES
 _MAX_BOOT_ID: Final = 64
 
 RETIRED: Final = -1
-"""Stands for the sequence number of a writer that has ended; whatever its entry names does not count."""
+"""Stands for the sequence number of a writer that was forgotten; whatever its entry names does not count."""
+
+FORGOTTEN: Final[WriterKey] = (0, "")
+"""Where the writers' numbers lie, the count of those that were forgotten; no client may have this name."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Committed:
         total: transitions stored, ever.
         size: how many of the latest of them are present.
         present, inserted, refused: (A,) transitions by agent id; refused ones were not finite.
-        sequences: (W,) last committed sequence number by writer, RETIRED for one that has ended.
+        sequences: (W,) last committed sequence number by writer, RETIRED for one that was forgotten.
     """
 
     total: int
@@ -127,20 +131,20 @@ class CommitFile:
     def put_writer(self, index: int, agent_id: int, name: str) -> None:
         """Names a writer, before the first commit record that counts it.
 
-        One that has ended may give way to another once that is in a synced record on the disk: until then
-        a machine that stops could bring it back.
+        One that was forgotten may give way to another once that is in a synced record on the disk: until
+        then a machine that stops could bring it back.
         """
         encoded = name.encode(errors="surrogatepass")
         named = struct.pack("<HH", agent_id, len(encoded)) + encoded
         self._file.put(self._writer_offset(index), struct.pack("<I", zlib.crc32(named)) + named)
 
-    def writers(self, sequences: Numbers) -> dict[int, tuple[int, str]]:
-        """The agent id and the name of the writers with these sequence numbers that have not ended, by index.
+    def writers(self, sequences: Numbers) -> dict[WriterKey, int]:
+        """The place of each writer in the table, where its sequence number lies in these.
 
         Raises:
             DataDirectoryError: the file is damaged.
         """
-        return {index: self._writer(index) for index in np.flatnonzero(sequences != RETIRED).tolist()}
+        return {self._writer(index): index for index in np.flatnonzero(sequences != RETIRED).tolist()}
 
     def synced_state(self) -> tuple[int, bytes]:
         """The latest synced record: its limit, and its packed `Committed`.
@@ -175,7 +179,7 @@ class CommitFile:
         """Closes the file."""
         self._file.close()
 
-    def _writer(self, index: int) -> tuple[int, str]:
+    def _writer(self, index: int) -> WriterKey:
         entry = bytes(self._file.bytes[self._writer_offset(index) :][:_WRITER_BYTES])
         check_sum, agent_id, size = _WRITER.unpack_from(entry)
         if size > MAX_WRITER_BYTES or zlib.crc32(entry[4 : _WRITER.size + size]) != check_sum:

@@ -8,7 +8,7 @@ another boot id, the newest synced record is right: it is written only after its
 says which of them later rows may have been written over.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final, Self
@@ -17,16 +17,20 @@ import numpy as np
 
 from dase_grpc.errors import CapacityError
 from dase_grpc.schema import Array, TransitionSchema
-from dase_grpc.store.commits import RETIRED, CommitFile, Committed, Numbers, PackedState
+from dase_grpc.store.commits import FORGOTTEN, RETIRED, CommitFile, Committed, Numbers, PackedState
 from dase_grpc.store.directory import COMMITS, ROWS, BufferIdentity, DataDirectory
 from dase_grpc.store.mapped import MappedFile
-from dase_grpc.store.replay import NOT_FINITE, ReplayStore
+from dase_grpc.store.replay import MAX_WRITERS, NOT_FINITE, ReplayStore
 from dase_grpc.store.ring import RingBuffer
+from dase_grpc.store.writers import WriterKey
 
 SPARE_BYTES: Final = 4 * 2**20
 """Room for as many uncommitted rows as one message can bring."""
 
 NO_LIMIT: Final = 2**62
+
+WRITER_PLACES: Final = MAX_WRITERS + 1
+"""In the table of writers on disk; one counts those that were forgotten."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +100,13 @@ class DurableStore(ReplayStore):
 
     def __init__(self, identity: BufferIdentity, rows: MappedFile, commits: CommitFile) -> None:
         ring = MappedRing(identity.schema, identity.capacity, rows)
-        super().__init__(ring, max_writers=identity.max_writers)
+        super().__init__(ring, max_writers=identity.max_writers - 1)
         self.identity = identity
         self.recovery: Recovery | None = None
         self._most_at_once = identity.spare
         self._mapped, self._rows, self._commits = ring, rows, commits
-        self._index: dict[tuple[int, str], int] = {}
-        self._retired: list[int] = []  # places of writers that have ended, which the disk may not know yet
+        self._index: dict[WriterKey, int] = {}
+        self._retired: list[int] = []  # places of writers that were forgotten, which the disk may not know yet
         self._vacant: list[int] = []  # those that it knows of
         self._state = PackedState(agents=0, writers=0)
         self._present = ring.present(0)
@@ -178,15 +182,18 @@ class DurableStore(ReplayStore):
         window = 0 if last else max(self.identity.spare, 2 * (total - self._synced_total))
         if number == self._synced_number and self._limit <= total + window:
             return
-        packed, retired = self._packed(), len(self._retired)
+        packed, retired = self._packed(), tuple(self._retired)
         yield self._flush
+        if self._synced_number > number:  # `forget` has brought a newer one to the disk meanwhile
+            return
         self._unsettled = False
         self._claim(packed, total, self.ring.total + window, again=False)
         yield self._commits.sync
         self._settle()
-        self._synced_number = number
-        self._vacant += self._retired[:retired]
-        del self._retired[:retired]
+        self._synced_number = max(self._synced_number, number)
+        known = [place for place in retired if place in self._retired]
+        self._vacant += known
+        self._retired = [place for place in self._retired if place not in known]
 
     def close(self) -> None:
         """Brings everything to the disk and closes the files; blocks for as long as that takes."""
@@ -204,41 +211,52 @@ class DurableStore(ReplayStore):
         if self._uncommitted:
             self._put_commit()
 
-    def retire(self, writer: str, *, agent_id: int) -> None:
-        """See ReplayStore; outlives the process. Its place is free once `sync` has run."""
-        super().retire(writer, agent_id=agent_id)
-        index = self._index.pop((agent_id, writer), None)
-        if index is None:
-            return
-        self._state.sequences[index] = RETIRED
-        self._retired.append(index)
+    def forget(self, writers: Sequence[WriterKey]) -> None:
+        """Takes these writers out of the table, on the disk as well; blocks for as long as `sync` does."""
+        if FORGOTTEN not in self._index and len(self._state.sequences) == self.identity.max_writers:
+            return  # a full table of a version that kept no place for the count
+        super().forget(writers)
+        if FORGOTTEN not in self._index:
+            self._add_writer(FORGOTTEN)
+        for key in writers:
+            index = self._index.pop(key)
+            self._state.sequences[index] = RETIRED
+            self._retired.append(index)
+        self._state.sequences[self._index[FORGOTTEN]] = self.forgotten
         self._put_commit()
+        self._vacate()
+
+    def _vacate(self) -> None:
+        """Makes the places of all that were forgotten free for others."""
+        for blocking in self.sync():
+            blocking()
+
+    def _require_room(self, writer: str, agent_id: int) -> None:
+        super()._require_room(writer, agent_id)
+        if not self._vacant and len(self._state.sequences) == self.identity.max_writers:
+            self._vacate()
 
     def _put_commit(self) -> None:
         self._count_present()
         self._commits.commits.write(self._state.bytes)
         self._uncommitted = 0
 
-    @property
-    def _places_taken(self) -> int:
-        return len(self._state.sequences) - len(self._vacant)
-
     def _note(self, writer: str, agent_id: int, count: int) -> None:
         key = agent_id, writer
         index = self._index.get(key)
         if index is None:
-            index = self._add_writer(writer, agent_id)
+            index = self._add_writer(key)
         state, traffic = self._state, self.traffic
         state.sequences[index] = self._committed[key]
         state.inserted[agent_id] = traffic.inserted[agent_id]
         state.refused[agent_id] = traffic.refused[agent_id, NOT_FINITE]
         self._uncommitted += count
 
-    def _add_writer(self, writer: str, agent_id: int) -> int:
-        places = len(self._state.sequences)
+    def _add_writer(self, writer: WriterKey) -> int:
+        places, (agent_id, name) = len(self._state.sequences), writer
         index = self._vacant.pop() if self._vacant else places
-        self._commits.put_writer(index, agent_id, writer)
-        self._index[agent_id, writer] = index
+        self._commits.put_writer(index, agent_id, name)
+        self._index[writer] = index
         self._grow(max(len(self._present), agent_id + 1), max(places, index + 1))
         return index
 
@@ -297,7 +315,7 @@ class DurableStore(ReplayStore):
         latest = self._commits.commits.latest if self._commits.same_boot(boot_id) else None
         state = synced if latest is None else Committed.unpack(latest)
         self._restore(state)
-        self.recovery = Recovery(state.size, len(self._index), machine_stopped=latest is None)
+        self.recovery = Recovery(state.size, len(self._committed), machine_stopped=latest is None)
         if latest is None:
             self._drop_unsure(state)
             self._commits.commits.write(self._packed())
@@ -307,13 +325,14 @@ class DurableStore(ReplayStore):
         self._mapped.restore(state)
         self._grow(len(state.present), len(state.sequences))
         self._state.fill(state)
-        self._index = {key: index for index, key in self._commits.writers(state.sequences).items()}
-        self._committed = {key: int(state.sequences[index]) for key, index in self._index.items()}
+        self._index = self._commits.writers(state.sequences)
         self._retired = np.flatnonzero(state.sequences == RETIRED).tolist()
+        self._committed = {key: int(state.sequences[index]) for key, index in self._index.items()}
+        self.forgotten = self._committed.pop(FORGOTTEN, 0)
         self.traffic.restore(state.inserted.tolist(), state.refused.tolist())
 
     def _drop_unsure(self, state: Committed) -> None:
         sure = min(state.size, max(0, state.total - max(0, self._limit - self.identity.slots)))
         if sure < state.size:
             self._mapped.shorten(sure)
-        self.recovery = Recovery(sure, len(self._index), machine_stopped=True, unsure=state.size - sure)
+        self.recovery = Recovery(sure, len(self._committed), machine_stopped=True, unsure=state.size - sure)

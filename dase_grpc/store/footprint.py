@@ -2,8 +2,7 @@
 
 from dase_grpc.schema import TransitionSchema
 from dase_grpc.store import commits, lease_file
-from dase_grpc.store.durable import SPARE_BYTES
-from dase_grpc.store.replay import MAX_WRITERS
+from dase_grpc.store.durable import SPARE_BYTES, WRITER_PLACES
 
 
 def spare_slots(schema: TransitionSchema) -> int:
@@ -14,4 +13,4 @@ def spare_slots(schema: TransitionSchema) -> int:
 def reserved_bytes(schema: TransitionSchema, capacity: int) -> int:
     """The size of all files of a data directory for `capacity` transitions, but for some text."""
     rows = (capacity + spare_slots(schema)) * schema.row_bytes
-    return rows + commits.file_bytes(MAX_WRITERS) + lease_file.FILE_BYTES
+    return rows + commits.file_bytes(WRITER_PLACES) + lease_file.FILE_BYTES

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from dase_grpc.store.commits import CommitFile, Committed
+from dase_grpc.store.commits import FORGOTTEN, CommitFile, Committed
 from dase_grpc.store.directory import COMMITS, LEASES, ROWS, BufferIdentity, stored_identity
 from dase_grpc.store.lease_file import FILE_BYTES
 from dase_grpc.store.mapped import MappedFile
@@ -17,7 +17,7 @@ class BufferState:
         identity: which buffer.
         transitions: how many it holds, as of the last commit or, after the machine has stopped, the last
             sync; a start may leave out some of the oldest then.
-        writers: how many have written and not ended for good.
+        writers: how many have written and were not forgotten.
         machine_stopped: whether the machine has stopped since a replay was last started there.
     """
 
@@ -47,7 +47,7 @@ def inspect(path: Path, *, boot_id: str) -> BufferState | None:
         _, packed = commits.synced_state()
         latest = commits.commits.latest if commits.same_boot(boot_id) else None
         state = Committed.unpack(packed if latest is None else latest)
-        writers = commits.writers(state.sequences)
+        writers = commits.writers(state.sequences).keys() - {FORGOTTEN}
         return BufferState(identity, state.size, len(writers), machine_stopped=latest is None)
     finally:
         commits.close()

@@ -7,13 +7,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dase_grpc.errors import MalformedError, SequenceGapError, TooManyWritersError
+from dase_grpc.errors import (
+    MalformedError,
+    SequenceGapError,
+    TooManyWritersError,
+    WriterForgottenError,
+)
 from dase_grpc.schema import Array, TransitionSchema
 from dase_grpc.store.ring import MAX_AGENT_ID, RingBuffer
+from dase_grpc.store.writers import GONE_AFTER_S, WriterKey, WriterWatch
 
 MAX_WRITERS = 4096
 MAX_AGENT_WRITERS = 256
 MAX_WRITER_BYTES = 512
+FORGOTTEN_AT_ONCE = 64
+"""Writers that make room at once; as many Insert streams as an agent may have."""
 NOT_FINITE = "not_finite"
 
 
@@ -49,6 +57,10 @@ class ReplayStore:
     """A ring of transitions that stores each sequence number of a writer exactly once.
 
     Single-threaded; nothing blocks.
+
+    Attributes:
+        watch: which writers have streams; those that are gone make room for new ones.
+        forgotten: how many writers have, ever.
     """
 
     def __init__(self, ring: RingBuffer, *, max_writers: int = MAX_WRITERS) -> None:
@@ -56,7 +68,9 @@ class ReplayStore:
         self.traffic = Traffic(ring)
         self._max_writers = max_writers
         self._most_at_once = sys.maxsize
-        self._committed: dict[tuple[int, str], int] = {}
+        self._committed: dict[WriterKey, int] = {}
+        self.watch = WriterWatch()
+        self.forgotten = 0
 
     @property
     def schema(self) -> TransitionSchema:
@@ -66,6 +80,39 @@ class ReplayStore:
     def committed(self, writer: str, *, agent_id: int) -> int:
         """The last sequence number that this writer of the agent has committed, 0 if none."""
         return self._committed.get((agent_id, writer), 0)
+
+    def make_room(self, writer: str, *, agent_id: int, now: float) -> None:
+        """Forgets writers that are gone where there is no room for this one."""
+        if (agent_id, writer) in self._committed:
+            return
+        ours = [key for key in self._committed if key[0] == agent_id]
+        if len(ours) >= MAX_AGENT_WRITERS:
+            gone = self.watch.gone(ours, now)
+        elif len(self._committed) >= self._max_writers:
+            gone = self.watch.gone(self._committed, now)
+        else:
+            return
+        if gone:
+            self.forget(gone[:FORGOTTEN_AT_ONCE])
+
+    def forget(self, writers: Sequence[WriterKey]) -> None:
+        """Takes what these writers have committed out of the table; their transitions stay."""
+        for key in writers:
+            del self._committed[key]
+            self.watch.forget(key)
+        self.forgotten += len(writers)
+
+    def require_remembered(self, writer: str, *, agent_id: int, forgotten: int) -> None:
+        """Checks that a writer was not forgotten since `forgotten` writers had been.
+
+        Raises:
+            WriterForgottenError: it may have been, so what it would send again may be stored already.
+        """
+        if (agent_id, writer) not in self._committed and forgotten != self.forgotten:
+            raise WriterForgottenError(
+                f"writer {writer!r} of agent {agent_id} was away for so long that it may have been "
+                f"forgotten, and what it would send again may be stored already; start its node again"
+            )
 
     def append(self, writer: str, first_seq: int, rows: Array, *, agent_id: int, commit: bool = True) -> int:
         """Stores the rows this writer has not committed yet; returns how many were refused.
@@ -110,13 +157,6 @@ class ReplayStore:
 
     def commit(self) -> None:
         """Makes all that was appended outlive the process, where the store can; here that is nothing."""
-
-    def retire(self, writer: str, *, agent_id: int) -> None:
-        """Forgets a writer that has ended for good, so that another one may have its place in the table.
-
-        Whoever sends rows under that name afterwards is a new writer. Does nothing if it is not known.
-        """
-        self._committed.pop((agent_id, writer), None)
 
     def sample(
         self, count: int, rng: np.random.Generator, *, agent_id: int, own_rows_only: bool = False
@@ -169,17 +209,14 @@ class ReplayStore:
         if sum(agent == agent_id for agent, _ in self._committed) >= MAX_AGENT_WRITERS:
             raise TooManyWritersError(
                 f"agent {agent_id} has {MAX_AGENT_WRITERS} writers, as many as one may have, so writer "
-                f"{writer!r} cannot be added; keep a writer's name when it connects again, and stop actors "
-                f"by SIGTERM, so that they give their place back"
+                f"{writer!r} cannot be added; one that ended without saying so is forgotten after "
+                f"{GONE_AFTER_S:g} s"
             )
-        if self._places_taken >= self._max_writers:
+        if len(self._committed) >= self._max_writers:
             raise TooManyWritersError(
-                f"the table of {self._max_writers} writers is full, so writer {writer!r} cannot be added"
+                f"the table of {self._max_writers} writers is full, so writer {writer!r} cannot be added; "
+                f"one that ended without saying so is forgotten after {GONE_AFTER_S:g} s"
             )
-
-    @property
-    def _places_taken(self) -> int:
-        return len(self._committed)
 
     def _note(self, writer: str, agent_id: int, count: int) -> None:
         """Called once `count` rows that the writer sent are stored, and its number is."""

@@ -20,13 +20,13 @@ from dase_grpc.errors import (
 from dase_grpc.schema import TransitionSchema
 from dase_grpc.store.attendance import AttendanceBook
 from dase_grpc.store.directory import BufferIdentity, DataDirectory
-from dase_grpc.store.durable import DurableStore, Recovery
+from dase_grpc.store.durable import WRITER_PLACES, DurableStore, Recovery
 from dase_grpc.store.footprint import spare_slots
 from dase_grpc.store.lease_file import LeaseFile
 from dase_grpc.store.leases import Lease, LeaseTable
 from dase_grpc.store.pacing import StepLimiter
 from dase_grpc.store.policies import PolicyBoard
-from dase_grpc.store.replay import MAX_WRITERS, ReplayStore
+from dase_grpc.store.replay import ReplayStore
 from dase_grpc.store.ring import RingBuffer
 from dase_grpc.store.sharding import WHOLE, Shard
 
@@ -107,6 +107,7 @@ class SharedRun:
             opened.callback(leases.close)
             if identity is not None:
                 run._store = DurableStore.open(directory, identity, boot_id=boot_id)
+                run._store.watch.began = now
             run.leases = LeaseTable(ttl_s=ttl_s, restored=leases.read(now=now, ttl_s=ttl_s), keep=leases.put)
             run._disk = _Disk(directory, leases, boot_id)
             opened.pop_all()
@@ -261,7 +262,7 @@ class SharedRun:
             run_id=self.run_id,
             capacity=capacity,
             spare=spare_slots(schema),
-            max_writers=MAX_WRITERS,
+            max_writers=WRITER_PLACES,
             schema=schema,
             shard=self.shard,
         )

@@ -23,8 +23,16 @@ class Acknowledger:
     tenth of the server's time.
     """
 
-    def __init__(self, context: Context, *, stored_seq: int, commit: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        *,
+        stored_seq: int,
+        commit: Callable[[], None],
+        forgotten: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._context = context
+        self._forgotten = forgotten
         self._commit = commit
         self._answer = replay_pb2.InsertResponse(committed_seq=stored_seq)
         self._sent_seq = stored_seq
@@ -66,4 +74,5 @@ class Acknowledger:
             self._commit()
             self._sent_seq = self._answer.committed_seq
             finished = self._answer.finished
+            self._answer.forgotten_writers = self._forgotten()
             await self._context.write(self._answer)

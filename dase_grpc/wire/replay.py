@@ -1,8 +1,9 @@
 """ReplayService's servicer: streams of rows into and out of a SharedRun."""
 
 import asyncio
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -40,10 +41,18 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
 
     A chunk is stored synchronously, so a stream that is cut off anywhere leaves whole rows only; it is
     committed before it is acknowledged. How long each chunk and each batch takes is noted in `calls`.
+    `clock` is monotonic, in seconds.
     """
 
-    def __init__(self, run: SharedRun, *, calls: Calls | None = None) -> None:
+    def __init__(
+        self,
+        run: SharedRun,
+        *,
+        calls: Calls | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._run = run
+        self._clock = clock
         self._calls = Calls() if calls is None else calls
         self._changed = Change()
         self._draining = Draining("Insert", "Sample")
@@ -95,27 +104,46 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             await self._insert_as(header, store, context)
 
     async def _insert_as(self, header: replay_pb2.InsertHeader, store: ReplayStore, context: Context) -> None:
+        writer, agent_id = header.writer_id, header.stream.agent_id
+        if header.HasField("forgotten_writers"):
+            store.require_remembered(writer, agent_id=agent_id, forgotten=header.forgotten_writers)
+        store.make_room(writer, agent_id=agent_id, now=self._clock())
+        store.watch.opened((agent_id, writer))
+        for_good = False
+        try:
+            for_good = await self._take_chunks(context, header, store)
+        finally:
+            store.watch.closed((agent_id, writer), self._clock(), for_good=for_good)
+
+    async def _take_chunks(
+        self, context: Context, header: replay_pb2.InsertHeader, store: ReplayStore
+    ) -> bool:
+        """Stores and acknowledges what comes; returns whether the writer will never send more."""
         stored_seq = store.committed(header.writer_id, agent_id=header.stream.agent_id)
-        acks = Acknowledger(context, stored_seq=stored_seq, commit=store.commit)
+        acks = Acknowledger(
+            context, stored_seq=stored_seq, commit=store.commit, forgotten=lambda: store.forgotten
+        )
         acknowledging = asyncio.ensure_future(acks.run())
         try:
-            if await self._store_chunks(context, header, store, acks):
+            end = await self._store_chunks(context, header, store, acks)
+            if end is not None:
                 acks.finish()
                 await acknowledging
+            return end is not None and end.for_good
         finally:
             acknowledging.cancel()
             await asyncio.gather(acknowledging, return_exceptions=True)
 
     async def _store_chunks(
         self, context: Context, header: replay_pb2.InsertHeader, store: ReplayStore, acks: Acknowledger
-    ) -> bool:
-        """Stores each chunk as it comes; returns whether the stream ended with an end frame."""
+    ) -> replay_pb2.InsertEnd | None:
+        """Stores each chunk as it comes; returns the end frame, if the stream ended with one."""
         writer, agent_id, epoch = header.writer_id, header.stream.agent_id, header.stream.lease_epoch
         clock, took = self._calls.clock, self._calls.requests("Insert").observe
         while (request := await read(context)) is not grpc.aio.EOF:
             began, kind = clock(), request.WhichOneof("kind")
             if kind == "end":
-                return True
+                return request.end  # type: ignore[no-any-return]  # the generator's type is Any
             if kind != "chunk":
                 raise MalformedError(
                     f"an Insert stream takes chunks and an end frame, not {kind or 'nothing'}"
@@ -132,7 +160,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
                 first_seq, rows = first_seq + count, rows[count:]
                 self._changed.tell()
             took(clock() - began)
-        return False
+        return None
 
     async def _room_for(
         self, header: replay_pb2.InsertHeader, first_seq: int, count: int, acks: Acknowledger

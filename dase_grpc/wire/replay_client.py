@@ -67,6 +67,8 @@ class Inserter:
     service takes; a dead connection is ended by keepalive, a stuck service by the caller.
     `on_acknowledged` is called with each number up to which the service has committed. While the service
     holds rows back, `waiting` says what for. A `paced` writer's wait until the agent's learner says its pace.
+    With `for_good` the writer ends when the stream has finished, and may be forgotten. Whoever opens a stream
+    for it again states the `forgotten_writers` of the one before, so that it is refused if it was.
     """
 
     def __init__(
@@ -77,8 +79,12 @@ class Inserter:
         window: int = WINDOW_ROWS,
         on_acknowledged: Callable[[int], None] = lambda seq: None,
         paced: bool = False,
+        for_good: bool = False,
+        forgotten_writers: int | None = None,
     ) -> None:
         self._paced = paced
+        self._for_good = for_good
+        self.forgotten_writers = forgotten_writers
         self.waiting: str | None = None
         self._target = target
         self._writer_id = writer_id
@@ -95,6 +101,11 @@ class Inserter:
         self.finished = False
 
     @property
+    def buffer_id(self) -> str:
+        """The buffer that is meant."""
+        return self._target.member.buffer_id
+
+    @property
     def unacknowledged(self) -> int:
         """Rows sent whose commit has not been acknowledged."""
         return self.sent_seq - self.acknowledged_seq
@@ -107,13 +118,17 @@ class Inserter:
     async def open(self) -> Self:
         """Starts the stream; the next row's number follows what the service has committed."""
         header = replay_pb2.InsertHeader(
-            stream=self._target.header(), writer_id=self._writer_id, paced=self._paced
+            stream=self._target.header(),
+            writer_id=self._writer_id,
+            paced=self._paced,
+            forgotten_writers=self.forgotten_writers,
         )
         self._stream = stream = self._target.insert_stream()
         async with opened_in_time(stream, self._target.address, UNARY_TIMEOUT_S):
             await stream.write(replay_pb2.InsertRequest(header=header))
             answer = await stream.read()
         self._start_seq = self.sent_seq = self.acknowledged_seq = answer.committed_seq
+        self.forgotten_writers = answer.forgotten_writers
         return self
 
     async def append(self, rows: Array) -> None:
@@ -137,6 +152,7 @@ class Inserter:
                 self.acknowledged_seq = answer.committed_seq
                 self._on_acknowledged(answer.committed_seq)
                 self.refused_rows = answer.refused_rows
+                self.forgotten_writers = answer.forgotten_writers
                 self.waiting = answer.waiting or None
                 self.finished = answer.finished
                 self._moved.set()
@@ -150,7 +166,7 @@ class Inserter:
     async def finish(self) -> None:
         """Sends the end frame; returns once every row is acknowledged."""
         stream = _opened(self._stream)
-        await stream.write(replay_pb2.InsertRequest(end=replay_pb2.InsertEnd()))
+        await stream.write(replay_pb2.InsertRequest(end=replay_pb2.InsertEnd(for_good=self._for_good)))
         await stream.end_writing()
         await self._wait_until(lambda: self.finished)
 

@@ -27,6 +27,7 @@ from dase_grpc.errors import (
     TooManyWritersError,
     UnauthenticatedError,
     UnreachableError,
+    WriterForgottenError,
 )
 
 STATUS: Final[Mapping[type[RefusalError], StatusCode]] = {
@@ -40,6 +41,7 @@ STATUS: Final[Mapping[type[RefusalError], StatusCode]] = {
     CapacityError: StatusCode.RESOURCE_EXHAUSTED,
     SequenceGapError: StatusCode.OUT_OF_RANGE,
     TooManyWritersError: StatusCode.RESOURCE_EXHAUSTED,
+    WriterForgottenError: StatusCode.FAILED_PRECONDITION,
     AgentTakenError: StatusCode.ALREADY_EXISTS,
     StaleLeaseError: StatusCode.ABORTED,
     StalePolicyError: StatusCode.FAILED_PRECONDITION,

@@ -51,7 +51,7 @@ def ring_on(backend: str, capacity: int, schema: TransitionSchema = SCHEMA) -> R
 
 def identity_of(capacity: int, *, spare: int = 5, max_writers: int = 3) -> BufferIdentity:
     """What a small buffer on disk is."""
-    return BufferIdentity("the-buffer", "the-run", capacity, spare, max_writers, SCHEMA)
+    return BufferIdentity("the-buffer", "the-run", capacity, spare, max_writers + 1, SCHEMA)
 
 
 @contextmanager

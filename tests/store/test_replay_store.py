@@ -9,19 +9,12 @@ from store_cases import BACKENDS, SCHEMA, WIDER, rows_of, serials_of, store_on
 
 from dase_grpc.errors import MalformedError, SequenceGapError, TooManyWritersError
 from dase_grpc.store import ReplayStore
-from dase_grpc.store.durable import DurableStore
 
 
 @pytest.fixture(params=list(BACKENDS))
 def store(request) -> Iterator[ReplayStore]:
     with store_on(request.param, 8, max_writers=2) as opened:
         yield opened
-
-
-def sync(store: ReplayStore) -> None:
-    if isinstance(store, DurableStore):
-        for blocking in store.sync():
-            blocking()
 
 
 def stored(store: ReplayStore) -> list[int]:
@@ -144,30 +137,6 @@ def test_a_full_table_takes_no_new_writer_but_serves_the_old_ones(store):
     assert_one_sentence(refusal.value, "'c'", "2 writers")
     store.append("b", 2, rows_of([4], 0), agent_id=0)
     assert stored(store) == [1, 2, 4]
-
-
-def test_writers_that_end_give_their_places_to_others_however_many_come_and_go(store):
-    store.append("learner", 1, rows_of([0], 0), agent_id=0)
-    for number in range(1, 9):
-        name = f"actor-{number}"
-        store.append(name, 1, rows_of([number], 0), agent_id=0)
-        store.retire(name, agent_id=0)
-        store.retire(name, agent_id=0)
-        assert store.committed(name, agent_id=0) == 0
-        sync(store)
-    store.append("learner", 2, rows_of([9], 0), agent_id=0)
-    assert stored(store) == list(range(2, 10))
-
-
-def test_on_disk_a_place_is_not_given_away_before_the_disk_knows_that_it_is_free():
-    with store_on("file, 5 spare", 8, max_writers=1) as store:
-        store.append("a", 1, rows_of([1], 0), agent_id=0)
-        store.retire("a", agent_id=0)
-        with pytest.raises(TooManyWritersError):
-            store.append("b", 1, rows_of([2], 0), agent_id=0)
-        sync(store)
-        store.append("b", 1, rows_of([2], 0), agent_id=0)
-        assert store.committed("b", agent_id=0) == 1
 
 
 def test_two_agents_may_have_a_writer_of_the_same_name_and_neither_loses_a_row(store):

@@ -8,9 +8,9 @@ from pathlib import Path
 from disks import Died, dying, watched_disk
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, rule
+from hypothesis.stateful import initialize, precondition, rule
 from store_cases import identity_of
-from writers import AGENT, CAPACITY, Writers, writers
+from writers import AGENT, CAPACITY, WRITERS, Writers, writers
 
 from dase_grpc.store.directory import DataDirectory
 from dase_grpc.store.durable import DurableStore
@@ -20,8 +20,6 @@ SPARES = (1, 2, 5, 40)
 
 class WritersOnDisk(Writers):
     """The same writers, on a store that is closed and opened again, and whose process is killed."""
-
-    places = 40  # more than there are steps: those of writers that have ended are free after a sync alone
 
     def __init__(self) -> None:
         self.stack = ExitStack()
@@ -33,7 +31,7 @@ class WritersOnDisk(Writers):
 
     def make_store(self) -> DurableStore:
         self.directory = DataDirectory.open(self.path)
-        identity = identity_of(CAPACITY, spare=self.spare, max_writers=self.places)
+        identity = identity_of(CAPACITY, spare=self.spare, max_writers=len(WRITERS))
         return DurableStore.create(self.directory, identity, boot_id="this boot")
 
     @initialize(spare=st.sampled_from(SPARES))
@@ -61,6 +59,22 @@ class WritersOnDisk(Writers):
         assert finished == (state.puts <= at_put)
         if found > before:
             self.note(writer, found)
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data(), at_put=st.integers(0, 12), share=st.floats(0, 1))
+    def die_while_forgetting(self, data: st.DataObject, at_put: int, share: float) -> None:
+        """Afterwards it is known as before, or forgotten and counted."""
+        writer = data.draw(st.sampled_from(sorted(self.known)), label="writer")
+        with dying(at_put, share):
+            try:
+                self.store.forget([(AGENT[writer], writer)])
+                finished = True
+            except Died:
+                finished = False
+        self.restart()
+        assert self.store.forgotten in {self.forgotten + 1, self.forgotten + finished}
+        if self.store.forgotten > self.forgotten:
+            self.note_forgotten(writer)
 
     @rule(at_put=st.integers(0, 6) | st.none(), share=st.floats(0, 1))
     def die_in_between(self, at_put: int | None, share: float) -> None:

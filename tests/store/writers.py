@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from store_cases import SCHEMA, rows_of, serials_of
 
-from dase_grpc.errors import MalformedError, SequenceGapError, TooManyWritersError
+from dase_grpc.errors import (
+    MalformedError,
+    SequenceGapError,
+    TooManyWritersError,
+    WriterForgottenError,
+)
 from dase_grpc.store import ReplayStore, RingBuffer
 
 CAPACITY = 7
@@ -21,8 +26,6 @@ writers = st.sampled_from(WRITERS)
 class Writers(RuleBasedStateMachine):
     """Each writer keeps a log of rows it made; sending any part of it again must change nothing."""
 
-    places = len(WRITERS)
-
     def __init__(self) -> None:
         super().__init__()
         self.store = self.make_store()
@@ -33,10 +36,11 @@ class Writers(RuleBasedStateMachine):
         self.refused: Counter[tuple[int, str]] = Counter()
         self.drawn: Counter[int] = Counter()
         self.known: set[str] = set()
+        self.forgotten = 0
         self.rng = np.random.default_rng(0)
 
     def make_store(self) -> ReplayStore:
-        return ReplayStore(RingBuffer(SCHEMA, CAPACITY), max_writers=self.places)
+        return ReplayStore(RingBuffer(SCHEMA, CAPACITY), max_writers=len(WRITERS))
 
     @rule(writer=writers, finite=st.lists(st.booleans() | st.just(True), min_size=1, max_size=10))
     def explore(self, writer: str, finite: list[bool]) -> None:
@@ -67,13 +71,6 @@ class Writers(RuleBasedStateMachine):
         self.inserted[AGENT[writer]] += len(kept)
         self.refused[AGENT[writer], "not_finite"] += len(fresh) - len(kept)
 
-    @rule(writer=writers)
-    def retire(self, writer: str) -> None:
-        """Whoever has the name afterwards begins anew."""
-        self.store.retire(writer, agent_id=AGENT[writer])
-        self.known.discard(writer)
-        self.logs[writer], self.committed[writer] = [], 0
-
     @rule(writer=writers, skipped=st.integers(1, 5))
     def skip(self, writer: str, skipped: int) -> None:
         first = self.committed[writer] + 1 + skipped
@@ -87,7 +84,31 @@ class Writers(RuleBasedStateMachine):
         with pytest.raises(MalformedError):
             self.store.append(writer, self.committed[writer] + 1, rows, agent_id=right)
 
-    @precondition(lambda self: len(self.known) == self.places)
+    @precondition(lambda self: self.known)
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        """What it stored stays; whoever has that name from now on begins at 1."""
+        writer = data.draw(st.sampled_from(sorted(self.known)), label="writer")
+        self.store.forget([(AGENT[writer], writer)])
+        self.note_forgotten(writer)
+
+    def note_forgotten(self, writer: str) -> None:
+        self.forgotten += 1
+        self.known.remove(writer)
+        self.logs[writer], self.committed[writer] = [], 0
+
+    @rule(writer=writers, behind=st.integers(1, 2))
+    def come_back(self, writer: str, behind: int) -> None:
+        """A writer that has heard of fewer forgotten ones is refused, unless it is known."""
+        store, agent = self.store, AGENT[writer]
+        store.require_remembered(writer, agent_id=agent, forgotten=self.forgotten)
+        if writer in self.known:
+            store.require_remembered(writer, agent_id=agent, forgotten=self.forgotten - behind)
+            return
+        with pytest.raises(WriterForgottenError):
+            store.require_remembered(writer, agent_id=agent, forgotten=self.forgotten - behind)
+
+    @precondition(lambda self: len(self.known) == len(WRITERS))
     @rule()
     def overflow(self) -> None:
         with pytest.raises(TooManyWritersError):

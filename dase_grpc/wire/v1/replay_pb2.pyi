@@ -132,10 +132,15 @@ class InsertHeader(_message.Message):
     STREAM_FIELD_NUMBER: _builtins.int
     WRITER_ID_FIELD_NUMBER: _builtins.int
     PACED_FIELD_NUMBER: _builtins.int
+    FORGOTTEN_WRITERS_FIELD_NUMBER: _builtins.int
     writer_id: _builtins.str
     """Names the inserting node across reconnects; sequence numbers are counted per writer of an agent."""
     paced: _builtins.bool
     """Stores nothing before the agent's learner has said its pace."""
+    forgotten_writers: _builtins.int
+    """What the latest InsertResponse that this writer had of this buffer said; absent before the first. Refused
+    with FAILED_PRECONDITION where the writer may have been forgotten since.
+    """
     @_builtins.property
     def stream(self) -> Global___StreamHeader: ...
     def __init__(
@@ -144,12 +149,15 @@ class InsertHeader(_message.Message):
         stream: Global___StreamHeader | None = ...,
         writer_id: _builtins.str = ...,
         paced: _builtins.bool = ...,
+        forgotten_writers: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_forgotten_writers", b"_forgotten_writers", "forgotten_writers", b"forgotten_writers", "stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["paced", b"paced", "stream", b"stream", "writer_id", b"writer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_forgotten_writers", b"_forgotten_writers", "forgotten_writers", b"forgotten_writers", "paced", b"paced", "stream", b"stream", "writer_id", b"writer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__forgotten_writers: _TypeAlias = _typing.Literal["forgotten_writers"]  # noqa: Y015
+    _WhichOneofArgType__forgotten_writers: _TypeAlias = _typing.Literal["_forgotten_writers", b"_forgotten_writers"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__forgotten_writers) -> _WhichOneofReturnType__forgotten_writers | None: ...
 
 Global___InsertHeader: _TypeAlias = InsertHeader  # noqa: Y015
 
@@ -182,12 +190,17 @@ class InsertEnd(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    FOR_GOOD_FIELD_NUMBER: _builtins.int
+    for_good: _builtins.bool
+    """Once that is acknowledged it will never send anything again, so that it may be forgotten."""
     def __init__(
         self,
+        *,
+        for_good: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["for_good", b"for_good"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -201,6 +214,7 @@ class InsertResponse(_message.Message):
     REFUSED_ROWS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
+    FORGOTTEN_WRITERS_FIELD_NUMBER: _builtins.int
     committed_seq: _builtins.int
     """Every row up to and including this number is committed (or was refused, see below)."""
     refused_rows: _builtins.int
@@ -209,6 +223,8 @@ class InsertResponse(_message.Message):
     """Set once, in answer to the end frame."""
     waiting: _builtins.str
     """What the next rows wait for before they are stored, one sentence for people; empty if for nothing."""
+    forgotten_writers: _builtins.int
+    """How many writers of this buffer have been forgotten, ever; this one is not among them as of this answer."""
     def __init__(
         self,
         *,
@@ -216,10 +232,11 @@ class InsertResponse(_message.Message):
         refused_rows: _builtins.int = ...,
         finished: _builtins.bool = ...,
         waiting: _builtins.str = ...,
+        forgotten_writers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_seq", b"committed_seq", "finished", b"finished", "refused_rows", b"refused_rows", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_seq", b"committed_seq", "finished", b"finished", "forgotten_writers", b"forgotten_writers", "refused_rows", b"refused_rows", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,48 @@
+"""Since when the writers of a buffer have had no stream, so that those that are gone can be forgotten."""
+
+from collections.abc import Iterable
+from typing import Final
+
+WriterKey = tuple[int, str]
+"""Agent id and name."""
+
+GONE_AFTER_S: Final = 900.0
+"""How long a writer without a stream is kept; a client gives up after 600 s as a rule (--replay-timeout)."""
+
+
+class WriterWatch:
+    """Which writers have streams; `now` is a monotonic clock's reading in seconds.
+
+    Rows come over streams that the service has answered, so those of a writer without one cannot arrive
+    until it opens another.
+
+    Attributes:
+        began: writers that nothing is known of have had no stream since then.
+    """
+
+    def __init__(self, *, began: float = 0.0) -> None:
+        self.began = began
+        self._streams: dict[WriterKey, int] = {}
+        self._ended: dict[WriterKey, float] = {}
+
+    def opened(self, writer: WriterKey) -> None:
+        """Notes that a stream of a writer begins."""
+        self._streams[writer] = self._streams.get(writer, 0) + 1
+        self._ended.pop(writer, None)
+
+    def closed(self, writer: WriterKey, now: float, *, for_good: bool = False) -> None:
+        """Notes that a stream has ended; `for_good` if the writer has said that it sends nothing more."""
+        left = self._streams.pop(writer) - 1
+        if left:
+            self._streams[writer] = left
+        else:
+            self._ended[writer] = now - GONE_AFTER_S if for_good else now
+
+    def forget(self, writer: WriterKey) -> None:
+        """Lets go of what is known of a writer."""
+        self._ended.pop(writer, None)
+
+    def gone(self, writers: Iterable[WriterKey], now: float) -> list[WriterKey]:
+        """Those that are gone, the longest gone first."""
+        since = {each: self._ended.get(each, self.began) for each in writers if each not in self._streams}
+        return sorted((each for each in since if now - since[each] >= GONE_AFTER_S), key=since.__getitem__)
