@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+FINISHED: Final = "finished"
+"""The state of a learner that has done all its steps."""
+
 LOWEST_WEIGHT: Final = 1e-9
 """Smaller similarity weights are shown as that: they cannot change a float32 sum."""
 

@@ -4,20 +4,19 @@ import asyncio
 import logging
 import platform
 import secrets
-import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Self
 
 import torch
 
-from dase_grpc.attendance import Attendance, Attendant
+from dase_grpc.attendance import Attendant
 from dase_grpc.config import RunConfig
-from dase_grpc.errors import ConfigError, RefusalError, WaitedTooLongError
+from dase_grpc.errors import ConfigError
 from dase_grpc.explorer_metrics import ActorMetrics
 from dase_grpc.health import Health
 from dase_grpc.learning.acting import Acting, Rollout, actor_explorers
@@ -26,29 +25,22 @@ from dase_grpc.learning.envs import schema_of
 from dase_grpc.learning.restarting import RestartableEnv, exploring_env
 from dase_grpc.learning.watch import Watch
 from dase_grpc.nodes import joining
-from dase_grpc.nodes.attending import ActorConnection, attend
+from dase_grpc.nodes.attending import ActorConnection, AgentFinished, attend
 from dase_grpc.nodes.connection import Stream
-from dase_grpc.nodes.draining import drain
 from dase_grpc.nodes.following import FollowedPolicy
 from dase_grpc.nodes.hanging import HangAlarm
 from dase_grpc.nodes.joining import REPLAY_TIMEOUT_S, Wanted
-from dase_grpc.nodes.leaving import FAREWELL_S
-from dase_grpc.nodes.lifecycle import first_cause, run_node, unless
+from dase_grpc.nodes.lifecycle import run_node, unless
 from dase_grpc.nodes.liveness import loop_turns
-from dase_grpc.nodes.loop_lag import watch_loop_lag
 from dase_grpc.nodes.monitoring import protection
 from dase_grpc.nodes.rows import RowLink
 from dase_grpc.nodes.sharded_joining import enter_all, follow_name, lines_to
 from dase_grpc.nodes.shards import Shards
-from dase_grpc.nodes.waits import Wait, WaitReason, say_waits
+from dase_grpc.nodes.troupe import Troupe, explore_to_the_end
+from dase_grpc.nodes.waits import WaitReason
 from dase_grpc.telemetry import make_registry, metrics_endpoint
 from dase_grpc.wire.dialling import NO_CREDENTIALS, Credentials
 from dase_grpc.wire.sharded import ReplayPlace
-
-HELD_BACK_LOOK_S: Final = 0.5
-
-Follow = Callable[[], Coroutine[Any, Any, None]]
-"""Looks where shards are that have moved, until cancelled."""
 
 log = logging.getLogger("dase")
 
@@ -122,67 +114,13 @@ class ActorOptions:
         )
 
 
-@dataclass(frozen=True)
-class Troupe:
-    """An actor that has been let in, and what it is connected to."""
-
-    connections: Sequence[ActorConnection]
-    shards: Shards
-    link: RowLink
-    guide: FollowedPolicy
-    acting: Acting
-    envs: int
-    metrics: ActorMetrics
-    watch: Watch
-    alarm: HangAlarm
-
-    @property
-    def connection(self) -> ActorConnection:
-        """That to the first shard, which says who the learner is and keeps the policies."""
-        return self.connections[0]
-
-    @property
-    def wait(self) -> Wait | None:
-        """What it has waited for since long, if it has."""
-        return self.connection.wait or self.guide.wait or self.link.wait
-
-    def attendance(self) -> Attendance:
-        """What it says of itself; its gauges show the same."""
-        acting, version = self.acting, self.acting.version
-        lag = None if version is None else max(0, self._known_updates - version)
-        self.metrics.unacknowledged.set(self.link.unacknowledged)
-        self.metrics.policy_lag.set(lag or 0)
-        return Attendance(
-            envs=self.envs,
-            env_steps=acting.env_steps,
-            env_steps_per_second=acting.env_steps_per_second,
-            policy_version=version,
-            policy_lag_updates=lag,
-            state=self._state,
-        )
-
-    @property
-    def _known_updates(self) -> int:
-        return max(self.guide.latest_version or 0, self.connection.learner_updates)
-
-    @property
-    def _state(self) -> str:
-        if (environment := self.watch.waiting) is not None:
-            return f"waiting: {environment}"
-        if (wait := self.wait) is not None:
-            return f"waiting: {wait.text.removeprefix('waiting for ')}"
-        if self.guide.latest_version is None:
-            return f"waiting: a policy of agent {self.connection.target.member.agent_id}"
-        return "exploring"
-
-
 def actor_main(options: ActorOptions, *, stdin_is_leash: bool) -> int:
     """Runs an actor node as a process."""
     return run_node("actor", lambda stop: run_actor(options, stop), stdin_is_leash=stdin_is_leash)
 
 
 async def run_actor(options: ActorOptions, stop: asyncio.Event) -> None:
-    """Explores until `stop`; returns once every transition is acknowledged.
+    """Explores until `stop` or until the agent has finished; every transition is acknowledged then.
 
     Raises:
         UsageError: the environment or the settings cannot be used.
@@ -211,7 +149,11 @@ async def run_actor(options: ActorOptions, stop: asyncio.Event) -> None:
         async with lines_to(options.replay, options.credentials) as lines:
             enter = partial(attend, node=node)
             asking = enter_all(lines, options.wanted(node.node_id), schema, enter=enter, entered=[])
-            let_in = await unless(stop, asking)
+            try:
+                let_in = await unless(stop, asking)
+            except AgentFinished as finished:
+                log.info("%s, so this actor ends; resume its learner before you start one", finished)
+                return
             if let_in is None:
                 log.info("stopped before exploring")
                 return
@@ -234,7 +176,9 @@ async def run_actor(options: ActorOptions, stop: asyncio.Event) -> None:
                 connections, envs=envs, config=config, node=node, metrics=metrics, watch=watch, alarm=alarm
             )
             with health.ready():
-                await _explore_to_the_end(troupe, options, stop, partial(follow_name, troupe.shards, lines))
+                await explore_to_the_end(
+                    troupe, options.replay_timeout_s, stop, partial(follow_name, troupe.shards, lines)
+                )
 
 
 def put_together(
@@ -288,84 +232,3 @@ def put_together(
         clock=time.monotonic,
     )
     return Troupe(connections, shards, link, guide, acting, len(envs), metrics, watch, alarm)
-
-
-async def _explore_to_the_end(
-    troupe: Troupe,
-    options: ActorOptions,
-    stop: asyncio.Event,
-    follow: Follow,
-) -> None:
-    try:
-        with first_cause():
-            await _explore(troupe, options, stop, follow)
-        log.info("stopped after %d environment steps", troupe.acting.env_steps)
-    finally:
-        if troupe.link.unacknowledged:
-            log.info("%d transitions were not acknowledged", troupe.link.unacknowledged)
-        for connection in troupe.connections:
-            with suppress(RefusalError):
-                await connection.leave(timeout_s=FAREWELL_S)
-
-
-async def _explore(
-    troupe: Troupe,
-    options: ActorOptions,
-    stop: asyncio.Event,
-    follow: Follow,
-) -> None:
-    """Runs the exploring thread beside its streams; the thread has ended when this returns or raises.
-
-    Raises:
-        EnvironmentHangsError: the thread hangs in an environment, and has not ended.
-        ExceptionGroup: of what broke a stream.
-        Exception: what the thread raised, whatever the streams did then.
-    """
-    link, halt = troupe.link, threading.Event()
-    exploring: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    exploring.set_result(None)
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            inserting = tasks.create_task(link.insert_rows())
-            jobs = [
-                *(each.attending(troupe.attendance) for each in troupe.connections),
-                follow(),
-                troupe.guide.run(),
-                watch_loop_lag(troupe.metrics.loop_lag.observe),
-                say_waits(lambda: troupe.wait, count=troupe.metrics.waited),
-                _held_back(troupe, options.replay_timeout_s),
-            ]
-            others = [tasks.create_task(job) for job in jobs]
-            await unless(stop, troupe.guide.first(timeout_s=options.replay_timeout_s))
-            if not stop.is_set():
-                exploring = asyncio.ensure_future(asyncio.to_thread(troupe.acting.explore, halt))
-                await unless(stop, troupe.alarm.unless_hanging(exploring))
-            halt.set()
-            await drain(exploring, inserting, link=link, shards=troupe.shards, alarm=troupe.alarm, stop=stop)
-            for task in others:
-                task.cancel()
-    finally:
-        halt.set()
-        link.close()
-        await troupe.alarm.unless_hanging(exploring)
-        if (error := exploring.exception()) is not None:
-            raise error from error.__cause__
-
-
-async def _held_back(troupe: Troupe, limit_s: float) -> None:
-    """Ends an actor whose transitions the replay holds back, because the learner makes no updates.
-
-    Raises:
-        WaitedTooLongError: it has for too long.
-    """
-    since, acknowledged = time.monotonic(), -1.0
-    while True:
-        now, count = time.monotonic(), troupe.link.acknowledged
-        if count != acknowledged or troupe.link.held_back is None:
-            since, acknowledged = now, count
-        elif now - since >= limit_s:
-            raise WaitedTooLongError(
-                f"the replay has stored nothing for {limit_s:g} s, {troupe.link.held_back}, so this actor "
-                f"ends; see what the learner waits for, or let the actor wait longer with --replay-timeout"
-            )
-        await asyncio.sleep(HELD_BACK_LOOK_S)

@@ -24,12 +24,17 @@ LOOK_S: Final = 0.5
 log = logging.getLogger("dase")
 
 
+class AgentFinished(Exception):
+    """The agent has done all its steps and has no learner, so there is nothing to explore for."""
+
+
 async def attend(
     cluster: ClusterClient, wanted: Wanted, schema: TransitionSchema, *, node: Attendant
 ) -> Membership:
     """Waits until a learner holds the lease of the node's agent; what its streams state then.
 
     Raises:
+        AgentFinished: it has done all its steps.
         WaitedTooLongError: none has come within the time that the replay may be away.
         UnreachableError, OverloadedError, DrainingError: the replay did not come, or serve, in time.
         RefusalError: it refused otherwise.
@@ -51,12 +56,19 @@ async def attend(
         answer = await patiently(ask, wanted)
         if answer.HasField("lease"):
             return Membership.of(answer, ttl_s=answer.ttl_seconds, node_id=node.node_id)
+        if answer.agent_finished:
+            raise AgentFinished(has_finished(node.agent_id))
         if time.monotonic() - began >= wanted.away_s:
             raise _without_learner(node, wanted.away_s)
         if not said:
             log.info("waiting up to %g s for %s", wanted.away_s, learner_of(node))
             said = True
         await asyncio.sleep(LOOK_S)
+
+
+def has_finished(agent_id: int | None) -> str:
+    """Why an actor has nothing to do any more."""
+    return f"agent {agent_id} has finished"
 
 
 def learner_of(node: Attendant) -> str:
@@ -73,6 +85,7 @@ class ActorConnection(Connection):
     attends by is its heartbeat, so that is where the new lease is learned from.
 
     Attributes:
+        finished: set once the agent has done all its steps and its learner has left.
         learner_updates: training iterations of its learner when the replay was last heard of.
     """
 
@@ -89,6 +102,7 @@ class ActorConnection(Connection):
         self._node = node
         self._renewed = asyncio.Event()
         self._unled = Waited()
+        self.finished = asyncio.Event()
         self.learner_updates = 0
 
     @property
@@ -132,6 +146,8 @@ class ActorConnection(Connection):
     def _take(self, answer: cluster_pb2.AttendResponse) -> None:
         if not answer.HasField("lease"):
             self.buffer = answer.buffer
+            if answer.agent_finished:
+                self.finished.set()
             self._unled.begin()
             return
         self._unled.end()

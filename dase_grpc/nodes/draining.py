@@ -26,32 +26,43 @@ async def drain(
     shards: Shards,
     alarm: HangAlarm,
     stop: asyncio.Event,
+    over: asyncio.Event | None = None,
 ) -> None:
-    """Lets the node's thread end, then the last rows be acknowledged.
+    """Lets the node's thread end, then the last rows be acknowledged, unless it is `over` and none counts.
 
     Raises:
         UnreachableError: the replay takes no rows any more.
         Exception: what the thread raised.
     """
-    if not await in_time(thread, shards, stop):  # it evaluates, or waits for room in a queue that is stuck
+    if not await in_time(
+        thread, shards, stop, over=over
+    ):  # it evaluates, or waits for room in a queue that is stuck
         link.close()
         await alarm.unless_hanging(thread)
     thread.result()
     link.no_more_rows()
-    if not await in_time(inserting, shards, stop) or link.unacknowledged:
+    taken = await in_time(inserting, shards, stop, over=over)
+    if over is not None and over.is_set():
+        inserting.cancel()
+        return
+    if not taken or link.unacknowledged:
         raise UnreachableError(
             f"the replay service has not acknowledged {link.unacknowledged} transitions within {DRAIN_S:g} s"
         )
 
 
-async def in_time(work: "asyncio.Future[Any]", shards: Shards, stop: asyncio.Event) -> bool:
+async def in_time(
+    work: "asyncio.Future[Any]", shards: Shards, stop: asyncio.Event, *, over: asyncio.Event | None = None
+) -> bool:
     """Waits for the work, up to `DRAIN_S` of the time that the replay serves; whether it is done.
+
+    Once `over` is set it is not waited for any longer.
 
     How long the replay may be away is the connection's to limit; it is briefly, once `stop` is set, and
     `ORPHAN_DRAIN_S` at most where the launcher is gone.
     """
     left_s, hurry_s = DRAIN_S, ORPHAN_DRAIN_S
-    while not work.done() and left_s > 0 and hurry_s > 0:
+    while not work.done() and left_s > 0 and hurry_s > 0 and (over is None or not over.is_set()):
         shards.note_stopping(stopping=stop.is_set())
         look_s = min(LOOK_S, left_s)
         await asyncio.wait({work}, timeout=look_s)

@@ -39,7 +39,6 @@ class RowLink:
         shards: the replay; all of it as the same agent.
         writer_id: names the writer at each shard.
         paced: the replay stores nothing before the agent's learner has said its pace.
-        for_good: no writer of this name comes back, so the replay may forget it once all is acknowledged.
         count_acknowledged: told how many rows are acknowledged, whenever some are.
     """
 
@@ -49,13 +48,12 @@ class RowLink:
         *,
         writer_id: str,
         paced: bool = False,
-        for_good: bool = False,
         count_acknowledged: Callable[[int], None] = lambda rows: None,
     ) -> None:
         row_bytes = shards.first.target.schema.row_bytes
         self._shards = shards
         self._writer_id = writer_id
-        self._paced, self._for_good = paced, for_good
+        self._paced = paced
         self._window = max(1, kept_rows(WINDOW_ROWS, row_bytes) // len(shards.connections))
         self._lanes = [_Lane(each, Outbox(count=count_acknowledged)) for each in shards.connections]
         self._moved = asyncio.Event()
@@ -135,7 +133,6 @@ class RowLink:
             window=self._window,
             on_acknowledged=lane.outbox.acknowledge,
             paced=self._paced,
-            for_good=self._for_good,
             forgotten_writers=lane.forgotten_writers(target),
         )
         lane.inserters[:] = [inserter]

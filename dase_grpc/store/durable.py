@@ -106,7 +106,9 @@ class DurableStore(ReplayStore):
         self._most_at_once = identity.spare
         self._mapped, self._rows, self._commits = ring, rows, commits
         self._index: dict[WriterKey, int] = {}
-        self._retired: list[int] = []  # places of writers that were forgotten, which the disk may not know yet
+        self._retired: list[
+            int
+        ] = []  # places of writers that were forgotten, which the disk may not know yet
         self._vacant: list[int] = []  # those that it knows of
         self._state = PackedState(agents=0, writers=0)
         self._present = ring.present(0)

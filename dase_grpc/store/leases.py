@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from dase_grpc.errors import AgentTakenError, MalformedError, StaleLeaseError
-from dase_grpc.progress import Progress
+from dase_grpc.progress import FINISHED, Progress
 from dase_grpc.store.ring import MAX_AGENT_ID
 
 
@@ -121,6 +121,11 @@ class LeaseTable:
         """The latest lease of an agent id, unless it was given back; its holder may have fallen silent."""
         lease = self._leases.get(agent_id)
         return lease if lease is not None and lease.left_because is None else None
+
+    def finished(self, agent_id: int) -> bool:
+        """Whether the latest holder of an agent id did all its steps and then gave it back."""
+        lease = self._leases.get(agent_id)
+        return lease is not None and lease.left_because is not None and lease.progress.state == FINISHED
 
     def all(self) -> list[Lease]:
         """The latest lease of each agent id, by agent id."""

@@ -136,6 +136,9 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             buffer=buffer_to_proto(self._run),
         )
 
+    def _writes(self, writer: str, agent_id: int) -> bool:
+        return self._run.opened and bool(self._run.store.committed(writer, agent_id=agent_id))
+
     def _attend(self, request: cluster_pb2.AttendRequest) -> cluster_pb2.AttendResponse:
         run, node = self._run, _attendant(request)
         if request.run_id:
@@ -145,8 +148,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         of_agent = "" if node.agent_id is None else f" of agent {node.agent_id}"
         if request.leaving:
             run.attendance.leave(node.node_id)
-            if run.opened and node.agent_id is not None:
-                run.store.retire(node.writer_id, agent_id=node.agent_id)
+            if (agent := node.agent_id) is not None and self._writes(node.writer_id, agent):
+                run.store.watch.leave((agent, node.writer_id))
             self._on_event(f"{node.node_name}, {node.role}{of_agent}, left")
         elif run.attendance.note(node, attendance_from_proto(request.attendance), self._clock()):
             self._on_event(f"{node.node_name} attends as {node.role}{of_agent}")
@@ -157,6 +160,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             buffer=buffer_to_proto(run),
             ttl_seconds=run.attendance.ttl_s,
             learner_updates=0 if lease is None else lease.progress.updates,
+            agent_finished=node.agent_id is not None and run.leases.finished(node.agent_id),
         )
 
 

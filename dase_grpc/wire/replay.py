@@ -109,41 +109,39 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             store.require_remembered(writer, agent_id=agent_id, forgotten=header.forgotten_writers)
         store.make_room(writer, agent_id=agent_id, now=self._clock())
         store.watch.opened((agent_id, writer))
-        for_good = False
         try:
-            for_good = await self._take_chunks(context, header, store)
+            await self._take_chunks(context, header, store)
         finally:
-            store.watch.closed((agent_id, writer), self._clock(), for_good=for_good)
+            store.watch.closed((agent_id, writer), self._clock())
+            if not store.committed(writer, agent_id=agent_id):  # many names may be tried
+                store.watch.forget((agent_id, writer))
 
     async def _take_chunks(
         self, context: Context, header: replay_pb2.InsertHeader, store: ReplayStore
-    ) -> bool:
-        """Stores and acknowledges what comes; returns whether the writer will never send more."""
+    ) -> None:
         stored_seq = store.committed(header.writer_id, agent_id=header.stream.agent_id)
         acks = Acknowledger(
             context, stored_seq=stored_seq, commit=store.commit, forgotten=lambda: store.forgotten
         )
         acknowledging = asyncio.ensure_future(acks.run())
         try:
-            end = await self._store_chunks(context, header, store, acks)
-            if end is not None:
+            if await self._store_chunks(context, header, store, acks):
                 acks.finish()
                 await acknowledging
-            return end is not None and end.for_good
         finally:
             acknowledging.cancel()
             await asyncio.gather(acknowledging, return_exceptions=True)
 
     async def _store_chunks(
         self, context: Context, header: replay_pb2.InsertHeader, store: ReplayStore, acks: Acknowledger
-    ) -> replay_pb2.InsertEnd | None:
-        """Stores each chunk as it comes; returns the end frame, if the stream ended with one."""
+    ) -> bool:
+        """Stores each chunk as it comes; returns whether the stream ended with an end frame."""
         writer, agent_id, epoch = header.writer_id, header.stream.agent_id, header.stream.lease_epoch
         clock, took = self._calls.clock, self._calls.requests("Insert").observe
         while (request := await read(context)) is not grpc.aio.EOF:
             began, kind = clock(), request.WhichOneof("kind")
             if kind == "end":
-                return request.end  # type: ignore[no-any-return]  # the generator's type is Any
+                return True
             if kind != "chunk":
                 raise MalformedError(
                     f"an Insert stream takes chunks and an end frame, not {kind or 'nothing'}"
@@ -160,7 +158,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
                 first_seq, rows = first_seq + count, rows[count:]
                 self._changed.tell()
             took(clock() - began)
-        return None
+        return False
 
     async def _room_for(
         self, header: replay_pb2.InsertHeader, first_seq: int, count: int, acks: Acknowledger

@@ -67,8 +67,8 @@ class Inserter:
     service takes; a dead connection is ended by keepalive, a stuck service by the caller.
     `on_acknowledged` is called with each number up to which the service has committed. While the service
     holds rows back, `waiting` says what for. A `paced` writer's wait until the agent's learner says its pace.
-    With `for_good` the writer ends when the stream has finished, and may be forgotten. Whoever opens a stream
-    for it again states the `forgotten_writers` of the one before, so that it is refused if it was.
+    Whoever opens another stream for a writer states the `forgotten_writers` of the one before, so that it is
+    refused if the service may have forgotten it.
     """
 
     def __init__(
@@ -79,11 +79,9 @@ class Inserter:
         window: int = WINDOW_ROWS,
         on_acknowledged: Callable[[int], None] = lambda seq: None,
         paced: bool = False,
-        for_good: bool = False,
         forgotten_writers: int | None = None,
     ) -> None:
         self._paced = paced
-        self._for_good = for_good
         self.forgotten_writers = forgotten_writers
         self.waiting: str | None = None
         self._target = target
@@ -166,7 +164,7 @@ class Inserter:
     async def finish(self) -> None:
         """Sends the end frame; returns once every row is acknowledged."""
         stream = _opened(self._stream)
-        await stream.write(replay_pb2.InsertRequest(end=replay_pb2.InsertEnd(for_good=self._for_good)))
+        await stream.write(replay_pb2.InsertRequest(end=replay_pb2.InsertEnd()))
         await stream.end_writing()
         await self._wait_until(lambda: self.finished)
 

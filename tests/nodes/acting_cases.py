@@ -16,6 +16,7 @@ from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.learning.peers import to_bytes
 from dase_grpc.learning.policy import policy_tensors
 from dase_grpc.nodes.actor import ActorOptions, run_actor
+from dase_grpc.progress import Progress
 from dase_grpc.schema import Array, TransitionSchema
 from dase_grpc.wire.cluster import Membership
 from dase_grpc.wire.policy import PolicyPublisher
@@ -56,6 +57,11 @@ class FakeLearner:
         payload = to_bytes(policy_tensors(agent.state_dict()))
         await PolicyPublisher(self.target).publish(version, payload, step=version)
         return agent
+
+    async def finish(self) -> None:
+        """Leaves with all steps done."""
+        await self.service.client.heartbeat(self.member, Progress(step=9, total_steps=9, state="finished"))
+        await self.leave()
 
     async def leave(self) -> None:
         await self.service.client.leave(self.member, reason="test")

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 
 import numpy as np
 import pytest
@@ -181,6 +182,56 @@ async def test_stopping_while_the_learner_is_gone_says_what_was_not_stored(servi
         stop.set()
         with pytest.raises(UnreachableError, match="has not acknowledged"):
             await promptly(task, within_s=10)
+
+
+async def test_when_its_agent_has_finished_an_actor_drops_what_nobody_needs_and_ends_well(
+    service, caplog, monkeypatch
+):
+    caplog.set_level(logging.INFO, "dase")
+    monkeypatch.setattr("dase_grpc.nodes.rows.QUEUED_ROWS", 10)
+    learner = await FakeLearner.join(service)
+    await learner.publish(3)
+    async with acting(actor_options(service.address)) as (task, stop):
+        await eventually(lambda: inserted(service) > 20)
+        await learner.finish()
+        await promptly(task)
+        assert not stop.is_set()
+    assert "agent 0 has finished, so this actor ends after" in caplog.text
+    assert "no learner needs any more are dropped" in caplog.text
+    assert service.run.attendance.all(0.0) == []
+
+
+async def test_an_actor_that_is_stopping_waits_no_longer_once_its_agent_has_finished(service, monkeypatch):
+    monkeypatch.setattr("dase_grpc.nodes.rows.QUEUED_ROWS", 10)
+    learner = await FakeLearner.join(service)
+    await learner.publish(3)
+    async with acting(actor_options(service.address)) as (task, stop):
+        await eventually(lambda: inserted(service) > 20)
+        await learner.leave()
+        await eventually(lambda: "waiting: a learner" in seen(service).state)
+        stop.set()
+        await learner.join_again()
+        await learner.finish()
+        await promptly(task)
+
+
+async def test_an_actor_that_comes_when_its_agent_has_finished_ends_at_once(service, caplog):
+    caplog.set_level(logging.INFO, "dase")
+    await (await FakeLearner.join(service)).finish()
+    await promptly(run_actor(actor_options(service.address), asyncio.Event()))
+    assert "agent 0 has finished, so this actor ends" in caplog.text
+
+
+async def test_an_actor_that_leaves_gives_its_place_among_the_writers_back(service):
+    learner = await FakeLearner.join(service)
+    await learner.publish(3)
+    async with acting(actor_options(service.address)) as (task, stop):
+        await eventually(lambda: inserted(service) > 5)
+        stop.set()
+        await promptly(task)
+    store = service.run.store
+    (writer,) = store._committed
+    await eventually(lambda: store.watch.gone([writer], time.monotonic()) == [writer])
 
 
 async def test_several_environments_are_several_and_the_actor_says_so(service):

@@ -5,7 +5,8 @@ import logging
 
 import pytest
 from nodes.acting_cases import acting, actor_options
-from nodes.learning_cases import learner_options, learning, tiny_config, until_trained
+from nodes.learning_cases import learner_options, learning, status_of, tiny_config, until_trained
+from nodes.running import replay_node
 from wire.services import eventually, promptly, serving
 
 from dase_grpc.errors import ConfigError, WaitedTooLongError
@@ -27,7 +28,7 @@ def soon(monkeypatch):
     monkeypatch.setattr("dase_grpc.nodes.waits.LOOK_EVERY_S", 0.02)
     monkeypatch.setattr("dase_grpc.nodes.session.STARVED_LOOK_S", 0.05)
     monkeypatch.setattr("dase_grpc.nodes.draining.DRAIN_S", 0.5)
-    monkeypatch.setattr("dase_grpc.nodes.actor.HELD_BACK_LOOK_S", 0.05)
+    monkeypatch.setattr("dase_grpc.nodes.troupe.HELD_BACK_LOOK_S", 0.05)
 
 
 @pytest.fixture
@@ -98,6 +99,46 @@ async def test_actors_wait_while_the_learner_is_gone_and_go_on_when_it_resumes(s
     step, used = counted(run)
     assert used == step - 19
     assert step <= collected(service) <= step + 30
+
+
+async def test_resumed_into_another_buffer_it_collects_anew_before_its_next_update(service, tmp_path):
+    run, settings = tmp_path / "run", {**PACED, "eval__every": 1_000}
+    async with acting(actor_options(service.address, **PACED)):
+        options = learner_options(service.address, run, train__steps=100_000, **settings)
+        async with learning(options) as (task, stop):
+            await until_trained(service.address, updates=50, task=task)
+            stop.set()
+            await promptly(task, within_s=15)
+    begun, used = counted(run)
+    async with serving(capacity=10_000) as another:
+        options = learner_options(another.address, run, resume=True, train__steps=begun + 200, **settings)
+        async with acting(actor_options(another.address, **PACED)):
+            await promptly(run_learner(options, asyncio.Event()), within_s=25)
+        assert 200 <= collected(another) <= 200 + 30 + 2
+    assert counted(run) == (begun + 200, used + 181)
+
+
+async def test_when_the_replay_comes_back_without_its_buffer_both_go_on_at_their_pace(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "dase")
+    settings = {**PACED, "train__steps": 100_000, "eval__every": 1_000}
+    run = tmp_path / "run"
+    async with replay_node() as first:
+        address = first.address
+        async with (
+            acting(actor_options(address, **PACED)),
+            learning(learner_options(address, run, **settings)) as (task, stop),
+        ):
+            progress = await until_trained(address, updates=50, task=task)
+            await first.end()
+            async with replay_node(listen=address):
+                await until_trained(address, updates=progress.updates + 50, task=task)
+                buffer = (await status_of(address)).buffer
+                stop.set()
+                await promptly(task, within_s=15)
+    assert "came back without its data" in caplog.text
+    step, used = counted(run)
+    assert used <= step - 2 * 19
+    assert step <= progress.step + 30 + buffer.inserted_total + 30
 
 
 async def test_an_actor_whose_learner_makes_no_updates_says_what_it_waits_for_and_ends_in_time(

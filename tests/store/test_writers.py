@@ -16,17 +16,19 @@ def store(request):
         yield opened
 
 
-def come(store, writer, *, now, agent_id=0, for_good=False):
+def come(store, writer, *, now, agent_id=0, leaves=False):
     """A writer that stores one row over a stream of its own."""
     store.make_room(writer, agent_id=agent_id, now=now)
     store.watch.opened((agent_id, writer))
     store.append(writer, 1, rows_of([0], agent_id), agent_id=agent_id)
-    store.watch.closed((agent_id, writer), now, for_good=for_good)
+    store.watch.closed((agent_id, writer), now)
+    if leaves:
+        store.watch.leave((agent_id, writer))
 
 
 def test_an_agent_may_have_any_number_of_writers_one_after_the_other(store):
     for number in range(2 * MAX_AGENT_WRITERS):
-        come(store, f"actor-{number}", now=0.0, for_good=True)
+        come(store, f"actor-{number}", now=0.0, leaves=True)
     assert store.traffic.inserted[0] == 2 * MAX_AGENT_WRITERS
     assert store.forgotten % FORGOTTEN_AT_ONCE == 0
     assert store.committed(f"actor-{number}", agent_id=0) == 1
@@ -57,8 +59,16 @@ def test_a_writer_with_a_stream_is_never_gone():
     watch = WriterWatch()
     watch.opened(WRITER)
     watch.opened(WRITER)
-    watch.closed(WRITER, 1.0, for_good=True)
+    watch.closed(WRITER, 1.0)
+    watch.leave(WRITER)
     assert watch.gone([WRITER], 1e9) == []
+    watch.closed(WRITER, 2.0)
+    assert watch.gone([WRITER], 2.0) == [WRITER]
+
+
+def test_a_writer_that_said_nothing_is_gone_after_a_while():
+    watch = WriterWatch()
+    watch.opened(WRITER)
     watch.closed(WRITER, 2.0)
     assert watch.gone([WRITER], 1.9 + GONE_AFTER_S) == []
     assert watch.gone([WRITER], 2.0 + GONE_AFTER_S) == [WRITER]

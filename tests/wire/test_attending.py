@@ -8,6 +8,7 @@ from wire.services import SCHEMA, rows_of
 
 from dase_grpc.attendance import Attendance, Attendant
 from dase_grpc.errors import MalformedError, RunMismatchError, SchemaMismatchError
+from dase_grpc.progress import Progress
 from dase_grpc.store.ring import MAX_AGENT_ID
 from dase_grpc.wire.cluster import MAX_NODE_ID
 from dase_grpc.wire.messages import attendance_from_proto, attendance_to_proto
@@ -35,6 +36,19 @@ async def test_an_actor_is_told_the_lease_of_its_agent_once_there_is_one(service
     assert answer.ttl_seconds == service.run.attendance.ttl_s
     await client.leave(member, reason="done")
     assert not (await client.attend(ACTOR, FULL)).HasField("lease")
+
+
+async def test_an_actor_is_told_once_its_agent_has_finished_and_until_it_goes_on(service):
+    client, member = service.client, await service.join(3)
+    await client.heartbeat(member, Progress(step=8, total_steps=8, state="finished"))
+    assert not (await client.attend(ACTOR, FULL)).agent_finished
+    await client.leave(member, reason="finished 8 steps")
+    assert (await client.attend(ACTOR, FULL)).agent_finished
+    member = await service.join(3)
+    assert not (await client.attend(ACTOR, FULL)).agent_finished
+    await client.heartbeat(member, Progress(step=3, total_steps=8, state="stopped"))
+    await client.leave(member, reason="stopped")
+    assert not (await client.attend(ACTOR, FULL)).agent_finished
 
 
 async def test_a_new_holder_of_the_agent_shows_as_a_new_epoch(service):
@@ -68,8 +82,9 @@ async def test_an_actor_that_leaves_gives_its_place_in_the_table_of_writers_back
     for writer in (ACTOR.writer_id, other.writer_id, "learner-3"):
         store.append(writer, 1, rows_of(1, 2, 3), agent_id=3)
     await service.client.attend(ACTOR, FULL, leaving=True)
-    assert store.committed(ACTOR.writer_id, agent_id=3) == 0
-    assert [store.committed(name, agent_id=3) for name in (other.writer_id, "learner-3")] == [2, 2]
+    keys = [(3, name) for name in (ACTOR.writer_id, other.writer_id, "learner-3")]
+    assert store.watch.gone(keys, 1.0) == [(3, ACTOR.writer_id)]
+    assert [store.committed(name, agent_id=3) for _, name in keys] == [2, 2, 2]
 
 
 def test_what_is_not_finite_or_not_known_is_left_out():

@@ -3,8 +3,9 @@
 import asyncio
 
 import pytest
-from wire.services import END, acknowledged, chunk, insert_header, refusal, rows_of
+from wire.services import acknowledged, chunk, insert_header, refusal, rows_of
 
+from dase_grpc.attendance import Attendance, Attendant
 from dase_grpc.errors import WriterForgottenError
 from dase_grpc.store.replay import MAX_AGENT_WRITERS
 from dase_grpc.wire.replay_client import Inserter
@@ -27,7 +28,9 @@ async def test_more_actors_than_the_table_takes_may_come_and_go(service):
     target = await service.target()
     for number in range(MAX_AGENT_WRITERS + 20):
         row = rows_of(number + 1, number + 1)
-        await insert(Inserter(target, writer_id=f"actor-{number}", for_good=True), row)
+        node = Attendant(str(number), "host", "actor", 0)
+        await insert(Inserter(target, writer_id=node.writer_id), row)
+        await service.client.attend(node, Attendance(), leaving=True)
     assert service.stored() == [*range(1, MAX_AGENT_WRITERS + 21)]
 
 
@@ -98,17 +101,3 @@ async def test_a_client_of_ours_is_refused_with_the_error_of_that_name(service, 
     service.run.store.forget([(0, "w")])
     with pytest.raises(WriterForgottenError):
         await Inserter(target, writer_id="w", forgotten_writers=heard).open()
-
-
-async def test_an_end_frame_alone_lets_a_writer_be_kept(service):
-    target = await service.target()
-    call = replay_pb2_grpc.ReplayServiceStub(target.channel).Insert()
-    await call.write(insert_header(target))
-    await call.write(chunk(1, rows_of(1, 2)))
-    await call.write(END)
-    await acknowledged(call, 2)
-    watch = service.run.store.watch
-    async with asyncio.timeout(5):
-        while watch.gone([(0, "w")], 1e12) == []:  # noqa: ASYNC110 - as above
-            await asyncio.sleep(0.002)
-    assert watch.gone([(0, "w")], 0.0) == []

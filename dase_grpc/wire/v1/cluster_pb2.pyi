@@ -200,7 +200,7 @@ class AttendRequest(_message.Message):
     schema_fingerprint: _builtins.str
     """Hex digest of the schema; another one is refused with FAILED_PRECONDITION. Empty: not known yet."""
     leaving: _builtins.bool
-    """The node ends: it is forgotten at once, and so is its writer `actor-NODE_ID`, which must store nothing more."""
+    """The node ends: it is forgotten at once. Its writer, `actor-NODE_ID`, sends nothing more, so its place may be given to another."""
     @_builtins.property
     def attendance(self) -> Global___Attendance: ...
     def __init__(
@@ -281,11 +281,14 @@ class AttendResponse(_message.Message):
     BUFFER_FIELD_NUMBER: _builtins.int
     TTL_SECONDS_FIELD_NUMBER: _builtins.int
     LEARNER_UPDATES_FIELD_NUMBER: _builtins.int
+    AGENT_FINISHED_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     ttl_seconds: _builtins.float
     """Seconds of silence after which the node is forgotten."""
     learner_updates: _builtins.int
     """Updates that the agent's learner has made, as it said last; 0 where it has said nothing."""
+    agent_finished: _builtins.bool
+    """The agent's learner has done all its steps and left, so no more transitions are needed."""
     @_builtins.property
     def lease(self) -> Global___Lease:
         """The lease of the agent, whose epoch an actor's streams carry; absent while no learner has had one."""
@@ -300,10 +303,11 @@ class AttendResponse(_message.Message):
         buffer: _replay_pb2.BufferState | None = ...,
         ttl_seconds: _builtins.float = ...,
         learner_updates: _builtins.int = ...,
+        agent_finished: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_lease", b"_lease", "buffer", b"buffer", "lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lease", b"_lease", "buffer", b"buffer", "learner_updates", b"learner_updates", "lease", b"lease", "run_id", b"run_id", "ttl_seconds", b"ttl_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lease", b"_lease", "agent_finished", b"agent_finished", "buffer", b"buffer", "learner_updates", b"learner_updates", "lease", b"lease", "run_id", b"run_id", "ttl_seconds", b"ttl_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__lease: _TypeAlias = _typing.Literal["lease"]  # noqa: Y015
     _WhichOneofArgType__lease: _TypeAlias = _typing.Literal["_lease", b"_lease"]  # noqa: Y015

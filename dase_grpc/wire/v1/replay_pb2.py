@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x64\x61se_grpc/wire/v1/replay.proto\x12\x07\x64\x61se.v1\"u\n\x06Schema\x12\x13\n\x0b\x65nvironment\x18\x01 \x01(\t\x12\x18\n\x10observation_size\x18\x02 \x01(\r\x12\x13\n\x0b\x61\x63tion_size\x18\x03 \x01(\r\x12\x12\n\naction_low\x18\x04 \x03(\x01\x12\x13\n\x0b\x61\x63tion_high\x18\x05 \x03(\x01\"t\n\x0cStreamHeader\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\r\x12\x13\n\x0blease_epoch\x18\x03 \x01(\x04\x12\x1a\n\x12schema_fingerprint\x18\x04 \x01(\t\x12\x11\n\tbuffer_id\x18\x05 \x01(\t\"\x8a\x01\n\rInsertRequest\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x15.dase.v1.InsertHeaderH\x00\x12%\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x14.dase.v1.InsertChunkH\x00\x12!\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x12.dase.v1.InsertEndH\x00\x42\x06\n\x04kind\"\x8d\x01\n\x0cInsertHeader\x12%\n\x06stream\x18\x01 \x01(\x0b\x32\x15.dase.v1.StreamHeader\x12\x11\n\twriter_id\x18\x02 \x01(\t\x12\r\n\x05paced\x18\x03 \x01(\x08\x12\x1e\n\x11\x66orgotten_writers\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\x14\n\x12_forgotten_writers\".\n\x0bInsertChunk\x12\x11\n\tfirst_seq\x18\x01 \x01(\x04\x12\x0c\n\x04rows\x18\x02 \x01(\x0c\"\x1d\n\tInsertEnd\x12\x10\n\x08\x66or_good\x18\x01 \x01(\x08\"{\n\x0eInsertResponse\x12\x15\n\rcommitted_seq\x18\x01 \x01(\x04\x12\x14\n\x0crefused_rows\x18\x02 \x01(\x04\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\x12\x0f\n\x07waiting\x18\x04 \x01(\t\x12\x19\n\x11\x66orgotten_writers\x18\x05 \x01(\x04\"c\n\rSampleRequest\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x15.dase.v1.SampleHeader\x12\x0f\n\x07\x63redits\x18\x02 \x01(\r\x12\x0c\n\x04rows\x18\x03 \x03(\r\x12\x0c\n\x04used\x18\x04 \x01(\r\"\x98\x01\n\x0cSampleHeader\x12%\n\x06stream\x18\x01 \x01(\x0b\x32\x15.dase.v1.StreamHeader\x12\x12\n\nbatch_size\x18\x02 \x01(\r\x12\x15\n\rown_rows_only\x18\x03 \x01(\x08\x12\x19\n\x11\x62\x61tches_per_frame\x18\x04 \x01(\r\x12\x1b\n\x04pace\x18\x05 \x01(\x0b\x32\r.dase.v1.Pace\"\x86\x01\n\x04Pace\x12\x18\n\x10updates_per_step\x18\x01 \x01(\x01\x12\x19\n\x11step_error_buffer\x18\x02 \x01(\x04\x12\x13\n\x0b\x66irst_steps\x18\x03 \x01(\x04\x12\x18\n\x10\x63ollected_before\x18\x04 \x01(\x04\x12\x0c\n\x04used\x18\x05 \x01(\x04\x12\x0c\n\x04held\x18\x06 \x01(\r\"j\n\x0eSampleResponse\x12%\n\x05\x66rame\x18\x01 \x01(\x0b\x32\x14.dase.v1.SampleFrameH\x00\x12)\n\x07waiting\x18\x02 \x01(\x0b\x32\x16.dase.v1.SampleWaitingH\x00\x42\x06\n\x04kind\"R\n\x0bSampleFrame\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\x0c\n\x04last\x18\x02 \x01(\x08\x12\x13\n\x0b\x62uffer_size\x18\x03 \x01(\x04\x12\x12\n\ndrawn_from\x18\x04 \x01(\x04\"?\n\rSampleWaiting\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x10\n\x08min_size\x18\x03 \x01(\x04\"\x11\n\x0f\x44\x65scribeRequest\"\x85\x01\n\x10\x44\x65scribeResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x1f\n\x06schema\x18\x02 \x01(\x0b\x32\x0f.dase.v1.Schema\x12\x1a\n\x12schema_fingerprint\x18\x03 \x01(\t\x12$\n\x06\x62uffer\x18\x04 \x01(\x0b\x32\x14.dase.v1.BufferState\"\xc7\x03\n\x0b\x42ufferState\x12\x10\n\x08\x63\x61pacity\x18\x01 \x01(\x04\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x10\n\x08min_size\x18\x03 \x01(\x04\x12\x16\n\x0einserted_total\x18\x04 \x01(\x04\x12\x15\n\rsampled_total\x18\x05 \x01(\x04\x12\x15\n\rrefused_total\x18\x06 \x01(\x04\x12<\n\rsize_by_agent\x18\x07 \x03(\x0b\x32%.dase.v1.BufferState.SizeByAgentEntry\x12\x13\n\x0bincarnation\x18\x08 \x01(\t\x12\x11\n\tbuffer_id\x18\t \x01(\t\x12\x13\n\x0bshard_index\x18\n \x01(\r\x12\x13\n\x0bshard_count\x18\x0b \x01(\r\x12\x44\n\x11inserted_by_agent\x18\x0c \x03(\x0b\x32).dase.v1.BufferState.InsertedByAgentEntry\x1a\x32\n\x10SizeByAgentEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x36\n\x14InsertedByAgentEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x32\xce\x01\n\rReplayService\x12=\n\x06Insert\x12\x16.dase.v1.InsertRequest\x1a\x17.dase.v1.InsertResponse(\x01\x30\x01\x12=\n\x06Sample\x12\x16.dase.v1.SampleRequest\x1a\x17.dase.v1.SampleResponse(\x01\x30\x01\x12?\n\x08\x44\x65scribe\x12\x18.dase.v1.DescribeRequest\x1a\x19.dase.v1.DescribeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x64\x61se_grpc/wire/v1/replay.proto\x12\x07\x64\x61se.v1\"u\n\x06Schema\x12\x13\n\x0b\x65nvironment\x18\x01 \x01(\t\x12\x18\n\x10observation_size\x18\x02 \x01(\r\x12\x13\n\x0b\x61\x63tion_size\x18\x03 \x01(\r\x12\x12\n\naction_low\x18\x04 \x03(\x01\x12\x13\n\x0b\x61\x63tion_high\x18\x05 \x03(\x01\"t\n\x0cStreamHeader\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\r\x12\x13\n\x0blease_epoch\x18\x03 \x01(\x04\x12\x1a\n\x12schema_fingerprint\x18\x04 \x01(\t\x12\x11\n\tbuffer_id\x18\x05 \x01(\t\"\x8a\x01\n\rInsertRequest\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x15.dase.v1.InsertHeaderH\x00\x12%\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x14.dase.v1.InsertChunkH\x00\x12!\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x12.dase.v1.InsertEndH\x00\x42\x06\n\x04kind\"\x8d\x01\n\x0cInsertHeader\x12%\n\x06stream\x18\x01 \x01(\x0b\x32\x15.dase.v1.StreamHeader\x12\x11\n\twriter_id\x18\x02 \x01(\t\x12\r\n\x05paced\x18\x03 \x01(\x08\x12\x1e\n\x11\x66orgotten_writers\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\x14\n\x12_forgotten_writers\".\n\x0bInsertChunk\x12\x11\n\tfirst_seq\x18\x01 \x01(\x04\x12\x0c\n\x04rows\x18\x02 \x01(\x0c\"\x0b\n\tInsertEnd\"{\n\x0eInsertResponse\x12\x15\n\rcommitted_seq\x18\x01 \x01(\x04\x12\x14\n\x0crefused_rows\x18\x02 \x01(\x04\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\x12\x0f\n\x07waiting\x18\x04 \x01(\t\x12\x19\n\x11\x66orgotten_writers\x18\x05 \x01(\x04\"c\n\rSampleRequest\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x15.dase.v1.SampleHeader\x12\x0f\n\x07\x63redits\x18\x02 \x01(\r\x12\x0c\n\x04rows\x18\x03 \x03(\r\x12\x0c\n\x04used\x18\x04 \x01(\r\"\x98\x01\n\x0cSampleHeader\x12%\n\x06stream\x18\x01 \x01(\x0b\x32\x15.dase.v1.StreamHeader\x12\x12\n\nbatch_size\x18\x02 \x01(\r\x12\x15\n\rown_rows_only\x18\x03 \x01(\x08\x12\x19\n\x11\x62\x61tches_per_frame\x18\x04 \x01(\r\x12\x1b\n\x04pace\x18\x05 \x01(\x0b\x32\r.dase.v1.Pace\"\x86\x01\n\x04Pace\x12\x18\n\x10updates_per_step\x18\x01 \x01(\x01\x12\x19\n\x11step_error_buffer\x18\x02 \x01(\x04\x12\x13\n\x0b\x66irst_steps\x18\x03 \x01(\x04\x12\x18\n\x10\x63ollected_before\x18\x04 \x01(\x04\x12\x0c\n\x04used\x18\x05 \x01(\x04\x12\x0c\n\x04held\x18\x06 \x01(\r\"j\n\x0eSampleResponse\x12%\n\x05\x66rame\x18\x01 \x01(\x0b\x32\x14.dase.v1.SampleFrameH\x00\x12)\n\x07waiting\x18\x02 \x01(\x0b\x32\x16.dase.v1.SampleWaitingH\x00\x42\x06\n\x04kind\"R\n\x0bSampleFrame\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\x0c\n\x04last\x18\x02 \x01(\x08\x12\x13\n\x0b\x62uffer_size\x18\x03 \x01(\x04\x12\x12\n\ndrawn_from\x18\x04 \x01(\x04\"?\n\rSampleWaiting\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x10\n\x08min_size\x18\x03 \x01(\x04\"\x11\n\x0f\x44\x65scribeRequest\"\x85\x01\n\x10\x44\x65scribeResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x1f\n\x06schema\x18\x02 \x01(\x0b\x32\x0f.dase.v1.Schema\x12\x1a\n\x12schema_fingerprint\x18\x03 \x01(\t\x12$\n\x06\x62uffer\x18\x04 \x01(\x0b\x32\x14.dase.v1.BufferState\"\xc7\x03\n\x0b\x42ufferState\x12\x10\n\x08\x63\x61pacity\x18\x01 \x01(\x04\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x10\n\x08min_size\x18\x03 \x01(\x04\x12\x16\n\x0einserted_total\x18\x04 \x01(\x04\x12\x15\n\rsampled_total\x18\x05 \x01(\x04\x12\x15\n\rrefused_total\x18\x06 \x01(\x04\x12<\n\rsize_by_agent\x18\x07 \x03(\x0b\x32%.dase.v1.BufferState.SizeByAgentEntry\x12\x13\n\x0bincarnation\x18\x08 \x01(\t\x12\x11\n\tbuffer_id\x18\t \x01(\t\x12\x13\n\x0bshard_index\x18\n \x01(\r\x12\x13\n\x0bshard_count\x18\x0b \x01(\r\x12\x44\n\x11inserted_by_agent\x18\x0c \x03(\x0b\x32).dase.v1.BufferState.InsertedByAgentEntry\x1a\x32\n\x10SizeByAgentEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x36\n\x14InsertedByAgentEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x32\xce\x01\n\rReplayService\x12=\n\x06Insert\x12\x16.dase.v1.InsertRequest\x1a\x17.dase.v1.InsertResponse(\x01\x30\x01\x12=\n\x06Sample\x12\x16.dase.v1.SampleRequest\x1a\x17.dase.v1.SampleResponse(\x01\x30\x01\x12?\n\x08\x44\x65scribe\x12\x18.dase.v1.DescribeRequest\x1a\x19.dase.v1.DescribeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,31 +46,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INSERTCHUNK']._serialized_start=565
   _globals['_INSERTCHUNK']._serialized_end=611
   _globals['_INSERTEND']._serialized_start=613
-  _globals['_INSERTEND']._serialized_end=642
-  _globals['_INSERTRESPONSE']._serialized_start=644
-  _globals['_INSERTRESPONSE']._serialized_end=767
-  _globals['_SAMPLEREQUEST']._serialized_start=769
-  _globals['_SAMPLEREQUEST']._serialized_end=868
-  _globals['_SAMPLEHEADER']._serialized_start=871
-  _globals['_SAMPLEHEADER']._serialized_end=1023
-  _globals['_PACE']._serialized_start=1026
-  _globals['_PACE']._serialized_end=1160
-  _globals['_SAMPLERESPONSE']._serialized_start=1162
-  _globals['_SAMPLERESPONSE']._serialized_end=1268
-  _globals['_SAMPLEFRAME']._serialized_start=1270
-  _globals['_SAMPLEFRAME']._serialized_end=1352
-  _globals['_SAMPLEWAITING']._serialized_start=1354
-  _globals['_SAMPLEWAITING']._serialized_end=1417
-  _globals['_DESCRIBEREQUEST']._serialized_start=1419
-  _globals['_DESCRIBEREQUEST']._serialized_end=1436
-  _globals['_DESCRIBERESPONSE']._serialized_start=1439
-  _globals['_DESCRIBERESPONSE']._serialized_end=1572
-  _globals['_BUFFERSTATE']._serialized_start=1575
-  _globals['_BUFFERSTATE']._serialized_end=2030
-  _globals['_BUFFERSTATE_SIZEBYAGENTENTRY']._serialized_start=1924
-  _globals['_BUFFERSTATE_SIZEBYAGENTENTRY']._serialized_end=1974
-  _globals['_BUFFERSTATE_INSERTEDBYAGENTENTRY']._serialized_start=1976
-  _globals['_BUFFERSTATE_INSERTEDBYAGENTENTRY']._serialized_end=2030
-  _globals['_REPLAYSERVICE']._serialized_start=2033
-  _globals['_REPLAYSERVICE']._serialized_end=2239
+  _globals['_INSERTEND']._serialized_end=624
+  _globals['_INSERTRESPONSE']._serialized_start=626
+  _globals['_INSERTRESPONSE']._serialized_end=749
+  _globals['_SAMPLEREQUEST']._serialized_start=751
+  _globals['_SAMPLEREQUEST']._serialized_end=850
+  _globals['_SAMPLEHEADER']._serialized_start=853
+  _globals['_SAMPLEHEADER']._serialized_end=1005
+  _globals['_PACE']._serialized_start=1008
+  _globals['_PACE']._serialized_end=1142
+  _globals['_SAMPLERESPONSE']._serialized_start=1144
+  _globals['_SAMPLERESPONSE']._serialized_end=1250
+  _globals['_SAMPLEFRAME']._serialized_start=1252
+  _globals['_SAMPLEFRAME']._serialized_end=1334
+  _globals['_SAMPLEWAITING']._serialized_start=1336
+  _globals['_SAMPLEWAITING']._serialized_end=1399
+  _globals['_DESCRIBEREQUEST']._serialized_start=1401
+  _globals['_DESCRIBEREQUEST']._serialized_end=1418
+  _globals['_DESCRIBERESPONSE']._serialized_start=1421
+  _globals['_DESCRIBERESPONSE']._serialized_end=1554
+  _globals['_BUFFERSTATE']._serialized_start=1557
+  _globals['_BUFFERSTATE']._serialized_end=2012
+  _globals['_BUFFERSTATE_SIZEBYAGENTENTRY']._serialized_start=1906
+  _globals['_BUFFERSTATE_SIZEBYAGENTENTRY']._serialized_end=1956
+  _globals['_BUFFERSTATE_INSERTEDBYAGENTENTRY']._serialized_start=1958
+  _globals['_BUFFERSTATE_INSERTEDBYAGENTENTRY']._serialized_end=2012
+  _globals['_REPLAYSERVICE']._serialized_start=2015
+  _globals['_REPLAYSERVICE']._serialized_end=2221
 # @@protoc_insertion_point(module_scope)

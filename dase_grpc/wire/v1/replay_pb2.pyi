@@ -190,17 +190,12 @@ class InsertEnd(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    FOR_GOOD_FIELD_NUMBER: _builtins.int
-    for_good: _builtins.bool
-    """Once that is acknowledged it will never send anything again, so that it may be forgotten."""
     def __init__(
         self,
-        *,
-        for_good: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["for_good", b"for_good"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
