@@ -44,6 +44,7 @@ def train(
     *,
     env: flags.Env = None,
     agents: flags.Agents = None,
+    actors: flags.Actors = None,
     steps: flags.Steps = None,
     seed: flags.Seed = None,
     algo: flags.Algo = None,
@@ -71,6 +72,7 @@ def train(
         method=method,
         env=env,
         agents=agents,
+        actors=actors,
         steps=steps,
         seed=seed,
     )

@@ -113,6 +113,7 @@ Explore = Annotated[
     str | None,
     option("--explore", "Do learners explore, or their actors?", metavar="true|false", callback=_truth),
 ]
+Actors = Annotated[int | None, whole_option("--actors", "Processes that explore for each learner.")]
 ConfigFile = Annotated[Path | None, option("--config", "A TOML file, e.g. a run.toml.", panel=SETTINGS)]
 Assignments = Annotated[
     list[str] | None,
@@ -345,6 +346,7 @@ def settings(
     seed: int | None,
     steps: int | None = None,
     explore: str | None = None,
+    actors: int | None = None,
 ) -> RunConfig:
     """The paper's settings for what is named, else the quick start's, then what was given.
 
@@ -362,7 +364,8 @@ def settings(
             "train.agents": agents,
             "train.steps": steps,
             "train.seed": seed,
-            "train.explore": None if explore is None else explore == "true",
+            "train.actors": actors,
+            "train.explore": False if actors else None if explore is None else explore == "true",
         },
         assignments=assignments or [],
         method=method,

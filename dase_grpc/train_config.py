@@ -34,6 +34,11 @@ class TrainConfig(Section):
         description="whether each learner steps an environment itself; if not, its agent's actors collect "
         "all transitions, and train.steps counts theirs",
     )
+    actors: NonNegativeInt = Field(
+        0,
+        le=64,
+        description="actor nodes of each agent that `dase train` starts (train.explore = false only)",
+    )
     updates_per_step: PositiveFloat = Field(
         1.0, description="updates for each environment step of an agent's actors (train.explore = false only)"
     )
@@ -59,7 +64,7 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _sets_no_pace_in_vain(self) -> Self:
-        for key in ("updates_per_step", "step_error_buffer"):
+        for key in ("actors", "updates_per_step", "step_error_buffer"):
             value, default = getattr(self, key), TrainConfig.model_fields[key].default
             if self.explore and value != default:
                 raise ValueError(

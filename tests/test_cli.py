@@ -304,6 +304,18 @@ REFUSED = {
         ("node", "--role", "learner", "--explore", "maybe"),
         r"--explore 'maybe' is neither true nor false",
     ),
+    "actors in lockstep": (
+        ("train", "--lockstep", "--actors", 2, "--set", "env.id=worlds:PointGoal"),
+        r"which neither --lockstep nor dase drill starts",
+    ),
+    "actors of learners that explore": (
+        ("config", "--set", "train.actors=2"),
+        r"is read with explore = false only",
+    ),
+    "nobody who explores": (
+        ("train", "--set", "train.explore=false", "--set", "env.id=worlds:PointGoal"),
+        r"have them started with --actors N",
+    ),
     "lockstep without exploring": (
         ("train", "--lockstep", "--set", "train.explore=false", "--set", "env.id=worlds:PointGoal"),
         r"train.explore = false leaves exploring to actor nodes",

@@ -12,18 +12,25 @@ from dase_grpc.nodes.ending import end_now
 from dase_grpc.schema import TransitionSchema
 
 
-def check(config: RunConfig, *, gpu: int | None = None) -> TransitionSchema:
+def check(config: RunConfig, *, gpu: int | None = None, starts_actors: bool = False) -> TransitionSchema:
     """Checks what can only be known with the environment and the machine at hand; returns the layout.
+
+    `starts_actors` says whether the caller starts the actors that the settings ask for.
 
     Raises:
         DeviceError: there is no such GPU.
         EnvironmentSpecError: the environment cannot be made, or no agent here can act in it.
         ConfigError: a capacity in bytes holds too few of its transitions.
     """
-    if not config.train.explore:
+    if not config.train.explore and not starts_actors:
         raise ConfigError(
-            "train.explore = false leaves exploring to actor nodes, which neither dase train, with "
-            "--lockstep or without, nor dase drill starts; start each node with dase node (docs/roles.md)"
+            "train.explore = false leaves exploring to actor nodes, which neither --lockstep nor dase drill "
+            "starts; leave it out"
+        )
+    if not config.train.explore and not config.train.actors:
+        raise ConfigError(
+            "train.explore = false leaves exploring to actor nodes; have them started with --actors N, or "
+            "start each node with dase node (docs/roles.md)"
         )
     if gpu is not None:
         from dase_grpc.learning.device import pick_device  # torch takes seconds to import

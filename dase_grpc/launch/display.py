@@ -23,16 +23,25 @@ MEASURED_S: Final = 2.0
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run at one moment; progress is None for an agent that has not joined yet."""
+    """A run at one moment; progress is None for an agent that has not joined yet.
+
+    Attributes:
+        actors: environment steps per second of each actor node.
+    """
 
     agents: Sequence[Progress | None]
     buffer_size: int
     buffer_capacity: int
+    actors: Sequence[float] = ()
 
     @property
     def buffer_text(self) -> str:
-        """How full the buffer is."""
-        return buffer_text(self.buffer_size, self.buffer_capacity)
+        """How full the buffer is, and who fills it, if not the learners."""
+        text = buffer_text(self.buffer_size, self.buffer_capacity)
+        if not self.actors:
+            return text
+        several = "s" if len(self.actors) > 1 else ""
+        return f"{text}, {len(self.actors)} actor{several} ({sum(self.actors):,.0f} steps/s)"
 
 
 class Display(Protocol):

@@ -1,4 +1,4 @@
-"""A whole run on one machine: one replay and K learner processes, watched from here."""
+"""A whole run on one machine: one replay, K learners and their actors as processes, watched from here."""
 
 import asyncio
 import shlex
@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import product
 from types import TracebackType
 from typing import Final, Self
 
@@ -29,8 +30,14 @@ PROGRAM: Final = (sys.executable, "-m", "dase_grpc")
 READY_S: Final = 30.0
 POLL_S: Final = 0.5
 STATUS_S: Final = 2.0
+ACTORS_END_S: Final = 15.0
+"""How long actors may take to notice that their agents have finished."""
+
 HURRY_S: Final = 3.0
 """How long learners, and then the replay, may drain where this process's own launcher is gone."""
+
+Actor = tuple[int, int]
+"""Whose it is, and which of that agent's actors."""
 
 ANY_PORT: Final = Address("127.0.0.1", 0)
 
@@ -42,8 +49,8 @@ class LocalCluster:
     itself. `program` is the command that is `dase`. With `resume` learners go on from their checkpoints.
 
     A node that fails is started again, the replay at the same address, a learner from its last checkpoint,
-    while the others go on (supervision.py). Not so one that would end the same way again. One that lives and
-    is silent (silence.py) has failed too.
+    an actor as a new one, while the others go on (supervision.py). Not so one that would end the same way
+    again. One that lives and is silent (silence.py) has failed too.
 
     Attributes:
         hurry: nodes that are to end get `HURRY_S` for it, not `STOP_S`.
@@ -62,6 +69,7 @@ class LocalCluster:
         self.hurry = False
         self.replay: Node | None = None
         self.learners: list[Node] = []
+        self.actors: dict[Actor, Node] = {}
         self._resume = resume
         self._config = config
         self._directory = directory
@@ -81,7 +89,7 @@ class LocalCluster:
         await self.close()
 
     async def start(self) -> Address:
-        """Starts the replay node and, once it answers, the learners, which join by themselves.
+        """Starts the replay node and, once it answers, learners and actors, which join by themselves.
 
         Raises:
             NodeFailedError: the replay ended or stayed silent instead, and no restart would mend that.
@@ -89,10 +97,12 @@ class LocalCluster:
         self._address = await self._first_replay()
         for agent_id in range(self._config.train.agents):
             self.learners.append(await self._start_learner(agent_id, resume=self._resume))
+        for actor in product(range(self._config.train.agents), range(self._config.train.actors)):
+            self.actors[actor] = await self._start_actor(actor)
         return self._address
 
     async def wait(self) -> None:
-        """Returns when all learners have ended well; may be cancelled and called again.
+        """Returns when all learners have ended well and then their actors; may be cancelled and called again.
 
         Where a learner is given up, the others train to their end first; without a replay all end.
 
@@ -103,8 +113,12 @@ class LocalCluster:
             async with asyncio.TaskGroup() as tasks:
                 replay = tasks.create_task(self._keep_replay())
                 learners = [tasks.create_task(self._keep_learner(each)) for each in range(len(self.learners))]
+                actors = [tasks.create_task(self._keep_actor(each)) for each in self.actors]
                 await asyncio.wait(learners)
-                replay.cancel()
+                if actors:
+                    await asyncio.wait(actors, timeout=ACTORS_END_S)
+                for task in (replay, *actors):
+                    task.cancel()
         self._supervisor.require_all()
 
     def heard(self, status: StatusResponse | None) -> None:
@@ -119,12 +133,15 @@ class LocalCluster:
             node.kill(f"it was not heard of for {silent[node]:g} s")
 
     async def stop_learners(self) -> None:
-        """Lets the learners drain, keep their checkpoints and leave; those that do not are killed."""
+        """Lets the actors drain, then the learners, which keep checkpoints and leave; or they are killed."""
         self._stopping = True
-        await self._end(self.learners)
+        try:
+            await self._end([*self.actors.values()])
+        finally:
+            await self._end(self.learners)
 
     async def close(self) -> None:
-        """Ends every process: the learners first, so that they can drain, then the replay."""
+        """Ends every process: actors and learners first, so that they can drain, then the replay."""
         try:
             await self.stop_learners()
         finally:
@@ -132,7 +149,7 @@ class LocalCluster:
 
     def kill(self) -> None:
         """Kills every process at once; may be called from a signal handler."""
-        kill_nodes([*self.learners, *([self.replay] if self.replay else [])])
+        kill_nodes([*self.actors.values(), *self.learners, *([self.replay] if self.replay else [])])
 
     async def _end(self, nodes: Sequence[Node]) -> None:
         if self.hurry:
@@ -199,6 +216,19 @@ class LocalCluster:
             again=again,
         )
 
+    async def _start_actor(self, actor: Actor, *, again: bool = False) -> Node:
+        (agent_id, index), train, port = actor, self._config.train, self._config.metrics.port
+        nth = 1 + train.agents + agent_id * train.actors + index
+        return await self._start(
+            f"actor-{agent_id}-{index}",
+            "--role=actor",
+            f"--replay={self._address}",
+            f"--agent={agent_id}",
+            f"--config={self._directory.path / 'run.toml'}",
+            f"--metrics-port={port and port + nth}",
+            again=again,
+        )
+
     async def _start(
         self, name: str, *arguments: str, read_stdout: bool = False, again: bool = False
     ) -> Node:
@@ -226,6 +256,21 @@ class LocalCluster:
             if not await self._supervisor.rest(node, agent_id=agent_id):
                 return
             self.learners[agent_id] = await self._start_learner(agent_id, resume=True, again=True)
+            self._supervisor.started(node)
+
+    async def _keep_actor(self, actor: Actor) -> None:
+        """Returns when the actor has ended because its agent has, was told to end, or is given up."""
+        while True:
+            node = self.actors[actor]
+            code = await node.ended()
+            done = code == 0 and self._supervisor.has_last_step(actor[0])
+            if done or self._stopping or self._supervisor.has_given_up(node):
+                return
+            if is_lasting(code, at_restart=node.is_restarting):
+                raise node.failure("ended")
+            if not await self._supervisor.rest(node):
+                return
+            self.actors[actor] = await self._start_actor(actor, again=True)
             self._supervisor.started(node)
 
     async def _keep_replay(self) -> None:
@@ -335,5 +380,6 @@ def _show(status: StatusResponse, config: RunConfig, display: Display) -> None:
             agents=[known.get(agent_id) for agent_id in range(config.train.agents)],
             buffer_size=status.buffer.size,
             buffer_capacity=status.buffer.capacity,
+            actors=[node.attendance.env_steps_per_second for node in status.nodes if node.role == "actor"],
         )
     )

@@ -66,7 +66,7 @@ def _resume(options: ResumeOptions, directory: RunDirectory) -> None:
             f"the learners of {options.path} were started one by one (mode = {mode!r}); start each again "
             f"with its own command and --resume"
         )
-    schema = check(config, gpu=options.gpu)
+    schema = check(config, gpu=options.gpu, starts_actors=mode == "cluster")
     for agent_id in range(config.train.agents):
         FolderLock.acquire(directory.agent(agent_id).path).close()
     note = changed_versions(directory.versions, versions())

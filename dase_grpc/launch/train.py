@@ -92,7 +92,7 @@ def train_here(options: TrainOptions) -> None:
     config = with_resolved_id(options.config)
     root = options.root
     options = replace(options, config=config, root=root.absolute())  # an environment may change the folder
-    schema = check(config, gpu=options.gpu)
+    schema = check(config, gpu=options.gpu, starts_actors=not options.lockstep)
     if options.lockstep and config.eval.by == "evaluator":
         raise ConfigError("eval.by = evaluator is for nodes; --lockstep has none, so leave it out")
     if options.lockstep and options.max_restarts is not None:

@@ -85,6 +85,12 @@ def behave(behaviour: str) -> None:
             sys.exit(3)
         case "be killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        case "explore until all is learned":
+            while not list(
+                Path(flags()["config"]).parent.glob(f"agents/{flags()['agent']}/*/step-*{LAST_STEP}")
+            ):
+                time.sleep(0.01)
+            say("has finished")
         case _:
             train(behaviour)
 
@@ -139,8 +145,7 @@ def learner_logs() -> list[Path]:
 
 def main() -> None:
     folder, behaviours, *arguments = sys.argv[1:]
-    role = flags()["role"]
-    name = "replay" if role == "replay" else f"learner-{flags()['agent']}"
+    name = Path(os.readlink(f"/proc/self/fd/{sys.stderr.fileno()}")).stem
     file = Path(folder) / name
     given = json.dumps([*arguments, f"OMP={os.environ['OMP_NUM_THREADS']}"])
     file.with_suffix(".args").write_text(given)

@@ -677,3 +677,73 @@ async def test_of_a_log_however_long_only_the_end_is_read(tmp_path):
 )
 def test_the_end_of_a_process_is_told_in_words(code, text):
     assert exit_text(code) == text
+
+
+# -- actors -------------------------------------------------------------------------------------------
+
+EXPLORE = "explore until all is learned"
+
+
+@pytest.fixture
+def with_actors(tmp_path):
+    def make(actor=EXPLORE, other=EXPLORE, learner="end", **settings):
+        behaviours = {"replay": "serve", "learner-0": learner, "actor-0-0": actor, "actor-0-1": other}
+        changes = {"train__agents": 1, "train__actors": 2, "train__explore": False, **settings}
+        return Launch(tmp_path, behaviours, **changes)
+
+    return make
+
+
+async def test_actors_are_told_whose_they_are_and_end_after_their_learner(with_actors):
+    cluster = with_actors(metrics__port=9_000)
+    await cluster.run()
+    address = cluster.arguments("learner-0")[3]
+    for index in (0, 1):
+        assert cluster.arguments(f"actor-0-{index}") == [
+            "node",
+            "--stdin-is-leash",
+            "--role=actor",
+            address,
+            "--agent=0",
+            f"--config={cluster.directory.path}/run.toml",
+            f"--metrics-port={9_002 + index}",
+        ]
+        assert "has finished" in cluster.log(f"actor-0-{index}")
+    assert (cluster.left, cluster.said) == ([], [])
+
+
+async def test_an_actor_that_is_killed_is_started_again(with_actors):
+    cluster = with_actors(actor=f"be killed, {EXPLORE}")
+    await cluster.run()
+    assert [node for node, _, _ in cluster.restarts] == ["actor-0-0"]
+    assert len(cluster.starts("actor-0-0")) == 2
+    assert cluster.left == []
+
+
+async def test_an_actor_whose_settings_are_refused_ends_the_run(with_actors):
+    cluster = with_actors(actor="refuse", learner="train")
+    with pytest.raises(NodeFailedError, match="actor-0-0 ended"):
+        await cluster.run()
+    assert cluster.left == []
+
+
+async def test_actors_that_stay_when_their_learner_has_ended_are_ended(with_actors, monkeypatch):
+    monkeypatch.setattr(local, "ACTORS_END_S", 0.1)
+    cluster = with_actors(actor="train", other="train")
+    await cluster.run()
+    assert "told to end" in cluster.log("actor-0-0")
+    assert cluster.left == []
+
+
+async def test_on_a_signal_actors_end_before_their_learner(with_actors):
+    cluster = with_actors(actor="train", other="train", learner="train")
+    running = asyncio.ensure_future(cluster.run())
+    await cluster.until_logged("waiting", "learner-0", "actor-0-0", "actor-0-1")
+    await until(lambda: cluster.display.shown)
+    cluster.stop.set()
+    await running
+    ends = [
+        (cluster.directory.logs / f"{name}.log").stat().st_mtime_ns for name in ("actor-0-1", "learner-0")
+    ]
+    assert ends == sorted(ends)
+    assert cluster.left == []
