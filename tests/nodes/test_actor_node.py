@@ -129,7 +129,7 @@ async def test_when_the_learner_is_replaced_the_actor_goes_on_under_the_new_epoc
         assert writer.startswith("actor-")
         stop.set()
         await promptly(task)
-    assert service.run.store.committed(writer, agent_id=0) == 0  # it gave its place back
+    assert service.run.store.committed(writer, agent_id=0) == inserted(service)
     assert_unbroken(rows_in(service), learner.schema)
 
 
