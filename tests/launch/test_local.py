@@ -707,6 +707,7 @@ async def test_actors_are_told_whose_they_are_and_end_after_their_learner(with_a
             "--agent=0",
             f"--config={cluster.directory.path}/run.toml",
             f"--metrics-port={9_002 + index}",
+            "OMP=1",
         ]
         assert "has finished" in cluster.log(f"actor-0-{index}")
     assert (cluster.left, cluster.said) == ([], [])
