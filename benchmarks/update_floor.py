@@ -37,6 +37,7 @@ from dase_grpc.learning.sac import SAC
 from dase_grpc.learning.similarity import SimilarityWeigher
 from dase_grpc.learning.staging import Staging
 from dase_grpc.learning.td3 import TD3
+from dase_grpc.learning.weighing import weighed
 from dase_grpc.presets import preset
 from dase_grpc.schema import Array, TransitionSchema
 
@@ -98,10 +99,10 @@ def step(*, far: bool) -> Subject:
     weigher = SimilarityWeigher(DpsOptions(), own_id=0, agents=2)
     given, untrained = rows(far=far), agent.state_dict()
 
-    def weigh() -> tuple[Batch, Tensor, Tensor]:
+    def weigh() -> tuple[Batch, Tensor, Tensor | None]:
         batch = staging.load(given)
-        actions = agent.policy_actions(batch.observation)
-        return batch, weigher.weigh(batch, actions).weight, actions
+        weighing, actions = weighed(agent, weigher, batch)
+        return batch, weighing.weight, actions
 
     def run() -> object:
         batch, weight, actions = weigh()

@@ -112,6 +112,11 @@ class ActorCritic(ABC):
         return self._actor_pass.actions(self._as_seen(observation))
 
     @property
+    def uses_actions(self) -> bool:
+        """Whether the next `update` would use what `policy_actions` gives for its whole batch."""
+        return not self._by_autograd and self._normaliser is None and self._moves_actor(self._updates + 1)
+
+    @property
     def policy(self) -> ActorPolicy:
         """The policy being trained: the network itself, whose actions have gradients."""
         return self._policy
@@ -166,6 +171,10 @@ class ActorCritic(ABC):
             losses = self._learn(seen, weight / weight.sum(), policy, *noise)
         self._actor_pass.forget()
         return losses
+
+    def _moves_actor(self, update: int) -> bool:
+        """Whether the update of that number, counted from 1, moves the actor too."""
+        return True
 
     def _noises(self, action: Tensor) -> tuple[Tensor, ...]:
         """What an update draws, in the shape of the batch's actions."""

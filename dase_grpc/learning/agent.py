@@ -36,6 +36,11 @@ class Agent(Policy, Protocol):
         """π(s) for (B, m) observations on the agent's device, (B, n) in [-1, 1], without gradient."""
         ...
 
+    @property
+    def uses_actions(self) -> bool:
+        """Whether the next `update` would use what `policy_actions` gives for its whole batch."""
+        ...
+
     def update(self, batch: Batch, weight: Tensor, *, actions: Tensor | None = None) -> Mapping[str, Tensor]:
         """One training iteration.
 

@@ -1,7 +1,7 @@
 """A sampled batch as named tensors: views of one (B, width) tensor of packed rows."""
 
 from dataclasses import dataclass, fields
-from typing import Self
+from typing import Final, Self
 
 import torch
 from torch import Tensor
@@ -43,5 +43,14 @@ class Batch:
 
     def at(self, rows: Tensor) -> Self:
         """The batch of some rows alone, copied; rows is (k,) int64."""
-        gathered = {field.name: getattr(self, field.name)[rows] for field in fields(self)}
-        return type(self)(**gathered)
+        gathered = {name: getattr(self, name).index_select(0, rows) for name in _COPIED}
+        seen = self.observation.shape[1]
+        return type(self)(
+            observation=gathered["state_action"][:, :seen],
+            action=gathered["state_action"][:, seen:],
+            **gathered,
+        )
+
+
+# observation and action are parts of state_action
+_COPIED: Final = tuple(field.name for field in fields(Batch) if field.name not in ("observation", "action"))

@@ -44,12 +44,17 @@ def relative_gaussian(mean: Tensor, cov: Tensor, reference_variance: float) -> R
     scaled = cov / reference_variance
     factor, info = torch.linalg.cholesky_ex(scaled)
     pivot = factor.diagonal(dim1=-2, dim2=-1).square()
-    rounding = scaled.diagonal(dim1=-2, dim2=-1) * (_PIVOT_ROUNDING * cov.shape[-1])
+    rounding = scaled.diagonal(dim1=-2, dim2=-1) * pivot_rounding(cov.shape[-1])
     definite = (info == 0) & (pivot > rounding).all(-1)
     identity = torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
     factor = torch.where(definite[..., None, None], factor, identity)
     inverse = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
     return RelativeGaussian(mean / math.sqrt(reference_variance), factor, inverse, definite)
+
+
+def pivot_rounding(size: int) -> float:
+    """The share of a dimension's variance, one of `size`, up to which its pivot may be rounding errors."""
+    return _PIVOT_ROUNDING * size
 
 
 def shifted_reference(deviation: Tensor, reference_variance: float) -> RelativeGaussian:

@@ -124,6 +124,11 @@ class DPD:
         """π(s) for (B, m) observations on the agent's device, (B, n) in [-1, 1], without gradient."""
         return self._own.policy_actions(observation)
 
+    @property
+    def uses_actions(self) -> bool:
+        """Whether the next `update` would use what `policy_actions` gives for its whole batch."""
+        return self._own.uses_actions
+
     def update(self, batch: Batch, weight: Tensor, *, actions: Tensor | None = None) -> Mapping[str, Tensor]:
         """One training iteration: the algorithm's own update, then the distillation.
 

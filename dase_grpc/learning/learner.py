@@ -29,6 +29,7 @@ from dase_grpc.learning.similarity import Weighing
 from dase_grpc.learning.staging import Staging
 from dase_grpc.learning.statistics import DeviceTotals, Diagnosis, Window, finite, fold, record, show
 from dase_grpc.learning.timing import UpdateTiming
+from dase_grpc.learning.weighing import weighed
 from dase_grpc.progress import Progress, evaluation_line
 
 DIAGNOSE_EVERY: Final = 50
@@ -301,9 +302,9 @@ class Learner:
         self._window.skipped += 1
         self._parts.metrics.skipped(reason)
 
-    def _weigh(self, batch: Batch) -> tuple[Weighing, Tensor]:
-        actions = self._parts.agent.policy_actions(batch.observation)
-        self._totals.add(weighing := self._parts.weigher.weigh(batch, actions))
+    def _weigh(self, batch: Batch) -> tuple[Weighing, Tensor | None]:
+        weighing, actions = weighed(self._parts.agent, self._parts.weigher, batch)
+        self._totals.add(weighing)
         return weighing, actions
 
     @property

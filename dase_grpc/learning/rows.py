@@ -22,7 +22,5 @@ def that_count(weight: Tensor) -> Tensor | None:
     depends on data.
     """
     values = weight.numpy()
-    counts = values > NEGLIGIBLE * values.max()
-    if counts.all() or not counts.any():
-        return None
-    return torch.from_numpy(counts.nonzero()[0])
+    (rows,) = (values > NEGLIGIBLE * values.max()).nonzero()
+    return torch.from_numpy(rows) if 0 < len(rows) < len(values) else None

@@ -6,9 +6,11 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from dase_grpc.learning import pooled
 from dase_grpc.learning.batch import Batch
 from dase_grpc.learning.dps import (
     DpsOptions,
@@ -74,20 +76,37 @@ class SimilarityWeigher:
         options: what is measured; section `dps` of the configuration.
         own_id: the agent whose rows are internal.
         agents: K, the number of agents that share the buffer.
+        masked: whether the reference twin weighs, with masks and as on a GPU, even where `pooled` could.
     """
 
-    def __init__(self, options: DpsOptions, *, own_id: int, agents: int) -> None:
+    def __init__(self, options: DpsOptions, *, own_id: int, agents: int, masked: bool = False) -> None:
         self._options = options
         self._own_id = own_id
         self._agents = agents
+        self._by_pooled = not masked and pooled.suffices(options)
         self._running: RunningMoments | None = None
 
-    def weigh(self, batch: Batch, policy_actions: Tensor) -> Weighing:
-        """The weights for one update; policy_actions is (B, n), this agent's π(s) on the batch's device.
+    def rows_to_judge(self, batch: Batch) -> Tensor | None:
+        """The (E,) int64 indices of the external rows, whose policy actions are all that `weigh` needs.
 
-        With scope `agent`, external rows of agents outside 0..K-1 weigh 0 and count as degenerate.
-        With `memory`, the batch becomes part of the running moments first. Never synchronises with the host.
+        None where the batch is not on a CPU: E is a shape that depends on data.
         """
+        if batch.agent_id.device.type != "cpu":
+            return None
+        return torch.from_numpy((batch.agent_id.numpy() != self._own_id).nonzero()[0])
+
+    def weigh(self, batch: Batch, policy_actions: Tensor, *, rows: Tensor | None = None) -> Weighing:
+        """The weights for one update; policy_actions is this agent's π(s) on the batch's device.
+
+        They are (B, n), or (E, n) where `rows` are given, what `rows_to_judge` gave.
+        With scope `agent`, external rows of agents outside 0..K-1 weigh 0 and count as degenerate.
+        With `memory`, the batch becomes part of the running moments first.
+        Never synchronises with the host if that is another device.
+        """
+        if self._by_pooled and batch.action.device.type == "cpu":
+            return self._weigh_pooled(batch, policy_actions.detach(), rows)
+        if rows is not None:  # nothing looks at the internal rows' deviations
+            policy_actions = torch.zeros_like(batch.action).index_copy(0, rows, policy_actions)
         external = batch.agent_id != self._own_id
         deviation = deviations(batch.action, policy_actions)
         if self._options.scope == "transition":
@@ -103,6 +122,31 @@ class SimilarityWeigher:
         if by_agent:
             return _summary(external, _by_row(groups, member))
         return _weighing(row_weights(external, groups.similarity), groups)
+
+    def _weigh_pooled(self, batch: Batch, policy_actions: Tensor, rows: Tensor | None) -> Weighing:
+        """`weigh` by `pooled.terms`."""
+        if rows is None:
+            rows = self.rows_to_judge(batch)
+            assert rows is not None
+            policy_actions = policy_actions.index_select(0, rows)
+        actions = batch.action.detach().index_select(0, rows)
+        with np.errstate(invalid="ignore"):
+            deviation = np.subtract(actions.numpy(), policy_actions.numpy(), dtype=np.float64)
+        covariance_term, mean_term = pooled.terms(deviation, self._options.reference_variance)
+        rho = covariance_term + mean_term
+        similarity = math.exp(-rho)
+        weight = np.ones(len(batch.agent_id), np.float32)
+        weight[rows.numpy()] = similarity
+        scalars = torch.tensor((similarity, rho, covariance_term, mean_term), dtype=torch.float64).unbind()
+        return Weighing(
+            weight=torch.from_numpy(weight),
+            similarity=scalars[0],
+            rho=scalars[1],
+            covariance_term=scalars[2],
+            mean_term=scalars[3],
+            external=torch.tensor(len(rows)),
+            degenerate=torch.tensor(len(rows) > 0 and math.isinf(rho)),
+        )
 
     def by_source(self, batch: Batch, policy_actions: Tensor) -> Similarity:
         """How similar each collecting agent is by its own rows, (K,).

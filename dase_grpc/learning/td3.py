@@ -77,9 +77,8 @@ class TD3(ActorCritic):
     def _q(self, observation: Tensor, action: Tensor) -> Tensor:
         return self._critic.first(torch.cat((observation, action), dim=1))
 
-    @property
-    def _actor_is_due(self) -> bool:
-        return self._updates % self._config.policy_delay == 0
+    def _moves_actor(self, update: int) -> bool:
+        return update % self._config.policy_delay == 0
 
     def _learn(
         self, batch: Batch, share: Tensor, policy: Callable[[], Tensor], *noise: Tensor
@@ -92,7 +91,7 @@ class TD3(ActorCritic):
         losses = {"critic_loss": critic_loss(both, target, share), "q_mean": both[0] @ share}
         self._critic_steps.step(losses["critic_loss"])
 
-        if self._actor_is_due:
+        if self._moves_actor(self._updates):
             action = policy()
             value = critic.first.value(torch.cat((batch.observation, action), dim=1))
             self._actor_pass.backward(critic.first.action_gradient(-share, action.shape[1]))
@@ -107,7 +106,7 @@ class TD3(ActorCritic):
         loss = self._critic_steps.minimise(critic_loss(both, target, share))
         losses = {"critic_loss": loss, "q_mean": both.detach()[0] @ share}
 
-        if self._actor_is_due:
+        if self._moves_actor(self._updates):
             loss = actor_loss(self._actor, self._critic, batch.observation, share)
             losses["actor_loss"] = self._actor_steps.minimise(loss)
             self._follow()

@@ -70,6 +70,7 @@ class StubAgent:
     tried: int = 0
     left_out: int = 0
     ruined: bool = False
+    uses_actions: bool = True
 
     def act(self, observation):
         return np.zeros((len(observation), 1), np.float32)
