@@ -14,6 +14,7 @@ from dase_grpc.errors import (
     NodeFailedError,
     RefusalError,
     UsageError,
+    WaitedTooLongError,
 )
 
 CLASSES = {name: cls for name, cls in vars(errors).items() if inspect.isclass(cls)}
@@ -50,7 +51,14 @@ def test_every_error_is_ours_explains_itself_and_carries_its_sentence(cls):
 
 def test_users_nodes_networks_and_services_are_different_things_to_blame():
     environments = (EnvironmentFailedError, EnvironmentHangsError)
-    branches = (UsageError, NodeFailedError, DivergedError, *environments, RefusalError)
+    branches = (
+        UsageError,
+        NodeFailedError,
+        DivergedError,
+        WaitedTooLongError,
+        *environments,
+        RefusalError,
+    )
     for cls in CLASSES.values():
         assert sum(issubclass(cls, branch) for branch in branches) == (cls is not DaseError)
 

@@ -8,7 +8,7 @@ from deploy.charts import CONFIG, VALUES, Rendered, Workload
 from dase_grpc import __main__, cli_node, flags
 from dase_grpc.cli import app
 from dase_grpc.health import LIVE_PATH, READY_PATH
-from dase_grpc.nodes import actor, draining, leaving, replay
+from dase_grpc.nodes import draining, leaving, replay
 from dase_grpc.nodes.liveness import ANSWER_S
 
 FLAGS = {name for names in cli_node.TAKES.values() for name in names}
@@ -90,7 +90,7 @@ def test_nodes_have_time_to_end_in_order(nodes):
             drain_s = 3 * draining.DRAIN_S + 2 * leaving.FAREWELL_S * shards(node)
             assert grace_s >= sleep_s + drain_s + CHECKPOINT_S + __main__.EXIT_S
         if node.role == "actor":  # its thread, the last rows
-            assert grace_s >= 2 * draining.DRAIN_S + 2 * actor.FAREWELL_S * shards(node) + __main__.EXIT_S
+            assert grace_s >= 2 * draining.DRAIN_S + 2 * leaving.FAREWELL_S * shards(node) + __main__.EXIT_S
 
 
 def test_learners_of_a_job_are_replaced_and_not_counted_when_they_are_stopped(nodes):

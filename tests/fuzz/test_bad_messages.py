@@ -1,6 +1,7 @@
 """Messages that are wrong: each is answered with the documented refusal, and stores nothing."""
 
 import re
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -319,6 +320,7 @@ async def test_an_agent_cannot_fill_the_table_of_writers(service):
         service.run.store.append(f"w{number}", 1, rows_of(1, 0), agent_id=1)
     for number in range(MAX_AGENT_WRITERS):
         service.run.store.append(f"w{number}", 1, rows_of(1, 1, 1), agent_id=1)
+    service.run.store.watch.began = time.monotonic()  # as if all had just ended
     error = await answer(service.channel, insert(target, chunk(1, ROW), writer="one more"))
     assert refused_as(error) == TooManyWritersError.__name__
     assert f"agent 1 has {MAX_AGENT_WRITERS} writers" in (error.details() if error else "")

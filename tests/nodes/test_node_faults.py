@@ -147,7 +147,7 @@ def test_what_a_user_can_put_right_is_one_line_and_exit_code_2(tmp_path):
             "--insecure": ("--role=replay", "--listen=0.0.0.0:0"),
             "--gpu 9": (*learner_arguments(address, tmp_path / "run"), "--gpu=9"),
             "neither has 'Nothing'": learner_arguments(address, tmp_path / "run", env__id="worlds:Nothing"),
-            "--agents 8": (*learner_arguments(address, tmp_path / "run"), "--agent=7"),
+            "--agent 7 is not of this run": (*learner_arguments(address, tmp_path / "run"), "--agent=7"),
         }
         for sentence, arguments in cases.items():
             with process(*arguments) as node:

@@ -277,7 +277,7 @@ async def test_rows_wider_than_a_chunk_limit_go_out_in_several_chunks():
 async def test_another_fingerprint_is_refused_with_both_values(service):
     target = await service.target()
     other = replace(target, schema=WIDE)
-    with pytest.raises(SchemaMismatchError, match=f"{SCHEMA.fingerprint}.*{WIDE.fingerprint}"):
+    with pytest.raises(SchemaMismatchError, match=f"{SCHEMA.fingerprint[:8]}.*{WIDE.fingerprint[:8]}"):
         await Inserter(other, writer_id="w").open()
 
 
