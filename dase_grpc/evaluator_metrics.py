@@ -47,6 +47,21 @@ class EvaluatorMetrics(EvaluationMetrics):
         )
         for agent_id in agents:
             self._skipped.labels(str(agent_id))
+        self.losses = Counter(
+            "dase_evaluator_replay_losses",
+            "Times that the replay came back without transitions it had.",
+            registry=registry,
+        )
+        self._reconnects = Counter(
+            "dase_evaluator_reconnects",
+            "Streams that were answered again after they had broken, by the status they broke with.",
+            ["stream", "grpc_code"],
+            registry=registry,
+        )
+
+    def reconnected(self, stream: str, grpc_code: str) -> None:
+        """Counts a stream that was answered again, by the name of the status it had broken with."""
+        self._reconnects.labels(stream, grpc_code).inc()
 
     def skipped(self, agent_id: int, count: int) -> None:
         """Counts evaluations that will not be made."""

@@ -168,7 +168,9 @@ async def run_evaluator(options: EvaluatorOptions, stop: asyncio.Event) -> None:
             evaluating = Evaluating(
                 due, agents, config=config, schema=schema, journals=books.open, metrics=metrics, watch=watch
             )
-            connection = guest.connection(timeout_s=options.replay_timeout_s, credentials=options.credentials)
+            connection = guest.connection(
+                timeout_s=options.replay_timeout_s, credentials=options.credentials, metrics=metrics
+            )
             following = partial(follow_name, Shards.one(connection), lines)
             work = _Work(
                 connection,

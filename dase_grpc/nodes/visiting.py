@@ -9,6 +9,7 @@ from typing import Any
 
 from dase_grpc.attendance import Attendance, Attendant
 from dase_grpc.errors import ConfigError, RefusalError
+from dase_grpc.explorer_metrics import StreamMetrics
 from dase_grpc.nodes.connection import Connection
 from dase_grpc.nodes.joining import Wanted, patiently
 from dase_grpc.nodes.leaving import FAREWELL_S
@@ -31,11 +32,14 @@ class Guest:
     address: Address
     target: StreamTarget
 
-    def connection(self, *, timeout_s: float, credentials: Credentials) -> Connection:
+    def connection(self, *, timeout_s: float, credentials: Credentials, metrics: StreamMetrics) -> Connection:
         """The connection to the shard."""
         where = (self.address.host, self.address.port, self.address.server_name)
         return Connection(
-            self.target, timeout_s=timeout_s, look_why_away=partial(credentials.require_let_in, *where)
+            self.target,
+            timeout_s=timeout_s,
+            metrics=metrics,
+            look_why_away=partial(credentials.require_let_in, *where),
         )
 
     def attend(

@@ -40,6 +40,8 @@ from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.report import write_report
 from dase_grpc.runs.summary import AgentFiles, status
 from dase_grpc.runs.verify import verify
+from dase_grpc.telemetry import make_registry
+from dase_grpc.wire.draining import Draining
 from dase_grpc.wire.policy import PolicyPublisher
 from dase_grpc.wire.sharded import ReplayPlace
 from dase_grpc.wire.transport import Address
@@ -339,6 +341,23 @@ async def test_a_replay_that_stays_away_ends_it_with_one_sentence(tmp_path, capl
             with pytest.raises((UnreachableError, DrainingError)) as refusal:
                 await promptly(task, within_s=10)
     assert_one_sentence(refusal.value, "gave up after")
+
+
+async def test_streams_that_broke_and_were_answered_again_are_counted(service, tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(
+        "dase_grpc.nodes.evaluator.make_registry", lambda: kept.append(make_registry()) or kept[0]
+    )
+    learner = await Published.joined(service)
+    async with evaluating(evaluator_options(service.address, tmp_path / "run")):
+        await learner.publish(0)
+        await eventually(lambda: steps_of(tmp_path / "run") == [0])
+        service.policies.drain()
+        monkeypatch.setattr(service.policies, "_draining", Draining("Publish", "Subscribe"))
+        labels = {"stream": "subscribe", "grpc_code": "UNAVAILABLE"}
+        await eventually(
+            lambda: kept[0].get_sample_value("dase_evaluator_reconnects_total", labels) == 1, within_s=10
+        )
 
 
 # Who may write evaluations.csv
