@@ -59,6 +59,11 @@ class EvaluatorMetrics(EvaluationMetrics):
             registry=registry,
         )
 
+    def expect(self, streams: Iterable[str]) -> None:
+        """Begins at 0 what can happen to the streams."""
+        for stream in streams:
+            self._reconnects.labels(stream, "UNAVAILABLE")
+
     def reconnected(self, stream: str, grpc_code: str) -> None:
         """Counts a stream that was answered again, by the name of the status it had broken with."""
         self._reconnects.labels(stream, grpc_code).inc()

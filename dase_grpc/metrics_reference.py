@@ -111,7 +111,7 @@ def evaluator_registry() -> CollectorRegistry:
     metrics = EvaluatorMetrics(registry, [0])
     metrics.evaluated(0, 1.5, seconds=2.0)
     metrics.skipped(0, 1)
-    metrics.reconnected("subscribe", "UNAVAILABLE")
+    metrics.expect(["subscribe"])
     return registry
 
 

@@ -147,6 +147,7 @@ async def run_evaluator(options: EvaluatorOptions, stop: asyncio.Event) -> None:
         registry, health = make_registry(), Health(loop_turns())
         cleanup.enter_context(metrics_endpoint(registry, *where, health, tls=metrics_tls))
         metrics = EvaluatorMetrics(registry, agents)
+        metrics.expect((Stream.HEARTBEAT, Stream.SUBSCRIBE))
         async with lines_to(options.replay, options.credentials) as lines:
             guest = await unless(stop, arrived(lines, _wanted(options), schema, node=_node(options)))
             if guest is None:
