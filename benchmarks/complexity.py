@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Final
 
 from complexity_table import NOTE, VARIANTS, Measured, as_row, read_results, results_file, table
+from measuring import processor
 from process_tree import (
     ProcessTree,
     Sample,
@@ -293,16 +294,8 @@ def measure_all(plan: Plan, algorithms: Sequence[str], *, repeats: int) -> Itera
 
 def machine() -> str:
     """The processor, its cores, and the versions that decide the figures."""
-    model = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
     return (
-        f"{model}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, "
+        f"{processor()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, "
         f"Python {platform.python_version()}, torch {version('torch')}, grpcio {version('grpcio')}"
     )
 

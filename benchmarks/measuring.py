@@ -197,9 +197,9 @@ def resident_bytes(pid: int) -> int:
     raise ValueError(f"/proc/{pid}/smaps_rollup has no Rss")
 
 
-def machine() -> str:
-    """The processor, its cores and the Python."""
-    model = next(
+def processor() -> str:
+    """Its name."""
+    return next(
         (
             line.partition(":")[2].strip()
             for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -207,4 +207,8 @@ def machine() -> str:
         ),
         platform.processor(),
     )
-    return f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}"
+
+
+def machine() -> str:
+    """The processor, its cores and the Python."""
+    return f"{processor()}, {os.cpu_count()} cores, Python {platform.python_version()}"

@@ -20,7 +20,7 @@ from dase_grpc.explorer_metrics import ExplorerMetrics
 from dase_grpc.learning.agent import Policy
 from dase_grpc.learning.containment import Contained
 from dase_grpc.learning.envs import Environment
-from dase_grpc.learning.exploration import ExploredStep, Explorer
+from dase_grpc.learning.exploration import ExploredStep, Explorer, count
 from dase_grpc.learning.ports import Halted, TransitionSink
 from dase_grpc.schema import Array, TransitionSchema
 
@@ -158,16 +158,9 @@ class Acting:
             self._rate_from = now, self.env_steps
 
     def _note(self, explored: ExploredStep) -> None:
-        metrics = self._metrics
-        metrics.env_steps.inc()
-        for call in explored.restarts:
-            metrics.restarted(call)
-        if explored.episode is not None:
-            metrics.episodes.inc()
-            metrics.episode_return.set(explored.episode.return_)
+        count(self._metrics, explored)
         if explored.reason is None:
             return
-        metrics.refused(explored.reason)
         if not self._refused[explored.reason]:
             _log.warning(
                 "%s: a transition is left out because its %s is not finite in float32, and so is every later "

@@ -9,7 +9,7 @@ from math import floor
 from typing import Protocol
 
 from dase_grpc.errors import EnvironmentFailedError
-from dase_grpc.learning.exploration import Episode, ExploredStep, Explorer
+from dase_grpc.learning.exploration import Episode, ExploredStep, Explorer, count
 from dase_grpc.learning.learner_parts import LearnerParts
 from dase_grpc.learning.learner_state import Counters
 from dase_grpc.learning.ports import ActorSteps
@@ -103,20 +103,17 @@ class OwnSteps:
         self._refill = True
 
     def _note(self, explored: ExploredStep) -> None:
-        metrics, window = self._parts.metrics, self._window()
-        metrics.env_steps.inc()
+        window = self._window()
+        count(self._parts.metrics, explored)
+        window.restarts.update(explored.restarts)
         if explored.reason is not None:
             self._refuse(explored.reason)
-        count_restarts(self._parts, window, explored.restarts)
         if explored.episode is not None:
             window.episodes += 1
             window.episode_returns.add(explored.episode.return_)
-            metrics.episodes.inc()
-            metrics.episode_return.set(explored.episode.return_)
 
     def _refuse(self, reason: str) -> None:
         self._window().refused[reason] += 1
-        self._parts.metrics.refused(reason)
         if not self._refused[reason]:
             _log.warning(
                 "agent %d at step %s: a transition is left out because its %s is not finite in float32, and "

@@ -10,6 +10,7 @@ import numpy as np
 
 from dase_grpc import seeding
 from dase_grpc.errors import DivergedError
+from dase_grpc.explorer_metrics import ExplorerMetrics
 from dase_grpc.learning.agent import Policy
 from dase_grpc.learning.env_ids import summary
 from dase_grpc.learning.envs import ActionMap, Environment, to_float32, to_reward
@@ -340,6 +341,18 @@ class Explorer:
                 REFUSED_IN_A_ROW,
                 reason,
             )
+
+
+def count(metrics: ExplorerMetrics, explored: ExploredStep) -> None:
+    """Counts an environment step in the metrics of whoever explores."""
+    metrics.env_steps.inc()
+    for call in explored.restarts:
+        metrics.restarted(call)
+    if explored.reason is not None:
+        metrics.refused(explored.reason)
+    if explored.episode is not None:
+        metrics.episodes.inc()
+        metrics.episode_return.set(explored.episode.return_)
 
 
 def require_finite_action(action: Array, *, of: str = "the policy") -> None:

@@ -41,6 +41,7 @@ from dase_grpc.nodes.waits import WaitReason
 from dase_grpc.telemetry import make_registry, metrics_endpoint
 from dase_grpc.wire.dialling import NO_CREDENTIALS, Credentials
 from dase_grpc.wire.sharded import ReplayPlace
+from dase_grpc.wire.transport import require_let_in
 
 log = logging.getLogger("dase")
 
@@ -166,9 +167,7 @@ async def run_actor(options: ActorOptions, stop: asyncio.Event) -> None:
                     node=node,
                     timeout_s=options.replay_timeout_s,
                     metrics=metrics,
-                    look_why_away=partial(
-                        options.credentials.require_let_in, address.host, address.port, address.server_name
-                    ),
+                    look_why_away=partial(require_let_in, address, options.credentials),
                 )
                 for target, address in zip(let_in.targets, let_in.addresses, strict=True)
             ]

@@ -72,7 +72,7 @@ class BatchQueue:
 
     def due(self, granted: int) -> int:
         """How many batches to ask for, `granted` having been asked for so far."""
-        return self.delivered - len(self._batches) + self._prefetch - granted
+        return self.taken + self._prefetch - granted
 
     def hold(self) -> None:
         """Lets a wait for a batch end without one; none is asked for before `next` is called again."""

@@ -34,10 +34,8 @@ async def drain(
         UnreachableError: the replay takes no rows any more.
         Exception: what the thread raised.
     """
-    if not await in_time(
-        thread, shards, stop, over=over
-    ):  # it evaluates, or waits for room in a queue that is stuck
-        link.close()
+    if not await in_time(thread, shards, stop, over=over):
+        link.close()  # it evaluates, or waits for room in a queue that is stuck
         await alarm.unless_hanging(thread)
     thread.result()
     link.no_more_rows()

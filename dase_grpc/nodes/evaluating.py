@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -96,7 +97,7 @@ class Evaluating:
 
     def attendance(self, updates: Mapping[int, int]) -> Attendance:
         """What the evaluator is doing; `updates` says how far the learners are."""
-        said, state = self._attendance, "idle: no policy is due"
+        state = "idle: no policy is due"
         if self._busy:
             state = "evaluating"
         if (environment := self._watch.waiting) is not None:
@@ -104,14 +105,7 @@ class Evaluating:
         lag = None
         if (latest := self._latest) is not None and latest.agent_id in updates:
             lag = float(max(0, updates[latest.agent_id] - latest.version))
-        return Attendance(
-            envs=said.envs,
-            env_steps=said.env_steps,
-            env_steps_per_second=said.env_steps_per_second,
-            policy_version=said.policy_version,
-            policy_lag_updates=lag,
-            state=state,
-        )
+        return replace(self._attendance, policy_lag_updates=lag, state=state)
 
     def _evaluate(self, policy: Policy, halt: threading.Event) -> None:
         name, started = f"agent {policy.agent_id} at step {policy.step:,}", self._clock()

@@ -7,11 +7,11 @@ from typing import Final
 import torch
 
 from dase_grpc.agent_config import AgentConfig
-from dase_grpc.errors import ConfigError, DaseError, WaitedTooLongError
+from dase_grpc.errors import ConfigError, WaitedTooLongError
 from dase_grpc.learning.acting import Behaviour
-from dase_grpc.learning.peers import from_bytes
 from dase_grpc.learning.policy import ActorPolicy, load_policy
 from dase_grpc.nodes.connection import Connection
+from dase_grpc.nodes.policies import unpacked
 from dase_grpc.nodes.subscribing import follow
 from dase_grpc.nodes.waits import Wait, Waited, WaitReason
 from dase_grpc.schema import TransitionSchema
@@ -110,14 +110,11 @@ class FollowedPolicy:
         self._came.set()
 
     def _loaded(self, policy: Policy) -> ActorPolicy:
+        tensors = unpacked(policy)
         try:
-            return load_policy(self._config, self._schema, from_bytes(policy.payload), CPU)
+            return load_policy(self._config, self._schema, tensors, CPU)
         except (KeyError, ValueError) as error:
             raise ConfigError(
                 f"policy {policy.version} of agent {self._agent_id} is not one of this actor's settings "
                 f"({error}); start it with the settings of the learner"
             ) from error
-        except DaseError as error:
-            raise DaseError(
-                f"policy {policy.version} of agent {self._agent_id} cannot be read: {error}"
-            ) from None

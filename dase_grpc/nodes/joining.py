@@ -17,7 +17,7 @@ from dase_grpc.schema import TransitionSchema
 from dase_grpc.wire.cluster import ClusterClient, Membership
 from dase_grpc.wire.dialling import NO_CREDENTIALS, Credentials
 from dase_grpc.wire.probing import silence_of
-from dase_grpc.wire.transport import Address
+from dase_grpc.wire.transport import Address, require_let_in
 from dase_grpc.wire.v1 import cluster_pb2
 
 REPLAY_TIMEOUT_S: Final = 600.0
@@ -215,9 +215,7 @@ async def _unless_shut_out(asking: "asyncio.Future[Any]", wanted: Wanted) -> Non
 
 async def _look_at_credentials(wanted: Wanted) -> NoReturn:
     while True:
-        await wanted.credentials.require_let_in(
-            wanted.replay.host, wanted.replay.port, wanted.replay.server_name
-        )
+        await require_let_in(wanted.replay, wanted.credentials)
         await asyncio.sleep(LOOK_AT_CREDENTIALS_S)
 
 

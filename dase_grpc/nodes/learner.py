@@ -307,4 +307,4 @@ def _progress(session: Session) -> Progress:
         return replace(progress, state=f"waiting: {environment}")
     if wait is None:
         return progress
-    return replace(progress, state=f"waiting: {wait.text.removeprefix('waiting for ')}")
+    return replace(progress, state=wait.state)

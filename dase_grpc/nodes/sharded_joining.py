@@ -30,7 +30,7 @@ from dase_grpc.wire.sharded import (
     missing,
     require_complete,
 )
-from dase_grpc.wire.transport import Address, open_channel
+from dase_grpc.wire.transport import Address, open_channel, require_let_in
 
 LOOK_AGAIN_S: Final = 1.0
 """How often a name is resolved again while shards behind it are missing."""
@@ -257,9 +257,7 @@ def connected(
                 timeout_s=timeout_s,
                 accept=accept_part,
                 metrics=metrics,
-                look_why_away=partial(
-                    lines.credentials.require_let_in, address.host, address.port, address.server_name
-                ),
+                look_why_away=partial(require_let_in, address, lines.credentials),
             )
             for target, address in zip(joined.targets, joined.addresses, strict=True)
         ]

@@ -86,7 +86,7 @@ class Troupe:
         if (environment := self.watch.waiting) is not None:
             return f"waiting: {environment}"
         if (wait := self.wait) is not None:
-            return f"waiting: {wait.text.removeprefix('waiting for ')}"
+            return wait.state
         if self.guide.latest_version is None:
             return f"waiting: a policy of agent {self.connection.target.member.agent_id}"
         return "exploring"

@@ -18,7 +18,7 @@ from dase_grpc.schema import TransitionSchema
 from dase_grpc.wire.cluster import ClusterClient, Membership
 from dase_grpc.wire.dialling import Credentials
 from dase_grpc.wire.replay_client import StreamTarget
-from dase_grpc.wire.transport import Address
+from dase_grpc.wire.transport import Address, require_let_in
 from dase_grpc.wire.v1 import cluster_pb2
 
 log = logging.getLogger("dase")
@@ -34,12 +34,11 @@ class Guest:
 
     def connection(self, *, timeout_s: float, credentials: Credentials, metrics: StreamMetrics) -> Connection:
         """The connection to the shard."""
-        where = (self.address.host, self.address.port, self.address.server_name)
         return Connection(
             self.target,
             timeout_s=timeout_s,
             metrics=metrics,
-            look_why_away=partial(credentials.require_let_in, *where),
+            look_why_away=partial(require_let_in, self.address, credentials),
         )
 
     def attend(

@@ -65,6 +65,11 @@ class Wait:
     text: str
     exploring: bool = False
 
+    @property
+    def state(self) -> str:
+        """The wait as Status shows it, "waiting: <for what>"."""
+        return f"waiting: {self.text.removeprefix('waiting for ')}"
+
 
 async def say_waits(look: Callable[[], Wait | None], *, count: Callable[[str, float], None]) -> None:
     """Logs each long wait, again when it changes its kind, and counts how long it lasts; until cancelled."""

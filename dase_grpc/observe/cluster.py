@@ -10,7 +10,7 @@ from typing import Final
 
 from dase_grpc.attendance import Attendance
 from dase_grpc.progress import Progress
-from dase_grpc.wire.messages import attendance_from_proto, progress_from_proto
+from dase_grpc.wire.messages import attendance_from_proto, known, progress_from_proto
 from dase_grpc.wire.v1 import cluster_pb2, replay_pb2
 
 GONE: Final = "expired"
@@ -85,7 +85,7 @@ def view_of(status: cluster_pb2.StatusResponse) -> ClusterView:
         run_id=status.run_id,
         environment=status.environment,
         draining=status.draining,
-        uptime_s=_known(status.uptime_seconds) if status.HasField("uptime_seconds") else None,
+        uptime_s=known(status.uptime_seconds) if status.HasField("uptime_seconds") else None,
         buffer=_buffer(status.buffer),
         agents=tuple(sorted(map(_agent, status.agents), key=lambda agent: agent.agent_id)),
         nodes=tuple(map(_node, status.nodes)),
@@ -152,7 +152,7 @@ def _agent(status: cluster_pb2.AgentStatus) -> AgentView:
         node_name=status.node_name,
         epoch=status.epoch,
         lease=status.lease,
-        silent_s=_known(status.seconds_since_heartbeat) or 0.0,
+        silent_s=known(status.seconds_since_heartbeat) or 0.0,
         reason=status.reason,
         policy_version=status.policy_version if status.HasField("policy_version") else None,
         progress=_finite(progress_from_proto(status.progress)),
@@ -164,7 +164,7 @@ def _node(status: cluster_pb2.NodeStatus) -> NodeView:
         role=status.role,
         node_name=status.node_name,
         agent_id=status.agent_id if status.HasField("agent_id") else None,
-        silent_s=_known(status.seconds_since_attendance) or 0.0,
+        silent_s=known(status.seconds_since_attendance) or 0.0,
         attendance=attendance_from_proto(status.attendance),
     )
 
@@ -173,14 +173,10 @@ def _finite(progress: Progress) -> Progress:
     """The same progress, where numbers that are not finite are not known."""
     return replace(
         progress,
-        updates_per_second=_known(progress.updates_per_second) or 0.0,
-        episode_return=_known(progress.episode_return),
-        first_evaluation_return=_known(progress.first_evaluation_return),
-        evaluation_return=_known(progress.evaluation_return),
+        updates_per_second=known(progress.updates_per_second) or 0.0,
+        episode_return=known(progress.episode_return),
+        first_evaluation_return=known(progress.first_evaluation_return),
+        evaluation_return=known(progress.evaluation_return),
         similarity={source: value for source, value in progress.similarity.items() if math.isfinite(value)},
-        similarity_weight=_known(progress.similarity_weight),
+        similarity_weight=known(progress.similarity_weight),
     )
-
-
-def _known(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

@@ -15,7 +15,7 @@ from dase_grpc.wire.cluster import ClusterClient
 from dase_grpc.wire.dialling import NO_CREDENTIALS, Credentials
 from dase_grpc.wire.probing import silence_of
 from dase_grpc.wire.sharded import ReplayPlace
-from dase_grpc.wire.transport import Address, open_channel
+from dase_grpc.wire.transport import Address, open_channel, require_let_in
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Observer:
             UnauthenticatedError: it is; in one sentence.
         """
         for address in self._replays:
-            await self._credentials.require_let_in(address.host, address.port, address.server_name)
+            await require_let_in(address, self._credentials)
 
     async def say_silence(self) -> None:
         """Asks the operating system about a replay that did not answer.

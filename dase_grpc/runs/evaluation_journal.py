@@ -9,6 +9,7 @@ from dase_grpc.runs.checkpoint import Tensors, best, describe, load_checkpoint, 
 from dase_grpc.runs.directory import AgentDirectory
 from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.files import sync_file
+from dase_grpc.runs.journal import write_evaluation
 from dase_grpc.runs.locking import FolderLock
 from dase_grpc.runs.tensorboard import ScalarWriter, open_tensorboard
 from dase_grpc.schema import TransitionSchema
@@ -73,19 +74,14 @@ class EvaluationJournal:
 
     def note(self, evaluated: Evaluated, tensors: Tensors) -> None:
         """Appends one evaluation; keeps the policy if none before it was better. Blocks for the disk."""
-        self._directory.evaluations.append(
+        write_evaluation(
+            self._directory,
+            self._tensorboard,
             step=evaluated.step,
             return_mean=evaluated.return_mean,
             return_std=evaluated.return_std,
             episodes=evaluated.episodes,
             wall_seconds=evaluated.wall_seconds,
-        )
-        self._tensorboard.scalars(
-            evaluated.step,
-            {
-                "evaluation/return_mean": evaluated.return_mean,
-                "evaluation/return_std": evaluated.return_std,
-            },
         )
         self.last_step = evaluated.step
         if isfinite(evaluated.return_mean) and (self._best is None or evaluated.return_mean >= self._best):

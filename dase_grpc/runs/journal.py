@@ -68,15 +68,14 @@ class AgentJournal:
         self, *, step: int, return_mean: float, return_std: float, episodes: int, wall_seconds: float
     ) -> None:
         """Appends one line to evaluations.csv."""
-        self._directory.evaluations.append(
+        write_evaluation(
+            self._directory,
+            self._tensorboard,
             step=step,
             return_mean=return_mean,
             return_std=return_std,
             episodes=episodes,
             wall_seconds=wall_seconds,
-        )
-        self._tensorboard.scalars(
-            step, {"evaluation/return_mean": return_mean, "evaluation/return_std": return_std}
         )
 
     def metrics(self, values: Mapping[str, Any]) -> None:
@@ -107,3 +106,24 @@ class AgentJournal:
         self._tensorboard.close()
         if self._lock is not None:
             self._lock.close()
+
+
+def write_evaluation(
+    directory: AgentDirectory,
+    tensorboard: ScalarWriter,
+    *,
+    step: int,
+    return_mean: float,
+    return_std: float,
+    episodes: int,
+    wall_seconds: float,
+) -> None:
+    """Appends one line to an agent's evaluations.csv, and its scalars; whoever evaluates does this."""
+    directory.evaluations.append(
+        step=step,
+        return_mean=return_mean,
+        return_std=return_std,
+        episodes=episodes,
+        wall_seconds=wall_seconds,
+    )
+    tensorboard.scalars(step, {"evaluation/return_mean": return_mean, "evaluation/return_std": return_std})

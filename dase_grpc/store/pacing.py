@@ -41,7 +41,7 @@ class StepLimiter:
 
     def may_draw(self, collected: int) -> bool:
         """Whether one more batch may be drawn: if all that are drawn get used, updates are not ahead."""
-        return self.drawn < self.allowed(collected)
+        return not self.missing(collected)
 
     def missing(self, collected: int) -> int:
         """How many more environment steps the next batch takes."""

@@ -66,13 +66,13 @@ def progress_to_proto(progress: Progress) -> cluster_pb2.Progress:
         step=progress.step,
         total_steps=progress.total_steps,
         updates=progress.updates,
-        updates_per_second=_known(progress.updates_per_second) or 0.0,
-        episode_return=_known(progress.episode_return),
-        first_evaluation_return=_known(progress.first_evaluation_return),
-        evaluation_return=_known(progress.evaluation_return),
+        updates_per_second=known(progress.updates_per_second) or 0.0,
+        episode_return=known(progress.episode_return),
+        first_evaluation_return=known(progress.first_evaluation_return),
+        evaluation_return=known(progress.evaluation_return),
         similarity={agent: value for agent, value in progress.similarity.items() if math.isfinite(value)},
         state=progress.state,
-        similarity_weight=_known(progress.similarity_weight),
+        similarity_weight=known(progress.similarity_weight),
     )
 
 
@@ -99,9 +99,9 @@ def attendance_to_proto(attendance: Attendance) -> cluster_pb2.Attendance:
     return cluster_pb2.Attendance(
         envs=attendance.envs,
         env_steps=attendance.env_steps,
-        env_steps_per_second=_known(attendance.env_steps_per_second) or 0.0,
+        env_steps_per_second=known(attendance.env_steps_per_second) or 0.0,
         policy_version=attendance.policy_version,
-        policy_lag_updates=_known(attendance.policy_lag_updates),
+        policy_lag_updates=known(attendance.policy_lag_updates),
         state=attendance.state,
     )
 
@@ -111,9 +111,9 @@ def attendance_from_proto(message: cluster_pb2.Attendance) -> Attendance:
     return Attendance(
         envs=message.envs,
         env_steps=message.env_steps,
-        env_steps_per_second=_known(message.env_steps_per_second) or 0.0,
+        env_steps_per_second=known(message.env_steps_per_second) or 0.0,
         policy_version=message.policy_version if message.HasField("policy_version") else None,
-        policy_lag_updates=_known(message.policy_lag_updates)
+        policy_lag_updates=known(message.policy_lag_updates)
         if message.HasField("policy_lag_updates")
         else None,
         state=shown(message.state),
@@ -145,5 +145,6 @@ def buffer_to_proto(run: SharedRun) -> replay_pb2.BufferState:
     return state
 
 
-def _known(value: float | None) -> float | None:
+def known(value: float | None) -> float | None:
+    """A number, None where it is not finite."""
     return value if value is not None and math.isfinite(value) else None

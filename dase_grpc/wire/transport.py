@@ -140,6 +140,15 @@ def open_channel(address: Address, credentials: Credentials | None = None) -> gr
     return credentials.channel(str(address), (*CLIENT_OPTIONS, *name))
 
 
+async def require_let_in(address: Address, credentials: Credentials) -> None:
+    """Asks a service that does not answer whether it is the credentials.
+
+    Raises:
+        UnauthenticatedError: it is; in one sentence.
+    """
+    await credentials.require_let_in(address.host, address.port, address.server_name)
+
+
 def make_server(calls: Calls | None = None, door: Door | None = None) -> grpc.aio.Server:
     """A server with this service's limits; without servicers, an address, or a start.
 
