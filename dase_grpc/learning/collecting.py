@@ -197,6 +197,22 @@ class ActorsSteps:
         self._at.steps = self._at.stored = max(self._at.steps, steps)
 
 
+def make_collecting(parts: LearnerParts, at: Counters, window: Callable[[], Window]) -> Collecting:
+    """How this learner comes by its environment steps; `window` is what it counts in."""
+    if parts.explorer is not None:
+        return OwnSteps(parts, parts.explorer, at, window)
+    if parts.actor_steps is None:
+        raise ValueError("a learner that does not explore needs actors' steps")
+    config = parts.config
+    schedule = Schedule(
+        Fraction(str(config.train.updates_per_step)),
+        config.agent.stored_before_updates,
+        config.train.steps,
+        (config.eval.every, config.train.log_every, config.train.checkpoint_every),
+    )
+    return ActorsSteps(schedule, parts.actor_steps, at)
+
+
 def count_restarts(parts: LearnerParts, window: Window, calls: Sequence[str]) -> None:
     """Counts environments that were made anew, by what raised."""
     window.restarts.update(calls)

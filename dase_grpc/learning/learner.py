@@ -5,35 +5,21 @@ it; they differ in where transitions go and where batches come from.
 """
 
 import logging
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from fractions import Fraction
 from threading import Event
-from typing import Final
-
-import torch
-from torch import Tensor
 
 from dase_grpc.errors import DivergedError, EnvironmentFailedError, RunDirectoryError
-from dase_grpc.learning.batch import Batch
-from dase_grpc.learning.collecting import ActorsSteps, Collecting, OwnSteps, Schedule, count_restarts
+from dase_grpc.learning.collecting import count_restarts, make_collecting
 from dase_grpc.learning.containment import Contained
 from dase_grpc.learning.device import use
-from dase_grpc.learning.exploration import diverged
-from dase_grpc.learning.health import Health, require_finite
+from dase_grpc.learning.health import require_finite
 from dase_grpc.learning.learner_parts import LearnerParts
 from dase_grpc.learning.learner_state import NOT_YET, Counters, LearnerState, Saved
 from dase_grpc.learning.ports import Halted, StoppablePolicy
-from dase_grpc.learning.similarity import Weighing
-from dase_grpc.learning.staging import Staging
-from dase_grpc.learning.statistics import DeviceTotals, Diagnosis, Window, finite, fold, record, show
-from dase_grpc.learning.timing import UpdateTiming
-from dase_grpc.learning.weighing import weighed
+from dase_grpc.learning.statistics import DeviceTotals, Window, finite, record
+from dase_grpc.learning.updating import Look, Updating
 from dase_grpc.progress import Progress, evaluation_line
-
-DIAGNOSE_EVERY: Final = 50
-"""Updates between two looks at losses and similarity; each look waits for the device once."""
 
 _log = logging.getLogger("dase")
 
@@ -54,11 +40,7 @@ class Learner:
     def __init__(self, parts: LearnerParts) -> None:
         self._parts = parts
         self._config = parts.config
-        self._staging = Staging(parts.schema, parts.config.agent.batch_size, parts.device)
-        self._all_internal = torch.ones(parts.config.agent.batch_size, device=parts.device)
         self._totals = DeviceTotals(parts.device)
-        self._health = Health(parts.agent, parts.metrics)
-        self._timing = UpdateTiming(parts.metrics, parts.clock)
         self._halt = Event()
         self._at = Counters()
         self._resumed: Saved | None = None
@@ -66,8 +48,10 @@ class Learner:
         self._stepped_from = 0
         self._started_at, self._elapsed_s = 0.0, 0.0
         self._window = Window(0.0, 0, 0)
-        self._pace_from, self._paced_updates, self._began_with = 0.0, 0, 0
-        self._collecting = self._collect()
+        self._collecting = make_collecting(parts, self._at, lambda: self._window)
+        self.updating = Updating(
+            parts, self._at, self._collecting, totals=self._totals, window=lambda: self._window
+        )
         self.progress = Progress(total_steps=parts.config.train.steps)
 
     @property
@@ -152,8 +136,9 @@ class Learner:
         self._halt = halt
         now = self._parts.clock()
         self._started_at = now - self._elapsed_s
-        self._window.started_at, self._pace_from = now, now
-        self._report()
+        self._window.started_at = now
+        self.updating.begin(now)
+        self.report()
 
     def step(self) -> None:
         """One environment step and what it brings: an update, an evaluation, metrics.
@@ -165,13 +150,43 @@ class Learner:
             EnvironmentFailedError: the environment raised too often; the step was not taken.
             Halted: the driver closed the sink or the source, or set `halt` during an evaluation.
         """
+        self.collect()
+        if self.may_update:
+            self.show(self.updating.update())
+        self.report()
+
+    def collect(self) -> None:
+        """The environment step of `step`; a driver that updates several agents at once has its phases.
+
+        After it come `updating` if the learner `may_update`, `show` and `report`.
+
+        Raises:
+            EnvironmentFailedError: the environment raised too often; the step was not taken.
+            Halted: the driver closed the sink.
+        """
         self._stepped_from = self._at.steps
         episode = self._collecting.step()
         if episode is not None:
             self.progress = replace(self._snapshot(), episode_return=finite(episode.return_))
-        if self._collecting.may_update:
-            self._update()
-        self._report()
+
+    @property
+    def may_update(self) -> bool:
+        """Whether what was collected is enough for updates."""
+        return self._collecting.may_update
+
+    def show(self, look: Look | None) -> None:
+        """Takes what a look at an update shows into `progress`."""
+        if look is None:
+            return
+        shown, seen, rate = self._snapshot(), look.seen, look.updates_per_second
+        self.progress = replace(
+            shown,
+            similarity={**shown.similarity, **seen.similarity},
+            similarity_weight=shown.similarity_weight
+            if seen.similarity_weight is None
+            else seen.similarity_weight,
+            updates_per_second=shown.updates_per_second if rate is None else rate,
+        )
 
     def keep(self) -> None:
         """Keeps a checkpoint, but no ruined one, which would make room for itself.
@@ -179,7 +194,7 @@ class Learner:
         Raises:
             DivergedError: a number in it is not finite.
         """
-        self._health.count(self._window)
+        self.updating.count_left_out()
         self._keep(self._state.save(self._parts.agent))
 
     def finish(self) -> None:
@@ -190,7 +205,7 @@ class Learner:
             self.progress = replace(self._snapshot(), state="finished" if self.done else "stopped")
 
     def _keep_last(self) -> None:
-        self._health.count(self._window)
+        self.updating.count_left_out()
         if self._window.restarts and self._at.logged == self._at.steps:
             self._log()  # beside the line that was due here; a resumed run keeps both and counts on
         saved = self._state.save(self._parts.agent)  # before a line of metrics that is not due
@@ -198,7 +213,7 @@ class Learner:
             self._log()
         self._keep(saved)
 
-    def _report(self) -> None:
+    def report(self) -> None:
         """The evaluation, unless others make it, and the line of metrics that are due and not made yet."""
         at, config = self._at, self._config
         regular = at.steps // config.eval.every * config.eval.every > at.evaluated
@@ -211,20 +226,6 @@ class Learner:
         if at.steps // config.train.log_every * config.train.log_every > at.logged:
             self._log()
             at.logged = at.steps
-
-    def _collect(self) -> Collecting:
-        parts, config = self._parts, self._config
-        if parts.explorer is not None:
-            return OwnSteps(parts, parts.explorer, self._at, lambda: self._window)
-        if parts.actor_steps is None:
-            raise ValueError("a learner that does not explore needs actors' steps")
-        schedule = Schedule(
-            Fraction(str(config.train.updates_per_step)),
-            config.agent.stored_before_updates,
-            config.train.steps,
-            (config.eval.every, config.train.log_every, config.train.checkpoint_every),
-        )
-        return ActorsSteps(schedule, parts.actor_steps, self._at)
 
     @property
     def _state(self) -> LearnerState:
@@ -242,7 +243,6 @@ class Learner:
         if self._parts.explorer is not None:
             self._parts.explorer.replay()
         self._window.started_step, self._window.started_updates = at.steps, agent.updates
-        self._paced_updates = self._began_with = agent.updates
         self._evaluated_at = at.evaluated
         self.progress = replace(
             self._snapshot(),
@@ -251,7 +251,7 @@ class Learner:
         )
 
     def _keep(self, saved: Saved) -> None:
-        require_finite(saved.agent, of=self._name)
+        require_finite(saved.agent, of=self._parts.name_at(self._at.steps))
         self._parts.journal.checkpoint(
             step=self._at.steps,
             saved=saved,
@@ -262,83 +262,14 @@ class Learner:
         )
         self._parts.metrics.checkpointed()
 
-    def _update(self) -> None:
-        parts, timing = self._parts, self._timing
-        timing.begin()
-        received = parts.source.next()
-        if received is not None:
-            self._collecting.took_batch()
-        if (
-            received is None or self._collecting.refilling
-        ):  # drawn from a handful of rows it would ruin the agent
-            self._skip("no_batch")
-            return
-        rows, self._at.buffer_size = received
-        got_at = timing.lap("sample")
-        if parts.agent.updates == self._began_with:
-            self._pace_from = got_at
-        own = parts.schema.agent_ids(rows) == parts.agent_id
-        batch = self._staging.load(rows)
-        timing.lap("load")
-        weighing, actions = (None, None) if own.all() else self._weigh(batch)
-        if weighing is not None and not own.any() and not bool(weighing.weight.any()):
-            self._skip("no_weight")
-            return
-        timing.lap("weigh")
-        weight = self._all_internal if weighing is None else weighing.weight
-        losses = parts.agent.update(batch, weight, actions=actions)
-        parts.metrics.updates.inc()
-        looks = parts.agent.updates % DIAGNOSE_EVERY == 0
-        now = timing.finish(parts=looks)
-        if looks:
-            self._measure_pace(now)
-            self._diagnose(batch, weighing, losses)
-            if own.any():
-                age = parts.agent.updates - float(parts.schema.policy_versions(rows[own]).mean())
-                self._window.policy_lag.add(age)
-                parts.metrics.sample_age.set(age)
-
-    def _skip(self, reason: str) -> None:
-        self._window.skipped += 1
-        self._parts.metrics.skipped(reason)
-
-    def _weigh(self, batch: Batch) -> tuple[Weighing, Tensor | None]:
-        weighing, actions = weighed(self._parts.agent, self._parts.weigher, batch)
-        self._totals.add(weighing)
-        return weighing, actions
-
-    @property
-    def _name(self) -> str:
-        return f"agent {self._parts.agent_id} at step {self._at.steps:,}"
-
-    def _diagnose(self, batch: Batch, weighing: Weighing | None, losses: Mapping[str, Tensor]) -> None:
-        parts, sources = self._parts, None
-        if weighing is not None:
-            sources = parts.weigher.by_source(batch, parts.agent.policy_actions(batch.observation))
-        seen = Diagnosis.read(losses, weighing, sources, batch_size=len(batch.reward))
-        self._health.count(self._window)
-        if self._health.finding is not None:
-            raise diverged(self._name, self._health.finding)
-        fold(self._window, seen)
-        show(parts.metrics, seen)
-        self.progress = replace(self._snapshot(), similarity={**self.progress.similarity, **seen.similarity})
-        if seen.similarity_weight is not None:
-            self.progress = replace(self.progress, similarity_weight=seen.similarity_weight)
-
-    def _measure_pace(self, now: float) -> None:
-        """The rate of the updates since the last look, or since the first update; evaluations left out."""
-        updates, seconds = self._parts.agent.updates - self._paced_updates, now - self._pace_from
-        if seconds > 0:
-            self.progress = replace(self.progress, updates_per_second=updates / seconds)
-        self._pace_from, self._paced_updates = now, self._parts.agent.updates
-
     def _evaluate(self) -> None:
         parts = self._parts
         started = parts.clock()
-        result = parts.evaluator.evaluate(StoppablePolicy(parts.agent, self._halt, self._name))
+        name = parts.name_at(self._at.steps)
+        result = parts.evaluator.evaluate(StoppablePolicy(parts.agent, self._halt, name))
         now = parts.clock()
         count_restarts(parts, self._window, ["evaluation"] * result.restarts)
-        self._pace_from += now - started
+        self.updating.passed(now - started)
         parts.metrics.evaluated(result.return_mean, seconds=now - started)
         parts.journal.evaluation(
             step=self._at.steps,
@@ -358,7 +289,7 @@ class Learner:
 
     def _log(self) -> None:
         parts, now = self._parts, self._parts.clock()
-        self._health.count(self._window)
+        self.updating.count_left_out()
         values = record(
             self._window,
             step=self._at.steps,

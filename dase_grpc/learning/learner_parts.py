@@ -43,3 +43,7 @@ class LearnerParts:
     notes: Callable[[], Mapping[str, Any]] = dict
     publish: Callable[[bool], None] = to_nobody
     actor_steps: ActorSteps | None = None
+
+    def name_at(self, step: int) -> str:
+        """Who the learner is and how far, for messages."""
+        return f"agent {self.agent_id} at step {step:,}"

@@ -20,12 +20,13 @@ from dase_grpc.learning.evaluation import Evaluator
 from dase_grpc.learning.exploration import Explorer
 from dase_grpc.learning.guard import Steps
 from dase_grpc.learning.health import DIVERGED_AFTER
-from dase_grpc.learning.learner import DIAGNOSE_EVERY, Learner
+from dase_grpc.learning.learner import Learner
 from dase_grpc.learning.learner_parts import LearnerParts
 from dase_grpc.learning.learner_state import Saved
 from dase_grpc.learning.ports import Halted
 from dase_grpc.learning.restarting import RestartableEnv
 from dase_grpc.learning.similarity import SimilarityWeigher
+from dase_grpc.learning.updating import DIAGNOSE_EVERY
 from dase_grpc.learning.watch import Watch
 from dase_grpc.telemetry import make_registry
 
