@@ -1,8 +1,4 @@
-"""What the deterministic actor-critics share: acting, optimisers, target networks, saving; two equations.
-
-Both losses of each algorithm are means over the batch weighted by w, as DASE has them (Saglam et al.
-2022, arXiv 2207.13453); with w = 1 they are the algorithm's own.
-"""
+"""What the deterministic actor-critics share: acting, optimisers, target networks, saving."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -16,9 +12,11 @@ from torch import Tensor, nn
 from dase_grpc.agent_config import AgentConfig
 from dase_grpc.learning.adam import Adam
 from dase_grpc.learning.batch import Batch
+from dase_grpc.learning.equations import Moves
 from dase_grpc.learning.flat import Flat
 from dase_grpc.learning.guard import GuardedSteps, Steps
-from dase_grpc.learning.networks import Actor, restore
+from dase_grpc.learning.memory import OWN, Memory
+from dase_grpc.learning.networks import Actor, TwinCritic, restore
 from dase_grpc.learning.noise import NoiseStream
 from dase_grpc.learning.normaliser import Normaliser
 from dase_grpc.learning.passes import ActorPass
@@ -29,24 +27,6 @@ from dase_grpc.seeding import Purpose, integer
 
 UPDATES: Final = "updates"
 NOISE_STATE: Final = "target_noise.generator"
-
-
-def bellman(batch: Batch, next_value: Tensor, *, config: AgentConfig) -> Tensor:
-    """The target y = scale · r + γ · bootstrap · V(s'); next_value and result are (B,)."""
-    return config.reward_scale * batch.reward + config.gamma * batch.bootstrap * next_value
-
-
-def critic_loss(values: Tensor, target: Tensor, share: Tensor) -> Tensor:
-    """Σ share · (Q − y)², summed over the critics.
-
-    values is (B,), or (2, B) for twins; target (B,); share (B,) is w / Σ w.
-    """
-    return ((values - target).square() @ share).sum()
-
-
-def critic_gradient(values: Tensor, target: Tensor, share: Tensor) -> Tensor:
-    """The gradient of `critic_loss` in the values, 2 share · (Q − y); in their shape."""
-    return (values - target).mul_(share).mul_(2)
 
 
 class ActorCritic(ABC):
@@ -62,6 +42,7 @@ class ActorCritic(ABC):
     Args:
         targets: the networks that follow "actor", "critic" or both, by the name of whom they follow.
         noise: where the update draws from, if it does.
+        memory: what gives out all tensors of the state.
         autograd: whether updates are those of the reference twin; None for wherever it is not a CPU.
     """
 
@@ -73,21 +54,26 @@ class ActorCritic(ABC):
         critic: nn.Module,
         targets: Mapping[str, nn.Module],
         noise: NoiseStream | None = None,
+        memory: Memory = OWN,
         autograd: bool | None = None,
     ) -> None:
         self._config = config
         self._noise = noise
         first = actor.weight[0]
         self._by_autograd = first.device.type != "cpu" if autograd is None else autograd
-        flat = {"actor": Flat(actor), "critic": Flat(critic)}
-        self._followed = [(Flat(network), flat[name]) for name, network in targets.items()]
+        room = partial(_flat, memory=memory)
+        flat = {"actor": room(actor, "actor"), "critic": room(critic, "critic")}
+        self._followed = [(room(network, f"target_{name}"), flat[name]) for name, network in targets.items()]
         self.flat_actor = flat["actor"]
-        self._normaliser = Normaliser(first.shape[1], first.device) if config.normalise_observations else None
+        self._normaliser = (
+            Normaliser(first.shape[1], first.device, memory=memory) if config.normalise_observations else None
+        )
         self._policy = ActorPolicy(actor, self._normaliser)
         self._actor_pass = ActorPass(actor)
         actor_adam = Adam(flat["actor"], lr=config.actor_lr)
         critic_adam = Adam(flat["critic"], lr=config.critic_lr, weight_decay=config.critic_weight_decay)
         self._actor_steps, self._critic_steps = GuardedSteps(actor_adam), GuardedSteps(critic_adam)
+        self._moves = Moves(self._critic_steps, self._actor_steps, self._follow)
         self._updates = 0
         self._tensors = dict(self._policy.named_tensors())
         for name, network in (("critic", critic), *((f"target_{name}", n) for name, n in targets.items())):
@@ -245,7 +231,7 @@ class ActorCritic(ABC):
         return replace(
             batch,
             observation=observation,
-            state_action=torch.cat((observation, batch.action), dim=1),
+            state_action=torch.cat((observation, batch.action), dim=-1),
             next_observation=self._normaliser.normalise(batch.next_observation),
         )
 
@@ -254,6 +240,12 @@ class ActorCritic(ABC):
         """Target networks: θ' ← τ θ + (1 − τ) θ'."""
         for target, online in self._followed:
             target.values.lerp_(online.values, self._config.tau)
+
+
+def _flat(network: nn.Module, name: str, memory: Memory) -> Flat:
+    # twins apart: then those of all agents in a stack are one batch of 2K
+    copies = 2 if memory.stacked and isinstance(network, TwinCritic) else 1
+    return Flat(network, name=name, copies=copies, memory=memory)
 
 
 def network_generator(seed: int, agent_id: int) -> torch.Generator:

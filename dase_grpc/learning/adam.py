@@ -22,11 +22,14 @@ class Adam:
 
     def __init__(self, flat: Flat, *, lr: float, weight_decay: float = 0.0) -> None:
         self._flat = flat
+        self.name = flat.name
+        self.memory = flat.memory
         self._lr = lr
         self._weight_decay = weight_decay
-        self._mean = torch.zeros_like(flat.values)
-        self._square = torch.zeros_like(flat.values)
-        self._step = torch.zeros((), dtype=torch.float32, device=flat.values.device)
+        shape, device = flat.values.shape, flat.values.device
+        self._mean = flat.memory.zeros(f"{flat.name}.mean", shape, dtype=flat.values.dtype, device=device)
+        self._square = flat.memory.zeros(f"{flat.name}.square", shape, dtype=flat.values.dtype, device=device)
+        self._step = flat.memory.zeros(f"{flat.name}.step", (), dtype=torch.float32, device=device)
 
     @property
     def gradient(self) -> Tensor:

@@ -11,6 +11,7 @@ from dase_grpc.learning import policy
 from dase_grpc.learning.actor_critic import ActorCritic
 from dase_grpc.learning.agent import Policy
 from dase_grpc.learning.ddpg import DDPG
+from dase_grpc.learning.memory import OWN, Memory
 from dase_grpc.learning.sac import SAC
 from dase_grpc.learning.td3 import TD3
 from dase_grpc.schema import TransitionSchema
@@ -27,6 +28,7 @@ class MakeAgent(Protocol):
         seed: int,
         agent_id: int,
         device: torch.device,
+        memory: Memory = OWN,
     ) -> ActorCritic:
         """An agent that has not learned anything yet."""
         ...
@@ -58,11 +60,17 @@ ALGORITHMS: Final[Mapping[str, Algorithm]] = {
 
 
 def make_agent(
-    config: AgentConfig, schema: TransitionSchema, *, seed: int, agent_id: int, device: torch.device
+    config: AgentConfig,
+    schema: TransitionSchema,
+    *,
+    seed: int,
+    agent_id: int,
+    device: torch.device,
+    memory: Memory = OWN,
 ) -> ActorCritic:
     """A new agent of the configured algorithm; `seed` is the run's, agents differ by `agent_id`."""
     make = ALGORITHMS[config.algorithm].agent
-    return make(config, schema, seed=seed, agent_id=agent_id, device=device)
+    return make(config, schema, seed=seed, agent_id=agent_id, device=device, memory=memory)
 
 
 def load_policy(

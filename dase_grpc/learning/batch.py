@@ -11,7 +11,7 @@ from dase_grpc.schema import TransitionSchema
 
 @dataclass(frozen=True)
 class Batch:
-    """Columns of B packed transitions; all are views, nothing is copied.
+    """Columns of B packed transitions; all are views, nothing is copied. A stack's batches have K in front.
 
     observation (B, m), action (B, n), state_action (B, m + n), next_observation (B, m),
     reward (B,) and bootstrap (B,) are float32; agent_id (B,) and policy_version (B,) int32.
@@ -28,17 +28,17 @@ class Batch:
 
     @classmethod
     def from_rows(cls, schema: TransitionSchema, rows: Tensor) -> Self:
-        """Names the columns of (B, width) float32 rows."""
+        """Names the columns of (B, width) float32 rows, or (K, B, width)."""
         part = schema.columns
         return cls(
-            observation=rows[:, part["observation"]],
-            action=rows[:, part["action"]],
-            state_action=rows[:, part["observation"].start : part["action"].stop],
-            next_observation=rows[:, part["next_observation"]],
-            reward=rows[:, part["reward"].start],
-            bootstrap=rows[:, part["bootstrap"].start],
-            agent_id=rows[:, part["agent_id"].start].view(torch.int32),
-            policy_version=rows[:, part["policy_version"].start].view(torch.int32),
+            observation=rows[..., part["observation"]],
+            action=rows[..., part["action"]],
+            state_action=rows[..., part["observation"].start : part["action"].stop],
+            next_observation=rows[..., part["next_observation"]],
+            reward=rows[..., part["reward"].start],
+            bootstrap=rows[..., part["bootstrap"].start],
+            agent_id=rows[..., part["agent_id"].start].view(torch.int32),
+            policy_version=rows[..., part["policy_version"].start].view(torch.int32),
         )
 
     def at(self, rows: Tensor) -> Self:

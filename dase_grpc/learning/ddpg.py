@@ -6,21 +6,17 @@ networks start as torch's linear layers do, both as in DASE's released code; the
 layers are not in it. Normalised observations: normaliser.py.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from dase_grpc.agent_config import AgentConfig
-from dase_grpc.learning.actor_critic import (
-    ActorCritic,
-    bellman,
-    critic_gradient,
-    critic_loss,
-    network_generator,
-)
+from dase_grpc.learning.actor_critic import ActorCritic, network_generator
 from dase_grpc.learning.batch import Batch
-from dase_grpc.learning.networks import Actor, LateActionCritic, Policy, Value
+from dase_grpc.learning.equations import Moves, Networks, bellman, critic_gradient, critic_loss, mean
+from dase_grpc.learning.memory import OWN, Memory
+from dase_grpc.learning.networks import Actor, LateActionCritic, LateValues, Policy, Value
 from dase_grpc.learning.passes import ActorPass, LatePass
 from dase_grpc.schema import TransitionSchema
 
@@ -32,9 +28,29 @@ def target_value(actor: Policy, critic: Value, batch: Batch, *, config: AgentCon
     return bellman(batch, value, config=config)
 
 
-def actor_loss(actor: Actor, critic: LateActionCritic, observation: Tensor, share: Tensor) -> Tensor:
+def actor_loss(actor: Policy, critic: LateValues, observation: Tensor, share: Tensor) -> Tensor:
     """−Σ share · Q(s, π(s)); a gradient reaches the actor only."""
-    return -(critic.fixed_value(observation, actor.actions(observation)) @ share)
+    return -mean(critic.fixed_value(observation, actor.actions(observation)), share)
+
+
+def learn(
+    networks: Networks[LateValues],
+    moves: Moves,
+    batch: Batch,
+    share: Tensor,
+    noise: Sequence[Tensor],
+    *,
+    config: AgentConfig,
+) -> Mapping[str, Tensor]:
+    """One update by autograd, which draws nothing; see equations.Learn."""
+    target = target_value(networks.target_actor, networks.target_critic, batch, config=config)
+    values = networks.critic.value(batch.observation, batch.action)
+    loss = moves.critic.minimise(critic_loss(values, target, share))
+    losses = {"critic_loss": loss, "q_mean": mean(values.detach(), share)}
+    loss = actor_loss(networks.actor, networks.critic, batch.observation, share)
+    losses["actor_loss"] = moves.actor.minimise(loss)
+    moves.follow()
+    return losses
 
 
 class DDPG(ActorCritic):
@@ -49,6 +65,7 @@ class DDPG(ActorCritic):
         agent_id: int,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
+        memory: Memory = OWN,
         autograd: bool | None = None,
     ) -> None:
         start = network_generator(seed, agent_id)
@@ -62,6 +79,7 @@ class DDPG(ActorCritic):
             actor=actor,
             critic=critic,
             targets={"actor": self._target_actor, "critic": self._target_critic},
+            memory=memory,
             autograd=autograd,
         )
         self._target_actor_pass = ActorPass(self._target_actor)
@@ -89,12 +107,5 @@ class DDPG(ActorCritic):
         return losses
 
     def _learn_by_autograd(self, batch: Batch, share: Tensor, *noise: Tensor) -> Mapping[str, Tensor]:
-        target = target_value(self._target_actor, self._target_critic, batch, config=self._config)
-        values = self._critic.value(batch.observation, batch.action)
-        loss = self._critic_steps.minimise(critic_loss(values, target, share))
-        losses = {"critic_loss": loss, "q_mean": values.detach() @ share}
-
-        loss = actor_loss(self._actor, self._critic, batch.observation, share)
-        losses["actor_loss"] = self._actor_steps.minimise(loss)
-        self._follow()
-        return losses
+        networks = Networks(self._actor, self._critic, self._target_actor, self._target_critic)
+        return learn(networks, self._moves, batch, share, noise, config=self._config)

@@ -36,7 +36,8 @@ class GuardedSteps:
         device = optimizer.gradient.device
         self._found = torch.zeros((), device=device)
         self._unscaled = torch.ones((), device=device)
-        self._left_out = torch.zeros((), dtype=torch.float64, device=device)
+        name = f"{optimizer.name}.left_out"
+        self._left_out = optimizer.memory.zeros(name, (), dtype=torch.float64, device=device)
         self._tried = 0
 
     def minimise(self, loss: Tensor, *, skip: Tensor | None = None) -> Tensor:

@@ -42,11 +42,31 @@ class Twins(Protocol):
         ...
 
 
+class TwinValues(Twins, Protocol):
+    """What a twin critic is for its own update, and for the actor's."""
+
+    def first(self, state_action: Tensor) -> Tensor:
+        """Q1 with the parameters held constant, so a gradient reaches the input only; -> (B,)."""
+        ...
+
+    def lowest(self, state_action: Tensor) -> Tensor:
+        """min(Q1, Q2) with the parameters held constant, so a gradient reaches the input only; -> (B,)."""
+        ...
+
+
 class Value(Protocol):
     """What a critic whose action enters apart is for whoever only asks for its value."""
 
     def value(self, observation: Tensor, action: Tensor) -> Tensor:
         """Q(s, a); (B, m) and (B, n) -> (B,)."""
+        ...
+
+
+class LateValues(Value, Protocol):
+    """What a critic whose action enters apart is for its own update, and for the actor's."""
+
+    def fixed_value(self, observation: Tensor, action: Tensor) -> Tensor:
+        """`value` with the parameters held constant, so a gradient reaches the inputs only."""
         ...
 
 

@@ -6,10 +6,13 @@ counts as less than 0.1. Why the statistics come from batches: docs/algorithms.m
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 import torch
 from torch import Tensor
+
+from dase_grpc.learning.memory import OWN, Memory
 
 CLIP: Final = 5.0
 MIN_DEVIATION: Final = 0.1
@@ -23,10 +26,11 @@ class Normaliser:
     Before the first update observations are merely clipped. Never synchronises with the host.
     """
 
-    def __init__(self, size: int, device: torch.device) -> None:
-        self._mean = torch.zeros(size, dtype=torch.float64, device=device)
-        self._variance = torch.ones(size, dtype=torch.float64, device=device)
-        self._count = torch.zeros((), dtype=torch.float64, device=device)
+    def __init__(self, size: int, device: torch.device, *, memory: Memory = OWN) -> None:
+        room = partial(memory.zeros, dtype=torch.float64, device=device)
+        self._mean = room("normaliser.mean", (size,))
+        self._variance = room("normaliser.variance", (size,)).fill_(1)
+        self._count = room("normaliser.count", ())
 
     @torch.no_grad()
     def learn(self, observation: Tensor, weight: Tensor) -> None:

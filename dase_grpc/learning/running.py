@@ -3,11 +3,13 @@
 Float64 on the device, with masks; nothing waits for the host. Equations and bias: docs/dps.md.
 """
 
+from functools import partial
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from dase_grpc.learning.memory import OWN, Memory
 from dase_grpc.learning.moments import scatter
 
 _FORGOTTEN: Final = 1e-100
@@ -30,12 +32,21 @@ class RunningMoments:
         device: where the deviations are.
     """
 
-    def __init__(self, groups: int, size: int, *, half_life: float, device: torch.device) -> None:
+    def __init__(
+        self,
+        groups: int,
+        size: int,
+        *,
+        half_life: float,
+        device: torch.device,
+        memory: Memory = OWN,
+    ) -> None:
         self._decay = 0.5 ** (1.0 / half_life)
-        self._mean = torch.zeros(groups, size, dtype=torch.float64, device=device)
-        self._scatter = torch.zeros(groups, size, size, dtype=torch.float64, device=device)
-        self._weight = torch.zeros(groups, dtype=torch.float64, device=device)
-        self._squares = torch.zeros(groups, dtype=torch.float64, device=device)
+        room = partial(memory.zeros, dtype=torch.float64, device=device)
+        self._mean = room("similarity.mean", (groups, size))
+        self._scatter = room("similarity.scatter", (groups, size, size))
+        self._weight = room("similarity.weight", (groups,))
+        self._squares = room("similarity.squares", (groups,))
 
     def take(self, deviation: Tensor, member: Tensor) -> None:
         """Takes a batch in: (b, n) float64 deviations and (G, b) membership.

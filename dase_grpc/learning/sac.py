@@ -7,22 +7,18 @@ that code: each row draws its own noise (there one vector serves the whole batch
 clipped to the actions' bounds, since no action in our buffer lies beyond them (there some do).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from dase_grpc.agent_config import AgentConfig
-from dase_grpc.learning.actor_critic import (
-    ActorCritic,
-    bellman,
-    critic_gradient,
-    critic_loss,
-    network_generator,
-)
+from dase_grpc.learning.actor_critic import ActorCritic, network_generator
 from dase_grpc.learning.batch import Batch
-from dase_grpc.learning.networks import Actor, Policy, TwinCritic, Twins, xavier_bounds
+from dase_grpc.learning.equations import Moves, Networks, bellman, critic_gradient, critic_loss, mean
+from dase_grpc.learning.memory import OWN, Memory
+from dase_grpc.learning.networks import Actor, Policy, TwinCritic, Twins, TwinValues, xavier_bounds
 from dase_grpc.learning.noise import NoiseStream, perturbed, through_bounds
 from dase_grpc.learning.passes import ActorPass, TwinPass, critic_buffers
 from dase_grpc.schema import TransitionSchema
@@ -40,13 +36,13 @@ def target_value(actor: Policy, critic: Twins, batch: Batch, noise: Tensor, *, c
     critic is the target network, actor the agent's own.
     """
     action = sample(actor, batch.next_observation, noise, config=config)
-    both = critic.both(torch.cat((batch.next_observation, action), dim=1))
+    both = critic.both(torch.cat((batch.next_observation, action), dim=-1))
     return bellman(batch, both.amin(dim=0), config=config)
 
 
 def actor_loss(
-    actor: Actor,
-    critic: TwinCritic,
+    actor: Policy,
+    critic: TwinValues,
     observation: Tensor,
     noise: Tensor,
     share: Tensor,
@@ -55,7 +51,28 @@ def actor_loss(
 ) -> Tensor:
     """−Σ share · min(Q1, Q2)(s, a) with a sampled; a gradient reaches the actor only."""
     action = sample(actor, observation, noise, config=config)
-    return -(critic.lowest(torch.cat((observation, action), dim=1)) @ share)
+    return -mean(critic.lowest(torch.cat((observation, action), dim=-1)), share)
+
+
+def learn(
+    networks: Networks[TwinValues],
+    moves: Moves,
+    batch: Batch,
+    share: Tensor,
+    noise: Sequence[Tensor],
+    *,
+    config: AgentConfig,
+) -> Mapping[str, Tensor]:
+    """One update by autograd; see equations.Learn."""
+    next_noise, noise_here = noise
+    target = target_value(networks.target_actor, networks.target_critic, batch, next_noise, config=config)
+    both = networks.critic.both(batch.state_action)
+    loss = moves.critic.minimise(critic_loss(both, target, share))
+    losses = {"critic_loss": loss, "q_mean": mean(both.detach()[0], share)}
+    loss = actor_loss(networks.actor, networks.critic, batch.observation, noise_here, share, config=config)
+    losses["actor_loss"] = moves.actor.minimise(loss)
+    moves.follow()
+    return losses
 
 
 class SAC(ActorCritic):
@@ -70,6 +87,7 @@ class SAC(ActorCritic):
         agent_id: int,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
+        memory: Memory = OWN,
         autograd: bool | None = None,
     ) -> None:
         start = network_generator(seed, agent_id)
@@ -86,6 +104,7 @@ class SAC(ActorCritic):
             critic=self._critic,
             targets={"critic": self._target_critic},
             noise=self._stream,
+            memory=memory,
             autograd=autograd,
         )
         room = critic_buffers(self._critic), critic_buffers(self._critic)
@@ -98,7 +117,7 @@ class SAC(ActorCritic):
         return next_noise, noise
 
     def _q(self, observation: Tensor, action: Tensor) -> Tensor:
-        return self._critic.lowest(torch.cat((observation, action), dim=1))
+        return self._critic.lowest(torch.cat((observation, action), dim=-1))
 
     def _learn(
         self, batch: Batch, share: Tensor, policy: Callable[[], Tensor], *noise: Tensor
@@ -114,7 +133,7 @@ class SAC(ActorCritic):
 
         action = policy()
         drawn = perturbed(action, noise_here, limit=config.policy_noise_clip)
-        both = critic.both(torch.cat((batch.observation, drawn), dim=1))
+        both = critic.both(torch.cat((batch.observation, drawn), dim=-1))
         gradient = critic.lowest_action_gradient(both, -share, action.shape[1])
         self._actor_pass.backward(
             through_bounds(gradient, action, noise_here, limit=config.policy_noise_clip)
@@ -125,13 +144,5 @@ class SAC(ActorCritic):
         return losses
 
     def _learn_by_autograd(self, batch: Batch, share: Tensor, *noise: Tensor) -> Mapping[str, Tensor]:
-        config, (next_noise, noise_here) = self._config, noise
-        target = target_value(self._actor, self._target_critic, batch, next_noise, config=config)
-        both = self._critic.both(batch.state_action)
-        loss = self._critic_steps.minimise(critic_loss(both, target, share))
-        losses = {"critic_loss": loss, "q_mean": both.detach()[0] @ share}
-
-        loss = actor_loss(self._actor, self._critic, batch.observation, noise_here, share, config=config)
-        losses["actor_loss"] = self._actor_steps.minimise(loss)
-        self._follow()
-        return losses
+        networks = Networks(self._actor, self._critic, self._actor, self._target_critic)
+        return learn(networks, self._moves, batch, share, noise, config=self._config)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dase_grpc.learner_metrics import LearnerMetrics
 from dase_grpc.learning.dps import Similarity
+from dase_grpc.learning.memory import OWN, Memory
 from dase_grpc.learning.similarity import Weighing
 
 
@@ -57,10 +58,10 @@ class Window:
 class DeviceTotals:
     """Sums over every weighed update, kept on the device so that no update waits for the host."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._similarity = torch.zeros((), dtype=torch.float64, device=device)
-        self._weighed = torch.zeros((), dtype=torch.int64, device=device)
-        self._degenerate = torch.zeros((), dtype=torch.int64, device=device)
+    def __init__(self, device: torch.device, *, memory: Memory = OWN) -> None:
+        self._similarity = memory.zeros("totals.similarity", (), dtype=torch.float64, device=device)
+        self._weighed = memory.zeros("totals.weighed", (), dtype=torch.int64, device=device)
+        self._degenerate = memory.zeros("totals.degenerate", (), dtype=torch.int64, device=device)
 
     def add(self, weighing: Weighing) -> None:
         """Counts one weighed batch; never synchronises with the host."""

@@ -1,21 +1,18 @@
 """TD3: twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv 1802.09477)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from dase_grpc.agent_config import AgentConfig
-from dase_grpc.learning.actor_critic import (
-    ActorCritic,
-    bellman,
-    critic_gradient,
-    critic_loss,
-    network_generator,
-)
+from dase_grpc.learning.actor_critic import ActorCritic, network_generator
 from dase_grpc.learning.batch import Batch
-from dase_grpc.learning.networks import Actor, Policy, TwinCritic, Twins
+from dase_grpc.learning.equations import Moves, Networks, bellman, critic_gradient, critic_loss, mean
+from dase_grpc.learning.memory import OWN, Memory
+from dase_grpc.learning.networks import Actor, Policy, TwinCritic, Twins, TwinValues
 from dase_grpc.learning.noise import NoiseStream, perturbed
 from dase_grpc.learning.passes import ActorPass, TwinPass, critic_buffers
 from dase_grpc.schema import TransitionSchema
@@ -28,14 +25,35 @@ def target_value(actor: Policy, critic: Twins, batch: Batch, noise: Tensor, *, c
     actor and critic are the target networks; noise ε is (B, n) and not clipped yet.
     """
     action = perturbed(actor.actions(batch.next_observation), noise, limit=config.target_noise_clip)
-    both = critic.both(torch.cat((batch.next_observation, action), dim=1))
+    both = critic.both(torch.cat((batch.next_observation, action), dim=-1))
     return bellman(batch, both.amin(dim=0), config=config)
 
 
-def actor_loss(actor: Actor, critic: TwinCritic, observation: Tensor, share: Tensor) -> Tensor:
+def actor_loss(actor: Policy, critic: TwinValues, observation: Tensor, share: Tensor) -> Tensor:
     """−Σ share · Q1(s, π(s)); a gradient reaches the actor only."""
     action = actor.actions(observation)
-    return -(critic.first(torch.cat((observation, action), dim=1)) @ share)
+    return -mean(critic.first(torch.cat((observation, action), dim=-1)), share)
+
+
+def learn(
+    networks: Networks[TwinValues],
+    moves: Moves,
+    batch: Batch,
+    share: Tensor,
+    noise: Sequence[Tensor],
+    *,
+    config: AgentConfig,
+) -> Mapping[str, Tensor]:
+    """One update by autograd; see equations.Learn."""
+    target = target_value(networks.target_actor, networks.target_critic, batch, *noise, config=config)
+    both = networks.critic.both(batch.state_action)
+    loss = moves.critic.minimise(critic_loss(both, target, share))
+    losses = {"critic_loss": loss, "q_mean": mean(both.detach()[0], share)}
+    if moves.with_actor:
+        loss = actor_loss(networks.actor, networks.critic, batch.observation, share)
+        losses["actor_loss"] = moves.actor.minimise(loss)
+        moves.follow()
+    return losses
 
 
 class TD3(ActorCritic):
@@ -50,6 +68,7 @@ class TD3(ActorCritic):
         agent_id: int,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
+        memory: Memory = OWN,
         autograd: bool | None = None,
     ) -> None:
         start = network_generator(seed, agent_id)
@@ -64,6 +83,7 @@ class TD3(ActorCritic):
             critic=critic,
             targets={"actor": self._target_actor, "critic": self._target_critic},
             noise=self._stream,
+            memory=memory,
             autograd=autograd,
         )
         room = critic_buffers(critic)
@@ -75,7 +95,7 @@ class TD3(ActorCritic):
         return (self._stream.normal(action, self._config.target_noise),)
 
     def _q(self, observation: Tensor, action: Tensor) -> Tensor:
-        return self._critic.first(torch.cat((observation, action), dim=1))
+        return self._critic.first(torch.cat((observation, action), dim=-1))
 
     def _moves_actor(self, update: int) -> bool:
         return update % self._config.policy_delay == 0
@@ -93,7 +113,7 @@ class TD3(ActorCritic):
 
         if self._moves_actor(self._updates):
             action = policy()
-            value = critic.first.value(torch.cat((batch.observation, action), dim=1))
+            value = critic.first.value(torch.cat((batch.observation, action), dim=-1))
             self._actor_pass.backward(critic.first.action_gradient(-share, action.shape[1]))
             losses["actor_loss"] = -(value @ share)
             self._actor_steps.step(losses["actor_loss"])
@@ -101,13 +121,6 @@ class TD3(ActorCritic):
         return losses
 
     def _learn_by_autograd(self, batch: Batch, share: Tensor, *noise: Tensor) -> Mapping[str, Tensor]:
-        target = target_value(self._target_actor, self._target_critic, batch, *noise, config=self._config)
-        both = self._critic.both(batch.state_action)
-        loss = self._critic_steps.minimise(critic_loss(both, target, share))
-        losses = {"critic_loss": loss, "q_mean": both.detach()[0] @ share}
-
-        if self._moves_actor(self._updates):
-            loss = actor_loss(self._actor, self._critic, batch.observation, share)
-            losses["actor_loss"] = self._actor_steps.minimise(loss)
-            self._follow()
-        return losses
+        networks = Networks(self._actor, self._critic, self._target_actor, self._target_critic)
+        moves = replace(self._moves, with_actor=self._moves_actor(self._updates))
+        return learn(networks, moves, batch, share, noise, config=self._config)
