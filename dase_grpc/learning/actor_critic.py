@@ -1,7 +1,7 @@
 """What the deterministic actor-critics share: acting, optimisers, target networks, saving."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -137,13 +137,39 @@ class ActorCritic(ABC):
         actions may be what `policy_actions` gave last, if that was for this very batch; then the actor's
         loss need not go through the actor again. It changes no result.
         """
-        return self.update_with(batch, weight, *self._noises(batch.action), actions=actions)
+        noise = self.room_for_noise(batch)
+        self._draw(noise)
+        return self.update_with(batch, weight, *noise, actions=actions)
 
     def update_with(
         self, batch: Batch, weight: Tensor, *noise: Tensor, actions: Tensor | None = None
     ) -> Mapping[str, Tensor]:
         """`update` with the noise it draws given, (B, n) each and not clipped yet."""
-        self._updates += 1
+        self._count_update()
+        return self.learn(batch, weight, *noise, actions=actions)
+
+    def begin_update(self, noise: Sequence[Tensor]) -> bool:
+        """All of an update but its tensor work, which is `learn`; whether that is to move the actor.
+
+        Draws into the tensors that `room_for_noise` gave.
+        """
+        self._draw(noise)
+        self._count_update()
+        return self._moves_actor(self._updates)
+
+    def room_for_noise(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Tensors for what an update of such batches draws, (B, n) each."""
+        shape = torch.contiguous_format
+        return tuple(torch.empty_like(batch.action, memory_format=shape) for _ in self._noise_scales)
+
+    def learn(
+        self, batch: Batch, weight: Tensor, *noise: Tensor, actions: Tensor | None = None
+    ) -> Mapping[str, Tensor]:
+        """The tensor work of the update that `begin_update` has begun; see `update`.
+
+        By autograd it works on tensors that stay where they are, asks nothing of the host and leaves nothing
+        in Python, so it may be recorded (captured.py), once for each answer of `begin_update`.
+        """
         if self._by_autograd:
             return self._learn_by_autograd(self._seen(batch, weight), weight / weight.sum(), *noise)
         with torch.no_grad():
@@ -162,9 +188,21 @@ class ActorCritic(ABC):
         """Whether the update of that number, counted from 1, moves the actor too."""
         return True
 
-    def _noises(self, action: Tensor) -> tuple[Tensor, ...]:
-        """What an update draws, in the shape of the batch's actions."""
+    @property
+    def _noise_scales(self) -> tuple[float, ...]:
+        """The standard deviations of what an update draws in the shape of the batch's actions, in order."""
         return ()
+
+    def _draw(self, noise: Sequence[Tensor]) -> None:
+        if self._noise is not None:
+            for place, std in zip(noise, self._noise_scales, strict=True):
+                self._noise.fill(place, std)
+
+    def _count_update(self) -> None:
+        self._updates += 1
+        self._critic_steps.count()
+        if self._moves_actor(self._updates):
+            self._actor_steps.count()
 
     @abstractmethod
     def _learn(
@@ -172,7 +210,7 @@ class ActorCritic(ABC):
     ) -> Mapping[str, Tensor]:
         """The update by passes written out, without autograd.
 
-        batch is as the networks see it, share (B,) is w / Σ w, noise what `_noises` drew; policy gives π(s)
+        batch is as the networks see it, share (B,) is w / Σ w, noise what was drawn; policy gives π(s)
         of the batch, and has `_actor_pass` keep the pass.
         """
 

@@ -238,6 +238,7 @@ class DPD:
         nothing = total == 0
         loss = distillation_loss(actions, peer_actions, weight / torch.where(nothing, 1.0, total))
         # Adam would go on by its momentum although there is no gradient
+        self._steps.count()
         loss = self._steps.minimise(loss, skip=nothing.float())
         self._totals.add(loss, trust, lag=self.updates - self._peer_version)
         return loss

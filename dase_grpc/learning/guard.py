@@ -40,6 +40,10 @@ class GuardedSteps:
         self._left_out = optimizer.memory.zeros(name, (), dtype=torch.float64, device=device)
         self._tried = 0
 
+    def count(self) -> None:
+        """Notes that a step is about to be tried; what tries it is tensor work alone and may be a replay."""
+        self._tried += 1
+
     def minimise(self, loss: Tensor, *, skip: Tensor | None = None) -> Tensor:
         """One step by autograd, none where the float `skip` is 1; returns the loss without its graph."""
         self._optimizer.gradient.zero_()
@@ -55,7 +59,6 @@ class GuardedSteps:
         looked_at = [self._optimizer.gradient, loss * (1 / LOSS_SHARE)]
         torch._amp_foreach_non_finite_check_and_unscale_(looked_at, bad, self._unscaled)
         self._left_out += bad
-        self._tried += 1
         self._optimizer.step(bad if skip is None else torch.maximum(bad, skip))
 
     def take(self) -> Steps:

@@ -9,6 +9,7 @@ import torch
 from dase_grpc.config import RunConfig
 from dase_grpc.learner_metrics import LearnerMetrics
 from dase_grpc.learning.agent import Agent
+from dase_grpc.learning.captured import Recorder
 from dase_grpc.learning.evaluation import Evaluator
 from dase_grpc.learning.exploration import Explorer
 from dase_grpc.learning.ports import ActorSteps, BatchSource, Journal, TransitionSink
@@ -24,6 +25,7 @@ class LearnerParts:
     Attributes:
         notes: what else each line of its metrics shall say.
         explorer: None where the agent's actors explore; `actor_steps` are theirs then.
+        recorder: what records whole updates (whole_update.py); None where they are made as they are.
         publish: called after each step and before its evaluation, with whether one is due (publication.py).
     """
 
@@ -43,6 +45,7 @@ class LearnerParts:
     notes: Callable[[], Mapping[str, Any]] = dict
     publish: Callable[[bool], None] = to_nobody
     actor_steps: ActorSteps | None = None
+    recorder: Recorder | None = None
 
     def name_at(self, step: int) -> str:
         """Who the learner is and how far, for messages."""

@@ -17,8 +17,11 @@ class NoiseStream:
 
     def normal(self, like: Tensor, std: float) -> Tensor:
         """N(0, std) noise in the shape and dtype of `like`."""
-        noise = torch.empty_like(like, memory_format=torch.contiguous_format)
-        return noise.normal_(0, std, generator=self._generator)
+        return self.fill(torch.empty_like(like, memory_format=torch.contiguous_format), std)
+
+    def fill(self, place: Tensor, std: float) -> Tensor:
+        """What `normal` gives, drawn into a contiguous tensor, which it returns."""
+        return place.normal_(0, std, generator=self._generator)
 
     def state(self) -> Tensor:
         """The generator's state, a uint8 tensor on the CPU; its size depends on the kind of device."""

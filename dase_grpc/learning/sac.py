@@ -97,13 +97,12 @@ class SAC(ActorCritic):
             (m + n, *config.hidden, 1), start, device=device, dtype=dtype, bounds=xavier_bounds
         )
         self._target_critic = self._critic.frozen_copy()
-        self._stream = NoiseStream(seed, agent_id, device)
         super().__init__(
             config,
             actor=self._actor,
             critic=self._critic,
             targets={"critic": self._target_critic},
-            noise=self._stream,
+            noise=NoiseStream(seed, agent_id, device),
             memory=memory,
             autograd=autograd,
         )
@@ -112,9 +111,9 @@ class SAC(ActorCritic):
         self._critic_pass = TwinPass(self._critic, room)
         self._target_critic_pass = TwinPass(self._target_critic, room)
 
-    def _noises(self, action: Tensor) -> tuple[Tensor, ...]:
-        next_noise, noise = (self._stream.normal(action, self._config.policy_noise) for _ in range(2))
-        return next_noise, noise
+    @property
+    def _noise_scales(self) -> tuple[float, ...]:
+        return (self._config.policy_noise,) * 2  # of the target, and of the actor's loss
 
     def _q(self, observation: Tensor, action: Tensor) -> Tensor:
         return self._critic.lowest(torch.cat((observation, action), dim=-1))

@@ -12,6 +12,9 @@ class Staging:
     """A reused staging tensor and, on a GPU, its twin there. One thread at a time.
 
     The batch that `load` returns is the same views each time: the next `load` overwrites it.
+
+    Attributes:
+        batch: that batch.
     """
 
     def __init__(self, schema: TransitionSchema, batch_size: int, device: torch.device) -> None:
@@ -25,7 +28,7 @@ class Staging:
         self._copied: torch.cuda.Event | None = None
         if on_gpu:
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own annotation
-        self._batch = Batch.from_rows(schema, self._device_rows)
+        self.batch = Batch.from_rows(schema, self._device_rows)
 
     def load(self, rows: Array) -> Batch:
         """Copies (B, width) rows in; on a GPU the second copy overlaps with what runs there."""
@@ -35,4 +38,4 @@ class Staging:
         if self._copied is not None:
             self._device_rows.copy_(self._host, non_blocking=True)
             self._copied.record(torch.cuda.current_stream(self._device))
-        return self._batch
+        return self.batch

@@ -76,13 +76,12 @@ class TD3(ActorCritic):
         actor = self._actor = Actor((m, *config.hidden, n), start, device=device, dtype=dtype)
         critic = self._critic = TwinCritic((m + n, *config.hidden, 1), start, device=device, dtype=dtype)
         self._target_actor, self._target_critic = actor.frozen_copy(), critic.frozen_copy()
-        self._stream = NoiseStream(seed, agent_id, device)
         super().__init__(
             config,
             actor=actor,
             critic=critic,
             targets={"actor": self._target_actor, "critic": self._target_critic},
-            noise=self._stream,
+            noise=NoiseStream(seed, agent_id, device),
             memory=memory,
             autograd=autograd,
         )
@@ -91,8 +90,9 @@ class TD3(ActorCritic):
         self._critic_pass = TwinPass(critic, (room, room))
         self._target_critic_pass = TwinPass(self._target_critic, (room, room))
 
-    def _noises(self, action: Tensor) -> tuple[Tensor, ...]:
-        return (self._stream.normal(action, self._config.target_noise),)
+    @property
+    def _noise_scales(self) -> tuple[float, ...]:
+        return (self._config.target_noise,)
 
     def _q(self, observation: Tensor, action: Tensor) -> Tensor:
         return self._critic.first(torch.cat((observation, action), dim=-1))

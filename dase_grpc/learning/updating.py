@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dase_grpc.learning.actor_critic import ActorCritic
 from dase_grpc.learning.batch import Batch
 from dase_grpc.learning.collecting import Collecting
 from dase_grpc.learning.exploration import diverged
@@ -20,6 +21,7 @@ from dase_grpc.learning.staging import Staging
 from dase_grpc.learning.statistics import DeviceTotals, Diagnosis, Window, fold, show
 from dase_grpc.learning.timing import UpdateTiming
 from dase_grpc.learning.weighing import weighed
+from dase_grpc.learning.whole_update import WholeUpdate
 from dase_grpc.schema import Array
 
 DIAGNOSE_EVERY: Final = 50
@@ -69,9 +71,22 @@ class Updating:
         batch_size = parts.config.agent.batch_size
         self._staging = Staging(parts.schema, batch_size, parts.device)
         self._all_internal = torch.ones(batch_size, device=parts.device)
+        self._whole = self._record(parts)
         self._timing = UpdateTiming(parts.metrics, parts.clock)
         self._health = Health(parts.agent, parts.metrics)
         self._pace_from, self._paced_updates, self._began_with = 0.0, 0, 0
+
+    def _record(self, parts: LearnerParts) -> WholeUpdate | None:
+        if parts.recorder is None or not isinstance(parts.agent, ActorCritic):
+            return None
+        return WholeUpdate(
+            parts.agent,
+            parts.weigher,
+            self._totals,
+            self._staging.batch,
+            recorder=parts.recorder,
+            name=f"the update of agent {parts.agent_id}",
+        )
 
     def begin(self, now: float) -> None:
         """Training begins, or goes on from what the agent is, at this time."""
@@ -99,6 +114,8 @@ class Updating:
         parts, own = self._parts, taken.own
         batch = self._staging.load(taken.rows)
         self._timing.lap("load")
+        if self._whole is not None and own.any():
+            return self.settle(taken, batch, *self._whole(external=not own.all()))
         weighing, actions = (None, None) if own.all() else self._weigh(batch)
         if weighing is not None and not own.any() and not bool(weighing.weight.any()):
             self.skip("no_weight")

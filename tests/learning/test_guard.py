@@ -103,9 +103,11 @@ def optimised(value=1.0, count=2):
 def test_a_step_whose_loss_adams_second_moment_cannot_hold_the_square_of_is_left_out(factor):
     weight, optimizer = optimised()
     guarded = GuardedSteps(optimizer)
+    guarded.count()
     guarded.minimise((weight * torch.tensor([1.0, factor])).sum())
     assert weight.tolist() == [1.0, 1.0]
     assert guarded.take() == Steps(1, 1)
+    guarded.count()
     guarded.minimise(weight.sum())
     assert weight.tolist() == pytest.approx([0.9, 0.9])
     assert guarded.take() == Steps(1, 0)
@@ -118,6 +120,7 @@ def test_a_finite_step_is_that_of_torchs_adam_to_the_last_bit():
     guarded = GuardedSteps(optimizer)
     for number in range(20):
         factor = torch.tensor([np.sin(number), 1e-20 * number] * 16, dtype=torch.float32)
+        guarded.count()
         guarded.minimise((weight.square() * factor).sum())
         plain.zero_grad()
         (other.square() * factor).sum().backward()
@@ -131,6 +134,7 @@ def test_a_finite_step_is_that_of_torchs_adam_to_the_last_bit():
 def test_a_step_that_the_caller_skips_is_not_counted_as_left_out():
     weight, optimizer = optimised()
     guarded = GuardedSteps(optimizer)
+    guarded.count()
     guarded.minimise(weight.sum(), skip=torch.ones(()))
     assert weight.tolist() == [1.0, 1.0]
     assert guarded.take() == Steps(1, 0)

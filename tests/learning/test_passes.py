@@ -156,6 +156,7 @@ def test_the_noise_of_a_row_stays_its_own_when_others_are_left_out(config):
     agent, same = make(config), make(config)
     weight = torch.ones(B)
     weight[::2] = 0
-    drawn = same._noises(as_batch(columns()).action)
+    drawn = same.room_for_noise(as_batch(columns()))
+    same._draw(drawn)
     losses = agent.update(as_batch(columns()), weight)
     assert_same(losses, same.update_with(as_batch(columns()), weight, *drawn))

@@ -75,6 +75,8 @@ def tensors(results):
 
 def put(results, given):
     """The same structure around other tensors."""
+    if results is None:
+        return None
     if isinstance(results, torch.Tensor):
         return next(given)
     made = {name: put(part, given) for name, part in _parts(results).items()}
