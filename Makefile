@@ -62,6 +62,7 @@ bench: $(STAMP)  ## Measure everything, and write docs/performance.md
 	$(BIN)/python benchmarks/growth.py --results docs/results/growth.csv
 	$(BIN)/python benchmarks/run_time.py --results docs/results/run_time.csv
 	$(BIN)/python benchmarks/update_floor.py
+	-$(BIN)/python benchmarks/gpu.py --results docs/results/gpu.csv
 	$(BIN)/python benchmarks/page.py
 
 # DOCKER=buildah and TARGET=replay work, too. The image is dase:VERSION, or dase:VERSION-replay.

@@ -66,7 +66,8 @@ class LearnerMetrics(ExplorerMetrics):
         seconds = Histogram(
             "dase_learner_update_duration_seconds",
             "Time of a training iteration by stage, by the host's clock: sample (waiting for the batch) and "
-            "update (the rest); of one iteration in 50 also the parts of update: load, weigh and learn.",
+            "update (the rest); of one iteration in 50 also the parts of update: load, weigh and learn (with "
+            "train.cuda_graph weigh is in learn).",
             ["agent_id", "stage"],
             buckets=_SECONDS,
             registry=self._registry,

@@ -49,6 +49,18 @@ class TrainConfig(Section):
     )
     threads: PositiveInt = Field(1, le=256, description="CPU threads of each learner's tensor operations")
 
+    cuda_graph: bool = Field(
+        False,
+        description="on a GPU, whether a whole update is recorded once and replayed as one CUDA graph "
+        "(method `dase` only); changes nothing on a CPU, and has not been run on a GPU yet",
+    )
+    overlap: bool = Field(
+        False,
+        description="whether a learner acts by its policy before the latest update, so that on a GPU "
+        "environment steps and updates overlap; the policy is then always one update old "
+        "(train.explore = true only)",
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _reads_single(cls, values: Any) -> Any:
@@ -61,6 +73,20 @@ class TrainConfig(Section):
                 f"set it to 1, or leave one of them out"
             )
         return {**values, "method": "dase", "agents": 1}
+
+    @model_validator(mode="after")
+    def _can_have_its_updates_so(self) -> Self:
+        if self.cuda_graph and self.method == "dpd":
+            raise ValueError(
+                "cuda_graph = true records updates of method = dase only, for those of dpd depend on what a "
+                "peer has shown; leave cuda_graph out"
+            )
+        if self.overlap and not self.explore:
+            raise ValueError(
+                "overlap = true is read with explore = true only, for an agent's actors follow policies as "
+                "they are published; leave overlap out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _sets_no_pace_in_vain(self) -> Self:

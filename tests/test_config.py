@@ -244,6 +244,11 @@ def test_a_section_that_is_no_table_is_refused(section):
 
 
 IMPOSSIBLE = {
+    (
+        "train.method=dpd",
+        "train.cuda_graph=true",
+    ): "train.cuda_graph = true records updates of method = dase only",
+    ("train.overlap=true", "train.explore=false"): "train.overlap = true is read with explore = true only",
     ("replay.capacity=255",): "agent.batch_size = 256 exceeds replay.capacity = 255",
     ("replay.capacity='255'",): "agent.batch_size = 256 exceeds replay.capacity = 255",
     ("agent.batch_size=1000", "replay.capacity=999"): "agent.batch_size = 1000 exceeds replay.capacity = 999",

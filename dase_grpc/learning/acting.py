@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from threading import Event
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from dase_grpc import seeding
 from dase_grpc.agent_config import AgentConfig
 from dase_grpc.explorer_metrics import ExplorerMetrics
 from dase_grpc.learning.agent import Policy
+from dase_grpc.learning.behaviour import Behaviour, Guide
 from dase_grpc.learning.containment import Contained
 from dase_grpc.learning.envs import Environment
 from dase_grpc.learning.exploration import ExploredStep, Explorer, count
@@ -28,26 +29,6 @@ RATE_OVER_S: Final = 2.0
 """Environment steps per second are those of about so long."""
 
 _log = logging.getLogger("dase")
-
-
-@dataclass(frozen=True)
-class Behaviour:
-    """What to act by: a policy and the training iterations it has had, or nothing, meaning uniformly."""
-
-    policy: Policy | None
-    version: int
-
-
-class Guide(Protocol):
-    """Says what to act by; asked before each round."""
-
-    def behaviour(self) -> Behaviour:
-        """The latest; never waits.
-
-        Raises:
-            DaseError: what was published is no policy of this agent.
-        """
-        ...
 
 
 class Rollout:

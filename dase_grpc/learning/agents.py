@@ -29,6 +29,7 @@ class MakeAgent(Protocol):
         agent_id: int,
         device: torch.device,
         memory: Memory = OWN,
+        autograd: bool | None = None,
     ) -> ActorCritic:
         """An agent that has not learned anything yet."""
         ...
@@ -67,10 +68,11 @@ def make_agent(
     agent_id: int,
     device: torch.device,
     memory: Memory = OWN,
+    autograd: bool | None = None,
 ) -> ActorCritic:
     """A new agent of the configured algorithm; `seed` is the run's, agents differ by `agent_id`."""
     make = ALGORITHMS[config.algorithm].agent
-    return make(config, schema, seed=seed, agent_id=agent_id, device=device, memory=memory)
+    return make(config, schema, seed=seed, agent_id=agent_id, device=device, memory=memory, autograd=autograd)
 
 
 def load_policy(

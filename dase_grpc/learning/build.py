@@ -1,5 +1,6 @@
 """Puts a learner together from the run's configuration and seed."""
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -10,8 +11,10 @@ import torch
 from dase_grpc import seeding
 from dase_grpc.config import RunConfig
 from dase_grpc.learner_metrics import LearnerMetrics
-from dase_grpc.learning.agent import Agent
+from dase_grpc.learning.actor_critic import ActorCritic
 from dase_grpc.learning.agents import make_agent
+from dase_grpc.learning.behaviour import LearnersGuide
+from dase_grpc.learning.captured import Recorder, recorder_for
 from dase_grpc.learning.dpd import DPD, Pairing
 from dase_grpc.learning.dps import DpsOptions
 from dase_grpc.learning.envs import Environment, make_env
@@ -24,9 +27,12 @@ from dase_grpc.learning.ports import ActorSteps, BatchSource, Journal, Transitio
 from dase_grpc.learning.publication import Audience, Publication, to_nobody
 from dase_grpc.learning.restarting import WatchedEnv, evaluation_env
 from dase_grpc.learning.similarity import SimilarityWeigher
+from dase_grpc.learning.snapshots import Snapshots, Trained
 from dase_grpc.schema import TransitionSchema
 
 Notes = Callable[[], Mapping[str, Any]]
+
+_log = logging.getLogger("dase")
 
 
 def peer_of(agent_id: int) -> int:
@@ -105,8 +111,28 @@ def build_learner(
             notes=notes,
             publish=to_nobody if audience is None else Publication(agent, audience).look,
             actor_steps=actor_steps,
+            guide=_guide(config, schema, agent, device),
+            recorder=_recorder(config, device),
         )
     )
+
+
+def _guide(
+    config: RunConfig, schema: TransitionSchema, agent: Trained, device: torch.device
+) -> LearnersGuide | None:
+    if not config.train.explore or (device.type == "cpu" and not config.train.overlap):
+        return None
+    lag = int(config.train.overlap)
+    return Snapshots(agent, config.agent, schema, device, lag=lag)
+
+
+def _recorder(config: RunConfig, device: torch.device) -> Recorder | None:
+    if not config.train.cuda_graph:
+        return None
+    recorder = recorder_for(device)
+    if recorder is None:
+        _log.warning("train.cuda_graph = true changes nothing on a CPU; give --gpu to train on a GPU")
+    return recorder
 
 
 def _explorer(config: RunConfig, schema: TransitionSchema, env: Environment, agent_id: int) -> Explorer:
@@ -130,7 +156,7 @@ def _agent(
     device: torch.device,
     pair: Pairing | None,
     metrics: LearnerMetrics,
-) -> tuple[Agent, Notes]:
+) -> tuple[ActorCritic | DPD, Notes]:
     """The agent, and what it adds to each line of metrics."""
     make = partial(make_agent, schema=schema, seed=config.train.seed, device=device)
     own = make(config.agent, agent_id=agent_id)

@@ -62,6 +62,7 @@ class OwnSteps:
     ) -> None:
         self._parts = parts
         self._explorer = explorer
+        self._guide = parts.acts_by
         self._at = at
         self._window = window
         self._refill, self._stored_before = False, 0
@@ -84,7 +85,8 @@ class OwnSteps:
         if self._refill:
             self._refill, self._stored_before = False, at.stored
         try:
-            explored = self._explorer.step(parts.agent, parts.agent.updates)
+            behaviour = self._guide.behaviour()
+            explored = self._explorer.step(behaviour.policy, behaviour.version)
         except EnvironmentFailedError:
             count_restarts(parts, self._window(), self._explorer.restarts)
             raise

@@ -19,6 +19,7 @@ from dase_grpc.errors import ConfigError
 from dase_grpc.learning.actor_critic import ActorCritic
 from dase_grpc.learning.adam import Adam
 from dase_grpc.learning.batch import Batch
+from dase_grpc.learning.flat import Flat
 from dase_grpc.learning.guard import GuardedSteps, Steps
 from dase_grpc.learning.networks import require_fit, restore
 from dase_grpc.learning.peers import PeerPolicies, Published
@@ -119,6 +120,11 @@ class DPD:
     def policy(self) -> ActorPolicy:
         """The policy being trained: the network itself, whose actions have gradients."""
         return self._own.policy
+
+    @property
+    def flat_actor(self) -> Flat:
+        """The parameters of the actor."""
+        return self._own.flat_actor
 
     def policy_actions(self, observation: Tensor) -> Tensor:
         """π(s) for (B, m) observations on the agent's device, (B, n) in [-1, 1], without gradient."""

@@ -229,7 +229,9 @@ class Learner:
 
     @property
     def _state(self) -> LearnerState:
-        return LearnerState(self._at, self._window, self._totals, self._parts.explorer, self._parts.weigher)
+        parts = self._parts
+        explorer, weigher, guide = parts.explorer, parts.weigher, parts.acts_by
+        return LearnerState(self._at, self._window, self._totals, explorer, weigher, guide)
 
     def _go_on_from(self, saved: Saved) -> None:
         agent, at = self._parts.agent, self._at

@@ -9,6 +9,7 @@ import torch
 from dase_grpc.config import RunConfig
 from dase_grpc.learner_metrics import LearnerMetrics
 from dase_grpc.learning.agent import Agent
+from dase_grpc.learning.behaviour import Current, LearnersGuide
 from dase_grpc.learning.captured import Recorder
 from dase_grpc.learning.evaluation import Evaluator
 from dase_grpc.learning.exploration import Explorer
@@ -25,6 +26,7 @@ class LearnerParts:
     Attributes:
         notes: what else each line of its metrics shall say.
         explorer: None where the agent's actors explore; `actor_steps` are theirs then.
+        guide: what the explorer acts by; None for the agent as it is.
         recorder: what records whole updates (whole_update.py); None where they are made as they are.
         publish: called after each step and before its evaluation, with whether one is due (publication.py).
     """
@@ -45,7 +47,13 @@ class LearnerParts:
     notes: Callable[[], Mapping[str, Any]] = dict
     publish: Callable[[bool], None] = to_nobody
     actor_steps: ActorSteps | None = None
+    guide: LearnersGuide | None = None
     recorder: Recorder | None = None
+
+    @property
+    def acts_by(self) -> LearnersGuide:
+        """What the explorer acts by."""
+        return Current(self.agent) if self.guide is None else self.guide
 
     def name_at(self, step: int) -> str:
         """Who the learner is and how far, for messages."""

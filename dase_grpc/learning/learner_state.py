@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dase_grpc.learning.agent import Agent
+from dase_grpc.learning.behaviour import LearnersGuide
 from dase_grpc.learning.exploration import Explorer
 from dase_grpc.learning.networks import restore
 from dase_grpc.learning.similarity import SimilarityWeigher
@@ -65,6 +66,7 @@ class LearnerState:
     totals: DeviceTotals
     explorer: Explorer | None
     weigher: SimilarityWeigher
+    guide: LearnersGuide
 
     def save(self, agent: Agent) -> Saved:
         """Copies everything; waits for the device."""
@@ -101,6 +103,7 @@ class LearnerState:
         }
         self.weigher.make_room(moments, self.totals.tensors()["similarity"].device)
         restore(self._tensors(), others)
+        self.guide.resumed()
         counted = {**asdict(Counters()), **saved.numbers["counters"]}
         for field in fields(Counters):
             setattr(self.counters, field.name, counted[field.name])
@@ -109,7 +112,11 @@ class LearnerState:
             self.explorer.resume(saved.numbers["exploration"], arrays)
 
     def _tensors(self) -> dict[str, Tensor]:
-        named = {"totals": self.totals.tensors(), "similarity": self.weigher.tensors()}
+        named = {
+            "totals": self.totals.tensors(),
+            "similarity": self.weigher.tensors(),
+            "behaviour": self.guide.tensors(),
+        }
         return {f"{part}.{name}": tensor for part, held in named.items() for name, tensor in held.items()}
 
 

@@ -72,6 +72,7 @@ class Updating:
         self._staging = Staging(parts.schema, batch_size, parts.device)
         self._all_internal = torch.ones(batch_size, device=parts.device)
         self._whole = self._record(parts)
+        self._guide = parts.acts_by
         self._timing = UpdateTiming(parts.metrics, parts.clock)
         self._health = Health(parts.agent, parts.metrics)
         self._pace_from, self._paced_updates, self._began_with = 0.0, 0, 0
@@ -156,6 +157,7 @@ class Updating:
             DivergedError: its losses or gradients have not been finite for long.
         """
         parts = self._parts
+        self._guide.updated()
         parts.metrics.updates.inc()
         looks = parts.agent.updates % DIAGNOSE_EVERY == 0
         now = self._timing.finish(parts=looks)

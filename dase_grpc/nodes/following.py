@@ -8,7 +8,7 @@ import torch
 
 from dase_grpc.agent_config import AgentConfig
 from dase_grpc.errors import ConfigError, WaitedTooLongError
-from dase_grpc.learning.acting import Behaviour
+from dase_grpc.learning.behaviour import Behaviour
 from dase_grpc.learning.policy import ActorPolicy, load_policy
 from dase_grpc.nodes.connection import Connection
 from dase_grpc.nodes.policies import unpacked

@@ -11,7 +11,8 @@ from worlds import StaggeredEnds
 from dase_grpc import seeding
 from dase_grpc.agent_config import AgentConfig
 from dase_grpc.explorer_metrics import ActorMetrics
-from dase_grpc.learning.acting import Acting, Behaviour, Rollout, actor_explorers
+from dase_grpc.learning.acting import Acting, Rollout, actor_explorers
+from dase_grpc.learning.behaviour import Behaviour
 from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.learning.ports import Halted
 from dase_grpc.learning.restarting import RestartableEnv

@@ -14,6 +14,7 @@ from worlds import PointGoal
 from dase_grpc.config import RunConfig, resolve
 from dase_grpc.errors import DivergedError, EnvironmentFailedError, RunDirectoryError
 from dase_grpc.learner_metrics import LearnerMetrics
+from dase_grpc.learning.behaviour import Behaviour
 from dase_grpc.learning.dps import DpsOptions
 from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.learning.evaluation import Evaluator
@@ -183,6 +184,7 @@ class Bench:
         self.registry = make_registry()
         self.schema = schema
         self.make_evaluated = PointGoal
+        self.guide = None
 
     def learner(self) -> Learner:
         config, rng = self.config, np.random.default_rng(0)
@@ -217,6 +219,7 @@ class Bench:
                 journal=self.journal,
                 metrics=LearnerMetrics(self.registry, OWN),
                 clock=Ticks(),
+                guide=self.guide,
             )
         )
 
@@ -256,6 +259,64 @@ def test_the_first_update_follows_step_number_start_steps_and_each_later_step_br
     bench.train()
     assert bench.agent.updates == updates
     assert len(bench.sink.rows) == 6
+
+
+class OneBehind:
+    """Acts by a policy of its own, one update behind."""
+
+    def __init__(self, bench):
+        self.version, self.held = -1, {"age": torch.zeros(())}
+        self._bench = bench
+
+    def behaviour(self):
+        return Behaviour(self, self.version)
+
+    def act(self, observation):
+        self._bench.events.append(f"act by {self.version}")
+        return np.zeros((len(observation), 1), np.float32)
+
+    def updated(self):
+        self.version += 1
+
+    def tensors(self):
+        return self.held
+
+    def resumed(self):
+        self.version = int(self.held["age"])
+
+
+def test_a_learner_acts_by_what_its_guide_says_and_stores_the_version_of_that():
+    bench = Bench(train__steps=5)
+    bench.guide = guide = OneBehind(bench)
+    bench.train()
+    versions = bench.schema.policy_versions(np.stack(bench.sink.rows)).view(np.int32)
+    assert versions.tolist() == [-1, -1, 0, 1, 2]
+    assert [event for event in bench.events if event.startswith("act")] == [
+        "act by 0",
+        "act by 1",
+        "act by 2",
+    ]
+    assert guide.version == bench.agent.updates - 1
+
+
+def test_a_checkpoint_keeps_what_a_guide_goes_on_from():
+    bench = Bench(train__steps=3)
+    bench.guide = OneBehind(bench)
+    bench.guide.held["age"].fill_(7)
+    learner = bench.learner()
+    saved = learner._state.save(StateAgent(bench))
+    assert int(saved.tensors["behaviour.age"]) == 7
+    bench.guide.held["age"].fill_(0)
+    learner._state.resume(saved, StateAgent(bench))
+    assert bench.guide.version == 7
+
+
+class StateAgent(StubAgent):
+    def __init__(self, bench):
+        super().__init__(bench.events)
+
+    def load_state_dict(self, state):
+        self.updates = int(state["updates"])
 
 
 def test_a_last_evaluation_is_made_although_the_budget_is_no_multiple_of_its_period():

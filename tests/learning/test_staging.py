@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 import torch
+from learning.lazy_lanes import World
 
-from dase_grpc.learning.staging import Staging
+from dase_grpc.learning.staging import Lanes, Staging
 from dase_grpc.schema import TransitionSchema
 
 SCHEMA = TransitionSchema("a world", 3, 2, (-1.0, -1.0), (1.0, 1.0))
@@ -59,3 +60,34 @@ def test_a_load_does_not_overtake_work_on_the_batch_before(device):
     assert [float(total) for total in sums] == pytest.approx(
         [float(rows(seed)[:, :3].sum()) for seed in range(50)], rel=1e-4, abs=1e-4
     )
+
+
+# As on a GPU: copies that happen late and out of order (lazy_lanes.py)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_update_reads_its_own_batch_however_late_and_out_of_order_copies_happen(seed):
+    world = World(seed)
+    upload, compute = world.lane(), world.lane()
+    staging = Staging(SCHEMA, 4, torch.device("cpu"), lanes=Lanes(upload, compute))
+    read = []
+    for number in range(30):
+        given = rows(number)
+        staging.load(given)
+        given[:] = 0  # the caller's again
+        for _ in range(2):  # what an update does twice, at its beginning and its end
+            compute.do(lambda: read.append(staging.batch.policy_version.clone()))
+    world.finish()
+    versions = [int(version[0]) & 0xFFFF_FFFF for version in read]
+    assert versions == [2**31 + number for number in range(30) for _ in range(2)]
+
+
+def test_the_host_queues_two_loads_before_it_waits_for_anything():
+    world = World(0)
+    world.drift = lambda: None
+    staging = Staging(SCHEMA, 4, torch.device("cpu"), lanes=Lanes(world.lane(), world.lane()))
+    for number in range(2):
+        staging.load(rows(number))
+    assert world.waits == 0
+    staging.load(rows(2))
+    assert world.waits == 1

@@ -103,6 +103,7 @@ def compare(config, options, *, updates):
     return traces
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_replayed_updates_are_those_made_as_they_are_to_the_last_bit(case):
     config, options = CASES[case]
@@ -140,6 +141,7 @@ def test_a_batch_without_external_rows_neither_weighs_nor_ages_the_memory():
     assert_same(side.weigher.tensors(), before)
 
 
+@pytest.mark.slow
 def test_a_recorded_agent_goes_on_bit_for_bit_after_a_load_and_so_does_one_made_from_its_state():
     config, rows = CONFIGS["sac"], torch.zeros(B, SCHEMA.width)
     recorded, plain = Side(config, PAPER), Side(config, PAPER)

@@ -1,0 +1,300 @@
+"""What a GPU makes of the update loop: updates a second, and environment steps with an update each.
+
+python benchmarks/gpu.py [--device cuda:0] [--seconds 5] [--turns 5] [--results FILE.csv]
+python benchmarks/gpu.py --device cpu --quick      a short run of everything on a CPU; its figures say so
+python benchmarks/gpu.py --show FILE.csv
+
+Updates are whole ones, DPS included, of batches half of which others collected: by autograd as they are
+(eager), through torch.compile, and recorded as one CUDA graph. Steps are those of one TD3 learner on
+HalfCheetah, as in LeanRL's figures. Everything takes turns. Without a GPU nothing is run.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from threading import Event
+from typing import Any, Final
+
+import numpy as np
+import torch
+from measuring import (
+    Entry,
+    Figure,
+    Round,
+    conditions,
+    machine,
+    markdown,
+    median,
+    read_figures,
+    take_turns,
+    values,
+    write_figures,
+)
+
+from dase_grpc.agent_config import ALGORITHMS
+from dase_grpc.config import RunConfig, resolve
+from dase_grpc.errors import DaseError
+from dase_grpc.launch.lockstep import LocalReplay
+from dase_grpc.learner_metrics import LearnerMetrics
+from dase_grpc.learning.agents import make_agent
+from dase_grpc.learning.batch import Batch
+from dase_grpc.learning.build import build_learner
+from dase_grpc.learning.captured import recorder_for
+from dase_grpc.learning.device import use
+from dase_grpc.learning.dps import DpsOptions
+from dase_grpc.learning.envs import make_env, schema_of
+from dase_grpc.learning.learner import Learner
+from dase_grpc.learning.similarity import SimilarityWeigher
+from dase_grpc.learning.statistics import DeviceTotals
+from dase_grpc.learning.whole_update import WholeUpdate
+from dase_grpc.presets import preset
+from dase_grpc.schema import TransitionSchema
+from dase_grpc.store import ReplayStore, RingBuffer
+from dase_grpc.telemetry import make_registry
+
+UPDATES, STEPS = "updates/s", "steps with an update/s"
+EAGER, COMPILED, CAPTURED = "eager", "compiled", "captured"
+OVERLAPPING, ENVIRONMENT = "captured, overlapping", "environment alone"
+ENV: Final = "HalfCheetah-v5"
+LEANRL: Final[Mapping[str, float]] = {"LeanRL, eager": 272.0, "LeanRL, compiled and captured": 936.0}
+"""Steps a second of TD3 on HalfCheetah on an H100, as github.com/meta-pytorch/LeanRL publishes them."""
+
+ROWS: Final = 256
+NEVER: Final = 10**9
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run: on which device, with which algorithms, for how long, and in which environment."""
+
+    device: torch.device
+    algorithms: Sequence[str]
+    env: str
+    seconds: float
+    turns: int
+    compile: bool
+
+
+def rounds(work: Callable[[], object], device: torch.device) -> Callable[[float], Round]:
+    """Does the work for so many seconds at least; the device has finished when the time is taken."""
+
+    def play(seconds: float) -> Round:
+        wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else int
+        wait()
+        started, times = time.perf_counter(), 0
+        while time.perf_counter() - started < seconds:
+            for _ in range(20):
+                work()
+            times += 20
+        wait()
+        return Round(times, time.perf_counter() - started, 0.0, 0.0)
+
+    return play
+
+
+# --- updates ------------------------------------------------------------------------------------------------
+
+
+def whole_update(
+    algorithm: str, device: torch.device, *, captured: bool, compiled: bool = False
+) -> Callable[[], object]:
+    """An agent's update from a batch that lies on the device, half of it external."""
+    schema = TransitionSchema(ENV, 17, 6, (-1.0,) * 6, (1.0,) * 6)
+    config = resolve(preset(f"paper/{algorithm}")).agent
+    # by autograd on a CPU, too: this is about what runs on a GPU
+    agent = make_agent(config, schema, seed=0, agent_id=0, device=device, autograd=True)
+    rows = torch.randn(ROWS, schema.width, generator=torch.Generator().manual_seed(0))
+    schema.agent_ids(rows.numpy())[:] = np.arange(ROWS) % 2
+    batch = Batch.from_rows(schema, rows.to(device))
+    weigher = SimilarityWeigher(DpsOptions(), own_id=0, agents=2, masked=True)
+    recorder = recorder_for(device) if captured else None
+    update = WholeUpdate(agent, weigher, DeviceTotals(device), batch, recorder=recorder, name=algorithm)
+    if compiled:
+        update._make = torch.compile(update._make)  # type: ignore[method-assign]  # the tensor work alone
+    return partial(update, external=True)
+
+
+def updates(plan: Plan) -> list[Figure]:
+    """Updates a second of each algorithm, every way."""
+    found = []
+    for algorithm in plan.algorithms:
+        entries = [
+            Entry(EAGER, rounds(whole_update(algorithm, plan.device, captured=False), plan.device)),
+            Entry(CAPTURED, rounds(whole_update(algorithm, plan.device, captured=True), plan.device)),
+        ]
+        if plan.compile:
+            work = whole_update(algorithm, plan.device, captured=False, compiled=True)
+            try:
+                work()
+                entries.append(Entry(COMPILED, rounds(work, plan.device)))
+            except RuntimeError as error:  # Dynamo's and Inductor's are all of this kind
+                reason = str(error).strip().partition("\n")[0]
+                print(f"{algorithm}, compiled, is left out: {reason}", file=sys.stderr)
+        found += take_turns(entries, subject=algorithm, what=UPDATES, turns=plan.turns, seconds=plan.seconds)
+    return found
+
+
+# --- environment steps --------------------------------------------------------------------------------------
+
+
+class Silent:
+    """A journal that keeps nothing."""
+
+    def evaluation(self, **_: Any) -> None:
+        """See Journal."""
+
+    def metrics(self, values: Mapping[str, Any]) -> None:
+        """See Journal."""
+
+    def checkpoint(self, **_: Any) -> None:
+        """See Journal."""
+
+
+def learner(plan: Plan, *, captured: bool, overlap: bool) -> Learner:
+    """One TD3 learner that has stored what its first update needs, on a buffer in this process."""
+    settings = {
+        "env": {"id": plan.env},
+        "train": {"agents": 1, "steps": NEVER, "log_every": NEVER, "checkpoint_every": NEVER},
+        "agent": {"start_steps": ROWS},
+        "replay": {"capacity": 100_000, "min_size": ROWS},
+        "eval": {"every": NEVER, "episodes": 1, "max_episode_steps": 1},
+    }
+    ways = {"train": {"cuda_graph": captured and plan.device.type == "cuda", "overlap": overlap}}
+    config: RunConfig = resolve(preset("paper/td3"), settings, ways)
+    env = make_env(config.env.id, config.env.kwargs)
+    schema = schema_of(env, config.env.id)
+    replay = LocalReplay(ReplayStore(RingBuffer(schema, config.replay.capacity)), config, 0)
+    made = build_learner(
+        config,
+        schema,
+        env=env,
+        agent_id=0,
+        device=plan.device,
+        sink=replay,
+        source=replay,
+        journal=Silent(),
+        metrics=LearnerMetrics(make_registry(), 0),
+    )
+    made.begin(Event())
+    for _ in range(ROWS + 20):
+        made.step()
+    return made
+
+
+def environment(plan: Plan) -> Callable[[], object]:
+    """Steps of the environment alone, with random actions."""
+    env = make_env(plan.env, {})
+    env.reset(seed=0)
+    action = env.action_space.sample()
+
+    def step() -> None:
+        _, _, terminated, truncated, _ = env.step(action)
+        if terminated or truncated:
+            env.reset()
+
+    return step
+
+
+def steps(plan: Plan) -> list[Figure]:
+    """Environment steps a second, with an update each, and of the environment alone."""
+    entries = [Entry(ENVIRONMENT, rounds(environment(plan), plan.device))]
+    for who, captured, overlap in ((EAGER, False, False), (CAPTURED, True, False), (OVERLAPPING, True, True)):
+        made = learner(plan, captured=captured, overlap=overlap)
+        entries.append(Entry(who, rounds(made.step, plan.device)))
+    return take_turns(entries, subject=plan.env, what=STEPS, turns=plan.turns, seconds=plan.seconds)
+
+
+# --- tables -------------------------------------------------------------------------------------------------
+
+
+def tables(figures: Sequence[Figure]) -> str:
+    """Everything that was measured, and on what."""
+    named = conditions(figures)
+    if any(figure.machine.startswith("no GPU") for figure in figures):
+        named = f"**On a CPU, to see that it works: none of this says anything about a GPU.** {named}"
+    return f"{named}\n\n{updates_table(figures)}\n\n{steps_table(figures)}"
+
+
+def updates_table(figures: Sequence[Figure]) -> str:
+    """Updates a second by algorithm, and how many times as fast a CUDA graph is."""
+    found = values(figures, what=UPDATES)
+    rows = []
+    for algorithm in dict.fromkeys(figure.subject for figure in found):
+        by = {who: values(found, subject=algorithm, who=who) for who in (EAGER, COMPILED, CAPTURED)}
+        rate = {who: median(each) if each else None for who, each in by.items()}
+        shown = ["" if value is None else f"{value:,.0f}" for value in rate.values()]
+        rows.append([algorithm, *shown, f"{(rate[CAPTURED] or 0) / (rate[EAGER] or 1):.2f}"])
+    return markdown(("updates/s", EAGER, COMPILED, CAPTURED, "captured over eager"), rows)
+
+
+def steps_table(figures: Sequence[Figure]) -> str:
+    """Steps a second, against the slower of environment and update, and against what LeanRL publishes."""
+    found = values(figures, what=STEPS)
+    alone = median(values(found, who=ENVIRONMENT))
+    eager, captured = (median(values(figures, what=UPDATES, subject="td3", who=w)) for w in (EAGER, CAPTURED))
+    best = LEANRL["LeanRL, compiled and captured"]
+    rows = [[ENVIRONMENT, f"{alone:,.0f}", "", ""]]
+    for who, update in ((EAGER, eager), (CAPTURED, captured), (OVERLAPPING, captured)):
+        rate = median(values(found, who=who))
+        rows.append([who, f"{rate:,.0f}", f"{rate / min(alone, update):.0%}", f"{rate / best:.2f}"])
+    rows += [
+        [f"{who}, published, on an H100", f"{rate:,.0f}", "", f"{rate / best:.2f}"]
+        for who, rate in LEANRL.items()
+    ]
+    head = (
+        f"TD3, {found[0].subject}",
+        STEPS,
+        "of the slower of environment and update",
+        "over LeanRL's best",
+    )
+    return markdown(head, rows)
+
+
+def on(device: torch.device, figures: Iterable[Figure]) -> list[Figure]:
+    """The figures with the device in the machine's name."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "no GPU"
+    return [replace(figure, machine=f"{name}, {machine()}, torch {torch.__version__}") for figure in figures]
+
+
+def measured(given: argparse.Namespace) -> list[Figure]:
+    """Measures everything."""
+    device = torch.device(given.device)
+    use(device)
+    torch.set_num_threads(1)
+    plan = Plan(device, ALGORITHMS, ENV, given.seconds, given.turns, compile=True)
+    if given.quick:
+        plan = replace(
+            plan, algorithms=("td3",), env="InvertedPendulum-v5", seconds=0.05, turns=1, compile=False
+        )
+    figures = on(device, [*updates(plan), *steps(plan)])
+    if given.results:
+        write_figures(given.results, figures)
+    return figures
+
+
+def main() -> None:
+    """Measures, and prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--device", default="cuda:0", help="cuda:0, or cpu to see that it works")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each way in each turn")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="a moment of everything but torch.compile")
+    parser.add_argument("--results", type=Path, metavar="FILE.csv", help="one line for each figure")
+    parser.add_argument("--show", type=Path, metavar="FILE.csv", help="print the tables of earlier results")
+    given = parser.parse_args()
+    if not given.show and given.device != "cpu" and not torch.cuda.is_available():
+        sys.exit(
+            "gpu.py was not run: torch finds no CUDA device on this machine; --device cpu shows that it works"
+        )
+    try:
+        print(tables(read_figures(given.show) if given.show else measured(given)))
+    except DaseError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()
