@@ -9,6 +9,7 @@ from dase_grpc.sections import Section
 
 Algorithm = Literal["td3", "ddpg", "sac"]
 ALGORITHMS: Final[tuple[str, ...]] = get_args(Algorithm)
+ProductsKind = Literal["float32", "bfloat16"]
 
 READ_BY_ONE: Final[Mapping[str, str]] = {
     "policy_delay": "td3",
@@ -48,6 +49,11 @@ class AgentConfig(Section):
     )
     exploration_noise: NonNegativeFloat = Field(
         0.1, description="standard deviation of the exploration noise, in normalised action units"
+    )
+    products: ProductsKind = Field(
+        "float32",
+        description="what an update's large matrix products multiply; bfloat16 takes less time on CPUs that "
+        "have it, and is less precise",
     )
     policy_delay: PositiveInt = Field(2, description="critic updates per actor update (td3 only)")
     target_noise: NonNegativeFloat = Field(

@@ -4,7 +4,7 @@ DaseError
 ├── UsageError               what this machine's user asked for cannot be done
 │   ├── ConfigError              a setting, a flag or a combination of settings
 │   ├── EnvironmentSpecError     an environment that is missing or that no agent here can act in
-│   ├── DeviceError              a device that is not there
+│   ├── DeviceError              a device that is not there, or cannot do what is asked
 │   ├── AddressError             an address that cannot be listened on
 │   ├── CredentialsError         a certificate, key or token that is missing, unfit or open to others
 │   ├── RunDirectoryError        a run directory or checkpoint that is missing, taken or damaged
@@ -74,7 +74,7 @@ class EnvironmentSpecError(UsageError):
 
 
 class DeviceError(UsageError):
-    """The requested device does not exist on this machine."""
+    """The requested device does not exist on this machine, or cannot compute what is asked of it."""
 
 
 class AddressError(UsageError):

@@ -18,7 +18,7 @@ def check(config: RunConfig, *, gpu: int | None = None, starts_actors: bool = Fa
     `starts_actors` says whether the caller starts the actors that the settings ask for.
 
     Raises:
-        DeviceError: there is no such GPU.
+        DeviceError: there is no such GPU, or no agent can compute there as the settings say.
         EnvironmentSpecError: the environment cannot be made, or no agent here can act in it.
         ConfigError: a capacity in bytes holds too few of its transitions.
     """
@@ -32,13 +32,22 @@ def check(config: RunConfig, *, gpu: int | None = None, starts_actors: bool = Fa
             "train.explore = false leaves exploring to actor nodes; have them started with --actors N, or "
             "start each node with dase node (docs/roles.md)"
         )
-    if gpu is not None:
-        from dase_grpc.learning.device import pick_device  # torch takes seconds to import
-
-        pick_device(gpu)
+    check_device(config, gpu)
     schema = probed(config.env)
     check_capacity(config, schema)
     return schema
+
+
+def check_device(config: RunConfig, gpu: int | None = None) -> None:
+    """Checks that the device can compute what the agents are to.
+
+    Raises:
+        DeviceError: there is no such GPU, or it or this CPU has no products of the kind asked for.
+    """
+    if gpu is not None or any(agent.products != "float32" for agent in config.distinct_agents):
+        from dase_grpc.learning.device import pick_device  # torch takes seconds to import
+
+        pick_device(gpu, config.distinct_agents)
 
 
 def probed(config: EnvConfig) -> TransitionSchema:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from dase_grpc.errors import DaseError, EnvironmentSpecError
 from dase_grpc.launch.cell_runner import CellRunner
-from dase_grpc.launch.checks import check_capacity, probed
+from dase_grpc.launch.checks import check_capacity, check_device, probed
 from dase_grpc.launch.console import PatientConsole, program, say
 from dase_grpc.launch.experiment_disk import require_disk
 from dase_grpc.launch.experiment_file import read_experiment
@@ -93,6 +93,7 @@ def check_cells(cells: Sequence[Cell]) -> dict[str, TransitionSchema]:
         env = cell.config.env
         key = env.model_dump_json()
         try:
+            check_device(cell.config)
             found[cell.name] = schemas[key] = schemas.get(key) or probed(env)
             check_capacity(cell.config, schemas[key])
         except DaseError as error:

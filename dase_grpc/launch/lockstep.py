@@ -162,7 +162,7 @@ def open_lockstep(
         ConfigError: `peers` names an agent that the run does not have.
     """
     configs = _configs(config, peers)
-    device = pick_device(gpu)
+    device = pick_device(gpu, [each.agent for each in configs])
     torch.set_num_threads(config.train.threads)
     with ExitStack() as stack:
         watches = [Watch(f"agent {agent_id}") for agent_id in range(len(configs))]

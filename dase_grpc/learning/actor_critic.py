@@ -21,6 +21,7 @@ from dase_grpc.learning.noise import NoiseStream
 from dase_grpc.learning.normaliser import Normaliser
 from dase_grpc.learning.passes import ActorPass
 from dase_grpc.learning.policy import ActorPolicy
+from dase_grpc.learning.products import PRODUCTS
 from dase_grpc.learning.rows import that_count
 from dase_grpc.schema import Array
 from dase_grpc.seeding import Purpose, integer
@@ -38,6 +39,9 @@ class ActorCritic(ABC):
 
     On a CPU the passes are written out (`passes`), and rows that cannot count are left out. The same
     update by autograd is their reference twin; all other devices use it.
+
+    Where the passes multiply in bfloat16, π(s) does not: what the agent does, and how its policy is compared
+    with others', is exact, and only what moves the networks is rounded. The reference twin rounds nothing.
 
     Args:
         targets: the networks that follow "actor", "critic" or both, by the name of whom they follow.
@@ -69,7 +73,8 @@ class ActorCritic(ABC):
             Normaliser(first.shape[1], first.device, memory=memory) if config.normalise_observations else None
         )
         self._policy = ActorPolicy(actor, self._normaliser)
-        self._actor_pass = ActorPass(actor)
+        self._products = PRODUCTS[config.products]
+        self._actor_pass = ActorPass(actor, gradients=self._products)
         actor_adam = Adam(flat["actor"], lr=config.actor_lr)
         critic_adam = Adam(flat["critic"], lr=config.critic_lr, weight_decay=config.critic_weight_decay)
         self._actor_steps, self._critic_steps = GuardedSteps(actor_adam), GuardedSteps(critic_adam)

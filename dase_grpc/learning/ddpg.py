@@ -82,9 +82,10 @@ class DDPG(ActorCritic):
             memory=memory,
             autograd=autograd,
         )
-        self._target_actor_pass = ActorPass(self._target_actor)
-        self._critic_pass = LatePass(critic)
-        self._target_critic_pass = LatePass(self._target_critic, self._critic_pass.buffers)
+        products = self._products
+        self._target_actor_pass = ActorPass(self._target_actor, values=products)
+        self._critic_pass = LatePass(critic, products=products)
+        self._target_critic_pass = LatePass(self._target_critic, self._critic_pass.buffers, products=products)
 
     def _q(self, observation: Tensor, action: Tensor) -> Tensor:
         return self._critic.fixed_value(observation, action)

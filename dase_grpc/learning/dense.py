@@ -10,18 +10,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dase_grpc.learning.products import EXACT, Products
+
 
 @dataclass(frozen=True)
 class Linear:
     """One layer: x @ weight + bias, with weight (in, out) and bias (out,), and where their gradients go.
 
-    Views of any strides; without gradients where nothing learns.
+    Views of any strides; without gradients where nothing learns. `values` multiplies on the way forward,
+    but in the last layer of a stack, and `gradients` on the way back.
     """
 
     weight: Tensor
     bias: Tensor
     weight_gradient: Tensor | None = None
     bias_gradient: Tensor | None = None
+    values: Products = EXACT
+    gradients: Products = EXACT
 
 
 class Buffers:
@@ -73,7 +78,7 @@ class Dense:
         self._inputs = [x, *self.buffers.activations]
         for index, (layer, hidden) in enumerate(zip(self._inner, self.buffers.activations, strict=True)):
             added = beside if index == 1 and beside is not None else layer.bias
-            x = torch.addmm(added, x, layer.weight, out=hidden).relu_()
+            x = layer.values.added(added, x, layer.weight, out=hidden).relu_()
         added = beside if len(self._inner) == 1 and beside is not None else self._last.bias
         return torch.addmm(added, x, self._last.weight)
 
@@ -89,7 +94,7 @@ class Dense:
                 watched = gradient
             assert layer.weight_gradient is not None
             assert layer.bias_gradient is not None
-            torch.mm(self._inputs[index].T, gradient, out=layer.weight_gradient)
+            layer.gradients.plain(self._inputs[index].T, gradient, out=layer.weight_gradient)
             torch.sum(gradient, 0, out=layer.bias_gradient)
             if index:
                 gradient = self._through(index, gradient)
@@ -111,8 +116,8 @@ class Dense:
 
     def _through(self, index: int, gradient: Tensor) -> Tensor:
         """From the gradient of what layer `index` gives to that of what the layer below gives."""
-        below = self.buffers.gradients[index - 1]
-        torch.mm(gradient, self.layers[index].weight.T, out=below)
+        below, layer = self.buffers.gradients[index - 1], self.layers[index]
+        layer.gradients.plain(gradient, layer.weight.T, out=below)
         result: Tensor = torch.ops.aten.threshold_backward.grad_input(
             below, self._inputs[index], 0, grad_input=below
         )

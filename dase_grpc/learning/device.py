@@ -1,16 +1,44 @@
-"""Which device an agent computes on; never a silent fallback."""
+"""Which device an agent computes on, and whether it can compute as it is to; never a silent fallback."""
+
+from collections.abc import Iterable
+from typing import Final
 
 import torch
 
+from dase_grpc.agent_config import AgentConfig
 from dase_grpc.errors import DeviceError
 
+BFLOAT16_CAPABILITIES: Final = ("avx512_bf16", "amx_bf16", "bf16")
+"""What torch calls the instructions that multiply bfloat16: of x86 vectors, x86 tiles and ARM."""
 
-def pick_device(gpu: int | None) -> torch.device:
-    """The CPU, or the CUDA device with this index.
+
+def pick_device(gpu: int | None, agents: Iterable[AgentConfig] = ()) -> torch.device:
+    """The CPU, or the CUDA device with this index; `agents` are those that it is for.
 
     Raises:
-        DeviceError: there is no such CUDA device.
+        DeviceError: there is no such CUDA device, or one of the agents is to multiply in bfloat16, and the
+            device is none that this is for.
     """
+    device = _device(gpu)
+    if any(agent.products == "bfloat16" for agent in agents):
+        _require_bfloat16(gpu)
+    return device
+
+
+def _require_bfloat16(gpu: int | None) -> None:
+    if gpu is not None:
+        raise DeviceError(
+            f"--gpu {gpu}: agent.products = bfloat16 is for updates on a CPU; leave one of the two out"
+        )
+    found = torch.cpu.get_capabilities()
+    if not torch.backends.mkldnn.is_available() or not any(found.get(name) for name in BFLOAT16_CAPABILITIES):
+        raise DeviceError(
+            "agent.products = bfloat16: this CPU has no instructions for such products (AVX512_BF16, AMX or "
+            "ARM's BF16), or torch does not use them; leave agent.products out"
+        )
+
+
+def _device(gpu: int | None) -> torch.device:
     if gpu is None:
         return torch.device("cpu")
     count = torch.cuda.device_count()

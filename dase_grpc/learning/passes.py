@@ -11,15 +11,23 @@ from torch import Tensor, nn
 
 from dase_grpc.learning.dense import Buffers, Dense, Linear
 from dase_grpc.learning.networks import Actor, LateActionCritic, TwinCritic
+from dase_grpc.learning.products import EXACT, WORTH_ROUNDING, Products
 
 Pick = Callable[[Tensor], Tensor]
 
 
 class ActorPass:
-    """π(s); the last pass is kept for the backward one."""
+    """π(s); the last pass is kept for the backward one.
 
-    def __init__(self, actor: Actor, buffers: Buffers | None = None) -> None:
-        self._dense = _dense(actor.weight, actor.bias, buffers, pick_weight=torch.t)
+    Args:
+        values: what multiplies on the way to the actions.
+        gradients: what multiplies on the way back.
+    """
+
+    def __init__(self, actor: Actor, *, values: Products = EXACT, gradients: Products = EXACT) -> None:
+        self._dense = _dense(
+            actor.weight, actor.bias, None, pick_weight=torch.t, values=values, gradients=gradients
+        )
         self._actions: Tensor | None = None
 
     def actions(self, observation: Tensor) -> Tensor:
@@ -55,13 +63,15 @@ class ActorPass:
 class CriticPass:
     """One critic of a pair, Q(s, a)."""
 
-    def __init__(self, critic: TwinCritic, which: int, buffers: Buffers) -> None:
+    def __init__(self, critic: TwinCritic, which: int, buffers: Buffers, products: Products) -> None:
         self._dense = _dense(
             critic.weight,
             critic.bias,
             buffers,
             pick_weight=lambda weight: weight[which],
             pick_bias=lambda bias: bias[which, 0],
+            values=products,
+            gradients=products,
         )
 
     def value(self, state_action: Tensor) -> Tensor:
@@ -85,8 +95,10 @@ class TwinPass:
             `learn` is possible, and what is for one of them alone.
     """
 
-    def __init__(self, critic: TwinCritic, buffers: tuple[Buffers, Buffers]) -> None:
-        self.first, self.second = (CriticPass(critic, i, buffers[i]) for i in range(2))
+    def __init__(
+        self, critic: TwinCritic, buffers: tuple[Buffers, Buffers], *, products: Products = EXACT
+    ) -> None:
+        self.first, self.second = (CriticPass(critic, i, buffers[i], products) for i in range(2))
 
     def both(self, state_action: Tensor) -> Tensor:
         """Both values; (B, m + n) -> (2, B)."""
@@ -113,8 +125,10 @@ class TwinPass:
 class LatePass:
     """The critic whose action enters at the second layer, Q(s, a)."""
 
-    def __init__(self, critic: LateActionCritic, buffers: Buffers | None = None) -> None:
-        self._dense = _dense(critic.weight, critic.bias, buffers)
+    def __init__(
+        self, critic: LateActionCritic, buffers: Buffers | None = None, *, products: Products = EXACT
+    ) -> None:
+        self._dense = _dense(critic.weight, critic.bias, buffers, values=products, gradients=products)
         self.buffers = self._dense.buffers
         self._entry = critic.action_weight.detach()
         self._entry_gradient = critic.action_weight.grad
@@ -154,8 +168,13 @@ def _dense(
     *,
     pick_weight: Pick = _same,
     pick_bias: Pick = _same,
+    values: Products,
+    gradients: Products,
 ) -> Dense:
-    """A stack of the parameters' parts; their gradients too, where they have any."""
+    """A stack of the parameters' parts; their gradients too, where they have any.
+
+    Small layers, and what the last one gives, are exact whatever multiplies.
+    """
 
     def part(parameter: Tensor, pick: Pick) -> tuple[Tensor, Tensor | None]:
         gradient = parameter.grad
@@ -164,6 +183,8 @@ def _dense(
     layers = []
     for weight, bias in zip(weights, biases, strict=True):
         (w, w_gradient), (b, b_gradient) = part(weight, pick_weight), part(bias, pick_bias)
-        layers.append(Linear(w, b, w_gradient, b_gradient))
+        large = min(w.shape) >= WORTH_ROUNDING
+        products = (values, gradients) if large else (EXACT, EXACT)
+        layers.append(Linear(w, b, w_gradient, b_gradient, *products))
     room = buffers or Buffers([layer.weight.shape[1] for layer in layers[:-1]], layers[0].weight)
     return Dense(layers, room)

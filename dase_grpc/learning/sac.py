@@ -107,9 +107,11 @@ class SAC(ActorCritic):
             autograd=autograd,
         )
         room = critic_buffers(self._critic), critic_buffers(self._critic)
-        self._next_actor_pass = ActorPass(self._actor)  # apart, for the one in the actor's loss is kept
-        self._critic_pass = TwinPass(self._critic, room)
-        self._target_critic_pass = TwinPass(self._target_critic, room)
+        products = self._products
+        # apart, for the one in the actor's loss is kept
+        self._next_actor_pass = ActorPass(self._actor, values=products)
+        self._critic_pass = TwinPass(self._critic, room, products=products)
+        self._target_critic_pass = TwinPass(self._target_critic, room, products=products)
 
     @property
     def _noise_scales(self) -> tuple[float, ...]:

@@ -86,9 +86,10 @@ class TD3(ActorCritic):
             autograd=autograd,
         )
         room = critic_buffers(critic)
-        self._target_actor_pass = ActorPass(self._target_actor)
-        self._critic_pass = TwinPass(critic, (room, room))
-        self._target_critic_pass = TwinPass(self._target_critic, (room, room))
+        products = self._products
+        self._target_actor_pass = ActorPass(self._target_actor, values=products)
+        self._critic_pass = TwinPass(critic, (room, room), products=products)
+        self._target_critic_pass = TwinPass(self._target_critic, (room, room), products=products)
 
     @property
     def _noise_scales(self) -> tuple[float, ...]:

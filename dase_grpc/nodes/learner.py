@@ -163,7 +163,7 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> bool:
     config = with_resolved_id(options.config)
     where = (options.metrics_host, options.metrics_port)
     metrics_tls = protection(*where, tls=options.metrics_tls, insecure=options.insecure)
-    device = pick_device(options.gpu)
+    device = pick_device(options.gpu, config.distinct_agents)
     torch.set_num_threads(config.train.threads)
     alarm = HangAlarm(asyncio.get_running_loop())
     watch = Watch("this learner" if options.agent_id is None else f"agent {options.agent_id}")

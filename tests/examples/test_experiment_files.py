@@ -9,7 +9,7 @@ from dase_grpc.launch.matrix import Cell, cells_of
 from dase_grpc.presets import ENVIRONMENTS, layered
 
 FOLDER = Path(__file__).parents[2] / "examples" / "experiments"
-COUNTS = {"two-minutes": 6, "paper-td3-small-buffer": 160, "ablation-divergences": 120}
+COUNTS = {"two-minutes": 6, "paper-td3-small-buffer": 160, "ablation-divergences": 120, "bfloat16": 12}
 
 
 def cells(name: str) -> list[Cell]:

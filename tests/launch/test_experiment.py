@@ -5,10 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from launch.experiments import small_cells, trained
 from small import SETTINGS
 
-from dase_grpc.errors import ConfigError, EnvironmentSpecError
+from dase_grpc.errors import ConfigError, DeviceError, EnvironmentSpecError
 from dase_grpc.launch import experiment
 from dase_grpc.launch.checks import probed
 from dase_grpc.launch.experiment import ExperimentOptions, check_cells, experiment_here, usable_cores
@@ -53,6 +54,13 @@ def test_every_buffer_is_checked(tried):
             )
         )
     assert len(tried) == 1
+
+
+def test_products_that_the_cpu_does_not_have_are_refused_by_the_name_of_the_cell(tried, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    with pytest.raises(DeviceError, match=r"cell products-bfloat16: agent\.products = bfloat16: this CPU"):
+        check_cells(small_cells(agent__products=["bfloat16", "float32"]))
+    assert tried == []
 
 
 def test_the_cores_are_those_that_this_process_may_use():

@@ -60,6 +60,15 @@ def test_the_check_refuses_a_device_before_it_makes_the_environment(opened):
     assert opened == []
 
 
+def test_the_check_refuses_products_that_the_cpu_does_not_have_before_it_makes_the_environment(
+    opened, monkeypatch
+):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    with pytest.raises(DeviceError, match=r"agent\.products = bfloat16: this CPU"):
+        check(small_config(agent__products="bfloat16"))
+    assert opened == []
+
+
 def test_the_check_refuses_an_environment_that_no_agent_can_act_in():
     with pytest.raises(EnvironmentSpecError, match="Discrete"):
         check(small_config("worlds:DiscreteAction"))

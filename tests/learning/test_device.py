@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from dase_grpc.agent_config import AgentConfig
 from dase_grpc.errors import DeviceError
 from dase_grpc.learning.device import pick_device, use
 
@@ -35,3 +36,30 @@ def test_a_gpu_is_made_the_current_one_and_a_cpu_changes_nothing(monkeypatch):
     use(torch.device("cpu"))
     use(torch.device("cuda", 1))
     assert chosen == [torch.device("cuda", 1)]
+
+
+EXACT, ROUNDING = AgentConfig(), AgentConfig(products="bfloat16")
+
+
+@pytest.mark.parametrize("capability", ["avx512_bf16", "amx_bf16", "bf16"])
+def test_a_cpu_that_multiplies_bfloat16_may_be_asked_to(monkeypatch, capability):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, capability: True})
+    assert pick_device(None, [EXACT, ROUNDING]) == torch.device("cpu")
+
+
+@pytest.mark.parametrize("capabilities", [{}, {"avx512_f": True, "avx512_bf16": False}], ids=str)
+def test_a_cpu_that_does_not_multiply_bfloat16_is_refused_for_agents_that_ask_for_it_alone(
+    monkeypatch, capabilities
+):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    assert pick_device(None, [EXACT]) == torch.device("cpu")
+    with pytest.raises(
+        DeviceError, match=r"agent\.products = bfloat16: this CPU .*; leave agent\.products out$"
+    ):
+        pick_device(None, [EXACT, ROUNDING])
+
+
+def test_products_of_bfloat16_are_for_cpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(DeviceError, match=r"--gpu 0: agent\.products = bfloat16 is for updates on a CPU"):
+        pick_device(0, [ROUNDING])

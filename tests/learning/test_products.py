@@ -1,0 +1,218 @@
+"""Updates whose large products are of bfloat16 numbers: near, exact where it counts, and nobody else's."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from learning.agent_cases import make, noises, tiny
+from learning.td3_cases import B, as_batch, assert_same, columns, weights
+
+from dase_grpc.learning.dense import Buffers, Dense, Linear
+from dase_grpc.learning.dps import DpsOptions
+from dase_grpc.learning.products import EXACT, ROUNDED, WORTH_ROUNDING
+from dase_grpc.learning.similarity import SimilarityWeigher
+from dase_grpc.learning.weighing import weighed
+
+LARGE, STEP = (WORTH_ROUNDING, WORTH_ROUNDING + 5, WORTH_ROUNDING), 2.0**-8
+ALGORITHMS = {
+    "td3": {"policy_delay": 1},
+    "ddpg": {"critic_weight_decay": 0.1, "normalise_observations": True},
+    "sac": {"reward_scale": 5.0},
+}
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def settings(algorithm, products="bfloat16", **more):
+    given = {"hidden": LARGE, "actor_lr": 1e-3, "critic_lr": 1e-3, **ALGORITHMS[algorithm], **more}
+    return tiny(algorithm, products=products, **given)
+
+
+@pytest.fixture(params=ALGORITHMS)
+def algorithm(request):
+    return request.param
+
+
+def update(agent, step=0, weight=None, dtype=torch.float32, **more):
+    tensors = [torch.from_numpy(values).to(dtype) for values in noises(agent._config, step)]
+    given = torch.from_numpy(weights(step)) if weight is None else weight
+    return agent.update_with(as_batch(columns(step), dtype), given.to(dtype), *tensors, **more)
+
+
+def stack(parameters, dtype, products):
+    layers = []
+    for weight, bias in ((w.to(dtype), b.to(dtype)) for w, b in parameters):
+        gradients = torch.empty_like(weight), torch.empty_like(bias)
+        layers.append(Linear(weight, bias, *gradients, values=products, gradients=products))
+    return Dense(layers, Buffers([len(layer.bias) for layer in layers[:-1]], layers[0].weight))
+
+
+def pairs(agent, exact):
+    """The gradients of all parameters of both, the critic's last layer at the end."""
+    for network in ("_actor", "_critic"):
+        both = (getattr(each, network).parameters() for each in (agent, exact))
+        yield from ((ours.grad.double(), theirs.grad) for ours, theirs in zip(*both, strict=True))
+
+
+def distance(ours, theirs):
+    return float((ours - theirs).norm() / theirs.norm())
+
+
+def assert_gradients_near(agent, exact):
+    """A unit within rounding of its kink takes its part of the gradient with it: 1 % of them are 10 %."""
+    found = list(pairs(agent, exact))
+    for ours, theirs in found:
+        assert distance(ours, theirs) < 0.2
+        assert float((ours * theirs).sum() / ours.norm() / theirs.norm()) > 0.98
+    assert distance(*found[-1]) < 1e-2
+
+
+# One product
+
+
+@pytest.mark.parametrize("turned", [(), ("a",), ("b",), ("out",), ("a", "b", "out")], ids=str)
+def test_a_rounded_product_is_that_of_the_rounded_matrices_rounded_once_more(turned):
+    sizes = {"a": (40, 30), "b": (30, 50), "out": (40, 50)}
+    a, b, out = (drawn(*(s[::-1] if n in turned else s)) for n, s in sizes.items())
+    a, b, out = (m.T if n in turned else m for n, m in zip(sizes, (a, b, out), strict=True))
+    exact = a.bfloat16().double() @ b.bfloat16().double()
+    assert ROUNDED.plain(a, b, out=out) is out
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out.double(), exact, rtol=STEP, atol=1e-5)
+    assert not torch.allclose(out.double(), a.double() @ b.double(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(50,), (40, 50)], ids=str)
+def test_what_is_added_to_a_rounded_product_is_not_rounded(shape):
+    a, b, added, out = drawn(40, 30), drawn(30, 50, seed=1), drawn(*shape, seed=2), torch.empty(40, 50)
+    alone = ROUNDED.plain(a, b, out=torch.empty(40, 50))
+    assert ROUNDED.added(added, a, b, out=out) is out
+    assert torch.equal(out, alone + added)
+
+
+def test_gradients_are_as_near_as_rounding_is_where_no_unit_is_by_its_kink():
+    sizes, x, upstream = (5, *LARGE, 1), drawn(16, 5), drawn(16, 1, seed=1)
+    parameters = [(drawn(i, o, seed=i) / i, drawn(o, seed=o) + 6) for i, o in pairwise(sizes)]
+    kinds = ((torch.float32, ROUNDED), (torch.float64, EXACT))
+    found, exact = (stack(parameters, dtype, products) for dtype, products in kinds)
+    for each, dtype in ((found, torch.float32), (exact, torch.float64)):
+        values = each.forward(x.to(dtype))
+        each.backward(upstream.to(dtype))
+    for ours, theirs in zip(found.layers, exact.layers, strict=True):
+        assert distance(ours.weight_gradient.double(), theirs.weight_gradient) < 1e-2
+        assert distance(ours.bias_gradient.double(), theirs.bias_gradient) < 1e-2
+    torch.testing.assert_close(found.forward(x).double(), values, rtol=1e-2, atol=0.0)
+
+
+# Whole updates
+
+
+def test_losses_and_gradients_are_near_those_of_the_exact_twin(algorithm):
+    agent, exact = make(settings(algorithm)), make(settings(algorithm), dtype=torch.float64, autograd=True)
+    found, expected = update(agent), update(exact, dtype=torch.float64)
+    for name in expected:
+        torch.testing.assert_close(found[name].double(), expected[name], rtol=1e-2, atol=2e-3)
+    assert_gradients_near(agent, exact)
+    assert max(distance(*pair) for pair in pairs(agent, exact)) > 1e-4  # float32 is at 1e-6: it was rounded
+
+
+def test_updates_stay_near_the_exact_twin_s(algorithm):
+    agent, exact = make(settings(algorithm)), make(settings(algorithm), dtype=torch.float64, autograd=True)
+    for step in range(30):
+        found, expected = update(agent, step), update(exact, step, dtype=torch.float64)
+    torch.testing.assert_close(found["critic_loss"].double(), expected["critic_loss"], rtol=0.05, atol=0.0)
+
+
+def test_small_layers_are_exact_to_the_bit(algorithm):
+    agent, plain = (
+        make(settings(algorithm, kind, hidden=(WORTH_ROUNDING, WORTH_ROUNDING - 1)))
+        for kind in ("bfloat16", "float32")
+    )
+    for step in range(3):
+        assert_same(update(agent, step), update(plain, step))
+    assert_same(agent.state_dict(), plain.state_dict())
+
+
+def test_everything_that_is_kept_is_float32(algorithm):
+    agent = make(settings(algorithm))
+    update(agent)
+    plain = make(settings(algorithm, "float32"))
+    assert {n: t.dtype for n, t in agent.state_dict().items()} == {
+        n: t.dtype for n, t in plain.state_dict().items()
+    }
+
+
+def test_equal_agents_stay_equal_to_the_bit_and_a_restored_one_goes_on_so(algorithm):
+    first, second = make(settings(algorithm)), make(settings(algorithm))
+    for step in range(3):
+        assert_same(update(first, step), update(second, step))
+    restored = make(settings(algorithm), seed=9)
+    restored.load_state_dict(first.state_dict())
+    assert_same(update(first, 3), update(restored, 3))
+    assert_same(first.state_dict(), restored.state_dict())
+
+
+# Exact where it counts
+
+
+def test_policy_and_similarity_weights_are_exact_to_the_bit(algorithm):
+    agent, plain = make(settings(algorithm)), make(settings(algorithm, "float32"))
+    for step in range(3):
+        update(agent, step)
+    plain.load_state_dict(agent.state_dict())
+    batch = as_batch(columns(7))
+    batch.agent_id[::2] = 1
+    seen = batch.observation.numpy()
+    assert (agent.act(seen) == plain.act(seen)).all()
+    assert torch.equal(agent.policy_actions(batch.observation), plain.policy_actions(batch.observation))
+    assert torch.equal(
+        agent.value(batch.observation, batch.action), plain.value(batch.observation, batch.action)
+    )
+    weigher = SimilarityWeigher(DpsOptions(), own_id=0, agents=2)
+    (found, _), (expected, _) = (weighed(each, weigher, batch) for each in (agent, plain))
+    assert 0 < float(expected.similarity) < 1
+    assert torch.equal(found.weight, expected.weight)
+
+
+def test_actions_given_change_no_bit_of_an_update(algorithm):
+    plain, given = make(settings(algorithm)), make(settings(algorithm))
+    for step in range(3):
+        batch, weight = as_batch(columns(step)), torch.from_numpy(0.1 + weights(step)).float()
+        actions = given.policy_actions(batch.observation)
+        assert_same(plain.update(batch, weight), given.update(batch, weight, actions=actions))
+    assert_same(plain.state_dict(), given.state_dict())
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_rows_that_weigh_nothing_are_left_out(algorithm, asked):
+    agent, exact = make(settings(algorithm)), make(settings(algorithm), dtype=torch.float64, autograd=True)
+    weight, batch = torch.ones(B), as_batch(columns())
+    weight[::2] = 0
+    update(exact, 0, weight, torch.float64)
+    batch.reward[::2] = float("nan")
+    tensors = [torch.from_numpy(values).float() for values in noises(agent._config, 0)]
+    actions = agent.policy_actions(batch.observation) if asked else None
+    agent.update_with(batch, weight, *tensors, actions=actions)
+    assert_gradients_near(agent, exact)
+
+
+# Nobody else's
+
+
+def test_an_agent_beside_it_and_the_caller_compute_as_before(algorithm):
+    alone, beside, rounding = (make(settings(algorithm, kind)) for kind in ("float32", "float32", "bfloat16"))
+    a, b = drawn(WORTH_ROUNDING, 300), drawn(300, WORTH_ROUNDING, seed=1)
+    before = a @ b
+    for step in range(3):
+        update(rounding, step)
+        assert torch.equal(a @ b, before)
+        assert_same(update(beside, step), update(alone, step))
+    assert_same(beside.state_dict(), alone.state_dict())
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_by_default_products_are_torch_s_own():
+    assert tiny("td3").products == "float32"
+    assert (EXACT.plain, EXACT.added) == (torch.mm, torch.addmm)
