@@ -7,8 +7,9 @@ of one process, timed by processor time, so that a busy machine slows all alike;
 own, from the products it measured. FOLDER holds a copy of github.com/baturaysaglam/DASE or
 github.com/vwxyzjn/cleanrl; without one that comparison is skipped.
 
-autograd: the reference twin. passes: what runs. left out: half of the rows weigh 0. In the steps the rows
-come as from the replay and half of them are another agent's: loaded, weighed by DPS, learned from.
+autograd: the reference twin. passes: what runs. left out: half of the rows weigh 0. bfloat16: the same with
+agent.products = bfloat16, where the CPU has such products. In the steps the rows come as from the replay and
+half of them are another agent's: loaded, weighed by DPS, learned from.
 """
 
 import argparse
@@ -28,9 +29,11 @@ from update_rivals import authors, cleanrl
 
 from dase_grpc.agent_config import ALGORITHMS
 from dase_grpc.config import resolve
+from dase_grpc.errors import DeviceError
 from dase_grpc.learning.actor_critic import ActorCritic
 from dase_grpc.learning.batch import Batch
 from dase_grpc.learning.ddpg import DDPG
+from dase_grpc.learning.device import pick_device
 from dase_grpc.learning.dps import DpsOptions
 from dase_grpc.learning.rows import that_count
 from dase_grpc.learning.sac import SAC
@@ -71,9 +74,10 @@ def rows(*, far: bool) -> Array:
     return drawn
 
 
-def make(algorithm: str, *, autograd: bool = False) -> ActorCritic:
-    """An agent with the paper's settings."""
-    config = resolve(preset(f"paper/{algorithm}")).agent
+def make(algorithm: str, *, autograd: bool = False, products: str = "float32") -> ActorCritic:
+    """An agent with the paper's settings, but for its products."""
+    config = resolve(preset(f"paper/{algorithm}"), {"agent": {"products": products}}).agent
+    pick_device(None, [config])
     return KINDS[algorithm](config, SCHEMA, seed=0, agent_id=0, device=CPU, autograd=autograd)
 
 
@@ -89,6 +93,24 @@ def updates() -> list[Subject]:
             Subject(f"{algorithm} autograd", partial(twin.update, batch, every), flops(ROWS)),
             Subject(f"{algorithm} passes", partial(agent.update, batch, every), flops(ROWS)),
             Subject(f"{algorithm} left out", partial(leaving.update, batch, half), flops(ROWS // 2)),
+        ]
+    return found
+
+
+def rounded_updates() -> list[Subject]:
+    """The updates whose large products are of bfloat16 numbers."""
+    batch = Batch.from_rows(SCHEMA, torch.from_numpy(rows(far=False)))
+    every, half = torch.ones(ROWS), (torch.arange(ROWS) < ROWS // 2).float()
+    found = []
+    for algorithm in ALGORITHMS:
+        try:
+            agent, leaving = (make(algorithm, products="bfloat16") for _ in range(2))
+        except DeviceError as error:
+            print(f"bfloat16: skipped, {error}")
+            return []
+        found += [
+            Subject(f"{algorithm} bfloat16", partial(agent.update, batch, every)),
+            Subject(f"{algorithm} bfloat16, left out", partial(leaving.update, batch, half)),
         ]
     return found
 
@@ -181,6 +203,18 @@ def against_floor(subject: Subject, times: Mapping[str, list[float]], *, best: b
     return statistics.median(t / p for t, p in zip(taken, product, strict=True)) / share
 
 
+def in_float32(name: str) -> str:
+    """The subject that does in float32 what the one of that name does with bfloat16 products."""
+    algorithm = name.split(maxsplit=1)[0]
+    return f"{algorithm} left out" if name.endswith("left out") else f"{algorithm} passes"
+
+
+def times_as_fast(theirs: list[float], ours: list[float]) -> float | None:
+    """The median of the rounds' ratios; None where there is nothing to compare with."""
+    ratios = [their / our for their, our in zip(theirs, ours, strict=False)]
+    return round(statistics.median(ratios), 3) if ratios else None
+
+
 def main() -> None:
     """Measures, prints one line for each and writes the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -191,7 +225,15 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
 
-    subjects = [*products(), *updates(), step(far=False), step(far=True), *rivals(given), *acting()]
+    subjects = [
+        *products(),
+        *updates(),
+        *rounded_updates(),
+        step(far=False),
+        step(far=True),
+        *rivals(given),
+        *acting(),
+    ]
     times = measure(subjects, given.seconds)
 
     table = []
@@ -207,9 +249,9 @@ def main() -> None:
             ratio = against_floor(subject, times, best=best)
             line[name] = None if ratio is None else round(ratio, 3)
         for rival in ("authors td3", "cleanrl td3"):
-            known = zip(times.get(rival, []), taken, strict=False)
-            ratios = [theirs / ours for theirs, ours in known]
-            line[f"{rival.split()[0]}_ratio"] = round(statistics.median(ratios), 3) if ratios else None
+            line[f"{rival.split()[0]}_ratio"] = times_as_fast(times.get(rival, []), taken)
+        exact = times[in_float32(subject.name)] if "bfloat16" in subject.name else []
+        line["float32_ratio"] = times_as_fast(exact, taken)
         line["rounds"] = len(taken)
         table.append(line)
         print("  ".join(f"{key} {value}" for key, value in line.items() if value is not None))

@@ -1,6 +1,6 @@
 """Which device an agent computes on, and whether it can compute as it is to; never a silent fallback."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import torch
@@ -30,11 +30,12 @@ def _require_bfloat16(gpu: int | None) -> None:
         raise DeviceError(
             f"--gpu {gpu}: agent.products = bfloat16 is for updates on a CPU; leave one of the two out"
         )
-    found = torch.cpu.get_capabilities()
-    if not torch.backends.mkldnn.is_available() or not any(found.get(name) for name in BFLOAT16_CAPABILITIES):
+    # the oldest torch that this project takes has nothing to ask
+    found: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    if not any(found.get(name) for name in BFLOAT16_CAPABILITIES):
         raise DeviceError(
-            "agent.products = bfloat16: this CPU has no instructions for such products (AVX512_BF16, AMX or "
-            "ARM's BF16), or torch does not use them; leave agent.products out"
+            "agent.products = bfloat16: torch finds no instructions for such products in this CPU "
+            "(AVX512_BF16, AMX or ARM's BF16); leave agent.products out"
         )
 
 
