@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Protocol
 
 from dase_grpc.learning.ports import Halted
@@ -20,8 +19,9 @@ class BatchQueue:
     the queue. None is asked for before the first `next`, and at most `prefetch` ahead of their use.
 
     Attributes:
+        portion: how many are worth a message: half of what may be ahead.
         asked: set once the compute thread has asked for a batch, until `hold`.
-        moved: set whenever batches arrived or were taken.
+        moved: set when batches arrived or were taken, and there is room for a portion.
         delivered: batches that arrived so far.
         held: the compute thread had better not wait, until it asks again.
     """
@@ -32,10 +32,9 @@ class BatchQueue:
         self.moved = asyncio.Event()
         self.delivered = 0
         self.held = False
+        self.portion = max(1, prefetch // 2)
         self._prefetch = prefetch
-        self._batches: Handoff[tuple[Array, int]] = Handoff(
-            prefetch, on_change=partial(self._loop.call_soon_threadsafe, self.moved.set)
-        )
+        self._batches: Handoff[tuple[Array, int]] = Handoff(prefetch, on_change=self._tell)
 
     def __len__(self) -> int:
         """Batches that are here and not used yet."""
@@ -83,6 +82,11 @@ class BatchQueue:
         """Ends the compute thread's waits, for good."""
         self._batches.close()
 
+    def _tell(self) -> None:
+        """Wakes the event loop where that is worth it: each time costs the compute thread time, too."""
+        if len(self._batches) <= self._prefetch - self.portion:
+            self._loop.call_soon_threadsafe(self.moved.set)
+
 
 class BatchFetcher(Protocol):
     """Fills a BatchQueue from the replay, or from its shards."""
@@ -103,7 +107,8 @@ class BatchFetcher(Protocol):
 class OneFetcher:
     """A BatchFetcher over one Sample stream, which begins again when it breaks (connection.py).
 
-    With `pacing` batches come at an agent's pace; it is asked when a stream begins (paces.py).
+    Batches are asked for by portions, which may come in one message. With `pacing` they are asked for one by
+    one, for the service waits to hear which are used; then batches come at an agent's pace; it is asked when a stream begins (paces.py).
     """
 
     def __init__(
@@ -120,6 +125,7 @@ class OneFetcher:
         self._pacing = pacing
         self._batch_size = batch_size
         self._own_rows_only = own_rows_only
+        self._least = queue.portion if pacing is None else 1
         self._sampler: Sampler | None = None
 
     @property
@@ -132,7 +138,12 @@ class OneFetcher:
         await self._connection.keep(Stream.SAMPLE, self._fetch)
 
     async def _fetch(self, target: StreamTarget) -> None:
-        sampler = Sampler(target, batch_size=self._batch_size, own_rows_only=self._own_rows_only)
+        sampler = Sampler(
+            target,
+            batch_size=self._batch_size,
+            own_rows_only=self._own_rows_only,
+            batches_per_frame=self._least,
+        )
         self._sampler = sampler
         try:
             taken = self._queue.taken
@@ -155,11 +166,11 @@ class OneFetcher:
         granted = queue.delivered
         while True:
             due = queue.due(granted)
-            if due:
+            if due >= self._least:
                 taken = queue.taken
                 await sampler.grant(due, used=taken - told if self._pacing else 0)
                 told = taken
                 granted += due
             queue.moved.clear()
-            if not queue.due(granted):
+            if queue.due(granted) < self._least:
                 await queue.moved.wait()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -20,6 +21,13 @@ from dase_grpc.wire.replay_client import WINDOW_ROWS, Inserter, StreamTarget
 QUEUED_ROWS: Final = 4_096
 """Rows that may wait for an Insert stream before `store` blocks."""
 
+GATHERED_ROWS: Final = 256
+"""As many rows go out at once."""
+
+GATHERED_S: Final = 0.05
+"""How long fewer wait for more. A message for each row would cost both sides as much time as an update
+of a small network; what nobody has acknowledged is kept, and a batch misses some steps of a thousand."""
+
 KEPT_BYTES: Final = 64 * 2**20
 """What the rows that wait, and those that are not acknowledged, may take each; wide rows are fewer."""
 
@@ -28,8 +36,8 @@ class RowLink:
     """A node's sink over the network.
 
     `store` belongs to the compute thread and blocks; everything else belongs to the event loop that made
-    the link. Rows go out as soon as a stream takes them, so chunks grow with the rate. Streams begin
-    again when they break (connection.py).
+    the link. Rows go out when there are `GATHERED_ROWS` or the oldest is `GATHERED_S` old, and as soon as a
+    stream takes them where updates wait for them. Streams begin again when they break (connection.py).
 
     Shards take turns, chunk by chunk; one that is away, or that has a whole window of rows to acknowledge,
     is passed over. A row that a shard was given stays with it: it is kept until that shard has
@@ -38,7 +46,8 @@ class RowLink:
     Args:
         shards: the replay; all of it as the same agent.
         writer_id: names the writer at each shard.
-        paced: the replay stores nothing before the agent's learner has said its pace.
+        paced: the replay stores nothing before the agent's learner has said its pace; its updates wait for
+            these rows.
         count_acknowledged: told how many rows are acknowledged, whenever some are.
     """
 
@@ -59,10 +68,9 @@ class RowLink:
         self._moved = asyncio.Event()
         self._turn = asyncio.Lock()  # whoever waits longest has it next, so shards take turns
         self._loop = asyncio.get_running_loop()
-        self._rows: Handoff[Array] = Handoff(
-            kept_rows(QUEUED_ROWS, row_bytes),
-            on_change=partial(self._loop.call_soon_threadsafe, self._moved.set),
-        )
+        queued = kept_rows(QUEUED_ROWS, row_bytes)
+        self._enough = 1 if paced else min(GATHERED_ROWS, self._window, queued)
+        self._rows: Handoff[Array] = Handoff(queued, on_change=self._tell)
         shards.keep_for([partial(len, lane.outbox) for lane in self._lanes])
         self._stored = 0
         self._no_more = False
@@ -159,9 +167,23 @@ class RowLink:
                 self._moved.clear()
                 if not len(self._rows):
                     await self._moved.wait()
+            await self._gather()
             rows = np.stack(self._rows.take(self._window))
             lane.outbox.add(rows)
         return rows
+
+    async def _gather(self) -> None:
+        """Returns when there are enough rows, or those that are there have waited for more."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GATHERED_S):
+                while len(self._rows) < self._enough and not self._no_more:
+                    self._moved.clear()
+                    await self._moved.wait()
+
+    def _tell(self) -> None:
+        """Wakes the event loop for the first row and for enough: each time costs the compute thread time."""
+        if len(self._rows) == 1 or len(self._rows) >= self._enough:
+            self._loop.call_soon_threadsafe(self._moved.set)
 
     def _away(self, waited: Waited) -> Wait | None:
         """The wait, if it is for a replay that is away."""
