@@ -9,7 +9,6 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from dase_grpc.learning.divergences import pivot_rounding
 from dase_grpc.learning.dps import DpsOptions
@@ -34,16 +33,19 @@ def terms(deviation: npt.NDArray[np.float64], reference_variance: float) -> tupl
         return UNKNOWN
     with np.errstate(all="ignore"):  # what is not finite makes the result infinite
         mean = deviation.sum(0) / count
-        mean += (deviation - mean).sum(0) / count  # as in moments.scatter
-        centred = torch.from_numpy(deviation - mean)
-        scaled = (centred.T @ centred).div_(count - 1).div_(reference_variance)
-        lower, info = torch.linalg.cholesky_ex(scaled)
-        factor = lower.numpy()
-        rounding = pivot_rounding(size) * scaled.numpy().diagonal()
-        if info.item() or not (np.square(factor.diagonal()) > rounding).all():
+        centred = deviation - mean
+        left = centred.sum(0) / count  # as in moments.scatter
+        mean += left
+        centred -= left
+        scaled = centred.T @ centred
+        scaled /= (count - 1) * reference_variance
+        try:
+            factor = np.linalg.cholesky(scaled)
+        except np.linalg.LinAlgError:
             return UNKNOWN
-        identity = torch.eye(size, dtype=torch.float64)
-        inverse = torch.linalg.solve_triangular(lower, identity, upper=False).numpy()
+        if not (np.square(factor.diagonal()) > pivot_rounding(size) * scaled.diagonal()).all():
+            return UNKNOWN
+        inverse = np.linalg.inv(factor)
         shift = mean / math.sqrt(reference_variance)
         solved = inverse @ shift
         covariance = float(np.square(factor - inverse.T).sum()) / 4

@@ -107,8 +107,9 @@ class BatchFetcher(Protocol):
 class OneFetcher:
     """A BatchFetcher over one Sample stream, which begins again when it breaks (connection.py).
 
-    Batches are asked for by portions, which may come in one message. With `pacing` they are asked for one by
-    one, for the service waits to hear which are used; then batches come at an agent's pace; it is asked when a stream begins (paces.py).
+    Batches are asked for by portions, which may come in one message. With `pacing` they come at an agent's
+    pace, and are asked for one by one, for the service waits to hear which are used; it is asked when a
+    stream begins (paces.py).
     """
 
     def __init__(

@@ -15,6 +15,9 @@ DRAIN_S: Final = 15.0
 ORPHAN_DRAIN_S: Final = 2.0
 """The same for each of these once the launcher is gone, whether the replay serves or not."""
 
+FAILED_DRAIN_S: Final = 2.0
+"""The same for the rows of a node whose thread has failed."""
+
 LOOK_S: Final = 0.25
 
 
@@ -30,6 +33,8 @@ async def drain(
 ) -> None:
     """Lets the node's thread end, then the last rows be acknowledged, unless it is `over` and none counts.
 
+    What a thread collected before it failed is sent, too, if the replay takes it soon.
+
     Raises:
         UnreachableError: the replay takes no rows any more.
         Exception: what the thread raised.
@@ -37,8 +42,10 @@ async def drain(
     if not await in_time(thread, shards, stop, over=over):
         link.close()  # it evaluates, or waits for room in a queue that is stuck
         await alarm.unless_hanging(thread)
-    thread.result()
     link.no_more_rows()
+    if thread.exception() is not None:
+        await asyncio.wait({inserting}, timeout=FAILED_DRAIN_S)
+        thread.result()
     taken = await in_time(inserting, shards, stop, over=over)
     if over is not None and over.is_set():
         inserting.cancel()

@@ -110,7 +110,8 @@ async def test_a_learner_explores_on_while_its_replay_is_away_until_its_queue_is
                 await eventually(lambda: "going on, after a wait of" in caplog.text)
                 stop.set()
                 await promptly(task, within_s=10)
-    assert after.step - after.updates >= before.step - before.updates + 40  # explored without updating
+    # explored without updating, for as long as there was room beside the rows that waited for more already
+    assert after.step - after.updates >= before.step - before.updates + 30
     rows, schema, committed = rows_on_disk(tmp_path / "data")
     assert len(rows) == committed == checkpoint_step(run)
     assert_one_unbroken_story(rows, schema)

@@ -125,7 +125,8 @@ def break_streams(service):
     service.replay._draining = Draining("Insert", "Sample")
 
 
-async def test_rows_that_a_broken_stream_had_are_sent_again_to_the_same_shard_and_stored_once():
+async def test_rows_that_a_broken_stream_had_are_sent_again_to_the_same_shard_and_stored_once(monkeypatch):
+    monkeypatch.setattr("dase_grpc.nodes.rows.GATHERED_ROWS", 1)  # many chunks, so that both have some
     async with shards_serving(2) as services:
         shards = await connections_to(services)
         link = link_over(shards)
