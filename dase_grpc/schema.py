@@ -159,10 +159,15 @@ class TransitionSchema:
 
     def finite(self, rows: Array) -> npt.NDArray[np.bool_]:
         """Which of the (N, width) rows hold only finite values, (N,) bool."""
-        finite = np.isfinite(rows[:, : self.float_width])
-        if finite.all():  # nearly always, and found faster than row by row
-            return np.ones(len(rows), np.bool_)
-        return cast("npt.NDArray[np.bool_]", finite.all(axis=1))
+        # A matrix product takes a third of the time of isfinite for each value: what is not finite makes the
+        # sum so, and a sum of MAX_ROW_BYTES of the largest floats, each times 2 ** -20, does not overflow.
+        with np.errstate(invalid="ignore"):
+            sums = rows[:, : self.float_width] @ self._small
+        return cast("npt.NDArray[np.bool_]", np.isfinite(sums))
+
+    @cached_property
+    def _small(self) -> Array:
+        return np.full(self.float_width, 2.0**-20, np.float32)
 
     def require_equal(self, other: "TransitionSchema") -> None:
         """Checks that `other`, what a client states, is this schema.

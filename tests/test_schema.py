@@ -148,6 +148,17 @@ def test_finite_looks_at_every_float_and_at_no_integer(rows):
         assert SCHEMA.finite(spoiled).tolist() == [index != column % 4 for index in range(4)]
 
 
+def test_the_largest_floats_in_the_widest_row_are_finite_and_opposite_infinities_are_not():
+    columns = MAX_ROW_BYTES // 4
+    widest = TransitionSchema("wide", (columns - 6) // 2, 2, (-1.0, -1.0), (1.0, 1.0))
+    assert widest.width == columns
+    rows = np.full((3, columns), HUGE, np.float32)
+    rows[1] = -HUGE
+    rows[2, :2] = np.inf, -np.inf
+    assert widest.finite(rows).tolist() == [True, True, False]
+    assert widest.finite(np.full((1, columns), np.finfo(np.float32).smallest_subnormal)).all()
+
+
 @pytest.mark.parametrize("field", CHANGED)
 def test_the_fingerprint_depends_on_every_field(field):
     assert set(CHANGED) == {field.name for field in fields(TransitionSchema)}

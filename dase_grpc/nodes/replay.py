@@ -34,7 +34,7 @@ from dase_grpc.telemetry import metrics_endpoint
 from dase_grpc.wire.cluster import ClusterServicer
 from dase_grpc.wire.entrance import Entrance, entrance
 from dase_grpc.wire.policy import PolicyServicer
-from dase_grpc.wire.replay import ReplayServicer
+from dase_grpc.wire.replay import ReplayServicer, add_replay
 from dase_grpc.wire.transport import Address, bind, make_server, parse_address, require_private
 from dase_grpc.wire.v1 import (
     cluster_pb2,
@@ -42,7 +42,6 @@ from dase_grpc.wire.v1 import (
     policy_pb2,
     policy_pb2_grpc,
     replay_pb2,
-    replay_pb2_grpc,
 )
 
 LEASE_TTL_S: Final = 10.0
@@ -265,7 +264,7 @@ async def _serve(
     cluster = ClusterServicer(run, clock=time.monotonic, on_event=log.info, started_at=time.monotonic())
     health, probes = HealthServicer(), Health(loop_turns())
     _register(server, health)
-    replay_pb2_grpc.add_ReplayServiceServicer_to_server(replay, server)
+    add_replay(replay, server)
     cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, server)
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(policies, server)
     where = (options.metrics_host, options.metrics_port)

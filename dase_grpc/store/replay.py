@@ -159,16 +159,26 @@ class ReplayStore:
         """Makes all that was appended outlive the process, where the store can; here that is nothing."""
 
     def sample(
-        self, count: int, rng: np.random.Generator, *, agent_id: int, own_rows_only: bool = False
+        self,
+        count: int,
+        rng: np.random.Generator,
+        *,
+        agent_id: int,
+        own_rows_only: bool = False,
+        out: Array | None = None,
     ) -> Array:
-        """Draws a batch for one agent, uniformly with replacement; a new (count, width) array.
+        """Draws a batch for one agent, uniformly with replacement; a new (count, width) array, or `out`.
 
         From the whole buffer, or from what the agent collected itself.
 
         Raises:
             IndexError: there is nothing to draw from.
         """
-        rows = self.ring.sample_of(agent_id, count, rng) if own_rows_only else self.ring.sample(count, rng)
+        rows = (
+            self.ring.sample_of(agent_id, count, rng, out=out)
+            if own_rows_only
+            else self.ring.sample(count, rng, out=out)
+        )
         for source, drawn in enumerate(np.bincount(self.schema.agent_ids(rows)).tolist()):
             if drawn:
                 self.traffic.sampled[agent_id, source] += drawn

@@ -104,21 +104,23 @@ class RingBuffer:
                 f"{count} transitions from number {first} on are not what a ring of {self._capacity} holds"
             )
 
-    def sample(self, count: int, rng: np.random.Generator) -> Array:
-        """Draws `count` transitions uniformly, with replacement; a new (count, width) array.
+    def sample(self, count: int, rng: np.random.Generator, *, out: Array | None = None) -> Array:
+        """Draws `count` transitions uniformly, with replacement; a new (count, width) array, or `out`.
 
         Raises:
             IndexError: the ring is empty.
         """
         if not self._size:
             raise IndexError("an empty ring cannot be sampled")
-        return self._take(rng.integers(self._size, size=count))
+        return self._take(rng.integers(self._size, size=count), out)
 
     def count_of(self, agent_id: int) -> int:
         """How many of the transitions present this agent collected."""
         return int(self._present[agent_id]) if 0 <= agent_id <= MAX_AGENT_ID else 0
 
-    def sample_of(self, agent_id: int, count: int, rng: np.random.Generator) -> Array:
+    def sample_of(
+        self, agent_id: int, count: int, rng: np.random.Generator, *, out: Array | None = None
+    ) -> Array:
         """Draws `count` of one agent's transitions uniformly, with replacement; a new (count, width) array.
 
         By rejection: draws from all and keeps those of the agent until there are enough, about
@@ -139,7 +141,7 @@ class RingBuffer:
                 drawn = rng.integers(self._size, size=missing * self._size // present + 1)
                 kept.append(self._of(agent_id, drawn)[:missing])
                 missing -= len(kept[-1])
-        return self._take(np.concatenate(kept))
+        return self._take(np.concatenate(kept), out)
 
     def ordered(self) -> Array:
         """A copy of all transitions present, the oldest first, (len, width)."""
@@ -149,9 +151,9 @@ class RingBuffer:
         """All transitions present, the oldest first, as two views which the next `append` changes."""
         return self._views(self._total - self._size, self._size)
 
-    def _take(self, drawn: Drawn) -> Array:
+    def _take(self, drawn: Drawn, out: Array | None) -> Array:
         """Copies of the transitions that are the 0th, 1st, ... oldest, as `drawn` says."""
-        return self._slots.take(drawn + self._oldest(), axis=0, mode="wrap")
+        return self._slots.take(drawn + self._oldest(), axis=0, out=out, mode="wrap")
 
     def _of(self, agent_id: int, drawn: Drawn) -> Drawn:
         """Those of `drawn` that are transitions of this agent."""

@@ -8,10 +8,10 @@ number of bytes, so that the rows begin at a multiple of 4.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
 
 from dase_grpc.wire.v1 import replay_pb2
+from dase_grpc.wire.varints import padded
 
 _FRAME: Final = b"\x0a"  # field 1 of SampleResponse, bytes of a given length
 _LAST: Final = (b"\x10\x00", b"\x10\x01")  # field 2 of SampleFrame, false and true
@@ -45,19 +45,22 @@ class Waiting:
 
 def write_frame(rows: memoryview | bytes, *, last: bool, buffer_size: int, drawn_from: int) -> bytes:
     """A SampleResponse with these rows; one copy of them."""
-    count = len(rows)
+    return frame_head(len(rows), last=last, buffer_size=buffer_size, drawn_from=drawn_from) + rows
+
+
+def frame_head(count: int, *, last: bool, buffer_size: int, drawn_from: int) -> bytes:
+    """What comes before `count` bytes of rows in a SampleResponse, HEAD_BYTES long."""
     return b"".join(
         (
             _FRAME,
-            _padded(count + HEAD_BYTES - _OUTER, _LENGTH_BYTES),
+            padded(count + HEAD_BYTES - _OUTER, _LENGTH_BYTES),
             _LAST[last],
             _BUFFER_SIZE,
-            _padded(buffer_size, _NUMBER_BYTES),
+            padded(buffer_size, _NUMBER_BYTES),
             _DRAWN_FROM,
-            _padded(drawn_from, _NUMBER_BYTES),
+            padded(drawn_from, _NUMBER_BYTES),
             _ROWS,
-            _padded(count, _LENGTH_BYTES),
-            rows,
+            padded(count, _LENGTH_BYTES),
         )
     )
 
@@ -71,8 +74,8 @@ def read_response(data: bytes) -> Frame | Waiting:
     count = len(data) - HEAD_BYTES
     if (
         count >= 0
-        and data[:_OUTER] == _FRAME + _padded(count + HEAD_BYTES - _OUTER, _LENGTH_BYTES)
-        and data[_INNER:HEAD_BYTES] == _ROWS + _padded(count, _LENGTH_BYTES)
+        and data[:_OUTER] == _FRAME + padded(count + HEAD_BYTES - _OUTER, _LENGTH_BYTES)
+        and data[_INNER:HEAD_BYTES] == _ROWS + padded(count, _LENGTH_BYTES)
     ):
         head = replay_pb2.SampleFrame.FromString(data[_OUTER:_INNER])
         return _frame(head, memoryview(data)[HEAD_BYTES:])
@@ -89,11 +92,3 @@ def joined(pieces: Sequence[Frame]) -> memoryview | bytes:
 
 def _frame(head: replay_pb2.SampleFrame, rows: memoryview) -> Frame:
     return Frame(rows, head.last, head.buffer_size, head.drawn_from)
-
-
-@lru_cache(maxsize=256)
-def _padded(number: int, length: int) -> bytes:
-    """A protobuf varint of that many bytes, more than it needs."""
-    digits = bytearray((number >> (7 * index)) & 0x7F | 0x80 for index in range(length))
-    digits[-1] &= 0x7F
-    return bytes(digits)

@@ -14,14 +14,14 @@ import numpy as np
 from dase_grpc import seeding
 from dase_grpc.calls import Calls
 from dase_grpc.errors import MalformedError
-from dase_grpc.schema import Array
 from dase_grpc.store.replay import ReplayStore
 from dase_grpc.store.run import SharedRun
 from dase_grpc.store.sharding import WHOLE
 from dase_grpc.wire.acknowledging import Acknowledger
 from dase_grpc.wire.admission import Admission
+from dase_grpc.wire.chunks import Chunk, read_request
 from dase_grpc.wire.draining import Draining
-from dase_grpc.wire.frames import write_frame
+from dase_grpc.wire.drawing import FRAME_BYTES, Batches
 from dase_grpc.wire.guard import read, read_first
 from dase_grpc.wire.messages import buffer_to_proto, schema_to_proto
 from dase_grpc.wire.pacing import MAX_CREDITS, Change, Gate, PacedBatches, limiter_of
@@ -29,7 +29,6 @@ from dase_grpc.wire.security import require_agent
 from dase_grpc.wire.status import Context, refusals
 from dase_grpc.wire.v1 import replay_pb2, replay_pb2_grpc
 
-FRAME_BYTES: Final = 2**20 - 1024
 MAX_BATCH_SIZE: Final = 65_536
 MAX_BATCH_BYTES: Final = 64 * 2**20
 MAX_WRITER_ID: Final = 128
@@ -94,7 +93,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             await self._draining.serve(context, self._sample, rpc="Sample")
 
     async def _insert(self, context: Context) -> None:
-        header = await _first(context, "header")
+        header = await _insert_header(context)
         store = self._require(header.stream)
         if not 0 < len(header.writer_id) <= MAX_WRITER_ID:
             raise MalformedError(
@@ -139,14 +138,10 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         writer, agent_id, epoch = header.writer_id, header.stream.agent_id, header.stream.lease_epoch
         clock, took = self._calls.clock, self._calls.requests("Insert").observe
         while (request := await read(context)) is not grpc.aio.EOF:
-            began, kind = clock(), request.WhichOneof("kind")
-            if kind == "end":
-                return True
-            if kind != "chunk":
-                raise MalformedError(
-                    f"an Insert stream takes chunks and an end frame, not {kind or 'nothing'}"
-                )
-            first_seq, rows = request.chunk.first_seq, store.schema.from_bytes(request.chunk.rows)
+            began = clock()
+            if not isinstance(request, Chunk):
+                return _require_end(request)
+            first_seq, rows = request.first_seq, store.schema.from_bytes(request.rows)
             while len(rows):
                 self._run.leases.require(agent_id, epoch)
                 count = await self._room_for(header, first_seq, len(rows), acks)
@@ -208,10 +203,11 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         header, stream = request.header, request.header.stream
         rng, gate = self._stream_rng(stream.agent_id), Gate(self._run, stream.agent_id)
         clock, took = self._calls.clock, self._calls.requests("Sample").observe
+        drawn = Batches(self._run, header, rng, context)
 
         async def draw() -> None:
             began = clock()
-            await self._draw(context, header, header.batch_size, rng)
+            await drawn.send(header.batch_size)
             took(clock() - began)
 
         limiter = self._run.limiters[stream.agent_id]
@@ -229,7 +225,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
 
     async def _serve_credits(self, request: Any, context: Context, *, at_once: int) -> None:
         header = request.header
-        rng = self._stream_rng(header.stream.agent_id)
+        drawn = Batches(self._run, header, self._stream_rng(header.stream.agent_id), context)
         clock, took = self._calls.clock, self._calls.requests("Sample").observe
         while request is not grpc.aio.EOF:
             if request.credits > MAX_CREDITS:
@@ -239,29 +235,16 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
                 asked = clock()
                 await self._wait_until_ready(context, header)
                 ready = clock()
-                await self._draw(context, header, batches * header.batch_size, rng)
+                await drawn.send(batches * header.batch_size)
                 self._calls.sample_wait.observe(ready - asked)
                 took(clock() - ready)
             for size in request.rows:
                 began = clock()
-                await self._draw(context, header, size, rng)
+                await drawn.send(size)
                 took(clock() - began)
             request = await read(context)
             if request is not grpc.aio.EOF and request.HasField("header"):
                 raise MalformedError("only the first request of a Sample stream carries a header")
-
-    async def _draw(
-        self, context: Context, header: replay_pb2.SampleHeader, size: int, rng: np.random.Generator
-    ) -> None:
-        """Sends this many transitions, none where there is nothing to draw from."""
-        stream, store = header.stream, self._run.store
-        self._run.leases.require(stream.agent_id, stream.lease_epoch)
-        own = header.own_rows_only
-        present = store.ring.count_of(stream.agent_id) if own else len(store.ring)
-        rows = store.schema.empty(0)
-        if present:
-            rows = store.sample(size, rng, agent_id=stream.agent_id, own_rows_only=own)
-        await _send(context, rows, buffer_size=len(store.ring), drawn_from=present)
 
     def _require(self, stream: replay_pb2.StreamHeader) -> ReplayStore:
         require_agent(stream.agent_id)
@@ -290,11 +273,41 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
                         await self._changed.wait()
 
 
-async def _first(context: Context, kind: str) -> Any:
+def add_replay(servicer: ReplayServicer, server: grpc.aio.Server) -> None:
+    """Has a server serve ReplayService as the generated code would, but rows are read without a copy."""
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Insert": grpc.stream_stream_rpc_method_handler(
+            servicer.Insert,
+            request_deserializer=read_request,
+            response_serializer=replay_pb2.InsertResponse.SerializeToString,
+        ),
+        "Sample": grpc.stream_stream_rpc_method_handler(
+            servicer.Sample,
+            request_deserializer=replay_pb2.SampleRequest.FromString,
+            response_serializer=replay_pb2.SampleResponse.SerializeToString,
+        ),
+        "Describe": grpc.unary_unary_rpc_method_handler(
+            servicer.Describe,
+            request_deserializer=replay_pb2.DescribeRequest.FromString,
+            response_serializer=replay_pb2.DescribeResponse.SerializeToString,
+        ),
+    }
+    service = replay_pb2.DESCRIPTOR.services_by_name["ReplayService"].full_name
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+
+
+async def _insert_header(context: Context) -> replay_pb2.InsertHeader:
     request = await read_first(context)
-    if request is grpc.aio.EOF or request.WhichOneof("kind") != kind:
-        raise MalformedError(f"the first message of this stream must be its {kind}")
-    return getattr(request, kind)
+    if not isinstance(request, replay_pb2.InsertRequest) or not request.HasField("header"):
+        raise MalformedError("the first message of this stream must be its header")
+    return request.header
+
+
+def _require_end(request: replay_pb2.InsertRequest) -> bool:
+    kind = request.WhichOneof("kind")
+    if kind != "end":
+        raise MalformedError(f"an Insert stream takes chunks and an end frame, not {kind or 'nothing'}")
+    return True
 
 
 def _require_batch_size(batch_size: int, *, row_bytes: int) -> None:
@@ -317,20 +330,6 @@ def _require_sizes(sizes: Sequence[int], batch_size: int) -> None:
         raise MalformedError(f"a request asks for at most {MAX_CREDITS} batches by size, not {len(sizes)}")
     if sizes and not 1 <= min(sizes) <= max(sizes) <= batch_size:
         raise MalformedError(f"a batch asked for by size has 1 to {batch_size} transitions on this stream")
-
-
-async def _send(context: Context, rows: Array, *, buffer_size: int, drawn_from: int) -> None:
-    """Writes one batch, or several, as frames of at most 1 MiB; an empty batch as one frame."""
-    data = rows.data.cast("B") if len(rows) else b""
-    for start in range(0, max(1, len(data)), FRAME_BYTES):
-        await context.write(
-            write_frame(
-                data[start : start + FRAME_BYTES],
-                last=start + FRAME_BYTES >= len(data),
-                buffer_size=buffer_size,
-                drawn_from=drawn_from,
-            )
-        )
 
 
 def _batches_per_frame(header: replay_pb2.SampleHeader, row_bytes: int) -> int:

@@ -14,13 +14,14 @@ from grpc.aio import Channel
 from dase_grpc.errors import DaseError
 from dase_grpc.pace import Pace
 from dase_grpc.schema import Array, TransitionSchema
+from dase_grpc.wire.chunks import ChunkWriter, write_request
 from dase_grpc.wire.cluster import UNARY_TIMEOUT_S, Membership
 from dase_grpc.wire.frames import Frame, Waiting, joined, read_response
 from dase_grpc.wire.streams import ClientStream, opened_in_time
-from dase_grpc.wire.v1 import replay_pb2, replay_pb2_grpc
+from dase_grpc.wire.v1 import replay_pb2
 
 CHUNK_BYTES: Final = 2**20 - 1024
-_SAMPLE: Final = f"/{replay_pb2.DESCRIPTOR.services_by_name['ReplayService'].full_name}/Sample"
+_SERVICE: Final = replay_pb2.DESCRIPTOR.services_by_name["ReplayService"].full_name
 WINDOW_ROWS: Final = 8_192
 
 
@@ -45,13 +46,17 @@ class StreamTarget:
 
     def insert_stream(self) -> ClientStream:
         """A new Insert stream; waits for the connection when first written to."""
-        stub = replay_pb2_grpc.ReplayServiceStub(self.channel)
-        return ClientStream(stub.Insert(wait_for_ready=True), self.address)
+        call = self.channel.stream_stream(
+            f"/{_SERVICE}/Insert",
+            request_serializer=write_request,
+            response_deserializer=replay_pb2.InsertResponse.FromString,
+        )
+        return ClientStream(call(wait_for_ready=True), self.address)
 
     def sample_stream(self) -> ClientStream:
         """A new Sample stream; waits for the connection when first written to."""
         call = self.channel.stream_stream(
-            _SAMPLE,
+            f"/{_SERVICE}/Sample",
             request_serializer=replay_pb2.SampleRequest.SerializeToString,
             response_deserializer=read_response,
         )
@@ -90,6 +95,7 @@ class Inserter:
         self._on_acknowledged = on_acknowledged
         self._rows_per_chunk = max(1, min(CHUNK_BYTES // target.schema.row_bytes, window))
         self._stream: ClientStream | None = None
+        self._chunks = ChunkWriter()
         self._moved = asyncio.Event()
         self._broken: DaseError | None = None
         self._start_seq = 0
@@ -135,11 +141,9 @@ class Inserter:
         for start in range(0, len(rows), self._rows_per_chunk):
             chunk = rows[start : start + self._rows_per_chunk]
             await self._wait_until(partial(self._has_room, len(chunk)))
-            request = replay_pb2.InsertRequest()
-            request.chunk.first_seq = self.sent_seq + 1
-            request.chunk.rows = chunk.tobytes()
+            message = self._chunks.message(self.sent_seq + 1, np.ascontiguousarray(chunk).data.cast("B"))
             self.sent_seq += len(chunk)
-            await stream.write(request)
+            await stream.write(message)
 
     async def receive(self) -> None:
         """Takes acknowledgements until the stream is finished."""

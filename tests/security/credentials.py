@@ -17,9 +17,9 @@ from dase_grpc.wire.cluster import ClusterClient, ClusterServicer, Membership
 from dase_grpc.wire.dialling import Credentials
 from dase_grpc.wire.entrance import Entrance
 from dase_grpc.wire.policy import PolicyServicer
-from dase_grpc.wire.replay import ReplayServicer
+from dase_grpc.wire.replay import ReplayServicer, add_replay
 from dase_grpc.wire.transport import Address, bind, make_server, open_channel
-from dase_grpc.wire.v1 import cluster_pb2_grpc, policy_pb2_grpc, replay_pb2_grpc
+from dase_grpc.wire.v1 import cluster_pb2_grpc, policy_pb2_grpc
 
 MEMBER = Membership("the-run", 3, 1, ttl_s=10, capacity=0, min_size=0)
 HOSTS = ("127.0.0.1", "localhost")
@@ -111,7 +111,7 @@ async def guarded(
     run = SharedRun("the-run", capacity=1_000, min_size=1, seed=7, ttl_s=10.0)
     replay, policies = ReplayServicer(run), PolicyServicer(run)
     server = make_server(door=entrance.door)
-    replay_pb2_grpc.add_ReplayServiceServicer_to_server(replay, server)
+    add_replay(replay, server)
     cluster = ClusterServicer(run, clock=clock, on_event=lambda event: None)
     cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, server)
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(policies, server)

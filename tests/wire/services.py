@@ -14,7 +14,7 @@ from dase_grpc.store.run import SharedRun
 from dase_grpc.store.sharding import WHOLE, Shard
 from dase_grpc.wire.cluster import ClusterClient, ClusterServicer, Membership
 from dase_grpc.wire.policy import PolicyServicer
-from dase_grpc.wire.replay import ReplayServicer
+from dase_grpc.wire.replay import ReplayServicer, add_replay
 from dase_grpc.wire.replay_client import StreamTarget
 from dase_grpc.wire.transport import Address, bind, make_server, open_channel
 from dase_grpc.wire.v1 import cluster_pb2_grpc, policy_pb2_grpc, replay_pb2, replay_pb2_grpc
@@ -112,7 +112,12 @@ async def listening(
 ) -> AsyncIterator[tuple[grpc.aio.Server, Address]]:
     """A server with these servicers."""
     server = make_server()
-    replay_pb2_grpc.add_ReplayServiceServicer_to_server(replay, server)
+    add = (
+        add_replay
+        if isinstance(replay, ReplayServicer)
+        else replay_pb2_grpc.add_ReplayServiceServicer_to_server
+    )
+    add(replay, server)
     if cluster is not None:
         cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, server)
     if policies is not None:

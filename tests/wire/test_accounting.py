@@ -12,10 +12,10 @@ from dase_grpc.calls import Calls
 from dase_grpc.errors import RunMismatchError, StaleLeaseError
 from dase_grpc.store.run import SharedRun
 from dase_grpc.wire.cluster import ClusterClient, ClusterServicer
-from dase_grpc.wire.replay import ReplayServicer
+from dase_grpc.wire.replay import ReplayServicer, add_replay
 from dase_grpc.wire.replay_client import Inserter, Sampler, StreamTarget
 from dase_grpc.wire.transport import bind, make_server, open_channel
-from dase_grpc.wire.v1 import cluster_pb2, cluster_pb2_grpc, replay_pb2_grpc
+from dase_grpc.wire.v1 import cluster_pb2, cluster_pb2_grpc
 
 
 @asynccontextmanager
@@ -23,7 +23,7 @@ async def counted() -> AsyncIterator[tuple[Calls, ClusterClient, StreamTarget]]:
     """A service whose calls are counted, its client, and what a member's streams connect to."""
     run, calls = SharedRun("the-run", capacity=100, min_size=1, seed=7, ttl_s=10.0), Calls()
     server, replay = make_server(calls), ReplayServicer(run, calls=calls)
-    replay_pb2_grpc.add_ReplayServiceServicer_to_server(replay, server)
+    add_replay(replay, server)
     cluster = ClusterServicer(run, clock=lambda: 0.0, on_event=lambda text: None)
     cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, server)
     address = bind(server, LOOPBACK)

@@ -102,7 +102,7 @@ async def test_a_bug_of_the_service_is_no_refusal_and_stands_in_its_log(call, ca
 async def test_a_bug_in_the_middle_of_a_stream_stands_in_the_log(service, monkeypatch, caplog):
     sampler = await Sampler(await service.target(), batch_size=4).open(credits=0)
     service.fill(3)
-    monkeypatch.setattr(service.run.store.ring, "sample", lambda count, rng: 1 / 0)
+    monkeypatch.setattr(service.run.store.ring, "sample", lambda count, rng, out: 1 / 0)
     await sampler.grant(1)
     with pytest.raises(DaseError, match="failed \\(UNKNOWN"):
         await sampler.next()
