@@ -1,25 +1,29 @@
 """What K agents as processes over gRPC take in time beside one agent: K = 1, 2, 5 and 10.
 
-python benchmarks/run_time.py [--agents 1,2,5,10] [--env HalfCheetah-v5] [--results FILE.csv]
+python benchmarks/run_time.py [--agents 1,2,5,10] [--authors FOLDER] [--results FILE.csv]
 python benchmarks/run_time.py --quick
 python benchmarks/run_time.py --show FILE.csv
 
 Every agent does the same steps and updates, whatever K is; the single agent is one in one process without a
 service. Runs take turns and are measured as complexity.py does it; an increase compares runs of one turn.
 Where there are fewer cores than agents these share them, so the run time is also given less the wait for a
-core, and divided by the agents that share a core.
+core, and divided by the agents that share a core. FOLDER holds a copy of github.com/baturaysaglam/DASE, whose
+single agent then takes turns, too (authors_run.py).
 """
 
 import argparse
 import csv
+import json
 import os
 import statistics
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Final
 
-from complexity import Plan, machine, measure
+from complexity import Plan, RunFailedError, machine, measure
 from complexity_table import (
     NOTE,
     PUBLISHED,
@@ -34,20 +38,70 @@ from measuring import markdown
 
 from dase_grpc.errors import DaseError
 
-SINGLE, PROCESSES = "single", "processes"
+SINGLE, PROCESSES, AUTHORS = "single", "processes", "authors"
+NAMES: Final = {SINGLE: "single", AUTHORS: "authors' single"}
+AUTHORS_RUN: Final = Path(__file__).with_name("authors_run.py")
 
 
-def measure_all(plan: Plan, agents: Sequence[int], *, repeats: int) -> Iterator[Measured]:
-    """The single agent and each K, in turns that begin with another each time."""
-    cells = [(SINGLE, 1), *((PROCESSES, count) for count in agents)]
+def measure_all(
+    plan: Plan, agents: Sequence[int], *, repeats: int, authors: Path | None = None
+) -> Iterator[Measured]:
+    """The single agent and each K, in turns that begin with another each time; and the authors' agent."""
+    cells = [(SINGLE, 1), *((PROCESSES, count) for count in agents), *([(AUTHORS, 1)] if authors else [])]
     for variant in (SINGLE, PROCESSES):  # so that no measured run waits for the disk
         warm = Plan(plan.env, 1, warmup=20, updates=20)
         measure(warm, algorithm="td3", variant=variant, repeat=0)
     for repeat in range(repeats):
         first = repeat % len(cells)
         for variant, count in (*cells[first:], *cells[:first]):
+            if authors is not None and variant == AUTHORS:
+                yield measure_authors(plan, authors, repeat=repeat)
+                continue
             each = Plan(plan.env, count, warmup=plan.warmup, updates=plan.updates)
             yield measure(each, algorithm="td3", variant=variant, repeat=repeat)
+
+
+def measure_authors(plan: Plan, folder: Path, *, repeat: int) -> Measured:
+    """The single agent of the authors' code for as many steps and updates; what is not measured is 0.
+
+    Raises:
+        RunFailedError: it does not run.
+    """
+    load = os.getloadavg()[0]
+    options = (
+        f"--env={plan.env}",
+        f"--warmup={plan.warmup}",
+        f"--updates={plan.updates}",
+        f"--seed={repeat}",
+    )
+    limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    done = subprocess.run(
+        [sys.executable, str(AUTHORS_RUN), str(folder), *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **limits},
+    )
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        raise RunFailedError(f"the authors' agent in {folder} does not run: {why}")
+    found = json.loads(done.stdout.splitlines()[-1])
+    nothing = {field.name: 0.0 for field in fields(Measured) if field.type in (float, "float")}
+    return Measured(
+        **{
+            **nothing,
+            "algorithm": "td3",
+            "variant": AUTHORS,
+            "repeat": repeat,
+            "agents": 1,
+            "steps": plan.warmup + plan.updates,
+            "gpu_allocated_mib": None,
+            "gpu_reserved_mib": None,
+            "at_peak": "",
+            "load": load,
+            **found,
+        }
+    )
 
 
 def over_single(
@@ -82,26 +136,26 @@ def table(runs: Sequence[Measured], cores: int) -> str:
         alone = variant == SINGLE
         rows.append(
             (
-                "single" if alone else f"K = {count}",
+                NAMES.get(variant, f"K = {count}"),
                 with_range([run.run_s for run in found], ".1f"),
                 "" if alone else over_single(runs, found, lambda run: run.run_s),
                 "" if alone else over_single(runs, found, lambda run: run.unhindered_s),
                 "" if alone else over_single(runs, found, lambda run: per_core_s(run, cores)),
                 f"{statistics.median(run.updates_per_s for run in found):,.0f}",
                 f"{statistics.median(run.updates_per_cpu_s for run in found):,.0f}",
-                PUBLISHED[PROCESSES] if not alone and count == 2 else "",
+                PUBLISHED[PROCESSES] if variant == PROCESSES and count == 2 else "",
             )
         )
     return markdown(head, rows)
 
 
-def _order(run: Measured) -> tuple[bool, int]:
-    return run.variant != SINGLE, run.agents
+def _order(run: Measured) -> tuple[int, int]:
+    return (SINGLE, AUTHORS, PROCESSES).index(run.variant), run.agents
 
 
 def tables(runs: Sequence[Measured], where: "Machine") -> str:
     """The table, and what to know about it."""
-    loads, others = [run.load for run in runs], [run.others_cores for run in runs]
+    loads, others = [run.load for run in runs], [r.others_cores for r in runs if r.variant != AUTHORS]
     return (
         f"{where.name}; load average {min(loads):.1f} to {max(loads):.1f}; other work took "
         f"{min(others):.2f} to {max(others):.2f} cores; medians, ranges in brackets\n\n"
@@ -155,7 +209,8 @@ def main() -> None:
     parser.add_argument("--agents", default="1,2,5,10", help="each K, separated by commas")
     parser.add_argument("--env", default="HalfCheetah-v5")
     parser.add_argument("--warmup", type=int, default=1_000, help="random steps of each agent")
-    parser.add_argument("--updates", type=int, default=500, help="updates of each agent")
+    parser.add_argument("--updates", type=int, default=2_000, help="updates of each agent")
+    parser.add_argument("--authors", type=Path, metavar="FOLDER", help="a copy of their code")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one turn of 30 updates, K = 1 and 2")
     parser.add_argument("--results", type=Path, metavar="FILE.csv", help="one line for each run")
@@ -175,7 +230,8 @@ def measure_and_keep(given: argparse.Namespace) -> tuple[list[Measured], Machine
     where = Machine(machine(), os.cpu_count() or 1)
     plan = Plan(given.env, 1, given.warmup, given.updates)
     runs: list[Measured] = []
-    for run in measure_all(plan, [int(count) for count in given.agents.split(",")], repeats=given.turns):
+    agents = [int(count) for count in given.agents.split(",")]
+    for run in measure_all(plan, agents, repeats=given.turns, authors=given.authors):
         runs.append(run)
         if given.results:
             write_runs(given.results, runs, where)

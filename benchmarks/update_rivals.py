@@ -21,16 +21,26 @@ from dase_grpc.learning.batch import Batch
 Update = Callable[[], object]
 
 
-def authors(folder: Path, batch: Batch) -> Update:
-    """DASE_TD3 of github.com/baturaysaglam/DASE; half of the batch's rows may be another agent's."""
-    file = next(folder.rglob("DASE_TD3.py"), None)
+def module_in(folder: Path, name: str) -> Any:
+    """The module of a file anywhere in a folder, loaded anew.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
+    file = next(folder.rglob(name), None)
     if file is None:
-        raise FileNotFoundError(f"no DASE_TD3.py under {folder}")
-    spec = importlib.util.spec_from_file_location("authors_td3", file)
+        raise FileNotFoundError(f"no {name} under {folder}")
+    spec = importlib.util.spec_from_file_location(f"rival_{file.stem}", file)
     assert spec is not None
     assert spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def authors(folder: Path, batch: Batch) -> Update:
+    """DASE_TD3 of github.com/baturaysaglam/DASE; half of the batch's rows may be another agent's."""
+    module = module_in(folder, "DASE_TD3.py")
     agent = module.DASE_TD3(batch.observation.shape[1], batch.action.shape[1], 1.0, 0, 0)
     columns = (batch.reward, batch.agent_id.float(), batch.bootstrap)
     ready = [

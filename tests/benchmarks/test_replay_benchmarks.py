@@ -149,6 +149,43 @@ def test_run_times_are_compared_by_turns_and_by_the_agents_that_share_a_core(scr
     assert run_time.read_runs(tmp_path / "runs.csv") == (runs, where)
 
 
+THEIRS = {
+    "TD3.py": """
+class TD3:
+    def __init__(self, m, n, limit, policy_noise, noise_clip, policy_freq):
+        self.n = n
+    def select_action(self, state):
+        return [0.0] * self.n
+    def update_parameters(self, buffer, batch_size):
+        assert batch_size == 256 and len(buffer.rows) > 5
+""",
+    "utils.py": """
+class ExperienceReplayBuffer:
+    def __init__(self, m, n):
+        self.rows = []
+    def add(self, *row):
+        self.rows.append(row)
+""",
+}
+
+
+@pytest.mark.slow
+def test_the_authors_agent_is_run_beside_from_a_copy_of_their_code(script, tmp_path):
+    for name in ("measuring", "process_tree", "complexity_table"):
+        script(name)
+    complexity, run_time = script("complexity"), script("run_time")
+    plan = complexity.Plan("InvertedPendulum-v5", 1, warmup=5, updates=7)
+    with pytest.raises(run_time.RunFailedError, match=r"does not run: FileNotFoundError: no TD3\.py under"):
+        run_time.measure_authors(plan, tmp_path, repeat=0)
+    for name, text in THEIRS.items():
+        (tmp_path / name).write_text(text)
+    found = run_time.measure_authors(plan, tmp_path, repeat=3)
+    assert (found.variant, found.repeat, found.updates, found.steps) == ("authors", 3, 7, 12)
+    assert 0 < found.cpu_s <= found.run_s + 0.1
+    line = run_time.table([found], 2).splitlines()[-1]
+    assert line.startswith("| authors' single |")
+
+
 # --- runs -------------------------------------------------------------------------------------------------
 
 
