@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import worlds
 from small import new_run, small_config
 
@@ -14,6 +15,7 @@ from dase_grpc.errors import CapacityError, EnvironmentFailedError, RunDirectory
 from dase_grpc.launch import lockstep
 from dase_grpc.launch.lockstep import BUFFER_FILE, LockstepRun, open_lockstep, run_lockstep, save_buffer
 from dase_grpc.learning.envs import make_env, schema_of
+from dase_grpc.learning.products import WORTH_ROUNDING
 from dase_grpc.learning.restarting import exploring_env
 from dase_grpc.runs.checkpoint import METADATA_FILE, STATE_FILE, checkpoints, latest
 from dase_grpc.runs.directory import RunDirectory
@@ -80,6 +82,15 @@ def finished(tmp_path_factory) -> RunDirectory:
 
 def test_the_same_seed_gives_the_same_files_to_the_last_bit(finished, tmp_path):
     assert_the_same(finished, run(tmp_path, small_config()))
+
+
+def test_products_of_bfloat16_numbers_give_the_same_files_to_the_last_bit_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"bf16": True})  # any CPU can, if slowly
+    wide = {"train__steps": 60, "agent__hidden": (WORTH_ROUNDING, WORTH_ROUNDING)}
+    rounding = small_config(**wide, agent__products="bfloat16")
+    first, second = (run(tmp_path, rounding, name) for name in ("first", "second"))
+    assert_the_same(first, second)
+    assert state(first, 0) != state(run(tmp_path, small_config(**wide), "exact"), 0)
 
 
 def test_another_seed_gives_other_curves_networks_and_transitions(finished, tmp_path):

@@ -9,6 +9,7 @@ from dataclasses import replace
 import grpc
 import numpy as np
 import pytest
+import torch
 import worlds
 from nodes.learning_cases import (
     FOREVER,
@@ -414,6 +415,15 @@ async def test_a_live_holder_of_the_id_is_named(service, tmp_path):
 async def test_a_device_that_is_not_there_is_refused_before_anything_is_joined(service, tmp_path):
     with pytest.raises(DeviceError, match="--gpu 99"):
         await train(learner_options(service.address, tmp_path / "run", gpu=99))
+    assert not service.run.opened
+
+
+async def test_products_that_the_cpu_does_not_have_are_refused_before_anything_is_joined(
+    service, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    with pytest.raises(DeviceError, match=r"agent\.products = bfloat16: torch finds no instructions"):
+        await train(learner_options(service.address, tmp_path / "run", agent__products="bfloat16"))
     assert not service.run.opened
 
 
