@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -48,6 +47,9 @@ class ActorCritic(ABC):
         noise: where the update draws from, if it does.
         memory: what gives out all tensors of the state.
         autograd: whether updates are those of the reference twin; None for wherever it is not a CPU.
+
+    Attributes:
+        flats: the flat tensors of its networks, "actor", "critic" and "target_" before either.
     """
 
     def __init__(
@@ -65,18 +67,20 @@ class ActorCritic(ABC):
         self._noise = noise
         first = actor.weight[0]
         self._by_autograd = first.device.type != "cpu" if autograd is None else autograd
-        room = partial(_flat, memory=memory)
-        flat = {"actor": room(actor, "actor"), "critic": room(critic, "critic")}
-        self._followed = [(room(network, f"target_{name}"), flat[name]) for name, network in targets.items()]
-        self.flat_actor = flat["actor"]
+        networks = {"actor": actor, "critic": critic}
+        networks |= {f"target_{name}": network for name, network in targets.items()}
+        self.flats = {name: _flat(network, name, memory) for name, network in networks.items()}
+        self._followed = [(self.flats[f"target_{name}"], self.flats[name]) for name in targets]
         self._normaliser = (
-            Normaliser(first.shape[1], first.device, memory=memory) if config.normalise_observations else None
+            Normaliser.new(first.shape[1], first.device, memory=memory)
+            if config.normalise_observations
+            else None
         )
         self._policy = ActorPolicy(actor, self._normaliser)
         self._products = PRODUCTS[config.products]
         self._actor_pass = ActorPass(actor, gradients=self._products)
-        actor_adam = Adam(flat["actor"], lr=config.actor_lr)
-        critic_adam = Adam(flat["critic"], lr=config.critic_lr, weight_decay=config.critic_weight_decay)
+        actor_adam = Adam(self.flats["actor"], lr=config.actor_lr)
+        critic_adam = Adam(self.flats["critic"], lr=config.critic_lr, weight_decay=config.critic_weight_decay)
         self._actor_steps, self._critic_steps = GuardedSteps(actor_adam), GuardedSteps(critic_adam)
         self._moves = Moves(self._critic_steps, self._actor_steps, self._follow)
         self._updates = 0
@@ -263,20 +267,11 @@ class ActorCritic(ABC):
         return observation if self._normaliser is None else self._normaliser.normalise(observation)
 
     def _seen(self, batch: Batch, weight: Tensor) -> Batch:
-        """The batch as the networks see it; the normaliser, if there is one, learns from it first.
-
-        Normalised observations are new tensors: the rows stay raw.
-        """
+        """The batch as the networks see it; the normaliser, if there is one, learns from it first."""
         if self._normaliser is None:
             return batch
         self._normaliser.learn(batch.observation, weight)
-        observation = self._normaliser.normalise(batch.observation)
-        return replace(
-            batch,
-            observation=observation,
-            state_action=torch.cat((observation, batch.action), dim=-1),
-            next_observation=self._normaliser.normalise(batch.next_observation),
-        )
+        return batch.seen_by(self._normaliser.normalise)
 
     @torch.no_grad()
     def _follow(self) -> None:

@@ -1,6 +1,7 @@
 """A sampled batch as named tensors: views of one (B, width) tensor of packed rows."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from typing import Final, Self
 
 import torch
@@ -39,6 +40,16 @@ class Batch:
             bootstrap=rows[..., part["bootstrap"].start],
             agent_id=rows[..., part["agent_id"].start].view(torch.int32),
             policy_version=rows[..., part["policy_version"].start].view(torch.int32),
+        )
+
+    def seen_by(self, normalise: Callable[[Tensor], Tensor]) -> Self:
+        """The batch with normalised observations, which are new tensors: the rows stay raw."""
+        observation = normalise(self.observation)
+        return replace(
+            self,
+            observation=observation,
+            state_action=torch.cat((observation, self.action), dim=-1),
+            next_observation=normalise(self.next_observation),
         )
 
     def at(self, rows: Tensor) -> Self:

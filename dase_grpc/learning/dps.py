@@ -163,8 +163,13 @@ def deviations(actions: Values, policy_actions: Values) -> Tensor:
     return taken - wanted
 
 
+def difference(actions: Tensor, policy_actions: Tensor) -> Tensor:
+    """`deviations` of tensors of one shape on one device, with any leading dimensions."""
+    return _float64(actions) - _float64(policy_actions)
+
+
 def row_weights(external: Tensor, similarity: Tensor) -> Tensor:
-    """(b,) float32: `similarity` where `external`, exactly 1 elsewhere."""
+    """(b,) float32: `similarity`, (b,) or (1,), where `external`, exactly 1 elsewhere."""
     return torch.where(external, similarity.float(), 1.0)
 
 
@@ -173,7 +178,7 @@ def row_weights(external: Tensor, similarity: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Similarity:
-    """The similarity of G groups of rows, each a (G,) tensor; no value is ever NaN.
+    """The similarity of G groups of rows, each a (G,) tensor, of a stack (K, G); no value is ever NaN.
 
     Attributes:
         similarity: λ in [0, 1], float64; 0 for a group without rows.
@@ -196,7 +201,7 @@ class Similarity:
 def measure(deviation: Tensor, member: Tensor, options: DpsOptions) -> Similarity:
     """The similarity of G groups at once, from (b, n) deviations and (G, b) membership.
 
-    Rows outside a group never touch its result, not even if they are NaN.
+    Rows outside a group never touch its result, not even if they are NaN. Leading dimensions are kept.
     """
     mean, cov, count = moments(deviation, member)
     return judge(mean, cov, rows=count, count=count, options=options)
@@ -222,7 +227,7 @@ def measure_rows(deviation: Tensor, options: DpsOptions) -> Similarity:
     """The similarity of each of (b, n) deviations d by itself: b groups of one row, N(d, rI)."""
     estimate = shifted_reference(deviation, options.reference_variance)
     count = torch.ones_like(estimate.definite, dtype=torch.int64)
-    return _judge(estimate, estimate.definite, count, count, options, size=deviation.shape[1])
+    return _judge(estimate, estimate.definite, count, count, options, size=deviation.shape[-1])
 
 
 def _judge(

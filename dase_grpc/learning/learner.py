@@ -40,7 +40,7 @@ class Learner:
     def __init__(self, parts: LearnerParts) -> None:
         self._parts = parts
         self._config = parts.config
-        self._totals = DeviceTotals(parts.device)
+        self._totals = DeviceTotals.zero(parts.device, memory=parts.memory)
         self._halt = Event()
         self._at = Counters()
         self._resumed: Saved | None = None

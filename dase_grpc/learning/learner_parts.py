@@ -13,6 +13,7 @@ from dase_grpc.learning.behaviour import Current, LearnersGuide
 from dase_grpc.learning.captured import Recorder
 from dase_grpc.learning.evaluation import Evaluator
 from dase_grpc.learning.exploration import Explorer
+from dase_grpc.learning.memory import OWN, Memory
 from dase_grpc.learning.ports import ActorSteps, BatchSource, Journal, TransitionSink
 from dase_grpc.learning.publication import to_nobody
 from dase_grpc.learning.similarity import SimilarityWeigher
@@ -28,6 +29,7 @@ class LearnerParts:
         explorer: None where the agent's actors explore; `actor_steps` are theirs then.
         guide: what the explorer acts by; None for the agent as it is.
         recorder: what records whole updates (whole_update.py); None where they are made as they are.
+        memory: gives out the tensors that a checkpoint keeps, the agent's and the weigher's among them.
         publish: called after each step and before its evaluation, with whether one is due (publication.py).
     """
 
@@ -47,6 +49,7 @@ class LearnerParts:
     notes: Callable[[], Mapping[str, Any]] = dict
     publish: Callable[[bool], None] = to_nobody
     actor_steps: ActorSteps | None = None
+    memory: Memory = OWN
     guide: LearnersGuide | None = None
     recorder: Recorder | None = None
 

@@ -16,10 +16,10 @@ SIGN_STEPS: Final = 40
 def moments(deviation: Tensor, member: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean (G, n), covariance (G, n, n) with divisor count − 1, and count (G,) of each group's rows.
 
-    deviation is (b, n) float64, member (G, b) bool. Divisors are at least 1.
+    deviation is (b, n) float64, member (G, b) bool. Divisors are at least 1. Leading dimensions are kept.
     """
     mean, spread, count = scatter(deviation, member)
-    return mean, spread / (count - 1).clamp(min=1)[:, None, None], count
+    return mean, spread / (count - 1).clamp(min=1)[..., None, None], count
 
 
 def scatter(deviation: Tensor, member: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -30,7 +30,8 @@ def scatter(deviation: Tensor, member: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     rows = member[..., None]
     count = member.sum(-1)
-    size = count.clamp(min=1)[:, None, None]
+    size = count.clamp(min=1)[..., None, None]
+    deviation = deviation[..., None, :, :]
     mean = torch.where(rows, deviation, 0.0).sum(-2, keepdim=True) / size
     mean = mean + torch.where(rows, deviation - mean, 0.0).sum(-2, keepdim=True) / size
     centred = torch.where(rows, deviation - mean, 0.0)

@@ -7,7 +7,7 @@ counts as less than 0.1. Why the statistics come from batches: docs/algorithms.m
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Final
+from typing import Final, Self
 
 import torch
 from torch import Tensor
@@ -19,41 +19,56 @@ MIN_DEVIATION: Final = 0.1
 
 
 class Normaliser:
-    """Mean and variance of each observation dimension, float64 on the agent's device.
+    """Mean and variance of each observation dimension, float64 on the agent's device; or those of a stack.
 
     Each update counts as much as any other, and within one the rows count by their weights, as they do
     in the losses; so a row of weight 0 leaves no trace, and only the ratios of the weights matter.
     Before the first update observations are merely clipped. Never synchronises with the host.
+
+    Args:
+        mean, variance, count: (m,), (m,) and () float64, 0, 1 and 0 at first; of a stack, with K in front.
     """
 
-    def __init__(self, size: int, device: torch.device, *, memory: Memory = OWN) -> None:
+    def __init__(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        self._mean = mean
+        self._variance = variance
+        self._count = count
+
+    @classmethod
+    def new(cls, size: int, device: torch.device, *, memory: Memory = OWN) -> Self:
+        """That of an agent that has not learned anything yet."""
         room = partial(memory.zeros, dtype=torch.float64, device=device)
-        self._mean = room("normaliser.mean", (size,))
-        self._variance = room("normaliser.variance", (size,)).fill_(1)
-        self._count = room("normaliser.count", ())
+        variance = room("normaliser.variance", (size,)).fill_(1)
+        return cls(room("normaliser.mean", (size,)), variance, room("normaliser.count", ()))
 
     @torch.no_grad()
-    def learn(self, observation: Tensor, weight: Tensor) -> None:
+    def learn(self, observation: Tensor, weight: Tensor, *, live: Tensor | None = None) -> None:
         """Takes one batch in: observation (B, m), weight (B,), which does not sum to 0.
 
-        The parallel form of Welford's update (Chan, Golub & LeVeque 1983), on weighted moments.
+        The parallel form of Welford's update (Chan, Golub & LeVeque 1983), on weighted moments. Of a stack,
+        both have K in front, and those agents learn for whom `live` is true, (K,) bool.
         """
         share = weight.double()
-        share = share / share.sum()
+        share = share / share.sum(-1, keepdim=True)
         x = observation.double()
-        mean = share @ x
-        variance = share @ (x - mean).square()
-        self._count += 1
-        rate = 1 / self._count
+        mean = _mean(share, x)
+        variance = _mean(share, (x - mean[..., None, :]).square())
+        count = self._count + 1
+        rate = (1 / count)[..., None]
         shift = mean - self._mean
-        self._mean += rate * shift
-        self._variance += rate * shift.square()
-        self._variance.lerp_(variance, rate)
+        new_mean = self._mean + rate * shift
+        new_variance = (self._variance + rate * shift.square()).lerp_(variance, rate)
+        for held, new in (
+            (self._count, count),
+            (self._mean, new_mean),
+            (self._variance, new_variance),
+        ):
+            held.copy_(new if live is None else torch.where(live.view(-1, *(1,) * (new.ndim - 1)), new, held))
 
     def normalise(self, observation: Tensor) -> Tensor:
         """clip((s − mean) / max(deviation, 0.1), ±5); (B, m) -> (B, m), a new tensor of the same dtype."""
         deviation = self._variance.sqrt().clamp_(min=MIN_DEVIATION)
-        z: Tensor = (observation - self._mean).div_(deviation).clamp_(-CLIP, CLIP)
+        z: Tensor = (observation - self._mean[..., None, :]).div_(deviation[..., None, :]).clamp_(-CLIP, CLIP)
         return z.to(observation.dtype)
 
     def named_tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
@@ -61,3 +76,8 @@ class Normaliser:
         yield f"{prefix}.mean", self._mean
         yield f"{prefix}.variance", self._variance
         yield f"{prefix}.count", self._count
+
+
+def _mean(share: Tensor, x: Tensor) -> Tensor:
+    """Σ share · x over the rows; (B,) and (B, m), or (K, B) and (K, B, m)."""
+    return share @ x if share.ndim == 1 else (share[:, None] @ x)[:, 0]

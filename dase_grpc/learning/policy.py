@@ -82,7 +82,7 @@ def load_policy(
     """
     sizes = (schema.observation_size, *config.hidden, schema.action_size)
     actor = Actor(sizes, torch.Generator(), device=device, dtype=torch.float32).requires_grad_(False)
-    normaliser = Normaliser(schema.observation_size, device) if config.normalise_observations else None
+    normaliser = Normaliser.new(schema.observation_size, device) if config.normalise_observations else None
     policy = ActorPolicy(actor, normaliser)
     restore(dict(policy.named_tensors()), policy_tensors(state))
     return policy

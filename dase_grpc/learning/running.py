@@ -4,7 +4,7 @@ Float64 on the device, with masks; nothing waits for the host. Equations and bia
 """
 
 from functools import partial
-from typing import Final
+from typing import Final, Self
 
 import torch
 from torch import Tensor
@@ -27,33 +27,41 @@ class RunningMoments:
     Owned by one thread. Holds its tensors for life and writes them in place.
 
     Args:
-        groups, size: G and n.
         half_life: in calls of `take`; positive.
-        device: where the deviations are.
+        mean, scatter, weight, squares: (G, n), (G, n, n), (G,) and (G,) float64, all zeros at first; of a
+            stack, with K in front.
     """
 
     def __init__(
-        self,
-        groups: int,
-        size: int,
-        *,
-        half_life: float,
-        device: torch.device,
-        memory: Memory = OWN,
+        self, *, half_life: float, mean: Tensor, scatter: Tensor, weight: Tensor, squares: Tensor
     ) -> None:
         self._decay = 0.5 ** (1.0 / half_life)
+        self._mean = mean
+        self._scatter = scatter
+        self._weight = weight
+        self._squares = squares
+
+    @classmethod
+    def empty(
+        cls, groups: int, size: int, *, half_life: float, device: torch.device, memory: Memory = OWN
+    ) -> Self:
+        """Of G = `groups` groups that nothing is known of yet, in R^n with n = `size`."""
         room = partial(memory.zeros, dtype=torch.float64, device=device)
-        self._mean = room("similarity.mean", (groups, size))
-        self._scatter = room("similarity.scatter", (groups, size, size))
-        self._weight = room("similarity.weight", (groups,))
-        self._squares = room("similarity.squares", (groups,))
+        return cls(
+            half_life=half_life,
+            mean=room("similarity.mean", (groups, size)),
+            scatter=room("similarity.scatter", (groups, size, size)),
+            weight=room("similarity.weight", (groups,)),
+            squares=room("similarity.squares", (groups,)),
+        )
 
-    def take(self, deviation: Tensor, member: Tensor) -> None:
-        """Takes a batch in: (b, n) float64 deviations and (G, b) membership.
+    def take(self, deviation: Tensor, member: Tensor, *, live: Tensor | None = None) -> None:
+        """Takes a batch in: (b, n) float64 deviations and (G, b) membership; of a stack, with K in front.
 
-        A group with a row that is not finite keeps what it had, older by one update.
+        A group with a row that is not finite keeps what it had, older by one update. In a stack, `live` is
+        (K,) bool: what is not keeps what it had as it is.
         """
-        member = member & sound(deviation, member)[:, None]
+        member = member & sound(deviation, member)[..., None]
         mean, spread, count = scatter(deviation, member)
         weight = self._weight * self._decay
         known = weight > _FORGOTTEN
@@ -61,12 +69,12 @@ class RunningMoments:
         total = weight + count
         share = count / total.clamp(min=_TINY)
         shift = mean - self._mean
-        between = (weight * share)[:, None, None] * shift[:, :, None] * shift[:, None, :]
-        older = torch.where(known[:, None, None], self._scatter * self._decay, 0.0)
-        self._scatter.copy_(older + spread + between)
-        self._mean.copy_(self._mean + share[:, None] * shift)
-        self._squares.copy_(torch.where(known, self._squares * self._decay**2, 0.0) + count)
-        self._weight.copy_(total)
+        between = (weight * share)[..., None, None] * shift[..., :, None] * shift[..., None, :]
+        older = torch.where(known[..., None, None], self._scatter * self._decay, 0.0)
+        squares = torch.where(known, self._squares * self._decay**2, 0.0) + count
+        taken = (self._mean + share[..., None] * shift, older + spread + between, total, squares)
+        for held, new in zip(self.tensors().values(), taken, strict=True):
+            held.copy_(new if live is None else torch.where(_beside(live, new), new, held))
 
     def tensors(self) -> dict[str, Tensor]:
         """All that is to be saved, the tensors themselves; whoever writes into them sets them."""
@@ -85,9 +93,13 @@ class RunningMoments:
         """
         rows = self._weight.square() / self._squares.clamp(min=_TINY)
         freedom = self._weight - self._squares / self._weight.clamp(min=_TINY)
-        return self._mean.clone(), self._scatter / freedom.clamp(min=_TINY)[:, None, None], rows
+        return self._mean.clone(), self._scatter / freedom.clamp(min=_TINY)[..., None, None], rows
 
 
 def sound(deviation: Tensor, member: Tensor) -> Tensor:
     """Whether every row of a group is finite, (G,) bool."""
-    return ~(member & ~deviation.isfinite().all(-1)).any(-1)
+    return ~(member & ~deviation.isfinite().all(-1)[..., None, :]).any(-1)
+
+
+def _beside(live: Tensor, tensor: Tensor) -> Tensor:
+    return live.view(-1, *(1,) * (tensor.ndim - 1))

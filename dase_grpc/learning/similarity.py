@@ -15,12 +15,13 @@ from dase_grpc.learning.batch import Batch
 from dase_grpc.learning.dps import (
     DpsOptions,
     Similarity,
-    deviations,
+    difference,
     judge,
     measure,
     measure_rows,
     row_weights,
 )
+from dase_grpc.learning.memory import OWN, Memory
 from dase_grpc.learning.running import RunningMoments, sound
 
 _TINY: Final = torch.finfo(torch.float64).tiny
@@ -29,6 +30,8 @@ _TINY: Final = torch.finfo(torch.float64).tiny
 @dataclass(frozen=True)
 class Weighing:
     """The weights of one batch and what they came from; tensors on the batch's device, never NaN.
+
+    Those of a stack's batches have K in front: weight is (K, B), and what is a scalar otherwise (K,).
 
     With scope `pooled` all external rows share what the scalars say. With the others the scalars are
     means over the external rows, `similarity` over all, ρ and its terms over those that could be measured.
@@ -59,32 +62,44 @@ class Weighing:
     @property
     def effective_batch(self) -> Tensor:
         """Σ w / max w, the batch in rows of the largest weight; a float64 scalar, 0 of nothing."""
-        return self._total / self.weight.max().double().clamp(min=_TINY)
+        return self._total / self.weight.amax(-1).double().clamp(min=_TINY)
 
     @property
     def _total(self) -> Tensor:
-        return self.weight.sum(dtype=torch.float64)
+        return self.weight.sum(-1, dtype=torch.float64)
 
 
 class SimilarityWeigher:
-    """DPS with fixed options for one agent.
+    """DPS with fixed options for one agent, or for the K of a stack, whose batches have K in front.
 
     Without `memory` it holds no state, and any thread may call it. With it, each `weigh` takes a batch
     into the running moments, so it is called once per update and one thread owns the weigher.
 
     Args:
         options: what is measured; section `dps` of the configuration.
-        own_id: the agent whose rows are internal.
+        own_id: the agent whose rows are internal; for a stack (K, 1) int32, and `masked` then.
         agents: K, the number of agents that share the buffer.
         masked: whether the reference twin weighs, with masks and as on a GPU, even where `pooled` could.
+        memory: what gives out the running moments.
+        running: those of a stack, which are there already.
     """
 
-    def __init__(self, options: DpsOptions, *, own_id: int, agents: int, masked: bool = False) -> None:
-        self._options = options
+    def __init__(
+        self,
+        options: DpsOptions,
+        *,
+        own_id: int | Tensor,
+        agents: int,
+        masked: bool = False,
+        memory: Memory = OWN,
+        running: RunningMoments | None = None,
+    ) -> None:
+        self.options = options
         self._own_id = own_id
         self._agents = agents
         self._by_pooled = not masked and pooled.suffices(options)
-        self._running: RunningMoments | None = None
+        self._memory = memory
+        self._running = running
 
     def rows_to_judge(self, batch: Batch) -> Tensor | None:
         """The (E,) int64 indices of the external rows, whose policy actions are all that `weigh` needs.
@@ -95,12 +110,20 @@ class SimilarityWeigher:
             return None
         return torch.from_numpy((batch.agent_id.numpy() != self._own_id).nonzero()[0])
 
-    def weigh(self, batch: Batch, policy_actions: Tensor, *, rows: Tensor | None = None) -> Weighing:
+    def weigh(
+        self,
+        batch: Batch,
+        policy_actions: Tensor,
+        *,
+        rows: Tensor | None = None,
+        live: Tensor | None = None,
+    ) -> Weighing:
         """The weights for one update; policy_actions is this agent's π(s) on the batch's device.
 
         They are (B, n), or (E, n) where `rows` are given, what `rows_to_judge` gave.
         With scope `agent`, external rows of agents outside 0..K-1 weigh 0 and count as degenerate.
-        With `memory`, the batch becomes part of the running moments first.
+        With `memory`, the batch becomes part of the running moments first; of a stack, that of each agent
+        for whom `live` is true, (K,) bool.
         Never synchronises with the host if that is another device.
         """
         if self._by_pooled and batch.action.device.type == "cpu":
@@ -108,17 +131,19 @@ class SimilarityWeigher:
         if rows is not None:  # nothing looks at the internal rows' deviations
             policy_actions = torch.zeros_like(batch.action).index_copy(0, rows, policy_actions)
         external = batch.agent_id != self._own_id
-        deviation = deviations(batch.action, policy_actions)
-        if self._options.scope == "transition":
-            return _summary(external, measure_rows(deviation, self._options))
-        by_agent = self._options.scope == "agent"
-        if self._options.memory:
-            member = self._sources(batch) & external
-            found = self._remembered(deviation, torch.cat((member, external[None])), take=True)
+        deviation = difference(batch.action, policy_actions)
+        if self.options.scope == "transition":
+            return _summary(external, measure_rows(deviation, self.options))
+        by_agent = self.options.scope == "agent"
+        if self.options.memory:
+            member = self._sources(batch) & external[..., None, :]
+            groups_and_all = torch.cat((member, external[..., None, :]), -2)
+            self._running_of(deviation).take(deviation, groups_and_all, live=live)
+            found = self._remembered(deviation, groups_and_all)
             groups = _part(found, slice(self._agents) if by_agent else slice(self._agents, None))
         else:
-            member = self._sources(batch) & external if by_agent else external[None]
-            groups = measure(deviation, member, self._options)
+            member = self._sources(batch) & external[..., None, :] if by_agent else external[..., None, :]
+            groups = measure(deviation, member, self.options)
         if by_agent:
             return _summary(external, _by_row(groups, member))
         return _weighing(row_weights(external, groups.similarity), groups)
@@ -132,7 +157,7 @@ class SimilarityWeigher:
         actions = batch.action.detach().index_select(0, rows)
         with np.errstate(invalid="ignore"):
             deviation = np.subtract(actions.numpy(), policy_actions.numpy(), dtype=np.float64)
-        covariance_term, mean_term = pooled.terms(deviation, self._options.reference_variance)
+        covariance_term, mean_term = pooled.terms(deviation, self.options.reference_variance)
         rho = covariance_term + mean_term
         similarity = math.exp(-rho)
         weight = np.ones(len(batch.agent_id), np.float32)
@@ -159,13 +184,13 @@ class SimilarityWeigher:
         Rows of agents outside 0..K-1 belong to nobody here. Never synchronises with the host.
         """
         member = self._sources(batch)
-        deviation = deviations(batch.action, policy_actions)
-        if self._options.scope == "transition":
-            found = _means(member, measure_rows(deviation, self._options))
-        elif self._options.memory:
-            found = self._remembered(deviation, member, take=False)
+        deviation = difference(batch.action, policy_actions)
+        if self.options.scope == "transition":
+            found = _means(member, measure_rows(deviation, self.options))
+        elif self.options.memory:
+            found = self._remembered(deviation, member)
         else:
-            found = measure(deviation, member, self._options)
+            found = measure(deviation, member, self.options)
         own = torch.arange(self._agents, device=member.device) == self._own_id
         return replace(
             found,
@@ -182,38 +207,48 @@ class SimilarityWeigher:
 
     def make_room(self, saved: Mapping[str, Tensor], device: torch.device) -> None:
         """Lets `tensors` be those that `saved` can be copied into."""
-        if saved and self._options.memory:
+        if saved and self.options.memory and self._running is None:
             groups, size = saved["mean"].shape
-            half_life = self._options.memory
-            self._running = RunningMoments(groups, size, half_life=half_life, device=device)
+            self._running = self._make_running(groups, size, device)
 
     def _sources(self, batch: Batch) -> Tensor:
         """(K, B) bool: which rows each agent collected."""
-        return batch.agent_id == torch.arange(self._agents, device=batch.agent_id.device)[:, None]
+        agents = torch.arange(self._agents, device=batch.agent_id.device)
+        return batch.agent_id[..., None, :] == agents[:, None]
 
-    def _remembered(self, deviation: Tensor, member: Tensor, *, take: bool) -> Similarity:
+    def remember(self, size: int, device: torch.device) -> None:
+        """Makes the running moments of deviations in R^size now, where there are to be any."""
+        if self.options.memory and self._running is None:
+            self._running = self._make_running(self._agents + 1, size, device)
+
+    def _running_of(self, deviation: Tensor) -> RunningMoments:
+        self.remember(deviation.shape[-1], deviation.device)
+        assert self._running is not None
+        return self._running
+
+    def _make_running(self, groups: int, size: int, device: torch.device) -> RunningMoments:
+        half_life, memory = self.options.memory, self._memory
+        return RunningMoments.empty(groups, size, half_life=half_life, device=device, memory=memory)
+
+    def _remembered(self, deviation: Tensor, member: Tensor) -> Similarity:
         """The similarity of the first groups by their running moments: each agent, then all external rows."""
-        if self._running is None:
-            groups, size = self._agents + 1, deviation.shape[1]
-            half_life, device = self._options.memory, deviation.device
-            self._running = RunningMoments(groups, size, half_life=half_life, device=device)
-        if take:
-            self._running.take(deviation, member)
-        mean, cov, rows = (part[: len(member)] for part in self._running.moments())
-        rows = torch.where(sound(deviation, member), rows, 0.0)
-        return judge(mean, cov, rows=rows, count=member.sum(-1), options=self._options)
+        groups = member.shape[-2]
+        mean, cov, rows = self._running_of(deviation).moments()
+        rows = torch.where(sound(deviation, member), rows[..., :groups], 0.0)
+        mean, cov = mean[..., :groups, :], cov[..., :groups, :, :]
+        return judge(mean, cov, rows=rows, count=member.sum(-1), options=self.options)
 
 
 def _part(groups: Similarity, chosen: slice) -> Similarity:
-    return Similarity(*(getattr(groups, field.name)[chosen] for field in fields(groups)))
+    return Similarity(*(getattr(groups, field.name)[..., chosen] for field in fields(groups)))
 
 
 def _by_row(groups: Similarity, member: Tensor) -> Similarity:
     """Gives each row what its one group has; a row without a group is degenerate."""
-    known = member.any(0)
+    known = member.any(-2)
 
     def spread(value: Tensor, missing: float) -> Tensor:
-        return torch.where(known, torch.where(member, value[:, None], 0.0).sum(0), missing)
+        return torch.where(known, torch.where(member, value[..., None], 0.0).sum(-2), missing)
 
     return Similarity(
         similarity=spread(groups.similarity, 0.0),
@@ -221,25 +256,25 @@ def _by_row(groups: Similarity, member: Tensor) -> Similarity:
         covariance_term=spread(groups.covariance_term, math.inf),
         mean_term=spread(groups.mean_term, math.inf),
         count=known.long(),
-        degenerate=(member & groups.degenerate[:, None]).any(0) | ~known,
+        degenerate=(member & groups.degenerate[..., None]).any(-2) | ~known,
     )
 
 
 def _summary(external: Tensor, rows: Similarity) -> Weighing:
     """The weights out of each row's similarity, and its means over the external rows."""
-    return _weighing(row_weights(external, rows.similarity), _means(external[None], rows))
+    return _weighing(row_weights(external, rows.similarity), _means(external[..., None, :], rows))
 
 
 def _weighing(weight: Tensor, external: Similarity) -> Weighing:
     """The weights, and what the one group of all external rows says."""
     return Weighing(
         weight=weight,
-        similarity=external.similarity[0],
-        rho=external.rho[0],
-        covariance_term=external.covariance_term[0],
-        mean_term=external.mean_term[0],
-        external=external.count[0],
-        degenerate=external.degenerate[0],
+        similarity=external.similarity[..., 0],
+        rho=external.rho[..., 0],
+        covariance_term=external.covariance_term[..., 0],
+        mean_term=external.mean_term[..., 0],
+        external=external.count[..., 0],
+        degenerate=external.degenerate[..., 0],
     )
 
 
@@ -248,16 +283,17 @@ def _means(member: Tensor, rows: Similarity) -> Similarity:
     finite = partial(_finite_mean, member)
     count = member.sum(-1)
     return Similarity(
-        similarity=torch.where(member, rows.similarity, 0.0).sum(-1) / count.clamp(min=1),
+        similarity=torch.where(member, rows.similarity[..., None, :], 0.0).sum(-1) / count.clamp(min=1),
         rho=finite(rows.rho),
         covariance_term=finite(rows.covariance_term),
         mean_term=finite(rows.mean_term),
         count=count,
-        degenerate=(member & rows.degenerate).any(-1),
+        degenerate=(member & rows.degenerate[..., None, :]).any(-1),
     )
 
 
 def _finite_mean(member: Tensor, value: Tensor) -> Tensor:
+    value = value[..., None, :]
     measured = member & value.isfinite()
     count = measured.sum(-1)
     total = torch.where(measured, value, 0.0).sum(-1)

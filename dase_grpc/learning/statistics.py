@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,18 +57,33 @@ class Window:
 
 
 class DeviceTotals:
-    """Sums over every weighed update, kept on the device so that no update waits for the host."""
+    """Sums over every weighed update, kept on the device so that no update waits for the host.
 
-    def __init__(self, device: torch.device, *, memory: Memory = OWN) -> None:
-        self._similarity = memory.zeros("totals.similarity", (), dtype=torch.float64, device=device)
-        self._weighed = memory.zeros("totals.weighed", (), dtype=torch.int64, device=device)
-        self._degenerate = memory.zeros("totals.degenerate", (), dtype=torch.int64, device=device)
+    Args:
+        similarity, weighed, degenerate: where they are kept, float64, int64 and int64; of a stack (K,).
+    """
 
-    def add(self, weighing: Weighing) -> None:
-        """Counts one weighed batch; never synchronises with the host."""
-        self._similarity += weighing.similarity
-        self._weighed += weighing.external > 0
-        self._degenerate += weighing.degenerate
+    def __init__(self, similarity: Tensor, weighed: Tensor, degenerate: Tensor) -> None:
+        self._similarity = similarity
+        self._weighed = weighed
+        self._degenerate = degenerate
+
+    @classmethod
+    def zero(cls, device: torch.device, *, memory: Memory = OWN) -> "DeviceTotals":
+        """Those of one agent, before its first update."""
+        room = partial(memory.zeros, shape=(), device=device)
+        return cls(
+            room("totals.similarity", dtype=torch.float64),
+            room("totals.weighed", dtype=torch.int64),
+            room("totals.degenerate", dtype=torch.int64),
+        )
+
+    def add(self, weighing: Weighing, *, live: Tensor | None = None) -> None:
+        """Counts one weighed batch; of a stack, those for which `live` is true. Never waits for the host."""
+        counts = 1 if live is None else live
+        self._similarity += weighing.similarity * counts
+        self._weighed += (weighing.external > 0) * counts
+        self._degenerate += weighing.degenerate * counts
 
     def take(self) -> tuple[float | None, int]:
         """The mean λ over batches with external rows, and how many were degenerate; starts afresh."""

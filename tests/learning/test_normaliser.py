@@ -20,7 +20,7 @@ def batches(count: int, rows: int = 32, seed: int = 0) -> list[np.ndarray]:
 
 
 def learned(data: list[np.ndarray], weight: torch.Tensor | None = None) -> Normaliser:
-    normaliser = Normaliser(M, CPU)
+    normaliser = Normaliser.new(M, CPU)
     for batch in data:
         normaliser.learn(torch.from_numpy(batch), torch.ones(len(batch)) if weight is None else weight)
     return normaliser
@@ -91,7 +91,7 @@ def test_what_was_seen_becomes_of_mean_zero_and_deviation_one_and_is_clipped():
 def test_a_dimension_that_hardly_varies_is_not_blown_up():
     rows = torch.zeros(64, M)
     rows[:, 1] = 3 + 1e-4 * torch.randn(64, generator=torch.Generator())
-    normaliser = Normaliser(M, CPU)
+    normaliser = Normaliser.new(M, CPU)
     normaliser.learn(rows, torch.ones(64))
     z = normaliser.normalise(rows)
     assert z.abs().max() < 1e-3 / MIN_DEVIATION
@@ -100,7 +100,7 @@ def test_a_dimension_that_hardly_varies_is_not_blown_up():
 
 def test_before_it_has_learned_it_only_clips():
     rows = torch.randn(8, M, generator=torch.Generator()) * 4
-    assert torch.equal(Normaliser(M, CPU).normalise(rows), rows.clamp(-CLIP, CLIP))
+    assert torch.equal(Normaliser.new(M, CPU).normalise(rows), rows.clamp(-CLIP, CLIP))
 
 
 def test_normalising_changes_neither_the_rows_nor_the_statistics():
@@ -115,7 +115,7 @@ def test_normalising_changes_neither_the_rows_nor_the_statistics():
 
 def test_a_restored_normaliser_goes_on_bit_for_bit():
     data = batches(8)
-    straight, resumed = learned(data[:4]), Normaliser(M, CPU)
+    straight, resumed = learned(data[:4]), Normaliser.new(M, CPU)
     saved = {name: tensor.clone() for name, tensor in straight.named_tensors("n")}
     restore(dict(resumed.named_tensors("n")), saved)
     for batch in data[4:]:

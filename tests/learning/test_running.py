@@ -23,7 +23,7 @@ OWN, R = 0, 0.1
 
 
 def running(groups: int, size: int, half_life: float) -> RunningMoments:
-    return RunningMoments(groups, size, half_life=half_life, device=CPU)
+    return RunningMoments.empty(groups, size, half_life=half_life, device=CPU)
 
 
 def history_oracle(batches, group, half_life):

@@ -36,7 +36,7 @@ def sources(*collectors: int):
 
 def window_record(window: Window, totals: DeviceTotals | None = None, **changes):
     values = {"step": 10, "updates": 5, "now": 4.0, "wall_seconds": 4.0, **changes}
-    return record(window, totals=totals or DeviceTotals(CPU), **values)
+    return record(window, totals=totals or DeviceTotals.zero(CPU), **values)
 
 
 def test_a_mean_of_nothing_is_not_known():
@@ -52,7 +52,7 @@ def test_a_mean_leaves_out_what_is_not_finite(bad):
 
 
 def test_totals_are_the_mean_similarity_over_batches_with_external_rows():
-    totals = DeviceTotals(CPU)
+    totals = DeviceTotals.zero(CPU)
     given = [weighing(0, 1, 1, 1), weighing(0, 0, 0, 0), weighing(0, 1, 1, 1, divergence="none")]
     for each in given:
         totals.add(each)
@@ -62,14 +62,14 @@ def test_totals_are_the_mean_similarity_over_batches_with_external_rows():
 
 
 def test_totals_count_batches_that_could_not_be_measured():
-    totals = DeviceTotals(CPU)
+    totals = DeviceTotals.zero(CPU)
     for each in (weighing(0, 0, 0, 1), weighing(0, 1, 1, 1)):
         totals.add(each)
     assert totals.take()[1] == 1
 
 
 def test_taking_totals_starts_them_afresh():
-    totals = DeviceTotals(CPU)
+    totals = DeviceTotals.zero(CPU)
     totals.add(weighing(0, 1, 1, 1))
     totals.take()
     assert totals.take() == (None, 0)
