@@ -112,7 +112,7 @@ def whole_update(
     batch = Batch.from_rows(schema, rows.to(device))
     weigher = SimilarityWeigher(DpsOptions(), own_id=0, agents=2, masked=True)
     recorder = recorder_for(device) if captured else None
-    update = WholeUpdate(agent, weigher, DeviceTotals(device), batch, recorder=recorder, name=algorithm)
+    update = WholeUpdate(agent, weigher, DeviceTotals.zero(device), batch, recorder=recorder, name=algorithm)
     if compiled:
         update._make = torch.compile(update._make)  # type: ignore[method-assign]  # the tensor work alone
     return partial(update, external=True)

@@ -54,6 +54,7 @@ def train(
     assignments: flags.Assignments = None,
     gpu: flags.Gpu = None,
     lockstep: flags.Lockstep = False,
+    stack: flags.Stack = False,
     name: flags.Name = None,
     runs: flags.Runs = Path("runs"),
     max_restarts: flags.MaxRestarts = None,
@@ -85,6 +86,7 @@ def train(
             name=name,
             gpu=gpu,
             lockstep=lockstep,
+            stack=stack,
             command=sys.argv,
             stdin_is_leash=stdin_is_leash,
             max_restarts=max_restarts,
@@ -129,7 +131,7 @@ def resume_run(
 ) -> None:
     """Goes on with a run that was stopped, was killed or has finished, in its own folder.
 
-    A lockstep run goes on bit for bit as if there had been no break.
+    A run in one process (--lockstep, --stack) goes on bit for bit as if there had been no break.
     """
     from dase_grpc.launch.resume import ResumeOptions, resume_here
 

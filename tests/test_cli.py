@@ -306,7 +306,19 @@ REFUSED = {
     ),
     "actors in lockstep": (
         ("train", "--lockstep", "--actors", 2, "--set", "env.id=worlds:PointGoal"),
-        r"which neither --lockstep nor dase drill starts",
+        r"which neither --lockstep, --stack nor dase drill starts",
+    ),
+    "actors of a stack": (
+        ("train", "--stack", "--actors", 2, "--set", "env.id=worlds:PointGoal"),
+        r"which neither --lockstep, --stack nor dase drill starts",
+    ),
+    "a stack in lockstep": (
+        ("train", "--stack", "--lockstep", "--set", "env.id=worlds:PointGoal"),
+        r"--lockstep updates one agent after the other and --stack all at once",
+    ),
+    "a stack of several algorithms": (
+        ("train", "--stack", "--algo", "td3,sac", "--set", "env.id=worlds:PointGoal"),
+        r"all have to be alike",
     ),
     "actors of learners that explore": (
         ("config", "--set", "train.actors=2"),

@@ -24,8 +24,8 @@ def check(config: RunConfig, *, gpu: int | None = None, starts_actors: bool = Fa
     """
     if not config.train.explore and not starts_actors:
         raise ConfigError(
-            "train.explore = false leaves exploring to actor nodes, which neither --lockstep nor dase drill "
-            "starts; leave it out"
+            "train.explore = false leaves exploring to actor nodes, which neither --lockstep, --stack nor "
+            "dase drill starts; leave it out"
         )
     if not config.train.explore and not config.train.actors:
         raise ConfigError(
@@ -48,6 +48,30 @@ def check_device(config: RunConfig, gpu: int | None = None) -> None:
         from dase_grpc.learning.device import pick_device  # torch takes seconds to import
 
         pick_device(gpu, config.distinct_agents)
+
+
+def require_stackable(config: RunConfig) -> None:
+    """Checks that the agents of a run can be updated at once.
+
+    Raises:
+        ConfigError: they are not of one kind, or do not learn from the shared buffer alone.
+    """
+    if config.method == "dpd":
+        raise ConfigError(
+            "--stack updates all agents at once from the shared buffer, and with --method dpd each also "
+            "distils its peer's policy; leave --stack out"
+        )
+    first, *others = (config.for_agent(agent_id).agent for agent_id in range(config.train.agents))
+    if any(other != first for other in others):
+        raise ConfigError(
+            f"--stack updates all agents at once, so all have to be alike, and these are of several "
+            f"algorithms or settings ({', '.join(config.algorithms)}); leave --stack out"
+        )
+    if first.products != "float32":
+        raise ConfigError(
+            f"--stack updates by float32 products, and agent.products = {first.products} is for updates of "
+            f"one agent; leave one of the two out"
+        )
 
 
 def probed(config: EnvConfig) -> TransitionSchema:

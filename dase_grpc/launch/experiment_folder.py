@@ -27,6 +27,7 @@ from dase_grpc.nodes.leash import LEASHLESS_S
 from dase_grpc.parsing import json_value
 from dase_grpc.runs.curves import final_score, returns
 from dase_grpc.runs.directory import (
+    IN_ROUNDS,
     RUN_FILE,
     AgentDirectory,
     RunDirectory,
@@ -337,7 +338,7 @@ def _status(run: RunDirectory) -> str:
 
 def _kept_step(run: RunDirectory) -> int:
     """The step of the slowest agent that is kept with all that a run goes on from; 0 where nothing is."""
-    if run.run.get("mode") == "lockstep":
+    if run.run.get("mode") in IN_ROUNDS:
         return max(round_paths(run.replay), default=0)
     if not (run.replay / BUFFER).is_file():
         return 0

@@ -1,4 +1,4 @@
-"""All agents round-robin in one process, bit-for-bit reproducible from the run's seed."""
+"""All agents in one process, round-robin or as a stack, bit-for-bit reproducible from the run's seed."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,15 +16,17 @@ from dase_grpc import seeding
 from dase_grpc.config import EnvConfig, RunConfig
 from dase_grpc.errors import ConfigError, DivergedError, EnvironmentFailedError, EnvironmentSpecError
 from dase_grpc.learner_metrics import LearnerMetrics
-from dase_grpc.learning.build import build_learner, pairing
+from dase_grpc.learning.build import build_learner, pairing, recorder_of
 from dase_grpc.learning.containment import Contained
 from dase_grpc.learning.device import pick_device
 from dase_grpc.learning.envs import Environment, require_same_environment, schema_of
 from dase_grpc.learning.learner import Learner
 from dase_grpc.learning.learner_state import Saved
+from dase_grpc.learning.memory import OWN, StackedMemory
 from dase_grpc.learning.peers import LocalPolicies, Published
 from dase_grpc.learning.ports import Halted
 from dase_grpc.learning.restarting import RestartableEnv, exploring_env
+from dase_grpc.learning.stacked_learners import StackedLearners
 from dase_grpc.learning.watch import OnHang, Watch, watchdog
 from dase_grpc.progress import Progress
 from dase_grpc.runs.directory import RunDirectory
@@ -105,13 +107,18 @@ class ResumedRound:
 
 @dataclass(frozen=True)
 class LockstepRun:
-    """A run in one process: its learners and their ends of the buffer, by agent id, and the buffer."""
+    """A run in one process: its learners and their ends of the buffer, by agent id, and the buffer.
+
+    Attributes:
+        together: what takes the learners' steps where their agents are a stack.
+    """
 
     learners: list[Learner]
     replays: list[LocalReplay]
     store: ReplayStore
     directory: RunDirectory
     rounds: RoundLog
+    together: StackedLearners | None = None
 
     @property
     def progress(self) -> list[Progress]:
@@ -120,14 +127,20 @@ class LockstepRun:
 
     def step(self) -> None:
         """One step of each agent, in order; after a stop within a round, of those that have not had it."""
-        done = min(learner.steps for learner in self.learners)
-        for learner in self.learners:
-            if learner.steps == done:
-                learner.step()
+        if self.together is not None:
+            self.together.round()
+        else:
+            self._take_turns()
         if any(learner.checkpoint_due for learner in self.learners):
             for learner in self.learners:
                 learner.keep()
             self.keep_round()
+
+    def _take_turns(self) -> None:
+        done = min(learner.steps for learner in self.learners)
+        for learner in self.learners:
+            if learner.steps == done:
+                learner.step()
 
     def keep_round(self) -> None:
         """Keeps the buffer, with the checkpoints that each learner has just kept."""
@@ -145,6 +158,7 @@ def open_lockstep(
     directory: RunDirectory,
     *,
     gpu: int | None = None,
+    stacked: bool = False,
     peers: Mapping[int, Peer] = NO_PEERS,
     resumed: ResumedRound | None = None,
     make_store: Callable[[RingBuffer], ReplayStore] = ReplayStore,
@@ -152,10 +166,10 @@ def open_lockstep(
 ) -> Iterator[LockstepRun]:
     """Builds everything; environments and journals are closed when the block ends, however it ends.
 
-    The agents in `peers` are as it says, all others as the configuration does. A `resumed` run goes on
-    bit for bit as if there had been no break, where the environments repeat an episode. `make_store` makes
-    the buffer on its ring. `on_hang` is called when an environment does not return, from its making to its
-    closing (`watchdog`).
+    `stacked` agents are updated at once instead of one by one, and have to be alike. Those in `peers` are
+    as it says, all others as the configuration does. A `resumed` run goes on bit for bit as if there had
+    been no break, where the environments repeat an episode. `make_store` makes the buffer on its ring.
+    `on_hang` is called when an environment does not return, from its making to its closing (`watchdog`).
 
     Raises:
         EnvironmentSpecError, DeviceError, CapacityError: in one sentence.
@@ -173,6 +187,7 @@ def open_lockstep(
         store = make_store(RingBuffer(schema, config.replay.capacity))
         policies: dict[int, Published] = {}
 
+        memory = StackedMemory(len(configs)) if stacked else None
         replays = [LocalReplay(store, each, agent_id) for agent_id, each in enumerate(configs)]
 
         def build(agent_id: int, env: RestartableEnv) -> Learner:
@@ -191,11 +206,15 @@ def open_lockstep(
                 pair=None
                 if config.shares_experience
                 else pairing(config, agent_id, LocalPolicies(agent_id, policies)),
+                memory=OWN if memory is None else memory.of(agent_id),
             )
 
         learners = [build(*each) for each in enumerate(envs)]
         rounds = RoundLog(directory, None if resumed is None else resumed.whole.round)
-        run = LockstepRun(learners, replays, store, directory, rounds)
+        together = None
+        if memory is not None:
+            together = StackedLearners(learners, memory, recorder=recorder_of(config, device))
+        run = LockstepRun(learners, replays, store, directory, rounds, together)
         if resumed is not None:
             _resume(run, resumed, schema)
         yield run

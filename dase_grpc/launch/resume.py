@@ -21,7 +21,7 @@ from dase_grpc.launch.storage import (
 from dase_grpc.launch.train import TrainOptions, run_here
 from dase_grpc.learning.envs import require_same_environment
 from dase_grpc.runs.checkpoint import Checkpoint, newest_sound
-from dase_grpc.runs.directory import RunDirectory
+from dase_grpc.runs.directory import IN_ROUNDS, RunDirectory
 from dase_grpc.runs.files import written
 from dase_grpc.runs.locking import FolderLock
 from dase_grpc.runs.provenance import versions
@@ -61,7 +61,7 @@ def _resume(options: ResumeOptions, directory: RunDirectory) -> None:
     console = PatientConsole()
     config = _with_total(directory.config, options.steps)
     mode = directory.run.get("mode")
-    if mode not in ("lockstep", "cluster"):
+    if mode not in (*IN_ROUNDS, "cluster"):
         raise ConfigError(
             f"the learners of {options.path} were started one by one (mode = {mode!r}); start each again "
             f"with its own command and --resume"
@@ -73,8 +73,8 @@ def _resume(options: ResumeOptions, directory: RunDirectory) -> None:
     if note is not None:
         say(console, f"note: {note}")
     resumed = None
-    if mode == "lockstep":
-        _refuse_in_lockstep(options)
+    if mode in IN_ROUNDS:
+        _refuse_in_one_process(options, mode)
         require_memory(config, schema)
         resumed, steps = _resume_lockstep(directory, config, schema, console)
     else:
@@ -93,12 +93,12 @@ def _resume(options: ResumeOptions, directory: RunDirectory) -> None:
     run_here(run, directory, console, shown=options.path, resumed=resumed, from_checkpoints=True)
 
 
-def _refuse_in_lockstep(options: ResumeOptions) -> None:
+def _refuse_in_one_process(options: ResumeOptions, mode: str) -> None:
     """Refuses what is for a run with processes of its own."""
     if options.empty_buffer:
-        raise ConfigError("--empty-buffer is for a run with processes of its own; lockstep keeps its buffer")
+        raise ConfigError(f"--empty-buffer is for a run with processes of its own; {mode} keeps its buffer")
     if options.max_restarts is not None:
-        raise ConfigError("--max-restarts is for a run with processes of its own; lockstep has none")
+        raise ConfigError(f"--max-restarts is for a run with processes of its own; {mode} has none")
 
 
 def _with_total(config: RunConfig, steps: int | None) -> RunConfig:

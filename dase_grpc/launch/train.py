@@ -1,4 +1,4 @@
-"""`dase train`: checks, makes the run directory, runs the cluster or lockstep, says where results are."""
+"""`dase train`: checks, makes the run directory, runs nodes or one process, says where results are."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ from dase_grpc.errors import (
     DaseError,
     RunDirectoryError,
 )
-from dase_grpc.launch.checks import check, end_hanging
+from dase_grpc.launch.checks import check, end_hanging, require_stackable
 from dase_grpc.launch.console import PatientConsole, program, say
 from dase_grpc.launch.display import Snapshot, make_display
 from dase_grpc.launch.local import LocalCluster, run_cluster
@@ -32,7 +32,7 @@ from dase_grpc.learning.env_ids import with_resolved_id
 from dase_grpc.naming import MAX_BYTES
 from dase_grpc.nodes.lifecycle import halt_event, stop_event
 from dase_grpc.progress import number
-from dase_grpc.runs.directory import AgentDirectory, RunDirectory, checkpoint_paths
+from dase_grpc.runs.directory import IN_ROUNDS, AgentDirectory, RunDirectory, checkpoint_paths
 from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.files import whole_lines
 from dase_grpc.runs.locking import FolderLock
@@ -74,9 +74,15 @@ class TrainOptions:
     name: str | None = None
     gpu: int | None = None
     lockstep: bool = False
+    stack: bool = False
     command: Sequence[str] = ()
     stdin_is_leash: bool = False
     max_restarts: int | None = None
+
+    @property
+    def mode(self) -> str:
+        """How it is run, as run.toml has it."""
+        return "stack" if self.stack else "lockstep" if self.lockstep else "cluster"
 
 
 def train_here(options: TrainOptions) -> None:
@@ -92,18 +98,35 @@ def train_here(options: TrainOptions) -> None:
     config = with_resolved_id(options.config)
     root = options.root
     options = replace(options, config=config, root=root.absolute())  # an environment may change the folder
-    schema = check(config, gpu=options.gpu, starts_actors=not options.lockstep)
-    if options.lockstep and config.eval.by == "evaluator":
-        raise ConfigError("eval.by = evaluator is for nodes; --lockstep has none, so leave it out")
-    if options.lockstep and options.max_restarts is not None:
-        raise ConfigError("--max-restarts is for nodes; --lockstep has none, and its runs are resumed")
-    buffer = None if options.lockstep else reserve(config, schema, options.root)
-    if options.lockstep:
+    if options.mode in IN_ROUNDS:
+        _require_one_process(options)
+    schema = check(config, gpu=options.gpu, starts_actors=options.mode not in IN_ROUNDS)
+    buffer = None
+    if options.mode in IN_ROUNDS:
         require_memory(config, schema)
+    else:
+        buffer = reserve(config, schema, options.root)
     directory = _new_directory(options)
     with closing(FolderLock.acquire(directory.path)):
         _say_begin(config, console, buffer=buffer)
         run_here(options, directory, console, shown=root / directory.path.name)
+
+
+def _require_one_process(options: TrainOptions) -> None:
+    """Checks that the run can be one in one process, and as a stack if it shall be.
+
+    Raises:
+        ConfigError: what was asked for is for nodes, or not for agents that are updated at once.
+    """
+    config, flag = options.config, f"--{options.mode}"
+    if options.lockstep and options.stack:
+        raise ConfigError("--lockstep updates one agent after the other and --stack all at once; give one")
+    if config.eval.by == "evaluator":
+        raise ConfigError(f"eval.by = evaluator is for nodes; {flag} has none, so leave it out")
+    if options.max_restarts is not None:
+        raise ConfigError(f"--max-restarts is for nodes; {flag} has none, and its runs are resumed")
+    if options.stack:
+        require_stackable(config)
 
 
 def _say_begin(config: RunConfig, console: Console, *, buffer: str | None) -> None:
@@ -134,16 +157,16 @@ def run_here(
 ) -> None:
     """Runs what is in `directory`, in its mode, until the budget is spent or a signal comes.
 
-    `shown` is how the directory is called in what is printed. Lockstep goes on from `resumed`; the
-    learners of a cluster go on `from_checkpoints`.
+    `shown` is how the directory is called in what is printed. A run in one process goes on from `resumed`;
+    the learners of a cluster go on `from_checkpoints`.
 
     Raises:
         NodeFailedError: a node ended before its time and was not, or could not be, started again.
     """
     failures = len(whole_lines(directory.restarts))
     try:
-        if directory.run["mode"] == "lockstep":
-            _train_in_lockstep(options, directory, console, resumed=resumed)
+        if directory.run["mode"] in IN_ROUNDS:
+            _train_in_rounds(options, directory, console, resumed=resumed)
         else:
             asyncio.run(_train_in_cluster(options, directory, console, resume=from_checkpoints))
     finally:
@@ -167,11 +190,10 @@ def _new_directory(options: TrainOptions) -> RunDirectory:
         RunDirectoryError: the name that was asked for is taken, or nothing can be written there.
     """
     name = run_name(options.config) if options.name is None else options.name
-    mode = "lockstep" if options.lockstep else "cluster"
     for tried in (name, *(f"{name}-{count}" for count in range(2, SAME_SECOND + 1))):
         try:
             return RunDirectory.create(
-                options.root, tried, options.config, mode=mode, command=options.command
+                options.root, tried, options.config, mode=options.mode, command=options.command
             )
         except RunDirectoryError:
             if options.name is not None or not (options.root / tried).exists():
@@ -179,7 +201,7 @@ def _new_directory(options: TrainOptions) -> RunDirectory:
     raise RunDirectoryError(f"{options.root / name} and {SAME_SECOND} like it exist; give the run a --name")
 
 
-def _train_in_lockstep(
+def _train_in_rounds(
     options: TrainOptions, directory: RunDirectory, console: Console, *, resumed: "ResumedRound | None"
 ) -> None:
     from dase_grpc.launch.lockstep import open_lockstep, run_lockstep
@@ -189,7 +211,14 @@ def _train_in_lockstep(
     on_hang = partial(end_hanging, tidy=partial(console.show_cursor, True))
     with (
         halt_event(stdin_is_leash=options.stdin_is_leash) as halt,
-        open_lockstep(options.config, directory, gpu=options.gpu, resumed=resumed, on_hang=on_hang) as run,
+        open_lockstep(
+            options.config,
+            directory,
+            gpu=options.gpu,
+            stacked=directory.run["mode"] == "stack",
+            resumed=resumed,
+            on_hang=on_hang,
+        ) as run,
         make_display(console, options.config) as display,
     ):
 

@@ -117,6 +117,11 @@ class ActorCritic(ABC):
         return self._policy
 
     @property
+    def flat_actor(self) -> Flat:
+        """The parameters of its actor."""
+        return self.flats["actor"]
+
+    @property
     def judgement(self) -> dict[str, Tensor]:
         """What another needs to act like this agent and to value states like it, the tensors themselves.
 

@@ -22,6 +22,7 @@ from dase_grpc.learning.evaluation import Evaluator
 from dase_grpc.learning.exploration import Explorer
 from dase_grpc.learning.learner import Learner
 from dase_grpc.learning.learner_parts import LearnerParts
+from dase_grpc.learning.memory import OWN, Memory
 from dase_grpc.learning.peers import PeerPolicies
 from dase_grpc.learning.ports import ActorSteps, BatchSource, Journal, TransitionSink
 from dase_grpc.learning.publication import Audience, Publication, to_nobody
@@ -75,6 +76,7 @@ def build_learner(
     pair: Pairing | None = None,
     audience: Audience | None = None,
     actor_steps: ActorSteps | None = None,
+    memory: Memory = OWN,
 ) -> Learner:
     """A learner for one agent; `env` is its own until it has ended, then the caller closes it.
 
@@ -82,7 +84,8 @@ def build_learner(
 
     With a `pair` the agent also distils its peer's policy (DPD), as `config.dpd` says. An `audience` is
     shown the policy; what a pair shows of itself is the pair's own. Where `config.train.explore` is off,
-    `actor_steps` says what the agent's actors collect.
+    `actor_steps` says what the agent's actors collect. `memory` gives out the agent's tensors; of a stack,
+    its updates are recorded by whoever makes them.
     """
     if isinstance(env, WatchedEnv):
         make: Callable[[], Environment] = partial(evaluation_env, config.env, env.watch)
@@ -90,9 +93,11 @@ def build_learner(
         make = partial(make_env, config.env.id, config.env.kwargs)
     evaluator = build_evaluator(config, schema, agent_id=agent_id, make=make)
     weigher = SimilarityWeigher(
-        DpsOptions(**config.dps.model_dump()), own_id=agent_id, agents=config.train.agents
+        DpsOptions(**config.dps.model_dump()), own_id=agent_id, agents=config.train.agents, memory=memory
     )
-    agent, notes = _agent(config, schema, agent_id=agent_id, device=device, pair=pair, metrics=metrics)
+    agent, notes = _agent(
+        config, schema, agent_id=agent_id, device=device, pair=pair, metrics=metrics, memory=memory
+    )
     return Learner(
         LearnerParts(
             config=config,
@@ -112,7 +117,8 @@ def build_learner(
             publish=to_nobody if audience is None else Publication(agent, audience).look,
             actor_steps=actor_steps,
             guide=_guide(config, schema, agent, device),
-            recorder=_recorder(config, device),
+            recorder=None if memory.stacked else recorder_of(config, device),
+            memory=memory,
         )
     )
 
@@ -126,7 +132,8 @@ def _guide(
     return Snapshots(agent, config.agent, schema, device, lag=lag)
 
 
-def _recorder(config: RunConfig, device: torch.device) -> Recorder | None:
+def recorder_of(config: RunConfig, device: torch.device) -> Recorder | None:
+    """What records the updates of a run on this device, if they shall be."""
     if not config.train.cuda_graph:
         return None
     recorder = recorder_for(device)
@@ -156,10 +163,11 @@ def _agent(
     device: torch.device,
     pair: Pairing | None,
     metrics: LearnerMetrics,
+    memory: Memory,
 ) -> tuple[ActorCritic | DPD, Notes]:
     """The agent, and what it adds to each line of metrics."""
     make = partial(make_agent, schema=schema, seed=config.train.seed, device=device)
-    own = make(config.agent, agent_id=agent_id)
+    own = make(config.agent, agent_id=agent_id, memory=memory)
     if pair is None:
         return own, dict
     peer = make(pair.config, agent_id=pair.agent_id)

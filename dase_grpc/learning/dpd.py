@@ -95,14 +95,14 @@ class DPD:
         self._peer = peer
         self._pairing = pairing
         self._config = config
-        optimizer = Adam(own.flats["actor"], lr=config.lr_factor * own_config.actor_lr)
+        optimizer = Adam(own.flat_actor, lr=config.lr_factor * own_config.actor_lr)
         self._steps = GuardedSteps(optimizer)
         self._terms = terms(own_config)
         self._peer_terms = terms(pairing.config)
         self._seen: Published | None = None
         self._peer_version = self._shown_version = NO_VERSION
         self._shown = {name: torch.zeros_like(tensor) for name, tensor in own.judgement.items()}
-        self._totals = _Totals(own.flats["actor"].values.device)
+        self._totals = _Totals(own.flat_actor.values.device)
         self._tensors = dict(optimizer.named_tensors(OPTIMIZER))
         self._tensors |= {f"{PEER}.{name}": tensor for name, tensor in peer.judgement.items()}
         self._tensors |= {f"{SHOWN}.{name}": tensor for name, tensor in self._shown.items()}

@@ -35,10 +35,15 @@ class Learner:
     After `refill`, for a buffer that holds too little, it stores as many anew before its next update.
 
     One thread's, but for `progress`, `steps`, `stored`, `refill`. The environment stays its maker's to close.
+
+    Attributes:
+        parts: what it is made of.
+        updating: its updates, in phases.
+        progress: how far it is, a new one each time.
     """
 
     def __init__(self, parts: LearnerParts) -> None:
-        self._parts = parts
+        self.parts = parts
         self._config = parts.config
         self._totals = DeviceTotals.zero(parts.device, memory=parts.memory)
         self._halt = Event()
@@ -118,7 +123,7 @@ class Learner:
             RunDirectoryError: what `resume` was given is not the state of such a learner.
             Exception: whatever the environment raises.
         """
-        use(self._parts.device)
+        use(self.parts.device)
         resumed, self._resumed = self._resumed, None
         if resumed is not None:
             self._go_on_from(resumed)
@@ -134,7 +139,7 @@ class Learner:
         """
         self.prepare()
         self._halt = halt
-        now = self._parts.clock()
+        now = self.parts.clock()
         self._started_at = now - self._elapsed_s
         self._window.started_at = now
         self.updating.begin(now)
@@ -195,7 +200,7 @@ class Learner:
             DivergedError: a number in it is not finite.
         """
         self.updating.count_left_out()
-        self._keep(self._state.save(self._parts.agent))
+        self._keep(self._state.save(self.parts.agent))
 
     def finish(self) -> None:
         """Keeps the final checkpoint, and raises as `keep` does. Call once, last."""
@@ -208,7 +213,7 @@ class Learner:
         self.updating.count_left_out()
         if self._window.restarts and self._at.logged == self._at.steps:
             self._log()  # beside the line that was due here; a resumed run keeps both and counts on
-        saved = self._state.save(self._parts.agent)  # before a line of metrics that is not due
+        saved = self._state.save(self.parts.agent)  # before a line of metrics that is not due
         if self._window.restarts or self._at.steps > self._window.started_step:
             self._log()
         self._keep(saved)
@@ -218,7 +223,7 @@ class Learner:
         at, config = self._at, self._config
         regular = at.steps // config.eval.every * config.eval.every > at.evaluated
         due = regular or (self.done and at.evaluated != at.steps)
-        self._parts.publish(due)
+        self.parts.publish(due)
         if due and config.eval.by == "learner":
             self._evaluate()
         if due and regular:
@@ -229,21 +234,21 @@ class Learner:
 
     @property
     def _state(self) -> LearnerState:
-        parts = self._parts
+        parts = self.parts
         explorer, weigher, guide = parts.explorer, parts.weigher, parts.acts_by
         return LearnerState(self._at, self._window, self._totals, explorer, weigher, guide)
 
     def _go_on_from(self, saved: Saved) -> None:
-        agent, at = self._parts.agent, self._at
+        agent, at = self.parts.agent, self._at
         try:
             self._state.resume(saved, agent)
         except (KeyError, TypeError, ValueError) as error:
             raise RunDirectoryError(
-                f"the checkpoint of agent {self._parts.agent_id} cannot be gone on from: {error}; it was "
+                f"the checkpoint of agent {self.parts.agent_id} cannot be gone on from: {error}; it was "
                 f"written by another version or for other settings"
             ) from error
-        if self._parts.explorer is not None:
-            self._parts.explorer.replay()
+        if self.parts.explorer is not None:
+            self.parts.explorer.replay()
         self._window.started_step, self._window.started_updates = at.steps, agent.updates
         self._evaluated_at = at.evaluated
         self.progress = replace(
@@ -253,8 +258,8 @@ class Learner:
         )
 
     def _keep(self, saved: Saved) -> None:
-        require_finite(saved.agent, of=self._parts.name_at(self._at.steps))
-        self._parts.journal.checkpoint(
+        require_finite(saved.agent, of=self.parts.name_at(self._at.steps))
+        self.parts.journal.checkpoint(
             step=self._at.steps,
             saved=saved,
             scores={
@@ -262,10 +267,10 @@ class Learner:
                 "evaluation_step": None if self._evaluated_at == NOT_YET else self._evaluated_at,
             },
         )
-        self._parts.metrics.checkpointed()
+        self.parts.metrics.checkpointed()
 
     def _evaluate(self) -> None:
-        parts = self._parts
+        parts = self.parts
         started = parts.clock()
         name = parts.name_at(self._at.steps)
         result = parts.evaluator.evaluate(StoppablePolicy(parts.agent, self._halt, name))
@@ -290,7 +295,7 @@ class Learner:
         _log.info("%s", evaluation_line(self.progress))
 
     def _log(self) -> None:
-        parts, now = self._parts, self._parts.clock()
+        parts, now = self.parts, self.parts.clock()
         self.updating.count_left_out()
         values = record(
             self._window,
@@ -308,6 +313,6 @@ class Learner:
         return replace(
             self.progress,
             step=self._at.steps,
-            updates=self._parts.agent.updates,
+            updates=self.parts.agent.updates,
             state="training" if self._collecting.may_update else "exploring",
         )

@@ -138,6 +138,6 @@ def _room(config: AgentConfig, schema: TransitionSchema, device: torch.device) -
     places = [Flat(actor, name="actor", memory=memory).values]
     normaliser = None
     if config.normalise_observations:
-        normaliser = Normaliser(schema.observation_size, cpu, memory=memory)
+        normaliser = Normaliser.new(schema.observation_size, cpu, memory=memory)
         places += [tensor for _, tensor in normaliser.named_tensors(NORMALISER)]
     return _Snapshot(ActorPolicy(actor, normaliser), tuple(places))

@@ -12,6 +12,7 @@ from torch import Tensor
 from dase_grpc.learning.actor_critic import ActorCritic
 from dase_grpc.learning.batch import Batch
 from dase_grpc.learning.collecting import Collecting
+from dase_grpc.learning.dps import Similarity
 from dase_grpc.learning.exploration import diverged
 from dase_grpc.learning.health import Health
 from dase_grpc.learning.learner_parts import LearnerParts
@@ -45,7 +46,7 @@ class Look:
 
 
 class Updating:
-    """The updates of one agent, in phases: `take`, then whoever makes the update makes it, then `settle`.
+    """The updates of one agent, in phases: `take`, the update itself by whoever makes it, `settle`, `look`.
 
     `update` is all of them, made for this agent alone. One thread's.
 
@@ -75,6 +76,7 @@ class Updating:
         self._guide = parts.acts_by
         self._timing = UpdateTiming(parts.metrics, parts.clock)
         self._health = Health(parts.agent, parts.metrics)
+        self._settled_at = 0.0
         self._pace_from, self._paced_updates, self._began_with = 0.0, 0, 0
 
     def _record(self, parts: LearnerParts) -> WholeUpdate | None:
@@ -116,7 +118,7 @@ class Updating:
         batch = self._staging.load(taken.rows)
         self._timing.lap("load")
         if self._whole is not None and own.any():
-            return self.settle(taken, batch, *self._whole(external=not own.all()))
+            return self._seen(taken, batch, *self._whole(external=not own.all()))
         weighing, actions = (None, None) if own.all() else self._weigh(batch)
         if weighing is not None and not own.any() and not bool(weighing.weight.any()):
             self.skip("no_weight")
@@ -124,7 +126,7 @@ class Updating:
         self._timing.lap("weigh")
         weight = self._all_internal if weighing is None else weighing.weight
         losses = parts.agent.update(batch, weight, actions=actions)
-        return self.settle(taken, batch, weighing, losses)
+        return self._seen(taken, batch, weighing, losses)
 
     def take(self) -> Taken | None:
         """The next batch; None, and the update is skipped, where there is none or not enough collected.
@@ -146,30 +148,45 @@ class Updating:
             self._pace_from = got_at
         return Taken(rows, parts.schema.agent_ids(rows) == parts.agent_id)
 
-    def settle(
-        self, taken: Taken, batch: Batch, weighing: Weighing | None, losses: Mapping[str, Tensor]
-    ) -> Look | None:
-        """Counts the update that was made with what `take` gave; what a look shows where one is due.
+    def settle(self) -> bool:
+        """Counts the update that was made with what `take` gave; whether a look at it is due."""
+        self._guide.updated()
+        self._parts.metrics.updates.inc()
+        looks = self._parts.agent.updates % DIAGNOSE_EVERY == 0
+        self._settled_at = self._timing.finish(parts=looks)
+        return looks
 
-        batch is `taken` on the agent's device; without weighing every row weighed 1.
+    def look(
+        self,
+        taken: Taken,
+        weighing: Weighing | None,
+        losses: Mapping[str, Tensor],
+        sources: Similarity | None,
+    ) -> Look:
+        """What the update shows; waits for the device.
+
+        Args:
+            taken: what `take` gave.
+            weighing: of its rows; None where each weighed 1.
+            losses: what `Agent.update` gave.
+            sources: what the weigher says of each collecting agent; None where nothing was weighed.
 
         Raises:
-            DivergedError: its losses or gradients have not been finite for long.
+            DivergedError: losses or gradients have not been finite for long.
         """
         parts = self._parts
-        self._guide.updated()
-        parts.metrics.updates.inc()
-        looks = parts.agent.updates % DIAGNOSE_EVERY == 0
-        now = self._timing.finish(parts=looks)
-        if not looks:
-            return None
-        look = Look(self._diagnose(batch, weighing, losses), self._pace(now))
+        seen = Diagnosis.read(losses, weighing, sources, batch_size=len(taken.rows))
+        self.count_left_out()
+        if self._health.finding is not None:
+            raise diverged(parts.name_at(self._at.steps), self._health.finding)
+        fold(self._window(), seen)
+        show(parts.metrics, seen)
         if taken.own.any():
             versions = parts.schema.policy_versions(taken.rows[taken.own])
             age = parts.agent.updates - float(versions.mean())
             self._window().policy_lag.add(age)
             parts.metrics.sample_age.set(age)
-        return look
+        return Look(seen, self._pace(self._settled_at))
 
     def skip(self, reason: str) -> None:
         """Counts an update that is not made."""
@@ -181,17 +198,15 @@ class Updating:
         self._totals.add(weighing)
         return weighing, actions
 
-    def _diagnose(self, batch: Batch, weighing: Weighing | None, losses: Mapping[str, Tensor]) -> Diagnosis:
+    def _seen(
+        self, taken: Taken, batch: Batch, weighing: Weighing | None, losses: Mapping[str, Tensor]
+    ) -> Look | None:
+        if not self.settle():
+            return None
         parts, sources = self._parts, None
         if weighing is not None:
             sources = parts.weigher.by_source(batch, parts.agent.policy_actions(batch.observation))
-        seen = Diagnosis.read(losses, weighing, sources, batch_size=len(batch.reward))
-        self.count_left_out()
-        if self._health.finding is not None:
-            raise diverged(parts.name_at(self._at.steps), self._health.finding)
-        fold(self._window(), seen)
-        show(parts.metrics, seen)
-        return seen
+        return self.look(taken, weighing, losses, sources)
 
     def _pace(self, now: float) -> float | None:
         """The rate of the updates since the last look, or since the first update; evaluations left out."""

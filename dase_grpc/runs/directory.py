@@ -33,6 +33,9 @@ from dase_grpc.runs.provenance import derived_seeds, versions
 
 RUN_FILE: Final = "run.toml"
 CHECKPOINT_FILE: Final = "checkpoint.json"
+IN_ROUNDS: Final = ("lockstep", "stack")
+"""The modes of runs in one process, which keep whole rounds (rounds.py)."""
+
 EVALUATOR_MODE: Final = "evaluator"
 """The mode of a run directory that an evaluator node has made, for what it writes alone."""
 

@@ -12,7 +12,7 @@ from dase_grpc.errors import RunDirectoryError
 from dase_grpc.progress import duration
 from dase_grpc.runs import page, plots
 from dase_grpc.runs.curves import FINAL, SMOOTHING, Series, column, recent, recent_weights, returns
-from dase_grpc.runs.directory import EVALUATOR_MODE, RunDirectory
+from dase_grpc.runs.directory import EVALUATOR_MODE, IN_ROUNDS, RunDirectory
 from dase_grpc.runs.files import replace_file, utf8
 from dase_grpc.runs.reference import PublishedRow, comparable, published_method
 from dase_grpc.runs.restarts import read_restarts, told
@@ -122,7 +122,7 @@ def _how_they_learn_from_each_other(config: RunConfig) -> dict[str, str]:
 
 def _mode(mode: str) -> str:
     nodes = dict.fromkeys(("cluster", "node", EVALUATOR_MODE), "depends on timing")
-    why = {**nodes, "lockstep": "reproducible"}.get(mode)
+    why = {**nodes, **dict.fromkeys(IN_ROUNDS, "reproducible")}.get(mode)
     return f"{mode} ({why})" if why else mode
 
 

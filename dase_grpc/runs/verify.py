@@ -9,7 +9,14 @@ import numpy as np
 
 from dase_grpc.errors import DaseError, RunDirectoryError
 from dase_grpc.runs.checkpoint import load_checkpoint, newest_sound
-from dase_grpc.runs.directory import RUN_FILE, AgentDirectory, RunDirectory, checkpoint_paths, round_paths
+from dase_grpc.runs.directory import (
+    IN_ROUNDS,
+    RUN_FILE,
+    AgentDirectory,
+    RunDirectory,
+    checkpoint_paths,
+    round_paths,
+)
 from dase_grpc.runs.evaluations import COLUMNS, read_evaluations
 from dase_grpc.runs.files import unfinished_line, whole_lines
 from dase_grpc.runs.lookup import require_run
@@ -68,7 +75,7 @@ def verify(path: Path, *, kept_buffer: Callable[[Path], str | None] = lambda fol
 
 
 def _resumable(run: RunDirectory, buffer: Sequence[Finding]) -> str:
-    if run.run.get("mode") == "lockstep":
+    if run.run.get("mode") in IN_ROUNDS:
         steps = set(newest_whole_round(run).round.steps)
         return f"all agents and the buffer from step {', '.join(f'{step:,}' for step in sorted(steps))}"
     found = {agent: newest_sound(run.agent(agent).checkpoints)[0] for agent in range(run.config.train.agents)}

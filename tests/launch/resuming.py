@@ -64,38 +64,43 @@ def train(
     *,
     on_round: Callable[[LockstepRun], None] = nothing,
     halt: threading.Event | None = None,
+    mode: str = "lockstep",
 ) -> RunDirectory:
-    """A lockstep run from the start."""
-    directory = RunDirectory.create(root, name, settings, mode="lockstep")
-    with open_lockstep(settings, directory) as opened:
+    """A run in one process from the start."""
+    directory = RunDirectory.create(root, name, settings, mode=mode)
+    with open_lockstep(settings, directory, stacked=mode == "stack") as opened:
         run_lockstep(opened, halt or threading.Event(), lambda: on_round(opened))
     return directory
 
 
-def train_until(root: Path, settings: RunConfig, step: int, name: str = "run") -> RunDirectory:
-    """A lockstep run that is stopped, as by SIGTERM, after a round."""
+def train_until(
+    root: Path, settings: RunConfig, step: int, name: str = "run", *, mode: str = "lockstep"
+) -> RunDirectory:
+    """A run in one process that is stopped, as by SIGTERM, after a round."""
     halt = threading.Event()
 
     def on_round(opened: LockstepRun) -> None:
         if opened.progress[0].step == step or opened.learners[0].steps == step:
             halt.set()
 
-    return train(root, settings, name, on_round=on_round, halt=halt)
+    return train(root, settings, name, on_round=on_round, halt=halt, mode=mode)
 
 
 class Killed(BaseException):
     """Ends a run as SIGKILL does: nothing more is written."""
 
 
-def train_killed_after(root: Path, settings: RunConfig, step: int, name: str = "run") -> RunDirectory:
-    """A lockstep run that is killed after a round."""
+def train_killed_after(
+    root: Path, settings: RunConfig, step: int, name: str = "run", *, mode: str = "lockstep"
+) -> RunDirectory:
+    """A run in one process that is killed after a round."""
 
     def on_round(opened: LockstepRun) -> None:
         if opened.learners[0].steps == step:
             raise Killed
 
     try:
-        return train(root, settings, name, on_round=on_round)
+        return train(root, settings, name, on_round=on_round, mode=mode)
     except Killed:
         return RunDirectory.open(root / name)
 

@@ -899,7 +899,7 @@ def test_where_the_environment_fails_before_a_learner_has_gone_on_its_checkpoint
 
     bench.agent = ResumableAgent(bench.events)
     learner = bench.learner()
-    learner._parts.explorer.replay = replayed
+    learner.parts.explorer.replay = replayed
     learner.resume(saved, elapsed_s=0.0)
     with pytest.raises(EnvironmentFailedError):
         learner.train(threading.Event())

@@ -43,7 +43,7 @@ class Side:
     def __init__(self, config, options):
         self.agent = make(config, autograd=True)
         self.weigher = SimilarityWeigher(options, own_id=OWN, agents=AGENTS_IN_RUN, masked=True)
-        self.totals = DeviceTotals(CPU)
+        self.totals = DeviceTotals.zero(CPU)
 
     def update(self, batch, *, external):
         if not external:
@@ -183,7 +183,7 @@ def test_an_update_stays_on_its_device_and_reads_nothing_of_it(case, nowhere):
     agent = AGENTS[config.algorithm](config, SCHEMA, seed=0, agent_id=OWN, device=nowhere)
     batch = Batch.from_rows(SCHEMA, torch.empty(B, SCHEMA.width, device=nowhere))
     weigher = SimilarityWeigher(options, own_id=OWN, agents=AGENTS_IN_RUN)
-    totals = DeviceTotals(nowhere)
+    totals = DeviceTotals.zero(nowhere)
     update = WholeUpdate(agent, weigher, totals, batch, recorder=None, name="the update")
     for external in (True, False, True, False):
         weighing, losses = update(external=external)
