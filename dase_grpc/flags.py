@@ -122,9 +122,7 @@ Assignments = Annotated[
 
 Gpu = Annotated[int | None, option("--gpu", "CUDA device index; without it the CPU.")]
 Lockstep = Annotated[bool, option("--lockstep", "One process, bit-for-bit reproducible from the seed.")]
-Stack = Annotated[
-    bool, option("--stack", "One process, reproducible as well, that updates all agents at once: for a GPU.")
-]
+Stack = Annotated[bool, option("--stack", "One process that updates all agents at once: for a GPU.")]
 Name = Annotated[str | None, option("--name", "The run's folder name.")]
 Runs = Annotated[Path, option("--runs", "Where runs are kept; else runs.")]
 
