@@ -356,7 +356,7 @@ def test_a_diverged_agent_leaves_the_round_before_and_hides_no_other_failure(
     def ruin(opened):
         if opened.learners[0].steps == 37:
             ruined = {"critic.0.weight": torch.tensor([0.0, math.nan])}
-            opened.learners[1]._parts.agent.state_dict = lambda: ruined
+            opened.learners[1].parts.agent.state_dict = lambda: ruined
             if environment_fails:
                 raise EnvironmentFailedError("agent 0: the environment raised")
             halt.set()
