@@ -53,7 +53,7 @@ def test_tables_hold_a_graph_against_eager_updates_and_steps_against_their_slowe
     found += [gpu.Figure("H200", 1.0, gpu.ENV, gpu.STEPS, gpu.OVERLAPPING, 0, 3_800.0)]
     shown = gpu.tables(found)
     assert shown.startswith("H200; load average 1.0 to 1.0")
-    assert "| td3 | 500 | 800 | 4,000 | 8.00 |" in shown
+    assert "| td3 | 500 | 800 | 4,000 |  | 8.00 |" in shown
     assert "| eager | 468 | 94% | 0.50 |" in shown
     assert "| captured | 1,872 | 47% | 2.00 |" in shown
     assert "| captured, overlapping | 3,800 | 95% | 4.06 |" in shown

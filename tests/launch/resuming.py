@@ -47,6 +47,9 @@ CONFIGS = {
     "one agent": config(train__agents=1),
     "by agent": config(dps__scope="agent"),
     "remembered similarity": config(dps__memory=20.0),
+    "one update behind": config(
+        agent__algorithm="ddpg", agent__normalise_observations=True, train__overlap=True
+    ),
     "a pair that distils": config(train__method="dpd", dpd__publish_every=7),
     "td3 and sac": mixed("dase"),
     "td3 and sac that distil": mixed("dpd"),

@@ -8,16 +8,17 @@ class World:
 
     def __init__(self, seed):
         self._rng = random.Random(seed)
+        self._pace = seed % 4  # 0: nothing happens before somebody waits for it
         self.lanes = []
         self.waits = 0
 
     def lane(self):
-        self.lanes.append(LazyLane(self))
+        self.lanes.append(LazyLane(self, speed=self._rng.choice((1, 1, 20))))
         return self.lanes[-1]
 
     def drift(self):
         """Some of what is queued happens while the host does something else."""
-        for _ in range(self._rng.randrange(4)):
+        for _ in range(self._rng.randrange(2 * self._pace + 1)):
             self._advance()
 
     def until(self, mark):
@@ -32,13 +33,15 @@ class World:
     def _advance(self):
         ready = [lane for lane in self.lanes if lane.ready]
         if ready:
-            self._rng.choice(ready).queue.pop(0)[1]()
+            (lane,) = self._rng.choices(ready, [lane.speed for lane in ready])
+            lane.queue.pop(0)[1]()
         return bool(ready)
 
 
 class LazyLane:
-    def __init__(self, world):
+    def __init__(self, world, *, speed):
         self._world = world
+        self.speed = speed
         self.queue = []  # (what it waits for, or None; what then happens)
 
     @property

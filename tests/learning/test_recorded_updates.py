@@ -1,0 +1,88 @@
+"""A learner with a recorder against one without: every kind of batch, counted and skipped alike."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from learning.agent_cases import make, tiny
+from learning.td3_cases import CPU, SCHEMA, B, assert_same, columns
+from learning.tracing import Traces
+
+from dase_grpc.learner_metrics import LearnerMetrics
+from dase_grpc.learning.behaviour import Current
+from dase_grpc.learning.dps import DpsOptions
+from dase_grpc.learning.learner_state import Counters
+from dase_grpc.learning.similarity import SimilarityWeigher
+from dase_grpc.learning.statistics import DeviceTotals, Window
+from dase_grpc.learning.updating import Updating
+from dase_grpc.telemetry import make_registry
+
+OWN = 1
+MIXED, OWN_ONLY, OTHERS, FAR_OTHERS = "mixed", "own only", "others only", "others that weigh nothing"
+
+
+def rows_of(kind, step):
+    rows = np.zeros((B, SCHEMA.width), np.float32)
+    for name, values in columns(step).items():
+        rows[:, SCHEMA.columns[name]] = values.reshape(B, -1)
+    drawn = np.random.default_rng(step).integers(0, 3, B)
+    drawn[0] = OWN
+    if kind == OWN_ONLY:
+        drawn[:] = OWN
+    elif kind != MIXED:
+        drawn[:] = 0
+    if kind == FAR_OTHERS:
+        rows[:, SCHEMA.columns["action"]] = 1e6 * (1 + np.arange(B))[:, np.newaxis]
+    SCHEMA.agent_ids(rows)[:] = drawn
+    return rows
+
+
+class Side:
+    """An agent's updates of given batches."""
+
+    def __init__(self, batches, recorder):
+        self.agent = make(tiny("sac"), autograd=True)
+        self.totals, self.window = DeviceTotals(CPU), Window(0.0, 0, 0)
+        self.registry = make_registry()
+        waiting = iter(batches)
+        self.parts = SimpleNamespace(
+            agent=self.agent,
+            agent_id=OWN,
+            schema=SCHEMA,
+            device=CPU,
+            config=SimpleNamespace(agent=SimpleNamespace(batch_size=B)),
+            weigher=SimilarityWeigher(DpsOptions(), own_id=OWN, agents=3, masked=True),
+            source=SimpleNamespace(next=lambda: (next(waiting), 100)),
+            metrics=LearnerMetrics(self.registry, OWN),
+            clock=lambda: 0.0,
+            acts_by=Current(self.agent),
+            recorder=recorder,
+            name_at=lambda step: "an agent",
+        )
+        collecting = SimpleNamespace(took_batch=lambda: None, refilling=False)
+        self.updating = Updating(
+            self.parts, Counters(), collecting, totals=self.totals, window=lambda: self.window
+        )
+
+    def counted(self):
+        return (self.window.skipped, self.agent.updates, self.agent.take_steps(), self.totals.take())
+
+
+@pytest.mark.slow
+def test_with_a_recorder_a_learner_makes_and_skips_the_same_updates(monkeypatch):
+    # as where it is not on a CPU: the policy is asked about all rows at once
+    monkeypatch.setattr(SimilarityWeigher, "rows_to_judge", lambda *_: None)
+    kinds = [MIXED, OWN_ONLY, MIXED, OTHERS, MIXED, FAR_OTHERS] * 12
+    batches = [rows_of(kind, step) for step, kind in enumerate(kinds)]
+    traces = Traces()
+    recorded, plain = Side(batches, traces), Side(batches, None)
+    for step in range(len(batches)):
+        look, expected = recorded.updating.update(), plain.updating.update()
+        assert (look is None) == (expected is None)
+        if look is not None:
+            assert look.seen == expected.seen, step
+    assert_same(recorded.agent.state_dict(), plain.agent.state_dict())
+    counted = recorded.counted()
+    assert counted == plain.counted()
+    assert kinds.count(FAR_OTHERS) <= counted[0] < len(kinds) - 50
+    assert len(traces.recorded) == 2
