@@ -48,15 +48,18 @@ from dase_grpc.learning.device import use
 from dase_grpc.learning.dps import DpsOptions
 from dase_grpc.learning.envs import make_env, schema_of
 from dase_grpc.learning.learner import Learner
+from dase_grpc.learning.memory import OWN, Memory, StackedMemory
 from dase_grpc.learning.similarity import SimilarityWeigher
+from dase_grpc.learning.stack_update import StackedUpdate
 from dase_grpc.learning.statistics import DeviceTotals
+from dase_grpc.learning.updating import Taken
 from dase_grpc.learning.whole_update import WholeUpdate
 from dase_grpc.presets import preset
 from dase_grpc.schema import TransitionSchema
 from dase_grpc.store import ReplayStore, RingBuffer
 from dase_grpc.telemetry import make_registry
 
-UPDATES, STEPS = "updates/s", "steps with an update/s"
+UPDATES, STEPS, ROUNDS = "updates/s", "steps with an update/s", "updates of a stack/s"
 EAGER, COMPILED, CAPTURED, BOTH = "eager", "compiled", "captured", "compiled and captured"
 OVERLAPPING, ENVIRONMENT = "captured, overlapping", "environment alone"
 ENV: Final = "HalfCheetah-v5"
@@ -74,6 +77,7 @@ class Plan:
     device: torch.device
     algorithms: Sequence[str]
     env: str
+    stacks: Sequence[int]
     seconds: float
     turns: int
     compile: bool
@@ -154,31 +158,41 @@ class Silent:
         """See Journal."""
 
 
-def learner(plan: Plan, *, captured: bool, overlap: bool) -> Learner:
-    """One TD3 learner that has stored what its first update needs, on a buffer in this process."""
+def configured(plan: Plan, *, agents: int, captured: bool, overlap: bool) -> RunConfig:
+    """The paper's TD3 without evaluations, checkpoints and lines of metrics."""
     settings = {
         "env": {"id": plan.env},
-        "train": {"agents": 1, "steps": NEVER, "log_every": NEVER, "checkpoint_every": NEVER},
+        "train": {"agents": agents, "steps": NEVER, "log_every": NEVER, "checkpoint_every": NEVER},
         "agent": {"start_steps": ROWS},
         "replay": {"capacity": 100_000, "min_size": ROWS},
         "eval": {"every": NEVER, "episodes": 1, "max_episode_steps": 1},
     }
     ways = {"train": {"cuda_graph": captured and plan.device.type == "cuda", "overlap": overlap}}
-    config: RunConfig = resolve(preset("paper/td3"), settings, ways)
+    return resolve(preset("paper/td3"), settings, ways)
+
+
+def built(plan: Plan, config: RunConfig, agent_id: int = 0, memory: Memory = OWN) -> Learner:
+    """A learner on a buffer of its own in this process."""
     env = make_env(config.env.id, config.env.kwargs)
     schema = schema_of(env, config.env.id)
-    replay = LocalReplay(ReplayStore(RingBuffer(schema, config.replay.capacity)), config, 0)
-    made = build_learner(
+    replay = LocalReplay(ReplayStore(RingBuffer(schema, config.replay.capacity)), config, agent_id)
+    return build_learner(
         config,
         schema,
         env=env,
-        agent_id=0,
+        agent_id=agent_id,
         device=plan.device,
         sink=replay,
         source=replay,
         journal=Silent(),
-        metrics=LearnerMetrics(make_registry(), 0),
+        metrics=LearnerMetrics(make_registry(), agent_id),
+        memory=memory,
     )
+
+
+def learner(plan: Plan, *, captured: bool, overlap: bool) -> Learner:
+    """One TD3 learner that has stored what its first update needs."""
+    made = built(plan, configured(plan, agents=1, captured=captured, overlap=overlap))
     made.begin(Event())
     for _ in range(ROWS + 20):
         made.step()
@@ -208,6 +222,33 @@ def steps(plan: Plan) -> list[Figure]:
     return take_turns(entries, subject=plan.env, what=STEPS, turns=plan.turns, seconds=plan.seconds)
 
 
+# --- stacks -------------------------------------------------------------------------------------------------
+
+
+def stacked_update(plan: Plan, count: int) -> Callable[[], object]:
+    """One update of each of K TD3 agents at once, from batches in host memory, half of each external."""
+    config = configured(plan, agents=max(2, count), captured=True, overlap=False)
+    memory = StackedMemory(count)
+    parts = [built(plan, config, place, memory.of(place)).parts for place in range(count)]
+    update = StackedUpdate(parts, memory, recorder=recorder_for(plan.device))
+    schema, rng = parts[0].schema, np.random.default_rng(0)
+    taken = []
+    for place in range(count):
+        rows = rng.standard_normal((ROWS, schema.width), np.float32)
+        own = np.arange(ROWS) % 2 == 0
+        schema.agent_ids(rows)[:] = np.where(own, place, (place + 1) % max(2, count))
+        taken.append(Taken(rows, own))
+    return partial(update, taken)
+
+
+def stacks(plan: Plan) -> list[Figure]:
+    """Updates a second of stacks, each of all its agents."""
+    entries = [
+        Entry(f"K = {count}", rounds(stacked_update(plan, count), plan.device)) for count in plan.stacks
+    ]
+    return take_turns(entries, subject="td3", what=ROUNDS, turns=plan.turns, seconds=plan.seconds)
+
+
 # --- tables -------------------------------------------------------------------------------------------------
 
 
@@ -216,7 +257,7 @@ def tables(figures: Sequence[Figure]) -> str:
     named = conditions(figures)
     if any(figure.machine.startswith("no GPU") for figure in figures):
         named = f"**On a CPU, to see that it works: none of this says anything about a GPU.** {named}"
-    return f"{named}\n\n{updates_table(figures)}\n\n{steps_table(figures)}"
+    return f"{named}\n\n{updates_table(figures)}\n\n{stacks_table(figures)}\n\n{steps_table(figures)}"
 
 
 def updates_table(figures: Sequence[Figure]) -> str:
@@ -229,6 +270,18 @@ def updates_table(figures: Sequence[Figure]) -> str:
         shown = ["" if value is None else f"{value:,.0f}" for value in rate.values()]
         rows.append([algorithm, *shown, f"{(rate[CAPTURED] or 0) / (rate[EAGER] or 1):.2f}"])
     return markdown(("updates/s", EAGER, COMPILED, CAPTURED, BOTH, "captured over eager"), rows)
+
+
+def stacks_table(figures: Sequence[Figure]) -> str:
+    """What an update of K agents at once costs, against one of a stack of one."""
+    found = values(figures, what=ROUNDS)
+    rates = {who: median(values(found, who=who)) for who in dict.fromkeys(figure.who for figure in found)}
+    one = next(iter(rates.values()))
+    rows = [
+        [who, f"{rate:,.0f}", f"{rate * int(who.removeprefix('K = ')):,.0f}", f"{one / rate:.2f}"]
+        for who, rate in rates.items()
+    ]
+    return markdown(("TD3, stacked", ROUNDS, "updates of one agent/s", "time over K = 1"), rows)
 
 
 def steps_table(figures: Sequence[Figure]) -> str:
@@ -265,12 +318,18 @@ def measured(given: argparse.Namespace) -> list[Figure]:
     device = torch.device(given.device)
     use(device)
     torch.set_num_threads(1)
-    plan = Plan(device, ALGORITHMS, ENV, given.seconds, given.turns, compile=True)
+    plan = Plan(device, ALGORITHMS, ENV, (1, 2, 5, 10), given.seconds, given.turns, compile=True)
     if given.quick:
         plan = replace(
-            plan, algorithms=("td3",), env="InvertedPendulum-v5", seconds=0.05, turns=1, compile=False
+            plan,
+            algorithms=("td3",),
+            env="InvertedPendulum-v5",
+            stacks=(1, 2),
+            seconds=0.05,
+            turns=1,
+            compile=False,
         )
-    figures = on(device, [*updates(plan), *steps(plan)])
+    figures = on(device, [*updates(plan), *stacks(plan), *steps(plan)])
     if given.results:
         write_figures(given.results, figures)
     return figures

@@ -37,7 +37,13 @@ def test_without_a_gpu_it_says_in_one_sentence_that_it_was_not_run_and_fails(run
 def test_a_quick_run_on_a_cpu_measures_everything_and_says_that_it_was_a_cpu(run, tmp_path):
     shown = run("--device", "cpu", "--quick", "--results", tmp_path / "gpu.csv")
     assert shown.startswith("**On a CPU, to see that it works: none of this says anything about a GPU.**")
-    for who in ("td3", "captured, overlapping", "environment alone", "LeanRL, compiled and captured"):
+    for who in (
+        "td3",
+        "captured, overlapping",
+        "environment alone",
+        "K = 2",
+        "LeanRL, compiled and captured",
+    ):
         assert f"| {who}" in shown
     assert run("--show", tmp_path / "gpu.csv") == shown
 
@@ -51,9 +57,11 @@ def test_tables_hold_a_graph_against_eager_updates_and_steps_against_their_slowe
     found += figures(gpu, gpu.STEPS, gpu.ENV, eager=468.0, captured=1872.0)
     found += [gpu.Figure("H200", 1.0, gpu.ENV, gpu.STEPS, gpu.ENVIRONMENT, 0, 20_000.0)]
     found += [gpu.Figure("H200", 1.0, gpu.ENV, gpu.STEPS, gpu.OVERLAPPING, 0, 3_800.0)]
+    found += figures(gpu, gpu.ROUNDS, "td3", **{"K = 1": 4000.0, "K = 10": 3200.0})
     shown = gpu.tables(found)
     assert shown.startswith("H200; load average 1.0 to 1.0")
     assert "| td3 | 500 | 800 | 4,000 |  | 8.00 |" in shown
+    assert "| K = 10 | 3,200 | 32,000 | 1.25 |" in shown
     assert "| eager | 468 | 94% | 0.50 |" in shown
     assert "| captured | 1,872 | 47% | 2.00 |" in shown
     assert "| captured, overlapping | 3,800 | 95% | 4.06 |" in shown

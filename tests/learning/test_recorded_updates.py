@@ -42,7 +42,7 @@ class Side:
 
     def __init__(self, batches, recorder):
         self.agent = make(tiny("sac"), autograd=True)
-        self.totals, self.window = DeviceTotals(CPU), Window(0.0, 0, 0)
+        self.totals, self.window = DeviceTotals.zero(CPU), Window(0.0, 0, 0)
         self.registry = make_registry()
         waiting = iter(batches)
         self.parts = SimpleNamespace(
