@@ -18,21 +18,23 @@ class BatchQueue:
     `next` belongs to the compute thread and blocks; everything else belongs to the event loop that made
     the queue. None is asked for before the first `next`, and at most `prefetch` ahead of their use.
 
+    With `one_by_one` each that is taken is told at once, else a portion is.
+
     Attributes:
-        portion: how many are worth a message: half of what may be ahead.
+        portion: how many are worth a message: half of what may be ahead, or one.
         asked: set once the compute thread has asked for a batch, until `hold`.
         moved: set when batches arrived or were taken, and there is room for a portion.
         delivered: batches that arrived so far.
         held: the compute thread had better not wait, until it asks again.
     """
 
-    def __init__(self, prefetch: int) -> None:
+    def __init__(self, prefetch: int, *, one_by_one: bool = False) -> None:
         self._loop = asyncio.get_running_loop()
         self.asked = asyncio.Event()
         self.moved = asyncio.Event()
         self.delivered = 0
         self.held = False
-        self.portion = max(1, prefetch // 2)
+        self.portion = 1 if one_by_one else max(1, prefetch // 2)
         self._prefetch = prefetch
         self._batches: Handoff[tuple[Array, int]] = Handoff(prefetch, on_change=self._tell)
 
@@ -107,9 +109,9 @@ class BatchFetcher(Protocol):
 class OneFetcher:
     """A BatchFetcher over one Sample stream, which begins again when it breaks (connection.py).
 
-    Batches are asked for by portions, which may come in one message. With `pacing` they come at an agent's
-    pace, and are asked for one by one, for the service waits to hear which are used; it is asked when a
-    stream begins (paces.py).
+    Batches are asked for by the queue's portions, which may come in one message. With `pacing`, which is
+    asked when a stream begins (paces.py), they come at an agent's pace; the queue is a `one_by_one` then,
+    for the service waits to hear which are used.
     """
 
     def __init__(
@@ -126,7 +128,6 @@ class OneFetcher:
         self._pacing = pacing
         self._batch_size = batch_size
         self._own_rows_only = own_rows_only
-        self._least = queue.portion if pacing is None else 1
         self._sampler: Sampler | None = None
 
     @property
@@ -143,7 +144,7 @@ class OneFetcher:
             target,
             batch_size=self._batch_size,
             own_rows_only=self._own_rows_only,
-            batches_per_frame=self._least,
+            batches_per_frame=self._queue.portion,
         )
         self._sampler = sampler
         try:
@@ -167,11 +168,11 @@ class OneFetcher:
         granted = queue.delivered
         while True:
             due = queue.due(granted)
-            if due >= self._least:
+            if due >= queue.portion:
                 taken = queue.taken
                 await sampler.grant(due, used=taken - told if self._pacing else 0)
                 told = taken
                 granted += due
             queue.moved.clear()
-            if queue.due(granted) < self._least:
+            if queue.due(granted) < queue.portion:
                 await queue.moved.wait()

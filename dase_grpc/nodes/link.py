@@ -37,7 +37,7 @@ class ReplayLink(RowLink):
         count_acknowledged: Callable[[int], None] = lambda rows: None,
     ) -> None:
         super().__init__(shards, writer_id=writer_id, count_acknowledged=count_acknowledged)
-        self._batches = BatchQueue(prefetch)
+        self._batches = BatchQueue(prefetch, one_by_one=collected is not None)
         self._collected = collected
         if collected is not None:
             collected.on_wait = self._batches.ask

@@ -11,13 +11,15 @@ from wire.services import SCHEMA, eventually, promptly, rows_of, serials_of, ser
 
 from dase_grpc import seeding
 from dase_grpc.errors import DrainingError, MalformedError, StaleLeaseError, UnreachableError
-from dase_grpc.learning.ports import Halted
+from dase_grpc.learning.ports import Halted, Origin
 from dase_grpc.nodes.connection import Away, Connection, Outage
 from dase_grpc.nodes.link import ReplayLink
+from dase_grpc.nodes.paces import CollectedSteps
 from dase_grpc.nodes.rows import GATHERED_ROWS, QUEUED_ROWS, RowLink
 from dase_grpc.nodes.shards import Shards
 from dase_grpc.nodes.waits import say_waits
 from dase_grpc.pace import Pace
+from dase_grpc.train_config import TrainConfig
 from dase_grpc.wire.replay_client import Inserter, Pacing, Sampler
 
 BATCH = 4
@@ -199,6 +201,28 @@ async def test_batches_are_asked_for_by_portions_that_come_in_one_message(servic
     assert granted[0] == 6
     assert set(granted[1:]) == {3}
     assert set(read) == {3}
+
+
+async def test_each_batch_that_actors_may_wait_for_is_told_as_soon_as_it_is_taken(service, monkeypatch):
+    used, grant = [], Sampler.grant
+
+    async def noted(self, credits, **told):
+        used.append(told["used"])
+        await grant(self, credits, **told)
+
+    monkeypatch.setattr(Sampler, "grant", noted)
+    connection = Connection(await service.target())
+    service.fill(40)
+    train = TrainConfig(explore=False, actors=1, step_error_buffer=40)
+    origin = Origin(connection.target.member.buffer_id, 0)
+    collected = CollectedSteps(connection, train=train, first_steps=1, origin=origin)
+    link = ReplayLink(
+        Shards.one(connection), batch_size=BATCH, prefetch=8, writer_id="w", collected=collected
+    )
+    async with running(link):
+        for taken in range(1, 5):
+            await on_thread(link.next)
+            await eventually(lambda n=taken: sum(used) == n and link.prefetched == 8)
 
 
 async def test_batches_come_in_the_order_in_which_they_were_drawn(service):
