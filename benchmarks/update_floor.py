@@ -1,6 +1,8 @@
 """Measures updates against the machine's limit: the operations they need over the rate of matrix products.
 
-python benchmarks/update_floor.py [--seconds 60] [--csv FILE] [--authors FOLDER] [--cleanrl FOLDER]
+python benchmarks/update_floor.py [--seconds 80] [--results FILE.csv] [--authors FOLDER] [--cleanrl FOLDER]
+python benchmarks/update_floor.py --quick
+python benchmarks/update_floor.py --show FILE.csv
 
 One CPU thread, 17 observations, 6 actions, batch 256, the paper's settings. All take turns in short rounds
 of one process, timed by processor time, so that a busy machine slows all alike; each round has a floor of its
@@ -13,8 +15,9 @@ half of them are another agent's: loaded, weighed by DPS, learned from.
 """
 
 import argparse
-import csv
+import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,10 +29,11 @@ import torch
 from torch import Tensor
 from update_flops import forward, update_flops
 from update_rivals import authors, cleanrl
+from update_tables import Timed, here, read_timed, tables, write_timed
 
 from dase_grpc.agent_config import ALGORITHMS
 from dase_grpc.config import resolve
-from dase_grpc.errors import DeviceError
+from dase_grpc.errors import DaseError, DeviceError
 from dase_grpc.learning.actor_critic import ActorCritic
 from dase_grpc.learning.batch import Batch
 from dase_grpc.learning.ddpg import DDPG
@@ -106,7 +110,7 @@ def rounded_updates() -> list[Subject]:
         try:
             agent, leaving = (make(algorithm, products="bfloat16") for _ in range(2))
         except DeviceError as error:
-            print(f"bfloat16: skipped, {error}")
+            print(f"bfloat16: skipped, {error}", file=sys.stderr)
             return []
         found += [
             Subject(f"{algorithm} bfloat16", partial(agent.update, batch, every)),
@@ -170,7 +174,7 @@ def rivals(given: argparse.Namespace) -> list[Subject]:
     found = []
     for name, folder, load in (("authors", given.authors, authors), ("cleanrl", given.cleanrl, cleanrl)):
         if folder is None:
-            print(f"{name}: skipped, for --{name} FOLDER was not given")
+            print(f"{name}: skipped, for --{name} FOLDER was not given", file=sys.stderr)
             continue
         batch = Batch.from_rows(SCHEMA, torch.from_numpy(rows(far=False)))
         found.append(Subject(f"{name} td3", load(folder, batch)))
@@ -209,57 +213,76 @@ def in_float32(name: str) -> str:
     return f"{algorithm} left out" if name.endswith("left out") else f"{algorithm} passes"
 
 
-def times_as_fast(theirs: list[float], ours: list[float]) -> float | None:
-    """The median of the rounds' ratios; None where there is nothing to compare with."""
-    ratios = [their / our for their, our in zip(theirs, ours, strict=False)]
-    return round(statistics.median(ratios), 3) if ratios else None
+def times_as_fast(theirs: list[float] | None, ours: list[float]) -> tuple[float | None, float | None]:
+    """The median of the rounds' ratios, and the ratio of the best rounds; None without anything beside."""
+    if not theirs:
+        return None, None
+    ratios = [their / our for their, our in zip(theirs, ours, strict=True)]
+    return statistics.median(ratios), min(theirs) / min(ours)
+
+
+def figures(subjects: list[Subject], times: Mapping[str, list[float]], load: float) -> list[Timed]:
+    """What there is to say of each subject."""
+    found = []
+    for subject in subjects:
+        taken = times[subject.name]
+        exact = times[in_float32(subject.name)] if "bfloat16" in subject.name else None
+        authors, authors_best = times_as_fast(times.get("authors td3"), taken)
+        cleanrl, cleanrl_best = times_as_fast(times.get("cleanrl td3"), taken)
+        float32, float32_best = times_as_fast(exact, taken)
+        found.append(
+            Timed(
+                machine=here(),
+                load=load,
+                what=subject.name,
+                rounds=len(taken),
+                median_us=statistics.median(taken),
+                best_us=min(taken),
+                mflop=None if subject.flops is None else subject.flops / 1e6,
+                floor=against_floor(subject, times, best=False),
+                floor_best=against_floor(subject, times, best=True),
+                authors=authors,
+                authors_best=authors_best,
+                cleanrl=cleanrl,
+                cleanrl_best=cleanrl_best,
+                float32=float32,
+                float32_best=float32_best,
+            )
+        )
+    return found
 
 
 def main() -> None:
-    """Measures, prints one line for each and writes the file."""
+    """Measures, or reads what was measured, and prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60, help="of processor time")
-    parser.add_argument("--csv", type=Path)
+    parser.add_argument("--seconds", type=float, default=80, help="of processor time")
+    parser.add_argument("--quick", action="store_true", help="a round or two, to show that it works")
     parser.add_argument("--authors", type=Path, metavar="FOLDER")
     parser.add_argument("--cleanrl", type=Path, metavar="FOLDER")
+    parser.add_argument("--results", type=Path, metavar="FILE.csv", help="one line for each subject")
+    parser.add_argument("--show", type=Path, metavar="FILE.csv", help="print the tables of earlier results")
     given = parser.parse_args()
-    torch.set_num_threads(1)
-
-    subjects = [
-        *products(),
-        *updates(),
-        *rounded_updates(),
-        step(far=False),
-        step(far=True),
-        *rivals(given),
-        *acting(),
-    ]
-    times = measure(subjects, given.seconds)
-
-    table = []
-    for subject in subjects:
-        taken = times[subject.name]
-        line: dict[str, object] = {
-            "what": subject.name,
-            "median_us": round(statistics.median(taken), 1),
-            "best_us": round(min(taken), 1),
-            "mflop": None if subject.flops is None else round(subject.flops / 1e6, 2),
-        }
-        for name, best in (("floor_ratio", False), ("floor_ratio_best", True)):
-            ratio = against_floor(subject, times, best=best)
-            line[name] = None if ratio is None else round(ratio, 3)
-        for rival in ("authors td3", "cleanrl td3"):
-            line[f"{rival.split()[0]}_ratio"] = times_as_fast(times.get(rival, []), taken)
-        exact = times[in_float32(subject.name)] if "bfloat16" in subject.name else []
-        line["float32_ratio"] = times_as_fast(exact, taken)
-        line["rounds"] = len(taken)
-        table.append(line)
-        print("  ".join(f"{key} {value}" for key, value in line.items() if value is not None))
-    if given.csv is not None:
-        with given.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, table[0].keys(), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(table)
+    try:
+        if given.show is not None:
+            print(tables(read_timed(given.show)))
+            return
+        torch.set_num_threads(1)
+        subjects = [
+            *products(),
+            *updates(),
+            *rounded_updates(),
+            step(far=False),
+            step(far=True),
+            *rivals(given),
+            *acting(),
+        ]
+        load = os.getloadavg()[0]
+        found = figures(subjects, measure(subjects, 1.0 if given.quick else given.seconds), load)
+        if given.results is not None:
+            write_timed(given.results, found)
+        print(tables(found))
+    except (DaseError, FileNotFoundError) as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":
