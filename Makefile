@@ -56,12 +56,14 @@ pictures: $(STAMP)  ## Make the pictures of dase top and of a report from a run 
 	$(BIN)/python scripts/make_pictures.py
 
 # Half an hour on a machine that does nothing else; each line can be run alone (docs/performance.md).
+# AUTHORS and CLEANRL name copies of those projects' code; what is compared with one that is not given is skipped.
 bench: $(STAMP)  ## Measure everything, and write docs/performance.md
 	-scripts/get_reverb.sh
 	$(BIN)/python benchmarks/against_reverb.py --results docs/results/against_reverb.csv
 	$(BIN)/python benchmarks/growth.py --results docs/results/growth.csv
-	$(BIN)/python benchmarks/run_time.py --results docs/results/run_time.csv
-	$(BIN)/python benchmarks/update_floor.py
+	$(BIN)/python benchmarks/run_time.py --results docs/results/run_time.csv $(if $(AUTHORS),--authors "$(AUTHORS)")
+	$(BIN)/python benchmarks/update_floor.py --results docs/results/update_floor.csv \
+	  $(if $(AUTHORS),--authors "$(AUTHORS)") $(if $(CLEANRL),--cleanrl "$(CLEANRL)")
 	-$(BIN)/python benchmarks/gpu.py --results docs/results/gpu.csv
 	$(BIN)/python benchmarks/page.py
 

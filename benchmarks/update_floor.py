@@ -252,6 +252,14 @@ def figures(subjects: list[Subject], times: Mapping[str, list[float]], load: flo
     return found
 
 
+def on_one_thread() -> None:
+    """Begins this program anew where NumPy has started threads, whose idle turns count as processor time."""
+    one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    if any(os.environ.get(name) != value for name, value in one.items()):
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **one})
+    torch.set_num_threads(1)
+
+
 def main() -> None:
     """Measures, or reads what was measured, and prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -266,7 +274,7 @@ def main() -> None:
         if given.show is not None:
             print(tables(read_timed(given.show)))
             return
-        torch.set_num_threads(1)
+        on_one_thread()
         subjects = [
             *products(),
             *updates(),
