@@ -36,8 +36,8 @@ class RowLink:
     """A node's sink over the network.
 
     `store` belongs to the compute thread and blocks; everything else belongs to the event loop that made
-    the link. Rows go out when there are `GATHERED_ROWS` or the oldest is `GATHERED_S` old, and as soon as a
-    stream takes them where updates wait for them. Streams begin again when they break (connection.py).
+    the link. Rows go out when there are `GATHERED_ROWS` or a stream has waited `GATHERED_S` for more, and as
+    soon as one takes them where updates wait for them. Streams begin again when they break (connection.py).
 
     Shards take turns, chunk by chunk; one that is away, or that has a whole window of rows to acknowledge,
     is passed over. A row that a shard was given stays with it: it is kept until that shard has
@@ -181,7 +181,10 @@ class RowLink:
                     await self._moved.wait()
 
     def _tell(self) -> None:
-        """Wakes the event loop for the first row and for enough: each time costs the compute thread time."""
+        """Wakes the event loop for the first row and for enough: each time costs the compute thread time.
+
+        Only one thread stores: of two that do so at once, neither might see the first row alone.
+        """
         if len(self._rows) == 1 or len(self._rows) >= self._enough:
             self._loop.call_soon_threadsafe(self._moved.set)
 

@@ -141,9 +141,9 @@ class Inserter:
         for start in range(0, len(rows), self._rows_per_chunk):
             chunk = rows[start : start + self._rows_per_chunk]
             await self._wait_until(partial(self._has_room, len(chunk)))
-            message = self._chunks.message(self.sent_seq + 1, np.ascontiguousarray(chunk).data.cast("B"))
+            first_seq, data = self.sent_seq + 1, np.ascontiguousarray(chunk).data.cast("B")
             self.sent_seq += len(chunk)
-            await stream.write(message)
+            await stream.write(self._chunks.message(first_seq, data))  # kept nowhere, so its memory is free
 
     async def receive(self) -> None:
         """Takes acknowledgements until the stream is finished."""

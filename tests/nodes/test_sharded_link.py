@@ -179,6 +179,7 @@ async def test_rows_that_a_silent_shard_owes_are_drawn_from_the_others(monkeypat
 
         monkeypatch.setattr(Batches, "send", send_late)
         async with running(link, shards):
+            await eventually(lambda: all(part.serves for part in link._fetcher._parts))
             asking = asyncio.ensure_future(asyncio.to_thread(link.next))
             owed = link._fetcher._parts[1]._owed
             await eventually(lambda: len(owed) == 2)

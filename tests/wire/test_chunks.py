@@ -1,9 +1,12 @@
 """chunks.py writes and reads ordinary messages of replay.proto, and reused.py never changes one."""
 
+from types import SimpleNamespace
+
 import pytest
 from google.protobuf.message import DecodeError
 
 from dase_grpc.wire.chunks import HEAD_BYTES, Chunk, ChunkWriter, read_request, write_request
+from dase_grpc.wire.replay import ReplayServicer, add_replay
 from dase_grpc.wire.reused import ReusedMemory
 from dase_grpc.wire.v1 import replay_pb2
 
@@ -94,3 +97,25 @@ def test_whoever_keeps_a_view_of_a_message_gets_an_error_instead_of_it():
     memory, kept = ReusedMemory(), []
     with pytest.raises(BufferError):
         memory.message(10, lambda view: kept.append(view[2:]))
+
+
+def test_every_method_of_the_service_is_served():
+    class Server:
+        handlers = ()
+
+        def add_generic_rpc_handlers(self, handlers):
+            self.handlers += tuple(handlers)
+
+    server = Server()
+    add_replay(ReplayServicer.__new__(ReplayServicer), server)
+    service = replay_pb2.DESCRIPTOR.services_by_name["ReplayService"]
+    (handler,) = server.handlers
+    assert service.methods
+    for method in service.methods:
+        details = SimpleNamespace(method=f"/{service.full_name}/{method.name}", invocation_metadata=())
+        found = handler.service(details)
+        assert found is not None, method.name
+        assert (found.request_streaming, found.response_streaming) == (
+            method.client_streaming,
+            method.server_streaming,
+        )
