@@ -28,6 +28,7 @@ _SHARED_AGENT: Final[dict[str, Any]] = {
     "batch_size": 256,
     "start_steps": 25_000,
     "exploration_noise": 0.1,
+    "products": "float32",
 }
 _AGENTS: Final[Mapping[str, dict[str, Any]]] = {
     "td3": {

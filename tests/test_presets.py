@@ -23,6 +23,7 @@ PAPER = {
     "agent.exploration_noise": 0.1,
     "agent.start_steps": 25_000,
     "agent.batch_size": 256,
+    "agent.products": "float32",
 }
 
 TABLES = {
