@@ -23,7 +23,8 @@ from replay import random_rows, replay_process
 from dase_grpc.errors import DaseError
 from dase_grpc.schema import Array, TransitionSchema
 from dase_grpc.wire.cluster import ClusterClient
-from dase_grpc.wire.replay_client import CHUNK_BYTES, Inserter, Sampler, StreamTarget
+from dase_grpc.wire.layout import ROWS_BYTES
+from dase_grpc.wire.replay_client import Inserter, Sampler, StreamTarget
 from dase_grpc.wire.transport import open_channel
 
 BATCH: Final = 256
@@ -126,7 +127,7 @@ class Ours:
         """
         self._inserts += 1
         inserter = await Inserter(self._target, writer_id=f"round-{self._inserts}").open()
-        chunk = self.schema.empty(CHUNK_BYTES // self.schema.row_bytes // ROWS_A_LOOK * ROWS_A_LOOK)
+        chunk = self.schema.empty(ROWS_BYTES // self.schema.row_bytes // ROWS_A_LOOK * ROWS_A_LOOK)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(inserter.receive())
             filled, done, began = 0, 0, time.perf_counter()

@@ -9,18 +9,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from dase_grpc.wire.layout import Layout, padded
 from dase_grpc.wire.reused import ReusedMemory
 from dase_grpc.wire.v1 import replay_pb2
-from dase_grpc.wire.varints import padded
 
-_CHUNK: Final = b"\x12"  # field 2 of InsertRequest, bytes of a given length
 _FIRST_SEQ: Final = b"\x08"  # field 1 of InsertChunk, a number
-_ROWS: Final = b"\x12"  # field 2, bytes of a given length
-_LENGTH_BYTES: Final = 4
 _NUMBER_BYTES: Final = 9
-_OUTER: Final = len(_CHUNK) + _LENGTH_BYTES
-_INNER: Final = _OUTER + len(_FIRST_SEQ) + _NUMBER_BYTES
-HEAD_BYTES: Final = _INNER + len(_ROWS) + _LENGTH_BYTES
+_CHUNK: Final = Layout(
+    outer_key=b"\x12",  # field 2 of InsertRequest
+    fields_bytes=len(_FIRST_SEQ) + _NUMBER_BYTES,
+    rows_key=b"\x12",  # field 2 of InsertChunk
+    length_bytes=4,
+)
+HEAD_BYTES: Final = _CHUNK.head_bytes
 """What comes before the rows of a chunk."""
 
 
@@ -52,14 +53,9 @@ def read_request(data: bytes) -> Request:
     Raises:
         DecodeError: the bytes are no such message.
     """
-    count = len(data) - HEAD_BYTES
-    if (
-        count >= 0
-        and data[:_OUTER] == _CHUNK + padded(count + HEAD_BYTES - _OUTER, _LENGTH_BYTES)
-        and data[_INNER:HEAD_BYTES] == _ROWS + padded(count, _LENGTH_BYTES)
-    ):
-        head = replay_pb2.InsertChunk.FromString(data[_OUTER:_INNER])
-        return Chunk(head.first_seq, memoryview(data)[HEAD_BYTES:])
+    fields = _CHUNK.fields(data)
+    if fields is not None:
+        return Chunk(replay_pb2.InsertChunk.FromString(fields).first_seq, memoryview(data)[HEAD_BYTES:])
     request = replay_pb2.InsertRequest.FromString(data)
     if request.HasField("chunk"):
         return Chunk(request.chunk.first_seq, memoryview(request.chunk.rows))
@@ -72,14 +68,5 @@ def write_request(request: replay_pb2.InsertRequest | bytes) -> bytes:
 
 
 def _fill(first_seq: int, rows: memoryview, message: memoryview) -> None:
-    message[:HEAD_BYTES] = b"".join(
-        (
-            _CHUNK,
-            padded(rows.nbytes + HEAD_BYTES - _OUTER, _LENGTH_BYTES),
-            _FIRST_SEQ,
-            padded(first_seq, _NUMBER_BYTES),
-            _ROWS,
-            padded(rows.nbytes, _LENGTH_BYTES),
-        )
-    )
+    message[:HEAD_BYTES] = _CHUNK.head(_FIRST_SEQ + padded(first_seq, _NUMBER_BYTES), rows.nbytes)
     message[HEAD_BYTES:] = rows

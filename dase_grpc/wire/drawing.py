@@ -1,18 +1,14 @@
 """The batches of one Sample stream: drawn right into the messages that carry them."""
 
-from typing import Final
-
 import numpy as np
 
 from dase_grpc.schema import Array
 from dase_grpc.store.run import SharedRun
 from dase_grpc.wire.frames import HEAD_BYTES, frame_head, write_frame
+from dase_grpc.wire.layout import ROWS_BYTES
 from dase_grpc.wire.reused import ReusedMemory
 from dase_grpc.wire.status import Context
 from dase_grpc.wire.v1 import replay_pb2
-
-FRAME_BYTES: Final = 2**20 - 1024
-"""Bytes of rows in a frame, at most."""
 
 
 class Batches:
@@ -37,7 +33,7 @@ class Batches:
         self._run.leases.require(agent_id, self._header.stream.lease_epoch)
         present = ring.count_of(agent_id) if self._header.own_rows_only else len(ring)
         count = size if present else 0
-        if count * ring.schema.row_bytes <= FRAME_BYTES:
+        if count * ring.schema.row_bytes <= ROWS_BYTES:
             await self._context.write(self._frame(count, buffer_size=len(ring), drawn_from=present))
         else:
             await self._send_pieces(count, buffer_size=len(ring), drawn_from=present)
@@ -58,8 +54,8 @@ class Batches:
         rows = self._run.store.schema.empty(count)
         self._draw(rows)
         data = rows.data.cast("B")
-        for start in range(0, len(data), FRAME_BYTES):
-            piece, last = data[start : start + FRAME_BYTES], start + FRAME_BYTES >= len(data)
+        for start in range(0, len(data), ROWS_BYTES):
+            piece, last = data[start : start + ROWS_BYTES], start + ROWS_BYTES >= len(data)
             await self._context.write(
                 write_frame(piece, last=last, buffer_size=buffer_size, drawn_from=drawn_from)
             )

@@ -10,19 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from dase_grpc.wire.layout import Layout, padded
 from dase_grpc.wire.v1 import replay_pb2
-from dase_grpc.wire.varints import padded
 
-_FRAME: Final = b"\x0a"  # field 1 of SampleResponse, bytes of a given length
 _LAST: Final = (b"\x10\x00", b"\x10\x01")  # field 2 of SampleFrame, false and true
 _BUFFER_SIZE: Final = b"\x18"  # field 3, a number
 _DRAWN_FROM: Final = b"\x20"  # field 4, a number
-_ROWS: Final = b"\x0a"  # field 1, bytes of a given length
-_LENGTH_BYTES: Final = 5
 _NUMBER_BYTES: Final = 10
-_OUTER: Final = len(_FRAME) + _LENGTH_BYTES
-_INNER: Final = _OUTER + len(_LAST[0]) + 2 * (1 + _NUMBER_BYTES)
-HEAD_BYTES: Final = _INNER + len(_ROWS) + _LENGTH_BYTES
+_FRAME: Final = Layout(
+    outer_key=b"\x0a",  # field 1 of SampleResponse
+    fields_bytes=len(_LAST[0]) + len(_BUFFER_SIZE) + len(_DRAWN_FROM) + 2 * _NUMBER_BYTES,
+    rows_key=b"\x0a",  # field 1 of SampleFrame
+    length_bytes=5,
+)
+HEAD_BYTES: Final = _FRAME.head_bytes
 """What comes before the rows of a frame."""
 
 
@@ -50,35 +51,21 @@ def write_frame(rows: memoryview | bytes, *, last: bool, buffer_size: int, drawn
 
 def frame_head(count: int, *, last: bool, buffer_size: int, drawn_from: int) -> bytes:
     """What comes before `count` bytes of rows in a SampleResponse, HEAD_BYTES long."""
-    return b"".join(
-        (
-            _FRAME,
-            padded(count + HEAD_BYTES - _OUTER, _LENGTH_BYTES),
-            _LAST[last],
-            _BUFFER_SIZE,
-            padded(buffer_size, _NUMBER_BYTES),
-            _DRAWN_FROM,
-            padded(drawn_from, _NUMBER_BYTES),
-            _ROWS,
-            padded(count, _LENGTH_BYTES),
-        )
+    sizes = (
+        _BUFFER_SIZE + padded(buffer_size, _NUMBER_BYTES) + _DRAWN_FROM + padded(drawn_from, _NUMBER_BYTES)
     )
+    return _FRAME.head(_LAST[last] + sizes, count)
 
 
 def read_response(data: bytes) -> Frame | Waiting:
-    """A SampleResponse; without a copy of the rows where `write_frame` made it.
+    """A SampleResponse; without a copy of the rows where its head is a `frame_head`.
 
     Raises:
         DecodeError: the bytes are no such message.
     """
-    count = len(data) - HEAD_BYTES
-    if (
-        count >= 0
-        and data[:_OUTER] == _FRAME + padded(count + HEAD_BYTES - _OUTER, _LENGTH_BYTES)
-        and data[_INNER:HEAD_BYTES] == _ROWS + padded(count, _LENGTH_BYTES)
-    ):
-        head = replay_pb2.SampleFrame.FromString(data[_OUTER:_INNER])
-        return _frame(head, memoryview(data)[HEAD_BYTES:])
+    fields = _FRAME.fields(data)
+    if fields is not None:
+        return _frame(replay_pb2.SampleFrame.FromString(fields), memoryview(data)[HEAD_BYTES:])
     answer = replay_pb2.SampleResponse.FromString(data)
     if answer.HasField("frame"):
         return _frame(answer.frame, memoryview(answer.frame.rows))

@@ -21,8 +21,9 @@ from dase_grpc.wire.acknowledging import Acknowledger
 from dase_grpc.wire.admission import Admission
 from dase_grpc.wire.chunks import Chunk, read_request
 from dase_grpc.wire.draining import Draining
-from dase_grpc.wire.drawing import FRAME_BYTES, Batches
+from dase_grpc.wire.drawing import Batches
 from dase_grpc.wire.guard import read, read_first
+from dase_grpc.wire.layout import ROWS_BYTES
 from dase_grpc.wire.messages import buffer_to_proto, schema_to_proto
 from dase_grpc.wire.pacing import MAX_CREDITS, Change, Gate, PacedBatches, limiter_of
 from dase_grpc.wire.security import require_agent
@@ -336,5 +337,5 @@ def _batches_per_frame(header: replay_pb2.SampleHeader, row_bytes: int) -> int:
     """How many batches a frame holds where as many credits are there."""
     if header.own_rows_only:  # what rejection draws depends on how many are drawn at once
         return 1
-    fitting = FRAME_BYTES // (header.batch_size * row_bytes)
+    fitting = ROWS_BYTES // (header.batch_size * row_bytes)
     return max(1, min(header.batches_per_frame, fitting))

@@ -17,10 +17,10 @@ from dase_grpc.schema import Array, TransitionSchema
 from dase_grpc.wire.chunks import ChunkWriter, write_request
 from dase_grpc.wire.cluster import UNARY_TIMEOUT_S, Membership
 from dase_grpc.wire.frames import Frame, Waiting, joined, read_response
+from dase_grpc.wire.layout import ROWS_BYTES
 from dase_grpc.wire.streams import ClientStream, opened_in_time
 from dase_grpc.wire.v1 import replay_pb2
 
-CHUNK_BYTES: Final = 2**20 - 1024
 _SERVICE: Final = replay_pb2.DESCRIPTOR.services_by_name["ReplayService"].full_name
 WINDOW_ROWS: Final = 8_192
 
@@ -93,7 +93,7 @@ class Inserter:
         self._writer_id = writer_id
         self._window = window
         self._on_acknowledged = on_acknowledged
-        self._rows_per_chunk = max(1, min(CHUNK_BYTES // target.schema.row_bytes, window))
+        self._rows_per_chunk = max(1, min(ROWS_BYTES // target.schema.row_bytes, window))
         self._stream: ClientStream | None = None
         self._chunks = ChunkWriter()
         self._moved = asyncio.Event()

@@ -24,7 +24,7 @@ from dase_grpc.errors import (
 from dase_grpc.schema import TransitionSchema
 from dase_grpc.wire.cluster import Membership
 from dase_grpc.wire.frames import Frame, Waiting, read_response
-from dase_grpc.wire.replay import FRAME_BYTES
+from dase_grpc.wire.layout import ROWS_BYTES
 from dase_grpc.wire.replay_client import Inserter, Sampler, StreamTarget
 from dase_grpc.wire.v1 import replay_pb2
 
@@ -120,7 +120,7 @@ async def test_a_batch_wider_than_a_frame_comes_in_frames_below_1_mib():
         frames = await answers(call)
         sizes = [len(frame.frame.rows) for frame in frames]
         assert sum(sizes) == 2 * 100 * WIDE.row_bytes
-        assert max(sizes) == FRAME_BYTES
+        assert max(sizes) == ROWS_BYTES
         assert max(frame.ByteSize() for frame in frames) <= 2**20
         ends = [frame.frame.last for frame in frames]
         assert ends.count(True) == 2
@@ -142,7 +142,7 @@ async def test_the_client_puts_frames_together():
 
 async def test_a_batch_of_exactly_one_frame_is_one_frame():
     schema, batch_size = TransitionSchema("worlds:Fits", 509, 1, (-1.0,), (1.0,)), 256
-    assert batch_size * schema.row_bytes == FRAME_BYTES
+    assert batch_size * schema.row_bytes == ROWS_BYTES
     async with serving() as service:
         target = await service.target(schema=schema)
         service.fill(3)
@@ -372,7 +372,7 @@ async def test_no_more_batches_share_a_frame_than_fit():
     async with serving() as service:
         target = await service.target(schema=WIDE)
         service.fill(50)
-        fitting = FRAME_BYTES // (10 * WIDE.row_bytes)
+        fitting = ROWS_BYTES // (10 * WIDE.row_bytes)
         sampler = await Sampler(target, batch_size=10, batches_per_frame=2**20).open(credits=fitting + 1)
         rng = seeding.generator(7, seeding.Purpose.SAMPLING, 0, 0)
         for _ in range(fitting + 1):

@@ -6,8 +6,9 @@ from wire.services import LOOPBACK, serving
 
 from dase_grpc.errors import AddressError
 from dase_grpc.wire import transport
-from dase_grpc.wire.replay import FRAME_BYTES
-from dase_grpc.wire.replay_client import CHUNK_BYTES
+from dase_grpc.wire.chunks import HEAD_BYTES as CHUNK_HEAD_BYTES
+from dase_grpc.wire.frames import HEAD_BYTES
+from dase_grpc.wire.layout import ROWS_BYTES
 from dase_grpc.wire.transport import (
     MAX_MESSAGE_BYTES,
     Address,
@@ -139,4 +140,4 @@ async def _echo(request, context):
 
 
 def test_frames_and_chunks_stay_below_1_mib_with_what_surrounds_them():
-    assert max(FRAME_BYTES, CHUNK_BYTES) + 64 <= 2**20 <= MAX_MESSAGE_BYTES
+    assert ROWS_BYTES + max(HEAD_BYTES, CHUNK_HEAD_BYTES) <= 2**20 <= MAX_MESSAGE_BYTES
