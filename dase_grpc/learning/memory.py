@@ -65,6 +65,13 @@ class StackedMemory:
         return row
 
 
+def overwrite(held: Tensor, new: Tensor, *, live: Tensor | None = None) -> None:
+    """Writes `new` over `held`; of a stack, for those agents alone for which `live`, (K,) bool, is true."""
+    if live is not None:
+        new = torch.where(live.view(-1, *(1,) * (new.ndim - 1)), new, held)
+    held.copy_(new)
+
+
 class _Row:
     stacked: Final = True
 

@@ -5,14 +5,14 @@ none. The numbers are those of OpenAI Baselines' DDPG: z is clipped at ±5 and n
 counts as less than 0.1. Why the statistics come from batches: docs/algorithms.md.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Final, Self
 
 import torch
 from torch import Tensor
 
-from dase_grpc.learning.memory import OWN, Memory
+from dase_grpc.learning.memory import OWN, Memory, overwrite
 
 CLIP: Final = 5.0
 MIN_DEVIATION: Final = 0.1
@@ -41,6 +41,11 @@ class Normaliser:
         variance = room("normaliser.variance", (size,)).fill_(1)
         return cls(room("normaliser.mean", (size,)), variance, room("normaliser.count", ()))
 
+    @classmethod
+    def stacked(cls, held: Mapping[str, Tensor]) -> Self:
+        """Those of all agents of a stack; `held` is what its memory holds."""
+        return cls(*(held[f"normaliser.{name}"] for name in ("mean", "variance", "count")))
+
     @torch.no_grad()
     def learn(self, observation: Tensor, weight: Tensor, *, live: Tensor | None = None) -> None:
         """Takes one batch in: observation (B, m), weight (B,), which does not sum to 0.
@@ -58,12 +63,9 @@ class Normaliser:
         shift = mean - self._mean
         new_mean = self._mean + rate * shift
         new_variance = (self._variance + rate * shift.square()).lerp_(variance, rate)
-        for held, new in (
-            (self._count, count),
-            (self._mean, new_mean),
-            (self._variance, new_variance),
-        ):
-            held.copy_(new if live is None else torch.where(live.view(-1, *(1,) * (new.ndim - 1)), new, held))
+        overwrite(self._count, count, live=live)
+        overwrite(self._mean, new_mean, live=live)
+        overwrite(self._variance, new_variance, live=live)
 
     def normalise(self, observation: Tensor) -> Tensor:
         """clip((s − mean) / max(deviation, 0.1), ±5); (B, m) -> (B, m), a new tensor of the same dtype."""

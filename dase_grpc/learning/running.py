@@ -3,17 +3,19 @@
 Float64 on the device, with masks; nothing waits for the host. Equations and bias: docs/dps.md.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Final, Self
 
 import torch
 from torch import Tensor
 
-from dase_grpc.learning.memory import OWN, Memory
+from dase_grpc.learning.memory import OWN, Memory, overwrite
 from dase_grpc.learning.moments import scatter
 
 _FORGOTTEN: Final = 1e-100
 """A group whose weight has decayed to this is as if never seen: its squares would underflow next."""
+_NAMES: Final = ("mean", "scatter", "weight", "squares")
 _TINY: Final = torch.finfo(torch.float64).tiny
 
 
@@ -47,13 +49,14 @@ class RunningMoments:
     ) -> Self:
         """Of G = `groups` groups that nothing is known of yet, in R^n with n = `size`."""
         room = partial(memory.zeros, dtype=torch.float64, device=device)
-        return cls(
-            half_life=half_life,
-            mean=room("similarity.mean", (groups, size)),
-            scatter=room("similarity.scatter", (groups, size, size)),
-            weight=room("similarity.weight", (groups,)),
-            squares=room("similarity.squares", (groups,)),
-        )
+        shapes = (groups, size), (groups, size, size), (groups,), (groups,)
+        held = {name: room(f"similarity.{name}", shape) for name, shape in zip(_NAMES, shapes, strict=True)}
+        return cls(half_life=half_life, **held)
+
+    @classmethod
+    def stacked(cls, held: Mapping[str, Tensor], *, half_life: float) -> Self:
+        """Those of all agents of a stack; `held` is what its memory holds."""
+        return cls(half_life=half_life, **{name: held[f"similarity.{name}"] for name in _NAMES})
 
     def take(self, deviation: Tensor, member: Tensor, *, live: Tensor | None = None) -> None:
         """Takes a batch in: (b, n) float64 deviations and (G, b) membership; of a stack, with K in front.
@@ -74,16 +77,11 @@ class RunningMoments:
         squares = torch.where(known, self._squares * self._decay**2, 0.0) + count
         taken = (self._mean + share[..., None] * shift, older + spread + between, total, squares)
         for held, new in zip(self.tensors().values(), taken, strict=True):
-            held.copy_(new if live is None else torch.where(_beside(live, new), new, held))
+            overwrite(held, new, live=live)
 
     def tensors(self) -> dict[str, Tensor]:
         """All that is to be saved, the tensors themselves; whoever writes into them sets them."""
-        return {
-            "mean": self._mean,
-            "scatter": self._scatter,
-            "weight": self._weight,
-            "squares": self._squares,
-        }
+        return dict(zip(_NAMES, (self._mean, self._scatter, self._weight, self._squares), strict=True))
 
     def moments(self) -> tuple[Tensor, Tensor, Tensor]:
         """Mean (G, n), covariance (G, n, n) and effective number of rows (G,), all float64.
@@ -99,7 +97,3 @@ class RunningMoments:
 def sound(deviation: Tensor, member: Tensor) -> Tensor:
     """Whether every row of a group is finite, (G,) bool."""
     return ~(member & ~deviation.isfinite().all(-1)[..., None, :]).any(-1)
-
-
-def _beside(live: Tensor, tensor: Tensor) -> Tensor:
-    return live.view(-1, *(1,) * (tensor.ndim - 1))

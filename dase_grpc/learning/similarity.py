@@ -1,10 +1,10 @@
 """Weighs a learner's batches by deterministic policy similarity, and says how similar each peer is."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import torch
@@ -69,10 +69,13 @@ class Weighing:
         return self.weight.sum(-1, dtype=torch.float64)
 
 
+T = TypeVar("T", Weighing, Similarity)
+
+
 class SimilarityWeigher:
     """DPS with fixed options for one agent, or for the K of a stack, whose batches have K in front.
 
-    Without `memory` it holds no state, and any thread may call it. With it, each `weigh` takes a batch
+    Without `dps.memory` it holds no state, and any thread may call it. With it, each `weigh` takes a batch
     into the running moments, so it is called once per update and one thread owns the weigher.
 
     Args:
@@ -122,7 +125,7 @@ class SimilarityWeigher:
 
         They are (B, n), or (E, n) where `rows` are given, what `rows_to_judge` gave.
         With scope `agent`, external rows of agents outside 0..K-1 weigh 0 and count as degenerate.
-        With `memory`, the batch becomes part of the running moments first; of a stack, that of each agent
+        With `dps.memory`, the batch becomes part of the running moments first; of a stack, that of each agent
         for whom `live` is true, (K,) bool.
         Never synchronises with the host if that is another device.
         """
@@ -140,7 +143,8 @@ class SimilarityWeigher:
             groups_and_all = torch.cat((member, external[..., None, :]), -2)
             self._running_of(deviation).take(deviation, groups_and_all, live=live)
             found = self._remembered(deviation, groups_and_all)
-            groups = _part(found, slice(self._agents) if by_agent else slice(self._agents, None))
+            chosen = slice(self._agents) if by_agent else slice(self._agents, None)
+            groups = each_tensor(found, lambda values: values[..., chosen])
         else:
             member = self._sources(batch) & external[..., None, :] if by_agent else external[..., None, :]
             groups = measure(deviation, member, self.options)
@@ -177,8 +181,8 @@ class SimilarityWeigher:
         """How similar each collecting agent is by its own rows, (K,).
 
         With scope `agent` these are the similarities that weigh; with `transition` they are the means over
-        each agent's rows, and with `pooled` a diagnostic that weighs nothing. With `memory` they come from
-        the running moments of each agent, which only `weigh` changes, and are those of its last call.
+        each agent's rows, and with `pooled` a diagnostic that weighs nothing. With `dps.memory` they come
+        from the running moments of each agent, which only `weigh` changes, and are those of its last call.
         An agent without rows in the batch has count 0 and similarity 0: skip it. The weigher's own id
         has similarity 1, ρ 0 and both terms 0, and counts its rows.
         Rows of agents outside 0..K-1 belong to nobody here. Never synchronises with the host.
@@ -239,8 +243,9 @@ class SimilarityWeigher:
         return judge(mean, cov, rows=rows, count=member.sum(-1), options=self.options)
 
 
-def _part(groups: Similarity, chosen: slice) -> Similarity:
-    return Similarity(*(getattr(groups, field.name)[..., chosen] for field in fields(groups)))
+def each_tensor(found: T, change: Callable[[Tensor], Tensor]) -> T:
+    """The same with each of its tensors changed."""
+    return type(found)(*(change(getattr(found, field.name)) for field in fields(found)))
 
 
 def _by_row(groups: Similarity, member: Tensor) -> Similarity:

@@ -99,8 +99,7 @@ class Stack:
         ]
         self._normaliser: Normaliser | None = None
         if config.normalise_observations:
-            parts = (memory.held[f"normaliser.{part}"] for part in ("mean", "variance", "count"))
-            self._normaliser = Normaliser(*parts)
+            self._normaliser = Normaliser.stacked(memory.held)
 
     @torch.no_grad()
     def policy_actions(self, observation: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
 """The updates of a stack of agents, DPS included: staged, weighed and learned from as one."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from operator import itemgetter
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from dase_grpc.learning.dps import Similarity
 from dase_grpc.learning.learner_parts import LearnerParts
 from dase_grpc.learning.memory import StackedMemory
 from dase_grpc.learning.running import RunningMoments
-from dase_grpc.learning.similarity import SimilarityWeigher, Weighing
+from dase_grpc.learning.similarity import SimilarityWeigher, Weighing, each_tensor
 from dase_grpc.learning.stack import Stack
 from dase_grpc.learning.staging import Staged
 from dase_grpc.learning.statistics import DeviceTotals
@@ -25,8 +26,6 @@ from dase_grpc.learning.updating import Taken
 
 LIVE, EXTERNAL, MOVES = range(3)
 _FLAGS: Final = 3
-
-T = TypeVar("T", Weighing, Similarity)
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,8 @@ class Seen:
         losses = {name: values[place] for name, values in self.made.losses.items()}
         if self.made.weighing is None or self.sources is None:
             return None, losses, None
-        return _part(self.made.weighing, place), losses, _part(self.sources, place)
+        part = itemgetter(place)
+        return each_tensor(self.made.weighing, part), losses, each_tensor(self.sources, part)
 
 
 class StackedUpdate:
@@ -72,8 +72,7 @@ class StackedUpdate:
         self._agents = [_learns_by_itself(each) for each in parts]
         self._stack = Stack(self._agents, first.config.agent, memory)
         self._weigher = _joint(parts, memory)
-        held = memory.held
-        self._totals = DeviceTotals(*(held[f"totals.{n}"] for n in ("similarity", "weighed", "degenerate")))
+        self._totals = DeviceTotals.stacked(memory.held)
         shape = (len(parts), first.config.agent.batch_size, first.schema.width)
         self._rows = Staged(shape, torch.float32, first.device)
         self._flags = Staged((_FLAGS, len(parts)), torch.bool, first.device)
@@ -119,8 +118,8 @@ class StackedUpdate:
         sources = None
         if made.weighing is not None:
             actions = self._stack.policy_actions(self._batch.observation)
-            sources = _to_host(self._weigher.by_source(self._batch, actions))
-        weighing = None if made.weighing is None else _to_host(made.weighing)
+            sources = each_tensor(self._weigher.by_source(self._batch, actions), Tensor.cpu)
+        weighing = None if made.weighing is None else each_tensor(made.weighing, Tensor.cpu)
         return Seen(Made(weighing, {name: values.cpu() for name, values in made.losses.items()}), sources)
 
     def _recorded(self, with_actor: bool, weighs: bool) -> Captured[Made]:
@@ -176,17 +175,7 @@ def _joint(parts: Sequence[LearnerParts], memory: StackedMemory) -> SimilarityWe
         each.weigher.remember(first.schema.action_size, first.device)
     options, running = first.weigher.options, None
     if options.memory:
-        names = ("mean", "scatter", "weight", "squares")
-        held = {name: memory.held[f"similarity.{name}"] for name in names}
-        running = RunningMoments(half_life=options.memory, **held)
+        running = RunningMoments.stacked(memory.held, half_life=options.memory)
     own = torch.tensor([[each.agent_id] for each in parts], dtype=torch.int32, device=first.device)
     agents = first.config.train.agents
     return SimilarityWeigher(options, own_id=own, agents=agents, masked=True, running=running)
-
-
-def _part(found: T, place: int) -> T:
-    return type(found)(*(getattr(found, field.name)[place] for field in fields(found)))
-
-
-def _to_host(found: T) -> T:
-    return type(found)(*(getattr(found, field.name).cpu() for field in fields(found)))

@@ -78,6 +78,11 @@ class DeviceTotals:
             room("totals.degenerate", dtype=torch.int64),
         )
 
+    @classmethod
+    def stacked(cls, held: Mapping[str, Tensor]) -> "DeviceTotals":
+        """Those of all agents of a stack; `held` is what its memory holds."""
+        return cls(*(held[f"totals.{name}"] for name in ("similarity", "weighed", "degenerate")))
+
     def add(self, weighing: Weighing, *, live: Tensor | None = None) -> None:
         """Counts one weighed batch; of a stack, those for which `live` is true. Never waits for the host."""
         counts = 1 if live is None else live
