@@ -146,7 +146,7 @@ class TransitionSchema:
         return np.empty((count, self.width), np.float32)
 
     def from_bytes(self, data: bytes | memoryview) -> Array:
-        """Views bytes as (N, width) read-only rows.
+        """Views bytes as (N, width) rows, read-only where the bytes are.
 
         Raises:
             MalformedError: the length is not a multiple of the row's.

@@ -16,8 +16,7 @@ LOOK_S: Final = 0.25
 class Handoff(Generic[T]):
     """Carries items between two threads; closing it wakes both sides.
 
-    `on_change` is called, from whichever thread made the change, after items arrived or left; it
-    must not block.
+    `on_change` is called after `put`, `get` and `close`, on the thread that called these; it must not block.
     """
 
     def __init__(self, limit: int, *, on_change: Callable[[], object] | None = None) -> None:

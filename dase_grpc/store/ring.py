@@ -121,7 +121,7 @@ class RingBuffer:
     def sample_of(
         self, agent_id: int, count: int, rng: np.random.Generator, *, out: Array | None = None
     ) -> Array:
-        """Draws `count` of one agent's transitions uniformly, with replacement; a new (count, width) array.
+        """Draws `count` of one agent's transitions, as `sample` does from all.
 
         By rejection: draws from all and keeps those of the agent until there are enough, about
         len / count_of draws for each. O(count), or O(len) for an agent with hardly any.
@@ -152,7 +152,7 @@ class RingBuffer:
         return self._views(self._total - self._size, self._size)
 
     def _take(self, drawn: Drawn, out: Array | None) -> Array:
-        """Copies of the transitions that are the 0th, 1st, ... oldest, as `drawn` says."""
+        """Copies of the transitions that are the 0th, 1st, ... oldest, as `drawn` says; new, or in `out`."""
         return self._slots.take(drawn + self._oldest(), axis=0, out=out, mode="wrap")
 
     def _of(self, agent_id: int, drawn: Drawn) -> Drawn:

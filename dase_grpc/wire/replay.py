@@ -141,7 +141,8 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         while (request := await read(context)) is not grpc.aio.EOF:
             began = clock()
             if not isinstance(request, Chunk):
-                return _require_end(request)
+                _require_end(request)
+                return True
             first_seq, rows = request.first_seq, store.schema.from_bytes(request.rows)
             while len(rows):
                 self._run.leases.require(agent_id, epoch)
@@ -304,11 +305,10 @@ async def _insert_header(context: Context) -> replay_pb2.InsertHeader:
     return request.header
 
 
-def _require_end(request: replay_pb2.InsertRequest) -> bool:
+def _require_end(request: replay_pb2.InsertRequest) -> None:
     kind = request.WhichOneof("kind")
     if kind != "end":
         raise MalformedError(f"an Insert stream takes chunks and an end frame, not {kind or 'nothing'}")
-    return True
 
 
 def _require_batch_size(batch_size: int, *, row_bytes: int) -> None:

@@ -10,7 +10,7 @@ class ReusedMemory:
     What is written for each lies in the message already, so nothing is copied, and no memory is asked for
     that comes cold from the allocator. While somebody holds the last message, the next one gets memory of
     its own: no message ever changes. All of this is BytesIO, which shares its bytes until they are written
-    to; it holds those of one message.
+    to; it holds those of one message. A message is for sending: its hash may be that of one before.
     """
 
     def __init__(self) -> None:
