@@ -6,17 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Final, get_type_hints
+from typing import Any, Final
 
-from dase_grpc.errors import DaseError
+from results_files import ResultsError, read_lines
 
 VARIANTS: Final = ("single", "lockstep", "threads", "processes")
 PUBLISHED: Final[Mapping[str, str]] = {"threads": "+486 to +501 %", "processes": "+265 to +271 %"}
 """The increases over one agent that the paper's complexity table gives for K = 2 (arXiv 2207.13453)."""
-
-
-class ResultsError(DaseError):
-    """A file is no results of this benchmark."""
 
 
 @dataclass(frozen=True)
@@ -112,24 +108,7 @@ def read_results(path: Path) -> list[Measured]:
     Raises:
         ResultsError: it is not such a file.
     """
-    kinds = get_type_hints(Measured)
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-        runs = [Measured(**{name: _parsed(row[name], kind) for name, kind in kinds.items()}) for row in rows]
-    except OSError as error:
-        raise ResultsError(f"cannot read {path}: {error.strerror or error}") from None
-    except (KeyError, ValueError, TypeError) as error:
-        raise ResultsError(f"{path} holds no results of this benchmark: {error}") from None
-    if not runs:
-        raise ResultsError(f"{path} holds no finished run")
-    return runs
-
-
-def _parsed(text: str, kind: Any) -> Any:
-    if kind in (str, int, float):
-        return kind(text)
-    return float(text) if text else None
+    return read_lines(path, Measured)
 
 
 def increase_percent(value: float, single: float) -> float:

@@ -11,7 +11,6 @@ HalfCheetah, as in LeanRL's figures. Everything takes turns. Without a GPU nothi
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,10 +20,10 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from device_rounds import rounds
 from measuring import (
     Entry,
     Figure,
-    Round,
     conditions,
     machine,
     markdown,
@@ -83,21 +82,9 @@ class Plan:
     compile: bool
 
 
-def rounds(work: Callable[[], object], device: torch.device) -> Callable[[float], Round]:
-    """Does the work for so many seconds at least; the device has finished when the time is taken."""
-
-    def play(seconds: float) -> Round:
-        wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else int
-        wait()
-        started, times = time.perf_counter(), 0
-        while time.perf_counter() - started < seconds:
-            for _ in range(20):
-                work()
-            times += 20
-        wait()
-        return Round(times, time.perf_counter() - started, 0.0, 0.0)
-
-    return play
+def entry(who: str, work: Callable[[], object], plan: Plan) -> Entry:
+    """Who does this work on the device."""
+    return Entry(who, rounds(work, plan.device, burst=20))
 
 
 # --- updates ------------------------------------------------------------------------------------------------
@@ -127,14 +114,14 @@ def updates(plan: Plan) -> list[Figure]:
     found = []
     for algorithm in plan.algorithms:
         entries = [
-            Entry(EAGER, rounds(whole_update(algorithm, plan.device, captured=False), plan.device)),
-            Entry(CAPTURED, rounds(whole_update(algorithm, plan.device, captured=True), plan.device)),
+            entry(EAGER, whole_update(algorithm, plan.device, captured=False), plan),
+            entry(CAPTURED, whole_update(algorithm, plan.device, captured=True), plan),
         ]
         for who, captured in ((COMPILED, False), (BOTH, True)) if plan.compile else ():
             work = whole_update(algorithm, plan.device, captured=captured, compiled=True)
             try:
                 work()
-                entries.append(Entry(who, rounds(work, plan.device)))
+                entries.append(entry(who, work, plan))
             except RuntimeError as error:  # Dynamo's and Inductor's are all of this kind
                 reason = str(error).strip().partition("\n")[0]
                 print(f"{algorithm}, {who}, is left out: {reason}", file=sys.stderr)
@@ -215,10 +202,10 @@ def environment(plan: Plan) -> Callable[[], object]:
 
 def steps(plan: Plan) -> list[Figure]:
     """Environment steps a second, with an update each, and of the environment alone."""
-    entries = [Entry(ENVIRONMENT, rounds(environment(plan), plan.device))]
+    entries = [entry(ENVIRONMENT, environment(plan), plan)]
     for who, captured, overlap in ((EAGER, False, False), (CAPTURED, True, False), (OVERLAPPING, True, True)):
         made = learner(plan, captured=captured, overlap=overlap)
-        entries.append(Entry(who, rounds(made.step, plan.device)))
+        entries.append(entry(who, made.step, plan))
     return take_turns(entries, subject=plan.env, what=STEPS, turns=plan.turns, seconds=plan.seconds)
 
 
@@ -243,9 +230,7 @@ def stacked_update(plan: Plan, count: int) -> Callable[[], object]:
 
 def stacks(plan: Plan) -> list[Figure]:
     """Updates a second of stacks, each of all its agents."""
-    entries = [
-        Entry(f"K = {count}", rounds(stacked_update(plan, count), plan.device)) for count in plan.stacks
-    ]
+    entries = [entry(f"K = {count}", stacked_update(plan, count), plan) for count in plan.stacks]
     return take_turns(entries, subject="td3", what=ROUNDS, turns=plan.turns, seconds=plan.seconds)
 
 

@@ -1,6 +1,5 @@
 """What benchmarks of the replay share: rounds that take turns, results as a CSV file, the machine."""
 
-import csv
 import math
 import os
 import platform
@@ -8,20 +7,15 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Final, get_type_hints
+from typing import Any, Final
 
 import numpy as np
-
-from dase_grpc.errors import DaseError
+from results_files import read_lines, write_lines
 
 TASKS: Final[Mapping[str, tuple[int, int]]] = {"narrow": (17, 6), "wide": (348, 17)}
 """Observation and action components: HalfCheetah's, and Humanoid's."""
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
-
-
-class ResultsError(DaseError):
-    """A file is no results of these benchmarks."""
 
 
 @dataclass(frozen=True)
@@ -131,16 +125,11 @@ def write_figures(path: Path, figures: Iterable[Figure]) -> None:
     Raises:
         ResultsError: it cannot be written.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, [field.name for field in fields(Figure)], lineterminator="\n")
-            writer.writeheader()
-            for figure in figures:
-                row = asdict(figure)
-                writer.writerow({k: f"{v:.9g}" if isinstance(v, float) else v for k, v in row.items()})
-    except OSError as error:
-        raise ResultsError(f"cannot write {path}: {error.strerror or error}") from None
+    write_lines(path, [field.name for field in fields(Figure)], map(_rounded, figures))
+
+
+def _rounded(figure: Figure) -> dict[str, Any]:
+    return {k: f"{v:.9g}" if isinstance(v, float) else v for k, v in asdict(figure).items()}
 
 
 def read_figures(path: Path) -> list[Figure]:
@@ -149,18 +138,7 @@ def read_figures(path: Path) -> list[Figure]:
     Raises:
         ResultsError: it is no such file.
     """
-    kinds = get_type_hints(Figure)
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-        found = [Figure(**{name: kind(row[name]) for name, kind in kinds.items()}) for row in rows]
-    except OSError as error:
-        raise ResultsError(f"cannot read {path}: {error.strerror or error}") from None
-    except (KeyError, ValueError, TypeError) as error:
-        raise ResultsError(f"{path} holds no results of this benchmark: {error}") from None
-    if not found:
-        raise ResultsError(f"{path} holds no figure")
-    return found
+    return read_lines(path, Figure)
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

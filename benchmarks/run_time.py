@@ -28,13 +28,13 @@ from complexity_table import (
     NOTE,
     PUBLISHED,
     Measured,
-    ResultsError,
     as_row,
     increase_percent,
     read_results,
     with_range,
 )
 from measuring import markdown
+from results_files import ResultsError, write_lines
 
 from dase_grpc.errors import DaseError
 
@@ -178,14 +178,7 @@ def write_runs(path: Path, runs: Sequence[Measured], where: Machine) -> None:
         ResultsError: it cannot be written.
     """
     rows = [{"machine": where.name, "machine_cores": where.cores, **as_row(run)} for run in runs]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-    except OSError as error:
-        raise ResultsError(f"cannot write {path}: {error.strerror or error}") from None
+    write_lines(path, list(rows[0]), rows)
 
 
 def read_runs(path: Path) -> tuple[list[Measured], Machine]:

@@ -10,7 +10,6 @@ Everything takes turns. An update of K agents counts as K.
 """
 
 import argparse
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,8 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from measuring import Entry, Figure, Round, conditions, markdown, median, take_turns, values, write_figures
+from device_rounds import rounds
+from measuring import Entry, Figure, conditions, markdown, median, take_turns, values, write_figures
 
 from dase_grpc.agent_config import ALGORITHMS
 from dase_grpc.config import RunConfig, resolve
@@ -99,22 +99,6 @@ def _one(agent: Any, weigher: SimilarityWeigher, staging: Staging, taken: Taken)
         agent.update(batch, weighing.weight, actions=actions)
 
 
-def rounds(work: Callable[[], object], agents: int, device: torch.device) -> Callable[[float], Round]:
-    """Does the work for so many seconds; the device has finished when the time is taken."""
-    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else int
-
-    def play(seconds: float) -> Round:
-        wait()
-        started, times = time.perf_counter(), 0
-        while time.perf_counter() - started < seconds:
-            work()
-            times += agents
-        wait()
-        return Round(times, time.perf_counter() - started, 0.0, 0.0)
-
-    return play
-
-
 def measure(
     algorithm: str, counts: Sequence[int], device: torch.device, *, turns: int, seconds: float
 ) -> list[Figure]:
@@ -127,7 +111,7 @@ def measure(
             ONE_BY_ONE: one_by_one(config, device, autograd=None),
             AUTOGRAD: one_by_one(config, device, autograd=True),
         }
-        entries = [Entry(name, rounds(work, count, device)) for name, work in ways.items()]
+        entries = [Entry(name, rounds(work, device, events=count)) for name, work in ways.items()]
         subject = f"{algorithm}, K = {count}"
         found += take_turns(entries, subject=subject, what=UPDATES, turns=turns, seconds=seconds)
     return found

@@ -1,18 +1,17 @@
 """The figures of update_floor.py: a CSV file of them, and the tables they make for docs/performance.md."""
 
-import csv
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final, get_type_hints
+from typing import Final
 
 from measuring import markdown, processor
+from results_files import read_lines, write_lines
 
 from dase_grpc.agent_config import ALGORITHMS
-from dase_grpc.errors import DaseError
 
 ASKED_OF_FLOOR: Final = 1.4
 WAYS: Final[Mapping[str, str]] = {
@@ -28,10 +27,6 @@ RIVALS: Final[Mapping[str, str]] = {
     "td3 left out": "our update, half of the rows left out",
     "td3 step, external vanish": "our step, external weights vanish",
 }
-
-
-class ResultsError(DaseError):
-    """A file is no results of this benchmark."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +69,7 @@ def write_timed(path: Path, found: Sequence[Timed]) -> None:
     Raises:
         ResultsError: it cannot be written.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, [field.name for field in fields(Timed)], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(asdict(each) for each in found)
-    except OSError as error:
-        raise ResultsError(f"cannot write {path}: {error.strerror or error}") from None
+    write_lines(path, [field.name for field in fields(Timed)], map(asdict, found))
 
 
 def read_timed(path: Path) -> list[Timed]:
@@ -90,23 +78,7 @@ def read_timed(path: Path) -> list[Timed]:
     Raises:
         ResultsError: it is no such file.
     """
-    kinds = get_type_hints(Timed)
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            return [
-                Timed(**{k: _parsed(row[k], kind) for k, kind in kinds.items()})
-                for row in csv.DictReader(file)
-            ]
-    except (OSError, KeyError, ValueError) as error:
-        raise ResultsError(f"{path} holds no results of this benchmark: {error}") from None
-
-
-def _parsed(text: str, kind: Any) -> Any:
-    if kind is str:
-        return text
-    if kind is int:
-        return int(text)
-    return float(text) if text else None
+    return read_lines(path, Timed)
 
 
 def tables(found: Sequence[Timed]) -> str:

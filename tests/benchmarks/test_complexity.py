@@ -216,7 +216,10 @@ def test_results_come_back_from_their_file(results, tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("algorithm,variant\ntd3,single\n", "no results of this benchmark"), ("algorithm\n", "no finished run")],
+    [
+        ("algorithm,variant\ntd3,single\n", "no results of this benchmark"),
+        ("algorithm\n", "no line of results"),
+    ],
 )
 def test_another_file_is_refused(results, tmp_path, text, said):
     file = tmp_path / "other.csv"

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from dase_grpc.errors import DaseError
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -59,13 +61,14 @@ def test_figures_come_back_from_their_file(measuring, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("machine,load\nm,1\n", "no results of this benchmark"), ("machine\n", "no figure")]
+    ("text", "said"),
+    [("machine,load\nm,1\n", "no results of this benchmark"), ("machine\n", "no line of results")],
 )
 def test_another_file_is_refused(measuring, tmp_path, text, said):
     (tmp_path / "other.csv").write_text(text)
-    with pytest.raises(measuring.ResultsError, match=said):
+    with pytest.raises(DaseError, match=said):
         measuring.read_figures(tmp_path / "other.csv")
-    with pytest.raises(measuring.ResultsError, match="cannot read"):
+    with pytest.raises(DaseError, match="cannot read"):
         measuring.read_figures(tmp_path)
 
 

@@ -51,7 +51,11 @@ def test_a_comparison_without_a_copy_of_the_other_code_is_said_to_be_left_out(fl
     assert "not measured, for no copy of either was given" in text
 
 
-def test_a_file_that_holds_something_else_is_refused(floor, tmp_path):
-    (tmp_path / "other.csv").write_text("what,median_us\nproduct,1\n")
-    with pytest.raises(floor.DaseError, match="holds no results of this benchmark"):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("what,median_us\nproduct,1\n", "no results of this benchmark"), ("what\n", "no line of results")],
+)
+def test_a_file_that_holds_something_else_is_refused(floor, tmp_path, text, said):
+    (tmp_path / "other.csv").write_text(text)
+    with pytest.raises(floor.DaseError, match=said):
         floor.read_timed(tmp_path / "other.csv")

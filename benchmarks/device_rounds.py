@@ -1,0 +1,34 @@
+"""Rounds of work that a device does: timed until the device has finished, which the host may be ahead of."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from measuring import Round
+
+
+def rounds(
+    work: Callable[[], object], device: torch.device, *, events: int = 1, burst: int = 1
+) -> Callable[[float], Round]:
+    """Does the work for so many seconds at least.
+
+    Args:
+        work: what is done.
+        device: has finished when the time is taken, before and after.
+        events: what doing it once counts as.
+        burst: times that the work is done between two looks at the clock.
+    """
+    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else int
+
+    def play(seconds: float) -> Round:
+        wait()
+        started, times = time.perf_counter(), 0
+        while time.perf_counter() - started < seconds:
+            for _ in range(burst):
+                work()
+            times += burst
+        wait()
+        return Round(times * events, time.perf_counter() - started, 0.0, 0.0)
+
+    return play
