@@ -125,6 +125,14 @@ class LockstepRun:
         """How far each agent is."""
         return [learner.progress for learner in self.learners]
 
+    def begin(self, halt: Event) -> None:
+        """Has each learner begin; all are prepared."""
+        if self.together is not None:
+            self.together.begin(halt)
+        else:
+            for learner in self.learners:
+                learner.begin(halt)
+
     def step(self) -> None:
         """One step of each agent, in order; after a stop within a round, of those that have not had it."""
         if self.together is not None:
@@ -238,8 +246,7 @@ def run_lockstep(run: LockstepRun, halt: Event, on_round: Callable[[], None]) ->
             learner.prepare()
     try:
         with Contained(), suppress(Halted):
-            for learner in run.learners:
-                learner.begin(halt)
+            run.begin(halt)
             while not halt.is_set() and not all(learner.done for learner in run.learners):
                 run.step()
                 on_round()

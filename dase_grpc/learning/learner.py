@@ -128,10 +128,11 @@ class Learner:
         if resumed is not None:
             self._go_on_from(resumed)
 
-    def begin(self, halt: Event) -> None:
+    def begin(self, halt: Event, *, midway: bool = False) -> None:
         """Evaluates the policy before any training, or goes on from what `resume` was given.
 
-        Call once, first, on the thread that trains.
+        Call once, first, on the thread that trains. Who was stopped `midway`, between a step and its update,
+        does not `report` before that.
 
         Raises:
             RunDirectoryError: what `resume` was given is not the state of such a learner.
@@ -143,7 +144,8 @@ class Learner:
         self._started_at = now - self._elapsed_s
         self._window.started_at = now
         self.updating.begin(now)
-        self.report()
+        if not midway:
+            self.report()
 
     def step(self) -> None:
         """One environment step and what it brings: an update, an evaluation, metrics.

@@ -1,6 +1,7 @@
 """Learners whose agents are a stack: they explore, sample and evaluate one by one, and update at once."""
 
 from collections.abc import Sequence
+from threading import Event
 
 from dase_grpc.learning.captured import Recorder
 from dase_grpc.learning.learner import Learner
@@ -25,15 +26,30 @@ class StackedLearners:
         self._learners = learners
         self._update = StackedUpdate([learner.parts for learner in learners], memory, recorder=recorder)
 
-    def round(self) -> None:
-        """One step of each; after a stop within a round, of those that have not had it, and the update.
+    def begin(self, halt: Event) -> None:
+        """Has each begin, once all are prepared.
 
         Who is ahead of the others was stopped between its step and the update, which is of all.
 
         Raises:
+            Halted: `halt` was set meanwhile.
+        """
+        done = self._done
+        for learner in self._learners:
+            learner.begin(halt, midway=learner.steps > done)
+
+    @property
+    def _done(self) -> int:
+        """Steps that all have had."""
+        return min(learner.steps for learner in self._learners)
+
+    def round(self) -> None:
+        """One step of each; after a stop within a round, of those that have not had it, and the update.
+
+        Raises:
             DivergedError, EnvironmentFailedError, Halted: as `Learner.step`.
         """
-        done = min(learner.steps for learner in self._learners)
+        done = self._done
         for learner in self._learners:
             if learner.steps == done:
                 learner.collect()

@@ -67,7 +67,10 @@ def test_n_steps_and_n_more_are_as_2n_at_once(tmp_path, name):
     assert_equal(train(tmp_path, settings, "straight", mode="stack"), resumed, first_steps=60)
 
 
-def test_a_run_that_ended_within_a_round_first_ends_it_with_the_update_of_all(tmp_path, monkeypatch):
+@pytest.mark.parametrize("step_before", [50, 59], ids=["nothing is due", "much is due"])
+def test_a_run_that_ended_within_a_round_first_ends_it_with_the_update_of_all(
+    tmp_path, monkeypatch, step_before
+):
     step, broken = worlds.PointGoal.step, []
 
     def failing(self, action):
@@ -76,16 +79,19 @@ def test_a_run_that_ended_within_a_round_first_ends_it_with_the_update_of_all(tm
         return step(self, action)
 
     def on_round(opened):
-        if opened.learners[0].steps == 50:
+        if opened.learners[0].steps == step_before:
             broken.extend(["next", "the one after"])  # popped from the end: agent 1's step raises
 
     monkeypatch.setattr(worlds.PointGoal, "step", failing)
     with pytest.raises(EnvironmentFailedError):
         train(tmp_path, config(env__max_restarts=0), on_round=on_round, mode="stack")
     ended = RunDirectory.open(tmp_path / "run")
-    assert newest_whole_round(ended).round.steps == (51, 50)
+    assert newest_whole_round(ended).round.steps == (step_before + 1, step_before)
     for agent in resume(ended).agents():
-        assert records(agent)[-1]["updates"] == 101
+        regular = [record for record in records(agent) if record["step"] % 20 == 0]
+        assert {record["step"]: record["updates"] for record in regular} == {
+            step: step - 19 for step in range(20, 121, 20)
+        }
         assert read_evaluations(agent.evaluations.path).step.tolist() == [0, 30, 60, 90, 120]
 
 
