@@ -478,6 +478,7 @@ def test_a_worker_that_was_forked_heeds_signals_as_it_chooses():
 
 
 def test_a_worker_lives_on_after_the_first_ctrl_c_which_its_parent_gets_too_and_not_after_the_second():
+    before = signal.getsignal(signal.SIGINT)
     with halt_event():
         child = os.fork()
         if child == 0:
@@ -487,7 +488,7 @@ def test_a_worker_lives_on_after_the_first_ctrl_c_which_its_parent_gets_too_and_
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGINT
     child = os.fork()
     if child == 0:
-        os._exit(int(signal.getsignal(signal.SIGINT) is not signal.default_int_handler))
+        os._exit(int(signal.getsignal(signal.SIGINT) is not before))
     assert os.waitpid(child, 0) == (child, 0)
 
 
