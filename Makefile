@@ -64,6 +64,7 @@ bench: $(STAMP)  ## Measure everything, and write docs/performance.md
 	$(BIN)/python benchmarks/run_time.py --results docs/results/run_time.csv $(if $(AUTHORS),--authors "$(AUTHORS)")
 	$(BIN)/python benchmarks/update_floor.py --results docs/results/update_floor.csv \
 	  $(if $(AUTHORS),--authors "$(AUTHORS)") $(if $(CLEANRL),--cleanrl "$(CLEANRL)")
+	$(BIN)/python benchmarks/stack.py --results docs/results/stack.csv
 	-$(BIN)/python benchmarks/gpu.py --results docs/results/gpu.csv
 	$(BIN)/python benchmarks/page.py
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import gymnasium
 import numpy as np
 import torch
-from update_rivals import module_in
+from update_rivals import file_in, module_of
 
 BATCH: Final = 256
 NOISE: Final = 0.1
@@ -64,10 +64,11 @@ def main() -> None:
     env = gymnasium.make(given.env)
     m, n = env.observation_space.shape[0], env.action_space.shape[0]  # type: ignore[index]
     limit = float(env.action_space.high[0])  # type: ignore[attr-defined]
-    agent = module_in(given.folder, "TD3.py").TD3(
+    theirs = file_in(given.folder, "TD3.py")
+    agent = module_of(theirs).TD3(
         m, n, limit, policy_noise=0.2 * limit, noise_clip=0.5 * limit, policy_freq=2
     )
-    buffer = module_in(given.folder, "utils.py").ExperienceReplayBuffer(m, n)
+    buffer = module_of(theirs.with_name("utils.py")).ExperienceReplayBuffer(m, n)  # SAC has one of its own
     began, waited, used = time.perf_counter(), without_core_s(), time.process_time()
     train(agent, buffer, env, warmup=given.warmup, updates=given.updates, seed=given.seed)
     print(

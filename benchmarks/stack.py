@@ -2,6 +2,8 @@
 
 python benchmarks/stack.py [--device cpu] [--algorithm td3] [--agents 1 2 5 10] [--seconds 2] [--turns 3]
                            [--results FILE.csv]
+python benchmarks/stack.py --quick
+python benchmarks/stack.py --show FILE.csv
 
 Updates are whole ones, DPS included, of batches of 256 that hold as many rows of each agent, and lie ready
 in host memory. `stack` is what `dase train --stack` does, recorded as one CUDA graph on a GPU; `one by one`
@@ -10,6 +12,7 @@ Everything takes turns. An update of K agents counts as K.
 """
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,10 +22,21 @@ from typing import Any, Final
 import numpy as np
 import torch
 from device_rounds import rounds
-from measuring import Entry, Figure, conditions, markdown, median, take_turns, values, write_figures
+from measuring import (
+    Entry,
+    Figure,
+    conditions,
+    markdown,
+    median,
+    read_figures,
+    take_turns,
+    values,
+    write_figures,
+)
 
 from dase_grpc.agent_config import ALGORITHMS
 from dase_grpc.config import RunConfig, resolve
+from dase_grpc.errors import DaseError
 from dase_grpc.learning.agents import make_agent
 from dase_grpc.learning.captured import recorder_for
 from dase_grpc.learning.device import use
@@ -128,26 +142,35 @@ def table(figures: Sequence[Figure]) -> str:
     return f"{conditions(figures)}\n\n{markdown(head, rows)}"
 
 
+def measured(given: argparse.Namespace) -> list[Figure]:
+    """Measures what is asked for; it is in the file where one is named."""
+    torch.set_num_threads(1)
+    use(given.device)
+    counts, turns, seconds = ((1, 2), 1, 0.05) if given.quick else (given.agents, given.turns, given.seconds)
+    figures = measure(given.algorithm, counts, given.device, turns=turns, seconds=seconds)
+    if given.results:
+        write_figures(given.results, figures)
+    return figures
+
+
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", default="cpu", type=torch.device)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--device", default="cpu", type=torch.device, help="cpu, or cuda:0")
     parser.add_argument("--algorithm", default="td3", choices=ALGORITHMS)
-    parser.add_argument("--agents", nargs="+", type=int, default=[1, 2, 5, 10])
-    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--agents", nargs="+", type=int, default=[1, 2, 5, 10], help="each K")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each way in each turn")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--results", type=Path)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    use(options.device)
-    figures = measure(
-        options.algorithm, options.agents, options.device, turns=options.turns, seconds=options.seconds
-    )
-    if options.results is not None:
-        write_figures(options.results, figures)
-    print(table(figures))
+    parser.add_argument("--quick", action="store_true", help="one short turn, K = 1 and 2")
+    parser.add_argument("--results", type=Path, metavar="FILE.csv", help="one line for each figure")
+    parser.add_argument("--show", type=Path, metavar="FILE.csv", help="print the table of earlier results")
+    given = parser.parse_args()
+    if not given.show and given.device.type == "cuda" and not torch.cuda.is_available():
+        sys.exit("stack.py was not run: torch finds no CUDA device on this machine; leave --device out")
+    try:
+        print(table(read_figures(given.show) if given.show else measured(given)))
+    except DaseError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

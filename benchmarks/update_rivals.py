@@ -21,15 +21,20 @@ from dase_grpc.learning.batch import Batch
 Update = Callable[[], object]
 
 
-def module_in(folder: Path, name: str) -> Any:
-    """The module of a file anywhere in a folder, loaded anew.
+def file_in(folder: Path, name: str) -> Path:
+    """A file anywhere in a folder, of several always the same.
 
     Raises:
         FileNotFoundError: there is no such file.
     """
-    file = next(folder.rglob(name), None)
+    file = min(folder.rglob(name), default=None)
     if file is None:
         raise FileNotFoundError(f"no {name} under {folder}")
+    return file
+
+
+def module_of(file: Path) -> Any:
+    """The module of a file, loaded anew."""
     spec = importlib.util.spec_from_file_location(f"rival_{file.stem}", file)
     assert spec is not None
     assert spec.loader is not None
@@ -40,7 +45,7 @@ def module_in(folder: Path, name: str) -> Any:
 
 def authors(folder: Path, batch: Batch) -> Update:
     """DASE_TD3 of github.com/baturaysaglam/DASE; half of the batch's rows may be another agent's."""
-    module = module_in(folder, "DASE_TD3.py")
+    module = module_of(file_in(folder, "DASE_TD3.py"))
     agent = module.DASE_TD3(batch.observation.shape[1], batch.action.shape[1], 1.0, 0, 0)
     columns = (batch.reward, batch.agent_id.float(), batch.bootstrap)
     ready = [
@@ -56,9 +61,7 @@ def cleanrl(folder: Path, batch: Batch) -> Update:
 
     Its logging, each 100 steps, is left out.
     """
-    file = next(folder.rglob("td3_continuous_action.py"), None)
-    if file is None:
-        raise FileNotFoundError(f"no td3_continuous_action.py under {folder}")
+    file = file_in(folder, "td3_continuous_action.py")
     tree = ast.parse(file.read_text())
     names: dict[str, Any] = {"torch": torch, "nn": nn, "F": functional, "np": np}
     networks: list[ast.stmt] = [

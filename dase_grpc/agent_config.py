@@ -52,8 +52,8 @@ class AgentConfig(Section):
     )
     products: ProductsKind = Field(
         "float32",
-        description="what an update's large matrix products multiply; bfloat16 takes less time on CPUs that "
-        "have it, and is less precise",
+        description="what an update's large matrix products multiply, those of layers with at least 96 "
+        "inputs and 96 outputs; bfloat16 takes less time on CPUs that have it, and is less precise",
     )
     policy_delay: PositiveInt = Field(2, description="critic updates per actor update (td3 only)")
     target_noise: NonNegativeFloat = Field(

@@ -78,13 +78,13 @@ class TrainConfig(Section):
     def _can_have_its_updates_so(self) -> Self:
         if self.cuda_graph and self.method == "dpd":
             raise ValueError(
-                "cuda_graph = true records updates of method = dase only, for those of dpd depend on what a "
-                "peer has shown; leave cuda_graph out"
+                "cuda_graph = true records updates of train.method = dase only, for those of dpd depend on "
+                "what a peer has shown; leave train.cuda_graph out"
             )
         if self.overlap and not self.explore:
             raise ValueError(
-                "overlap = true is read with explore = true only, for an agent's actors follow policies as "
-                "they are published; leave overlap out"
+                "overlap = true is read with train.explore = true only, for an agent's actors follow "
+                "policies as they are published; leave train.overlap out"
             )
         return self
 

@@ -4,7 +4,8 @@ python scripts/sizing.py [--updates 85] [--capacity 1000000]      prints the tab
 
 Rows are exact, from TransitionSchema. What the replay's processor does for a batch and for a message of rows
 is from docs/results/throughput.md, what a learner takes from docs/results/complexity.csv, both measured. A
-learner makes one update for each environment step, of 256 transitions, and sends each when it has it.
+learner makes one update for each environment step, of 256 transitions. Each transition counts as a message
+of its own and each batch as one, though several may share one: cores and shards are upper bounds.
 """
 
 import argparse

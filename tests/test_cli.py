@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import torch
 from children import lives
 from small import small_flags
 from synthetic import flat, write_run
@@ -467,6 +468,16 @@ def test_what_was_trained_can_be_evaluated_and_reported(dase):
 def test_a_run_whose_steps_are_all_random_says_so(dase):
     _, out = trained(dase, *small_flags(train__steps=20))
     assert "note: agent.start_steps = 20 covers the whole run, so hardly anything is learned\n" in out
+
+
+def test_a_run_whose_layers_are_too_small_for_its_products_says_so(dase, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"bf16": True})
+    flags = small_flags(train__steps=20, train__agents=1, agent__products="bfloat16")
+    _, out = trained(dase, *flags)
+    assert "note: agent.products = bfloat16 changes nothing in layers of fewer than 96 units, and" in out
+    code, out, _ = dase("train", "--lockstep", *flags, "--set=agent.hidden=[8, 96]")
+    assert code == 0
+    assert "agent.products" not in out
 
 
 @pytest.mark.parametrize(

@@ -247,8 +247,11 @@ IMPOSSIBLE = {
     (
         "train.method=dpd",
         "train.cuda_graph=true",
-    ): "train.cuda_graph = true records updates of method = dase only",
-    ("train.overlap=true", "train.explore=false"): "train.overlap = true is read with explore = true only",
+    ): "train.cuda_graph = true records updates of train.method = dase only",
+    (
+        "train.overlap=true",
+        "train.explore=false",
+    ): "train.overlap = true is read with train.explore = true only",
     ("replay.capacity=255",): "agent.batch_size = 256 exceeds replay.capacity = 255",
     ("replay.capacity='255'",): "agent.batch_size = 256 exceeds replay.capacity = 255",
     ("agent.batch_size=1000", "replay.capacity=999"): "agent.batch_size = 1000 exceeds replay.capacity = 999",

@@ -50,6 +50,20 @@ def check_device(config: RunConfig, gpu: int | None = None) -> None:
         pick_device(gpu, config.distinct_agents)
 
 
+def vain_products(config: RunConfig) -> str | None:
+    """Says that agents ask for products of bfloat16 numbers and have none; None where all is well."""
+    for agent in config.distinct_agents:
+        if agent.products != "float32":
+            from dase_grpc.learning.products import WORTH_ROUNDING  # torch takes seconds to import
+
+            if max(agent.hidden) < WORTH_ROUNDING:
+                return (
+                    f"agent.products = {agent.products} changes nothing in layers of fewer than "
+                    f"{WORTH_ROUNDING} units, and agent.hidden = {list(agent.hidden)} has no others"
+                )
+    return None
+
+
 def require_stackable(config: RunConfig) -> None:
     """Checks that the agents of a run can be updated at once.
 

@@ -124,7 +124,7 @@ def _resume_lockstep(
     _require_fit(config, schema, whole.checkpoints)
     _require_more(config, steps)
     rewound = [rewind(directory.agent(each.agent_id), each) for each in whole.checkpoints]
-    _say_aside(rewound, console)
+    _say_aside(rewound, steps, console)
     last = directory.replay / BUFFER_FILE
     with written(last):
         last.unlink(missing_ok=True)  # what the end of the run wrote is not its end
@@ -206,11 +206,11 @@ def _require_more(config: RunConfig, steps: Sequence[int]) -> None:
         )
 
 
-def _say_aside(rewound: Sequence[Rewound], console: PatientConsole) -> None:
-    for each in rewound:
+def _say_aside(rewound: Sequence[Rewound], steps: Sequence[int], console: PatientConsole) -> None:
+    for each, step in zip(rewound, steps, strict=True):
         if each.aside is not None:
             say(
                 console,
-                f"note: what was written after that (lines: {each.lines}, checkpoints: {each.checkpoints}) "
-                f"is put aside in {each.aside}",
+                f"note: what is no part of the run until step {step:,} (lines: {each.lines}, "
+                f"checkpoints: {each.checkpoints}) is put aside in {each.aside}",
             )

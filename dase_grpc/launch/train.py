@@ -22,7 +22,7 @@ from dase_grpc.errors import (
     DaseError,
     RunDirectoryError,
 )
-from dase_grpc.launch.checks import check, end_hanging, require_stackable
+from dase_grpc.launch.checks import check, end_hanging, require_stackable, vain_products
 from dase_grpc.launch.console import PatientConsole, program, say
 from dase_grpc.launch.display import Snapshot, make_display
 from dase_grpc.launch.local import LocalCluster, run_cluster
@@ -144,6 +144,9 @@ def _say_begin(config: RunConfig, console: Console, *, buffer: str | None) -> No
             f"note: agent.start_steps = {config.start_steps} covers the whole run, "
             f"so hardly anything is learned",
         )
+    vain = vain_products(config)
+    if vain is not None:
+        say(console, f"note: {vain}")
 
 
 def run_here(

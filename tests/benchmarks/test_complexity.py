@@ -326,7 +326,14 @@ def test_without_a_gpu_nothing_is_noted(script, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("variant", ["single", "lockstep", "threads", "processes"])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "single",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("lockstep", "threads")),
+        "processes",
+    ],
+)
 def test_each_variant_does_the_planned_work_and_is_measured(complexity, variant):
     plan = complexity.Plan("InvertedPendulum-v5", agents=2, warmup=20, updates=30)
     seen = complexity.measure(plan, algorithm="td3", variant=variant, repeat=0)

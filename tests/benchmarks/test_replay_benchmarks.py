@@ -180,8 +180,11 @@ def test_the_authors_agent_is_run_beside_from_a_copy_of_their_code(script, tmp_p
     plan = complexity.Plan("InvertedPendulum-v5", 1, warmup=5, updates=7)
     with pytest.raises(run_time.RunFailedError, match=r"does not run: FileNotFoundError: no TD3\.py under"):
         run_time.measure_authors(plan, tmp_path, repeat=0)
+    for folder in ("agents", "DDPG & TD3", "SAC"):  # each algorithm has a utils.py of its own
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "utils.py").write_text("")
     for name, text in THEIRS.items():
-        (tmp_path / name).write_text(text)
+        (tmp_path / "DDPG & TD3" / name).write_text(text)
     found = run_time.measure_authors(plan, tmp_path, repeat=3)
     assert (found.variant, found.repeat, found.updates, found.steps) == ("authors", 3, 7, 12)
     assert 0 < found.cpu_s <= found.run_s + 0.1

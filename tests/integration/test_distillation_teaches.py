@@ -76,7 +76,7 @@ def pupil(root: Path, config: RunConfig, table: dict[int, Published]) -> float:
     return final_return(directory, 0)
 
 
-@pytest.mark.parametrize("algorithm", ["td3", "ddpg", "sac"])
+@pytest.mark.parametrize("algorithm", ["td3", pytest.param("ddpg", marks=pytest.mark.long), "sac"])
 def test_a_good_peer_teaches_within_few_updates(tmp_path, algorithm):
     teacher = taught(tmp_path, algorithm)
     alone, beside = [], []

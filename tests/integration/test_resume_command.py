@@ -56,7 +56,7 @@ def until_evaluated(process: "subprocess.Popen[str]", directory: Path, step: int
         time.sleep(0.002)
 
 
-FLAGS = small_flags(train__steps=900, train__checkpoint_every=70, replay__capacity=500, eval__every=70)
+FLAGS = small_flags(train__steps=560, train__checkpoint_every=70, replay__capacity=500, eval__every=70)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_a_lockstep_run_that_was_hit_by_a_signal_anywhere_is_resumed_as_if_it_ha
     process = start(tmp_path, "train", "--lockstep", "--name", "run", *FLAGS)
     directory = tmp_path / "runs/run"
     until_evaluated(
-        process, directory, 70 * random.randint(2, 9)
+        process, directory, 70 * random.randint(2, 5)
     )  # the first checkpoint follows the first evaluation
     process.send_signal(kind)
     process.communicate(timeout=PATIENCE_S)

@@ -17,12 +17,12 @@ from dase_grpc.runs.rounds import newest_whole_round
 from dase_grpc.runs.verify import verify
 
 CONFIGS = {
-    "ddpg": config(agent__algorithm="ddpg", agent__normalise_observations=True),
-    "sac": config(agent__algorithm="sac"),
+    "ddpg, overlapped": config(
+        agent__algorithm="ddpg", agent__normalise_observations=True, train__overlap=True
+    ),
+    "sac by transition": config(agent__algorithm="sac", dps__scope="transition"),
     "one agent": config(train__agents=1),
     "remembered similarity by agent": config(dps__memory=20.0, dps__scope="agent", train__agents=3),
-    "by transition": config(dps__scope="transition"),
-    "overlapped": config(train__overlap=True),
 }
 
 

@@ -28,11 +28,12 @@ def learner(address, run_dir, agent_id, kwargs, **settings):
 @pytest.mark.parametrize(
     ("kwargs", "settings", "sentence", "place"),
     [
-        (
+        pytest.param(
             "{what = 'breaks', at = 1}",
             {"eval__max_episode_steps": 1, "eval__every": STEPS, "env__max_restarts": 2},
             "evaluation of agent 0: the environment raised RuntimeError: the simulator broke in step",
             "in breaks",
+            marks=pytest.mark.long,
         ),
         pytest.param(
             "{what = 'breaks', at = 100, ever = true}",

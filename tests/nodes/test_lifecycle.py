@@ -19,7 +19,7 @@ from dase_grpc.nodes.leash import end_with_launcher
 from dase_grpc.nodes.lifecycle import first_cause, halt_event, run_node
 
 PROGRAM = """
-import asyncio, sys
+import asyncio, signal, sys
 from dase_grpc.errors import *
 from dase_grpc.nodes.lifecycle import run_node
 
@@ -30,6 +30,7 @@ async def until_stopped(stop):
 
 {main}
 
+signal.signal(signal.SIGHUP, signal.{hang_up})
 sys.exit(run_node("tester", main, stdin_is_leash={leash}))
 """
 WAITS = "main = until_stopped"
@@ -41,9 +42,9 @@ async def main(stop):
 
 
 @contextmanager
-def node(main=WAITS, *, leash=False):
-    """A process that runs `main` as a node, once it is ready."""
-    program = PROGRAM.format(main=textwrap.dedent(main), leash=leash)
+def node(main=WAITS, *, leash=False, hang_up="SIG_DFL"):
+    """A process that runs `main` as a node; `hang_up` is how whoever starts it has it take SIGHUP."""
+    program = PROGRAM.format(main=textwrap.dedent(main), leash=leash, hang_up=hang_up)
     process = subprocess.Popen(
         [sys.executable, "-c", program],
         stdin=subprocess.PIPE,
@@ -169,6 +170,17 @@ def test_a_signal_stops_the_node_which_drains_and_exits_0(number):
         returned, output, log = end_of(process)
     assert (returned, output) == (0, "draining\n")
     assert f"{number.name}: stopping (once more kills)" in log
+
+
+def test_a_node_that_is_to_outlive_its_terminal_does():
+    with node(hang_up="SIG_IGN") as process:  # as nohup starts it
+        ready(process)
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        returned, output, log = end_of(process)
+    assert (returned, output) == (0, "draining\n")
+    assert "SIGTERM: stopping" in log
+    assert "SIGHUP" not in log
 
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
@@ -466,6 +478,7 @@ def test_a_worker_that_was_forked_heeds_signals_as_it_chooses():
 
 
 def test_a_worker_lives_on_after_the_first_ctrl_c_which_its_parent_gets_too_and_not_after_the_second():
+    before = signal.getsignal(signal.SIGINT)
     with halt_event():
         child = os.fork()
         if child == 0:
@@ -475,7 +488,7 @@ def test_a_worker_lives_on_after_the_first_ctrl_c_which_its_parent_gets_too_and_
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGINT
     child = os.fork()
     if child == 0:
-        os._exit(int(signal.getsignal(signal.SIGINT) is not signal.default_int_handler))
+        os._exit(int(signal.getsignal(signal.SIGINT) is not before))
     assert os.waitpid(child, 0) == (child, 0)
 
 

@@ -17,7 +17,7 @@ async def trained(address, **arguments):
     await until_trained(parse_address(address), within_s=60, **arguments)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 async def test_a_signal_ends_a_learner_and_then_the_replay_with_exit_code_0(number, tmp_path):
     with (
         replay_process() as (replay, address),

@@ -25,7 +25,7 @@ class SourceRun:
 
     Attributes:
         path: its folder, as it was found.
-        mode: cluster, lockstep or node.
+        mode: cluster, lockstep, stack or node.
         versions: of the software that made it, as in run.toml.
         curve: over the steps at which all its agents were evaluated, the mean over these agents.
         evaluated: how many of its agents have any evaluation.
