@@ -174,7 +174,7 @@ def newest_whole_round(directory: RunDirectory) -> WholeRound:
     if passed_over:
         raise RunDirectoryError(f"nothing in {directory.path} can be resumed: {'; '.join(passed_over)}")
     raise RunDirectoryError(
-        f"{directory.path} has no checkpoint to resume from; a lockstep run keeps one every "
+        f"{directory.path} has no checkpoint to resume from; a {directory.run['mode']} run keeps one every "
         f"train.checkpoint_every steps and when it ends"
     )
 
