@@ -67,8 +67,8 @@ def _resume(options: ResumeOptions, directory: RunDirectory) -> None:
             f"with its own command and --resume"
         )
     schema = check(config, gpu=options.gpu, starts_actors=mode == "cluster")
-    for agent_id in range(config.train.agents):
-        FolderLock.acquire(directory.agent(agent_id).path).close()
+    for agent in directory.agents():
+        FolderLock.acquire(agent.path).close()
     note = changed_versions(directory.versions, versions())
     if note is not None:
         say(console, f"note: {note}")

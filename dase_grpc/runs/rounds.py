@@ -174,8 +174,8 @@ def newest_whole_round(directory: RunDirectory) -> WholeRound:
     if passed_over:
         raise RunDirectoryError(f"nothing in {directory.path} can be resumed: {'; '.join(passed_over)}")
     raise RunDirectoryError(
-        f"{directory.path} has no checkpoint to resume from; a run in one process keeps one "
-        f"every train.checkpoint_every steps and when it ends"
+        f"{directory.path} has no checkpoint to resume from; a {directory.run['mode']} run keeps one every "
+        f"train.checkpoint_every steps and when it ends"
     )
 
 

@@ -117,6 +117,16 @@ def limiter_of(header: replay_pb2.SampleHeader) -> StepLimiter:
     return StepLimiter(pace, used=said.used, held=said.held, own_rows_only=header.own_rows_only)
 
 
+def require_no_header(request: replay_pb2.SampleRequest) -> None:
+    """Checks a request of a Sample stream that is not its first.
+
+    Raises:
+        MalformedError: it carries a header.
+    """
+    if request.HasField("header"):
+        raise MalformedError("only the first request of a Sample stream carries a header")
+
+
 class PacedBatches:
     """Serves the credits of one Sample stream with a pace.
 
@@ -174,6 +184,7 @@ class PacedBatches:
                     request, reading = reading.result(), None
                     ended = request is grpc.aio.EOF
                     if not ended:
+                        require_no_header(request)
                         self._take(request)
         finally:
             if reading is not None:

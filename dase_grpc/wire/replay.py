@@ -25,7 +25,7 @@ from dase_grpc.wire.drawing import Batches
 from dase_grpc.wire.guard import read, read_first
 from dase_grpc.wire.layout import ROWS_BYTES
 from dase_grpc.wire.messages import buffer_to_proto, schema_to_proto
-from dase_grpc.wire.pacing import MAX_CREDITS, Change, Gate, PacedBatches, limiter_of
+from dase_grpc.wire.pacing import MAX_CREDITS, Change, Gate, PacedBatches, limiter_of, require_no_header
 from dase_grpc.wire.security import require_agent
 from dase_grpc.wire.status import Context, refusals
 from dase_grpc.wire.v1 import replay_pb2, replay_pb2_grpc
@@ -245,8 +245,8 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
                 await drawn.send(size)
                 took(clock() - began)
             request = await read(context)
-            if request is not grpc.aio.EOF and request.HasField("header"):
-                raise MalformedError("only the first request of a Sample stream carries a header")
+            if request is not grpc.aio.EOF:
+                require_no_header(request)
 
     def _require(self, stream: replay_pb2.StreamHeader) -> ReplayStore:
         require_agent(stream.agent_id)

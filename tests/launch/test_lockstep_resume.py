@@ -404,9 +404,11 @@ def test_other_settings_are_refused_with_both_values(stopped, old, new, said):
     file = stopped.path / RUN_FILE
     assert old in file.read_text()
     file.write_text(file.read_text().replace(old, new))
+    agents = stopped.agents()
     with pytest.raises(ConfigError) as refusal:
         resume(stopped)
     assert_one_sentence(refusal.value, said, "put them back, or start a new run")
+    assert stopped.agents() == agents  # or the run would seem to have an agent that has done nothing
 
 
 def test_all_settings_that_differ_are_named(stopped):

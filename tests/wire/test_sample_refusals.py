@@ -23,9 +23,10 @@ from dase_grpc.errors import (
     SchemaMismatchError,
     StaleLeaseError,
 )
+from dase_grpc.pace import Pace
 from dase_grpc.wire.cluster import Membership
 from dase_grpc.wire.replay import MAX_BATCH_BYTES, MAX_BATCH_SIZE, MAX_CREDITS
-from dase_grpc.wire.replay_client import Sampler, StreamTarget
+from dase_grpc.wire.replay_client import Pacing, Sampler, StreamTarget
 from dase_grpc.wire.v1 import replay_pb2
 
 
@@ -66,8 +67,11 @@ async def test_a_stream_without_a_header_is_refused(service):
     assert "no header" in sentence
 
 
-async def test_a_second_header_is_refused(service):
+@pytest.mark.parametrize("paced", [False, True])
+async def test_a_second_header_is_refused(service, paced):
     header = sample_header(await service.target())
+    if paced:
+        header.header.pace.CopyFrom(Pacing(Pace(1.0, 4), used=0, held=0).message())
     call = service.stub.Sample()
     await call.write(header)
     await call.write(header)
