@@ -413,6 +413,7 @@ def test_a_flag_that_does_not_exist_is_a_usage_error(dase):
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_told_in_one_sentence():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -440,6 +441,7 @@ def trained(dase, *arguments: object) -> tuple[RunDirectory, str]:
     return RunDirectory.open(Path("runs/run")), out
 
 
+@pytest.mark.slow
 def test_lockstep_says_what_it_does_and_where_the_results_are(dase):
     directory, out = trained(dase, *small_flags())
     assert out.startswith("2 TD3 agents sharing one replay on worlds:PointGoal, 120 steps each, seed 0\n")
@@ -457,6 +459,7 @@ def test_lockstep_says_what_it_does_and_where_the_results_are(dase):
     ] * 2
 
 
+@pytest.mark.slow
 def test_what_was_trained_can_be_evaluated_and_reported(dase):
     trained(dase, *small_flags(train__agents=1))
     code, out, _ = dase("evaluate", "runs/run", "--episodes", 2)
@@ -465,11 +468,13 @@ def test_what_was_trained_can_be_evaluated_and_reported(dase):
     assert dase("report", "runs/run") == (0, "runs/run/report.html\n", "")
 
 
+@pytest.mark.slow
 def test_a_run_whose_steps_are_all_random_says_so(dase):
     _, out = trained(dase, *small_flags(train__steps=20))
     assert "note: agent.start_steps = 20 covers the whole run, so hardly anything is learned\n" in out
 
 
+@pytest.mark.slow
 def test_a_run_whose_layers_are_too_small_for_its_products_says_so(dase, monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"bf16": True})
     flags = small_flags(train__steps=20, train__agents=1, agent__products="bfloat16")
@@ -485,6 +490,7 @@ def test_a_run_whose_layers_are_too_small_for_its_products_says_so(dase, monkeyp
     [("worlds:NanAtStep50", {"observation": 2}), ("worlds:HugeReward", {"reward": 10})],
     ids=["an observation that is NaN at step 50", "a reward of 1e300"],
 )
+@pytest.mark.slow
 def test_what_is_not_finite_is_refused_and_counted_and_the_run_goes_on(dase, env, refused):
     directory, _ = trained(dase, *small_flags(env, train__steps=100, train__log_every=100))
     for agent in directory.agents():
@@ -554,6 +560,7 @@ def test_metrics_beyond_loopback_need_insecure():
 # -- comparing runs -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_runs_are_compared_into_a_folder_named_comparison(dase):
     for seed in (0, 1):
         write_run(Path("runs"), f"run{seed}", flat(10 + seed), seed=seed)
@@ -577,6 +584,7 @@ def test_nothing_to_compare_is_one_sentence(dase):
     assert not Path("comparison").exists()
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_to_a_larger_total_verified_and_its_best_evaluated(dase):
     flags = small_flags(train__steps=60, train__checkpoint_every=20, eval__every=20)
     assert dase("train", "--lockstep", "--name", "run", *flags)[0] == 0
@@ -597,6 +605,7 @@ def test_a_run_is_resumed_to_a_larger_total_verified_and_its_best_evaluated(dase
     assert dase("resume", "runs/run")[0] == 2
 
 
+@pytest.mark.slow
 def test_where_no_checkpoint_was_evaluated_at_its_step_there_is_no_best(dase):
     flags = small_flags(train__steps=20, eval__every=50, train__checkpoint_every=7)
     assert dase("train", "--lockstep", "--name", "run", *flags)[0] == 0
@@ -623,6 +632,7 @@ def test_a_folder_that_is_gone_is_one_sentence(tmp_path):
     assert (ended.returncode, ended.stderr) == (2, sentence)
 
 
+@pytest.mark.slow
 def test_a_path_that_is_no_utf8_and_a_terminal_that_is_none_do_no_harm(tmp_path):
     folder = os.fsencode(tmp_path) + b"/by\xfft"
     os.mkdir(folder)

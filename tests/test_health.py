@@ -25,11 +25,13 @@ def got(port: int, path: str) -> tuple[int, str]:
     return answer.status, text
 
 
+@pytest.mark.slow
 def test_a_node_lives_while_its_loop_turns():
     assert asked(Health(lambda: True), LIVE_PATH) == (200, "alive\n")
     assert asked(Health(lambda: False), LIVE_PATH) == (503, "the event loop is stuck\n")
 
 
+@pytest.mark.slow
 def test_a_node_is_ready_only_within_the_block_in_which_it_works():
     health = Health(lambda: True)
     assert asked(health, READY_PATH) == (503, "not ready\n")
@@ -45,6 +47,7 @@ def test_a_node_is_not_ready_after_an_error_in_its_work():
     assert not health.is_ready
 
 
+@pytest.mark.slow
 def test_metrics_are_served_beside_the_probes():
     status, text = asked(Health(lambda: False), "/metrics")
     assert status == 200

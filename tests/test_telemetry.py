@@ -242,6 +242,7 @@ def servers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if "serve_forever" in thread.name]
 
 
+@pytest.mark.slow
 def test_an_endpoint_serves_while_its_block_runs_and_leaves_no_port_and_no_thread(free_port):
     with metrics_endpoint(replay_registry(), "127.0.0.1", free_port) as port:
         assert port == free_port
@@ -257,6 +258,7 @@ def test_an_endpoint_serves_while_its_block_runs_and_leaves_no_port_and_no_threa
         pass
 
 
+@pytest.mark.slow
 def test_a_port_is_free_again_although_what_an_environment_has_forked_lives_on(free_port):
     with ExitStack() as stack:
         with metrics_endpoint(make_registry(), "127.0.0.1", free_port):
@@ -267,6 +269,7 @@ def test_a_port_is_free_again_although_what_an_environment_has_forked_lives_on(f
             taken.listen()
 
 
+@pytest.mark.slow
 def test_an_endpoint_is_gone_after_an_error_in_its_block(free_port):
     with pytest.raises(RuntimeError), metrics_endpoint(make_registry(), "127.0.0.1", free_port):
         raise RuntimeError

@@ -118,6 +118,7 @@ def test_a_section_of_the_page_is_replaced_and_a_missing_one_named(page):
         page.put(text, "run_time", "new")
 
 
+@pytest.mark.slow
 def test_the_page_has_the_tables_of_the_committed_results(page):
     text = page.PAGE.read_text(encoding="utf-8")
     for name in page.SECTIONS:

@@ -35,6 +35,7 @@ def test_helm_finds_nothing_to_complain_of(helm, values):
 
 @for_all_values
 @pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.slow
 def test_the_manifests_are_valid(helm, values, version):
     validate = pytest.importorskip("kubernetes_validate").validate
     rendered = helm.template(*VALUES[values], version=version)
@@ -51,6 +52,7 @@ def test_a_kubernetes_that_is_too_old_is_refused(helm):
     assert "kubeVersion" in refused.stderr
 
 
+@pytest.mark.slow
 def test_custom_resources_are_valid(whole):
     folder = PROJECT / ".cache" / "crd-models"
     there = fetched("get_crd_models.sh", folder)
@@ -201,6 +203,7 @@ def test_the_network_policies_cover_every_pod_and_let_only_this_run_in(whole):
     assert replay["spec"]["egress"] == []
 
 
+@pytest.mark.slow
 def test_a_change_of_settings_makes_another_job_and_one_of_the_replay_does_not(helm: Helm):
     def job(*sets: str) -> str:
         (found,) = helm.rendered(*sets).of("Job")

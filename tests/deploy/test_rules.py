@@ -19,6 +19,7 @@ def test_the_rules_and_the_scrape_configuration_are_valid(promtool):
     assert checked.returncode == 0, checked.stderr
 
 
+@pytest.mark.slow
 def test_every_alert_fires_where_it_should_and_only_there(promtool):
     tried = promtool("test", "rules", RULE_TESTS)
     assert tried.returncode == 0, tried.stdout + tried.stderr

@@ -77,6 +77,7 @@ def send_and_leave(host: str, port: int, data: bytes) -> None:
             pass
 
 
+@pytest.mark.slow
 async def test_noise_on_the_port_harms_nobody(tmp_path):
     rng = random.Random(20)
     async with attacked(tmp_path / "noise", grows_at_most=48 * MIB) as replay:

@@ -207,6 +207,7 @@ def is_documented(error: grpc.aio.AioRpcError | None) -> bool:
 @given(
     st.lists(st.tuples(st.sampled_from(METHODS), st.lists(st.binary(max_size=200), max_size=4)), max_size=6)
 )
+@pytest.mark.slow
 async def test_random_bytes_to_every_method(caplog, calls):
     async with replay_node() as replay, joined(replay.address, agent_id=0) as target:
         for call in calls:

@@ -23,6 +23,7 @@ def shown(
     return first, second
 
 
+@pytest.mark.slow
 def test_scores_chances_and_published_numbers_are_shown_with_the_files(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     for seed, value in enumerate((1000.0, 3000.0)):
@@ -45,6 +46,7 @@ def test_scores_chances_and_published_numbers_are_shown_with_the_files(tmp_path:
     assert "caution: DASE K=5 in HalfCheetah-v5: 1 run, so no interval." in err
 
 
+@pytest.mark.slow
 def test_runs_that_are_left_out_are_warned_of(tmp_path: Path) -> None:
     good = write_run(tmp_path / "runs", "good", flat(1))
     going = write_run(tmp_path / "runs", "going", flat(2, 50), steps=100_000, seed=1)

@@ -52,6 +52,7 @@ def test_a_buffer_that_does_not_fit_is_refused_before_anything_is_made(small_dis
     assert list(small_disk.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_fills_the_disk_up_ends_with_one_sentence_and_goes_on_to_the_same_end(
     small_disk, straight
 ):

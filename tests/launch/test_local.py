@@ -323,6 +323,7 @@ async def test_a_learner_that_no_restart_would_mend_ends_the_run_at_once(launch,
     assert cluster.left == []
 
 
+@pytest.mark.slow
 async def test_a_replay_that_is_given_up_ends_the_learners(launch):
     cluster = launch(replay="serve briefly", first="train", second="train")
     with pytest.raises(NodeFailedError, match=r"replay ended again after 1 restart and is given up \(exit"):
@@ -331,6 +332,7 @@ async def test_a_replay_that_is_given_up_ends_the_learners(launch):
     assert cluster.left == []
 
 
+@pytest.mark.slow
 async def test_a_replay_that_does_not_answer_when_it_is_started_again_counts_as_failed(launch, monkeypatch):
     monkeypatch.setattr(local, "READY_S", 0.5)
     cluster = launch(replay="serve briefly, import slowly, say nonsense", first="train", second="train")
@@ -340,6 +342,7 @@ async def test_a_replay_that_does_not_answer_when_it_is_started_again_counts_as_
     assert cluster.left == []
 
 
+@pytest.mark.slow
 async def test_a_replay_whose_restart_is_refused_is_tried_again_as_its_port_may_be_free_later(launch):
     cluster = launch(replay="serve briefly, refuse, refuse, serve", first="train", second="train")
     running = asyncio.create_task(cluster.run())
@@ -406,6 +409,7 @@ async def test_a_learner_whose_restarts_are_all_refused_is_given_up_and_the_othe
     assert cluster.left == []
 
 
+@pytest.mark.slow
 async def test_a_replay_that_lives_and_does_not_answer_is_killed_and_started_again(launch, monkeypatch):
     monkeypatch.setattr(silence, "SILENT_S", 1.5)
     monkeypatch.setattr(local, "POLL_S", 0.05)
@@ -446,6 +450,7 @@ class Screen(NullDisplay):
         pass
 
 
+@pytest.mark.slow
 async def test_a_learner_that_lives_without_a_lease_is_killed_and_started_again(launch, monkeypatch):
     monkeypatch.setattr(silence, "SILENT_S", 1.5)
     monkeypatch.setattr(local, "POLL_S", 0.02)
@@ -506,6 +511,7 @@ async def test_a_replay_that_cannot_start_is_named_with_its_exit_code_and_no_lea
     assert cluster.left == []
 
 
+@pytest.mark.slow
 async def test_a_replay_that_says_something_else_than_its_address_is_ended(launch):
     cluster = launch(replay="say nonsense")
     with pytest.raises(NodeFailedError, match="replay said 'good morning' instead of its address"):
@@ -513,6 +519,7 @@ async def test_a_replay_that_says_something_else_than_its_address_is_ended(launc
     assert cluster.left == []
 
 
+@pytest.mark.slow
 async def test_a_replay_that_stays_silent_is_ended(launch, monkeypatch):
     monkeypatch.setattr(local, "READY_S", 0.5)
     cluster = launch(replay="import slowly")

@@ -80,10 +80,12 @@ def finished(tmp_path_factory) -> RunDirectory:
     return run(tmp_path_factory.mktemp("runs"), small_config())
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_files_to_the_last_bit(finished, tmp_path):
     assert_the_same(finished, run(tmp_path, small_config()))
 
 
+@pytest.mark.slow
 def test_products_of_bfloat16_numbers_give_the_same_files_to_the_last_bit_too(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"bf16": True})  # any CPU can, if slowly
     wide = {"train__steps": 60, "agent__hidden": (WORTH_ROUNDING, WORTH_ROUNDING)}
@@ -237,6 +239,7 @@ def test_an_environment_that_raises_shows_its_error_and_everything_is_closed(tmp
     assert [env.closed for env in made] == [1, 1]
 
 
+@pytest.mark.slow
 def test_an_environment_that_raises_too_often_leaves_a_whole_round_of_all_agents(tmp_path):
     config = small_config(
         "worlds:RaisesAtStep", env__kwargs={"at": 9}, env__max_restarts=2, eval__max_episode_steps=3

@@ -63,6 +63,7 @@ def case(request, tmp_path_factory):
     return (config, *run(tmp_path_factory.mktemp("pair"), config))
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_files_to_the_last_bit(case, tmp_path):
     config, directory, _ = case
     again, _ = run(tmp_path, config)
@@ -121,6 +122,7 @@ def test_a_checkpoint_of_a_pair_gives_a_policy_like_any_other(case):
         assert action.shape == (1, checkpoint.schema.action_size)
 
 
+@pytest.mark.slow
 def test_what_the_peer_collects_changes_nothing_as_long_as_it_shows_no_policy(tmp_path):
     config = small_config(train__method="dpd", dpd__publish_every=1_000)
     states = []

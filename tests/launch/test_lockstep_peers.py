@@ -84,6 +84,7 @@ def test_a_peer_changes_nothing_about_what_the_run_says_it_was(tmp_path):
     assert RunDirectory.open(directory.path).config == small_config()
 
 
+@pytest.mark.slow
 def test_a_peer_that_is_as_configured_changes_no_bit(tmp_path):
     (_, plain, first), (_, same, second) = (
         played(tmp_path / name, peers) for name, peers in (("a", {}), ("b", {0: Peer(), 1: Peer()}))

@@ -71,6 +71,7 @@ def test_n_steps_and_n_more_are_as_2n_at_once(tmp_path, name):
 
 
 @pytest.mark.parametrize("step", [37, *slowly(1, 90), *rarely(19, 20, 30, 119)])
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_from_that_very_step(tmp_path, straight, step):
     """In the random steps, at and within an episode, at an evaluation, with a full buffer, before the end."""
     stopped = train_until(tmp_path, config(), step)
@@ -79,11 +80,13 @@ def test_a_run_that_was_stopped_goes_on_from_that_very_step(tmp_path, straight, 
 
 
 @pytest.mark.parametrize("step", [61, *slowly(59), *rarely(30, 95)])
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_from_its_last_round(tmp_path, straight, step):
     killed = train_killed_after(tmp_path, config(), step)
     assert_equal(straight, resume(killed))
 
 
+@pytest.mark.slow
 def test_a_run_whose_environments_raise_by_their_seeds_goes_on_to_the_bit(tmp_path, monkeypatch):
     monkeypatch.setattr("dase_grpc.learning.restarting.FIRST_PAUSE_S", 0)
     settings = config("worlds:Brittle", env__max_restarts=50)
@@ -253,6 +256,7 @@ def test_only_the_buffers_new_rows_are_written_and_old_ones_removed(tmp_path, st
     ]
 
 
+@pytest.mark.slow
 def test_where_an_agent_cannot_go_on_nothing_takes_the_place_of_the_round(tmp_path, monkeypatch):
     """Agent 1's environment raises when it plays its episode again; agent 2 has not gone on by then."""
     settings = config(train__agents=3, env__max_restarts=0)

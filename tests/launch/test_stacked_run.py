@@ -48,12 +48,14 @@ def test_the_same_seed_gives_the_same_files_to_the_last_bit(straight, tmp_path):
 
 
 @pytest.mark.parametrize("step", [37, pytest.param(90, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_from_that_very_step(straight, tmp_path, step):
     stopped = train_until(tmp_path, config(), step, mode="stack")
     assert latest(stopped.agent(1).checkpoints).name == f"step-{step:09d}"
     assert_equal(straight, resume(stopped))
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_from_its_last_round(straight, tmp_path):
     assert_equal(straight, resume(train_killed_after(tmp_path, config(), 75, mode="stack")))
 
@@ -68,6 +70,7 @@ def test_n_steps_and_n_more_are_as_2n_at_once(tmp_path, name):
 
 
 @pytest.mark.parametrize("step_before", [50, 59], ids=["nothing is due", "much is due"])
+@pytest.mark.slow
 def test_a_run_that_ended_within_a_round_first_ends_it_with_the_update_of_all(
     tmp_path, monkeypatch, step_before
 ):
@@ -103,6 +106,7 @@ def test_its_folder_says_that_it_is_a_stack_and_what_it_can_be_resumed_from(stra
     )
 
 
+@pytest.mark.slow
 def test_train_here_makes_a_stack(tmp_path, capsys):
     train_here(TrainOptions(small_config(train__steps=25), tmp_path, name="run", stack=True))
     assert RunDirectory.open(tmp_path / "run").run["mode"] == "stack"

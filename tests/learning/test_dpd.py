@@ -108,6 +108,7 @@ def test_every_state_is_distilled_on_where_the_peer_is_everywhere_better(config)
     assert statistics["undistilled_updates"] == 0
 
 
+@pytest.mark.slow
 def test_distillation_alone_makes_the_policies_agree(config):
     agent, own, peer, board = pair_of(config)
     board.show(raised(peer, config, 1e3))

@@ -244,6 +244,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(config):
 
 @pytest.mark.parametrize("algorithm", AGENTS)
 @pytest.mark.parametrize(("bootstrap", "value"), [(1.0, 10.0), (0.0, 1.0)])
+@pytest.mark.slow
 def test_a_constant_reward_is_worth_its_discounted_sum(algorithm, bootstrap, value):
     agent = make(tiny(algorithm, hidden=(16, 16), gamma=0.9, tau=0.05, reward_scale=2.0))
     data = columns() | {name: np.zeros((B, M)) for name in ("observation", "next_observation")}
@@ -254,6 +255,7 @@ def test_a_constant_reward_is_worth_its_discounted_sum(algorithm, bootstrap, val
 
 
 @pytest.mark.parametrize("algorithm", AGENTS)
+@pytest.mark.slow
 def test_the_actor_finds_the_best_action_of_a_continuous_bandit(algorithm):
     agent, best = make(tiny(algorithm, hidden=(32, 32), actor_lr=1e-3, critic_lr=1e-2)), [0.3, -0.5]
     data = columns(count=256) | {name: np.zeros((256, M)) for name in ("observation", "next_observation")}

@@ -58,6 +58,7 @@ def test_gradients_of_one_update_are_those_of_autograd_in_float64(config):
             torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-11, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_in_float32_hundreds_of_updates_stay_by_the_twins_as_rounding_allows(config):
     small = config.model_copy(update={"actor_lr": 1e-4, "critic_lr": 1e-4, "critic_weight_decay": 0.0})
     agent, twin, exact = (

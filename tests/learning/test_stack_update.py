@@ -153,6 +153,7 @@ def test_a_batch_that_weighs_nothing_leaves_its_agent_and_its_noise_as_they_are(
 
 
 @pytest.mark.parametrize("algorithm", AGENTS)
+@pytest.mark.slow
 def test_a_recorded_update_is_the_update_as_it_is(algorithm):
     config = tiny(algorithm, normalise_observations=True, policy_delay=2, **SLOW)
     traces = Traces()

@@ -213,6 +213,7 @@ def test_a_noise_state_of_another_kind_of_device_starts_a_reproducible_stream():
 
 
 @pytest.mark.parametrize(("bootstrap", "value"), [(1.0, 10.0), (0.0, 1.0)])
+@pytest.mark.slow
 def test_a_constant_reward_is_worth_its_discounted_sum(bootstrap, value):
     config = AgentConfig(hidden=(16,), critic_lr=1e-2, gamma=0.9, tau=0.05)
     agent = make(config)
@@ -223,6 +224,7 @@ def test_a_constant_reward_is_worth_its_discounted_sum(bootstrap, value):
     assert losses["q_mean"].item() == pytest.approx(value, rel=0.03)
 
 
+@pytest.mark.slow
 def test_the_actor_finds_the_best_action_of_a_continuous_bandit():
     config = AgentConfig(hidden=(32,), actor_lr=1e-3, critic_lr=1e-2)
     agent, best = make(config), np.array([0.3, -0.5])

@@ -41,6 +41,7 @@ def seen(service):
     return service.run.attendance.all(0.0)[0].attendance
 
 
+@pytest.mark.slow
 async def test_an_actor_explores_by_the_latest_policy_and_each_row_says_which_that_was(service):
     learner = await FakeLearner.join(service)
     await learner.publish(30)
@@ -86,6 +87,7 @@ async def test_it_ends_with_a_sentence_where_no_learner_or_no_policy_comes_in_ti
         await promptly(run_actor(options, asyncio.Event()))
 
 
+@pytest.mark.slow
 async def test_an_untrained_agent_is_explored_uniformly_until_all_its_actors_have_collected_start_steps(
     service,
 ):
@@ -110,6 +112,7 @@ async def test_a_trained_policy_is_acted_by_even_if_the_buffer_came_back_empty(s
     assert np.isclose(own["action"], agent.act(own["observation"]), atol=1e-5).all()
 
 
+@pytest.mark.slow
 async def test_when_the_learner_is_replaced_the_actor_goes_on_under_the_new_epoch_as_the_same_writer(
     service, caplog
 ):
@@ -133,6 +136,7 @@ async def test_when_the_learner_is_replaced_the_actor_goes_on_under_the_new_epoc
     assert_unbroken(rows_in(service), learner.schema)
 
 
+@pytest.mark.slow
 async def test_streams_that_break_again_and_again_lose_and_double_nothing(service):
     learner = await FakeLearner.join(service)
     await learner.publish(3)
@@ -151,6 +155,7 @@ async def test_streams_that_break_again_and_again_lose_and_double_nothing(servic
     assert_unbroken(rows_in(service), learner.schema)
 
 
+@pytest.mark.slow
 async def test_while_the_replay_is_away_it_explores_until_its_queue_is_full_then_waits_and_gives_up(
     service, caplog, monkeypatch
 ):
@@ -170,6 +175,7 @@ async def test_while_the_replay_is_away_it_explores_until_its_queue_is_full_then
     assert "transitions were not acknowledged" in caplog.text
 
 
+@pytest.mark.slow
 async def test_stopping_while_the_learner_is_gone_says_what_was_not_stored(service, monkeypatch):
     monkeypatch.setattr("dase_grpc.nodes.draining.DRAIN_S", 0.3)
     monkeypatch.setattr("dase_grpc.nodes.rows.QUEUED_ROWS", 10)

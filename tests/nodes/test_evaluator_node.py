@@ -145,6 +145,7 @@ async def test_each_policy_that_is_due_is_evaluated_as_a_learner_would_and_then_
     assert (np.diff(rows.wall_seconds) >= 0).all()
 
 
+@pytest.mark.slow
 async def test_with_real_learners_it_writes_their_evaluations_and_they_write_none(service, tmp_path):
     run_dir = tmp_path / "run"
     settings = {**BY_EVALUATOR, "train__agents": 2}
@@ -330,6 +331,7 @@ async def test_policies_of_other_settings_are_refused(service, tmp_path):
     assert_one_sentence(refusal.value, "policy 0 of agent 0", "settings of the learners")
 
 
+@pytest.mark.slow
 async def test_a_replay_that_stays_away_ends_it_with_one_sentence(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("dase_grpc.wire.policy.UNARY_TIMEOUT_S", 0.2)
     caplog.set_level(logging.INFO, "dase")

@@ -168,6 +168,7 @@ async def test_stopping_while_transitions_are_missing_ends_well(tmp_path):
         assert checkpoint_step(tmp_path / "run") == 20
 
 
+@pytest.mark.slow
 async def test_a_wait_is_shown_in_the_status(tmp_path, monkeypatch):
     monkeypatch.setattr("dase_grpc.nodes.waits.SAY_AFTER_S", 0.05)
     async with serving(min_size=50) as service:
@@ -267,6 +268,7 @@ async def test_an_environment_that_raises_once_is_made_anew_and_training_reaches
     assert [record["env_restarts"] for record in records] == [{}, {}, {"step": 1}, {}]
 
 
+@pytest.mark.slow
 async def test_an_environment_that_hangs_is_shown_then_ends_its_learner_and_the_lease_is_given_back(
     service, tmp_path, caplog, monkeypatch
 ):
@@ -404,6 +406,7 @@ async def test_a_taken_id_another_run_and_another_environment_are_refused_withou
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 async def test_a_live_holder_of_the_id_is_named(service, tmp_path):
     options = learner_options(service.address, tmp_path / "run", agent_id=0, train__steps=FOREVER)
     async with learning(options) as (task, _):
@@ -450,6 +453,7 @@ async def hiccuping(ttl_s):
             service.replay.drain()
 
 
+@pytest.mark.slow
 async def test_heartbeats_that_fail_while_the_streams_go_on_are_ridden_out(tmp_path, caplog):
     caplog.set_level(logging.INFO, "dase")
     async with hiccuping(ttl_s=60) as (cluster, address):
@@ -466,6 +470,7 @@ async def test_heartbeats_that_fail_while_the_streams_go_on_are_ridden_out(tmp_p
     assert "answers again" in caplog.text
 
 
+@pytest.mark.slow
 async def test_heartbeats_that_fail_for_as_long_as_the_replay_may_be_away_end_the_learner(tmp_path):
     async with hiccuping(ttl_s=60) as (cluster, address):
         options = learner_options(
@@ -492,6 +497,7 @@ class Motionless(ReplayServicer):
 
 
 @pytest.mark.parametrize("steps", [500, 9_000], ids=["rows are not acknowledged", "store blocks"])
+@pytest.mark.slow
 async def test_a_learner_whose_rows_nobody_takes_is_ended_by_a_limit(tmp_path, monkeypatch, steps):
     monkeypatch.setattr("dase_grpc.nodes.draining.DRAIN_S", 0.2)
     monkeypatch.setattr("dase_grpc.nodes.rows.QUEUED_ROWS", 10)
@@ -552,6 +558,7 @@ async def stopped(service, run_dir, **settings):
     return checkpoint_step(run_dir)
 
 
+@pytest.mark.slow
 async def test_a_resumed_learner_goes_on_from_its_checkpoint_with_the_sequence_numbers_that_follow(
     service, tmp_path, caplog
 ):

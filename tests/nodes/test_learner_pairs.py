@@ -88,6 +88,7 @@ async def test_a_lone_learner_of_a_pair_trains_on_without_its_peer(service, tmp_
     assert {each["distilled_share"] for each in read} == {None}
 
 
+@pytest.mark.slow
 async def test_a_replay_that_takes_no_policy_at_the_end_is_said(service, tmp_path, monkeypatch):
     monkeypatch.setattr("dase_grpc.nodes.draining.DRAIN_S", 0.5)
 
@@ -100,6 +101,7 @@ async def test_a_replay_that_takes_no_policy_at_the_end_is_said(service, tmp_pat
         await promptly(run_learner(options, asyncio.Event()), within_s=20)
 
 
+@pytest.mark.slow
 async def test_a_pair_that_was_stopped_is_resumed_and_each_knows_its_peer_at_once(service, tmp_path):
     run_dir = tmp_path / "run"
 

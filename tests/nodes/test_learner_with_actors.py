@@ -72,6 +72,7 @@ async def test_a_run_ends_with_the_updates_of_its_steps_and_evaluates_at_the_sam
     assert all(mark % 40 < 1 / ratio for mark in steps)
 
 
+@pytest.mark.slow
 async def test_without_actors_it_says_so_and_ends_in_time(service, tmp_path, caplog):
     caplog.set_level(logging.INFO, "dase")
     options = learner_options(service.address, tmp_path / "run", replay_timeout_s=1.0, **PACED)
@@ -80,6 +81,7 @@ async def test_without_actors_it_says_so_and_ends_in_time(service, tmp_path, cap
     assert "waiting for an actor of agent 0: start one with `dase node --role actor --agent 0`" in caplog.text
 
 
+@pytest.mark.slow
 async def test_actors_wait_while_the_learner_is_gone_and_go_on_when_it_resumes(service, tmp_path):
     run = tmp_path / "run"
     settings = {**PACED, "train__steps": 100_000, "eval__every": 1_000}
@@ -101,6 +103,7 @@ async def test_actors_wait_while_the_learner_is_gone_and_go_on_when_it_resumes(s
     assert step <= collected(service) <= step + 30
 
 
+@pytest.mark.slow
 async def test_resumed_into_another_buffer_it_collects_anew_before_its_next_update(service, tmp_path):
     run, settings = tmp_path / "run", {**PACED, "eval__every": 1_000}
     async with acting(actor_options(service.address, **PACED)):
@@ -118,6 +121,7 @@ async def test_resumed_into_another_buffer_it_collects_anew_before_its_next_upda
     assert counted(run) == (begun + 200, 181)  # of its own steps in this buffer
 
 
+@pytest.mark.slow
 async def test_when_the_replay_comes_back_without_its_buffer_both_go_on_at_their_pace(tmp_path, caplog):
     caplog.set_level(logging.INFO, "dase")
     settings = {**PACED, "train__steps": 100_000, "eval__every": 1_000}
@@ -141,6 +145,7 @@ async def test_when_the_replay_comes_back_without_its_buffer_both_go_on_at_their
     assert step <= progress.step + 30 + buffer.inserted_total + 30
 
 
+@pytest.mark.slow
 async def test_an_actor_whose_learner_makes_no_updates_says_what_it_waits_for_and_ends_in_time(
     service, tmp_path, caplog
 ):

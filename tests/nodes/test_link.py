@@ -235,6 +235,7 @@ async def test_batches_come_in_the_order_in_which_they_were_drawn(service):
     assert drawn == [serials_of(service.run.store.ring.sample(1, rng)) for _ in range(10)]
 
 
+@pytest.mark.slow
 async def test_a_wait_is_explained_by_the_service_after_a_while(monkeypatch, caplog):
     monkeypatch.setattr("dase_grpc.nodes.waits.SAY_AFTER_S", 0.05)
     caplog.set_level(logging.INFO, "dase")
@@ -302,6 +303,7 @@ async def test_a_wait_that_is_under_way_when_batches_are_held_is_over_and_is_non
 
 
 @pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.slow
 async def test_stopping_batches_wakes_the_thread_and_a_batch_that_still_comes_is_no_error(asked):
     async with serving(min_size=10) as service:
         link = link_to(await service.target())

@@ -5,6 +5,7 @@ import http.client
 import socket
 import time
 
+import pytest
 from nodes.learning_cases import FOREVER, learner_options, learning, until_trained
 from nodes.running import replay_node
 from wire.services import promptly
@@ -52,6 +53,7 @@ def test_a_loop_that_has_ended_does_not_turn():
     assert not asyncio.run(made())()
 
 
+@pytest.mark.slow
 async def test_a_replay_is_alive_and_ready_while_it_serves():
     port = free_port()
     async with replay_node(metrics_port=port):
@@ -60,6 +62,7 @@ async def test_a_replay_is_alive_and_ready_while_it_serves():
     assert asked(port, READY_PATH) == 0
 
 
+@pytest.mark.slow
 async def test_a_learner_that_waits_for_its_replay_is_alive_but_not_ready(tmp_path):
     port = free_port()
     nobody = Address("127.0.0.1", free_port())
@@ -68,6 +71,7 @@ async def test_a_learner_that_waits_for_its_replay_is_alive_but_not_ready(tmp_pa
         assert await asyncio.to_thread(asked, port, READY_PATH) == 503
 
 
+@pytest.mark.slow
 async def test_a_learner_that_has_joined_is_ready_until_it_ends(tmp_path):
     port = free_port()
     async with replay_node() as replay:

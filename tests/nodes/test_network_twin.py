@@ -120,6 +120,7 @@ def results(directory: RunDirectory) -> list[tuple[bytes, list[float]]]:
 
 
 @pytest.mark.parametrize("agents", [1, 2])
+@pytest.mark.slow
 async def test_learners_over_grpc_end_like_the_same_learners_in_lockstep(agents, tmp_path):
     torch.set_num_threads(1)
     config = tiny_config(train__agents=agents, train__steps=70, replay__capacity=100)

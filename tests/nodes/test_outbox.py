@@ -84,6 +84,7 @@ def test_rows_that_were_never_sent_cannot_be_committed(outbox):
 
 
 @given(st.data())
+@pytest.mark.slow
 def test_a_service_that_forgets_and_delays_gets_each_row_once(data):
     """Model: sent rows arrive in order or not at all, acknowledgements too, and numbers decide."""
     outbox, stored, made, buffer = Outbox(), [], 0, 0

@@ -50,6 +50,7 @@ async def test_a_follower_gets_policies_from_now_to_the_last_with_the_step_of_ea
     assert all(later - earlier >= 30 or later % 1_000 == 0 for earlier, later in pairwise(steps))
 
 
+@pytest.mark.slow
 async def test_the_last_policy_is_published_before_the_learner_leaves(service, tmp_path):
     options = learner_options(
         service.address, tmp_path / "run", train__steps=600, policy__publish_every=10_000

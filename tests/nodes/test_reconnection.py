@@ -63,6 +63,7 @@ def assert_one_unbroken_story(rows, schema):
     assert (np.diff(own["policy_version"].astype(int)) >= 0).all()
 
 
+@pytest.mark.slow
 async def test_a_learner_trains_on_when_a_durable_replay_is_back_and_no_row_is_lost_or_doubled(
     tmp_path, caplog
 ):
@@ -96,6 +97,7 @@ async def test_a_learner_explores_on_while_its_replay_is_away_until_its_queue_is
 ):
     caplog.set_level(logging.INFO, "dase")
     monkeypatch.setattr("dase_grpc.nodes.rows.QUEUED_ROWS", 50)
+    monkeypatch.setattr("dase_grpc.nodes.rows.GATHERED_S", 0.001)  # so hardly any row waits when it goes away
     data, run = {"data_dir": tmp_path / "data", "min_size": 20}, tmp_path / "run"
     async with replay_node(**data) as replay:
         address = replay.address
@@ -110,7 +112,7 @@ async def test_a_learner_explores_on_while_its_replay_is_away_until_its_queue_is
                 await eventually(lambda: "going on, after a wait of" in caplog.text)
                 stop.set()
                 await promptly(task, within_s=10)
-    # explored without updating, for as long as there was room beside the rows that waited for more already
+    # explored without updating, for as long as there was room beside the few rows that waited already
     assert after.step - after.updates >= before.step - before.updates + 30
     rows, schema, committed = rows_on_disk(tmp_path / "data")
     assert len(rows) == committed == checkpoint_step(run)
@@ -136,6 +138,7 @@ async def test_a_replay_that_came_back_empty_is_said_refilled_and_trained_from(t
     assert checkpoint_step(tmp_path / "run") > before.step
 
 
+@pytest.mark.slow
 async def test_a_learner_whose_replay_came_back_empty_explores_until_it_has_stored_enough_anew(
     tmp_path, caplog
 ):
@@ -172,6 +175,7 @@ async def test_a_replay_that_came_back_empty_while_all_wait_for_each_other_fills
                 await until_trained(address, task=task)
 
 
+@pytest.mark.slow
 async def test_a_replay_that_stays_away_is_given_up_with_a_checkpoint(tmp_path, caplog):
     caplog.set_level(logging.INFO, "dase")
     async with replay_node(min_size=20) as replay:
@@ -201,6 +205,7 @@ async def test_a_learner_whose_replay_is_away_can_be_stopped_soon(tmp_path):
             await promptly(task, within_s=12)
 
 
+@pytest.mark.slow
 async def test_a_learner_that_finishes_while_its_replay_is_away_waits_for_it(tmp_path):
     data = {"data_dir": tmp_path / "data", "min_size": 20}
     async with replay_node(**data) as replay:
@@ -263,6 +268,7 @@ async def test_acknowledged_rows_that_a_power_loss_took_are_said_and_the_next_fo
     directory.close()
 
 
+@pytest.mark.slow
 async def test_streams_that_break_again_and_again_store_each_row_once(tmp_path):
     data = {"data_dir": tmp_path / "data"}
     async with replay_node(**data) as first, joined(first.address) as target:

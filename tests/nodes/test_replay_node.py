@@ -117,6 +117,7 @@ async def test_a_sampler_that_waits_for_transitions_ends_at_once_with_draining()
             await batch
 
 
+@pytest.mark.slow
 async def test_a_sampler_that_reads_nothing_does_not_keep_the_node(replay, monkeypatch):
     monkeypatch.setattr("dase_grpc.nodes.replay.GRACE_S", 0.5)
     async with joined(replay.address, schema=WIDE) as target:
@@ -247,6 +248,7 @@ async def test_a_metrics_port_in_use_is_an_address_error_and_frees_the_nodes_own
         pass
 
 
+@pytest.mark.slow
 async def test_the_metrics_endpoint_counts_what_was_inserted_and_sampled():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -29,6 +29,7 @@ def fill(services, sizes, *, agent_id=0):
         first += size
 
 
+@pytest.mark.slow
 async def test_rows_are_spread_over_the_shards_and_each_is_stored_once():
     async with shards_serving(3) as services:
         shards = await connections_to(services)

@@ -102,6 +102,7 @@ async def test_a_service_that_does_not_answer_is_refused_in_a_sentence():
         await look_twice(Target(ReplayPlace.at(Address("127.0.0.1", 1)), timeout_s=0.2), apart_s=0.0)
 
 
+@pytest.mark.slow
 async def test_a_shard_that_does_not_answer_is_a_trouble_beside_what_the_other_says(service):
     made = await told(service, apart_s=0.0, others=[Address("127.0.0.1", 1)])
     (trouble,) = document(made)["troubles"]
@@ -121,6 +122,7 @@ async def test_two_shards_are_added_up(service):
     assert len(made["agents"]) == 1
 
 
+@pytest.mark.slow
 async def test_an_observer_needs_credentials_where_the_replay_does(tmp_path):
     keyring = make_keyring(tmp_path)
     async with guarded(keyring.folder("replay")) as service:

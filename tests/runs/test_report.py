@@ -79,6 +79,7 @@ def text_of(run: RunDirectory) -> str:
     return text
 
 
+@pytest.mark.slow
 def test_a_full_run_shows_curves_scores_similarity_and_throughput(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     for agent in range(2):
@@ -129,6 +130,7 @@ def test_a_pair_that_has_not_distilled_yet_says_so(tmp_path: Path) -> None:
     assert "No distillation has been recorded yet." in text_of(run)
 
 
+@pytest.mark.slow
 def test_the_agents_of_a_mixed_ensemble_are_shown_with_their_algorithms(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"members": [{"algorithm": "td3"}, {"algorithm": "sac"}]})
     for agent in range(2):
@@ -144,6 +146,7 @@ def test_the_agents_of_a_mixed_ensemble_are_shown_with_their_algorithms(tmp_path
         assert "agent 1 (SAC)" in drawn
 
 
+@pytest.mark.slow
 def test_the_page_needs_nothing_beside_it(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     fill(run.agent(0), evaluations=60, records=5)
@@ -153,6 +156,7 @@ def test_the_page_needs_nothing_beside_it(tmp_path: Path) -> None:
     assert not re.search(r"(src|href)=\"(?!#|data:)|url\((?!#)|@import|<script", text)
 
 
+@pytest.mark.slow
 def test_the_same_run_gives_the_same_page(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     fill(run.agent(0), evaluations=60, records=5)
@@ -169,6 +173,7 @@ def test_an_empty_run_says_so_in_sentences(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("evaluations", [1, 2, 49])
+@pytest.mark.slow
 def test_a_short_run_is_not_smoothed_away(tmp_path: Path, evaluations: int) -> None:
     run = make_run(tmp_path)
     fill(run.agent(0), evaluations=evaluations, records=1)
@@ -178,6 +183,7 @@ def test_a_short_run_is_not_smoothed_away(tmp_path: Path, evaluations: int) -> N
     assert "published: single" not in text
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_writing_still_has_a_report(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     fill(run.agent(0), evaluations=3, records=3)
@@ -203,6 +209,7 @@ def test_numbers_that_are_not_finite_or_not_positive_draw_gaps(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("agents", [1, 10, 12])
+@pytest.mark.slow
 def test_any_number_of_agents_fits(tmp_path: Path, agents: int) -> None:
     run = make_run(tmp_path, {"train": {"agents": agents}})
     for agent in range(agents):
@@ -213,6 +220,7 @@ def test_any_number_of_agents_fits(tmp_path: Path, agents: int) -> None:
     assert ("for each collecting agent" in text) == (agents > 2)
 
 
+@pytest.mark.slow
 def test_the_terms_of_each_source_are_drawn_where_there_are_several(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"train": {"agents": 3}})
     for agent in range(3):
@@ -298,6 +306,7 @@ def row_of(text: str, name: str) -> list[str]:
     return re.findall(r"<td>(.*?)</td>", cells)
 
 
+@pytest.mark.slow
 def test_a_short_run_shows_its_last_score_and_no_final_one(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"train": {"agents": 1}, "agent": {"start_steps": 25_000}})
     fill(run.agent(0), evaluations=45, records=1)  # 19 of them follow step 25,000
@@ -309,6 +318,7 @@ def test_a_short_run_shows_its_last_score_and_no_final_one(tmp_path: Path) -> No
     assert row_of(text, "agent 1") == ["450.0", "405.0", "0.0", "450.0", "46"]
 
 
+@pytest.mark.slow
 def test_the_mean_over_agents_leaves_out_the_best(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     for agent in range(2):
@@ -374,6 +384,7 @@ def test_a_logarithmic_axis_has_at_least_two_labels(lowest: float, highest: floa
 @pytest.mark.parametrize(
     ("scope", "words"), [("agent", "which is what weighs"), ("transition", "by themselves, their mean")]
 )
+@pytest.mark.slow
 def test_the_page_says_what_weighs_in_each_scope(tmp_path: Path, scope: str, words: str) -> None:
     run = make_run(tmp_path, {"dps": {"scope": scope}})
     fill(run.agent(0), evaluations=1, records=4)

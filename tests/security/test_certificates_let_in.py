@@ -121,6 +121,7 @@ async def test_a_service_that_is_reached_by_another_name_is_not_trusted(keyring,
         assert_one_sentence(error, "host name")
 
 
+@pytest.mark.slow
 async def test_a_service_at_an_address_of_a_name_must_be_of_that_name(keyring, tmp_path):
     for name in ("ca.crt", "ca.key"):
         shutil.copy(keyring.authority / name, tmp_path / name)

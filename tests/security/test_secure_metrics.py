@@ -41,6 +41,7 @@ def scrape(port: int, context: ssl.SSLContext) -> tuple[str, int]:
         connection.close()
 
 
+@pytest.mark.slow
 def test_whoever_shows_a_certificate_of_the_authority_reads_the_metrics(keyring, port):
     tls = server_contexts(keyring.folder("replay"))
     with metrics_endpoint(make_registry(), "127.0.0.1", port, tls=tls):
@@ -49,6 +50,7 @@ def test_whoever_shows_a_certificate_of_the_authority_reads_the_metrics(keyring,
 
 
 @pytest.mark.parametrize("shown", [None, "other"])
+@pytest.mark.slow
 def test_nobody_else_does_and_no_traceback_is_printed(keyring, port, capfd, shown):
     folder = None if shown is None else keyring.folder("observer", authority=shown)
     with (
@@ -59,6 +61,7 @@ def test_nobody_else_does_and_no_traceback_is_printed(keyring, port, capfd, show
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_shake_hands_keeps_neither_another_nor_the_end_waiting(keyring, port):
     tls = server_contexts(keyring.folder("replay"))
     with socket.socket() as silent:
@@ -68,6 +71,7 @@ def test_a_client_that_does_not_shake_hands_keeps_neither_another_nor_the_end_wa
         assert "dase_build_info" in text
 
 
+@pytest.mark.slow
 def test_a_certificate_that_is_renewed_is_shown_to_the_next_client(keyring, port, tmp_path):
     folder = shutil.copytree(keyring.folder("replay"), tmp_path / "tls")
     context = client(keyring.folder("observer"), keyring.authority)
@@ -77,6 +81,7 @@ def test_a_certificate_that_is_renewed_is_shown_to_the_next_client(keyring, port
         assert scrape(port, context)[1] != before
 
 
+@pytest.mark.slow
 async def test_a_replay_serves_its_metrics_beyond_loopback_with_certificates(keyring, port):
     async with replay_node(
         metrics_host="0.0.0.0", metrics_port=port, metrics_tls=keyring.folder("replay")

@@ -59,6 +59,7 @@ def start_with_files_up_to(size: int, path: Path, *, capacity: int) -> subproces
 @pytest.mark.parametrize(
     ("limit", "error", "code"), [(2**20, "DataDirectoryError", 2), (2**24, "CapacityError", 3)]
 )
+@pytest.mark.slow
 def test_where_files_may_not_grow_there_is_one_sentence_and_afterwards_all_is_well(runs, limit, error, code):
     """A limit stands for a full disk: first the leases do not fit, then the rows do not."""
     answer = start_with_files_up_to(limit, runs.path, capacity=1_000_000)

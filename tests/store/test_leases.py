@@ -162,6 +162,7 @@ def test_leases_are_listed_by_agent_id(table):
         max_size=30,
     )
 )
+@pytest.mark.slow
 def test_whatever_happens_an_id_has_one_valid_epoch_and_it_never_falls(events):
     table, now, latest = LeaseTable(ttl_s=TTL_S, max_agents=3), 0.0, {}
     for act, agent_id, epoch, passed in events:

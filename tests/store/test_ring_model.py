@@ -67,6 +67,7 @@ def test_how_rows_are_cut_into_appends_does_not_matter(backend, case):
 
 @settings(deadline=None, max_examples=100)
 @given(appends())
+@pytest.mark.slow
 def test_the_same_generator_draws_the_same_rows_wherever_they_lie(case):
     capacity, chunks = case
     rings = [ring_on(backend, capacity) for backend in BACKENDS]

@@ -78,6 +78,7 @@ async def test_two_streams_of_one_writer_that_are_open_at_once_store_each_row_on
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
 async def test_any_mixture_of_breaks_doubles_and_restarts_of_the_service_stores_each_row_once(tmp_path, seed):
     rng, last = random.Random(seed), 300
     data = {"data_dir": tmp_path / "data"}

@@ -24,6 +24,7 @@ async def insert(inserter, rows):
     return inserter
 
 
+@pytest.mark.slow
 async def test_more_actors_than_the_table_takes_may_come_and_go(service):
     target = await service.target()
     for number in range(MAX_AGENT_WRITERS + 20):

@@ -67,6 +67,7 @@ async def test_batches_that_were_only_sent_ahead_make_no_room(service):
     sampler.cancel()
 
 
+@pytest.mark.slow
 async def test_a_batch_waits_for_steps_and_says_for_how_many_or_that_there_is_no_actor(service):
     target = await service.target()
     sampler = await opened(target)

@@ -143,6 +143,7 @@ async def test_cancelling_wakes_who_waits_for_a_policy(service):
 
 
 # Slow readers
+@pytest.mark.slow
 async def test_a_slow_reader_of_1000_policies_costs_no_memory_and_ends_with_the_latest(service):
     """The service keeps the latest policy and the one it is sending, whatever the reader does."""
     publisher, payload = PolicyPublisher(await service.target()), bytes(2**19)

@@ -52,6 +52,7 @@ def rows(comparison: Comparison, name: str) -> list[dict[str, str]]:
     return list(csv.DictReader(tables(comparison)[name].decode().splitlines()))
 
 
+@pytest.mark.slow
 def test_the_files_are_these_and_nothing_is_left_half_written(runs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "out"
     assert write_comparison(compare([runs]), folder) == [folder / name for name in FILES]
@@ -60,6 +61,7 @@ def test_the_files_are_these_and_nothing_is_left_half_written(runs: Path, tmp_pa
     assert ET.parse(folder / "comparison.svg").getroot().tag.endswith("svg")
 
 
+@pytest.mark.slow
 def test_the_same_runs_give_the_same_files(runs: Path, tmp_path: Path) -> None:
     for name in "ab":
         write_comparison(compare([runs]), tmp_path / name)
@@ -177,6 +179,7 @@ def test_the_page_says_what_its_numbers_are_and_what_they_are_worth(runs: Path) 
         assert expected in text, expected
 
 
+@pytest.mark.slow
 def test_an_unfinished_run_is_marked_where_it_is_used(runs: Path) -> None:
     write_run(runs, "going", flat(1, 61), seed=9, steps=100_000)
     comparison = compare([runs], unfinished=True)
