@@ -104,8 +104,8 @@ class Watched:
     cpu_total_s: float
 
 
-def measure(plan: Plan, *, algorithm: str, variant: str, repeat: int) -> Measured:
-    """Runs a variant and measures it.
+def measure(plan: Plan, *, algorithm: str, variant: str, repeat: int, memory: bool = True) -> Measured:
+    """Runs a variant and measures it; without its memory, which takes time to look at, that is 0.
 
     Raises:
         RunFailedError: it failed, or its agents did other work than planned.
@@ -118,7 +118,7 @@ def measure(plan: Plan, *, algorithm: str, variant: str, repeat: int) -> Measure
         command = [sys.executable, str(WORKER), variant, str(directory.path)]
         if plan.gpu is not None:
             command += [f"--gpu={plan.gpu}", f"--gpu-notes={root}"]
-        seen = watch(command, log=root / "log")
+        seen = watch(command, log=root / "log", memory=memory)
         _require_work(directory, plan)
         times = training_times(directory)
         highest = peak(seen.samples)
@@ -149,7 +149,7 @@ def measure(plan: Plan, *, algorithm: str, variant: str, repeat: int) -> Measure
     )
 
 
-def watch(command: Sequence[str], *, log: Path) -> Watched:
+def watch(command: Sequence[str], *, log: Path, memory: bool = True) -> Watched:
     """Runs a process to its end and samples its tree meanwhile; output goes to `log`.
 
     Raises:
@@ -162,7 +162,7 @@ def watch(command: Sequence[str], *, log: Path) -> Watched:
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env={**os.environ, **limits}
         )
         try:
-            tree = ProcessTree(process.pid, clock=time.time, name=process_name)
+            tree = ProcessTree(process.pid, clock=time.time, name=process_name, memory=memory)
             samples = [tree.sample()]
             while not _ends(process, within_s=SAMPLE_EVERY_S):
                 samples.append(tree.sample())

@@ -5,7 +5,8 @@ python benchmarks/run_time.py --quick
 python benchmarks/run_time.py --show FILE.csv
 
 Every agent does the same steps and updates, whatever K is; the single agent is one in one process without a
-service. Runs take turns and are measured as complexity.py does it; an increase compares runs of one turn.
+service. Runs take turns and are measured as complexity.py does it, but for the memory, for looking at it four
+times a second takes processes that share two cores 3 % of them; an increase compares runs of one turn.
 Where there are fewer cores than agents these share them, so the run time is also given less the wait for a
 core, and divided by the agents that share a core. FOLDER holds a copy of github.com/baturaysaglam/DASE, whose
 single agent then takes turns, too (authors_run.py).
@@ -58,7 +59,7 @@ def measure_all(
                 yield measure_authors(plan, authors, repeat=repeat)
                 continue
             each = Plan(plan.env, count, warmup=plan.warmup, updates=plan.updates)
-            yield measure(each, algorithm="td3", variant=variant, repeat=repeat)
+            yield measure(each, algorithm="td3", variant=variant, repeat=repeat, memory=False)
 
 
 def measure_authors(plan: Plan, folder: Path, *, repeat: int) -> Measured:
