@@ -1,11 +1,18 @@
 """Rounds of work that a device does: timed until the device has finished, which the host may be ahead of."""
 
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from measuring import Round
+
+
+def require_device(script: str, device: torch.device, *, otherwise: str) -> None:
+    """Ends the script in one sentence where torch finds no such device; `otherwise` is what to do then."""
+    if device.type == "cuda" and not torch.cuda.is_available():
+        sys.exit(f"{script} was not run: torch finds no CUDA device on this machine; {otherwise}")
 
 
 def rounds(

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from device_rounds import rounds
+from device_rounds import require_device, rounds
 from measuring import (
     Entry,
     Figure,
@@ -301,6 +301,7 @@ def on(device: torch.device, figures: Iterable[Figure]) -> list[Figure]:
 def measured(given: argparse.Namespace) -> list[Figure]:
     """Measures everything."""
     device = torch.device(given.device)
+    require_device("gpu.py", device, otherwise="--device cpu shows that it works")
     use(device)
     torch.set_num_threads(1)
     plan = Plan(device, ALGORITHMS, ENV, (1, 2, 5, 10), given.seconds, given.turns, compile=True)
@@ -330,10 +331,6 @@ def main() -> None:
     parser.add_argument("--results", type=Path, metavar="FILE.csv", help="one line for each figure")
     parser.add_argument("--show", type=Path, metavar="FILE.csv", help="print the tables of earlier results")
     given = parser.parse_args()
-    if not given.show and given.device != "cpu" and not torch.cuda.is_available():
-        sys.exit(
-            "gpu.py was not run: torch finds no CUDA device on this machine; --device cpu shows that it works"
-        )
     try:
         print(tables(read_figures(given.show) if given.show else measured(given)))
     except DaseError as error:

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from device_rounds import rounds
+from device_rounds import require_device, rounds
 from measuring import (
     Entry,
     Figure,
@@ -144,6 +144,7 @@ def table(figures: Sequence[Figure]) -> str:
 
 def measured(given: argparse.Namespace) -> list[Figure]:
     """Measures what is asked for; it is in the file where one is named."""
+    require_device("stack.py", given.device, otherwise="leave --device out")
     torch.set_num_threads(1)
     use(given.device)
     counts, turns, seconds = ((1, 2), 1, 0.05) if given.quick else (given.agents, given.turns, given.seconds)
@@ -165,8 +166,6 @@ def main() -> None:
     parser.add_argument("--results", type=Path, metavar="FILE.csv", help="one line for each figure")
     parser.add_argument("--show", type=Path, metavar="FILE.csv", help="print the table of earlier results")
     given = parser.parse_args()
-    if not given.show and given.device.type == "cuda" and not torch.cuda.is_available():
-        sys.exit("stack.py was not run: torch finds no CUDA device on this machine; leave --device out")
     try:
         print(table(read_figures(given.show) if given.show else measured(given)))
     except DaseError as error:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from dase_grpc.learning.adam import BETA1, BETA2, EPSILON
+from dase_grpc.learning.adam import fused_adam
 from dase_grpc.learning.guard import LOSS_SHARE
 
 
@@ -63,20 +63,14 @@ class StackedSteps:
         before = [tensor.clone() for tensor in moved]
         rows = self._rows
         self._held["step"].add_(1)
-        torch._fused_adam_(
+        fused_adam(
             rows["values"],
             rows["gradient"],
             rows["mean"],
             rows["square"],
-            [],
             rows["step"],
             lr=self._lr,
-            beta1=BETA1,
-            beta2=BETA2,
             weight_decay=self._weight_decay,
-            eps=EPSILON,
-            amsgrad=False,
-            maximize=False,
         )
         for tensor, old in zip(moved, before, strict=True):
             tensor.copy_(torch.where(taken[:, None], tensor, old))
