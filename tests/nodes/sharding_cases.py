@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import numpy as np
-from wire.services import Service, promptly, serving
+from wire.services import Service, eventually, promptly, rows_of, serving
 
 from dase_grpc.nodes.connection import Connection
 from dase_grpc.nodes.link import ReplayLink
@@ -60,6 +60,21 @@ async def running(link: ReplayLink, shards: Shards) -> AsyncIterator[dict[str, "
             link.close()
             for job in jobs.values():
                 job.cancel()
+
+
+async def all_serve(link: ReplayLink) -> None:
+    """Returns once batches are drawn from every shard, and not only from those whose streams opened first."""
+    await eventually(lambda: all(part.serves for part in link._fetcher._parts))
+
+
+async def rows_until_each_has_one(link: ReplayLink, services: list[Service]) -> int:
+    """Stores rows one by one until every shard's stream carries some; how many those were."""
+    count = 0
+    while not all(each.stored() for each in services):
+        count += 1
+        await store(link, rows_of(count, count))
+        await eventually(lambda: link.unacknowledged == 0)
+    return count
 
 
 async def take(link: ReplayLink, count: int) -> list[np.ndarray]:
