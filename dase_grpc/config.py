@@ -73,7 +73,7 @@ class ReplayConfig(Section):
     )
     min_size: PositiveInt = Field(1, description="transitions present before the first batch is served")
     prefetch: PositiveInt = Field(
-        8,
+        16,
         le=64,
         description="batches the service may send ahead of their use; bounds how stale a batch can be",
     )

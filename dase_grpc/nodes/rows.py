@@ -36,8 +36,8 @@ class RowLink:
     """A node's sink over the network.
 
     `store` belongs to the compute thread and blocks; everything else belongs to the event loop that made
-    the link. Rows go out when there are `GATHERED_ROWS` or a stream has waited `GATHERED_S` for more, and as
-    soon as one takes them where updates wait for them. Streams begin again when they break (connection.py).
+    the link. Rows go out when there are `GATHERED_ROWS` or a stream has waited `GATHERED_S`, and as soon as
+    one takes them where updates wait for them. Streams begin again when they break (connection.py).
 
     Shards take turns, chunk by chunk; one that is away, or that has a whole window of rows to acknowledge,
     is passed over. A row that a shard was given stays with it: it is kept until that shard has
@@ -69,6 +69,7 @@ class RowLink:
         self._turn = asyncio.Lock()  # whoever waits longest has it next, so shards take turns
         self._loop = asyncio.get_running_loop()
         queued = kept_rows(QUEUED_ROWS, row_bytes)
+        self._wanted = 1
         self._enough = 1 if paced else min(GATHERED_ROWS, self._window, queued)
         self._rows: Handoff[Array] = Handoff(queued, on_change=self._tell)
         shards.keep_for([partial(len, lane.outbox) for lane in self._lanes])
@@ -161,31 +162,33 @@ class RowLink:
     async def _take_turn(self, lane: "_Lane") -> Array | None:
         """Moves what is queued to a lane when it is its turn, and returns it; None when no more will come."""
         async with self._turn:
-            while not len(self._rows):
-                if self._no_more:
-                    return None
-                self._moved.clear()
-                if not len(self._rows):
-                    await self._moved.wait()
             await self._gather()
+            if not len(self._rows):
+                return None
             rows = np.stack(self._rows.take(self._window))
             lane.outbox.add(rows)
         return rows
 
     async def _gather(self) -> None:
-        """Returns when there are enough rows, or those that are there have waited for more."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(GATHERED_S):
-                while len(self._rows) < self._enough and not self._no_more:
-                    self._moved.clear()
-                    await self._moved.wait()
+        """Returns when there are enough rows, or some that may have waited for more; at the end at once."""
+        while not self._no_more:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GATHERED_S):
+                    await self._until_there_are(self._enough)
+            if len(self._rows):
+                return
+            await self._until_there_are(1)
+
+    async def _until_there_are(self, rows: int) -> None:
+        """Returns when this many rows are queued, or no more will come."""
+        self._wanted = rows
+        while len(self._rows) < rows and not self._no_more:
+            self._moved.clear()
+            await self._moved.wait()
 
     def _tell(self) -> None:
-        """Wakes the event loop for the first row and for enough: each time costs the compute thread time.
-
-        Only one thread stores: of two that do so at once, neither might see the first row alone.
-        """
-        if len(self._rows) == 1 or len(self._rows) >= self._enough:
+        """Wakes the event loop for as many rows as it waits for: each time costs the compute thread time."""
+        if len(self._rows) >= self._wanted:
             self._loop.call_soon_threadsafe(self._moved.set)
 
     def _away(self, waited: Waited) -> Wait | None:

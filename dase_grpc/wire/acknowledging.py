@@ -11,9 +11,9 @@ from dase_grpc.wire.v1 import replay_pb2
 ACK_ROWS: Final = 1_024
 """Rows whose acknowledgement goes out at once."""
 
-ACK_AFTER_S: Final = 0.002
-"""How long the acknowledgement of fewer rows waits for more. One for each chunk of 256 rows would
-take a third of the processor time of both sides."""
+ACK_EVERY_S: Final = 0.002
+"""How often fewer are acknowledged at most. One acknowledgement for each chunk of 256 rows would take a third
+of the processor time of both sides; to wait where chunks come seldom would wake the service once more."""
 
 
 class Acknowledger:
@@ -63,12 +63,14 @@ class Acknowledger:
 
     async def run(self) -> None:
         """Sends what the writer starts from, and then what is due, until the last acknowledgement."""
-        finished = False
+        loop, finished, next_at = asyncio.get_running_loop(), False, 0.0
         while not finished:
             await self._due.wait()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(ACK_AFTER_S):
-                    await self._urgent.wait()
+            if next_at > loop.time():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(next_at):
+                        await self._urgent.wait()
+            next_at = loop.time() + ACK_EVERY_S
             self._due.clear()
             self._urgent.clear()
             self._commit()

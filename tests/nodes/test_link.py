@@ -103,6 +103,23 @@ async def test_enough_rows_go_out_at_once_in_one_message(service, patient):
     assert patient == [GATHERED_ROWS]
 
 
+async def test_the_event_loop_is_woken_for_enough_rows_alone(service, patient, monkeypatch):
+    link = link_to(await service.target())
+    woken, wake = [], link._loop.call_soon_threadsafe
+
+    def noted(callback, *arguments, **options):
+        if getattr(callback, "__self__", None) is link._moved:
+            woken.append(len(link._rows))
+        return wake(callback, *arguments, **options)
+
+    monkeypatch.setattr(link._loop, "call_soon_threadsafe", noted)
+    async with running(link):
+        await eventually(lambda: link._wanted == GATHERED_ROWS)
+        await on_thread(lambda: [link.store(row) for row in rows_of(1, GATHERED_ROWS)])
+        await eventually(lambda: len(service.stored()) == GATHERED_ROWS)
+    assert woken == [GATHERED_ROWS]
+
+
 async def test_rows_do_not_wait_for_more_once_no_more_will_come(service, patient):
     link = link_to(await service.target())
     inserting = asyncio.ensure_future(link.insert_rows())

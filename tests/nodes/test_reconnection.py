@@ -96,7 +96,7 @@ async def test_a_learner_explores_on_while_its_replay_is_away_until_its_queue_is
     tmp_path, caplog, monkeypatch
 ):
     caplog.set_level(logging.INFO, "dase")
-    monkeypatch.setattr("dase_grpc.nodes.rows.QUEUED_ROWS", 50)
+    monkeypatch.setattr("dase_grpc.nodes.rows.QUEUED_ROWS", 60)
     monkeypatch.setattr("dase_grpc.nodes.rows.GATHERED_S", 0.001)  # so hardly any row waits when it goes away
     data, run = {"data_dir": tmp_path / "data", "min_size": 20}, tmp_path / "run"
     async with replay_node(**data) as replay:

@@ -17,6 +17,7 @@ from wire.services import (
     eventually,
     insert_header,
     listening,
+    promptly,
     refusal,
     rows_of,
     serving,
@@ -205,6 +206,24 @@ async def test_an_acknowledgement_comes_although_nothing_follows(service):
         await call.write(chunk(seq, rows_of(seq, seq)))
         assert (await call.read()).committed_seq == seq
     call.cancel()
+
+
+async def test_one_acknowledgement_goes_out_at_once_and_the_next_one_not_soon_after_it(service, monkeypatch):
+    monkeypatch.setattr("dase_grpc.wire.acknowledging.ACK_EVERY_S", 0.0)
+    call = service.stub.Insert()
+    await call.write(insert_header(await service.target()))
+    assert (await call.read()).committed_seq == 0
+    await service.round_trips()
+    monkeypatch.setattr("dase_grpc.wire.acknowledging.ACK_EVERY_S", 3_600.0)
+    await call.write(chunk(1, rows_of(1, 1)))
+    assert (await promptly(call.read())).committed_seq == 1
+    for seq in (2, 3):
+        await call.write(chunk(seq, rows_of(seq, seq)))
+    await eventually(lambda: service.stored() == [1, 2, 3])
+    await service.round_trips()
+    await call.write(END)
+    answer = await promptly(call.read())
+    assert (answer.committed_seq, answer.finished) == (3, True)  # one, for all that came since the first
 
 
 async def test_many_rows_are_acknowledged_at_once():

@@ -92,7 +92,7 @@ def test_the_limits_are_those_of_the_code():
     ("sentence", "value", "scale"),
     [
         (r"at most (\d+) rows unacknowledged", replay_client.WINDOW_ROWS, 1),
-        (r"about (\d+) ms after a commit", acknowledging.ACK_AFTER_S, 1_000),
+        (r"come at least (\d+) ms apart", acknowledging.ACK_EVERY_S, 1_000),
         (r"at once for (\d+) rows", acknowledging.ACK_ROWS, 1),
         (r"the start of a stream, (\d+) s", cluster.UNARY_TIMEOUT_S, 1),
         (r"gives one policy (\d+) s", policy.PUBLISH_TIMEOUT_S, 1),
