@@ -1,6 +1,6 @@
 """What a run needs, by observation width and K: memory, network and cores of replay and learners, and shards.
 
-python scripts/sizing.py [--updates 85] [--capacity 1000000]      prints the tables of docs/sizing.md
+python scripts/sizing.py [--updates 79] [--capacity 1000000]      prints the tables of docs/sizing.md
 
 Rows are exact, from TransitionSchema. What the replay's processor does for a batch and for a message of rows
 is from docs/results/throughput.md, what a learner takes from docs/results/complexity.csv, both measured. A
