@@ -25,8 +25,9 @@ GATHERED_ROWS: Final = 256
 """As many rows go out at once."""
 
 GATHERED_S: Final = 0.05
-"""How long fewer wait for more. A message for each row would cost both sides as much time as an update
-of a small network; what nobody has acknowledged is kept, and a batch misses some steps of a thousand."""
+"""How long fewer wait for more at most. A message for each row would cost both sides as much time as an
+update of a small network; what nobody has acknowledged is kept, and a batch misses some steps of a
+thousand."""
 
 KEPT_BYTES: Final = 64 * 2**20
 """What the rows that wait, and those that are not acknowledged, may take each; wide rows are fewer."""
@@ -69,7 +70,7 @@ class RowLink:
         self._turn = asyncio.Lock()  # whoever waits longest has it next, so shards take turns
         self._loop = asyncio.get_running_loop()
         queued = kept_rows(QUEUED_ROWS, row_bytes)
-        self._wanted = 1
+        self._wanted = 1  # as many queued rows wake the event loop
         self._enough = 1 if paced else min(GATHERED_ROWS, self._window, queued)
         self._rows: Handoff[Array] = Handoff(queued, on_change=self._tell)
         shards.keep_for([partial(len, lane.outbox) for lane in self._lanes])
@@ -170,7 +171,7 @@ class RowLink:
         return rows
 
     async def _gather(self) -> None:
-        """Returns when there are enough rows, or some that may have waited for more; at the end at once."""
+        """Returns when there are enough rows, or some after a wait for more; at once if no more will come."""
         while not self._no_more:
             with suppress(TimeoutError):
                 async with asyncio.timeout(GATHERED_S):

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -54,8 +55,9 @@ class Wrapping(grpc.aio.ServerInterceptor):
             known = self._wrapped[method] = (handler, self._wrap(method, handler))
         return known[1]
 
+    @abstractmethod
     def _wrap(self, method: str, handler: Handler) -> Handler:
-        raise NotImplementedError
+        """The handler that stands before that of a method."""
 
 
 class Guard(Wrapping):
