@@ -66,7 +66,8 @@ class Guard(Wrapping):
     A request that is no message is refused with MalformedError: here where a method takes one request,
     and by `read` and `read_first`, which servicers use, where it takes a stream of them. A caller that the
     door, where there is one, does not let in is refused first. A call that comes while `max_calls` of its
-    method are open is refused with OverloadedError.
+    method are open is refused with OverloadedError, and a method that its servicer does not implement with
+    UNIMPLEMENTED.
     """
 
     def __init__(self, *, max_calls: int = MAX_CALLS, door: Door | None = None) -> None:
@@ -82,11 +83,12 @@ class Guard(Wrapping):
 
     def _wrap(self, method: str, handler: Handler) -> Handler:
         kind, behaviour = behaviour_of(handler)
-        wrapped = (
-            self._generating(method, behaviour)
-            if inspect.isasyncgenfunction(behaviour)
-            else self._answering(method, behaviour)
-        )
+        if inspect.isasyncgenfunction(behaviour):
+            wrapped = self._generating(method, behaviour)
+        elif inspect.iscoroutinefunction(behaviour):
+            wrapped = self._answering(method, behaviour)
+        else:  # all of our servicers' are; this one the generated code has put where a servicer has none
+            wrapped = self._answering(method, _unimplemented(method))
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         made: Handler = make(
             wrapped,
@@ -127,6 +129,15 @@ class Guard(Wrapping):
             yield
         finally:
             self._open[method] -= 1
+
+
+def _unimplemented(method: str) -> Behaviour:
+    """Answers as gRPC answers for a method that does not exist; the generated code would raise as well."""
+
+    async def refuse(request: Any, context: Context) -> None:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"this service does not implement {method}")
+
+    return refuse
 
 
 async def read(context: Context) -> Any:
