@@ -70,6 +70,24 @@ async def test_every_service_that_reflection_lists_implements_each_of_its_method
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        "dase.v1.PolicyService/Subscribe",
+        "grpc.health.v1.Health/Watch",
+        "grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    ],
+)
+async def test_a_request_that_its_stream_would_keep_is_short(replay, method):
+    async with open_channel(replay.address) as channel:
+        call = channel.stream_stream(f"/{method}")()
+        await call.write(health_pb2.HealthCheckRequest(service="x" * 20_000).SerializeToString())
+        with pytest.raises(grpc.aio.AioRpcError, match="at most 16384 bytes, not 20004") as caught:
+            await promptly(call.read())
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_reflection_answers_under_its_newer_name_too(replay):
     async with open_channel(replay.address) as channel:
         call = channel.stream_stream(
