@@ -71,8 +71,8 @@ class Guard(Wrapping):
     A request that is no message, or too long to be kept, is refused with MalformedError: here where a method
     takes one request, and by `read` and `read_first`, which servicers use, where it takes a stream of them. A
     caller that the door, where there is one, does not let in is refused first. A call that comes while
-    `max_calls` of its method are open is refused with OverloadedError, and a method that its servicer does not
-    implement with UNIMPLEMENTED.
+    `max_calls` of its method are open is refused with OverloadedError, and one of a method that its servicer
+    does not implement with UNIMPLEMENTED.
     """
 
     def __init__(self, *, max_calls: int = MAX_CALLS, door: Door | None = None) -> None:
