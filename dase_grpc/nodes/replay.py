@@ -10,11 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
-from grpc_reflection.v1alpha import reflection
-
 from dase_grpc.capacity import transitions
 from dase_grpc.errors import AddressError, ConfigError
 from dase_grpc.health import Health
@@ -26,6 +21,7 @@ from dase_grpc.nodes.liveness import loop_turns
 from dase_grpc.nodes.loop_lag import watch_loop_lag
 from dase_grpc.nodes.monitoring import protection
 from dase_grpc.nodes.replay_monitor import ReplayMonitor
+from dase_grpc.nodes.standard import add_standard
 from dase_grpc.store.directory import stored_identity
 from dase_grpc.store.run import SharedRun
 from dase_grpc.store.settings import note_settings
@@ -262,8 +258,7 @@ async def _serve(
     if way_in:
         monitor.denied = lambda: way_in.denied
     cluster = ClusterServicer(run, clock=time.monotonic, on_event=log.info, started_at=time.monotonic())
-    health, probes = HealthServicer(), Health(loop_turns())
-    _register(server, health)
+    health, probes = add_standard(server, SERVICES), Health(loop_turns())
     add_replay(replay, server)
     cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, server)
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(policies, server)
@@ -272,12 +267,11 @@ async def _serve(
         address = bind(server, options.listen, way_in.credentials() if way_in else None)
         try:
             await server.start()
-            for service in ("", *SERVICES):
-                await health.set(service, health_pb2.HealthCheckResponse.SERVING)
+            await health.serving(SERVICES)
             announce(address)
             probes.is_ready = True
             async with asyncio.TaskGroup() as tasks:
-                jobs = [_watch_leases(run), watch_loop_lag(monitor.loop_lag.observe)]
+                jobs = [_watch_leases(run, replay, policies), watch_loop_lag(monitor.loop_lag.observe)]
                 if options.data_dir is not None:
                     jobs.append(_sync(run, options.sync_every_s, monitor.synced))
                 if way_in:
@@ -298,19 +292,13 @@ async def _serve(
             await server.stop(GRACE_S)
 
 
-def _register(server: grpc.aio.Server, health: HealthServicer) -> None:
-    health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    reflection.enable_server_reflection(
-        (*SERVICES, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME),
-        server,
-    )
-
-
-async def _watch_leases(run: SharedRun) -> None:
+async def _watch_leases(run: SharedRun, *servicers: ReplayServicer | PolicyServicer) -> None:
     watch = LeaseWatch(run)
     while True:
         now = time.monotonic()
         watch.look(now)
+        for servicer in servicers:
+            servicer.look()
         run.attendance.forget_silent(now)
         await asyncio.sleep(LEASE_CHECK_S)
 

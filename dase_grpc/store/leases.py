@@ -95,7 +95,7 @@ class LeaseTable:
         if held is None or held.epoch != epoch or held.left_because is not None:
             raise StaleLeaseError(
                 f"the lease of agent {agent_id} with epoch {epoch} is not valid "
-                f"({_what_holds(held)}); join again"
+                f"({_what_holds(held)}); {_remedy(held)}"
             )
         return held
 
@@ -148,6 +148,13 @@ class LeaseTable:
             if agent_id not in self._leases or self._leases[agent_id].state(now) != "live":
                 return agent_id
         raise AgentTakenError(f"all {self._max_agents} agent ids are held by live nodes")
+
+
+def _remedy(lease: Lease | None) -> str:
+    """What whoever states another lease than this one, the latest of the agent id, is to do."""
+    if lease is None or lease.left_because is not None:
+        return "join again"
+    return "another node acts as the agent, so end, or join as another agent"
 
 
 def _what_holds(lease: Lease | None) -> str:

@@ -93,7 +93,7 @@ class IncomingPolicy:
             MalformedError: they are more than was announced, or none.
             StalePolicyError: a later Publish of the agent took its place.
         """
-        self._require_not_dropped()
+        self.require_kept()
         if not 0 < len(piece) <= self.size - len(self._bytes):
             raise MalformedError(
                 f"a policy announced with {self.size} bytes got {len(piece)} more after {len(self._bytes)}"
@@ -108,7 +108,7 @@ class IncomingPolicy:
             MalformedError: bytes are missing, or are not those the digest was made of.
             StalePolicyError: a later Publish of the agent took its place.
         """
-        self._require_not_dropped()
+        self.require_kept()
         if not self.whole:
             raise MalformedError(f"the policy ended after {len(self._bytes)} of {self.size} bytes")
         if self._digest.digest() != self.sha256:
@@ -125,7 +125,12 @@ class IncomingPolicy:
         self._dropped = True
         self._bytes = bytearray()
 
-    def _require_not_dropped(self) -> None:
+    def require_kept(self) -> None:
+        """Checks that it may still become a policy.
+
+        Raises:
+            StalePolicyError: a later Publish of the agent took its place.
+        """
         if self._dropped:
             raise StalePolicyError(
                 f"policy {self.version} of agent {self.agent_id} was given up: another Publish stream of "

@@ -21,18 +21,23 @@ MAX_CALLS: Final = 2_048
 HEADER_S: Final = 10.0
 """How long a stream may stay open without its first message."""
 
+MAX_QUESTION_BYTES: Final = 16 * 2**10
+"""Of a request that a method may keep for as long as its stream is open: where one request is answered with a
+stream, and in reflection. Idle streams would else hold 4 MiB each."""
+
 Behaviour = Callable[[Any, Context], Any]
 Handler = Any  # grpc.RpcMethodHandler, which cannot be subscripted at run time
 
 
 class Unreadable:
-    """Stands for a request whose bytes are no message.
+    """Stands for a request whose bytes are no message, or more than `limit`.
 
     gRPC would answer UNKNOWN with an error of the protobuf library, and write its traceback into the log.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, limit: int | None = None) -> None:
         self.size = size
+        self.limit = limit
 
 
 class Wrapping(grpc.aio.ServerInterceptor):
@@ -63,10 +68,11 @@ class Wrapping(grpc.aio.ServerInterceptor):
 class Guard(Wrapping):
     """Wraps the methods of all servicers of one server. Lives on one event loop.
 
-    A request that is no message is refused with MalformedError: here where a method takes one request,
-    and by `read` and `read_first`, which servicers use, where it takes a stream of them. A caller that the
-    door, where there is one, does not let in is refused first. A call that comes while `max_calls` of its
-    method are open is refused with OverloadedError.
+    A request that is no message, or too long to be kept, is refused with MalformedError: here where a method
+    takes one request, and by `read` and `read_first`, which servicers use, where it takes a stream of them. A
+    caller that the door, where there is one, does not let in is refused first. A call that comes while
+    `max_calls` of its method are open is refused with OverloadedError, and one of a method that its servicer
+    does not implement with UNIMPLEMENTED.
     """
 
     def __init__(self, *, max_calls: int = MAX_CALLS, door: Door | None = None) -> None:
@@ -82,15 +88,18 @@ class Guard(Wrapping):
 
     def _wrap(self, method: str, handler: Handler) -> Handler:
         kind, behaviour = behaviour_of(handler)
-        wrapped = (
-            self._generating(method, behaviour)
-            if inspect.isasyncgenfunction(behaviour)
-            else self._answering(method, behaviour)
-        )
+        generates = inspect.isasyncgenfunction(behaviour)
+        limit = MAX_QUESTION_BYTES if generates or kind == "unary_stream" else None
+        if generates:
+            wrapped = self._generating(method, behaviour)
+        elif inspect.iscoroutinefunction(behaviour):
+            wrapped = self._answering(method, behaviour)
+        else:  # all of our servicers' are; this one the generated code has put where a servicer has none
+            wrapped = self._answering(method, _unimplemented(method))
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         made: Handler = make(
             wrapped,
-            request_deserializer=_reading(handler.request_deserializer),
+            request_deserializer=_reading(handler.request_deserializer, limit),
             response_serializer=_writing(handler.response_serializer),
         )
         return made
@@ -129,6 +138,15 @@ class Guard(Wrapping):
             self._open[method] -= 1
 
 
+def _unimplemented(method: str) -> Behaviour:
+    """Answers as gRPC answers for a method that does not exist; the generated code would raise as well."""
+
+    async def refuse(request: Any, context: Context) -> None:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"this service does not implement {method}")
+
+    return refuse
+
+
 async def read(context: Context) -> Any:
     """A stream's next request, or `grpc.aio.EOF`.
 
@@ -154,6 +172,10 @@ async def read_first(context: Context, *, within_s: float = HEADER_S) -> Any:
 
 
 def _require_readable(request: Any) -> Any:
+    if isinstance(request, Unreadable) and request.limit is not None:
+        raise MalformedError(
+            f"a request of this method has at most {request.limit} bytes, not {request.size}"
+        )
     if isinstance(request, Unreadable):
         raise MalformedError(
             f"the {request.size} bytes of this message are not what the method takes; make it from the "
@@ -167,11 +189,13 @@ async def _readable(requests: Any) -> AsyncIterator[Any]:
         yield _require_readable(request)
 
 
-def _reading(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+def _reading(parse: Callable[[bytes], Any] | None, limit: int | None) -> Callable[[bytes], Any] | None:
     if parse is None:
         return None
 
     def parsed(data: bytes) -> Any:
+        if limit is not None and len(data) > limit:
+            return Unreadable(len(data), limit=limit)
         try:
             return parse(data)
         except DecodeError:

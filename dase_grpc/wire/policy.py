@@ -27,6 +27,9 @@ CHUNK_BYTES: Final = MAX_CHUNK_BYTES - 1024
 PUBLISH_TIMEOUT_S: Final = 60.0
 """How long one policy may take to be published, the wait for a connection included."""
 
+PUBLISH_IDLE_S: Final = 60.0
+"""How long the service waits for the next message of a policy, whose pieces it holds meanwhile."""
+
 
 class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     """PolicyService over a SharedRun, whose policy board holds every rule. Lives on one event loop.
@@ -48,6 +51,10 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     def drain(self) -> None:
         """Ends every open stream, and every one to come, with UNAVAILABLE."""
         self._draining.begin()
+
+    def look(self) -> None:
+        """Ends the open Publish streams whose lease was given back or given to another."""
+        self._draining.look()
 
     async def Publish(
         self, request_iterator: AsyncIterator[policy_pb2.PublishRequest], context: Context
@@ -85,10 +92,16 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             sha256=header.sha256,
             step=header.step,
         ) as incoming:
-            while (request := await read(context)) is not grpc.aio.EOF:
-                _add(incoming, request)
+
+            def require_valid() -> None:
+                incoming.require_kept()
                 self._run.leases.require(stream.agent_id, stream.lease_epoch)
-            self._run.leases.require(stream.agent_id, stream.lease_epoch)
+
+            self._draining.look()  # ends the stream whose place this one has taken
+            self._draining.require(context, require_valid)
+            while await _take_piece(context, incoming):
+                require_valid()
+            require_valid()
             policy = incoming.finish()
         if self._run.policies.publish(policy):
             self._published.set()
@@ -130,7 +143,19 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             await context.write(policy_pb2.SubscribeResponse(chunk=piece))
 
 
-def _add(incoming: IncomingPolicy, request: policy_pb2.PublishRequest) -> None:
+async def _take_piece(context: Context, incoming: IncomingPolicy) -> bool:
+    """Adds what the next message brings, and keeps none of it besides; whether one came."""
+    try:
+        async with asyncio.timeout(PUBLISH_IDLE_S):
+            request = await read(context)
+    except TimeoutError:
+        raise MalformedError(
+            f"policy {incoming.version} of agent {incoming.agent_id} has {incoming.held_bytes} of "
+            f"{incoming.size} bytes, and no more came within {PUBLISH_IDLE_S:g} s; send all of it, and "
+            f"then end your side of the stream"
+        ) from None
+    if request is grpc.aio.EOF:
+        return False
     kind = request.WhichOneof("kind")
     if kind != "chunk":
         raise MalformedError(f"after its header a Publish stream takes chunks, not {kind or 'nothing'}")
@@ -139,6 +164,7 @@ def _add(incoming: IncomingPolicy, request: policy_pb2.PublishRequest) -> None:
             f"a chunk of a policy has at most {MAX_CHUNK_BYTES} bytes, not {len(request.chunk)}"
         )
     incoming.add(request.chunk)
+    return True
 
 
 class PolicyPublisher:

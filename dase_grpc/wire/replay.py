@@ -69,6 +69,10 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         """Ends every open stream, and every one to come, with UNAVAILABLE."""
         self._draining.begin()
 
+    def look(self) -> None:
+        """Ends the open streams whose lease was given back or given to another, those that idle included."""
+        self._draining.look()
+
     async def Describe(
         self, request: replay_pb2.DescribeRequest, context: Context
     ) -> replay_pb2.DescribeResponse:
@@ -95,7 +99,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
 
     async def _insert(self, context: Context) -> None:
         header = await _insert_header(context)
-        store = self._require(header.stream)
+        store = self._require(context, header.stream)
         if not 0 < len(header.writer_id) <= MAX_WRITER_ID:
             raise MalformedError(
                 f"a writer id has 1 to {MAX_WRITER_ID} characters, not {len(header.writer_id)}"
@@ -136,26 +140,32 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         self, context: Context, header: replay_pb2.InsertHeader, store: ReplayStore, acks: Acknowledger
     ) -> bool:
         """Stores each chunk as it comes; returns whether the stream ended with an end frame."""
-        writer, agent_id, epoch = header.writer_id, header.stream.agent_id, header.stream.lease_epoch
-        clock, took = self._calls.clock, self._calls.requests("Insert").observe
         while (request := await read(context)) is not grpc.aio.EOF:
-            began = clock()
             if not isinstance(request, Chunk):
                 _require_end(request)
                 return True
-            first_seq, rows = request.first_seq, store.schema.from_bytes(request.rows)
-            while len(rows):
-                self._run.leases.require(agent_id, epoch)
-                count = await self._room_for(header, first_seq, len(rows), acks)
-                if not count:
-                    began = clock()
-                    continue
-                refused = store.append(writer, first_seq, rows[:count], agent_id=agent_id, commit=False)
-                acks.stored(store.committed(writer, agent_id=agent_id), refused=refused)
-                first_seq, rows = first_seq + count, rows[count:]
-                self._changed.tell()
-            took(clock() - began)
+            await self._store_chunk(request, header, store, acks)
+            del request  # a stream that idles keeps no rows
         return False
+
+    async def _store_chunk(
+        self, chunk: Chunk, header: replay_pb2.InsertHeader, store: ReplayStore, acks: Acknowledger
+    ) -> None:
+        writer, agent_id, epoch = header.writer_id, header.stream.agent_id, header.stream.lease_epoch
+        clock, took = self._calls.clock, self._calls.requests("Insert").observe
+        began = clock()
+        first_seq, rows = chunk.first_seq, store.schema.from_bytes(chunk.rows)
+        while len(rows):
+            self._run.leases.require(agent_id, epoch)
+            count = await self._room_for(header, first_seq, len(rows), acks)
+            if not count:
+                began = clock()
+                continue
+            refused = store.append(writer, first_seq, rows[:count], agent_id=agent_id, commit=False)
+            acks.stored(store.committed(writer, agent_id=agent_id), refused=refused)
+            first_seq, rows = first_seq + count, rows[count:]
+            self._changed.tell()
+        took(clock() - began)
 
     async def _room_for(
         self, header: replay_pb2.InsertHeader, first_seq: int, count: int, acks: Acknowledger
@@ -184,10 +194,8 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             return
         if not request.HasField("header"):
             raise MalformedError("the first request of a Sample stream carries no header")
-        batch_size, row_bytes = (
-            request.header.batch_size,
-            self._require(request.header.stream).schema.row_bytes,
-        )
+        row_bytes = self._require(context, request.header.stream).schema.row_bytes
+        batch_size = request.header.batch_size
         _require_batch_size(batch_size, row_bytes=row_bytes)
         agent_id, paced = request.header.stream.agent_id, request.header.HasField("pace")
         at_once = 1 if paced else _batches_per_frame(request.header, row_bytes)
@@ -248,15 +256,19 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             if request is not grpc.aio.EOF:
                 require_no_header(request)
 
-    def _require(self, stream: replay_pb2.StreamHeader) -> ReplayStore:
+    def _require(self, context: Context, stream: replay_pb2.StreamHeader) -> ReplayStore:
+        """The store; the stream ends as soon as `look` finds its lease stale."""
         require_agent(stream.agent_id)
-        return self._run.require_stream(
+        store = self._run.require_stream(
             run_id=stream.run_id,
             agent_id=stream.agent_id,
             epoch=stream.lease_epoch,
             fingerprint=stream.schema_fingerprint,
             buffer_id=stream.buffer_id,
         )
+        valid = partial(self._run.leases.require, stream.agent_id, stream.lease_epoch)
+        self._draining.require(context, valid)
+        return store
 
     async def _wait_until_ready(self, context: Context, header: replay_pb2.SampleHeader) -> None:
         stream, store, min_size = header.stream, self._run.store, self._run.min_size

@@ -36,6 +36,7 @@ PERMISSIONS: Final[Mapping[str, frozenset[Role]]] = {
     "/grpc.health.v1.Health/Check": EVERYBODY,
     "/grpc.health.v1.Health/List": EVERYBODY,
     "/grpc.health.v1.Health/Watch": EVERYBODY,
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": frozenset({Role.OBSERVER}),
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": frozenset({Role.OBSERVER}),
 }
 """Who may call what; a method that is not here, nobody."""

@@ -51,7 +51,9 @@ METHODS = [
     for method in service.methods
 ] + [
     "/grpc.health.v1.Health/Check",
+    "/grpc.health.v1.Health/List",
     "/grpc.health.v1.Health/Watch",
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
 ]
 INT64, UINT32 = 2**63 - 1, 2**32 - 1

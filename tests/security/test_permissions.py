@@ -13,6 +13,7 @@ from wire.services import SCHEMA, promptly
 from dase_grpc.attendance import Attendance, Attendant
 from dase_grpc.errors import CredentialsError, NotPermittedError
 from dase_grpc.identity import Identity, Role
+from dase_grpc.nodes.standard import REFLECTION_V1
 from dase_grpc.progress import Progress
 from dase_grpc.wire import security
 from dase_grpc.wire.policy import PolicyPublisher, PolicySubscriber
@@ -100,7 +101,7 @@ def test_every_method_of_every_service_is_in_the_table_and_nothing_else():
         for service in module.DESCRIPTOR.services_by_name.values()
     ]
     methods = {f"/{service.full_name}/{method.name}" for service in services for method in service.methods}
-    assert set(PERMISSIONS) == methods
+    assert set(PERMISSIONS) == methods | {f"/{REFLECTION_V1}/ServerReflectionInfo"}
 
 
 async def test_an_actor_reads_the_policies_of_its_agent_alone(keyring):

@@ -76,7 +76,9 @@ def test_a_silent_holder_whose_id_was_taken_is_fenced_off(table):
     ):
         with pytest.raises(StaleLeaseError) as refusal:
             act()
-        assert_one_sentence(refusal.value, "agent 0", "epoch 1", "epoch 2", "'second'", "join again")
+        assert_one_sentence(
+            refusal.value, "agent 0", "epoch 1", "epoch 2", "'second'", "so end, or join as another agent"
+        )
     assert table.require(0, 2).node_name == "second"
 
 
@@ -85,14 +87,14 @@ def test_a_lease_that_was_given_back_is_not_valid_and_says_why(table):
     table.leave(0, 1, because="budget spent")
     with pytest.raises(StaleLeaseError) as refusal:
         table.require(0, 1)
-    assert_one_sentence(refusal.value, "gave epoch 1 back", "budget spent")
+    assert_one_sentence(refusal.value, "gave epoch 1 back", "budget spent", "; join again")
     assert table.all()[0].state(0.0) == "left"
 
 
 def test_a_lease_that_never_was_is_not_valid(table):
     with pytest.raises(StaleLeaseError) as refusal:
         table.require(2, 1)
-    assert_one_sentence(refusal.value, "agent 2", "no lease")
+    assert_one_sentence(refusal.value, "agent 2", "no lease", "; join again")
 
 
 def test_a_node_that_asks_again_because_it_heard_no_answer_is_given_its_lease(table):

@@ -1,8 +1,10 @@
 """A replay service in the test's own event loop, and what tests say to it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import gc
+import tracemalloc
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -207,6 +209,23 @@ async def promptly(awaited: Awaitable[Any], *, within_s: float = 3.0) -> Any:
     """What is awaited, which must not take longer."""
     async with asyncio.timeout(within_s):
         return await awaited
+
+
+@contextmanager
+def grown() -> Iterator[Callable[[], int]]:
+    """How many bytes of Python objects there are more than at the beginning of the block."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+
+        def bytes_grown() -> int:
+            gc.collect()
+            return tracemalloc.get_traced_memory()[0] - before
+
+        yield bytes_grown
+    finally:
+        tracemalloc.stop()
 
 
 def another_epoch(target: StreamTarget, epoch: int) -> StreamTarget:

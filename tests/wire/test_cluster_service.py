@@ -77,7 +77,7 @@ async def test_a_lease_that_expired_is_replaced_with_a_higher_epoch_and_fences_i
     service.clock.now = 10.1
     second = await service.join(0)
     assert (first.epoch, second.epoch) == (1, 2)
-    with pytest.raises(StaleLeaseError, match=r"epoch 1 is not valid.*join again"):
+    with pytest.raises(StaleLeaseError, match=r"epoch 1 is not valid.*; another node acts as the agent"):
         await service.client.heartbeat(first, Progress())
     await service.client.heartbeat(second, Progress())
 

@@ -15,11 +15,13 @@ from wire.services import (
     another_epoch,
     chunk,
     eventually,
+    grown,
     insert_header,
     listening,
     promptly,
     refusal,
     rows_of,
+    sample_header,
     serving,
 )
 
@@ -408,3 +410,38 @@ async def test_an_inserter_that_is_cancelled_raises_instead_of_waiting(service):
         await receiving
     with pytest.raises(UnreachableError):
         await inserter.append(rows_of(5, 5))
+
+
+# Streams that idle
+@pytest.mark.slow
+async def test_a_stream_that_idles_keeps_no_rows(service):
+    target = await service.target(schema=WIDE)
+    data = rows_of(1, 32, schema=WIDE)
+    calls = []
+    with grown() as bytes_grown:
+        for writer in range(16):
+            call = service.stub.Insert()
+            calls.append(call)
+            await call.write(insert_header(target, f"w-{writer}"))
+            await call.write(chunk(1, data))
+            await acknowledged(call, 32)
+        assert bytes_grown() < 4 * 2**20
+    for call in calls:
+        call.cancel()
+
+
+@pytest.mark.parametrize("opened", ["Insert", "Sample"])
+async def test_a_stream_that_idles_ends_once_its_lease_is_another_nodes(service, opened):
+    target = await service.target()
+    call = getattr(service.stub, opened)()
+    await call.write(insert_header(target) if opened == "Insert" else sample_header(target))
+    await eventually(lambda: service.replay.open_streams[opened] == 1)
+    await service.round_trips()
+    service.replay.look()
+    await service.round_trips()
+    assert not call.done()
+    service.clock.now += 60
+    await service.join()
+    service.replay.look()
+    assert (await promptly(refusal(call)))[0] is grpc.StatusCode.ABORTED
+    await eventually(lambda: service.replay.open_streams[opened] == 0)

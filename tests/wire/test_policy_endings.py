@@ -9,16 +9,19 @@ from wire.policy_streams import BIG, header, piece, stub_of, subscribed, subscri
 from wire.services import (
     SCHEMA,
     eventually,
+    grown,
     promptly,
     serving,
 )
 
 from dase_grpc.errors import (
     DrainingError,
+    StalePolicyError,
     UnreachableError,
 )
 from dase_grpc.store import Policy
 from dase_grpc.wire.policy import PolicyPublisher, PolicySubscriber
+from dase_grpc.wire.status import REFUSAL_KEY
 from dase_grpc.wire.transport import open_channel
 from dase_grpc.wire.v1 import policy_pb2, policy_pb2_grpc
 
@@ -72,7 +75,6 @@ async def test_a_publisher_that_comes_back_does_not_wait_for_its_broken_stream(s
     await eventually(lambda: service.run.policies.incoming_bytes == 3)
     assert await promptly(PolicyPublisher(target).publish(1, b"policy")) == 1
     assert service.run.policies.incoming_bytes == 0
-    await stuck.write(piece(b"icy"))
     with pytest.raises(grpc.aio.AioRpcError, match="another Publish stream"):
         await promptly(stuck)
 
@@ -188,3 +190,86 @@ async def test_an_agent_that_publishes_all_the_time_does_not_starve_the_others(s
         following = [(await promptly(subscriber.next())).agent_id for _ in range(4)]
         assert 1 in following
         publishing.cancel()
+
+
+# Streams that idle
+async def refused(call) -> tuple[grpc.StatusCode, str]:
+    """How a Publish stream ends, its client's side being open: the status and the refusal's name."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await promptly(call)
+    return caught.value.code(), dict(caught.value.trailing_metadata()).get(REFUSAL_KEY)
+
+
+async def test_a_new_publish_stream_ends_the_unfinished_one_that_sends_nothing_more(service):
+    target = await service.target()
+    idle = stub_of(service).Publish()
+    await idle.write(header(target, b"policy"))
+    await idle.write(piece(b"pol"))
+    await eventually(lambda: service.run.policies.incoming_bytes == 3)
+    newer = stub_of(service).Publish()
+    await newer.write(header(target, b"newer", version=2))
+    assert await refused(idle) == (grpc.StatusCode.FAILED_PRECONDITION, "StalePolicyError")
+    await eventually(lambda: service.policies.open_streams["Publish"] == 1)
+    await newer.write(piece(b"newer"))
+    await newer.done_writing()
+    assert (await promptly(newer)).latest_version == 2
+
+
+async def test_a_publish_stream_that_is_refused_ends_no_other(service):
+    target = await service.target()
+    await PolicyPublisher(target).publish(5, b"latest")
+    going_on = stub_of(service).Publish()
+    await going_on.write(header(target, b"policy", version=6))
+    await going_on.write(piece(b"pol"))
+    await eventually(lambda: service.run.policies.incoming_bytes == 3)
+    with pytest.raises(StalePolicyError):
+        await PolicyPublisher(target).publish(4, b"older")
+    await going_on.write(piece(b"icy"))
+    await going_on.done_writing()
+    assert (await promptly(going_on)).latest_version == 6
+
+
+@pytest.mark.slow
+async def test_policies_that_never_arrive_whole_take_the_memory_of_one(service):
+    target, data = await service.target(), BIG[: 2**20]
+    calls = []
+    with grown() as bytes_grown:
+        for version in range(20):
+            call = stub_of(service).Publish()
+            await call.write(header(target, BIG, version=version))
+            await call.write(piece(data))
+            calls.append(call)
+            await eventually(lambda: service.run.policies.incoming_bytes == len(data))
+            await eventually(lambda: service.policies.open_streams["Publish"] == 1)
+        assert bytes_grown() < 4 * 2**20
+    calls[-1].cancel()
+
+
+async def test_a_publisher_that_stops_half_way_is_given_up(service, monkeypatch):
+    monkeypatch.setattr("dase_grpc.wire.policy.PUBLISH_IDLE_S", 0.1)
+    target = await service.target()
+    idle = stub_of(service).Publish()
+    await idle.write(header(target, b"policy"))
+    await idle.write(piece(b"pol"))
+    with pytest.raises(
+        grpc.aio.AioRpcError, match=r"has 3 of 6 bytes, and no more came within 0\.1 s"
+    ) as caught:
+        await promptly(idle)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await eventually(lambda: service.run.policies.incoming_bytes == 0)
+
+
+async def test_a_publish_stream_that_idles_ends_once_its_lease_is_another_nodes(service):
+    target = await service.target()
+    idle = stub_of(service).Publish()
+    await idle.write(header(target, b"policy"))
+    await idle.write(piece(b"pol"))
+    await eventually(lambda: service.run.policies.incoming_bytes == 3)
+    service.policies.look()
+    await service.round_trips()
+    assert not idle.done()
+    service.clock.now += 60
+    await service.join()
+    service.policies.look()
+    assert await refused(idle) == (grpc.StatusCode.ABORTED, "StaleLeaseError")
+    await eventually(lambda: service.run.policies.incoming_bytes == 0)

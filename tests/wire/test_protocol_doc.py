@@ -81,7 +81,9 @@ def test_the_limits_are_those_of_the_code():
         transport.MAX_CONNECTION_STREAMS,
         transport.MAX_CONNECTIONS,
         transport.MAX_HEADERS_BYTES,
+        guard.MAX_QUESTION_BYTES,
         guard.HEADER_S,
+        policy.PUBLISH_IDLE_S,
         transport.HANDSHAKE_MS / 1_000,
         transport.IDLE_MS / 1_000,
     ]

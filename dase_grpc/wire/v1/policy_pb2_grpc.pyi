@@ -42,7 +42,8 @@ class PolicyServiceStub:
     takes the place of the one before once all of it is there and its digest is right; a stream that
     ends earlier changes nothing. Versions only grow: within a lease epoch an older version is refused,
     and so is another policy of the same version; sending the same policy again changes nothing, unless
-    with a greater step, and is answered alike. A new epoch may begin at any version. A stream ends the agent's unfinished one.
+    with a greater step, and is answered alike. A new epoch may begin at any version. A stream whose header
+    is accepted ends the agent's unfinished one at once.
     """
     Subscribe: _grpc.UnaryStreamMultiCallable[_policy_pb2.SubscribeRequest, _policy_pb2.SubscribeResponse]
     """Sends the latest policy of each agent at once, and then each newer one.
@@ -61,7 +62,8 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
     takes the place of the one before once all of it is there and its digest is right; a stream that
     ends earlier changes nothing. Versions only grow: within a lease epoch an older version is refused,
     and so is another policy of the same version; sending the same policy again changes nothing, unless
-    with a greater step, and is answered alike. A new epoch may begin at any version. A stream ends the agent's unfinished one.
+    with a greater step, and is answered alike. A new epoch may begin at any version. A stream whose header
+    is accepted ends the agent's unfinished one at once.
     """
     Subscribe: _aio.UnaryStreamMultiCallable[_policy_pb2.SubscribeRequest, _policy_pb2.SubscribeResponse]  # type: ignore[assignment]
     """Sends the latest policy of each agent at once, and then each newer one.
@@ -83,7 +85,8 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         takes the place of the one before once all of it is there and its digest is right; a stream that
         ends earlier changes nothing. Versions only grow: within a lease epoch an older version is refused,
         and so is another policy of the same version; sending the same policy again changes nothing, unless
-        with a greater step, and is answered alike. A new epoch may begin at any version. A stream ends the agent's unfinished one.
+        with a greater step, and is answered alike. A new epoch may begin at any version. A stream whose header
+        is accepted ends the agent's unfinished one at once.
         """
 
     @_abc_1.abstractmethod

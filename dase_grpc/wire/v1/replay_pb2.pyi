@@ -290,7 +290,7 @@ class SampleHeader(_message.Message):
     """Draw only from what the stream's agent collected; else from the whole buffer."""
     batches_per_frame: _builtins.int
     """Credits granted in one request may come as frames of up to this many whole batches, drawn together, as far
-    as they fit; 0 and 1 mean that each comes in frames of its own.
+    as they fit; 0 and 1 mean that each comes in frames of its own. Such a frame is cut every batch_size rows.
     """
     @_builtins.property
     def stream(self) -> Global___StreamHeader: ...
@@ -333,8 +333,9 @@ class Pace(_message.Message):
     HELD_FIELD_NUMBER: _builtins.int
     updates_per_step: _builtins.float
     step_error_buffer: _builtins.int
+    """At least 1 more than the steps that one update takes."""
     first_steps: _builtins.int
-    """Steps collected before the first update, which follows the last of them."""
+    """Steps collected before the first update, which follows the last of them; at least 1."""
     collected_before: _builtins.int
     """Transitions of the agent that were stored before this pace began (BufferState.inserted_by_agent)."""
     used: _builtins.int
