@@ -13,7 +13,7 @@ from dase_grpc.launch.video import Scene, film, prepare_video, rehearse
 from dase_grpc.learning.agent import Policy
 from dase_grpc.learning.agents import load_policy
 from dase_grpc.learning.device import pick_device
-from dase_grpc.learning.envs import make_env, require_same_environment, schema_of
+from dase_grpc.learning.envs import close_env, make_env, require_same_environment, schema_of
 from dase_grpc.learning.evaluation import Evaluation, Evaluator
 from dase_grpc.progress import number
 from dase_grpc.runs.checkpoint import METADATA_FILE, Checkpoint, latest, load_checkpoint
@@ -203,7 +203,7 @@ def _policy(checkpoint: Checkpoint) -> Policy:
     try:
         require_same_environment(schema_of(env, config.env.id), schema)
     finally:
-        env.close()
+        close_env(env, owner="evaluation")
     try:
         return load_policy(config.agent, schema, checkpoint.tensors, pick_device(None))
     except (KeyError, ValueError) as error:

@@ -22,7 +22,7 @@ from dase_grpc.launch.experiment_file import read_experiment
 from dase_grpc.launch.experiment_folder import ExperimentFolder, State, score
 from dase_grpc.launch.matrix import Cell, cells_of
 from dase_grpc.launch.scoreboard import Outcome, Reading, Scoreboard
-from dase_grpc.learning.env_ids import summary
+from dase_grpc.learning.foreign import summary
 from dase_grpc.nodes.lifecycle import stop_event
 from dase_grpc.progress import duration, number
 from dase_grpc.schema import TransitionSchema

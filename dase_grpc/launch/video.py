@@ -16,7 +16,7 @@ from PIL import Image
 
 from dase_grpc.errors import EnvironmentSpecError, UsageError
 from dase_grpc.learning.agent import Policy
-from dase_grpc.learning.envs import Environment, make_env
+from dase_grpc.learning.envs import Environment, close_env, make_env
 from dase_grpc.learning.evaluation import record_episode
 from dase_grpc.schema import TransitionSchema
 
@@ -108,7 +108,7 @@ def _record(policy: Policy, scene: Scene, *, max_episode_steps: int) -> tuple[Fr
             f"so {_INSTALL_GL}"
         ) from error
     finally:
-        env.close()
+        close_env(env, owner="the film")
 
 
 def _make_visible(env_id: str, kwargs: dict[str, Any]) -> Environment:
