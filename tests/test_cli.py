@@ -215,6 +215,11 @@ def world(name: str, *more: object) -> tuple[object, ...]:
     return ("train", "--env", f"worlds:{name}", *more)
 
 
+def breach(name: str, **kwargs: str) -> tuple[object, ...]:
+    given = ", ".join(f'{key} = "{value}"' for key, value in kwargs.items())
+    return ("train", "--env", f"breaches:{name}", "--set", f"env.kwargs={{{given}}}")
+
+
 EXPERIMENTS = {
     "empty.toml": "",
     "discrete.toml": '[matrix]\nenv = ["worlds:PointGoal", "worlds:DiscreteAction"]\n',
@@ -234,6 +239,26 @@ REFUSED = {
     ),
     "a discrete observation": (world("DiscreteObservation"), r"has the observation space Discrete\(5\)"),
     "an environment that cannot be made": (world("RefusesToStart"), r"failed with ValueError: no licence"),
+    "an environment that leaves the process while it is made": (
+        breach("Raises", how="leaves", where="making"),
+        r"failed with SystemExit, that is, sys\.exit\(3\) \(breaches\.py, line \d+\)",
+    ),
+    "an environment that leaves the process in its step": (
+        breach("Raises", how="leaves", where="step"),
+        r"the environment's step raised SystemExit, that is, sys\.exit\(3\) \(breaches\.py, line \d+\) when",
+    ),
+    "an environment whose step returns something else": (
+        breach("Breaks", how="terminated is an array of two"),
+        r"returned terminated = ndarray of shape \(2,\), which is neither true nor false; in Gymnasium's",
+    ),
+    "an observation without one of its keys": (
+        breach("Observes", how="a key is missing"),
+        r"returned an observation that lacks 'more', so it is not of its space",
+    ),
+    "a space of a package's own": (
+        breach("Observes", how="a space of a package's own"),
+        r"has an observation space whose \['say'\] is a Mission, which has no fixed number of components",
+    ),
     "a missing environment": (
         ("train", "--env", "HalfCheeta-v5"),
         r"there is no environment 'HalfCheeta-v5'; did you mean 'HalfCheetah-v5'\?",
@@ -376,7 +401,7 @@ REFUSED = {
     ),
     "an experiment with a cell that breaks when it is tried out": (
         ("experiment", "breaks.toml"),
-        r"cell kwargs-at-1: trying out worlds:RaisesAtStep failed with RuntimeError: the simulator broke at",
+        r"cell kwargs-at-1: the environment's step raised RuntimeError: the simulator broke at step 1 when",
     ),
     "an experiment whose buffer is too small": (
         ("experiment", "small.toml"),

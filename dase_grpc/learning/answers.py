@@ -37,10 +37,11 @@ def begun(returned: Any, size: int) -> Array:
     Raises:
         EnvironmentSpecError: it is not what Gymnasium's interface says.
     """
-    observation, info = parts(returned, "reset")
+    given, info = parts(returned, "reset")
+    observation = to_float32(given, size)
     if type(info) is not dict:
         _require_info(info, "reset")
-    return to_float32(observation, size)
+    return observation
 
 
 def taken(returned: Any, size: int) -> tuple[Array, float, bool, bool]:
@@ -50,14 +51,15 @@ def taken(returned: Any, size: int) -> tuple[Array, float, bool, bool]:
         EnvironmentSpecError: it is not what Gymnasium's interface says.
     """
     observation, reward, terminated, truncated, info = parts(returned, "step")
-    if type(info) is not dict:
-        _require_info(info, "step")
-    return (
+    step = (
         to_float32(observation, size),
         to_reward(reward),
         to_flag(terminated, "terminated"),
         to_flag(truncated, "truncated"),
     )
+    if type(info) is not dict:
+        _require_info(info, "step")
+    return step
 
 
 def faults(returned: Any, size: int, call: Call) -> Iterator[EnvironmentSpecError]:

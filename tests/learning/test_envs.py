@@ -187,7 +187,6 @@ def test_other_observations_are_refused_with_a_remedy():
     for name, space in (
         ("DiscreteObservation", "Discrete(5)"),
         ("DiscretesObservation", "MultiDiscrete([2 3])"),
-        ("SequenceObservation", "Dict('past': Sequence("),
         ("EmptyObservation", "Dict()"),
     ):
         sentence = refusal(f"worlds:{name}")
