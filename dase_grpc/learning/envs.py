@@ -184,10 +184,12 @@ def _create(env_id: str, arguments: dict[str, Any]) -> Environment:
         raise EnvironmentSpecError(_missing_package(env_id, error, registered=factory is None)) from error
     except RAISED as error:
         given = f" with {text(arguments)}" if arguments else ""
+        logged = ""
         if not text(error) or not isinstance(error, Exception):  # the sentence alone would not do
             _log.error("the traceback of the environment %r", env_id, exc_info=error)
+            logged = ", whose traceback is in the log"
         raise EnvironmentSpecError(
-            f"making the environment {env_id!r}{given} failed with {summary(error)}"
+            f"making the environment {env_id!r}{given} failed with {summary(error)}{logged}"
         ) from error
     if not isinstance(env, gymnasium.Env):
         raise EnvironmentSpecError(
