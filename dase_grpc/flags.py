@@ -86,12 +86,7 @@ def whole_option(flag: str, text: str) -> Any:
 
 SETTINGS: Final = "Settings"
 Env = Annotated[
-    str | None,
-    option(
-        "--env",
-        "Gymnasium id, package:Name-v0 of another package, or package.module:EnvOrFactory of your own.",
-        panel=SETTINGS,
-    ),
+    str | None, option("--env", "Gymnasium id, package:Name-v0, or package.module:Class.", panel=SETTINGS)
 ]
 Agents = Annotated[int | None, whole_option("--agents", "K, the agents that share the buffer.")]
 Steps = Annotated[int | None, whole_option("--steps", "Environment steps of each agent.")]

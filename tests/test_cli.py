@@ -79,6 +79,13 @@ def test_every_command_explains_itself(dase, command):
     assert f"Usage: dase {command}" in out
 
 
+def test_how_another_packages_environment_is_written_stands_in_the_help_the_readme_and_the_settings(dase):
+    _, out, _ = dase("train", "--help")
+    root = Path(__file__).parents[1]
+    pages = [out, *((root / page).read_text() for page in ("README.md", "docs/configuration.md"))]
+    assert ["package:Name-v0" in page for page in pages] == [True] * 3
+
+
 def test_no_command_shows_the_help(dase):
     code, out, err = dase()
     assert code != 0

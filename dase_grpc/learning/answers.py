@@ -146,7 +146,7 @@ def to_reward(given: Any) -> float:
         return given
     value = given if isinstance(given, (float, int)) else _single(given)
     try:
-        if not isinstance(value, str | bytes):
+        if not isinstance(value, (str, bytes)):
             return float(value)
     except (TypeError, ValueError, OverflowError):
         pass

@@ -109,7 +109,7 @@ def _flattening(space: gymnasium.Space[Any]) -> _Flatten:
 
 
 def _flatten_dict(parts: Mapping[str, _Flatten], value: Any, flat: Parts) -> None:
-    if not isinstance(value, dict | Mapping):
+    if type(value) is not dict and not isinstance(value, Mapping):
         raise _MisfitError(f"is {kind(value)} instead of a dict")
     if value.keys() != parts.keys():
         missing = [name for name in parts if name not in value]
@@ -123,7 +123,7 @@ def _flatten_dict(parts: Mapping[str, _Flatten], value: Any, flat: Parts) -> Non
 
 
 def _flatten_tuple(parts: list[_Flatten], value: Any, flat: Parts) -> None:
-    if not isinstance(value, tuple | list | np.ndarray):
+    if not isinstance(value, (tuple, list, np.ndarray)):
         raise _MisfitError(f"is {kind(value)} instead of a tuple")
     if len(value) != len(parts):
         raise _MisfitError(f"has {len(value)} components instead of {len(parts)}")
