@@ -36,7 +36,8 @@ class EnvConfig(Section):
     id: str = Field(
         "InvertedDoublePendulum-v5",
         min_length=1,
-        description="Gymnasium id, or `package.module:EnvOrFactory`",
+        description="Gymnasium id, `package:Name-v0` where another package registers it, or "
+        "`package.module:EnvOrFactory`",
     )
     max_restarts: NonNegativeInt = Field(
         5,

@@ -85,7 +85,7 @@ def whole_option(flag: str, text: str) -> Any:
 
 
 SETTINGS: Final = "Settings"
-Env = Annotated[str | None, option("--env", "Gymnasium id, or package.module:EnvOrFactory.", panel=SETTINGS)]
+Env = Annotated[str | None, option("--env", "Gymnasium id, package:Name-v0 or module:Class.", panel=SETTINGS)]
 Agents = Annotated[int | None, whole_option("--agents", "K, the agents that share the buffer.")]
 Steps = Annotated[int | None, whole_option("--steps", "Environment steps of each agent.")]
 Seed = Annotated[int | None, whole_option("--seed", "The run's one seed.")]

@@ -79,6 +79,13 @@ def test_every_command_explains_itself(dase, command):
     assert f"Usage: dase {command}" in out
 
 
+def test_how_another_packages_environment_is_written_stands_in_the_help_the_readme_and_the_settings(dase):
+    _, out, _ = dase("train", "--help")
+    root = Path(__file__).parents[1]
+    pages = [out, *((root / page).read_text() for page in ("README.md", "docs/configuration.md"))]
+    assert ["package:Name-v0" in page for page in pages] == [True] * 3
+
+
 def test_no_command_shows_the_help(dase):
     code, out, err = dase()
     assert code != 0
@@ -215,6 +222,11 @@ def world(name: str, *more: object) -> tuple[object, ...]:
     return ("train", "--env", f"worlds:{name}", *more)
 
 
+def breach(name: str, **kwargs: str) -> tuple[object, ...]:
+    given = ", ".join(f'{key} = "{value}"' for key, value in kwargs.items())
+    return ("train", "--env", f"breaches:{name}", "--set", f"env.kwargs={{{given}}}")
+
+
 EXPERIMENTS = {
     "empty.toml": "",
     "discrete.toml": '[matrix]\nenv = ["worlds:PointGoal", "worlds:DiscreteAction"]\n',
@@ -234,6 +246,26 @@ REFUSED = {
     ),
     "a discrete observation": (world("DiscreteObservation"), r"has the observation space Discrete\(5\)"),
     "an environment that cannot be made": (world("RefusesToStart"), r"failed with ValueError: no licence"),
+    "an environment that leaves the process while it is made": (
+        breach("Raises", how="leaves", where="making"),
+        r"failed with SystemExit, that is, sys\.exit\(3\) \(breaches\.py, line \d+\)",
+    ),
+    "an environment that leaves the process in its step": (
+        breach("Raises", how="leaves", where="step"),
+        r"the environment's step raised SystemExit, that is, sys\.exit\(3\) \(breaches\.py, line \d+\) when",
+    ),
+    "an environment whose step returns something else": (
+        breach("Breaks", how="terminated is an array of two"),
+        r"returned terminated = ndarray of shape \(2,\), which is neither true nor false; in Gymnasium's",
+    ),
+    "an observation without one of its keys": (
+        breach("Observes", how="a key is missing"),
+        r"returned an observation that lacks 'more', so it is not of its space",
+    ),
+    "a space of a package's own": (
+        breach("Observes", how="a space of a package's own"),
+        r"has an observation space whose \['say'\] is a Mission, which has no fixed number of components",
+    ),
     "a missing environment": (
         ("train", "--env", "HalfCheeta-v5"),
         r"there is no environment 'HalfCheeta-v5'; did you mean 'HalfCheetah-v5'\?",
@@ -376,7 +408,7 @@ REFUSED = {
     ),
     "an experiment with a cell that breaks when it is tried out": (
         ("experiment", "breaks.toml"),
-        r"cell kwargs-at-1: trying out worlds:RaisesAtStep failed with RuntimeError: the simulator broke at",
+        r"cell kwargs-at-1: the environment's step raised RuntimeError: the simulator broke at step 1 when",
     ),
     "an experiment whose buffer is too small": (
         ("experiment", "small.toml"),

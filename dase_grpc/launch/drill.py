@@ -22,7 +22,7 @@ from dase_grpc.launch.evidence import problems, read_buffer
 from dase_grpc.launch.faults import Fault, Outcome, one_round, strike
 from dase_grpc.launch.local import PROGRAM
 from dase_grpc.learning.env_ids import with_resolved_id
-from dase_grpc.learning.envs import make_env
+from dase_grpc.learning.envs import close_env, make_env
 from dase_grpc.learning.numbered import read_ledger
 from dase_grpc.nodes.lifecycle import first_cause, stop_event, unless
 
@@ -233,7 +233,7 @@ async def _examine(cluster: DrillCluster, result: DrillResult) -> None:
     try:
         found += await asyncio.to_thread(problems, stored, cluster.lives, ledger, env)
     finally:
-        env.close()
+        close_env(env, owner="the drill")
     result.problems, result.transitions, result.processes = found, stored.total, len(cluster.lives)
 
 

@@ -13,8 +13,10 @@ from dase_grpc.launch.video import Scene, film, prepare_video, rehearse
 from dase_grpc.learning.agent import Policy
 from dase_grpc.learning.agents import load_policy
 from dase_grpc.learning.device import pick_device
-from dase_grpc.learning.envs import make_env, require_same_environment, schema_of
+from dase_grpc.learning.envs import close_env, make_env, require_same_environment, schema_of
 from dase_grpc.learning.evaluation import Evaluation, Evaluator
+from dase_grpc.learning.restarting import evaluation_env
+from dase_grpc.learning.watch import Watch
 from dase_grpc.progress import number
 from dase_grpc.runs.checkpoint import METADATA_FILE, Checkpoint, latest, load_checkpoint
 from dase_grpc.runs.checkpoint import best as best_of
@@ -179,11 +181,12 @@ def _evaluate(checkpoint: Checkpoint, episodes: int, *, seed: int | None) -> Eva
     config, schema, first_seed = checkpoint.config, checkpoint.schema, _first_seed(checkpoint, seed)
     policy = _policy(checkpoint)
     evaluator = Evaluator(
-        partial(make_env, config.env.id, config.env.kwargs),
+        partial(evaluation_env, config.env, Watch("the evaluation")),
         schema,
         episodes=episodes,
         max_episode_steps=config.eval.max_episode_steps,
         seed=first_seed,
+        max_restarts=config.env.max_restarts,
     )
     return EvaluatedCheckpoint(
         checkpoint=checkpoint.path,
@@ -203,7 +206,7 @@ def _policy(checkpoint: Checkpoint) -> Policy:
     try:
         require_same_environment(schema_of(env, config.env.id), schema)
     finally:
-        env.close()
+        close_env(env, owner="evaluation")
     try:
         return load_policy(config.agent, schema, checkpoint.tensors, pick_device(None))
     except (KeyError, ValueError) as error:

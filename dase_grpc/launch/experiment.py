@@ -13,7 +13,7 @@ from typing import Final
 
 from rich.console import Console
 
-from dase_grpc.errors import DaseError, EnvironmentSpecError
+from dase_grpc.errors import DaseError
 from dase_grpc.launch.cell_runner import CellRunner
 from dase_grpc.launch.checks import check_capacity, check_device, probed
 from dase_grpc.launch.console import PatientConsole, program, say
@@ -22,7 +22,6 @@ from dase_grpc.launch.experiment_file import read_experiment
 from dase_grpc.launch.experiment_folder import ExperimentFolder, State, score
 from dase_grpc.launch.matrix import Cell, cells_of
 from dase_grpc.launch.scoreboard import Outcome, Reading, Scoreboard
-from dase_grpc.learning.env_ids import summary
 from dase_grpc.nodes.lifecycle import stop_event
 from dase_grpc.progress import duration, number
 from dase_grpc.schema import TransitionSchema
@@ -98,10 +97,6 @@ def check_cells(cells: Sequence[Cell]) -> dict[str, TransitionSchema]:
             check_capacity(cell.config, schemas[key])
         except DaseError as error:
             raise type(error)(f"cell {cell.name}: {error}") from None
-        except Exception as error:
-            raise EnvironmentSpecError(
-                f"cell {cell.name}: trying out {env.id} failed with {summary(error)}"
-            ) from error
     return found
 
 

@@ -2,11 +2,13 @@
 
 import ctypes.util
 import importlib
+import logging
 import math
 import os
 import sys
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,10 +16,12 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from dase_grpc.errors import EnvironmentSpecError, UsageError
+from dase_grpc.errors import EnvironmentFailedError, EnvironmentSpecError, UsageError
 from dase_grpc.learning.agent import Policy
 from dase_grpc.learning.envs import Environment, make_env
 from dase_grpc.learning.evaluation import record_episode
+from dase_grpc.learning.restarting import EnvironmentBroke, WatchedEnv
+from dase_grpc.learning.watch import Watch
 from dase_grpc.schema import TransitionSchema
 
 Frames = Sequence[npt.NDArray[np.uint8]]
@@ -32,6 +36,8 @@ _INSTALL_GL: Final = (
     "install a software renderer (Debian, Ubuntu: apt-get install libegl1 libgl1-mesa-dri, or libosmesa6 "
     "and MUJOCO_GL=osmesa)"
 )
+
+_log = logging.getLogger(__name__)
 
 
 def prepare_video(path: Path) -> None:
@@ -85,6 +91,7 @@ def film(path: Path, policy: Policy, scene: Scene) -> float:
 
     Raises:
         EnvironmentSpecError: the environment cannot render here; says what to install.
+        EnvironmentFailedError: it raised, or broke its interface.
         UsageError: the file cannot be written.
     """
     frames, fps, total = _record(policy, scene, max_episode_steps=MAX_STEPS)
@@ -94,12 +101,17 @@ def film(path: Path, policy: Policy, scene: Scene) -> float:
 
 def _record(policy: Policy, scene: Scene, *, max_episode_steps: int) -> tuple[Frames, float, float]:
     """An episode's frames, how many belong into a second, and its return."""
-    env = _make_visible(scene.env_id, scene.kwargs)
+    env = WatchedEnv(partial(_make_visible, scene.env_id, scene.kwargs), Watch("the film"))
     try:
         frames, total = record_episode(
             env, policy, scene.schema, seed=scene.seed, max_episode_steps=max_episode_steps
         )
         return frames, float(env.metadata.get("render_fps") or _DEFAULT_FPS), total
+    except EnvironmentBroke as broke:
+        _log.error("the film: the traceback of the environment", exc_info=broke.error)
+        raise EnvironmentFailedError(
+            f"the film: {broke}; correct the environment, whose traceback is in the log"
+        ) from broke.error
     except EnvironmentSpecError as error:
         if error.__cause__ is None or not _is_mujoco(env):
             raise

@@ -3,6 +3,7 @@
 import difflib
 import functools
 import importlib
+import importlib.metadata
 import inspect
 import logging
 import re
@@ -16,9 +17,13 @@ import gymnasium
 
 from dase_grpc.config import RunConfig
 from dase_grpc.errors import EnvironmentSpecError
+from dase_grpc.learning.foreign import RAISED, kind, summary
 
 _CUTOFF_IN_MODULE: Final = 0.75
 """How alike (difflib's ratio) a module's name must be to be suggested; most are no environments."""
+
+_CUTOFF_FOR_TYPOS: Final = 0.8
+"""How alike an id must be to be taken for what was meant, before what another package may have."""
 
 _SHOWN: Final = 6
 """How many environments of a module are named."""
@@ -56,10 +61,7 @@ def resolve_id(env_id: str) -> str:
             _note(f"{name} is an old version; the latest is {latest}")
         return env_id
     if latest is None or _versioned(name):  # Gymnasium would first warn, then refuse
-        raise EnvironmentSpecError(
-            f"there is no environment {env_id!r}{_nearest(name, gymnasium.registry)} "
-            f"(write another package's as package:Name-v0, your own as package.module:Class)"
-        )
+        raise EnvironmentSpecError(_unknown(env_id, name))
     _note(f"{name} has no version; taking the latest, {latest}")
     return f"{module_name}{colon}{latest}"
 
@@ -110,26 +112,6 @@ def continuous_variant(env_id: str) -> str | None:
     return latest_version(f"{base}Continuous") if name in gymnasium.registry else None
 
 
-def kind(value: object) -> str:
-    """What a value is, in words."""
-    return "nothing" if value is None else f"an object of type {type(value).__name__}"
-
-
-def summary(error: BaseException) -> str:
-    """An error of someone else's in one line."""
-    said = text(error)
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
-
-
-def text(value: object) -> str:
-    """A value in one line of at most 300 characters."""
-    try:
-        line = " ".join(str(value).split())
-    except Exception:  # noqa: BLE001 - someone else's __str__
-        line = f"<{type(value).__name__} that cannot be shown>"
-    return line if len(line) <= 300 else line[:297] + "..."
-
-
 def _versioned(name: str) -> bool:
     return re.search(r"-v\d+$", name) is not None
 
@@ -159,10 +141,36 @@ def _import(env_id: str, module_name: str) -> ModuleType:
             f"the module {module_name!r} of the environment {env_id!r} needs {error.name!r}, "
             f"which is not installed, so install it"
         ) from error
-    except Exception as error:
+    except RAISED as error:
         raise EnvironmentSpecError(
             f"importing {module_name!r} for the environment {env_id!r} failed with {summary(error)}"
         ) from error
+
+
+def _unknown(env_id: str, name: str) -> str:
+    """What is said of an id that nothing has registered; if it looks like no typing error, packages first."""
+    said, own = f"there is no environment {env_id!r}", "your own as package.module:Class"
+    if near := _nearest(name, gymnasium.registry, cutoff=_CUTOFF_FOR_TYPOS, within=True):
+        return f"{said}{near} (write another package's as package:Name-v0, {own})"
+    packages, here = _environment_packages(), ""
+    if len(packages) == 1:
+        here = f", such as {packages[0]}:{name}"
+    elif packages:
+        here = f" (installed: {', '.join(packages[:_SHOWN])}{_and_more(packages)})"
+    far = _nearest(name, gymnasium.registry)
+    return f"{said}; write another package's as package:Name-v0{here}, {own}{far}"
+
+
+def _environment_packages() -> list[str]:
+    """The modules of other installed packages that need Gymnasium, and so may bring environments."""
+    found: set[str] = set()
+    for package in importlib.metadata.distributions():
+        needs = {re.split(r"[^\w.-]", need, maxsplit=1)[0].lower() for need in package.requires or ()}
+        if "gymnasium" in needs and package.name not in ("gymnasium", "dase-grpc"):
+            files = package.files or ()
+            tops = {file.parts[0] for file in files if len(file.parts) == 2 and file.name == "__init__.py"}
+            found |= {top for top in tops if top.isidentifier()}
+    return sorted(found)
 
 
 def _offered(module: ModuleType) -> list[str]:
@@ -221,11 +229,14 @@ def _defines(module: ModuleType, value: object) -> bool:
     return f"{getattr(value, '__module__', None)}.".startswith(f"{module.__name__}.")
 
 
-def _nearest(name: str, candidates: Iterable[str], *, cutoff: float | None = None) -> str:
+def _nearest(
+    name: str, candidates: Iterable[str], *, cutoff: float | None = None, within: bool = False
+) -> str:
+    """The candidate that is most like a name, in words; `within` takes a longer one that contains it too."""
     known = {candidate.lower(): candidate for candidate in candidates if not candidate.startswith("_")}
     wanted = name.lower()
     matches = difflib.get_close_matches(wanted, known, n=1, cutoff=cutoff or 0.6)
-    if not matches and cutoff is None and len(wanted) > 2:
+    if not matches and (within or cutoff is None) and len(wanted) > 2:
         matches = sorted((key for key in known if wanted in key), reverse=True)
     return f"; did you mean {known[matches[0]]!r}?" if matches else ""
 

@@ -1,99 +1,131 @@
 """Tries an environment out before a run, so that a breach of Gymnasium's interface is one sentence."""
 
-import re
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+import logging
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from dase_grpc.config import EnvConfig
 from dase_grpc.errors import EnvironmentSpecError
+from dase_grpc.learning.answers import Call, faults, misuse, to_float32, to_reward
 from dase_grpc.learning.containment import process_kept
-from dase_grpc.learning.envs import ActionMap, Environment, make_env, schema_of, to_float32, to_reward
+from dase_grpc.learning.envs import ActionMap, Environment, close_env, make_env, schema_of
+from dase_grpc.learning.foreign import RAISED, summary
 from dase_grpc.learning.watch import Watch
 from dase_grpc.schema import TransitionSchema
 
-_NO_SEED: Final = re.compile(r"\breset\(\) got an unexpected keyword argument '(seed|options)'")
-_RESET: Final = "reset(self, *, seed=None, options=None) returns (observation, info)"
-_STEP: Final = "step(self, action) returns (observation, reward, terminated, truncated, info)"
+_OWNER: Final = "the environment that was tried out"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TryOut:
+    """What came of trying an environment out.
+
+    Attributes:
+        schema: what its transitions look like; None if it cannot be made or has spaces we cannot use.
+        findings: what has to be corrected before an agent can train in it; empty where all is well.
+        notes: what an agent can train with, but is hardly meant so.
+    """
+
+    schema: TransitionSchema | None
+    findings: tuple[EnvironmentSpecError, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def tried_out(config: EnvConfig, watch: Watch) -> TransitionSchema:
-    """Makes an environment, probes and closes it; what its transitions look like. The watch sees each call.
+    """Tries an environment out as `try_out` does; what its transitions look like.
 
     Raises:
-        EnvironmentSpecError: it cannot be made, or no agent here can act in it.
-        Exception: whatever the environment itself raises, unchanged.
+        EnvironmentSpecError: the first finding.
     """
+    result = try_out(config, watch)
+    for note in result.notes:
+        _log.warning("note: %s", note)
+    if result.findings or result.schema is None:
+        raise result.findings[0]
+    return result.schema
+
+
+def try_out(config: EnvConfig, watch: Watch) -> TryOut:
+    """Makes an environment, probes and closes it. The watch sees each call; what it raises is a finding."""
     with process_kept():
-        with watch.during("making"):
-            env = make_env(config.id, config.kwargs)
+        try:
+            with watch.during("making"):
+                env = make_env(config.id, config.kwargs)
+        except EnvironmentSpecError as error:
+            return TryOut(None, (error,))
         try:
             schema = schema_of(env, config.id)
-            probe(env, watch)
+            result = TryOut(schema, *probe(env, schema, watch))
         finally:
             with watch.during("close"):
-                env.close()
-    return schema
+                close_env(env, owner=_OWNER)
+    return result
 
 
-def probe(env: Environment, watch: Watch, *, seed: int = 0) -> None:
-    """One reset and one step with the middle of the action space; env is one that `make_env` made.
+def probe(
+    env: Environment, schema: TransitionSchema, watch: Watch, *, seed: int = 0
+) -> tuple[tuple[EnvironmentSpecError, ...], tuple[str, ...]]:
+    """Findings and notes of one reset and one step with the middle of the action space.
+
+    env is one that `make_env` made, and the schema its own.
+    """
+    size, findings, notes = schema.observation_size, list[EnvironmentSpecError](), list[str]()
+    middle = ActionMap(env.action_space)(np.zeros(schema.action_size, np.float32))
+    calls: dict[Call, Callable[[], Any]] = {
+        "reset": lambda: env.reset(seed=seed, options=None),
+        "step": lambda: env.step(middle),
+    }
+    try:
+        for call, ask in calls.items():
+            returned = _answer(call, ask, watch)
+            found = list(faults(returned, size, call))
+            findings += found
+            notes += () if found else _not_finite(returned, size, call)
+        _require_kept(schema, schema_of(env, schema.environment))
+    except EnvironmentSpecError as error:
+        findings.append(error)
+    return tuple(findings), tuple(notes)
+
+
+def _answer(call: Call, ask: Callable[[], Any], watch: Watch) -> Any:
+    """What a call returned.
 
     Raises:
-        EnvironmentSpecError: what came back is not what Gymnasium's interface says.
-        Exception: whatever the environment itself raises, unchanged.
+        EnvironmentSpecError: it raised, or its observation is not of its space.
     """
-    (size,) = env.observation_space.shape or (0,)
-    with watch.during("reset"), _breaches("reset", _RESET):
-        given: Any = env.reset(seed=seed)
-    _require_tuple(given, 2, "reset", _RESET)
-    _require_numbers(given[0], size, "reset")
-    middle = np.zeros(env.action_space.shape or (1,), np.float32).ravel()
-    with watch.during("step"), _breaches("step", _STEP):
-        given = env.step(ActionMap(env.action_space)(middle))
-    _require_tuple(given, 5, "step", _STEP)
-    _require_numbers(given[0], size, "step")
-    to_reward(given[1])
-
-
-@contextmanager
-def _breaches(method: str, interface: str) -> Iterator[None]:
-    """Turns Python's and a wrapper's complaints about the interface into ours; other errors pass."""
     try:
-        yield
-    except TypeError as error:
-        if not (unknown := _NO_SEED.search(str(error))):
-            raise
+        with watch.during(call):
+            return ask()
+    except EnvironmentSpecError:
+        raise
+    except RAISED as error:
+        if (breach := misuse(call, error)) is not None:
+            raise breach from error
+        _log.error("%s: the traceback of its %s", _OWNER, call, exc_info=error)
         raise EnvironmentSpecError(
-            f"the environment's reset does not take {unknown[1]}, but in Gymnasium's interface {interface}"
-        ) from error
-    except ValueError as error:
-        last = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1]
-        in_wrapper = str(last.f_globals.get("__name__", "")).startswith("gymnasium.")
-        if not (in_wrapper and "to unpack" in str(error)):
-            raise
-        raise EnvironmentSpecError(
-            f"the environment's {method} returned another number of values than in Gymnasium's interface, "
-            f"where {interface}"
+            f"the environment's {call} raised {summary(error)} when it was tried out; correct the "
+            f"environment, whose traceback is in the log"
         ) from error
 
 
-def _require_tuple(given: Any, length: int, method: str, interface: str) -> None:
-    if not isinstance(given, tuple) or len(given) != length:
-        what = f"{len(given)} values" if isinstance(given, tuple) else f"one {type(given).__name__}"
-        raise EnvironmentSpecError(
-            f"the environment's {method} returned {what}, but in Gymnasium's interface {interface}"
-        )
+def _require_kept(before: TransitionSchema, after: TransitionSchema) -> None:
+    for name in ("observation_size", "action_size", "action_low", "action_high"):
+        was, now = getattr(before, name), getattr(after, name)
+        if was != now:
+            raise EnvironmentSpecError(
+                f"the environment changed its spaces in reset or step ({name}: {was} before, {now} after); "
+                f"set them in its __init__ and leave them as they are"
+            )
 
 
-def _require_numbers(observation: Any, size: int, method: str) -> None:
-    try:
-        to_float32(observation, size)
-    except (TypeError, ValueError) as error:
-        raise EnvironmentSpecError(
-            f"the environment's {method} returned an observation that is no array of numbers "
-            f"({type(observation).__name__}), so correct it"
-        ) from error
+def _not_finite(returned: tuple[Any, ...], size: int, call: Call) -> Iterator[str]:
+    if not np.isfinite(to_float32(returned[0], size)).all():
+        yield f"the environment's first {call} returned an observation that is not finite in float32"
+    if call == "step" and not math.isfinite(to_reward(returned[1])):
+        yield "the environment's first step returned a reward that is not finite"

@@ -11,19 +11,17 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Box, Dict, Tuple
-from gymnasium.wrappers import FlattenObservation
 
 from dase_grpc.errors import EnvironmentSpecError, MalformedError
 from dase_grpc.learning.containment import process_kept
 from dase_grpc.learning.env_ids import (
     continuous_variant,
     factory_of,
-    kind,
     latest_version,
     resolve_id,
-    summary,
-    text,
 )
+from dase_grpc.learning.flat_observation import FlatObservation, unflattenable
+from dase_grpc.learning.foreign import RAISED, kind, summary, text
 from dase_grpc.schema import Array, TransitionSchema
 
 Environment: TypeAlias = gymnasium.Env[Array, Array]
@@ -42,8 +40,8 @@ def make_env(env_id: str, kwargs: Mapping[str, Any], *, render_mode: str | None 
     where Name is a class or a function that returns an environment, or an id that importing the module
     registers. For such a module the current directory joins `sys.path`, as with `python -m`. kwargs go
     to `gymnasium.make` or to Name; render_mode joins them unless None. Dict, Tuple and multi-dimensional
-    Box observations are flattened by Gymnasium's own wrapper, and its passive checker is off unless
-    kwargs ask for it.
+    Box observations are flattened (`FlatObservation`), and Gymnasium's passive checker is off unless kwargs
+    ask for it.
 
     Raises:
         EnvironmentSpecError: the environment is missing, cannot be made, or has spaces we cannot use.
@@ -52,13 +50,21 @@ def make_env(env_id: str, kwargs: Mapping[str, Any], *, render_mode: str | None 
     with _quiet_mujoco(), process_kept():
         env = _create(resolve_id(env_id), arguments)
     try:
-        if _can_be_flattened(getattr(env, "observation_space", None)):
-            env = FlattenObservation(env)
+        if _is_to_be_flattened(_space(env, env_id, "observation_space"), env_id):
+            env = FlatObservation(env)
         schema_of(env, env_id)
     except BaseException:
-        env.close()
+        close_env(env, owner=f"environment {env_id!r}")
         raise
     return env
+
+
+def close_env(env: gymnasium.Env[Any, Any], *, owner: str) -> None:
+    """Closes an environment; what it raises is logged, for nobody needs it any more."""
+    try:
+        env.close()
+    except RAISED as error:
+        _log.warning("%s: closing the environment failed with %s", owner, summary(error))
 
 
 def schema_of(env: Environment, env_id: str) -> TransitionSchema:
@@ -67,7 +73,7 @@ def schema_of(env: Environment, env_id: str) -> TransitionSchema:
     Raises:
         EnvironmentSpecError: the observation is no flat Box, or the action no bounded one.
     """
-    observation, action = (getattr(env, name, None) for name in ("observation_space", "action_space"))
+    observation, action = (_space(env, env_id, name) for name in ("observation_space", "action_space"))
     if not isinstance(observation, Box) or len(observation.shape) != 1:
         raise EnvironmentSpecError(
             f"environment {env_id!r} has the observation space {text(observation)}, but agents here observe "
@@ -145,41 +151,26 @@ class ActionMap:
         return values.astype(self._dtype).reshape(self._shape)
 
 
-def to_float32(observation: Any, size: int) -> Array:
-    """A float32 copy of what an environment returned as a flat observation; too large a value becomes ±inf.
-
-    Raises:
-        EnvironmentSpecError: its shape is not (size,), so the environment breaks its own space.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        copied: Array = np.array(observation, np.float32)
-    if copied.shape != (size,):
-        raise EnvironmentSpecError(
-            f"the environment returned an observation of shape {copied.shape}, but its observation space "
-            f"says {(size,)}; correct the environment's reset and step"
-        )
-    return copied
-
-
-def to_reward(given: Any) -> float:
-    """What an environment returned as a reward, as a float; an array with one element counts as that.
-
-    Raises:
-        EnvironmentSpecError: it is no single number.
-    """
+def _space(env: Environment, env_id: str, name: str) -> object:
     try:
-        return float(given if isinstance(given, (float, int)) else np.asarray(given).item())
-    except (TypeError, ValueError, OverflowError):
+        return getattr(env, name, None)
+    except RAISED as error:
         raise EnvironmentSpecError(
-            f"the environment returned the reward {text(given)[:80]}, which is not one number; "
-            f"correct the environment's step"
-        ) from None
+            f"environment {env_id!r} has no {name}, for asking for it failed with {summary(error)}; set it "
+            f"in the environment's __init__"
+        ) from error
 
 
-def _can_be_flattened(space: object) -> bool:
-    if isinstance(space, Dict | Tuple):
-        return space.is_np_flattenable and gymnasium.spaces.flatdim(space) > 0
-    return isinstance(space, Box) and len(space.shape) != 1
+def _is_to_be_flattened(space: object, env_id: str) -> bool:
+    if not isinstance(space, Dict | Tuple):
+        return isinstance(space, Box) and len(space.shape) != 1
+    if (found := unflattenable(space)) is not None:
+        raise EnvironmentSpecError(
+            f"environment {env_id!r} has an observation space whose {found}, and agents here observe "
+            f"numbers; leave that out with gymnasium.wrappers.FilterObservation, or turn it into a Box with "
+            f"TransformObservation"
+        )
+    return gymnasium.spaces.flatdim(space) > 0
 
 
 def _create(env_id: str, arguments: dict[str, Any]) -> Environment:
@@ -191,10 +182,14 @@ def _create(env_id: str, arguments: dict[str, Any]) -> Environment:
         raise
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
         raise EnvironmentSpecError(_missing_package(env_id, error, registered=factory is None)) from error
-    except Exception as error:
+    except RAISED as error:
         given = f" with {text(arguments)}" if arguments else ""
+        logged = ""
+        if not text(error) or not isinstance(error, Exception):  # the sentence alone would not do
+            _log.error("the traceback of the environment %r", env_id, exc_info=error)
+            logged = ", whose traceback is in the log"
         raise EnvironmentSpecError(
-            f"making the environment {env_id!r}{given} failed with {summary(error)}"
+            f"making the environment {env_id!r}{given} failed with {summary(error)}{logged}"
         ) from error
     if not isinstance(env, gymnasium.Env):
         raise EnvironmentSpecError(

@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from dase_grpc.errors import EnvironmentSpecError
 from dase_grpc.learning.agent import Policy
-from dase_grpc.learning.envs import ActionMap, Environment, to_float32, to_reward
+from dase_grpc.learning.envs import ActionMap, Environment, close_env
 from dase_grpc.learning.exploration import require_finite_action
-from dase_grpc.learning.restarting import EnvironmentBroke, answering, given_up
+from dase_grpc.learning.foreign import RAISED, summary
+from dase_grpc.learning.restarting import EnvironmentBroke, given_up, reset, step
 from dase_grpc.schema import Array, TransitionSchema
 
 _log = logging.getLogger("dase")
@@ -81,20 +82,22 @@ class Evaluator:
                 anew.
         """
         restarts = 0
+        last: EnvironmentBroke | None = None
         while True:
             try:
                 with ExitStack() as stack:
                     envs = [self._open(stack) for _ in range(self._episodes)]
                     return replace(self._play(policy, envs), restarts=restarts)
             except EnvironmentBroke as broke:
-                if restarts == self._max_restarts:
-                    raise given_up(broke, where=self._name, restarts=restarts) from broke.error
-                restarts += 1
+                same = broke.is_like(last)
+                if same or restarts == self._max_restarts:
+                    raise given_up(broke, where=self._name, restarts=restarts, same=same) from broke.error
+                restarts, last = restarts + 1, broke
                 _log.warning("%s: %s, so it is begun anew", self._name, broke, exc_info=broke.error)
 
     def _open(self, stack: ExitStack) -> Environment:
         env = self._make()
-        stack.callback(env.close)
+        stack.callback(close_env, env, owner=self._name)
         return env
 
     def _play(self, policy: Policy, envs: list[Environment]) -> Evaluation:
@@ -102,22 +105,19 @@ class Evaluator:
         to_env = ActionMap(envs[0].action_space)
         observations = np.empty((len(envs), size), np.float32)
         for index, env in enumerate(envs):
-            begun: Any = env.reset(seed=self._seed + 2 * index)
-            with answering(env, "reset"):
-                observations[index] = to_float32(begun[0], size)
+            observations[index] = reset(env, seed=self._seed + 2 * index, size=size)
         returns, lengths = [0.0] * len(envs), [0] * len(envs)
         active = list(range(len(envs)))
         for _ in range(self._max_episode_steps):
             actions = greedy_actions(policy, observations[active], self._schema.action_size)
             ended = set()
             for index, action in zip(active, actions, strict=True):
-                returned: Any = envs[index].step(to_env(action))
-                with answering(envs[index], "step"):
-                    received, reward, terminated, truncated, _ = returned
-                    observations[index] = to_float32(received, size)
-                    returns[index] += to_reward(reward)
-                    if terminated or truncated:
-                        ended.add(index)
+                observations[index], reward, terminated, truncated = step(
+                    envs[index], to_env(action), size=size
+                )
+                returns[index] += reward
+                if terminated or truncated:
+                    ended.add(index)
                 lengths[index] += 1
             active = [index for index in active if index not in ended]
             if not active:
@@ -155,13 +155,13 @@ def record_episode(
         DivergedError: the policy gave an action that is not finite.
     """
     to_env = ActionMap(env.action_space)
-    observation: Any = env.reset(seed=seed)[0]
+    size = schema.observation_size
+    observation = reset(env, seed=seed, size=size)
     frames, total = [_frame(env, schema)], 0.0
     for _ in range(max_episode_steps):
-        row = to_float32(observation, schema.observation_size)[np.newaxis]
-        action = greedy_actions(policy, row, schema.action_size)[0]
-        observation, reward, terminated, truncated, _ = env.step(to_env(action))
-        total += to_reward(reward)
+        action = greedy_actions(policy, observation[np.newaxis], schema.action_size)[0]
+        observation, reward, terminated, truncated = step(env, to_env(action), size=size)
+        total += reward
         frames.append(_frame(env, schema))
         if terminated or truncated:
             break
@@ -171,10 +171,10 @@ def record_episode(
 def _frame(env: Environment, schema: TransitionSchema) -> npt.NDArray[np.uint8]:
     try:
         frame: Any = env.render()
-    except Exception as error:
+    except RAISED as error:
         raise EnvironmentSpecError(
-            f"environment {schema.environment!r} cannot be rendered here ({type(error).__name__}: "
-            f"{' '.join(str(error).split())}); for MuJoCo without a display set MUJOCO_GL=egl or osmesa"
+            f"environment {schema.environment!r} cannot be rendered here ({summary(error)}); for MuJoCo "
+            f"without a display set MUJOCO_GL=egl or osmesa"
         ) from error
     if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.shape[2] != 3:
         raise EnvironmentSpecError(

@@ -12,9 +12,9 @@ from dase_grpc import seeding
 from dase_grpc.errors import DivergedError
 from dase_grpc.explorer_metrics import ExplorerMetrics
 from dase_grpc.learning.agent import Policy
-from dase_grpc.learning.env_ids import summary
-from dase_grpc.learning.envs import ActionMap, Environment, to_float32, to_reward
-from dase_grpc.learning.restarting import EnvironmentBroke, RestartableEnv, answering
+from dase_grpc.learning.envs import ActionMap, Environment
+from dase_grpc.learning.foreign import summary
+from dase_grpc.learning.restarting import EnvironmentBroke, RestartableEnv, reset, step
 from dase_grpc.schema import Array, TransitionSchema
 
 REFUSED_IN_A_ROW: Final = 100
@@ -278,26 +278,19 @@ class Explorer:
     def _reset(self) -> Array:
         number = self._episodes
         self._episodes += 1  # before the reset: if that raises, the next attempt has another seed
-        returned: Any = self._env.reset(seed=self._episode_seed(number))
-        with answering(self._env, "reset"):
-            received, _ = returned
-            observation = to_float32(received, self._schema.observation_size)
+        observation = reset(self._env, seed=self._episode_seed(number), size=self._schema.observation_size)
         self._observation, self._finite = observation, bool(np.isfinite(observation).all())
         self._actions, self._return, self._length = [], 0.0, 0
         return observation
 
     def _act(self, action: Array) -> tuple[Array, float, bool, bool]:
         """One environment step: next observation, reward, terminated, truncated."""
-        returned: Any = self._env.step(self._to_env(action))
-        with answering(self._env, "step"):
-            received, given, terminated, truncated, _ = returned
-            reward, ended = to_reward(given), (bool(terminated), bool(truncated))
-            next_observation = to_float32(received, self._schema.observation_size)
-        self._return += reward
+        taken = step(self._env, self._to_env(action), size=self._schema.observation_size)
+        self._return += taken[1]
         self._length += 1
         if self._length <= REPLAYED_STEPS:
             self._actions.append(action)
-        return next_observation, reward, *ended
+        return taken
 
     def _choose(self, policy: Policy | None, observation: Array) -> Array:
         size = self._schema.action_size

@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Box
 
-from dase_grpc.learning.envs import ActionMap, Environment, make_env, schema_of, to_float32, to_reward
+from dase_grpc.learning.answers import parts, to_float32, to_reward
+from dase_grpc.learning.envs import ActionMap, Environment, make_env, schema_of
 from dase_grpc.schema import Array, TransitionSchema
 
 MARKS: Final = 3
@@ -97,7 +98,7 @@ class Numbered(gymnasium.Wrapper[Array, Array, Array, Array]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Array, dict[str, Any]]:
         """Begins an episode; the count goes on."""
-        received, info = self.env.reset(seed=seed, options=options)
+        received, info = parts(self.env.reset(seed=seed, options=options), "reset")
         if self._entry is None:
             self._number, self._entry = _new_entry(self._ledger)
         if self._resets == 1:
@@ -110,7 +111,7 @@ class Numbered(gymnasium.Wrapper[Array, Array, Array, Array]):
     def step(self, action: Array) -> tuple[Array, float, bool, bool, dict[str, Any]]:
         """A step; counted where it makes a transition that is finite, for no other one is stored."""
         acted = np.asarray(action).tobytes()
-        received, given, terminated, truncated, info = self.env.step(action)
+        received, given, terminated, truncated, info = parts(self.env.step(action), "step")
         if self._pause_s:
             time.sleep(self._pause_s)
         observation, reward = to_float32(received, self._size), to_reward(given)

@@ -2,8 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Final
 
 import gymnasium
@@ -11,8 +10,9 @@ import gymnasium
 from dase_grpc.backoff import pause_s
 from dase_grpc.config import EnvConfig
 from dase_grpc.errors import EnvironmentFailedError, EnvironmentSpecError
-from dase_grpc.learning.env_ids import summary
-from dase_grpc.learning.envs import Environment, make_env
+from dase_grpc.learning.answers import Call, begun, misuse, taken
+from dase_grpc.learning.envs import Environment, close_env, make_env
+from dase_grpc.learning.foreign import RAISED, summary
 from dase_grpc.learning.watch import Watch
 from dase_grpc.schema import Array
 
@@ -23,9 +23,6 @@ FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
 
 MAKE: Final = "make"
-
-RAISED: Final = (Exception, SystemExit, GeneratorExit)
-"""What an environment may raise by mistake; KeyboardInterrupt is the user's."""
 
 _log = logging.getLogger("dase")
 
@@ -46,34 +43,52 @@ class EnvironmentBroke(Exception):
         self.call = call
         self.error = error
 
+    def is_like(self, other: "EnvironmentBroke | None") -> bool:
+        """Whether the interface was broken, and in the same way as by the other.
 
-@contextmanager
-def answering(env: Environment, call: str) -> Iterator[None]:
-    """For a block that takes apart what a call into `env` returned.
+        What is raised may pass; what is returned comes from the code, which a new environment does not mend.
+        """
+        breach = self.call != MAKE and isinstance(self.error, EnvironmentSpecError)
+        return breach and str(self) == str(other)
+
+
+def reset(env: Environment, *, seed: int, size: int) -> Array:
+    """Begins an episode; its first observation, (size,) float32.
 
     Raises:
-        EnvironmentSpecError: it is not what it should be.
-        EnvironmentBroke: so, but a reset of this agent's environments has been right before.
+        EnvironmentSpecError: what came back is not what Gymnasium's interface says.
+        EnvironmentBroke: so, but a reset of this agent's environments has been right before; or it raised.
+        Exception: whatever an environment raises that nobody watches.
     """
-    watch = env.watch if isinstance(env, WatchedEnv) else None
+    returned: Any = env.reset(seed=seed)
     try:
-        yield
-    except (EnvironmentSpecError, TypeError, ValueError) as error:
-        breach = error if isinstance(error, EnvironmentSpecError) else _breach(call, error)
-        if watch is not None and watch.answered:
-            raise EnvironmentBroke(call, breach) from error
-        if breach is error:
-            raise
-        raise breach from error
-    if watch is not None and call == "reset":
-        watch.answered = True
+        observation = begun(returned, size)
+    except EnvironmentSpecError as breach:
+        if _has_answered(env):
+            raise EnvironmentBroke("reset", breach) from breach
+        raise
+    if isinstance(env, WatchedEnv):
+        env.watch.answered = True
+    return observation
 
 
-def _breach(call: str, error: Exception) -> EnvironmentSpecError:
-    return EnvironmentSpecError(
-        f"the environment's {call} did not return what Gymnasium's interface says ({summary(error)}); "
-        f"correct it"
-    )
+def step(env: Environment, action: Array, *, size: int) -> tuple[Array, float, bool, bool]:
+    """A step: the observation, (size,) float32, the reward, terminated, truncated.
+
+    Raises:
+        EnvironmentSpecError, EnvironmentBroke, Exception: as `reset`.
+    """
+    returned: Any = env.step(action)
+    try:
+        return taken(returned, size)
+    except EnvironmentSpecError as breach:
+        if _has_answered(env):
+            raise EnvironmentBroke("step", breach) from breach
+        raise
+
+
+def _has_answered(env: Environment) -> bool:
+    return isinstance(env, WatchedEnv) and env.watch.answered
 
 
 class WatchedEnv(gymnasium.Wrapper[Array, Array, Array, Array]):
@@ -89,12 +104,13 @@ class WatchedEnv(gymnasium.Wrapper[Array, Array, Array, Array]):
 
         Raises:
             EnvironmentBroke: it raised.
+            EnvironmentSpecError: it breaks its interface, and no reset has been right before.
         """
         self.watch.begin(f"{self._purpose}reset")
         try:
             return self.env.reset(seed=seed, options=options)
         except RAISED as error:
-            raise EnvironmentBroke("reset", error) from error
+            raise self._broken("reset", error) from error
         finally:
             self.watch.end()
 
@@ -103,12 +119,13 @@ class WatchedEnv(gymnasium.Wrapper[Array, Array, Array, Array]):
 
         Raises:
             EnvironmentBroke: it raised.
+            EnvironmentSpecError: it breaks its interface, and no reset has been right before.
         """
         self.watch.begin(f"{self._purpose}step")
         try:
             return self.env.step(action)
         except RAISED as error:
-            raise EnvironmentBroke("step", error) from error
+            raise self._broken("step", error) from error
         finally:
             self.watch.end()
 
@@ -118,11 +135,15 @@ class WatchedEnv(gymnasium.Wrapper[Array, Array, Array, Array]):
             return
         self.watch.begin(f"{self._purpose}close")
         try:
-            self.env.close()
-        except RAISED as error:
-            _log.warning("%s: closing the environment failed with %s", self.watch.owner, summary(error))
+            close_env(self.env, owner=self.watch.owner)
         finally:
             self.watch.end()
+
+    def _broken(self, call: Call, error: BaseException) -> EnvironmentBroke | EnvironmentSpecError:
+        breach = error if isinstance(error, EnvironmentSpecError) else misuse(call, error)
+        if breach is not None and not self.watch.answered:
+            return breach
+        return EnvironmentBroke(call, breach or error)
 
     def _made(self, make: Callable[[], Environment]) -> Environment:
         with self.watch.during(f"{self._purpose}making"):
@@ -150,6 +171,7 @@ class RestartableEnv(WatchedEnv):
         self._max_restarts = max_restarts
         self._pause = pause
         self._said: set[tuple[str, str]] = set()
+        self._last: tuple[EnvironmentBroke, int] | None = None
         self.failures = 0
         self.good_steps = 0
 
@@ -157,19 +179,23 @@ class RestartableEnv(WatchedEnv):
         """Notes a good step and whether it ended its episode."""
         self.good_steps += 1
         if ended or self.good_steps >= GOOD_STEPS:
-            self.failures = 0
+            self.failures, self._last = 0, None
 
     def restart(self, broke: EnvironmentBroke, *, where: str) -> None:
         """Makes the environment anew; `where` is said. Waits between attempts, longer each time.
 
         Raises:
-            EnvironmentFailedError: that has been done too often in a row, or it cannot be made any more.
+            EnvironmentFailedError: that has been done too often in a row, or it cannot be made any more, or
+                it broke its interface as the one before did, after as many steps.
         """
         while True:
             self.failures += 1
-            self.good_steps = 0
-            if self.failures > self._max_restarts:
-                raise given_up(broke, where=where, restarts=self._max_restarts) from broke.error
+            same = (
+                self._last is not None and broke.is_like(self._last[0]) and self.good_steps == self._last[1]
+            )
+            self._last, self.good_steps = (broke, self.good_steps), 0
+            if same or self.failures > self._max_restarts:
+                raise given_up(broke, where=where, restarts=self.failures - 1, same=same) from broke.error
             self._say(broke, where)
             if broke.call != MAKE:
                 self.close()
@@ -196,9 +222,19 @@ class RestartableEnv(WatchedEnv):
         )
 
 
-def given_up(broke: EnvironmentBroke, *, where: str, restarts: int) -> EnvironmentFailedError:
-    """The error of who has seen an environment fail once too often; its traceback goes to the log."""
+def given_up(
+    broke: EnvironmentBroke, *, where: str, restarts: int, same: bool = False
+) -> EnvironmentFailedError:
+    """The error of who has seen an environment fail once too often; its traceback goes to the log.
+
+    `same` says that it broke its interface in the same way as before, so that restarts are of no use.
+    """
     _log.error("%s: the traceback of the environment", where, exc_info=broke.error)
+    if same:
+        return EnvironmentFailedError(
+            f"{where}: {broke}, and again in the same way when it was made anew; correct the environment "
+            f"(the last checkpoint is kept)"
+        )
     often = (
         f"after {restarts} restarts in a row" if restarts else "and env.max_restarts = 0 allows no restart"
     )

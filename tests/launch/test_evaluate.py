@@ -3,6 +3,7 @@
 import ctypes.util
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,12 @@ from PIL import Image
 from worlds import PointGoal
 
 from dase_grpc.config import RunConfig, resolve
-from dase_grpc.errors import EnvironmentSpecError, RunDirectoryError, UsageError
+from dase_grpc.errors import (
+    EnvironmentFailedError,
+    EnvironmentSpecError,
+    RunDirectoryError,
+    UsageError,
+)
 from dase_grpc.launch.evaluate import (
     EvaluatedCheckpoint,
     evaluate_checkpoint,
@@ -188,6 +194,38 @@ def test_an_environment_that_has_changed_is_refused(tmp_path: Path) -> None:
         match=r"is not the one that the agent learned in \(observation_size: 1 then, 2 now",
     ):
         evaluate_checkpoint(path, 1)
+
+
+@pytest.mark.parametrize(
+    ("where", "who", "times"),
+    [(None, "evaluation", 6), ("rgb_array", "the film", 1)],  # env.max_restarts = 5
+)
+def test_an_environment_that_leaves_the_process_is_one_sentence_and_the_traceback_is_logged(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    where: str | None,
+    who: str,
+    times: int,
+) -> None:
+    path = save(tmp_path, make_config())
+    video = tmp_path / "film.gif"
+    step, left = PointGoal.step, []
+
+    def leaves(self: PointGoal, action: Any) -> Any:
+        if self.render_mode == where:
+            left.append(self)
+            sys.exit(3)
+        return step(self, action)
+
+    monkeypatch.setattr(PointGoal, "step", leaves)
+    with pytest.raises(EnvironmentFailedError) as caught:
+        evaluate_checkpoint(path, 1, video=video)
+    assert str(caught.value).startswith(f"{who}: the environment raised SystemExit, that is, sys.exit(3)")
+    assert "whose traceback is in the log" in str(caught.value)
+    assert "in leaves" in caplog.text
+    assert len(left) == times
+    assert not video.exists()
 
 
 def test_a_gif_shows_the_best_agents_first_episode(run: RunDirectory, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_each_environment_is_tried_out_once(tried):
 
 def test_an_environment_with_other_arguments_is_another(tried):
     with pytest.raises(
-        EnvironmentSpecError, match=r"cell kwargs-at-1: trying out worlds:RaisesAtStep failed"
+        EnvironmentSpecError, match=r"cell kwargs-at-1: the environment's step raised RuntimeError"
     ):
         check_cells(
             small_cells(settings={"env.id": "worlds:RaisesAtStep"}, env__kwargs=[{"at": 5}, {"at": 1}])

@@ -11,8 +11,9 @@ import pytest
 import worlds  # noqa: F401  # it registers environments
 
 from dase_grpc.errors import EnvironmentSpecError
-from dase_grpc.learning.env_ids import continuous_variant, latest_version, resolve_id, summary
+from dase_grpc.learning.env_ids import continuous_variant, latest_version, resolve_id
 from dase_grpc.learning.envs import make_env
+from dase_grpc.learning.foreign import summary
 
 
 def refusal(env_id: str) -> str:
@@ -138,3 +139,43 @@ def test_the_continuous_variant_of_an_environment_is_known_by_its_name() -> None
     assert continuous_variant("MountainCar-v0") == "MountainCarContinuous-v0"
     for name in ("LunarLanderContinuous-v3", "CartPole-v1", "worlds:DiscreteAction"):
         assert continuous_variant(name) is None
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, str], None]:
+    """Installs packages that need something; nothing else is installed."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+
+    def install(name: str, needs: str) -> None:
+        folder = tmp_path / f"{name}-1.0.dist-info"
+        folder.mkdir()
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nRequires-Dist: {needs}\n"
+        (folder / "METADATA").write_text(metadata)
+        (folder / "RECORD").write_text(f"{name}/__init__.py,,\n{name}/inner/__init__.py,,\n")
+
+    return install
+
+
+def test_an_id_of_another_package_is_told_how_to_write_it_before_what_it_is_a_little_like(
+    installed: Callable[[str, str], None],
+) -> None:
+    installed("robots", "gymnasium>=1.0")
+    installed("unrelated", "numpy")
+    assert refusal("FetchReach-v4") == (
+        "there is no environment 'FetchReach-v4'; write another package's as package:Name-v0, such as "
+        "robots:FetchReach-v4, your own as package.module:Class; did you mean 'Reacher-v4'?"
+    )
+    installed("mazes", "Gymnasium")
+    assert "package:Name-v0 (installed: mazes, robots), your own as" in refusal("FetchReach-v4")
+
+
+def test_a_typing_error_is_told_what_was_meant_first(installed: Callable[[str, str], None]) -> None:
+    installed("robots", "gymnasium")
+    assert refusal("Pendulm-v1") == (
+        "there is no environment 'Pendulm-v1'; did you mean 'Pendulum-v1'? (write another package's as "
+        "package:Name-v0, your own as package.module:Class)"
+    )
+
+
+def test_a_module_that_leaves_the_process_is_refused(module: Callable[[str], str]) -> None:
+    assert "failed with SystemExit, that is, sys.exit(4) (mine.py, line 2)" in module("raise SystemExit(4)\n")

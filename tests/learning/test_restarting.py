@@ -4,6 +4,7 @@ import json
 import logging
 from functools import partial
 
+import breaches
 import numpy as np
 import pytest
 import worlds
@@ -14,6 +15,7 @@ from dase_grpc.errors import LASTING_CODES, EnvironmentFailedError, EnvironmentS
 from dase_grpc.learning.envs import schema_of
 from dase_grpc.learning.evaluation import Evaluator
 from dase_grpc.learning.exploration import Explorer
+from dase_grpc.learning.flat_observation import FlatObservation
 from dase_grpc.learning.restarting import (
     GOOD_STEPS,
     EnvironmentBroke,
@@ -236,18 +238,7 @@ def test_an_environment_that_raises_while_its_episode_is_played_again_begins_a_n
 
 # -- what an environment returns ----------------------------------------------------------------------
 
-GOOD = (np.zeros(2), 1.0, False, False, {})
-BREACHES = {
-    "nothing": (None, "step did not return what Gymnasium's interface says (TypeError: cannot unpack"),
-    "old": (GOOD[1:], "step did not return what Gymnasium's interface says (ValueError: not enough"),
-    "shape": (
-        (np.zeros(1), *GOOD[1:]),
-        "returned an observation of shape (1,), but its observation space says (2,) (in step)",
-    ),
-    "text": (("left", *GOOD[1:]), "step did not return what Gymnasium's interface says (ValueError: could"),
-    "reward": ((GOOD[0], "much", *GOOD[2:]), "returned the reward much, which is not one number (in step)"),
-    "flag": ((*GOOD[:3], np.zeros(2, bool), {}), "did not return what Gymnasium's interface says (Value"),
-}
+SHAPE = "the observation has another shape"
 
 
 class Breach(Maker):
@@ -270,25 +261,60 @@ class Breach(Maker):
         return True
 
 
-@pytest.mark.parametrize("name", BREACHES)
-def test_what_breaks_the_spaces_while_exploring_is_as_if_it_had_raised(name, caplog):
-    returned, said = BREACHES[name]
+@pytest.mark.parametrize("how", breaches.STEPS)
+def test_what_breaks_the_interface_while_exploring_is_as_if_it_had_raised(how, caplog):
+    returned, said = breaches.STEPS[how]
     steps, rows, _ = explore(Breach(returned, {3}), 4)
     assert rows["observation"][:, 0].tolist() == [0, 1, 0, 1]
+    assert rows["bootstrap"].tolist() == [1] * 4
     assert [step.restarts for step in steps] == [(), (), ("step",), ()]
     assert said in caplog.text
     assert "so it is made anew and a new episode begins" in caplog.text
 
 
-def test_what_always_breaks_the_spaces_ends_its_own_agent_and_not_the_run():
-    exploring, _, _ = explorer(Breach(BREACHES["shape"][0], range(2, 99)), max_restarts=2)
+def test_what_always_breaks_the_interface_in_the_same_way_is_not_tried_on_and_ends_its_own_agent():
+    maker = Breach(breaches.STEPS[SHAPE][0], range(2, 99))
+    exploring, _, _ = explorer(maker, max_restarts=5)
     exploring.step(POLICY, 0)
     with pytest.raises(EnvironmentFailedError) as caught:
         exploring.step(POLICY, 0)
     assert_one_sentence(
-        caught.value, "agent 0 at step 1: the environment returned an obs", "(in step), after 2 restarts"
+        caught.value,
+        "agent 0 at step 1: the environment returned an observation of shape (3,)",
+        "(in step), and again in the same way when it was made anew; correct the environment",
     )
     assert caught.value.exit_code not in LASTING_CODES
+    assert maker.calls["make"] == 3  # the first was made anew after one good step, the second after none
+
+
+def test_what_breaks_the_interface_now_and_then_has_all_its_restarts():
+    steps, _, _ = explore(Breach(breaches.STEPS[SHAPE][0], {2, 5, 7, 11, 13}), 9, max_restarts=5)
+    assert sum(len(step.restarts) for step in steps) == 5
+
+
+def test_what_raises_in_the_same_way_has_all_its_restarts():
+    steps, _, _ = explore(Maker({("step", k): RuntimeError("again") for k in range(1, 5)}), 2, max_restarts=4)
+    assert steps[0].restarts == ("step",) * 4
+
+
+def test_a_component_outside_its_space_while_exploring_is_as_if_the_step_had_raised(caplog):
+    class Loses(worlds.DictObservation):
+        """Its third observation lacks two components."""
+
+        def observe(self):
+            observed = super().observe()
+            return {"time": observed["time"]} if self.time == 3 and not made[1:] else observed
+
+    made = []
+
+    def make():
+        made.append(FlatObservation(Loses()))
+        return made[-1]
+
+    steps, rows, _ = explore(make, 4)
+    assert [step.restarts for step in steps] == [(), (), ("step",), ()]
+    assert rows["observation"][:, -1].tolist() == [0, 1, 0, 1]
+    assert "an observation that lacks 'one'" in caplog.text
 
 
 def test_a_first_reset_that_breaks_the_spaces_is_the_users_to_correct():
@@ -298,9 +324,17 @@ def test_a_first_reset_that_breaks_the_spaces_is_the_users_to_correct():
     assert caught.value.exit_code in LASTING_CODES
 
 
-def test_an_evaluation_that_breaks_the_spaces_is_begun_anew():
-    result = evaluator(Breach(BREACHES["reward"][0], {5}), max_restarts=1).evaluate(POLICY)
+def test_an_evaluation_that_breaks_the_interface_is_begun_anew():
+    returned = breaches.STEPS["terminated is NaN"][0]
+    result = evaluator(Breach(returned, {5}), max_restarts=1).evaluate(POLICY)
     assert (result.restarts, result.returns) == (1, (10.0, 10.0))
+
+
+def test_an_evaluation_that_always_breaks_the_interface_in_the_same_way_is_begun_anew_once():
+    maker = Breach(breaches.STEPS["terminated is NaN"][0], range(5, 99))
+    with pytest.raises(EnvironmentFailedError, match="and again in the same way when it was made anew"):
+        evaluator(maker, max_restarts=5).evaluate(POLICY)
+    assert maker.calls["make"] == 4
 
 
 def test_an_environment_for_an_evaluation_that_cannot_be_made_is_the_users_only_before_the_first_reset():
