@@ -16,6 +16,7 @@ import gymnasium
 
 from dase_grpc.config import RunConfig
 from dase_grpc.errors import EnvironmentSpecError
+from dase_grpc.learning.containment import importing
 
 _CUTOFF_IN_MODULE: Final = 0.75
 """How alike (difflib's ratio) a module's name must be to be suggested; most are no environments."""
@@ -147,8 +148,11 @@ def _import(env_id: str, module_name: str) -> ModuleType:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    try:
+    if module_name in sys.modules:
         return importlib.import_module(module_name)
+    try:
+        with importing():
+            return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and f"{module_name}.".startswith(f"{error.name}."):
             raise EnvironmentSpecError(
