@@ -54,23 +54,26 @@ class Contained:
 
 
 @contextmanager
-def process_kept() -> Iterator[None]:
+def process_kept() -> Iterator[list[str]]:
     """For an import, for making and closing an environment: the process afterwards is as it was before.
+
+    Gives a list in which stands after the block what was put back, but for handlers and streams.
 
     Simulators set signal handlers, or close what they inherited, while they are made; only the main thread
     can set a handler, so elsewhere there is none to put back. What an environment may rely on later it finds
     again in its calls (surroundings.py). The process's variables stay as it left them, for libraries look at
     them at any time; `given_variables` are those from before.
     """
+    changed: list[str] = []
     variables = os.environ.copy()
     kept = {name: setting.read() for name, setting in PUT_BACK.items()}
     try:
         with _handlers_and_streams_kept():
-            yield
+            yield changed
     finally:
-        for name, before in kept.items():
-            if PUT_BACK[name].read() != before:
-                PUT_BACK[name].write(before)
+        changed += [name for name, before in kept.items() if PUT_BACK[name].read() != before]
+        for name in changed:
+            PUT_BACK[name].write(kept[name])
         _note_variables(variables)
 
 
@@ -89,10 +92,10 @@ def making() -> Iterator[None]:
 
 
 @contextmanager
-def first_call() -> Iterator[None]:
-    """`process_kept` for any other call that comes once."""
-    with process_kept(), SURROUNDINGS.entered():
-        yield
+def kept_call() -> Iterator[list[str]]:
+    """`process_kept` for any other call."""
+    with process_kept() as changed, SURROUNDINGS.entered():
+        yield changed
 
 
 def given_variables() -> dict[str, str]:
@@ -114,7 +117,9 @@ def _note_variables(before: Mapping[str, str]) -> None:
     after = os.environ.copy()
     for name in {*before, *after}:
         if before.get(name) != after.get(name):
-            given = _changed_variables[name][0] if name in _changed_variables else before.get(name)
+            given, left = _changed_variables.get(name, (None, None))
+            if before.get(name) != left:  # it was given anew
+                given = before.get(name)
             _changed_variables[name] = given, after.get(name)
 
 

@@ -121,21 +121,19 @@ def _set_logging(setting: tuple[int, tuple[Any, ...]]) -> None:
             logger.handlers[:] = [handler for handler, _ in handlers]
 
 
-def _errors_for_all() -> list[Any]:
-    """The filters that make errors of warnings wherever they come from, ours included."""
-    return [
-        each
-        for each in warnings.filters
-        if each[0] == "error" and each[1] is None and each[3] is None and each[2].__module__ == "builtins"
-    ]
+def _set_filters(before: tuple[Any, ...]) -> None:
+    """As they were, and before them what is new, but for what makes errors of everybody's warnings."""
+    now = cast("list[Any]", warnings.filters)
+    new = [each for each in now if each not in before and not _is_error_for_all(*each)]
+    if now != (wanted := [*new, *before]):
+        warnings.resetwarnings()  # also has those forgotten that were shown once
+        now.extend(wanted)
 
 
-def _set_errors_for_all(before: list[Any]) -> None:
-    new = [each for each in _errors_for_all() if each not in before]
-    kept: list[Any] = [each for each in warnings.filters if each not in new]
-    filters = cast("list[Any]", warnings.filters)
-    warnings.resetwarnings()  # also has those forgotten that were passed once
-    filters.extend(kept)
+def _is_error_for_all(action: str, message: object, category: type, module: object, line: int) -> bool:
+    return (
+        action == "error" and (message, module, line) == (None, None, 0) and category.__module__ == "builtins"
+    )
 
 
 def _raise_recursion_limit(limit: int) -> None:
@@ -153,6 +151,6 @@ PUT_BACK: Final[Mapping[str, Setting]] = {
         lambda blocked: signal.pthread_sigmask(signal.SIG_SETMASK, blocked),
     ),
     "logging": Setting(_logging, _set_logging),
-    "warnings": Setting(_errors_for_all, _set_errors_for_all),
+    "warnings": Setting(lambda: tuple(warnings.filters), _set_filters),
 }
 """What is put back for good, for no environment needs what it makes of it for its own steps."""
