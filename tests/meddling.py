@@ -58,7 +58,7 @@ FOUND_AGAIN: dict[str, Callable[[], object]] = {
     "needs no gradients": lambda: torch.set_grad_enabled(False),
     "only infers": _enters_the_inference_mode,
     "takes threads": lambda: torch.set_num_threads(3),
-    "is deterministic": lambda: torch.use_deterministic_algorithms(True),
+    "is deterministic": lambda: torch.set_deterministic_debug_mode("error"),
     "rounds products": lambda: torch.set_float32_matmul_precision("medium"),
     "seeks anomalies": lambda: torch.autograd.set_detect_anomaly(True),
     "tunes cuDNN": lambda: setattr(torch.backends.cudnn, "benchmark", True),

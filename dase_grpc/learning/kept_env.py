@@ -13,9 +13,8 @@ class KeptEnv(gymnasium.Wrapper[Array, Array, Array, Array]):
     """An environment that finds in its calls what it has made of the process, while nobody else does.
 
     Looking at everything takes longer than a step of a small environment. So that is done at its first
-    `reset` and `step`, and at later ones where something had to be put back; otherwise, at a later `reset`
-    all is looked at that it may rely on, at a later `step` what it has changed before. What a later `step` is
-    the first to change stays, and our own code has to stand it.
+    `reset` and `step`, and at later ones where something had to be put back; else only what was changed before
+    is looked at. What a later call is the first to change stays, and our own code has to stand it.
     """
 
     def __init__(self, env: gymnasium.Env[Array, Array]) -> None:
@@ -25,7 +24,9 @@ class KeptEnv(gymnasium.Wrapper[Array, Array, Array, Array]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """The environment's own."""
         if self._good_resets:
-            with SURROUNDINGS.entered():
+            if not SURROUNDINGS.theirs:
+                return self.env.reset(seed=seed, options=options)
+            with SURROUNDINGS.as_before():
                 return self.env.reset(seed=seed, options=options)
         with kept_call() as changed:
             returned = self.env.reset(seed=seed, options=options)
@@ -37,7 +38,7 @@ class KeptEnv(gymnasium.Wrapper[Array, Array, Array, Array]):
         if self._good_steps:
             if not SURROUNDINGS.theirs:
                 return self.env.step(action)
-            with SURROUNDINGS.stepping():
+            with SURROUNDINGS.as_before():
                 return self.env.step(action)
         with kept_call() as changed:
             returned = self.env.step(action)

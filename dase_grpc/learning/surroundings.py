@@ -46,13 +46,13 @@ class Surroundings:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """For any other call; 20 µs."""
+        """For any other call."""
         with self._settings_of_theirs(whole=True):
             yield
 
     @contextmanager
-    def stepping(self) -> Iterator[None]:
-        """For a call after which only what was changed before is looked at; 5 µs for each of that."""
+    def as_before(self) -> Iterator[None]:
+        """For a call after which only what was changed before is looked at."""
         with self._settings_of_theirs(whole=False):
             yield
 

@@ -24,17 +24,6 @@ def _set_inference_mode(on: bool) -> None:
         _modes[-1][0].__enter__()
 
 
-def _determinism() -> tuple[bool, bool]:
-    return (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-
-
-def _set_determinism(setting: tuple[bool, bool]) -> None:
-    torch.use_deterministic_algorithms(setting[0], warn_only=setting[1])
-
-
 def _cudnn() -> tuple[bool, bool, bool]:
     cudnn = torch.backends.cudnn
     return cudnn.enabled, cudnn.benchmark, cudnn.deterministic
@@ -52,7 +41,8 @@ ALL: Final[Mapping[str, Setting]] = {
     "inference mode": Setting(torch.is_inference_mode_enabled, _set_inference_mode, False),
     "gradients": Setting(torch.is_grad_enabled, torch.set_grad_enabled, True),
     "threads": Setting(torch.get_num_threads, torch.set_num_threads),
-    "determinism": Setting(_determinism, _set_determinism, (False, False)),
+    # torch.use_deterministic_algorithms imports the compiler, which takes seconds
+    "determinism": Setting(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
     "products": Setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
     "cuDNN": Setting(_cudnn, _set_cudnn),
     "anomalies": Setting(torch.is_anomaly_enabled, torch.set_anomaly_enabled, False),

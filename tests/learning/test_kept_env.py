@@ -157,7 +157,7 @@ def test_a_step_that_changes_nothing_is_the_environment_s_own_call_alone(monkeyp
     env = make_env("meddling:Meddles", {})
     env.reset(seed=1)
     env.step(ACTION)
-    monkeypatch.setattr(SURROUNDINGS, "stepping", None)
+    monkeypatch.setattr(SURROUNDINGS, "as_before", None)
     monkeypatch.setattr(SURROUNDINGS, "entered", None)
     env.step(ACTION)
 
