@@ -9,12 +9,16 @@ import signal
 import socket
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from worlds import Array, Info, PointGoal, Step
+
+from dase_grpc.learning import process_settings, torch_settings
+from dase_grpc.learning.surroundings import SURROUNDINGS
 
 
 def _leaves_the_folder() -> None:
@@ -126,3 +130,36 @@ def module_that(*deeds: str) -> str:
     return (
         f"import meddling\nfor deed in {deeds!r}:\n    meddling.DEEDS[deed]()\nMeddles = meddling.Meddles\n"
     )
+
+
+def settings() -> dict[str, Any]:
+    """What the process is like."""
+    known = {**torch_settings.ALL, **process_settings.PUT_BACK}
+    return {name: setting.read() for name, setting in known.items()}
+
+
+@contextmanager
+def put_back() -> Iterator[None]:
+    """Afterwards the process is as before, whatever environments made of it, and they have left no trace.
+
+    Within, no warning is an error yet, as in a program.
+    """
+    logging.getLogger("dase")
+    filters = list(warnings.filters)
+    warnings.filters[:] = [each for each in filters if each[0] != "error"]  # type: ignore[index]
+    before, variables = settings(), os.environ.copy()
+    try:
+        yield
+    finally:
+        SURROUNDINGS.__init__()  # type: ignore[misc]
+        while _kept:
+            _kept.pop().__exit__(None, None, None)
+        sys.modules.pop("meddles_on_import", None)
+        known = {**torch_settings.ALL, **process_settings.PUT_BACK}
+        for name, value in settings().items():
+            if value != before[name]:
+                known[name].write(before[name])
+        sys.setrecursionlimit(before["recursion limit"])
+        warnings.filters[:] = filters  # type: ignore[index]
+        for name in {*os.environ} - {*variables}:
+            del os.environ[name]

@@ -95,9 +95,10 @@ def train_here(options: TrainOptions) -> None:
         NodeFailedError: a node ended before its time and was not, or could not be, started again.
     """
     console = PatientConsole()
-    config = with_resolved_id(options.config)
     root = options.root
-    options = replace(options, config=config, root=root.absolute())  # an environment may change the folder
+    options = replace(options, root=root.absolute())  # before there is an environment, which may move
+    config = with_resolved_id(options.config)
+    options = replace(options, config=config)
     if options.mode in IN_ROUNDS:
         _require_one_process(options)
     schema = check(config, gpu=options.gpu, starts_actors=options.mode not in IN_ROUNDS)

@@ -155,7 +155,7 @@ def to_float32(observation: Any, size: int) -> Array:
     Raises:
         EnvironmentSpecError: its shape is not (size,), so the environment breaks its own space.
     """
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         copied: Array = np.array(observation, np.float32)
     if copied.shape != (size,):
         raise EnvironmentSpecError(

@@ -13,8 +13,8 @@ class KeptEnv(gymnasium.Wrapper[Array, Array, Array, Array]):
     """An environment that finds in its calls what it has made of the process, while nobody else does.
 
     Looking at everything takes longer than a step of a small environment. So that is done at its first
-    `reset` and `step`, and at later ones where something had to be put back; else only what was changed before
-    is looked at. What a later call is the first to change stays, and our own code has to stand it.
+    `reset` and `step`, and at later ones where something had to be put back; else only what was changed
+    before is looked at. What a later call is the first to change stays, and our own code has to stand it.
     """
 
     def __init__(self, env: gymnasium.Env[Array, Array]) -> None:

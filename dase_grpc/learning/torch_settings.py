@@ -1,11 +1,15 @@
-"""Settings of torch that an environment may change and has to find again."""
+"""Settings of torch that an environment may change, and work that does not depend on them."""
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Final, ParamSpec, TypeVar
 
 import torch
 
 from dase_grpc.learning.process_settings import BASIC, Setting
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _modes: Final[list[tuple[torch.inference_mode, bool]]] = []
 """The inference modes that were set here, each with what was before; one ends with its object."""
@@ -32,6 +36,19 @@ def _cudnn() -> tuple[bool, bool, bool]:
 def _set_cudnn(setting: tuple[bool, bool, bool]) -> None:
     cudnn = torch.backends.cudnn
     cudnn.enabled, cudnn.benchmark, cudnn.deterministic = setting
+
+
+def with_gradients(work: Callable[P, R]) -> Callable[P, R]:
+    """The work, done with gradients as torch has them from the start, whatever somebody has made of that."""
+
+    @wraps(work)
+    def done(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+            return work(*args, **kwargs)
+        with torch.inference_mode(False), torch.enable_grad():
+            return work(*args, **kwargs)
+
+    return done
 
 
 ALL: Final[Mapping[str, Setting]] = {

@@ -5,27 +5,20 @@ import logging
 import os
 import sys
 import warnings
-from contextlib import suppress
 
 import meddling
 import numpy as np
 import pytest
 import torch
-from meddling import FOUND_AGAIN, LEFT, PUT_BACK, Meddles, module_that
+from meddling import FOUND_AGAIN, LEFT, PUT_BACK, Meddles, module_that, put_back, settings
 
 from dase_grpc.learning.containment import given_variables
 from dase_grpc.learning.envs import make_env
-from dase_grpc.learning.process_settings import PUT_BACK as KEPT_SETTINGS
 from dase_grpc.learning.surroundings import SURROUNDINGS
 from dase_grpc.learning.torch_settings import ALL
 
 ACTION = np.zeros(1, np.float32)
 CALLS = ("constructor", "reset", "step", "close")
-
-
-def settings():
-    found = {name: setting.read() for name, setting in {**ALL, **KEPT_SETTINGS}.items()}
-    return found
 
 
 def theirs():
@@ -35,21 +28,12 @@ def theirs():
 
 @pytest.fixture(autouse=True)
 def process(monkeypatch, tmp_path):
-    """The process as it is, and put back in any case."""
+    """The process as it is, in a folder of its own, and put back in any case."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    warnings.filters[:] = [each for each in warnings.filters if each[0] != "error"]
-    logging.getLogger("dase")
     monkeypatch.setattr(Meddles, "look", staticmethod(theirs))
-    before = settings()
-    yield before
-    SURROUNDINGS.__init__()
-    with suppress(IndexError):
-        meddling._kept.pop().__exit__(None, None, None)
-    sys.modules.pop("meddles_on_import", None)
-    for name, setting in {**ALL, **KEPT_SETTINGS}.items():
-        if setting.read() != before[name]:
-            setting.write(before[name])
+    with put_back():
+        yield settings()
 
 
 def live(when, *deeds):

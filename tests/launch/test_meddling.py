@@ -1,0 +1,102 @@
+"""Runs whose environments change settings of the process: the same numbers, and nothing goes elsewhere."""
+
+import io
+import logging
+import os
+import threading
+from pathlib import Path
+
+import meddling
+import numpy as np
+import pytest
+import torch
+from meddling import DEEDS, FOUND_AGAIN, LEFT, PUT_BACK, module_that, put_back
+from resuming import curve
+from small import new_run, small_config
+
+from dase_grpc.launch.evaluate import evaluate_checkpoint
+from dase_grpc.launch.lockstep import BUFFER_FILE, open_lockstep, run_lockstep
+from dase_grpc.launch.processes import start_node
+from dase_grpc.launch.train import TrainOptions, train_here
+from dase_grpc.runs.checkpoint import STATE_FILE, latest
+from dase_grpc.runs.directory import RunDirectory
+from dase_grpc.runs.report import write_report
+
+CONFIGS = {
+    "td3": {},
+    "ddpg": {"agent__algorithm": "ddpg", "agent__normalise_observations": True, "dps__scope": "agent"},
+    "sac": {"agent__algorithm": "sac", "dps__scope": "transition"},
+    "dpd": {"train__method": "dpd", "dpd__publish_every": 10},
+    "stack": {"dps__memory": 20.0},
+}
+
+LATE = [deed for deed in DEEDS if deed != "computes elsewhere"]
+"""What our own code stands; torch's default device alone is put back only where it is noticed."""
+
+
+@pytest.fixture(autouse=True)
+def process(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with put_back():
+        yield
+
+
+def run(root: Path, case: str, env: str = "meddling:Meddles", **kwargs) -> RunDirectory:
+    config = small_config(env, env__kwargs=kwargs, train__steps=90, **CONFIGS[case])
+    directory = new_run(root, config)
+    with open_lockstep(config, directory, stacked=case == "stack") as opened:
+        run_lockstep(opened, threading.Event(), lambda: None)
+    return directory
+
+
+def numbers(directory: RunDirectory):
+    """All that was computed."""
+    states = [latest(directory.agent(each).checkpoints) / STATE_FILE for each in (0, 1)]
+    curves = [directory.agent(each).evaluations.path.read_text().splitlines() for each in (0, 1)]
+    evaluations = [[line.rpartition(",")[0] for line in lines] for lines in curves]
+    return (
+        [state.read_bytes() for state in states],
+        evaluations,
+        (directory.replay / BUFFER_FILE).read_bytes(),
+    )
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory):
+    """The numbers of runs whose environments do nothing to the process."""
+    known = {}
+
+    def of(case: str):
+        if case not in known:
+            known[case] = numbers(run(tmp_path_factory.mktemp("calm"), case))
+        return known[case]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    "case", ["td3", *(pytest.param(each, marks=pytest.mark.slow) for each in [*CONFIGS][1:])]
+)
+def test_what_an_environment_does_to_the_process_in_the_midst_of_a_run_changes_no_number(
+    calm, tmp_path, case
+):
+    expected = calm(case)
+    found = run(tmp_path / "run", case, when="late", deeds=LATE)
+    assert numbers(found) == expected
+    assert write_report(found).exists()
+    assert Path.cwd() == Path("/")
+
+
+@pytest.mark.parametrize("when", ["constructor", "reset", "step", "close"])
+def test_what_an_environment_does_to_the_process_in_any_call_changes_no_number(calm, tmp_path, when):
+    expected = calm("td3")
+    assert numbers(run(tmp_path / "run", "td3", when=when, deeds=[*DEEDS])) == expected
+    assert Path.cwd() == tmp_path
+
+
+def test_what_importing_an_environment_does_to_the_process_changes_no_number(calm, tmp_path):
+    expected = calm("td3")
+    (tmp_path / "meddles_on_import.py").write_text(module_that(*DEEDS))
+    assert numbers(run(tmp_path / "run", "td3", env="meddles_on_import:Meddles")) == expected
+    assert Path.cwd() == tmp_path
