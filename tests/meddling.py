@@ -61,7 +61,7 @@ FOUND_AGAIN: dict[str, Callable[[], object]] = {
     "computes elsewhere": lambda: torch.set_default_device("meta"),
     "needs no gradients": lambda: torch.set_grad_enabled(False),
     "only infers": _enters_the_inference_mode,
-    "takes threads": lambda: torch.set_num_threads(3),
+    "takes threads": lambda: torch.set_num_threads(2),
     "is deterministic": lambda: torch.set_deterministic_debug_mode("error"),
     "rounds products": lambda: torch.set_float32_matmul_precision("medium"),
     "seeks anomalies": lambda: torch.autograd.set_detect_anomaly(True),
@@ -100,8 +100,10 @@ class Meddles(PointGoal):
 
     look: Callable[[], Any] = staticmethod(lambda: None)
 
-    def __init__(self, *, when: str = "never", deeds: tuple[str, ...] = (), length: int = 20) -> None:
-        super().__init__(length=length)
+    def __init__(
+        self, *, when: str = "never", deeds: tuple[str, ...] = (), render_mode: str | None = None
+    ) -> None:
+        super().__init__(render_mode=render_mode)
         self._when, self._deeds, self._steps = when, deeds, 0
         self.seen: dict[str, Any] = {}
         self._do("constructor")

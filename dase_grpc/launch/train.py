@@ -28,6 +28,7 @@ from dase_grpc.launch.display import Snapshot, make_display
 from dase_grpc.launch.local import LocalCluster, run_cluster
 from dase_grpc.launch.restart_policy import MAX_RESTARTS
 from dase_grpc.launch.storage import require_memory, reserve
+from dase_grpc.learning.containment import left_as_found
 from dase_grpc.learning.env_ids import with_resolved_id
 from dase_grpc.naming import MAX_BYTES
 from dase_grpc.nodes.lifecycle import halt_event, stop_event
@@ -214,6 +215,7 @@ def _train_in_rounds(
     # all kept rounds are whole on the disk
     on_hang = partial(end_hanging, tidy=partial(console.show_cursor, True))
     with (
+        left_as_found(),
         halt_event(stdin_is_leash=options.stdin_is_leash) as halt,
         open_lockstep(
             options.config,

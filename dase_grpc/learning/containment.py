@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Final, Self
 
-from dase_grpc.learning.process_settings import PUT_BACK
+from dase_grpc.learning.process_settings import PUT_BACK, settings
 from dase_grpc.learning.surroundings import SURROUNDINGS
 
 MEANT_FOR_OTHERS = (StopIteration, StopAsyncIteration, GeneratorExit, SystemExit, KeyboardInterrupt)
@@ -96,6 +96,20 @@ def kept_call() -> Iterator[list[str]]:
     """`process_kept` for any other call."""
     with process_kept() as changed, SURROUNDINGS.entered():
         yield changed
+
+
+@contextmanager
+def left_as_found() -> Iterator[None]:
+    """For a whole run: what was changed in the midst of it and not noticed then is put back at its end."""
+    known = settings()
+    before = {name: setting.read() for name, setting in known.items()}
+    try:
+        with process_kept():
+            yield
+    finally:
+        for name, value in before.items():
+            if known[name].read() != value:
+                known[name].write(value)
 
 
 def given_variables() -> dict[str, str]:
