@@ -12,7 +12,6 @@ from dase_grpc.launch.lockstep import BUFFER_FILE, open_lockstep, run_lockstep
 from dase_grpc.launch.train import TrainOptions, train_here
 from dase_grpc.runs.checkpoint import STATE_FILE, latest
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.runs.report import write_report
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -76,7 +75,6 @@ def test_what_an_environment_does_to_the_process_in_the_midst_of_a_run_changes_n
     expected = calm(case)
     found = run(tmp_path / "run", case, when="late", deeds=LATE)
     assert numbers(found) == expected
-    assert write_report(found).exists()
     assert Path.cwd() == Path("/")
 
 
