@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import typer
@@ -72,6 +73,8 @@ def node(
     given = dict(locals())  # every flag by its parameter's name; listed once more they would fill a screen
     others = {name: given[name] for name in _FLAGS if name not in TAKES[role]}
     flags.refuse({_FLAGS[name]: None if value is False else value for name, value in others.items()}, role)
+    here = Path.cwd()  # before there is an environment, which may move; these are read anew when they change
+    given |= {name: here / given[name] for name in ("tls", "metrics_tls", "token_file") if given[name]}
     raise typer.Exit(_START[role](given))
 
 

@@ -161,7 +161,7 @@ class TransitionSchema:
         """Which of the (N, width) rows hold only finite values, (N,) bool."""
         # A matrix product takes a third of the time of isfinite for each value: what is not finite makes the
         # sum so, and a sum of MAX_ROW_BYTES of the largest floats, each times 2 ** -20, does not overflow.
-        with np.errstate(invalid="ignore"):
+        with np.errstate(all="ignore"):
             sums = rows[:, : self.float_width] @ self._small
         return cast("npt.NDArray[np.bool_]", np.isfinite(sums))
 

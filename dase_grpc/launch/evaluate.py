@@ -87,6 +87,7 @@ def evaluate_checkpoint(
         EnvironmentSpecError: the environment is missing, has changed, or cannot be drawn here.
         UsageError: the video cannot be written.
     """
+    here = Path.cwd()  # before there is an environment, which may move
     if video is not None:
         prepare_video(video)
     found = [load_checkpoint(path) for path in find_checkpoints(target, best=best)]
@@ -97,7 +98,7 @@ def evaluate_checkpoint(
     if video is not None:
         rehearse(_policy(checkpoints[0]), _scene(checkpoints[0], seed))
     results = [_evaluate(checkpoint, episodes, seed=seed) for checkpoint in checkpoints]
-    return results if video is None else _film_best(checkpoints, results, video)
+    return results if video is None else _film_best(checkpoints, results, video, here=here)
 
 
 def note_on_film(results: Sequence[EvaluatedCheckpoint]) -> str | None:
@@ -112,12 +113,12 @@ def note_on_film(results: Sequence[EvaluatedCheckpoint]) -> str | None:
 
 
 def _film_best(
-    checkpoints: Sequence[Checkpoint], results: Sequence[EvaluatedCheckpoint], video: Path
+    checkpoints: Sequence[Checkpoint], results: Sequence[EvaluatedCheckpoint], video: Path, *, here: Path
 ) -> list[EvaluatedCheckpoint]:
     """Films the first episode of the best agent; the results, with the video where it belongs."""
     means = np.array([result.evaluation.return_mean for result in results])
     best = int(np.where(np.isnan(means), -np.inf, means).argmax())
-    film(video, _policy(checkpoints[best]), _scene(checkpoints[best], results[best].seed))
+    film(here / video, _policy(checkpoints[best]), _scene(checkpoints[best], results[best].seed))
     return [replace(each, video=video if i == best else None) for i, each in enumerate(results)]
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from dase_grpc.errors import NodeFailedError
 from dase_grpc.identity import VARIABLES
+from dase_grpc.learning.containment import given_variables
 from dase_grpc.runs.files import end_of
 
 STOP_S: Final = 45.0
@@ -132,8 +133,11 @@ async def start_node(
 
 
 def _environment() -> dict[str, str]:
-    """That of this process without credentials: the nodes of one machine talk on loopback, without TLS."""
-    return {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    """What this process was given, without credentials: nodes of one machine talk on loopback, without TLS.
+
+    What an environment has set while it was tried out is for itself; in a node it does so again.
+    """
+    return {name: value for name, value in given_variables().items() if name not in VARIABLES}
 
 
 async def end_nodes(nodes: Sequence[Node], *, within_s: float = STOP_S) -> None:

@@ -28,6 +28,7 @@ from dase_grpc.launch.display import Snapshot, make_display
 from dase_grpc.launch.local import LocalCluster, run_cluster
 from dase_grpc.launch.restart_policy import MAX_RESTARTS
 from dase_grpc.launch.storage import require_memory, reserve
+from dase_grpc.learning.containment import left_as_found
 from dase_grpc.learning.env_ids import with_resolved_id
 from dase_grpc.naming import MAX_BYTES
 from dase_grpc.nodes.lifecycle import halt_event, stop_event
@@ -95,9 +96,10 @@ def train_here(options: TrainOptions) -> None:
         NodeFailedError: a node ended before its time and was not, or could not be, started again.
     """
     console = PatientConsole()
-    config = with_resolved_id(options.config)
     root = options.root
-    options = replace(options, config=config, root=root.absolute())  # an environment may change the folder
+    options = replace(options, root=root.absolute())  # before there is an environment, which may move
+    config = with_resolved_id(options.config)
+    options = replace(options, config=config)
     if options.mode in IN_ROUNDS:
         _require_one_process(options)
     schema = check(config, gpu=options.gpu, starts_actors=options.mode not in IN_ROUNDS)
@@ -213,6 +215,7 @@ def _train_in_rounds(
     # all kept rounds are whole on the disk
     on_hang = partial(end_hanging, tidy=partial(console.show_cursor, True))
     with (
+        left_as_found(),
         halt_event(stdin_is_leash=options.stdin_is_leash) as halt,
         open_lockstep(
             options.config,

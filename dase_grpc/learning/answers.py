@@ -126,7 +126,7 @@ def to_float32(observation: Any, size: int) -> Array:
                 f"the environment returned an observation that {error}; correct the environment's reset and "
                 f"step"
             ) from error.__cause__
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         copied: Array = np.array(observation, np.float32)
     if copied.shape != (size,):
         raise EnvironmentSpecError(

@@ -17,6 +17,7 @@ import gymnasium
 
 from dase_grpc.config import RunConfig
 from dase_grpc.errors import EnvironmentSpecError
+from dase_grpc.learning.containment import importing
 from dase_grpc.learning.foreign import RAISED, kind, summary
 
 _CUTOFF_IN_MODULE: Final = 0.75
@@ -129,8 +130,11 @@ def _import(env_id: str, module_name: str) -> ModuleType:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    try:
+    if module_name in sys.modules:
         return importlib.import_module(module_name)
+    try:
+        with importing():
+            return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and f"{module_name}.".startswith(f"{error.name}."):
             raise EnvironmentSpecError(

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gymnasium.spaces import Box, Dict, Tuple
 
 from dase_grpc.errors import EnvironmentSpecError, MalformedError
-from dase_grpc.learning.containment import process_kept
+from dase_grpc.learning.containment import making
 from dase_grpc.learning.env_ids import (
     continuous_variant,
     factory_of,
@@ -22,6 +22,7 @@ from dase_grpc.learning.env_ids import (
 )
 from dase_grpc.learning.flat_observation import FlatObservation, unflattenable
 from dase_grpc.learning.foreign import RAISED, kind, summary, text
+from dase_grpc.learning.kept_env import KeptEnv
 from dase_grpc.schema import Array, TransitionSchema
 
 Environment: TypeAlias = gymnasium.Env[Array, Array]
@@ -36,6 +37,8 @@ _mujoco_hook = threading.RLock()
 def make_env(env_id: str, kwargs: Mapping[str, Any], *, render_mode: str | None = None) -> Environment:
     """An environment with flat Box observations and a bounded Box action space.
 
+    What it does to the process holds in its own calls only (kept_env.py).
+
     env_id is a Gymnasium id, whose latest version is taken if it names none, or `package.module:Name`
     where Name is a class or a function that returns an environment, or an id that importing the module
     registers. For such a module the current directory joins `sys.path`, as with `python -m`. kwargs go
@@ -47,8 +50,9 @@ def make_env(env_id: str, kwargs: Mapping[str, Any], *, render_mode: str | None 
         EnvironmentSpecError: the environment is missing, cannot be made, or has spaces we cannot use.
     """
     arguments = dict(kwargs) if render_mode is None else {**kwargs, "render_mode": render_mode}
-    with _quiet_mujoco(), process_kept():
-        env = _create(resolve_id(env_id), arguments)
+    resolved = resolve_id(env_id)
+    with _quiet_mujoco(), making():
+        env: Environment = KeptEnv(_create(resolved, arguments))
     try:
         if _is_to_be_flattened(_space(env, env_id, "observation_space"), env_id):
             env = FlatObservation(env)

@@ -185,7 +185,7 @@ def _frame(env: Environment, schema: TransitionSchema) -> npt.NDArray[np.uint8]:
 
 
 def _summarise(returns: list[float], lengths: list[int], *, cut: int) -> Evaluation:
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         mean, std = float(np.mean(returns)), float(np.std(returns))
     return Evaluation(
         return_mean=mean,

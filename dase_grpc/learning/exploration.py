@@ -310,7 +310,7 @@ class Explorer:
         row[:m] = observation
         row[m : m + n] = action
         row[m + n : 2 * m + n] = next_observation
-        with np.errstate(over="ignore"):
+        with np.errstate(all="ignore"):
             row[2 * m + n] = reward
         row[2 * m + n + 1] = bootstrap
         return row

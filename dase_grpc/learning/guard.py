@@ -34,8 +34,8 @@ class GuardedSteps:
     def __init__(self, optimizer: Adam) -> None:
         self._optimizer = optimizer
         device = optimizer.gradient.device
-        self._found = torch.zeros((), device=device)
-        self._unscaled = torch.ones((), device=device)
+        self._found = torch.zeros((), dtype=torch.float32, device=device)
+        self._unscaled = torch.ones((), dtype=torch.float32, device=device)
         name = f"{optimizer.name}.left_out"
         self._left_out = optimizer.memory.zeros(name, (), dtype=torch.float64, device=device)
         self._tried = 0

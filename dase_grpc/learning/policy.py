@@ -49,9 +49,7 @@ class ActorPolicy:
         hidden = observation.astype(last_bias.dtype)
         if self.normaliser is not None:
             hidden = self.normaliser.normalise(torch.from_numpy(hidden)).numpy()
-        with np.errstate(
-            over="ignore", invalid="ignore"
-        ):  # as in torch: what is not finite shows in the action
+        with np.errstate(all="ignore"):  # as in torch: what is not finite shows in the action
             for weight, bias in inner:
                 hidden = hidden @ weight
                 hidden += bias

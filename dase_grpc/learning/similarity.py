@@ -159,7 +159,7 @@ class SimilarityWeigher:
             assert rows is not None
             policy_actions = policy_actions.index_select(0, rows)
         actions = batch.action.detach().index_select(0, rows)
-        with np.errstate(invalid="ignore"):
+        with np.errstate(all="ignore"):
             deviation = np.subtract(actions.numpy(), policy_actions.numpy(), dtype=np.float64)
         covariance_term, mean_term = pooled.terms(deviation, self.options.reference_variance)
         rho = covariance_term + mean_term

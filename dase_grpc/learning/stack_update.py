@@ -22,6 +22,7 @@ from dase_grpc.learning.similarity import SimilarityWeigher, Weighing, each_tens
 from dase_grpc.learning.stack import Stack
 from dase_grpc.learning.staging import Staged
 from dase_grpc.learning.statistics import DeviceTotals
+from dase_grpc.learning.torch_settings import with_gradients
 from dase_grpc.learning.updating import Taken
 
 LIVE, EXTERNAL, MOVES = range(3)
@@ -85,6 +86,7 @@ class StackedUpdate:
         self._recorder = recorder
         self._kinds: dict[tuple[bool, bool], Captured[Made]] = {}
 
+    @with_gradients
     def __call__(self, taken: Sequence[Taken | None]) -> tuple[list[bool], Made | None]:
         """One update of each agent that has taken a batch; whose was made, and what it gave.
 

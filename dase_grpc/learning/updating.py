@@ -21,6 +21,7 @@ from dase_grpc.learning.similarity import Weighing
 from dase_grpc.learning.staging import Staging
 from dase_grpc.learning.statistics import DeviceTotals, Diagnosis, Window, fold, show
 from dase_grpc.learning.timing import UpdateTiming
+from dase_grpc.learning.torch_settings import with_gradients
 from dase_grpc.learning.weighing import weighed
 from dase_grpc.learning.whole_update import WholeUpdate
 from dase_grpc.schema import Array
@@ -71,7 +72,7 @@ class Updating:
         self._window = window
         batch_size = parts.config.agent.batch_size
         self._staging = Staging(parts.schema, batch_size, parts.device)
-        self._all_internal = torch.ones(batch_size, device=parts.device)
+        self._all_internal = torch.ones(batch_size, dtype=torch.float32, device=parts.device)
         self._whole = self._record(parts)
         self._guide = parts.acts_by
         self._timing = UpdateTiming(parts.metrics, parts.clock)
@@ -104,6 +105,7 @@ class Updating:
         """Counts, in the window, the optimisers' steps that were left out; waits for the device."""
         self._health.count(self._window())
 
+    @with_gradients
     def update(self) -> Look | None:
         """One update, if there is a batch for it that weighs anything; every 50th is looked at.
 

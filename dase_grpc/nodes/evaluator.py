@@ -136,6 +136,7 @@ async def run_evaluator(options: EvaluatorOptions, stop: asyncio.Event) -> None:
         EnvironmentFailedError, EnvironmentHangsError: as for a learner (nodes/learner.py).
         Exception: a bug.
     """
+    here = Path.cwd()  # before there is an environment, which may move
     options.credentials.require_usable()
     config, agents = with_resolved_id(options.config), _evaluated(options.config, options.agents)
     where = (options.metrics_host, options.metrics_port)
@@ -157,7 +158,7 @@ async def run_evaluator(options: EvaluatorOptions, stop: asyncio.Event) -> None:
             log.info("attending run %s at %s", member.run_id, options.replay)
             if not member.capacity:
                 log.info("waiting up to %g s for a learner to join", options.replay_timeout_s)
-            path = results_path(options.run_dir, run_id=member.run_id)
+            path = results_path(options.run_dir, run_id=member.run_id, here=here)
             books = EvaluationBooks(path, agents, config=config, schema=schema, command=options.command)
             cleanup.callback(books.close)
             due = DuePolicies(

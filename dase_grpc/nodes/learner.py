@@ -159,6 +159,7 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> bool:
             the process cannot end but by `ending.end_now`.
         Exception: a bug.
     """
+    here = Path.cwd()  # before there is an environment, which may move
     options.credentials.require_usable()
     config = with_resolved_id(options.config)
     where = (options.metrics_host, options.metrics_port)
@@ -183,7 +184,7 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> bool:
             async with leases(joined.targets) as farewell:
                 require_fit(config, member)
                 require_one_piece(config, shards=len(joined.targets))
-                results = results_path(options.run_dir, run_id=member.run_id)
+                results = results_path(options.run_dir, run_id=member.run_id, here=here)
                 opened = open_results(
                     results, config, member, schema, command=options.command, resume=options.resume
                 )

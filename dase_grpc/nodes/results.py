@@ -52,8 +52,8 @@ class Results:
     resumed: Resumed | None
 
 
-def results_path(run_dir: Path | None, *, run_id: str) -> Path:
-    """Where the results go: the given run directory, or one named after the run.
+def results_path(run_dir: Path | None, *, run_id: str, here: Path) -> Path:
+    """Where the results go: the given run directory, or one named after the run; seen from `here`.
 
     Raises:
         RunDirectoryError: the run's id cannot name a folder.
@@ -61,7 +61,7 @@ def results_path(run_dir: Path | None, *, run_id: str) -> Path:
     path = run_dir if run_dir is not None else Path("runs") / run_id
     if run_dir is None and not names_a_folder(run_id):
         raise RunDirectoryError(f"the run id {run_id!r} cannot name a folder; choose a --run-dir")
-    return path.absolute()  # an environment may change the current directory
+    return here / path
 
 
 def open_results(

@@ -39,6 +39,7 @@ _BY_SOURCE: Final = {
 }
 
 
+@np.errstate(all="ignore")  # an environment may have numpy raise
 def write_report(run: RunDirectory) -> Path:
     """Writes the run's report.html, all at once, and returns its path; works at any moment of a run.
 

@@ -103,6 +103,33 @@ def test_an_environment_that_changes_the_folder_does_not_move_the_results(train,
     assert run.directory.report.exists()
 
 
+LOCAL = """
+import os, pathlib, meddling
+meddling.DEEDS["leaves the folder"]()
+
+class Local(meddling.Meddles):
+    def __init__(self, **kwargs):
+        with (pathlib.Path(__file__).parent / "seen").open("a") as file:
+            file.write(os.environ.get("CHANGED_BY_AN_ENVIRONMENT", "given") + "\\n")
+        super().__init__(**kwargs)
+"""
+
+
+def test_nodes_start_where_their_launcher_did_with_the_variables_that_it_was_given(train, tmp_path):  # noqa: F811
+    (tmp_path / "local_world.py").write_text(LOCAL)
+    deeds = "['leaves the folder', 'sets a variable', 'sets the umask', 'computes in float64']"
+    run = train(
+        *small_flags("local_world:Local", train__steps=60, eval__every=60),
+        "--set",
+        f"env.kwargs={{when = 'constructor', deeds = {deeds}}}",
+    )
+    assert run.end() == 0, run.output
+    seen = (tmp_path / "seen").read_text().split()
+    assert seen.count("given") == 3, seen  # once in each of three processes
+    assert run.directory.report.exists()
+    assert run.curve(1).step[-1] == 60
+
+
 @pytest.mark.long
 def test_output_that_nobody_reads_does_not_end_a_run(tmp_path):
     command = [sys.executable, "-m", "dase_grpc", "train", "--name", "unread", *map(str, small_flags())]

@@ -59,7 +59,7 @@ def test_keyword_arguments_reach_the_environment():
     assert make_env("worlds:PointGoal", {"length": 3}).unwrapped.length == 3
     assert make_env("Pendulum-v1", {"g": 3.0}).unwrapped.g == 3.0
     assert make_env("Pendulum-v1", {"max_episode_steps": 4}).spec.max_episode_steps == 4
-    assert make_env("worlds:limited", {"max_episode_steps": 4})._max_episode_steps == 4
+    assert make_env("worlds:limited", {"max_episode_steps": 4}).get_wrapper_attr("_max_episode_steps") == 4
 
 
 def test_the_render_mode_reaches_the_environment_only_where_it_is_given():

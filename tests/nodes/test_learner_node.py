@@ -5,12 +5,14 @@ import logging
 import re
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 import torch
 import worlds
+from meddling import DEEDS, put_back
 from nodes.learning_cases import (
     FOREVER,
     checkpoint_step,
@@ -266,6 +268,22 @@ async def test_an_environment_that_raises_once_is_made_anew_and_training_reaches
     assert service.run.store.traffic.inserted == {0: 80}
     records = read_metrics(tmp_path / "run" / "agents" / "0" / "metrics.jsonl")
     assert [record["env_restarts"] for record in records] == [{}, {}, {"step": 1}, {}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["constructor", "reset", "step", "late"])
+async def test_a_learner_trains_where_it_was_started_whatever_its_environment_does_to_the_process(
+    service, tmp_path, monkeypatch, when
+):
+    monkeypatch.chdir(tmp_path)
+    deeds = [deed for deed in DEEDS if (when, deed) != ("late", "computes elsewhere")]
+    options = learner_options(
+        service.address, Path("run"), env__id="meddling:Meddles", env__kwargs={"when": when, "deeds": deeds}
+    )
+    with put_back():
+        await promptly(run_learner(options, asyncio.Event()), within_s=60)
+    assert service.run.store.traffic.inserted == {0: 80}
+    assert checkpoint_step(tmp_path / "run") == 80
 
 
 @pytest.mark.slow
