@@ -408,9 +408,11 @@ def test_even_a_learner_whose_environment_hangs_ends_when_the_launcher_is_killed
     until_nobody_is_left(run)
 
 
-def test_a_second_ctrl_c_kills_all_at_once(train):
-    run = train(*small_flags(train__steps=ENDLESS))
-    run.until_training()
+def test_a_second_ctrl_c_kills_all_at_once(train, tmp_path):
+    """All that runs, whatever it is about: a learner whose environment hangs would not end by itself."""
+    (tmp_path / "slow_worlds.py").write_text(HANGS)
+    run = train(*small_flags("slow_worlds:Hangs", train__steps=ENDLESS))
+    run.until((tmp_path / "hangs").exists)
     run.process.send_signal(signal.SIGINT)
     run.until(lambda: "stopping" in run.output)
     run.process.send_signal(signal.SIGINT)
