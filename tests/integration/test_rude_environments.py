@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from children import importing
-from integration.test_train_command import TESTS, nobody_left_within, train  # noqa: F401 - a fixture
+from integration.test_train_command import TESTS, train, until_nobody_is_left  # noqa: F401 - a fixture
 from patience import PATIENCE_S
 from small import small_flags
 
@@ -83,7 +83,7 @@ def test_a_learner_that_is_killed_is_started_again_although_its_environment_has_
     run = train(*rude("forks_and_is_killed_once"))
     assert run.end() == 0, run.output
     assert len(re.findall(r"note: learner-. was started again once \(killed by SIGKILL\)", run.output)) == 1
-    assert nobody_left_within(run, 10)  # the forked one has the same command line
+    until_nobody_is_left(run)  # the forked one has the same command line
 
 
 @pytest.mark.long

@@ -336,7 +336,7 @@ async def test_a_replay_that_is_given_up_ends_the_learners(launch):
 async def test_a_replay_that_does_not_answer_when_it_is_started_again_counts_as_failed(launch, monkeypatch):
     cluster = launch(replay="serve briefly, import slowly, say nonsense", first="train", second="train")
     with pytest.raises(NodeFailedError, match="replay ended again after 2 restarts and is given up"):
-        await cluster.run(max_restarts=2, on_open=lambda _: monkeypatch.setattr(local, "READY_S", 0.5))
+        await cluster.run(max_restarts=2, on_start=lambda _: monkeypatch.setattr(local, "READY_S", 0.5))
     assert len(cluster.starts("replay")) == 3
     assert cluster.left == []
 
