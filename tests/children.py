@@ -1,9 +1,12 @@
 """Processes that tests start: their environment, and whether they live."""
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from patience import PATIENCE_S
 
 
 def importing(*folders: Path, **variables: str) -> dict[str, str]:
@@ -21,6 +24,14 @@ def lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def until_ended(*pids: int) -> None:
+    """Returns once none of these processes runs."""
+    limit = time.monotonic() + PATIENCE_S
+    while left := [pid for pid in pids if lives(pid)]:
+        assert time.monotonic() < limit, f"{left} are still running"
+        time.sleep(0.01)
 
 
 @contextmanager

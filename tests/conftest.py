@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +29,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if long:
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Leaves the folder that the tests are started from: what lies there is nothing to them."""
+    started_in, elsewhere = Path.cwd(), tmp_path_factory.mktemp("elsewhere")
+    os.chdir(elsewhere)
+    yield elsewhere
+    os.chdir(started_in)
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(_elsewhere: Path) -> Iterator[None]:
+    """Each test works in a folder where nothing lies; one that nobody wrote to is the next one's, too."""
+    folder = _elsewhere / "empty"
+    folder.mkdir(exist_ok=True)
+    os.chdir(folder)
+    yield
+    os.chdir(_elsewhere)
+    if any(folder.iterdir()):
+        folder.rename(_elsewhere / f"written-{time.monotonic_ns()}")
 
 
 @pytest.fixture

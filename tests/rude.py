@@ -59,4 +59,4 @@ class Misbehaves(PointGoal):
         os.chdir("/")
 
     def leaves_a_thread(self) -> None:
-        threading.Thread(target=threading.Event().wait, args=(300,)).start()
+        threading.Thread(target=threading.Event().wait, args=(600,)).start()

@@ -4,14 +4,14 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import torch
-from children import lives
+from children import until_ended
+from patience import PATIENCE_S
 from small import small_flags
 from synthetic import flat, write_run
 
@@ -60,7 +60,7 @@ def dase(monkeypatch, capsys, tmp_path):
 def node(*arguments: object) -> subprocess.CompletedProcess[str]:
     """Runs a node as a process to its end, which must come by itself."""
     command = [sys.executable, "-m", "dase_grpc", "node", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=25, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 # -- the shape of the command line --------------------------------------------------------------------
@@ -119,7 +119,7 @@ def test_the_version_is_that_of_the_package(dase):
 
 def test_python_dash_m_is_the_same_command():
     command = [sys.executable, "-m", "dase_grpc", "version"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=25, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert done.stdout == f"{version('dase-grpc')}\n"
 
 
@@ -656,7 +656,7 @@ def test_a_folder_that_is_gone_is_one_sentence(tmp_path):
         ["sh", "-c", script],
         capture_output=True,
         text=True,
-        timeout=25,
+        timeout=PATIENCE_S,
         check=False,
         env={**os.environ, "PYTHONPATH": path},
     )
@@ -672,7 +672,7 @@ def test_a_path_that_is_no_utf8_and_a_terminal_that_is_none_do_no_harm(tmp_path)
     ended = subprocess.run(
         [os.fsencode(sys.executable), b"-m", b"dase_grpc", b"compare", folder, b"--out", folder + b"/out"],
         capture_output=True,
-        timeout=25,
+        timeout=PATIENCE_S,
         check=False,
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
     )
@@ -689,7 +689,7 @@ def test_an_output_on_a_full_disk_is_one_sentence():
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=25,
+            timeout=PATIENCE_S,
             check=False,
         )
     assert (ended.returncode, "Traceback" in ended.stderr) == (1, False)
@@ -726,13 +726,14 @@ __main__.run()
 
 def test_a_process_that_an_environment_has_left_running_does_not_keep_a_command_from_ending():
     ended = subprocess.run(
-        [sys.executable, "-c", LEAVES_A_PROCESS], capture_output=True, text=True, timeout=25, check=False
+        [sys.executable, "-c", LEAVES_A_PROCESS],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert (ended.returncode, ended.stderr) == (0, "")
-    limit = time.monotonic() + 10
-    while lives(int(ended.stdout)) and time.monotonic() < limit:
-        time.sleep(0.01)
-    assert not lives(int(ended.stdout))
+    until_ended(int(ended.stdout))
 
 
 @pytest.mark.parametrize("command", [["train"], ["resume", "runs/run"], ["node", "--role=learner"]])

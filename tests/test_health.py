@@ -4,6 +4,7 @@ import http.client
 import socket
 
 import pytest
+from patience import PATIENCE_S
 
 from dase_grpc.health import LIVE_PATH, READY_PATH, Health
 from dase_grpc.telemetry import make_registry, metrics_endpoint
@@ -17,7 +18,7 @@ def asked(health: Health, path: str) -> tuple[int, str]:
 
 
 def got(port: int, path: str) -> tuple[int, str]:
-    client = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     client.request("GET", path)
     answer = client.getresponse()
     text = answer.read().decode()

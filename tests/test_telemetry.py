@@ -11,6 +11,7 @@ from typing import get_args
 import pytest
 from children import forked
 from contracts.sentences import assert_one_sentence
+from patience import PATIENCE_S
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -247,7 +248,7 @@ def test_an_endpoint_serves_while_its_block_runs_and_leaves_no_port_and_no_threa
     with metrics_endpoint(replay_registry(), "127.0.0.1", free_port) as port:
         assert port == free_port
         assert len(servers()) == 1
-        client = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        client = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
         client.request("GET", "/metrics")
         answer = client.getresponse()
         assert answer.status == 200

@@ -197,7 +197,6 @@ def test_the_authors_agent_is_run_beside_from_a_copy_of_their_code(script, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 def test_the_replay_is_measured_beside_a_bare_socket_where_reverb_is_not_there(tmp_path):
     command = [sys.executable, str(ROOT / "benchmarks/against_reverb.py"), "--quick", "--task=narrow"]
     command += [f"--reverb={tmp_path / 'none'}", f"--results={tmp_path / 'results.csv'}"]
@@ -212,7 +211,6 @@ def test_the_replay_is_measured_beside_a_bare_socket_where_reverb_is_not_there(t
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 def test_growth_is_measured_over_learners_and_widths(growth, measuring):
     sizes = {"learners": (1, 3), "observation components": (4, 16)}
     found = list(growth.measure(sizes, turns=1, seconds=0.05, held=300))

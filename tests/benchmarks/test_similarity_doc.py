@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/similarity.md").read_text(encoding="utf-8")
@@ -27,7 +28,7 @@ def test_the_page_has_what_the_command_prints(command):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,  # 1 says that the gate does not hold, which the page then says too
     )
     assert done.stderr == ""

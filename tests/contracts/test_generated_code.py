@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 PROJECT = Path(__file__).resolve().parents[2]
 GENERATED = Path("dase_grpc/wire/v1")
@@ -15,7 +16,9 @@ def test_regenerating_the_wire_changes_not_a_byte(tmp_path):
     pytest.importorskip("mypy_protobuf")
     script = [sys.executable, str(PROJECT / "scripts/generate_protos.py"), "--out", str(tmp_path)]
     # An empty PATH: the plugins lie beside the interpreter, whether its environment is activated or not.
-    answer = subprocess.run(script, capture_output=True, text=True, timeout=60, check=False, env={"PATH": ""})
+    answer = subprocess.run(
+        script, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env={"PATH": ""}
+    )
     assert answer.returncode == 0, answer.stderr
     fresh = {path.name: path.read_bytes() for path in (tmp_path / GENERATED).iterdir()}
     kept = {path.name: path.read_bytes() for path in (PROJECT / GENERATED).iterdir() if path.is_file()}

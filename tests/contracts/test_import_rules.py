@@ -1,13 +1,14 @@
 """What may import what: import-linter's contracts, and what it cannot see."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from children import importing
 from contracts.source import importers, modules, reached_from
+from patience import PATIENCE_S
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -36,10 +37,9 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
-        cwd=PROJECT,
-        env={**os.environ, "NO_COLOR": "1", "COLUMNS": "200"},
+        env=importing(PROJECT, NO_COLOR="1", COLUMNS="200"),
     )
 
 
@@ -58,7 +58,8 @@ def command(*arguments: str) -> str:
 
 def test_the_import_contracts_in_pyproject_hold():
     pytest.importorskip("importlinter")
-    answer = python("from importlinter.cli import lint_imports_command; lint_imports_command()")
+    arguments = ["--config", str(PROJECT / "pyproject.toml"), "--no-cache"]
+    answer = python(f"from importlinter.cli import lint_imports_command; lint_imports_command({arguments!r})")
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "0 broken" in answer.stdout
 
@@ -199,7 +200,7 @@ def test_a_cluster_is_observed_without_anything_that_learns_simulates_or_draws()
 
 @pytest.mark.slow
 def test_comparing_runs_loads_nothing_that_learns_and_no_network(tmp_path):
-    loaded = libraries_after(command("compare", "docs/results", "--out", str(tmp_path)))
+    loaded = libraries_after(command("compare", str(PROJECT / "docs/results"), "--out", str(tmp_path)))
     assert {"scipy", "matplotlib"} <= loaded
     assert not loaded & (NETWORK | {"torch", "gymnasium", "mujoco", "safetensors"})
 

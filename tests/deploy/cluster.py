@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 import tomli_w
 from deploy.deployed import DEPLOY
+from deploy.servers import ASKED_AGAIN_S
 from nodes.processes import NodeProcess, process
+from patience import PATIENCE_S
 
 from dase_grpc.identity import Identity
 from dase_grpc.launch.certificates import issue, make_authority
@@ -52,7 +54,7 @@ class Cluster:
         query = urllib.parse.urlencode({"query": expression})
         url = f"http://{self.hosts.addresses['prometheus']}:{OTHERS_PORT}/api/v1/query?{query}"
         try:
-            with urllib.request.urlopen(url, timeout=10) as answer:
+            with urllib.request.urlopen(url, timeout=ASKED_AGAIN_S) as answer:
                 said = json.load(answer)
         except (urllib.error.URLError, TimeoutError, ConnectionError):
             return []
@@ -63,15 +65,15 @@ class Cluster:
         """The sum of an expression's series; 0 where there is none."""
         return sum(float(series["value"][1]) for series in self.series(expression))
 
-    def until(self, expression: str, *, within_s: float = 120.0) -> None:
+    def until(self, expression: str) -> None:
         """Waits until an expression has series; fails with the logs where a node has ended."""
-        deadline = time.monotonic() + within_s
+        deadline = time.monotonic() + PATIENCE_S
         while not self.series(expression):
             ended = {
                 name: node.exit_code() for name, node in self.nodes.items() if node.popen.poll() is not None
             }
             assert not ended, (ended, {name: self.nodes[name].log for name in ended})
-            assert time.monotonic() < deadline, f"{expression} has no series after {within_s:g} s"
+            assert time.monotonic() < deadline, f"{expression} has no series after {PATIENCE_S:g} s"
             time.sleep(0.5)
 
     def grows(self, metric: str, *, by: float = 50.0) -> None:
@@ -83,7 +85,7 @@ class Cluster:
         for name in names:
             self.nodes[name].send(signal.SIGTERM)
         for name in names:
-            code = self.nodes[name].exit_code(within_s=60)
+            code = self.nodes[name].exit_code()
             assert (name, code) == (name, 0), self.nodes[name].log
             assert "Traceback" not in self.nodes[name].log
 
@@ -169,7 +171,7 @@ def _prometheus(cluster: Cluster, program: Path, roles: dict[str, Sequence[str]]
         yield
     finally:
         server.terminate()
-        server.wait(20)
+        server.wait(PATIENCE_S)
 
 
 def _with_targets(text: str, targets: Sequence[str]) -> str:

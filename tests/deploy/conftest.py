@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from deploy.charts import CONFIG, VALUES, Helm, Rendered
 from deploy.deployed import PROJECT
+from patience import PATIENCE_S
 
 CACHE = PROJECT / ".cache" / "prometheus"
 
@@ -28,7 +29,7 @@ def alertmanager_folder() -> Path:
     """A folder with `prometheus-alertmanager` and `amtool`; skips where they cannot be had."""
     folder = monitoring_folder("prometheus-alertmanager", "amtool")
     asked = [str(folder / "prometheus-alertmanager"), "--version"]
-    tried = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=False)
+    tried = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     if tried.returncode:  # unpacked and not installed, it needs a mount namespace
         pytest.skip(f"no Alertmanager: {tried.stderr.strip()[-200:]}")
     return folder
@@ -41,7 +42,7 @@ def promtool(prometheus_folder: Path) -> Promtool:
     def run(*arguments: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
         command = [str(prometheus_folder / "promtool"), *map(str, arguments)]
         return subprocess.run(
-            command, input=stdin, capture_output=True, text=True, timeout=20, check=False, cwd=PROJECT
+            command, input=stdin, capture_output=True, text=True, timeout=PATIENCE_S, check=False, cwd=PROJECT
         )
 
     return run
@@ -89,7 +90,7 @@ def fetched(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
             [str(PROJECT / "scripts" / script), str(folder)],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE_S,
             check=False,
             env={**os.environ, "PYTHON": sys.executable},
         )

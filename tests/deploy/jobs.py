@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 from deploy.deployed import DEPLOY, PROJECT
+from patience import PATIENCE_S
 
 from dase_grpc.launch.evidence import Life, Stored, problems, read_buffer
 from dase_grpc.learning.envs import make_env
@@ -61,9 +62,9 @@ class Job:
         shown = self.slurm.run("scontrol", "show", "job", self.number)
         return re.search(rf"\b{name}=(\S+)", shown)[1]
 
-    def until(self, holds: Callable[[], bool], *, within_s: float) -> None:
+    def until(self, holds: Callable[[], bool]) -> None:
         """Waits until something holds; what the job has said is in the error."""
-        deadline = time.monotonic() + within_s
+        deadline = time.monotonic() + PATIENCE_S
         while not holds():
             assert time.monotonic() < deadline, self.said()
             time.sleep(0.2)

@@ -8,8 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from children import importing
+from patience import PATIENCE_S
 
 TESTS = Path(__file__).resolve().parents[1]
+SOON_S = 5.0
+ASKED_AGAIN_S = 5.0
+"""What does not answer is asked again after as long."""
 
 
 def free_ports(count: int) -> int:
@@ -37,7 +41,7 @@ def running(command: list[str], folder: Path, name: str) -> Iterator[subprocess.
     finally:
         process.send_signal(signal.SIGINT)
         try:
-            process.wait(5)
+            process.wait(SOON_S)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGINT)  # which kills its nodes, too
-            process.wait(30)
+            process.wait(PATIENCE_S)

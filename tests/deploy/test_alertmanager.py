@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from deploy.deployed import DEPLOY
 from deploy.servers import free_ports, running
+from patience import PATIENCE_S
 
-PATIENCE_S = 30.0
 SEVERITIES = ("critical", "warning", "info")
 PROMETHEUS = DEPLOY / "prometheus"
 
@@ -64,7 +64,7 @@ def changed(file: str, replacements: dict[str, str]) -> str:
 def amtool(folder: Path, *arguments: str) -> str:
     """What amtool says of the example, which it must not refuse."""
     command = [str(folder / "amtool"), *arguments]
-    checked = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert checked.returncode == 0, checked.stderr
     return checked.stdout.strip()
 
@@ -78,7 +78,6 @@ def test_the_example_for_alertmanager_is_valid_and_sends_everything_but_infos(al
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 def test_an_alert_of_a_replay_that_is_down_reaches_the_webhook(
     prometheus_folder, alertmanager_folder, webhook, tmp_path
 ):

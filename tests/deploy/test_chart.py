@@ -9,6 +9,7 @@ import yaml
 from deploy.charts import CHART, CONFIG, VALUES, VARIABLE, Helm, Rendered
 from deploy.conftest import fetched
 from deploy.deployed import DASHBOARDS, PROJECT, RULES
+from patience import PATIENCE_S
 
 VERSIONS = ("1.31.0", "1.34.0", "1.36.0", "1.37.0")
 CUSTOM = {"PodMonitor", "PrometheusRule", "Certificate"}
@@ -68,7 +69,7 @@ def test_custom_resources_are_valid(whole):
             input="\n".join(json.dumps(each) for each in objects),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
             check=True,
         ).stdout
         for objects in (custom, [broken])

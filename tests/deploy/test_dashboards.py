@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from deploy.deployed import DASHBOARDS, PROJECT, dashboards, exported, expressions, metrics_in
+from patience import PATIENCE_S
 
 BOARDS = dashboards()
 PARTS = ("overview", "replay", "learners", "followers", "similarity", "distillation")
@@ -15,7 +16,7 @@ VARIABLES = ("replay", "learner", "actor", "evaluator", "agent")
 def test_the_committed_dashboards_are_what_the_code_makes(tmp_path):
     pytest.importorskip("grafana_foundation_sdk")
     command = [sys.executable, "scripts/write_dashboards.py", str(tmp_path)]
-    subprocess.run(command, cwd=PROJECT, check=True, timeout=30)
+    subprocess.run(command, cwd=PROJECT, check=True, timeout=PATIENCE_S)
     made = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
     committed = {path.name: path.read_text(encoding="utf-8") for path in DASHBOARDS}
     assert made == committed, "run: python scripts/write_dashboards.py"

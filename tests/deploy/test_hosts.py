@@ -17,7 +17,7 @@ NOT_HERE = ("dase-distillation:", "dase-learners: Evaluations")
 """Panels without series: no pair distils, and learners leave evaluations to the evaluator."""
 LEASE_ENDED = "dase_replay_leases{state='expired'} > 0"
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.faults]
 
 
 def _agent(name):
@@ -62,10 +62,10 @@ def cut_and_healed(cluster, name, metric, *, until, meanwhile):
 
 def test_a_run_over_hosts_that_are_apart_trains_is_monitored_and_survives_partitions(cluster, tmp_path):
     for agent in range(AGENTS):
-        cluster.until(f"{UPDATES}{{agent_id='{agent}'}} > 100", within_s=240)
+        cluster.until(f"{UPDATES}{{agent_id='{agent}'}} > 100")
     for each in expressions(rate_interval="10s"):
         if not each.where.startswith(NOT_HERE):
-            cluster.until(each.text, within_s=60)
+            cluster.until(each.text)
     carried, lost = (int(word) for word in cluster.hosts.tell("count").split()[1::2])
     assert 0.005 < lost / (carried + lost) < 0.02
     updates = [f"{UPDATES}{{agent_id='{agent}'}}" for agent in range(AGENTS)]

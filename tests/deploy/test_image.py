@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 from deploy.deployed import PROJECT
 from deploy.imaging import BASE, Builder, missing_tools, sandboxed
+from deploy.servers import ASKED_AGAIN_S
 from deploy.test_live_monitoring import free_ports
 from packaging.requirements import Requirement
+from patience import PATIENCE_S
 
 PINS = PROJECT / "deploy" / "image"
 TABLES = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -36,7 +38,9 @@ def test_hadolint_finds_nothing():
     if program is None:
         pytest.skip("hadolint is not installed")
     command = [program, "--failure-threshold", "info", "Dockerfile"]
-    checked = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False)
+    checked = subprocess.run(
+        command, cwd=PROJECT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert checked.returncode == 0, checked.stdout
 
 
@@ -91,11 +95,11 @@ class Image:
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = self.command(*arguments)
-        return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
     def python(self, code: str) -> subprocess.CompletedProcess[str]:
         command = sandboxed(self.root, self.environment, "python", "-c", code)
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -122,13 +126,13 @@ def serving(command: list[str]) -> Iterator[None]:
         yield
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(PATIENCE_S)
 
 
 def answer(url: str) -> str:
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
-        with suppress(OSError), urllib.request.urlopen(url, timeout=5) as answered:
+        with suppress(OSError), urllib.request.urlopen(url, timeout=ASKED_AGAIN_S) as answered:
             return str(answered.read().decode())
         time.sleep(0.1)
     raise AssertionError(f"{url} does not answer")

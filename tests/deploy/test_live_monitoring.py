@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 from deploy.deployed import DEPLOY, exported, expressions
 from deploy.servers import free_ports, running
+from patience import PATIENCE_S
 from prometheus_client import CollectorRegistry, start_http_server
 from small import small_flags
 
 from dase_grpc.learner_metrics import DistillationMetrics
 from dase_grpc.metrics_reference import DISTILLED
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
-PATIENCE_S = 150.0
 AGENTS = 2
 DENIED = "dase_replay_denied_calls_total"
 STANDING = (9_500, 9_501, 9_502, 9_520, 9_530)
@@ -40,7 +40,7 @@ class Monitored:
 
     def api(self, path: str, **query: str) -> Any:
         url = f"{self.prometheus}/api/v1/{path}?{urllib.parse.urlencode(query)}"
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
             said = json.load(answer)
         assert said["status"] == "success", said
         return said["data"]
@@ -49,7 +49,7 @@ class Monitored:
         return list(self.api("query", query=expression)["result"])
 
     def metrics(self, port: int) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as answer:
             return str(answer.read().decode())
 
 
@@ -141,8 +141,8 @@ def until_busy(monitored: Monitored, processes: dict[str, Any], folder: Path) ->
 
 
 def unanswered(monitored: Monitored, wanted: dict[str, str]) -> dict[str, str]:
-    """Of expressions by name those that still have no series after a while."""
-    deadline = time.monotonic() + 20.0
+    """Of expressions by name those that have no series however long they are waited for."""
+    deadline = time.monotonic() + PATIENCE_S
     while wanted and time.monotonic() < deadline:
         wanted = {name: text for name, text in wanted.items() if not monitored.series(text)}
         time.sleep(0.5 if wanted else 0.0)

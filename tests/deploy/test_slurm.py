@@ -6,6 +6,7 @@ import sys
 import pytest
 from deploy.deployed import PROJECT
 from deploy.jobs import SCRIPT, lost, numbered_settings, script, submit
+from patience import PATIENCE_S
 
 from dase_grpc.launch.evidence import read_buffer
 
@@ -24,19 +25,20 @@ def slurm(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_a_job_that_is_requeued_in_the_middle_runs_to_its_end_and_loses_nothing(slurm, tmp_path):
     settings = numbered_settings(tmp_path, agents=AGENTS, steps=STEPS, pause_s=0.004)
     job = submit(slurm, tmp_path, settings, "--nodes=2", "--ntasks-per-node=1")
-    job.until(lambda: len(job.steps_logged()) == AGENTS and min(job.steps_logged()) >= 3, within_s=240)
+    job.until(lambda: len(job.steps_logged()) == AGENTS and min(job.steps_logged()) >= 3)
     slurm.run("scancel", "--batch", "--signal=TERM", job.number)  # as --signal=B:TERM before the limit
-    job.until(lambda: job.field("JobState") == "COMPLETED", within_s=240)
+    job.until(lambda: job.field("JobState") == "COMPLETED")
     assert job.field("Restarts") == "1"
     stored = read_buffer(job.run / "replay", agents=AGENTS)
     assert dict(stored.committed) == dict.fromkeys(range(AGENTS), STEPS), job.said()
     assert lost(job.run, agents=AGENTS, ledger=tmp_path / "ledger") == []
     command = [sys.executable, "-m", "dase_grpc", "verify", str(job.run)]
-    verified = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False)
+    verified = subprocess.run(
+        command, cwd=PROJECT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert verified.returncode == 0, verified.stdout
     assert "Traceback" not in job.said()
 

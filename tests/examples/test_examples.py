@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 from children import importing
+from patience import PATIENCE_S
 from small import small_flags
 
 from dase_grpc.runs.directory import RunDirectory
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 
 def python(*arguments: object, folder: Path) -> str:
@@ -23,7 +24,7 @@ def python(*arguments: object, folder: Path) -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=False,
         env=importing(EXAMPLES),
     )

@@ -17,6 +17,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from patience import PATIENCE_S
+
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 CLONE_NEWNET = 0x40000000
 PACKET_BYTES = 65_536
@@ -114,7 +116,7 @@ def second_host(*, seed: int = 0) -> Iterator[tuple[str, str, LossyLink]]:
 
 
 def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=20)
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def _said(error: Exception) -> str:

@@ -9,17 +9,18 @@ import pytest
 from faults.stories import EPISODE, point_goal
 from nodes.learning_cases import status_of
 from nodes.processes import learner_arguments, process, replay_process
+from patience import PATIENCE_S
 
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
 from dase_grpc.wire.transport import parse_address
 
 STEPS, AHEAD, FIRST = 3_000, 100, 20
-pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
 
 async def until_exploring(address, *, actors, task=None):
     """Waits until so many actors say that they have explored for a while."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             steps = [node.attendance.env_steps for node in (await status_of(address)).nodes]
             if sum(each > 2 * EPISODE for each in steps) >= actors:
@@ -50,7 +51,7 @@ async def test_one_actor_is_killed_and_one_stopped_in_a_rollout_and_the_learner_
                 assert await asyncio.to_thread(killed.exit_code) == -signal.SIGKILL
             assert training.popen.poll() is None, "the run was over before an actor was missing"
             with process(*actor) as third:
-                assert await asyncio.to_thread(training.exit_code, within_s=90) == 0, training.log
+                assert await asyncio.to_thread(training.exit_code) == 0, training.log
                 assert await asyncio.to_thread(third.exit_code) == 0, third.log
         inserted = (await status_of(address)).buffer.inserted_by_agent[0]
         replay.send(signal.SIGTERM)

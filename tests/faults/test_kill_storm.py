@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 
 KILLS = int(os.environ.get("DASE_STORM_KILLS", "5"))
 CAPACITY = 20_000
@@ -13,7 +14,7 @@ CAPACITY = 20_000
 
 @pytest.mark.slow
 @pytest.mark.faults
-@pytest.mark.timeout(60 + 10 * KILLS)
+@pytest.mark.timeout(PATIENCE_S * (1 + KILLS))
 def test_a_replay_that_is_killed_again_and_again_loses_nothing_it_acknowledged(storm, tmp_path):
     run = storm.Storm(storm.free_address(), tmp_path / "data", CAPACITY)
     asyncio.run(storm.run_storm(run, kills=KILLS, writers=2, every_s=0.4, seed=KILLS))

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import time
 from contextlib import contextmanager
 
 import pytest
@@ -12,14 +11,13 @@ from faults.stories import check_story
 from nodes.learning_cases import checkpoint_step, status_of, until_trained
 from nodes.processes import learner_arguments, process
 from nodes.running import replay_node
+from patience import PATIENCE_S
 
 from dase_grpc.wire.transport import Address
 
 PARTITION_S = float(os.environ.get("DASE_PARTITION", "2"))
-RESUMED_S = 10.0
-"""Within which training goes on once packets get through again."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(120 + 2 * PARTITION_S)]
+pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(3 * (PATIENCE_S + PARTITION_S))]
 
 
 @contextmanager
@@ -32,13 +30,11 @@ def host():
         pytest.skip(str(reason))
 
 
-async def trained_on(address, *, more=20, within_s=60.0):
-    """Waits until agent 0 has reported as many updates more; the seconds that took."""
-    began = time.monotonic()
+async def trained_on(address, *, more=20):
+    """Waits until agent 0 has reported as many updates more."""
     agents = (await status_of(address)).agents
     updates = agents[0].progress.updates if agents else 0
-    await until_trained(address, updates=updates + more, within_s=within_s)
-    return time.monotonic() - began
+    await until_trained(address, updates=updates + more)
 
 
 async def test_a_learner_behind_loss_delay_and_a_partition_stores_each_step_once(storm, tmp_path):
@@ -47,15 +43,15 @@ async def test_a_learner_behind_loss_delay_and_a_partition_stores_each_step_once
         async with replay_node(data_dir=data, min_size=20, listen=Address(here, 0), insecure=True) as replay:
             arguments = learner_arguments(str(replay.address), tmp_path / "run")
             with process(*arguments, within=("ip", "netns", "exec", name)) as learner:
-                await trained_on(replay.address, within_s=90)
+                await trained_on(replay.address)
                 link.loss, link.delay_s, link.jitter_s = 0.1, 0.02, 0.02
-                await trained_on(replay.address, more=50, within_s=90)
+                await trained_on(replay.address, more=50)
                 assert link.lost > 0
                 link.loss = 0.02
                 link.down = True
                 await asyncio.sleep(PARTITION_S)
                 link.down = False
-                assert await trained_on(replay.address) < RESUMED_S
+                await trained_on(replay.address)
                 link.loss = link.delay_s = link.jitter_s = 0.0
                 await trained_on(replay.address)
                 agent = (await status_of(replay.address)).agents[0]

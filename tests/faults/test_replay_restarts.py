@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import time
 from contextlib import contextmanager
 
 import pytest
@@ -11,14 +10,13 @@ from faults.stories import check_story
 from nodes.learning_cases import checkpoint_step, status_of, until_trained
 from nodes.processes import learner_arguments, process
 from nodes.running import replay_node
+from patience import PATIENCE_S
 
 from dase_grpc.nodes.lifecycle import READY_PREFIX
 
 OUTAGES_S = [float(text) for text in os.environ.get("DASE_OUTAGES", "1").split(",")]
-RESUMED_S = 10.0
-"""Within which training goes on once the replay answers."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(180 + 3 * max(OUTAGES_S))]
+pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(3 * (PATIENCE_S + max(OUTAGES_S)))]
 
 
 @contextmanager
@@ -37,13 +35,11 @@ def replay_at(address, *arguments):
         yield node
 
 
-async def trained_on(address) -> float:
-    """Waits until agent 0 has trained anew; returns how long that took."""
-    began = time.monotonic()
+async def trained_on(address) -> None:
+    """Waits until agent 0 has trained anew."""
     agents = (await status_of(address)).agents
     updates = agents[0].progress.updates if agents else 0
-    await until_trained(address, updates=updates + 20, within_s=60)
-    return time.monotonic() - began
+    await until_trained(address, updates=updates + 20)
 
 
 @pytest.mark.parametrize("outage_s", OUTAGES_S)
@@ -52,14 +48,13 @@ async def test_a_durable_replay_that_is_killed_or_stopped_is_trained_with_on(sto
     with process(*learner_arguments(str(address), tmp_path / "run")) as learner:
         for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL)[: 3 if outage_s < 100 else 1]:
             with replay_at(address, f"--data-dir={data}") as replay:
-                took = await trained_on(address)
-                assert took < RESUMED_S or "again" not in learner.log, learner.log
+                await trained_on(address)
                 replay.send(number)
                 replay.exit_code()
             learner.until_says("trying again for up to 600 s")
             await asyncio.sleep(outage_s)
         with replay_at(address, f"--data-dir={data}") as replay:
-            assert await trained_on(address) < RESUMED_S
+            await trained_on(address)
             agent = (await status_of(address)).agents[0]
             assert (agent.lease, agent.epoch) == ("live", 1)
             learner.send(signal.SIGTERM)
@@ -92,18 +87,18 @@ async def test_a_frozen_learner_is_replaced_within_its_lease_and_fenced_off_when
     async with replay_node(data_dir=data, min_size=20, lease_ttl_s=ttl_s) as replay:
         address = str(replay.address)
         with process(*learner_arguments(address, tmp_path / "first"), "--agent=0") as first:
-            await until_trained(replay.address, within_s=60)
+            await until_trained(replay.address)
             with process(*learner_arguments(address, tmp_path / "second"), "--agent=0") as second:
-                assert await asyncio.to_thread(second.exit_code, within_s=60) == 1
+                assert await asyncio.to_thread(second.exit_code) == 1
                 assert "agent 0 is held by the live node" in second.log
             first.send(signal.SIGSTOP)
             another = learner_arguments(address, tmp_path / "third", train__seed=4)  # else it does the same
             with process(*another, "--agent=0") as third:
-                await until_trained(replay.address, epoch=2, within_s=60)
+                await until_trained(replay.address, epoch=2)
                 first.send(signal.SIGCONT)
                 assert await asyncio.to_thread(first.exit_code) == 3
                 assert "error: fenced off: agent 0 belongs to another node now" in first.log
-                await until_trained(replay.address, epoch=2, updates=200, within_s=60)
+                await until_trained(replay.address, epoch=2, updates=200)
                 third.send(signal.SIGTERM)
                 assert await asyncio.to_thread(third.exit_code) == 0, third.log
             assert "Traceback" not in first.log + second.log + third.log

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import psutil
 from nodes.processes import NodeProcess, replay_process
+from patience import PATIENCE_S
 from wire.services import SCHEMA, rows_of, serials_of
 
 from dase_grpc.nodes.replay import boot_id
@@ -40,7 +41,7 @@ class GoodLearner:
     async def run(self, stop: asyncio.Event) -> None:
         async with open_channel(parse_address(self._address)) as channel, asyncio.TaskGroup() as tasks:
             cluster = ClusterClient(channel, self._address)
-            member = await cluster.join(node_name="good", schema=SCHEMA, agent_id=0, timeout_s=30)
+            member = await cluster.join(node_name="good", schema=SCHEMA, agent_id=0, timeout_s=PATIENCE_S)
             target = StreamTarget(channel, self._address, member, SCHEMA)
             inserter = await Inserter(target, writer_id="good").open()
             tasks.create_task(inserter.receive())
@@ -53,7 +54,7 @@ class GoodLearner:
                 own = batch.rows[SCHEMA.agent_ids(batch.rows) == 0]
                 assert all(1 <= serial <= inserter.sent_seq for serial in serials_of(own))
                 await sampler.grant(1)
-                await cluster.heartbeat(member, Progress(), timeout_s=30)
+                await cluster.heartbeat(member, Progress(), timeout_s=PATIENCE_S)
                 self.batches += 1
                 await asyncio.sleep(PACE_S)
             await inserter.finish()
@@ -84,7 +85,7 @@ class Attacked:
     async def goes_on(self, *, batches: int = 3) -> None:
         """Returns once the learner has had some more batches."""
         wanted = self._learner.batches + batches
-        async with asyncio.timeout(25):
+        async with asyncio.timeout(PATIENCE_S):
             while self._learner.batches < wanted:  # noqa: ASYNC110 - a number, which tells nobody
                 await asyncio.sleep(0.01)
 
@@ -96,7 +97,7 @@ class Attacked:
     async def target(self, channel: grpc.aio.Channel, agent_id: int = 1) -> StreamTarget:
         """Joins as another agent."""
         member = await ClusterClient(channel, self.address).join(
-            node_name="bad", schema=SCHEMA, agent_id=agent_id, timeout_s=30
+            node_name="bad", schema=SCHEMA, agent_id=agent_id, timeout_s=PATIENCE_S
         )
         return StreamTarget(channel, self.address, member, SCHEMA)
 

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 import grpc
 import pytest
 from fuzz.attacked import EXAMPLES, MIB, attacked
+from patience import PATIENCE_S
 from wire.services import END, SCHEMA, acknowledged, chunk, insert_header, refusal, rows_of, sample_header
 
 from dase_grpc.progress import Progress
@@ -24,7 +25,7 @@ from dase_grpc.wire.guard import HEADER_S, MAX_CALLS
 from dase_grpc.wire.replay import MAX_CREDITS
 from dase_grpc.wire.v1 import policy_pb2, policy_pb2_grpc, replay_pb2_grpc
 
-pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.fuzz
 
 TINY = 100_000 if EXAMPLES else 10_000
 """One-row chunks, each after an empty one."""
@@ -67,7 +68,7 @@ def noise(rng: random.Random) -> list[bytes]:
 
 
 def send_and_leave(host: str, port: int, data: bytes) -> None:
-    with socket.create_connection((host, port), timeout=10) as connection:
+    with socket.create_connection((host, port), timeout=PATIENCE_S) as connection:
         connection.settimeout(0.3)
         try:
             connection.sendall(data)
@@ -104,7 +105,7 @@ async def test_a_flood_of_tiny_messages_take_no_memory_and_hold_nobody_up(tmp_pa
 
         async def beat():
             while last is None or not last.finished:
-                await cluster.heartbeat(target.member, Progress(), timeout_s=30)
+                await cluster.heartbeat(target.member, Progress(), timeout_s=PATIENCE_S)
 
         last = None
         beating = asyncio.ensure_future(beat())
@@ -203,7 +204,7 @@ async def test_whoever_falls_silent_is_given_up(tmp_path):
         attacked(tmp_path / "silent", grows_at_most=48 * MIB) as replay,
         replay.channel() as channel,
     ):
-        await ClusterClient(channel, replay.address).status(timeout_s=30)
+        await ClusterClient(channel, replay.address).status(timeout_s=PATIENCE_S)
         usual = replay.connections
         stub = replay_pb2_grpc.ReplayServiceStub(channel)
         mute = asyncio.gather(*(refusal(call) for call in (stub.Insert(), stub.Sample())))
@@ -212,11 +213,11 @@ async def test_whoever_falls_silent_is_given_up(tmp_path):
             for number in range(200):
                 half_open = silent.enter_context(socket.create_connection((replay.host, replay.port)))
                 half_open.sendall(PREFACE[: number % 12])
-            async with asyncio.timeout(8):  # they are cut off after 10 s
+            async with asyncio.timeout(HEADER_S):  # then they are cut off
                 while replay.connections <= usual + 150:  # noqa: ASYNC110 - the kernel tells nobody
                     await asyncio.sleep(0.05)
             await replay.goes_on()
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_S):
                 while replay.connections > usual:  # noqa: ASYNC110 - the kernel tells nobody
                     await asyncio.sleep(0.2)
         for code, sentence in await mute:

@@ -12,6 +12,7 @@ from fuzz.attacked import EXAMPLES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nodes.running import joined, replay_node
+from patience import PATIENCE_S
 from wire.services import (
     SCHEMA,
     chunk,
@@ -41,7 +42,7 @@ from dase_grpc.wire.status import REFUSAL_KEY, STATUS
 from dase_grpc.wire.transport import MAX_HEADERS_BYTES, MAX_MESSAGE_BYTES
 from dase_grpc.wire.v1 import cluster_pb2, policy_pb2, replay_pb2
 
-pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(3_600 if EXAMPLES else 60)]
+pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(3_600 if EXAMPLES else 600)]
 
 DOC = Path(__file__).parents[2] / "docs" / "reliability.md"
 METHODS = [
@@ -309,7 +310,7 @@ async def test_what_is_too_large_never_reaches_a_method(what, code):
         grpc.aio.insecure_channel(str(service.address), options=options, compression=compression) as channel,
     ):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await channel.unary_unary("/dase.v1.ClusterService/Leave")(bytes(size), timeout=20)
+            await channel.unary_unary("/dase.v1.ClusterService/Leave")(bytes(size), timeout=PATIENCE_S)
         assert caught.value.code() is code
         await service.client.status()
 
@@ -318,7 +319,7 @@ async def test_metadata_beyond_the_limit_is_refused():
     async with serving() as service:
         call = service.channel.unary_unary("/dase.v1.ClusterService/Status")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call(b"", metadata=(("x", "y" * 2 * MAX_HEADERS_BYTES),), timeout=10)
+            await call(b"", metadata=(("x", "y" * 2 * MAX_HEADERS_BYTES),), timeout=PATIENCE_S)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         await service.client.status()
 

@@ -23,7 +23,7 @@ from dase_grpc.runs.journal import AgentJournal
 from dase_grpc.store import ReplayStore, RingBuffer
 from dase_grpc.telemetry import make_registry
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 SETTINGS = {
     "env__id": "worlds:RewardedGoal",

@@ -14,6 +14,7 @@ import pytest
 import tomli_w
 from children import importing
 from launch.resuming import assert_equal
+from patience import PATIENCE_S
 from small import SETTINGS
 
 from dase_grpc.launch.experiment import STOPPED
@@ -23,10 +24,9 @@ from dase_grpc.runs.directory import RunDirectory, round_paths
 from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slow
 
 TESTS = Path(__file__).parents[1]
-PATIENCE_S = 120.0
 ENDLESS = 10_000_000
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from launch.resuming import assert_equal, config, resume, train, train_until
+from patience import PATIENCE_S
 from small import small_flags
 
 from dase_grpc.errors import DaseError
@@ -21,10 +22,9 @@ from dase_grpc.runs.locking import FolderLock
 from dase_grpc.store.directory import DataDirectory
 from dase_grpc.store.inspection import inspect
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 TESTS = Path(__file__).parents[1]
-PATIENCE_S = 120.0
 
 
 def start(folder: Path, *arguments: object) -> "subprocess.Popen[str]":
@@ -108,7 +108,7 @@ def stopped_cluster(folder: Path, kind: signal.Signals, *flags: str) -> tuple[Ru
     process.send_signal(kind)
     process.communicate(timeout=PATIENCE_S)
     assert process.returncode == (0 if kind == signal.SIGTERM else -kind)
-    limit = time.monotonic() + 10
+    limit = time.monotonic() + PATIENCE_S
     while still_written(directory):
         assert time.monotonic() < limit, "nodes are left"
         time.sleep(0.05)

@@ -6,10 +6,11 @@ import sys
 
 import pytest
 from children import importing
-from integration.test_train_command import TESTS, nobody_left_within, train  # noqa: F401 - a fixture
+from integration.test_train_command import TESTS, train, until_nobody_is_left  # noqa: F401 - a fixture
+from patience import PATIENCE_S
 from small import small_flags
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 
 def rude(what: str, *, steps: int = 150) -> list[str]:
@@ -56,7 +57,7 @@ def test_lockstep_that_hangs_in_an_environment_ends_with_a_sentence_and_can_be_r
     assert "error: the environment's step has not returned since" in run.output
     assert "in sleeps_for_ever" in run.output
     command = [sys.executable, "-m", "dase_grpc", "verify", str(run.directory.path)]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    told = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (told.returncode, "40" in told.stdout) == (0, True), told.stdout + told.stderr
 
 
@@ -82,7 +83,7 @@ def test_a_learner_that_is_killed_is_started_again_although_its_environment_has_
     run = train(*rude("forks_and_is_killed_once"))
     assert run.end() == 0, run.output
     assert len(re.findall(r"note: learner-. was started again once \(killed by SIGKILL\)", run.output)) == 1
-    assert nobody_left_within(run, 10)  # the forked one has the same command line
+    until_nobody_is_left(run)  # the forked one has the same command line
 
 
 @pytest.mark.long
@@ -139,6 +140,6 @@ def test_output_that_nobody_reads_does_not_end_a_run(tmp_path):
     )
     assert run.stdout.readline()
     run.stdout.close()
-    assert (run.wait(90), run.stderr.read()) == (0, "")
+    assert (run.wait(PATIENCE_S), run.stderr.read()) == (0, "")
     run.stderr.close()
     assert (tmp_path / "runs" / "unread" / "report.html").exists()

@@ -14,7 +14,7 @@ from dase_grpc.runs.directory import AgentDirectory
 from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 
 def trained(root: Path, config: RunConfig) -> list[AgentDirectory]:

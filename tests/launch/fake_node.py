@@ -67,10 +67,10 @@ def behave(behaviour: str) -> None:
         case "train":
             until_told()
         case "ignore SIGTERM":
-            subprocess.Popen(["sleep", "60"])
+            subprocess.Popen(["sleep", "600"])
             until_told(patient=True)
         case "import slowly":
-            time.sleep(60)
+            time.sleep(600)
         case "flood":
             say("x" * 1_000_000)
             keep_checkpoint(LAST_STEP)
@@ -134,7 +134,7 @@ def leave_a_simulator() -> None:
     if child := os.fork():
         Path(sys.argv[1], f"{child}.simulator").touch()
         return
-    time.sleep(60)
+    time.sleep(600)
     os._exit(0)
 
 

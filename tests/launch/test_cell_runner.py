@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from launch.experiments import small_cells, trained
+from patience import PATIENCE_S
 from rich.console import Console
 
 from dase_grpc.errors import DISK_FULL_CODE
@@ -43,7 +44,7 @@ class Bench:
 
     @asynccontextmanager
     async def running(self):
-        async with asyncio.timeout(25), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
             tasks.create_task(self.runner.run(self.cells, self.stop))
             yield
         assert self.alive() == set()

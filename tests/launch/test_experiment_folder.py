@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from contracts.sentences import assert_one_sentence
 from launch.experiments import small_cells, trained
+from patience import PATIENCE_S
 
 from dase_grpc.config import read_toml, resolve
 from dase_grpc.errors import RunDirectoryError
@@ -334,7 +335,7 @@ def test_the_next_experiment_waits_for_the_children_of_a_killed_one(folder, orph
         orphan.stdin = None
 
     with folder.locked(say):
-        assert orphan.wait(5) == 0
+        assert orphan.wait(PATIENCE_S) == 0
     assert said == ["waiting for the processes of an experiment that was killed here"]
 
 

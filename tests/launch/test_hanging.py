@@ -4,14 +4,13 @@ import threading
 
 import pytest
 import worlds
+from patience import PATIENCE_S
 from small import new_run, small_config
 
 from dase_grpc.launch import checks
 from dase_grpc.launch.checks import end_hanging, probed
 from dase_grpc.launch.lockstep import open_lockstep
 from dase_grpc.learning import env_probe, restarting
-
-WITHIN_S = 20
 
 
 class Stuck(worlds.ConstantReward):
@@ -36,7 +35,7 @@ class Stuck(worlds.ConstantReward):
 
     def wait_in(self, call):
         if call == self.call:
-            assert self.release.wait(WITHIN_S)
+            assert self.release.wait(PATIENCE_S)
 
 
 @pytest.fixture
@@ -55,7 +54,7 @@ def ended(monkeypatch):
 
 def stuck(monkeypatch, module, call, release):
     monkeypatch.setattr(module, "make_env", lambda *_: Stuck(call, release))
-    return small_config("worlds:ConstantReward", env__timeout_s=0.1)
+    return small_config("worlds:ConstantReward", env__timeout_s=0.3)
 
 
 @pytest.mark.parametrize("call", ["making", "reset", "step", "close"])
@@ -65,7 +64,7 @@ def test_an_environment_that_hangs_when_it_is_tried_out_ends_the_process(monkeyp
     assert codes == [1]
     told = capsys.readouterr().err.splitlines()[-1]
     assert told.startswith(f"error: the environment's {call} has not returned since ")
-    assert "(trying it out before the run), longer than env.timeout_s = 0.1" in told
+    assert "(trying it out before the run), longer than env.timeout_s = 0.3" in told
 
 
 @pytest.mark.parametrize("call", ["making", "close"])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from children import lives
+from patience import PATIENCE_S
 from small import new_run, small_config
 
 from dase_grpc.errors import NodeFailedError
@@ -100,7 +101,7 @@ class Launch:
 
 async def until(condition):
     """Returns once another process has made the condition true."""
-    async with asyncio.timeout(25):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110 - another process sets no Event
             await asyncio.sleep(0.01)
 
@@ -333,10 +334,9 @@ async def test_a_replay_that_is_given_up_ends_the_learners(launch):
 
 @pytest.mark.slow
 async def test_a_replay_that_does_not_answer_when_it_is_started_again_counts_as_failed(launch, monkeypatch):
-    monkeypatch.setattr(local, "READY_S", 0.5)
     cluster = launch(replay="serve briefly, import slowly, say nonsense", first="train", second="train")
     with pytest.raises(NodeFailedError, match="replay ended again after 2 restarts and is given up"):
-        await cluster.run(max_restarts=2)
+        await cluster.run(max_restarts=2, on_start=lambda _: monkeypatch.setattr(local, "READY_S", 0.5))
     assert len(cluster.starts("replay")) == 3
     assert cluster.left == []
 
@@ -470,7 +470,7 @@ async def test_a_learner_that_lives_without_a_lease_is_killed_and_started_again(
 
 
 async def test_stop_while_the_replay_waits_for_its_restart_is_a_good_end(launch, monkeypatch):
-    monkeypatch.setattr(restart_policy, "FIRST_PAUSE_S", 60.0)
+    monkeypatch.setattr(restart_policy, "FIRST_PAUSE_S", 600.0)
     cluster = launch(replay="serve until the others train, serve", first="train", second="train")
     running = asyncio.create_task(cluster.run())
     await until(lambda: len(cluster.said) == 1)
@@ -481,7 +481,7 @@ async def test_stop_while_the_replay_waits_for_its_restart_is_a_good_end(launch,
 
 
 async def test_stop_while_a_learner_waits_for_its_restart_is_a_good_end(launch, monkeypatch):
-    monkeypatch.setattr(restart_policy, "FIRST_PAUSE_S", 60.0)
+    monkeypatch.setattr(restart_policy, "FIRST_PAUSE_S", 600.0)
     cluster = launch(first="be killed", second="train")
     running = asyncio.create_task(cluster.run())
     await until(lambda: len(cluster.said) == 1)
@@ -627,7 +627,7 @@ async def test_waiting_may_be_cancelled_and_taken_up_again(launch):
 
 
 async def test_killing_a_node_kills_what_it_has_started(tmp_path):
-    script = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True); input()"
+    script = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True); input()"
     command = (sys.executable, "-c", f"import signal; signal.signal(15, lambda *_: 0); {script}")
     node = await start_node("node", command, log=tmp_path / "node.log", threads=1, read_stdout=True)
     assert node.process.stdout is not None
@@ -638,7 +638,7 @@ async def test_killing_a_node_kills_what_it_has_started(tmp_path):
 
 
 async def test_ending_a_node_that_has_ended_kills_what_it_has_left_behind(tmp_path):
-    script = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True)"
+    script = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True)"
     node = await start_node("node", (sys.executable, "-c", script), log=tmp_path / "node.log", threads=1)
     await node.process.wait()
     child = int(node.log.read_text())

@@ -291,7 +291,6 @@ def test_a_buffer_that_does_not_fit_is_refused_and_nothing_stays_open(tmp_path, 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_a_mujoco_run_is_reproducible_to_the_last_bit(tmp_path):
     config = small_config(
         "HalfCheetah-v5",

@@ -135,7 +135,6 @@ def test_what_the_peer_collects_changes_nothing_as_long_as_it_shows_no_policy(tm
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_a_pair_learns_in_pendulum(tmp_path):
     config = small_config(
         "Pendulum-v1",

@@ -15,6 +15,8 @@ from dase_grpc.learning.env_ids import continuous_variant, latest_version, resol
 from dase_grpc.learning.envs import make_env
 from dase_grpc.learning.foreign import summary
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
 
 def refusal(env_id: str) -> str:
     with pytest.raises(EnvironmentSpecError) as caught:
@@ -41,7 +43,7 @@ def test_an_id_without_a_version_gets_the_latest() -> None:
 
 @pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "VersionedWorld-v2", "worlds:PointGoal", "my_env:Cart"])
 def test_any_other_id_stays_as_it_is(env_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend("examples")
+    monkeypatch.syspath_prepend(EXAMPLES)
     assert resolve_id(env_id) == env_id
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import worlds
 from contracts.sentences import assert_one_sentence
+from patience import PATIENCE_S
 from worlds import PointGoal
 
 from dase_grpc.config import RunConfig, resolve
@@ -778,7 +779,7 @@ def test_progress_can_be_read_while_another_thread_trains():
 
     def blocking():
         waiting.set()
-        assert go_on.wait(10)
+        assert go_on.wait(PATIENCE_S)
         return batch
 
     bench.source.next = blocking
@@ -786,12 +787,12 @@ def test_progress_can_be_read_while_another_thread_trains():
     thread = threading.Thread(target=learner.train, args=(threading.Event(),))
     thread.start()
     try:
-        assert waiting.wait(10)
+        assert waiting.wait(PATIENCE_S)
         assert learner.progress.first_evaluation_return is not None
         assert learner.progress.state == "exploring"
     finally:
         go_on.set()
-        thread.join(10)
+        thread.join(PATIENCE_S)
     assert (learner.progress.step, learner.progress.updates) == (6, 4)
 
 

@@ -7,12 +7,11 @@ from contextlib import closing
 import pytest
 import worlds
 from contracts.sentences import assert_one_sentence
+from patience import PATIENCE_S
 
 from dase_grpc.learning import watch as module
 from dase_grpc.learning.restarting import WatchedEnv
 from dase_grpc.learning.watch import SAY_AFTER_S, Watch, say_where, watchdog
-
-WITHIN_S = 20
 
 
 class Stuck(worlds.Clock):
@@ -32,7 +31,7 @@ class Stuck(worlds.Clock):
 
     def wait_in(self, call):
         if call == self._call:
-            assert self._release.wait(WITHIN_S)
+            assert self._release.wait(PATIENCE_S)
 
 
 def do(env):
@@ -58,9 +57,9 @@ def test_a_call_that_does_not_return_is_said_once_with_its_place_in_the_code(cal
     with watchdog([Watch("agent 2"), watch], timeout_s=0.05, on_hang=on_hang):
         thread = threading.Thread(target=lambda: do(WatchedEnv(make, watch)))
         thread.start()
-        assert alarm.wait(WITHIN_S)
+        assert alarm.wait(PATIENCE_S)
         release.set()
-        thread.join(WITHIN_S)
+        thread.join(PATIENCE_S)
     (error,) = alarms
     assert_one_sentence(
         error,
@@ -77,25 +76,31 @@ def test_a_call_that_does_not_return_is_said_once_with_its_place_in_the_code(cal
 
 def test_calls_that_return_are_never_too_long_together():
     watch, alarms = Watch("agent 0"), []
-    looked = threading.Semaphore(0)
+    looked, followed = threading.Semaphore(0), threading.Semaphore(0)
 
     class Looking(Watch):
-        """Says each time it is looked at."""
+        """Says each time it is looked at; what is seen then is over by the next time."""
 
         @property
         def call(self):
+            seen = watch.call
             looked.release()
-            return watch.call
+            assert followed.acquire(timeout=PATIENCE_S)
+            return seen
 
         @call.setter
         def call(self, value):
             pass
 
     with watchdog([Looking("agent 0")], timeout_s=0.04, on_hang=lambda *found: alarms.append(found)):
+        watch.begin("step")
         for _ in range(20):
-            watch.begin("step")
-            assert looked.acquire(timeout=WITHIN_S)
+            assert looked.acquire(timeout=PATIENCE_S)
             watch.end()
+            watch.begin("step")
+            followed.release()
+        watch.end()
+        followed.release(20)
     assert alarms == []
 
 

@@ -88,7 +88,7 @@ async def acting(options: ActorOptions):
         yield task, stop
     finally:
         stop.set()
-        await promptly(asyncio.gather(task, return_exceptions=True), within_s=15)
+        await promptly(asyncio.gather(task, return_exceptions=True))
 
 
 def rows_in(service: Service) -> Array:

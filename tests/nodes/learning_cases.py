@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from patience import PATIENCE_S
 from wire.services import promptly
 
 from dase_grpc.config import RunConfig, resolve
@@ -53,12 +54,12 @@ async def learning(options: LearnerOptions):
         yield task, stop
     finally:
         stop.set()
-        await promptly(asyncio.gather(task, return_exceptions=True), within_s=15)
+        await promptly(asyncio.gather(task, return_exceptions=True))
 
 
 async def status_of(address: Address) -> cluster_pb2.StatusResponse:
     async with open_channel(address) as channel:
-        return await ClusterClient(channel, str(address)).status()
+        return await ClusterClient(channel, str(address)).status(timeout_s=PATIENCE_S)
 
 
 async def until_trained(
@@ -68,16 +69,15 @@ async def until_trained(
     epoch: int = 1,
     updates: int = 3,
     task: "asyncio.Task[None] | None" = None,
-    within_s: float = 20.0,
 ) -> Progress:
     """Waits until an agent has reported some updates; what its learner raised meanwhile is raised."""
-    async with open_channel(address) as channel, asyncio.timeout(within_s):
+    async with open_channel(address) as channel, asyncio.timeout(PATIENCE_S):
         client = ClusterClient(channel, str(address))
         while True:
             if task is not None and task.done():
                 task.result()
                 raise AssertionError("the learner has ended")
-            for agent in (await client.status()).agents:
+            for agent in (await client.status(timeout_s=PATIENCE_S)).agents:
                 progress = progress_from_proto(agent.progress)
                 if (agent.agent_id, agent.epoch) == (agent_id, epoch) and progress.updates >= updates:
                     return progress
@@ -86,9 +86,9 @@ async def until_trained(
 
 async def until_stored(address: Address, transitions: int) -> None:
     """Waits until the buffer holds as many."""
-    async with open_channel(address) as channel, asyncio.timeout(20):
+    async with open_channel(address) as channel, asyncio.timeout(PATIENCE_S):
         client = ClusterClient(channel, str(address))
-        while (await client.status()).buffer.size < transitions:  # noqa: ASYNC110 - another node's state
+        while (await client.status(timeout_s=PATIENCE_S)).buffer.size < transitions:  # noqa: ASYNC110 - another node's state
             await asyncio.sleep(0.01)
 
 

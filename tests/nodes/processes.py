@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from children import importing
 from nodes.learning_cases import SETTINGS
+from patience import PATIENCE_S
 
 from dase_grpc.nodes.lifecycle import READY_PREFIX
 
@@ -27,7 +29,7 @@ class NodeProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            cwd=TESTS,
+            env=importing(TESTS),
         )
         self.log = ""
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -38,9 +40,9 @@ class NodeProcess:
         for line in self.popen.stderr or ():
             self._lines.put(line)
 
-    def until_says(self, text: str, *, within_s: float = 40.0) -> None:
+    def until_says(self, text: str) -> None:
         """Waits until its log holds a text."""
-        deadline = time.monotonic() + within_s
+        deadline = time.monotonic() + PATIENCE_S
         while text not in self.log:
             try:
                 self.log += self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -50,10 +52,10 @@ class NodeProcess:
     def send(self, number: signal.Signals) -> None:
         self.popen.send_signal(number)
 
-    def exit_code(self, *, within_s: float = 20.0) -> int:
+    def exit_code(self) -> int:
         """Waits for its end."""
-        code = self.popen.wait(timeout=within_s)
-        self._reader.join(5)
+        code = self.popen.wait(timeout=PATIENCE_S)
+        self._reader.join(PATIENCE_S)
         while not self._lines.empty():
             self.log += self._lines.get()
         return code

@@ -155,7 +155,7 @@ async def test_streams_that_break_again_and_again_lose_and_double_nothing(servic
             await asyncio.sleep(0)
             proxy.heal()
         stop.set()
-        await promptly(task, within_s=10)
+        await promptly(task)
     assert_unbroken(rows_in(service), learner.schema)
 
 
@@ -175,7 +175,7 @@ async def test_while_the_replay_is_away_it_explores_until_its_queue_is_full_then
         proxy.cut()
         await eventually(lambda: "no more fit" in caplog.text)
         with pytest.raises(UnreachableError, match="gave up after"):
-            await promptly(task, within_s=10)
+            await promptly(task)
     assert "transitions were not acknowledged" in caplog.text
 
 
@@ -191,7 +191,7 @@ async def test_stopping_while_the_learner_is_gone_says_what_was_not_stored(servi
         await eventually(lambda: "waiting: a learner" in seen(service).state)
         stop.set()
         with pytest.raises(UnreachableError, match="has not acknowledged"):
-            await promptly(task, within_s=10)
+            await promptly(task)
 
 
 async def test_when_its_agent_has_finished_an_actor_drops_what_nobody_needs_and_ends_well(

@@ -6,7 +6,7 @@ from nodes.processes import learner_arguments, process, replay_process
 
 from dase_grpc.wire.transport import parse_address
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.slow
 
 STEPS = 1_500
 
@@ -60,10 +60,10 @@ async def test_an_agent_whose_environment_is_bad_ends_and_the_other_trains_to_it
         learner(address, tmp_path / "good", 1, good_kwargs) as good,
         learner(address, tmp_path / "bad", 0, kwargs, **settings) as bad,
     ):
-        assert bad.exit_code(within_s=90) == 1, bad.log
+        assert bad.exit_code() == 1, bad.log
         assert f"error: {sentence}" in bad.log
         assert place in bad.log
-        assert good.exit_code(within_s=90) == 0, good.log
+        assert good.exit_code() == 0, good.log
         assert f"finished after {STEPS} steps" in good.log
         leases = {agent.agent_id: agent for agent in (await status_of(parse_address(address))).agents}
         assert {agent.lease for agent in leases.values()} == {"left"}

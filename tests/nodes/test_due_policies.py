@@ -3,6 +3,8 @@
 import threading
 from collections import Counter
 
+from patience import PATIENCE_S
+
 from dase_grpc.nodes.due_policies import DuePolicies
 from dase_grpc.store.policies import Policy
 
@@ -105,7 +107,7 @@ def test_nothing_is_left_only_once_the_last_of_every_agent_is_evaluated():
     thread.start()
     assert given == []
     due.done(second)
-    thread.join(5)
+    thread.join(PATIENCE_S)
     assert given == [None]
 
 
@@ -152,5 +154,5 @@ def test_closing_wakes_whoever_waits():
     thread = threading.Thread(target=lambda: given.append(due.take()))
     thread.start()
     due.close()
-    thread.join(5)
+    thread.join(PATIENCE_S)
     assert given == [None]

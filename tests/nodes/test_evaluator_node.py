@@ -14,6 +14,7 @@ from contracts.sentences import assert_one_sentence
 from nodes.learning_cases import FOREVER, learner_options, learning, tiny_config, until_trained
 from nodes.processes import learner_arguments, process, replay_process
 from nodes.running import joined, replay_node
+from patience import PATIENCE_S
 from wire.services import eventually, promptly
 
 from dase_grpc import seeding
@@ -72,7 +73,7 @@ async def evaluating(options):
         yield task, stop
     finally:
         stop.set()
-        await promptly(asyncio.gather(task, return_exceptions=True), within_s=15)
+        await promptly(asyncio.gather(task, return_exceptions=True))
 
 
 def rows_of(run_dir, agent_id=0):
@@ -151,8 +152,8 @@ async def test_with_real_learners_it_writes_their_evaluations_and_they_write_non
     settings = {**BY_EVALUATOR, "train__agents": 2}
     learners = [learner_options(service.address, run_dir, agent_id=each, **settings) for each in (0, 1)]
     async with evaluating(evaluator_options(service.address, run_dir, train__agents=2)) as (task, _):
-        await promptly(asyncio.gather(*(run_learner(o, asyncio.Event()) for o in learners)), within_s=20)
-        await promptly(task, within_s=20)
+        await promptly(asyncio.gather(*(run_learner(o, asyncio.Event()) for o in learners)))
+        await promptly(task)
     for agent_id in (0, 1):
         assert steps_of(run_dir, agent_id)[-1] == 80
         kept = load_checkpoint(latest(run_dir / f"agents/{agent_id}/checkpoints"))
@@ -232,7 +233,7 @@ async def test_status_shows_what_it_does(service, tmp_path):
             (found,) = (await service.client.status()).nodes
             return found
 
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while (await node()).attendance.policy_version != 7:  # noqa: ASYNC110 - another node's state
                 await asyncio.sleep(0.01)
         shown = await node()
@@ -256,7 +257,7 @@ async def test_it_may_come_before_any_learner(service, tmp_path):
         await eventually(lambda: service.events != [])
         learner = await Published.joined(service)
         await learner.publish(80)
-        await promptly(task, within_s=10)
+        await promptly(task)
     assert steps_of(tmp_path / "run") == [80]
 
 
@@ -341,7 +342,7 @@ async def test_a_replay_that_stays_away_ends_it_with_one_sentence(tmp_path, capl
             await eventually(lambda: "attending run" in caplog.text)
             await replay.end()
             with pytest.raises((UnreachableError, DrainingError)) as refusal:
-                await promptly(task, within_s=10)
+                await promptly(task)
     assert_one_sentence(refusal.value, "gave up after")
 
 
@@ -357,9 +358,7 @@ async def test_streams_that_broke_and_were_answered_again_are_counted(service, t
         service.policies.drain()
         monkeypatch.setattr(service.policies, "_draining", Draining("Publish", "Subscribe"))
         labels = {"stream": "subscribe", "grpc_code": "UNAVAILABLE"}
-        await eventually(
-            lambda: kept[0].get_sample_value("dase_evaluator_reconnects_total", labels) == 1, within_s=10
-        )
+        await eventually(lambda: kept[0].get_sample_value("dase_evaluator_reconnects_total", labels) == 1)
 
 
 # Who may write evaluations.csv
@@ -403,7 +402,7 @@ async def test_a_learner_that_evaluates_itself_is_refused_in_an_evaluators_folde
         service.address, tmp_path / "run", agent_id=0, resume=True, train__agents=2, eval__episodes=2
     )
     with pytest.raises(RunDirectoryError, match="evaluations of an evaluator node"):
-        await promptly(run_learner(theirs, asyncio.Event()), within_s=10)
+        await promptly(run_learner(theirs, asyncio.Event()))
 
 
 async def test_a_learner_that_is_resumed_leaves_the_evaluators_rows_alone(service, tmp_path):
@@ -412,20 +411,20 @@ async def test_a_learner_that_is_resumed_leaves_the_evaluators_rows_alone(servic
         settings = {**BY_EVALUATOR, "train__steps": steps, "train__checkpoint_every": 30}
         async with evaluating(evaluator_options(service.address, run_dir, **settings)) as (task, _):
             learner = learner_options(service.address, run_dir, agent_id=0, resume=bool(before), **settings)
-            await promptly(run_learner(learner, asyncio.Event()), within_s=20)
-            await promptly(task, within_s=20)
+            await promptly(run_learner(learner, asyncio.Event()))
+            await promptly(task)
         assert steps_of(run_dir)[: len(before)] == before
         before = steps_of(run_dir)
         assert before[-1] == steps
     with pytest.raises(RunDirectoryError, match="already holds results of agent 0"):
-        await promptly(run_learner(replace(learner, resume=False), asyncio.Event()), within_s=10)
+        await promptly(run_learner(replace(learner, resume=False), asyncio.Event()))
 
 
 async def test_a_replay_that_does_not_come_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr("dase_grpc.nodes.evaluator.CONNECT_S", 0.2)
     options = evaluator_options(Address("127.0.0.1", 1), tmp_path / "run")
     with pytest.raises(UnreachableError, match="does not answer"):
-        await promptly(run_evaluator(options, asyncio.Event()), within_s=10)
+        await promptly(run_evaluator(options, asyncio.Event()))
 
 
 # Processes
@@ -444,7 +443,7 @@ def test_nodes_of_their_own_write_what_the_learner_would_have_written_and_end_by
     ):
         evaluator.until_says("attending run")
         with process(*arguments_of("learner", address, run_dir)) as learner:
-            assert learner.exit_code(within_s=60) == 0, learner.log
+            assert learner.exit_code() == 0, learner.log
         assert evaluator.exit_code() == 0, evaluator.log
     assert steps_of(run_dir)[-1] == 80
     kept = latest(run_dir / "agents/0/checkpoints")

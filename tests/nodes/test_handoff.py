@@ -6,11 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from patience import PATIENCE_S
 
 from dase_grpc.learning.ports import Halted
 from dase_grpc.nodes.handoff import Handoff
-
-SOON_S = 5.0
 
 
 class Waiter:
@@ -36,7 +35,7 @@ class Waiter:
 
     def outcome(self) -> Any:
         """What the call gave or raised; it must come back soon."""
-        self._thread.join(SOON_S)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
         return self.result
 
@@ -132,9 +131,9 @@ def test_many_threads_lose_nothing_double_nothing_and_never_exceed_the_limit():
             for start in range(0, 4 * each, each)
         ]
         gets = [pool.submit(lambda: [handoff.get() for _ in range(each)]) for _ in range(4)]
-        taken = [get.result(SOON_S) for get in gets]
+        taken = [get.result(PATIENCE_S) for get in gets]
         for put in puts:
-            put.result(SOON_S)
+            put.result(PATIENCE_S)
     assert sorted(item for part in taken for item in part) == list(range(4 * each))
     for part in taken:
         for start in range(0, 4 * each, each):

@@ -23,6 +23,7 @@ from nodes.learning_cases import (
     until_trained,
 )
 from nodes.running import replay_node
+from patience import PATIENCE_S
 from wire.services import eventually, listening, promptly, serving
 
 from dase_grpc.errors import (
@@ -61,7 +62,7 @@ def no_compute_thread_is_left(monkeypatch):
 
 
 async def train(options):
-    await promptly(run_learner(options, asyncio.Event()), within_s=20)
+    await promptly(run_learner(options, asyncio.Event()))
 
 
 async def test_a_learner_trains_to_its_budget_and_says_why_it_leaves(service, tmp_path):
@@ -94,7 +95,7 @@ async def test_every_transition_of_every_agent_is_in_the_buffer_once_and_in_orde
         learner_options(service.address, tmp_path / "run", agent_id=agent_id, train__agents=2)
         for agent_id in (0, 1)
     ]
-    await promptly(asyncio.gather(*(run_learner(o, asyncio.Event()) for o in options)), within_s=20)
+    await promptly(asyncio.gather(*(run_learner(o, asyncio.Event()) for o in options)))
     store = service.run.store
     rows, schema = store.ring.ordered(), store.schema
     assert store.ring.size_by_agent == {0: 80, 1: 80}
@@ -297,14 +298,14 @@ async def test_an_environment_that_hangs_is_shown_then_ends_its_learner_and_the_
     worlds.Gated.gate.clear()
     try:
         async with learning(options) as (task, _):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while True:
                     agents = (await service.client.status()).agents
                     if agents and agents[0].progress.state.startswith("waiting: the environment's step"):
                         break
                     await asyncio.sleep(0.01)
             with pytest.raises(EnvironmentHangsError, match=r"the environment's step has not returned since"):
-                await promptly(task, within_s=20)
+                await promptly(task)
             agent = (await service.client.status()).agents[0]
             assert agent.lease == "left"
             assert agent.reason.startswith("failed: the environment's step has not returned")
@@ -359,7 +360,7 @@ async def test_a_replay_that_comes_later_is_joined(tmp_path):
     async with learning(options) as (task, _):
         await asyncio.sleep(0.05)
         async with replay_node(listen=address):
-            await promptly(task, within_s=15)
+            await promptly(task)
     assert checkpoint_step(tmp_path / "run") == 80
 
 
@@ -572,7 +573,7 @@ async def stopped(service, run_dir, **settings):
     async with learning(options) as (task, stop):
         await until_trained(service.address, updates=30, task=task)
         stop.set()
-        await promptly(task, within_s=15)
+        await promptly(task)
     return checkpoint_step(run_dir)
 
 
@@ -649,12 +650,12 @@ async def test_two_learners_never_write_the_same_results(service, tmp_path):
 async def test_a_learner_says_whether_it_has_taken_its_last_step(tmp_path):
     async with replay_node() as replay:
         options = learner_options(replay.address, tmp_path / "whole")
-        assert await promptly(run_learner(options, asyncio.Event()), within_s=20)
+        assert await promptly(run_learner(options, asyncio.Event()))
         endless = learner_options(replay.address, tmp_path / "cut", train__steps=FOREVER)
         async with learning(endless) as (task, stop):
             await until_trained(replay.address, epoch=2, task=task)
             stop.set()
-            assert not await promptly(task, within_s=15)
+            assert not await promptly(task)
 
 
 @pytest.mark.parametrize(("finished", "code"), [(True, 0), (False, 75)])

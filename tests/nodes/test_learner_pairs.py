@@ -36,10 +36,10 @@ async def test_both_learners_of_a_pair_get_each_others_policies_and_only_own_row
         for agent_id in (0, 1)
     ]
     async with learning(options[0]) as (first, stop_first), learning(options[1]) as (second, stop_second):
-        await eventually(lambda: all(has_distilled(run_dir, agent_id) for agent_id in (0, 1)), within_s=20)
+        await eventually(lambda: all(has_distilled(run_dir, agent_id) for agent_id in (0, 1)))
         stop_first.set()
         stop_second.set()
-        await promptly(asyncio.gather(first, second), within_s=20)
+        await promptly(asyncio.gather(first, second))
     assert set(service.run.store.traffic.sampled) == {(0, 0), (1, 1)}
     for agent_id in (0, 1):
         read = records_of(run_dir, agent_id)
@@ -69,7 +69,6 @@ async def test_learners_of_a_pair_that_are_set_up_differently_are_told_so(servic
     ]
     ends = await promptly(
         asyncio.gather(*(run_learner(each, asyncio.Event()) for each in options), return_exceptions=True),
-        within_s=25,
     )
     refused = [end for end in ends if not isinstance(end, bool)]  # the other may have finished before it saw
     assert refused
@@ -81,7 +80,7 @@ async def test_learners_of_a_pair_that_are_set_up_differently_are_told_so(servic
 async def test_a_lone_learner_of_a_pair_trains_on_without_its_peer(service, tmp_path):
     run_dir = tmp_path / "run"
     options = learner_options(service.address, run_dir, agent_id=1, **PAIR)
-    await promptly(run_learner(options, asyncio.Event()), within_s=20)
+    await promptly(run_learner(options, asyncio.Event()))
     read = records_of(run_dir, 1)
     assert read[-1]["updates"] == 61
     assert sum(each["undistilled_updates"] for each in read) == 61
@@ -98,7 +97,7 @@ async def test_a_replay_that_takes_no_policy_at_the_end_is_said(service, tmp_pat
     monkeypatch.setattr(PolicyExchange, "flush", never)
     options = learner_options(service.address, tmp_path / "run", agent_id=0, **PAIR)
     with pytest.raises(UnreachableError, match=r"not taken the last policy within 0\.5 s"):
-        await promptly(run_learner(options, asyncio.Event()), within_s=20)
+        await promptly(run_learner(options, asyncio.Event()))
 
 
 @pytest.mark.slow
@@ -111,14 +110,14 @@ async def test_a_pair_that_was_stopped_is_resumed_and_each_knows_its_peer_at_onc
 
     first = [learning(options(agent_id, FOREVER)) for agent_id in (0, 1)]
     async with first[0] as (one, stop_one), first[1] as (other, stop_other):
-        await eventually(lambda: all(has_distilled(run_dir, agent_id) for agent_id in (0, 1)), within_s=20)
+        await eventually(lambda: all(has_distilled(run_dir, agent_id) for agent_id in (0, 1)))
         stop_one.set()
         stop_other.set()
-        await promptly(asyncio.gather(one, other), within_s=20)
+        await promptly(asyncio.gather(one, other))
     kept = [load_checkpoint(latest(run_dir / f"agents/{agent_id}/checkpoints")) for agent_id in (0, 1)]
     total = max(checkpoint.step for checkpoint in kept) + 60
     again = [run_learner(options(each, total, resume=True), asyncio.Event()) for each in (0, 1)]
-    await promptly(asyncio.gather(*again), within_s=20)
+    await promptly(asyncio.gather(*again))
     for agent_id, before in enumerate(kept):
         after = load_checkpoint(latest(run_dir / f"agents/{agent_id}/checkpoints"))
         assert after.step == total

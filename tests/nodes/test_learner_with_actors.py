@@ -60,7 +60,7 @@ async def test_a_run_ends_with_the_updates_of_its_steps_and_evaluates_at_the_sam
         acting(actor_options(service.address, **PACED)),
         acting(actor_options(service.address, **PACED)),
     ):
-        await promptly(run_learner(options, asyncio.Event()), within_s=25)
+        await promptly(run_learner(options, asyncio.Event()))
         assert 200 <= collected(service) <= 200 + 30 + 2
         writers = {name.partition("-")[0] for agent, name in service.run.store._committed}
         assert writers == {"actor"}
@@ -77,7 +77,7 @@ async def test_without_actors_it_says_so_and_ends_in_time(service, tmp_path, cap
     caplog.set_level(logging.INFO, "dase")
     options = learner_options(service.address, tmp_path / "run", replay_timeout_s=1.0, **PACED)
     with pytest.raises(WaitedTooLongError, match="the actors of agent 0 have collected nothing for 1 s"):
-        await promptly(run_learner(options, asyncio.Event()), within_s=15)
+        await promptly(run_learner(options, asyncio.Event()))
     assert "waiting for an actor of agent 0: start one with `dase node --role actor --agent 0`" in caplog.text
 
 
@@ -89,7 +89,7 @@ async def test_actors_wait_while_the_learner_is_gone_and_go_on_when_it_resumes(s
         async with learning(learner_options(service.address, run, **settings)) as (task, stop):
             await until_trained(service.address, updates=50, task=task)
             stop.set()
-            await promptly(task, within_s=15)
+            await promptly(task)
         step, used = counted(run)
         assert used == step - 19
         await eventually(lambda: service.run.leases.held(0) is None)
@@ -97,7 +97,7 @@ async def test_actors_wait_while_the_learner_is_gone_and_go_on_when_it_resumes(s
         async with learning(again) as (task, stop):
             await until_trained(service.address, epoch=2, updates=used + 50, task=task)
             stop.set()
-            await promptly(task, within_s=15)
+            await promptly(task)
     step, used = counted(run)
     assert used == step - 19
     assert step <= collected(service) <= step + 30
@@ -111,12 +111,12 @@ async def test_resumed_into_another_buffer_it_collects_anew_before_its_next_upda
         async with learning(options) as (task, stop):
             await until_trained(service.address, updates=50, task=task)
             stop.set()
-            await promptly(task, within_s=15)
+            await promptly(task)
     begun, _ = counted(run)
     async with serving(capacity=10_000) as another:
         options = learner_options(another.address, run, resume=True, train__steps=begun + 200, **settings)
         async with acting(actor_options(another.address, **PACED)):
-            await promptly(run_learner(options, asyncio.Event()), within_s=25)
+            await promptly(run_learner(options, asyncio.Event()))
         assert 200 <= collected(another) <= 200 + 30 + 2
     assert counted(run) == (begun + 200, 181)  # of its own steps in this buffer
 
@@ -138,7 +138,7 @@ async def test_when_the_replay_comes_back_without_its_buffer_both_go_on_at_their
                 await until_trained(address, updates=progress.updates + 50, task=task)
                 buffer = (await status_of(address)).buffer
                 stop.set()
-                await promptly(task, within_s=15)
+                await promptly(task)
     assert "came back without its data" in caplog.text
     step, used = counted(run)
     assert used <= step - 2 * 19
@@ -156,12 +156,12 @@ async def test_an_actor_whose_learner_makes_no_updates_says_what_it_waits_for_an
         async with acting(actor_options(service.address, **PACED)):
             await until_trained(service.address, updates=20, task=task)
         stop.set()
-        await promptly(task, within_s=15)
+        await promptly(task)
     lease = await service.join(0, schema=service.run.store.schema)  # it holds the agent, and updates nothing
     assert lease.epoch == 2
     options = actor_options(service.address, replay_timeout_s=1.0, **PACED)
     with pytest.raises(WaitedTooLongError, match="waiting for updates of agent 0"):
-        await promptly(run_actor(options, asyncio.Event()), within_s=15)
+        await promptly(run_actor(options, asyncio.Event()))
 
 
 def test_a_replay_of_several_shards_is_refused():

@@ -8,11 +8,11 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from contextlib import contextmanager
 
 import pytest
-from children import lives
+from children import until_ended
+from patience import PATIENCE_S
 
 from dase_grpc.errors import AddressError, ConfigError, DaseError, DrainingError, UnreachableError
 from dase_grpc.nodes.leash import end_with_launcher
@@ -65,7 +65,7 @@ def ready(process):
 
 def end_of(process):
     """Its exit code, and what it still wrote."""
-    output, log = process.communicate(timeout=20)
+    output, log = process.communicate(timeout=PATIENCE_S)
     return process.returncode, output, log
 
 
@@ -115,7 +115,7 @@ def test_errors_of_ours_in_nested_groups_are_one_line_too():
 def test_a_node_that_ends_in_a_hang_takes_with_it_what_it_has_started():
     main = """
     async def main(stop):
-        inner = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True); input()"
+        inner = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True); input()"
         child = await asyncio.create_subprocess_exec(
             sys.executable, "-c", inner, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )
@@ -124,12 +124,9 @@ def test_a_node_that_ends_in_a_hang_takes_with_it_what_it_has_started():
     """
     with node(main) as process:
         started = [int(text) for text in process.stdout.readline().split()]
-        assert process.wait(timeout=20) == 1
+        assert process.wait(timeout=PATIENCE_S) == 1
         assert len(started) == 2
-        limit = time.monotonic() + 10
-        while any(map(lives, started)) and time.monotonic() < limit:
-            time.sleep(0.01)
-        assert not any(map(lives, started))
+        until_ended(*started)
 
 
 def test_a_bug_keeps_its_traceback_and_exits_1():
@@ -230,7 +227,7 @@ def test_a_node_that_is_draining_when_its_launcher_dies_has_no_longer_for_it():
 
 def test_a_node_that_ends_by_itself_does_not_say_that_its_launcher_is_gone():
     with node("async def main(stop): print('done', flush=True)", leash=True) as process:
-        process.wait(timeout=20)  # before anybody lets go of the leash
+        process.wait(timeout=PATIENCE_S)  # before anybody lets go of the leash
         assert end_of(process) == (0, "done\n", "")
 
 
@@ -256,7 +253,7 @@ def test_what_is_written_into_a_leash_does_not_stop_the_node():
         process.stdin.write("hello\n" * 100)
         process.stdin.flush()
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=20)  # before anybody lets go of the leash
+        process.wait(timeout=PATIENCE_S)  # before anybody lets go of the leash
         returned, _, log = end_of(process)
     assert returned == 0
     assert "launcher is gone" not in log
@@ -292,7 +289,7 @@ def test_a_halt_event_is_set_by_a_signal_and_gives_the_handlers_back():
     with halt_event() as halt:
         assert not halt.is_set()
         os.kill(os.getpid(), signal.SIGTERM)
-        assert halt.wait(5)
+        assert halt.wait(PATIENCE_S)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -311,7 +308,7 @@ print("ended", flush=True)
 
 
 @contextmanager
-def program(main="halt.wait()", after="", leashless_s=60):
+def program(main="halt.wait()", after="", leashless_s=600):
     """A process without an event loop that is on a leash, once it is ready."""
     process = subprocess.Popen(
         [
@@ -345,7 +342,7 @@ def test_a_program_without_a_loop_whose_leash_is_let_go_halts():
 def test_a_program_without_a_loop_that_ends_lets_its_leash_be():
     with program("pass", after="sys.exit(3)") as process:
         assert process.stdout.readline() == "ended\n"
-        assert process.wait(timeout=20) == 3  # before anybody lets go of the leash
+        assert process.wait(timeout=PATIENCE_S) == 3  # before anybody lets go of the leash
 
 
 def test_a_program_without_a_loop_that_does_not_halt_kills_itself():
@@ -361,7 +358,7 @@ def test_a_program_without_a_loop_heeds_signals_on_a_leash_too():
     with program() as process:
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "ended\n"
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=PATIENCE_S) == 0
 
 
 # -- before there is anything to keep -----------------------------------------------------------------
@@ -397,19 +394,16 @@ def loading(then):
 def test_a_process_that_is_still_loading_ends_at_once_with_all_it_has_started():
     then = """
     import subprocess
-    print(subprocess.Popen(["sleep", "60"]).pid, flush=True)
-    time.sleep(60)
+    print(subprocess.Popen(["sleep", "600"]).pid, flush=True)
+    time.sleep(600)
     """
     with loading(then) as process:
         started = int(process.stdout.readline())
         process.stdin.write("hello\n" * 100)  # says nothing
         process.stdin.close()
         process.stdin = None
-        assert process.wait(timeout=20) == 1
-        limit = time.monotonic() + 10
-        while lives(started) and time.monotonic() < limit:
-            time.sleep(0.01)
-        assert not lives(started)
+        assert process.wait(timeout=PATIENCE_S) == 1
+        until_ended(started)
 
 
 def test_a_process_that_has_something_to_keep_by_then_is_let_keep_it():
@@ -440,7 +434,7 @@ import multiprocessing, signal, time
 def work(pipe):
     {working}
     pipe.send("working")
-    time.sleep(60)
+    time.sleep(600)
 
 def until_it_ends(numbers):
     ours, theirs = multiprocessing.Pipe()
@@ -449,7 +443,7 @@ def until_it_ends(numbers):
     ours.recv()
     for number in numbers:
         os.kill(worker.pid, number)
-    worker.join(10)
+    worker.join()
     return worker.exitcode
 """
 
@@ -560,7 +554,7 @@ def test_a_call_that_ended_while_it_was_answered_is_no_news_but_a_servicers_bug_
         print("ready", flush=True)
     """
     with node(main) as process:
-        _, log = process.communicate(timeout=20)
+        _, log = process.communicate(timeout=PATIENCE_S)
     assert "ExecuteBatchError" not in log
     assert "gave up" not in log
     assert "Unexpected [KeyError] raised by servicer method" in log

@@ -3,11 +3,12 @@
 import asyncio
 import http.client
 import socket
-import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from nodes.learning_cases import FOREVER, learner_options, learning, until_trained
 from nodes.running import replay_node
+from patience import PATIENCE_S
 from wire.services import promptly
 
 from dase_grpc.health import LIVE_PATH, READY_PATH
@@ -22,7 +23,7 @@ def free_port() -> int:
 
 def asked(port: int, path: str) -> int:
     """The status of an answer; 0 where nobody listens."""
-    client = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     try:
         client.request("GET", path)
         return client.getresponse().status
@@ -33,17 +34,16 @@ def asked(port: int, path: str) -> int:
 
 
 async def until_asked(port: int, path: str, status: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while await asyncio.to_thread(asked, port, path) != status:  # noqa: ASYNC110 - what another thread says
             await asyncio.sleep(0.01)
 
 
 async def test_a_loop_that_turns_answers_and_one_that_is_stuck_does_not():
-    turns = loop_turns(within_s=0.05)
-    assert await asyncio.to_thread(turns)
-    asking = asyncio.get_running_loop().run_in_executor(None, turns)
-    time.sleep(0.2)  # noqa: ASYNC251 - the loop is stuck
-    assert not await asking
+    assert await asyncio.to_thread(loop_turns(within_s=PATIENCE_S))
+    with ThreadPoolExecutor() as pool:
+        stuck = pool.submit(loop_turns(within_s=0.05)).result  # the loop waits for what looks at it
+        assert not stuck()
 
 
 def test_a_loop_that_has_ended_does_not_turn():
@@ -80,5 +80,5 @@ async def test_a_learner_that_has_joined_is_ready_until_it_ends(tmp_path):
             await until_trained(replay.address, task=task)
             await until_asked(port, READY_PATH, 200)
             stop.set()
-            await promptly(task, within_s=15)
+            await promptly(task)
     assert asked(port, READY_PATH) == 0

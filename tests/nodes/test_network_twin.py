@@ -104,7 +104,7 @@ async def over_grpc(directory: RunDirectory) -> np.ndarray:
                 )
             )
         run = LockstepRun(learners, [], service.run.store, directory, RoundLog(directory))
-        await promptly(asyncio.to_thread(run_lockstep, run, threading.Event(), lambda: None), within_s=20)
+        await promptly(asyncio.to_thread(run_lockstep, run, threading.Event(), lambda: None))
         return service.run.store.ring.ordered()
 
 

@@ -6,15 +6,18 @@ import signal
 import pytest
 from nodes.learning_cases import checkpoint_step, status_of, until_trained
 from nodes.processes import learner_arguments, process, replay_process
+from wire.services import serving
 
 from dase_grpc.wire.transport import parse_address
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
+
+TTL_S = 10.0
 
 
 async def trained(address, **arguments):
     """Waits until an agent has trained a little."""
-    await until_trained(parse_address(address), within_s=60, **arguments)
+    await until_trained(parse_address(address), **arguments)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
@@ -31,7 +34,7 @@ async def test_a_signal_ends_a_learner_and_then_the_replay_with_exit_code_0(numb
         agent = (await status_of(parse_address(address))).agents[0]
         assert (agent.lease, agent.reason) == ("left", f"stopped after {step} steps")
         replay.send(number)
-        assert replay.exit_code(within_s=3) == 0
+        assert replay.exit_code() == 0
         assert "no agent was left" in replay.log
         assert "Traceback" not in replay.log + learner.log
 
@@ -45,9 +48,9 @@ async def test_a_replay_that_is_stopped_ends_learners_without_patience_with_exit
     ):
         await trained(address)
         replay.send(signal.SIGTERM)
-        assert replay.exit_code(within_s=3) == 0
+        assert replay.exit_code() == 0
         assert "agent 0 was still training and has been told" in replay.log
-        assert learner.exit_code(within_s=5) == 1
+        assert learner.exit_code() == 1
         assert "error: the replay service" in learner.log
         assert "is kept in" in learner.log
         assert "Traceback" not in replay.log + learner.log
@@ -63,20 +66,20 @@ async def test_a_replay_that_is_killed_ends_learners_without_patience_with_exit_
     ):
         await trained(address)
         replay.send(signal.SIGKILL)
-        assert learner.exit_code(within_s=10) == 1
+        assert learner.exit_code() == 1
         assert f"error: the replay service at {address} does not answer" in learner.log
         assert "Traceback" not in learner.log
         assert checkpoint_step(tmp_path / "run") > 0
 
 
-async def test_a_replay_that_is_frozen_ends_learners_without_patience_within_20_s_with_a_checkpoint(tmp_path):
+async def test_a_replay_that_is_frozen_ends_learners_without_patience_with_a_checkpoint(tmp_path):
     with (
         replay_process() as (replay, address),
         process(*learner_arguments(address, tmp_path / "run"), "--replay-timeout=0") as learner,
     ):
         await trained(address)
         replay.send(signal.SIGSTOP)
-        assert learner.exit_code(within_s=20) == 1
+        assert learner.exit_code() == 1
         assert f"error: the replay service at {address} does not answer" in learner.log
         assert "Traceback" not in learner.log
         assert checkpoint_step(tmp_path / "run") > 0
@@ -91,22 +94,27 @@ async def test_a_learner_whose_replay_is_frozen_can_still_be_stopped(tmp_path):
         await trained(address)
         replay.send(signal.SIGSTOP)
         learner.send(signal.SIGTERM)
-        assert learner.exit_code(within_s=20) == 1
+        assert learner.exit_code() == 1
         assert checkpoint_step(tmp_path / "run") > 0
 
 
 async def test_a_learner_that_was_killed_is_replaced_as_soon_as_its_lease_ends(tmp_path):
-    with replay_process() as (replay, address):
+    """By the service's clock, which stands still until it is moved."""
+    async with serving(capacity=10_000, min_size=20, ttl_s=TTL_S) as service:
+        address = str(service.address)
         with process(*learner_arguments(address, tmp_path / "first"), "--agent=0") as first:
-            await trained(address)
+            await until_trained(service.address)
             first.send(signal.SIGKILL)
-            assert first.exit_code() == -signal.SIGKILL
+            assert await asyncio.to_thread(first.exit_code) == -signal.SIGKILL
+        service.clock.now += TTL_S / 2
         with process(*learner_arguments(address, tmp_path / "second"), "--agent=0") as second:
-            second.until_says("agent 0's holder is silent: waiting for its lease to end")
-            await trained(address, epoch=2)
+            waits = "agent 0's holder is silent: waiting for its lease to end"
+            await asyncio.to_thread(second.until_says, waits)
+            assert [lease.epoch for lease in service.run.leases.all()] == [1]
+            service.clock.now += TTL_S
+            await until_trained(service.address, epoch=2)
             second.send(signal.SIGTERM)
-            assert second.exit_code() == 0
-        assert "Traceback" not in replay.log
+            assert await asyncio.to_thread(second.exit_code) == 0, second.log
 
 
 @pytest.mark.long
@@ -132,7 +140,7 @@ async def test_what_the_environment_raises_stands_in_the_log_with_its_traceback(
         replay_process() as (_, address),
         process(*learner_arguments(address, tmp_path / "run", env__max_restarts=0, **arguments)) as learner,
     ):
-        assert learner.exit_code(within_s=60) == 1
+        assert learner.exit_code() == 1
         assert "worlds.py" in learner.log
         assert f"error: {sentence}" in learner.log.splitlines()[-1]
         assert "Exception Group" not in learner.log
@@ -151,6 +159,6 @@ def test_what_a_user_can_put_right_is_one_line_and_exit_code_2(tmp_path):
         }
         for sentence, arguments in cases.items():
             with process(*arguments) as node:
-                assert node.exit_code(within_s=60) == 2, node.log
+                assert node.exit_code() == 2, node.log
             assert sentence in node.log
             assert "Traceback" not in node.log

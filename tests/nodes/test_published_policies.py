@@ -26,9 +26,7 @@ def follower_of(service, *agent_ids):
 
 
 async def test_a_learner_that_nobody_follows_publishes_nothing(service, tmp_path):
-    await promptly(
-        run_learner(learner_options(service.address, tmp_path / "run"), asyncio.Event()), within_s=20
-    )
+    await promptly(run_learner(learner_options(service.address, tmp_path / "run"), asyncio.Event()))
     assert service.run.policies.versions == {}
 
 
@@ -59,7 +57,7 @@ async def test_the_last_policy_is_published_before_the_learner_leaves(service, t
     await service.join(1, schema=schema_of(env, "worlds:PointGoal"))
     env.close()
     follower = await follower_of(service, 0).open()
-    await promptly(run_learner(options, asyncio.Event()), within_s=20)
+    await promptly(run_learner(options, asyncio.Event()))
     follower.cancel()
     published = service.run.policies.latest(0)
     assert (published.step, published.version) == (600, 581)

@@ -83,7 +83,7 @@ async def test_a_learner_trains_on_when_a_durable_replay_is_back_and_no_row_is_l
             async with replay_node(**data, listen=address):
                 await until_trained(address, updates=progress.updates + 30, task=task)
                 stop.set()
-                await promptly(task, within_s=10)
+                await promptly(task)
                 agent = (await status_of(address)).agents[0]
     assert (agent.lease, agent.epoch) == ("left", 1)
     steps = checkpoint_step(run)
@@ -111,7 +111,7 @@ async def test_a_learner_explores_on_while_its_replay_is_away_until_its_queue_is
                 after = await until_trained(address, updates=before.updates + 100, task=task)
                 await eventually(lambda: "going on, after a wait of" in caplog.text)
                 stop.set()
-                await promptly(task, within_s=10)
+                await promptly(task)
     # explored without updating, for as long as there was room beside the few rows that waited already
     assert after.step - after.updates >= before.step - before.updates + 30
     rows, schema, committed = rows_on_disk(tmp_path / "data")
@@ -130,7 +130,7 @@ async def test_a_replay_that_came_back_empty_is_said_refilled_and_trained_from(t
                 after = await until_trained(address, updates=before.updates + 50, task=task)
                 status = await status_of(address)
                 stop.set()
-                await promptly(task, within_s=10)
+                await promptly(task)
     assert "came back without its data" in caplog.text
     assert status.agents[0].epoch == 1
     assert status.buffer.inserted_total > 20  # how far training went on is told with a delay
@@ -184,7 +184,7 @@ async def test_a_replay_that_stays_away_is_given_up_with_a_checkpoint(tmp_path, 
             await until_trained(replay.address, task=task)
             await replay.end()
             with pytest.raises(UnreachableError, match=r"gave up after|does not answer"):
-                await promptly(task, within_s=15)
+                await promptly(task)
     assert "is kept in" in caplog.text
     assert "transitions were not acknowledged" in caplog.text
     assert "could not give the lease back" not in caplog.text
@@ -202,7 +202,7 @@ async def test_a_learner_whose_replay_is_away_can_be_stopped_soon(tmp_path):
         await asyncio.sleep(0.3)
         stop.set()
         with pytest.raises(UnreachableError):
-            await promptly(task, within_s=12)
+            await promptly(task)
 
 
 @pytest.mark.slow
@@ -216,7 +216,7 @@ async def test_a_learner_that_finishes_while_its_replay_is_away_waits_for_it(tmp
             await replay.end()
             await asyncio.sleep(0.5)
             async with replay_node(**data, listen=address):
-                await promptly(task, within_s=25)
+                await promptly(task)
     rows, schema, committed = rows_on_disk(tmp_path / "data")
     assert len(rows) == committed == 3_000
     assert_one_unbroken_story(rows, schema)
@@ -227,7 +227,7 @@ async def test_a_new_process_goes_on_from_the_number_its_writer_has_committed(tm
     async with replay_node(**data) as replay:
         for run, steps in (("first", 80), ("second", 120)):
             options = learner_options(replay.address, tmp_path / run, **{**ON, "train__steps": steps})
-            await promptly(run_learner(options, asyncio.Event()), within_s=20)
+            await promptly(run_learner(options, asyncio.Event()))
     rows, _, committed = rows_on_disk(tmp_path / "data")
     assert len(rows) == committed == 200
 
@@ -286,9 +286,9 @@ async def test_streams_that_break_again_and_again_store_each_row_once(tmp_path):
             async with replay_node(**data, listen=address):
                 await asyncio.sleep(0.1)
         async with replay_node(**data, listen=address):
-            await promptly(storing, within_s=15)
+            await promptly(storing)
             link.no_more_rows()
-            await promptly(inserting, within_s=15)
+            await promptly(inserting)
             assert not link.unacknowledged
     directory = DataDirectory.open(tmp_path / "data")
     store = DurableStore.open(directory, directory.identity(), boot_id=boot_id())

@@ -10,6 +10,7 @@ from google.protobuf import descriptor_pool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from nodes.running import OPTIONS, joined, replay_node
+from patience import PATIENCE_S
 from wire.services import SCHEMA, WIDE, eventually, promptly, rows_of
 
 from dase_grpc.errors import (
@@ -31,7 +32,7 @@ Health = health_pb2.HealthCheckResponse
 
 async def health_of(channel, service=""):
     stub = health_pb2_grpc.HealthStub(channel)
-    return (await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)).status
+    return (await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=PATIENCE_S)).status
 
 
 async def test_health_is_serving_for_the_node_and_each_of_its_services(replay):
@@ -155,12 +156,20 @@ async def test_health_says_not_serving_before_the_streams_end(monkeypatch):
     assert order == ["not serving", "stream ended"]
 
 
+@pytest.fixture
+def gracious(monkeypatch):
+    """Whoever waits for the streams of a replay that stops to end by its grace waits in vain."""
+    monkeypatch.setattr("dase_grpc.nodes.replay.GRACE_S", 2 * PATIENCE_S)
+
+
+@pytest.mark.usefixtures("gracious")
 async def test_an_idle_node_ends_at_once():
     async with replay_node() as replay:
         replay.stop.set()
-        await promptly(replay.ended, within_s=1.0)
+        await promptly(replay.ended)
 
 
+@pytest.mark.usefixtures("gracious")
 async def test_idle_streams_end_at_once_with_draining(replay):
     async with joined(replay.address) as target:
         inserter = await Inserter(target, writer_id="w").open()
@@ -174,7 +183,7 @@ async def test_idle_streams_end_at_once_with_draining(replay):
         await ClusterClient(target.channel, target.address).status()
         batch, policy = asyncio.ensure_future(sampler.next()), asyncio.ensure_future(subscriber.next())
         replay.stop.set()
-        await promptly(replay.ended, within_s=1.0)
+        await promptly(replay.ended)
         with pytest.raises(DrainingError, match="shutting down"):
             await inserter.receive()
         with pytest.raises(DrainingError, match="shutting down"):
@@ -183,13 +192,14 @@ async def test_idle_streams_end_at_once_with_draining(replay):
             await policy
 
 
+@pytest.mark.usefixtures("gracious")
 async def test_a_sampler_that_waits_for_transitions_ends_at_once_with_draining():
     async with replay_node(min_size=100) as replay, joined(replay.address) as target:
         sampler = await Sampler(target, batch_size=4).open(credits=2)
         batch = asyncio.ensure_future(sampler.next())
         await eventually(lambda: sampler.waiting is not None)
         replay.stop.set()
-        await promptly(replay.ended, within_s=1.0)
+        await promptly(replay.ended)
         with pytest.raises(DrainingError):
             await batch
 
@@ -423,7 +433,7 @@ async def read_all(sampler):
 
 
 def scrape(port):
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as connection:
         connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
         return b"".join(iter(lambda: connection.recv(65_536), b"")).decode()
 

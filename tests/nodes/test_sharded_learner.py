@@ -11,6 +11,7 @@ from nodes.acting_cases import point_goal
 from nodes.learning_cases import FOREVER, learner_options, learning, status_of, until_trained
 from nodes.running import replay_node
 from nodes.sharding_cases import shards_serving
+from patience import PATIENCE_S
 from wire.services import eventually, promptly
 
 from dase_grpc.errors import AgentTakenError, ConfigError, UnreachableError
@@ -44,7 +45,7 @@ def leases(service):
 
 async def refusal(error, options):
     with pytest.raises(error) as caught:
-        await promptly(run_learner(options, asyncio.Event()), within_s=15)
+        await promptly(run_learner(options, asyncio.Event()))
     return caught.value
 
 
@@ -52,7 +53,7 @@ async def refusal(error, options):
 async def test_a_learner_trains_on_two_shards_whatever_order_they_are_named_in(tmp_path):
     async with shards_serving(2, **SERVED) as services:
         options = options_for(services[::-1], tmp_path / "run", train__steps=200, train__agents=4, agent_id=3)
-        await promptly(run_learner(options, asyncio.Event()), within_s=25)
+        await promptly(run_learner(options, asyncio.Event()))
     traffic = [service.run.store.traffic for service in services]
     assert [leases(service) for service in services] == [[(3, "left")]] * 2
     assert sum(each.inserted_total for each in traffic) == 200
@@ -109,7 +110,7 @@ async def size_and_step(address):
 async def until_further(address, task, *, steps=100):
     """Waits until the learner, as a shard hears of it, has made some more steps."""
     _, before = await size_and_step(address)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while (await size_and_step(address))[1] < before + steps:
             assert not task.done(), task.exception()
             await asyncio.sleep(0.02)
@@ -134,7 +135,7 @@ async def test_a_learner_trains_on_while_a_shard_is_away_and_takes_it_in_when_it
             size, _ = await size_and_step(back.address)
             assert size >= held if on_disk else "came back without its data" in caplog.text
             stop.set()
-            await promptly(task, within_s=15)
+            await promptly(task)
             statuses = [await status_of(each.address) for each in (back, there)]
     assert [status.agents[0].lease for status in statuses] == ["left", "left"]
     total = sum(status.buffer.inserted_total for status in statuses)
@@ -152,7 +153,7 @@ async def test_while_the_first_shard_is_away_nobody_joins_and_whoever_is_there_g
         await until_further(second.address, task, steps=50)
         stop.set()
         with suppress(UnreachableError):  # it may keep rows for the shard, which does not come back
-            await promptly(task, within_s=25)
+            await promptly(task)
 
 
 @pytest.mark.slow
@@ -179,10 +180,10 @@ async def test_shards_behind_a_name_are_found_again_at_new_addresses(tmp_path, c
             async with replay_node(**data[1]) as moved:
                 ports |= {"second": moved.address.port, "dead": free_port()}
                 await eventually(lambda: f"is at {moved.address} now" in caplog.text)
-                await eventually(lambda: "answers again" in caplog.text, within_s=20)
+                await eventually(lambda: "answers again" in caplog.text)
                 await until_further(moved.address, task, steps=50)
                 stop.set()
-                await promptly(task, within_s=15)
+                await promptly(task)
                 assert (await status_of(moved.address)).agents[0].lease == "left"
 
 

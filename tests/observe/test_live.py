@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from children import importing
 from observe.clusters import cluster, looks
+from patience import PATIENCE_S
 from rich.console import Console
 from wire.services import promptly
 
@@ -108,7 +109,7 @@ class Terminal:
     def end(self) -> tuple[int, bool]:
         """Its exit code, and whether the terminal is as it was."""
         self.until(b"\x1b[?1049l")  # the screen from before is back
-        code = self.process.wait(10)
+        code = self.process.wait(PATIENCE_S)
         unchanged = self.unchanged
         os.close(self.master)
         os.close(self._slave)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from observe.clusters import actor, agent, cluster, printed
+from patience import PATIENCE_S
 from rich.console import Console
 from security.credentials import guarded, make_keyring
 from wire.services import SCHEMA, serving
@@ -39,8 +40,10 @@ PROGRESS = Progress(
 )
 
 
-async def told(service, *, apart_s=0.15, others=()) -> Told:
-    return await look_twice(Target(ReplayPlace((service.address, *others)), timeout_s=0.3), apart_s=apart_s)
+async def told(service, *, apart_s=0.15, others=(), timeout_s=PATIENCE_S) -> Told:
+    return await look_twice(
+        Target(ReplayPlace((service.address, *others)), timeout_s=timeout_s), apart_s=apart_s
+    )
 
 
 def of(view: ClusterView, **silent) -> Told:
@@ -104,7 +107,7 @@ async def test_a_service_that_does_not_answer_is_refused_in_a_sentence():
 
 @pytest.mark.slow
 async def test_a_shard_that_does_not_answer_is_a_trouble_beside_what_the_other_says(service):
-    made = await told(service, apart_s=0.0, others=[Address("127.0.0.1", 1)])
+    made = await told(service, apart_s=0.0, others=[Address("127.0.0.1", 1)], timeout_s=1.0)
     (trouble,) = document(made)["troubles"]
     assert trouble.startswith("the replay service at 127.0.0.1:1 does not answer")
     assert made.replays == f"{service.address},127.0.0.1:1"
@@ -127,7 +130,9 @@ async def test_an_observer_needs_credentials_where_the_replay_does(tmp_path):
     keyring = make_keyring(tmp_path)
     async with guarded(keyring.folder("replay")) as service:
         observer = keyring.with_certificate("observer")
-        made = await look_twice(Target(ReplayPlace.at(service.address), observer, timeout_s=5.0), apart_s=0.0)
+        made = await look_twice(
+            Target(ReplayPlace.at(service.address), observer, timeout_s=PATIENCE_S), apart_s=0.0
+        )
         assert made.cluster.run_id == "the-run"
         with pytest.raises(UnauthenticatedError, match="takes TLS only; give this node credentials"):
             await look_twice(Target(ReplayPlace.at(service.address), timeout_s=0.5), apart_s=0.0)

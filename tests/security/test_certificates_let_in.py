@@ -34,7 +34,7 @@ async def refused(guard, credentials) -> UnauthenticatedError:
             guard.address, 0, "", node_id="n", timeout_s=60.0, away_s=60.0, credentials=credentials
         )
         with pytest.raises(UnauthenticatedError) as caught:
-            await promptly(join(ClusterClient(channel, str(guard.address)), wanted, SCHEMA), within_s=15)
+            await promptly(join(ClusterClient(channel, str(guard.address)), wanted, SCHEMA))
     assert caught.value.exit_code == 3
     return caught.value
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from nodes.running import replay_node
+from patience import PATIENCE_S
 
 from dase_grpc.errors import AddressError, CredentialsError
 from dase_grpc.nodes.monitoring import protection
@@ -32,7 +33,7 @@ def client(folder: Path | None, authority: Path) -> ssl.SSLContext:
 
 def scrape(port: int, context: ssl.SSLContext) -> tuple[str, int]:
     """The text, and the serial number of the certificate that the endpoint has shown."""
-    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=5, context=context)
+    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=PATIENCE_S, context=context)
     try:
         connection.request("GET", "/metrics")
         shown = connection.sock.getpeercert()

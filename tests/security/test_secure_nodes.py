@@ -89,7 +89,6 @@ def test_credentials_for_another_role_are_refused(monkeypatch, capsys, arguments
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_a_learner_trains_to_its_end_with_its_certificate_and_a_stranger_ends_for_good(
     keyring, tmp_path: Path, monkeypatch
 ):
@@ -97,13 +96,13 @@ def test_a_learner_trains_to_its_end_with_its_certificate_and_a_stranger_ends_fo
         monkeypatch.setenv("DASE_TLS", str(keyring.folder("learner/0")))
         short = learner_arguments(address, tmp_path / "run", train__steps=300)
         with process(*short) as learner:
-            assert learner.exit_code(within_s=120) == 0, learner.log
+            assert learner.exit_code() == 0, learner.log
         assert "joined run" in learner.log
         assert "finished after 300 steps" in learner.log
         monkeypatch.setenv("DASE_TLS", str(keyring.folder("learner/0", authority="other")))
         with process(*short) as stranger:
-            assert stranger.exit_code(within_s=90) == 3, stranger.log
+            assert stranger.exit_code() == 3, stranger.log
         assert "is not trusted here" in stranger.log
-        replay.until_says("denied (handshake)", within_s=30)
+        replay.until_says("denied (handshake)")
         assert "Handshake failed" not in replay.log
         assert "PRIVATE" not in replay.log + learner.log + stranger.log

@@ -8,6 +8,7 @@ import time
 import grpc
 import pytest
 from contracts.sentences import assert_one_sentence
+from patience import PATIENCE_S
 from security.credentials import guarded
 from wire.services import SCHEMA, promptly
 
@@ -279,9 +280,9 @@ async def test_a_token_that_somebody_has_seen_is_of_no_use(keyring, caplog):
         ) as channel:
             metadata = ((TOKEN_KEY, sign(secret, STATUS, time_s=guard.wall())),)
             stub = ClusterClient(channel, str(guard.address))._stub
-            await stub.Status(cluster_pb2.StatusRequest(), metadata=metadata, timeout=5)
+            await stub.Status(cluster_pb2.StatusRequest(), metadata=metadata, timeout=PATIENCE_S)
             with pytest.raises(UnauthenticatedError, match="used before"), service(str(guard.address)):
-                await stub.Status(cluster_pb2.StatusRequest(), metadata=metadata, timeout=5)
+                await stub.Status(cluster_pb2.StatusRequest(), metadata=metadata, timeout=PATIENCE_S)
         assert guard.entrance.denied == {"replayed_token": 1}
     assert "denied (replayed_token)" in caplog.text
     assert secret.key.decode() not in caplog.text

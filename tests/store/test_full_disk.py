@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from contracts.sentences import assert_one_sentence
+from patience import PATIENCE_S
 from store.runs_on_disk import Runs, join
 from store_cases import rows_of
 
@@ -50,7 +51,7 @@ def start_with_files_up_to(size: int, path: Path, *, capacity: int) -> subproces
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=PATIENCE_S,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+from patience import PATIENCE_S
 
 from dase_grpc.schema import Array, TransitionSchema
 from dase_grpc.store.run import SharedRun
@@ -198,16 +199,16 @@ async def refusal(call: Any) -> tuple[grpc.StatusCode, str]:
     raise AssertionError("the stream ended well")
 
 
-async def eventually(holds: Callable[[], bool], *, within_s: float = 10.0) -> None:
+async def eventually(holds: Callable[[], bool]) -> None:
     """Returns as soon as a state is reached."""
-    async with asyncio.timeout(within_s):
+    async with asyncio.timeout(PATIENCE_S):
         while not holds():  # noqa: ASYNC110 - a state of plain objects, which tell nobody
             await asyncio.sleep(0.002)
 
 
-async def promptly(awaited: Awaitable[Any], *, within_s: float = 3.0) -> Any:
-    """What is awaited, which must not take longer."""
-    async with asyncio.timeout(within_s):
+async def promptly(awaited: Awaitable[Any]) -> Any:
+    """What is awaited, which must not hang."""
+    async with asyncio.timeout(PATIENCE_S):
         return await awaited
 
 

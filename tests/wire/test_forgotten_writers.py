@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from patience import PATIENCE_S
 from wire.services import acknowledged, chunk, insert_header, refusal, rows_of
 
 from dase_grpc.attendance import Attendance, Attendant
@@ -86,7 +87,7 @@ async def test_what_a_stream_hears_while_it_is_open_counts(service):
     service.run.store.forget([(0, "another")])
     receiving = asyncio.ensure_future(waiting.receive())
     await waiting.append(rows_of(2, 2))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while waiting.unacknowledged:  # noqa: ASYNC110 - a state of a plain object, which tells nobody
             await asyncio.sleep(0.002)
     assert waiting.forgotten_writers == 1

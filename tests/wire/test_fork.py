@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+from patience import PATIENCE_S
+
 PROGRAM = """
 import asyncio, subprocess
 from dase_grpc.wire.transport import bind, make_server, open_channel, parse_address
@@ -30,7 +32,7 @@ def test_grpc_does_nothing_in_forked_children():
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert (ended.returncode, ended.stderr) == (0, "")

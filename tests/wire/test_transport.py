@@ -2,6 +2,7 @@
 
 import grpc
 import pytest
+from patience import PATIENCE_S
 from wire.services import LOOPBACK, serving
 
 from dase_grpc.errors import AddressError
@@ -128,9 +129,9 @@ async def test_a_message_of_the_limit_passes_in_both_directions():
     await server.start()
     async with open_channel(address) as channel:
         echo = channel.unary_unary("/raw/Echo")
-        assert len(await echo(bytes(size), timeout=10)) == size
+        assert len(await echo(bytes(size), timeout=PATIENCE_S)) == size
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await echo(bytes(size + 1), timeout=10)
+            await echo(bytes(size + 1), timeout=PATIENCE_S)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     await server.stop(None)
 
