@@ -2,6 +2,7 @@
 
 import errno
 import io
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -17,7 +18,11 @@ def run() -> NoReturn:
     Threads that an environment has left running do not keep the process from ending, and its processes,
     for which multiprocessing waits without a limit, do so for `EXIT_S` at most.
     """
+    from dase_grpc.nodes.signals import end_as_init, ignore_repeats, take_usual_signals
+
     code: object = 0
+    take_usual_signals()
+    end_as_init()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that knows no λ, a path that is no UTF-8
             stream.reconfigure(errors="backslashreplace")
@@ -27,11 +32,13 @@ def run() -> NoReturn:
         code = end.code
     except KeyboardInterrupt:  # before a command heeds signals, that is, while modules are loaded
         code = 130
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     except BaseException:  # noqa: BLE001 - shown as the interpreter would, then the process ends
         sys.excepthook(*sys.exc_info())
         code = 1
     from dase_grpc.nodes.ending import end_now
 
+    ignore_repeats()
     number = code if isinstance(code, int) else int(code is not None)
     if any(not each.daemon for each in threading.enumerate() if each is not threading.main_thread()):
         end_now(number)

@@ -52,6 +52,9 @@ ORPHAN_LINGER_S: Final = 3.0
 ORPHAN_LOOK_S: Final = 0.1
 LEASE_CHECK_S: Final = 1.0
 ENTRANCE_LOOK_S: Final = 1.0
+CALLS_END_S: Final = 5.0
+"""How long calls that were cut off may take to end once the server has; they do so at once."""
+
 SYNC_EVERY_S: Final = 5.0
 DEFAULT_CAPACITY: Final = "1000000"
 DESCRIPTORS: Final = (
@@ -169,7 +172,24 @@ def replay_main(options: ReplayOptions, *, stdin_is_leash: bool) -> int:
         part = "" if options.shard == WHOLE else f", shard {options.shard}"
         log.info("run %s, capacity %s%s", options.run_id, options.capacity, part)
 
-    return run_node("replay", lambda stop: run_replay(options, stop, announce), stdin_is_leash=stdin_is_leash)
+    async def main(stop: asyncio.Event) -> None:
+        try:
+            await run_replay(options, stop, announce)
+        finally:
+            await _calls_ended()
+
+    return run_node("replay", main, stdin_is_leash=stdin_is_leash)
+
+
+async def _calls_ended() -> None:
+    """Waits until all other tasks have ended, those of calls that were still open after the server's grace.
+
+    gRPC does not wait for them. A loop that ended earlier would cancel them once more, and gRPC would write
+    a traceback for each, past the log.
+    """
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others, timeout=CALLS_END_S)
 
 
 async def run_replay(
