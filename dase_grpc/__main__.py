@@ -8,6 +8,8 @@ import threading
 from pathlib import Path
 from typing import Final, NoReturn
 
+from dase_grpc import surroundings
+
 EXIT_S: Final = 10.0
 """How long what was left running may take to end, once the command has; then it is killed."""
 
@@ -18,10 +20,10 @@ def run() -> NoReturn:
     Threads that an environment has left running do not keep the process from ending, and its processes,
     for which multiprocessing waits without a limit, do so for `EXIT_S` at most.
     """
-    from dase_grpc.nodes.signals import end_as_init, ignore_repeats, take_usual_signals
+    from dase_grpc.nodes.signals import end_as_init, ignore_repeats
 
     code: object = 0
-    take_usual_signals()
+    surroundings.put_right()
     end_as_init()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that knows no λ, a path that is no UTF-8
@@ -58,11 +60,18 @@ def _main() -> None:
     except FileNotFoundError:
         sys.stderr.write("error: the current folder does not exist any more; change into one that does\n")
         sys.exit(2)
+    too_few_files = surroundings.too_few_files()
+    if too_few_files is not None:
+        sys.stderr.write(f"error: {too_few_files}\n")
+        sys.exit(2)
     from dase_grpc.cli import main
 
     try:
         main()
     except OSError as error:  # a refused file of ours is a DaseError
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            sys.stderr.write(f"error: {error.strerror}; {surroundings.MORE_FILES}\n")
+            sys.exit(1)
         if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
             raise
         sys.stderr.write(f"error: the disk refuses: {error.strerror}; free space\n")

@@ -14,6 +14,7 @@ from dase_grpc.errors import EnvironmentFailedError, EnvironmentSpecError
 from dase_grpc.learning.env_ids import summary
 from dase_grpc.learning.envs import Environment, make_env
 from dase_grpc.learning.watch import Watch
+from dase_grpc.progress import several
 from dase_grpc.schema import Array
 
 GOOD_STEPS: Final = 1_000
@@ -200,7 +201,9 @@ def given_up(broke: EnvironmentBroke, *, where: str, restarts: int) -> Environme
     """The error of who has seen an environment fail once too often; its traceback goes to the log."""
     _log.error("%s: the traceback of the environment", where, exc_info=broke.error)
     often = (
-        f"after {restarts} restarts in a row" if restarts else "and env.max_restarts = 0 allows no restart"
+        f"after {several(restarts, 'restart')} in a row"
+        if restarts
+        else "and env.max_restarts = 0 allows no restart"
     )
     return EnvironmentFailedError(
         f"{where}: {broke}, {often}; correct the environment, whose traceback is in the log, or raise "

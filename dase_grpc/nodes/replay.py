@@ -16,7 +16,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from dase_grpc.capacity import transitions
-from dase_grpc.errors import AddressError, ConfigError
+from dase_grpc.errors import AddressError, CapacityError, ConfigError
 from dase_grpc.health import Health
 from dase_grpc.metrics_server import Contexts
 from dase_grpc.naming import names_a_folder
@@ -26,7 +26,10 @@ from dase_grpc.nodes.liveness import loop_turns
 from dase_grpc.nodes.loop_lag import watch_loop_lag
 from dase_grpc.nodes.monitoring import protection
 from dase_grpc.nodes.replay_monitor import ReplayMonitor
+from dase_grpc.progress import several
+from dase_grpc.schema import LEAST_ROW_BYTES
 from dase_grpc.store.directory import stored_identity
+from dase_grpc.store.ring import require_reservable
 from dase_grpc.store.run import SharedRun
 from dase_grpc.store.settings import note_settings
 from dase_grpc.store.sharding import WHOLE, Shard
@@ -138,6 +141,8 @@ class ReplayOptions:
                 f"--min-size {min_size} exceeds --capacity {capacity}{of_all}, so no batch would ever be "
                 f"served"
             )
+        if data_dir is None:
+            _require_reservable(capacity)
         if part != WHOLE and run_id is None:
             raise ConfigError(f"--shard {part} needs --run-id, the same at every shard")
         run_id = f"run-{secrets.token_hex(4)}" if run_id is None else run_id
@@ -159,6 +164,18 @@ class ReplayOptions:
             tokens=tokens,
             shard=part,
         )
+
+
+def _require_reservable(capacity: int | str) -> None:
+    """Refuses what does not fit even if the transitions to come are the smallest that there are.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    try:
+        require_reservable(capacity, row_bytes=LEAST_ROW_BYTES)
+    except CapacityError as error:
+        raise ConfigError(str(error).replace("replay.capacity =", "--capacity", 1)) from None
 
 
 def replay_main(options: ReplayOptions, *, stdin_is_leash: bool) -> int:
@@ -361,14 +378,15 @@ def _restored(run: SharedRun, data_dir: Path) -> str:
         return f"{data_dir} holds no buffer yet; the first learner to join brings it about"
     held = [f"{lease.agent_id} (epoch {lease.epoch})" for lease in run.leases.all() if not lease.left_because]
     stopped = (
-        f"; the machine was stopped since, so this is what the disk surely had, without {found.unsure} older "
-        f"transitions that may have been written over"
+        f"; the machine was stopped since, so this is what the disk surely had, without "
+        f"{several(found.unsure, 'older transition')} that may have been written over"
         if found.machine_stopped
         else ""
     )
     return (
-        f"restored run {run.run_id} from {data_dir}: {found.transitions} transitions of {found.writers} "
-        f"writers; leases of agents {', '.join(held) or 'none'} wait for their holders{stopped}"
+        f"restored run {run.run_id} from {data_dir}: {several(found.transitions, 'transition')} of "
+        f"{several(found.writers, 'writer')}; leases of agents {', '.join(held) or 'none'} wait for "
+        f"their holders{stopped}"
     )
 
 
@@ -384,4 +402,4 @@ def _summary(run: SharedRun) -> str:
         if live
         else "no agent was left"
     )
-    return f"the buffer held {len(run.store.ring)} transitions, {told}"
+    return f"the buffer held {several(len(run.store.ring), 'transition')}, {told}"

@@ -101,16 +101,6 @@ def end_as_init() -> None:
         signal.signal(signal.SIGTERM, lambda number, frame: _kill(number))
 
 
-def take_usual_signals() -> None:
-    """Undoes what whoever started this process has set: to keep signals from it, or to ignore its children.
-
-    Python cannot wait for a child where SIGCHLD is ignored.
-    """
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_SIGNALS, signal.SIGCHLD})
-    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-
-
 def _kill(number: int) -> NoReturn:
     _raise_for(signal.SIG_DFL, number)
     os._exit(128 + number)  # the kernel lets the first process of a container live
