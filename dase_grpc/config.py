@@ -235,7 +235,7 @@ class RunConfig(Section):
         first = self.collected_before_updates
         if self.replay.min_size > first:
             raise ValueError(
-                f"replay.min_size = {self.replay.min_size} exceeds the {several(first, 'transition')} "
+                f"replay.min_size = {self.replay.min_size} exceeds the {first} transitions "
                 f"collected by {several(self.train.agents, 'agent')} before the first update "
                 f"(agent.start_steps = {self.agent.start_steps}), so no update would ever come; "
                 f"set replay.min_size to at most {first}"

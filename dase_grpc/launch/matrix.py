@@ -149,14 +149,19 @@ def _layered(settings: Settings) -> RunConfig:
     return layered(preset_name=texts[PRESET], file=None, flags=flags, assignments=[], method=texts[METHOD])
 
 
+_REPEATED: Final = (
+    "has the configuration of another and is run once",
+    "have the configuration of another and are run once",
+)
+
+
 def _notes(combinations: int, cells: Sequence[_Resolved]) -> list[str]:
     notes = []
     if any(each.ignored for each in cells):
         notes.append("settings of dps, dpd and agents are left out of cells whose method does not read them")
     if folded := combinations - len(cells):
         notes.append(
-            f"{combinations} combinations are {several(len(cells), 'cell')}: "
-            f"{several(folded, 'has', 'have')} the configuration of another and is run once"
+            f"{combinations} combinations are {several(len(cells), 'cell')}: {several(folded, *_REPEATED)}"
         )
     return notes
 

@@ -154,8 +154,7 @@ def _resume_cluster(
     whole = [checkpoint for checkpoint in found if checkpoint is not None]
     if not whole:
         raise RunDirectoryError(
-            f"no agent of {directory.path} has a checkpoint to resume from; each keeps one every "
-            f"train.checkpoint_every steps and when it ends; {directory.how_to_begin_anew}"
+            f"no agent of {directory.path} has a checkpoint to resume from; {directory.how_to_begin_anew}"
         )
     for agent_id, checkpoint in enumerate(found):
         if checkpoint is None:

@@ -228,7 +228,10 @@ async def _train_to_the_end(
         gone = (UnreachableError, DrainingError, StaleLeaseError)
         farewell.nothing_to_give_back = isinstance(error, gone)
         if session.link.unacknowledged:
-            log.info("%d transitions were not acknowledged", session.link.unacknowledged)
+            log.info(
+                "%s not acknowledged",
+                several(session.link.unacknowledged, "transition was", "transitions were"),
+            )
         raise
     except Exception as error:
         farewell.reason = f"failed: {type(error).__name__}: {error}"

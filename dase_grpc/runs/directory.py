@@ -235,9 +235,7 @@ class RunDirectory:
         """What to do instead of going on with it."""
         mode = self.run.get("mode")
         flag = f" --{mode}" if mode in IN_ROUNDS else ""
-        return (
-            f"begin a new one like it with dase train --config {shlex.quote(str(self.path / RUN_FILE))}{flag}"
-        )
+        return f"begin anew with dase train --config {shlex.quote(str(self.path / RUN_FILE))}{flag}"
 
     def agents(self) -> list[AgentDirectory]:
         """The agents that have a directory, by id."""

@@ -124,8 +124,8 @@ def test_a_cluster_without_a_checkpoint_is_not_resumed_and_how_to_begin_anew_is_
     directory = RunDirectory.create(tmp_path, "a run", small_config(train__agents=2), mode="cluster")
     with pytest.raises(RunDirectoryError) as caught:
         resume_here(ResumeOptions(directory.path))
-    anew = f"begin a new one like it with dase train --config '{directory.path}/run.toml'"
-    assert_one_sentence(caught.value, "no agent of", "train.checkpoint_every", anew)
+    anew = f"begin anew with dase train --config '{directory.path}/run.toml'"
+    assert_one_sentence(caught.value, "no agent of", anew)
     assert capsys.readouterr().out == ""
 
 
