@@ -35,6 +35,7 @@ from dase_grpc.store.settings import note_settings
 from dase_grpc.store.sharding import WHOLE, Shard
 from dase_grpc.telemetry import metrics_endpoint
 from dase_grpc.wire.cluster import ClusterServicer
+from dase_grpc.wire.draining import calls_ended
 from dase_grpc.wire.entrance import Entrance, entrance
 from dase_grpc.wire.policy import PolicyServicer
 from dase_grpc.wire.replay import ReplayServicer, add_replay
@@ -55,9 +56,6 @@ ORPHAN_LINGER_S: Final = 3.0
 ORPHAN_LOOK_S: Final = 0.1
 LEASE_CHECK_S: Final = 1.0
 ENTRANCE_LOOK_S: Final = 1.0
-CALLS_END_S: Final = 5.0
-"""How long calls that were cut off may take to end once the server has; they do so at once."""
-
 SYNC_EVERY_S: Final = 5.0
 DEFAULT_CAPACITY: Final = "1000000"
 DESCRIPTORS: Final = (
@@ -131,18 +129,13 @@ class ReplayOptions:
         sync_every_s = SYNC_EVERY_S if sync_every_s is None else sync_every_s
         if not sync_every_s > 0:
             raise ConfigError(f"--sync-every {sync_every_s:g} is not a time; give seconds above 0")
-        try:
-            held = transitions(capacity, row_bytes=1)
-        except ValueError as error:
-            raise ConfigError(f"--capacity: {error}") from None
+        held = _most_held(capacity, in_memory=data_dir is None)
         if min_size > held * part.count:
             of_all = "" if part == WHOLE else f" of each of {part.count} shards"
             raise ConfigError(
                 f"--min-size {min_size} exceeds --capacity {capacity}{of_all}, so no batch would ever be "
                 f"served"
             )
-        if data_dir is None:
-            _require_reservable(capacity)
         if part != WHOLE and run_id is None:
             raise ConfigError(f"--shard {part} needs --run-id, the same at every shard")
         run_id = f"run-{secrets.token_hex(4)}" if run_id is None else run_id
@@ -166,16 +159,22 @@ class ReplayOptions:
         )
 
 
-def _require_reservable(capacity: int | str) -> None:
-    """Refuses what does not fit even if the transitions to come are the smallest that there are.
+def _most_held(capacity: int | str, *, in_memory: bool) -> int:
+    """The most transitions that a buffer of this capacity could hold, a byte each.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: it is no capacity, or in memory there is no room even for the smallest that there are.
     """
     try:
-        require_reservable(capacity, row_bytes=LEAST_ROW_BYTES)
-    except CapacityError as error:
-        raise ConfigError(str(error).replace("replay.capacity =", "--capacity", 1)) from None
+        held = transitions(capacity, row_bytes=1)
+    except ValueError as error:
+        raise ConfigError(f"--capacity: {error}") from None
+    if in_memory:
+        try:
+            require_reservable(capacity, row_bytes=LEAST_ROW_BYTES)
+        except CapacityError as error:
+            raise ConfigError(str(error).replace("replay.capacity =", "--capacity", 1)) from None
+    return held
 
 
 def replay_main(options: ReplayOptions, *, stdin_is_leash: bool) -> int:
@@ -193,20 +192,9 @@ def replay_main(options: ReplayOptions, *, stdin_is_leash: bool) -> int:
         try:
             await run_replay(options, stop, announce)
         finally:
-            await _calls_ended()
+            await calls_ended()
 
     return run_node("replay", main, stdin_is_leash=stdin_is_leash)
-
-
-async def _calls_ended() -> None:
-    """Waits until all other tasks have ended, those of calls that were still open after the server's grace.
-
-    gRPC does not wait for them. A loop that ended earlier would cancel them once more, and gRPC would write
-    a traceback for each, past the log.
-    """
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    if others:
-        await asyncio.wait(others, timeout=CALLS_END_S)
 
 
 async def run_replay(

@@ -2,12 +2,15 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from dase_grpc.errors import DrainingError
 from dase_grpc.wire.status import Context
 
 T = TypeVar("T")
+
+CALLS_END_S: Final = 5.0
+"""How long calls that were cut off may take to end once the server has; they do so at once."""
 
 
 class Draining:
@@ -54,3 +57,14 @@ class Draining:
             body.cancel()
             drained.cancel()
             await asyncio.gather(body, drained, return_exceptions=True)
+
+
+async def calls_ended() -> None:
+    """Waits until all other tasks have ended, those of calls that were still open after the server's grace.
+
+    gRPC does not wait for them. A loop that ended earlier would cancel them once more, and gRPC would write
+    a traceback for each, past the log.
+    """
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others, timeout=CALLS_END_S)
