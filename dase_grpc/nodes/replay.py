@@ -173,7 +173,10 @@ def _most_held(capacity: int | str, *, in_memory: bool) -> int:
         try:
             require_reservable(capacity, row_bytes=LEAST_ROW_BYTES)
         except CapacityError as error:
-            raise ConfigError(str(error).replace("replay.capacity =", "--capacity", 1)) from None
+            said = (
+                str(error).replace("replay.capacity =", "--capacity", 1).replace("needs", "needs at least", 1)
+            )
+            raise ConfigError(said) from None
     return held
 
 

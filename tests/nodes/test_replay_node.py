@@ -331,7 +331,7 @@ def test_an_unreadable_capacity_is_a_config_error(capacity):
 
 @pytest.mark.parametrize("capacity", ["99999999999999", "900000GiB"])
 def test_a_capacity_beyond_any_memory_is_a_config_error_unless_it_is_for_a_disk(capacity, tmp_path):
-    with pytest.raises(ConfigError, match=r"--capacity 9.* needs .* GiB, .* which has [\d,.]+ GiB"):
+    with pytest.raises(ConfigError, match=r"--capacity 9.* needs at least .* GiB, .* which has [\d,.]+ GiB"):
         parsed(capacity=capacity)
     assert parsed(capacity=capacity, data_dir=tmp_path).capacity == capacity
 
