@@ -23,6 +23,7 @@ from dase_grpc.dps_config import DpsConfig
 from dase_grpc.errors import ConfigError
 from dase_grpc.parsing import is_utf8, leaves, toml_tables
 from dase_grpc.policy_config import PolicyConfig
+from dase_grpc.progress import several
 from dase_grpc.sections import Section
 from dase_grpc.train_config import SINGLE, TrainConfig
 
@@ -189,7 +190,8 @@ class RunConfig(Section):
         count = len(self.members)
         if count and count != self.train.agents:
             raise ValueError(
-                f"members lists {count} agents and train.agents = {self.train.agents}; give a table for each"
+                f"members lists {several(count, 'agent')} and train.agents = {self.train.agents}; "
+                f"give a table for each"
             )
         if count and self.agent != self.members[0]:
             raise ValueError(
@@ -234,8 +236,8 @@ class RunConfig(Section):
         first = self.collected_before_updates
         if self.replay.min_size > first:
             raise ValueError(
-                f"replay.min_size = {self.replay.min_size} exceeds the {first} transitions that "
-                f"{self.train.agents} agent(s) collect before their first update "
+                f"replay.min_size = {self.replay.min_size} exceeds the {first} transitions "
+                f"collected by {several(self.train.agents, 'agent')} before the first update "
                 f"(agent.start_steps = {self.agent.start_steps}), so no update would ever come; "
                 f"set replay.min_size to at most {first}"
             )

@@ -10,6 +10,7 @@ from typing import Any, Final
 from dase_grpc.agent_config import ALGORITHMS, READ_BY_ONE
 from dase_grpc.config import RunConfig, listed_members, parse_assignments, read_toml, resolve
 from dase_grpc.errors import ConfigError
+from dase_grpc.progress import several
 from dase_grpc.sections import whole_number
 from dase_grpc.train_config import MAX_AGENTS, SINGLE
 
@@ -168,7 +169,8 @@ def layered(
     names = _algorithms(flags.get(ALGORITHM), preset_name)
     if method is not None and len(names) > AGENTS_OF.get(method, len(names)):
         raise ConfigError(
-            f"--method {method} trains {AGENTS_OF[method]} agent(s), and --algo {','.join(names)} names "
+            f"--method {method} trains {several(AGENTS_OF[method], 'agent')}, and --algo "
+            f"{','.join(names)} names "
             f"{len(names)} algorithms; leave some out, or choose --method dase"
         )
     if len(names) == 1:
@@ -199,7 +201,8 @@ def _with_members(
     count = given if isinstance(given, int) and 0 < given <= MAX_AGENTS else len(algorithms)
     if count < len(algorithms):
         raise ConfigError(
-            f"--algo {','.join(algorithms)} names {len(algorithms)} algorithms for {count} agent(s); "
+            f"--algo {','.join(algorithms)} names {len(algorithms)} algorithms for "
+            f"{several(count, 'agent')}; "
             f"give at least as many --agents"
         )
     settings = [preset(paper_preset(algorithm, env))["agent"] for algorithm in algorithms]

@@ -61,6 +61,11 @@ def number(value: float | None) -> str:
     return f"{value:,.1f}" if abs(value) < 1e7 else f"{value:.3g}"
 
 
+def several(count: int, noun: str, plural: str = "") -> str:
+    """For example "1 writer" or "2,000 writers"; a plural is given where it is not the noun with an s."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
 def duration(seconds: float) -> str:
     """For example "2 min 10 s"."""
     whole = round(seconds)

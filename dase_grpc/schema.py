@@ -21,6 +21,9 @@ Array = npt.NDArray[np.float32]
 
 FORMAT_VERSION: Final = 1
 MAX_ROW_BYTES: Final = 512 * 1024
+LEAST_ROW_BYTES: Final = 28
+"""Of one observation and one action of one component each."""
+
 HUGE: Final = float(np.finfo(np.float32).max)
 
 

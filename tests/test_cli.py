@@ -1,6 +1,7 @@
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -704,8 +705,13 @@ def test_ctrl_c_while_modules_are_loaded_is_no_traceback(monkeypatch, capsys):
 
     monkeypatch.setattr("dase_grpc.cli.main", interrupted)
     monkeypatch.setattr("dase_grpc.__main__._bounded", lambda last_resort: None)
-    with pytest.raises(SystemExit) as ended:
-        run()
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            run()
+        os.kill(os.getpid(), signal.SIGINT)  # once more, while it ends
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert ended.value.code == 130
     assert capsys.readouterr().err == ""
 

@@ -73,7 +73,7 @@ def test_a_file_may_list_members_by_hand(tmp_path):
 MIXTURES = {
     "an unknown one": ("td3,ppo", (), "--algo 'td3,ppo': there is no algorithm 'ppo'"),
     "an empty one": ("td3,", (), "there is no algorithm ''"),
-    "fewer agents": ("td3,sac", ("train.agents=1",), "--algo td3,sac names 2 algorithms for 1 agent(s)"),
+    "fewer agents": ("td3,sac", ("train.agents=1",), "--algo td3,sac names 2 algorithms for 1 agent;"),
     "one for all": ("td3,sac", ("agent.algorithm=ddpg",), "agent.algorithm = ddpg and a mixed ensemble"),
     "read by neither": ("td3,ddpg", ("agent.policy_noise=0.2",), "policy_noise = 0.2 is read by sac only"),
 }
@@ -100,7 +100,7 @@ def test_a_file_whose_agent_is_not_its_first_member_is_refused(tmp_path):
 
 
 def test_members_are_one_table_for_each_agent():
-    for members, text in ((5, "members = 5 must be a list"), ([{}], "members lists 1 agents")):
+    for members, text in ((5, "members = 5 must be a list"), ([{}], "members lists 1 agent and")):
         with pytest.raises(ConfigError) as refusal:
             resolve({"members": members})
         assert_one_sentence(refusal.value, text)
@@ -177,7 +177,7 @@ def test_a_method_that_cannot_be_is_refused(case):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"method": "dpd", "flags": {"agent.algorithm": "td3,sac,ddpg"}}, "--method dpd trains 2 agent(s)"),
+        ({"method": "dpd", "flags": {"agent.algorithm": "td3,sac,ddpg"}}, "--method dpd trains 2 agents"),
         ({"method": "single", "flags": {"agent.algorithm": "td3,sac"}}, "or choose --method dase"),
         ({"flags": {"agent.algorithm": "td3,sac", "train.agents": 10**9}}, "must be at most 1024"),
         ({"flags": {"agent.algorithm": "td3,sac", "train.agents": 0}}, "must be greater than 0"),

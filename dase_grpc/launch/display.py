@@ -14,7 +14,7 @@ from rich.text import Text
 from dase_grpc.config import RunConfig
 from dase_grpc.launch.console import say
 from dase_grpc.observe.cells import NOTHING, agent_cells, buffer_text, has_ended, has_started
-from dase_grpc.progress import Progress, duration
+from dase_grpc.progress import Progress, duration, several
 
 PLAIN_EVERY_S: Final = 20.0
 MEASURED_S: Final = 2.0
@@ -99,7 +99,9 @@ class LiveTable:
             *cells, similarity, state = agent_cells(agent_id, progress)
             table.add_row(name, *map(Text, [*cells, similarity, state] if weighs else [*cells, state]))
         each = " each" if len(snapshot.agents) > 1 else ""
-        footer = f"{self._config.train.steps:,} steps{each}, {snapshot.buffer_text}, {self._time_left}"
+        footer = (
+            f"{several(self._config.train.steps, 'step')}{each}, {snapshot.buffer_text}, {self._time_left}"
+        )
         self._live.update(Group(table, Text(footer, style="dim")))
 
 

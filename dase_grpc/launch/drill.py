@@ -25,6 +25,7 @@ from dase_grpc.learning.env_ids import with_resolved_id
 from dase_grpc.learning.envs import close_env, make_env
 from dase_grpc.learning.numbered import read_ledger
 from dase_grpc.nodes.lifecycle import first_cause, stop_event, unless
+from dase_grpc.progress import several
 
 PAUSE_S: Final = 0.002
 """How long each step of the environment waits, so that the processes of a drill do not starve each other."""
@@ -121,8 +122,9 @@ def drill_here(options: DrillOptions) -> int:
         kept = " (kept if it fails)" if options.path is None else ""
         say(
             console,
-            f"drill on {options.config.env.id}: {config.train.agents} learner(s) and a durable replay, "
-            f"{len(plan)} faults, {expected(config.train.agents, options.rounds)}; "
+            f"drill on {options.config.env.id}: {several(config.train.agents, 'learner')} and a "
+            f"durable replay, "
+            f"{several(len(plan), 'fault')}, {expected(config.train.agents, options.rounds)}; "
             f"logs: {path / 'logs'}{kept}",
         )
         ready = replace(options, config=config)
@@ -259,8 +261,10 @@ def _show(result: DrillResult, console: Console, *, faults: int) -> None:
     if result.problems == []:
         say(
             console,
-            f"the buffer holds what {result.processes} learner processes stored: {result.transitions:,} "
-            f"transitions, each once, whole and in order, none that was acknowledged missing",
+            f"the buffer holds what "
+            f"{several(result.processes, 'learner process', 'learner processes')} stored: "
+            f"{several(result.transitions, 'transition')}, each once, whole and in order, none that "
+            f"was acknowledged missing",
         )
     if result.stopped:
         say(console, _stopped(result.outcomes, faults))

@@ -17,7 +17,7 @@ from dase_grpc.learning.envs import close_env, make_env, require_same_environmen
 from dase_grpc.learning.evaluation import Evaluation, Evaluator
 from dase_grpc.learning.restarting import evaluation_env
 from dase_grpc.learning.watch import Watch
-from dase_grpc.progress import number
+from dase_grpc.progress import number, several
 from dase_grpc.runs.checkpoint import METADATA_FILE, Checkpoint, latest, load_checkpoint
 from dase_grpc.runs.checkpoint import best as best_of
 from dase_grpc.runs.directory import RUN_FILE, AgentDirectory, RunDirectory
@@ -50,11 +50,11 @@ class EvaluatedCheckpoint:
         """One line for a person to read."""
         result = self.evaluation
         spread = f" ± {number(result.return_std)}" if result.episodes > 1 else ""
-        episodes = "1 episode" if result.episodes == 1 else f"{result.episodes:,} episodes"
         film = f"; video: {self.video}" if self.video else ""
         return (
-            f"{self.agent_name} in {self.environment} after {self.step:,} steps: mean return "
-            f"{number(result.return_mean)}{spread} over {episodes}{self._cut()}{film}"
+            f"{self.agent_name} in {self.environment} after {several(self.step, 'step')}: mean return "
+            f"{number(result.return_mean)}{spread} over "
+            f"{several(result.episodes, 'episode')}{self._cut()}{film}"
         )
 
     def _cut(self) -> str:

@@ -11,6 +11,7 @@ from dase_grpc.errors import DataDirectoryError
 from dase_grpc.learning.envs import Environment
 from dase_grpc.learning.numbered import Taken, read_marks
 from dase_grpc.nodes.replay import boot_id
+from dase_grpc.progress import several
 from dase_grpc.schema import Array, TransitionSchema
 from dase_grpc.store.directory import DataDirectory
 from dase_grpc.store.durable import DurableStore
@@ -89,9 +90,15 @@ def problems(stored: Stored, lives: Sequence[Life], ledger: Sequence[Taken], env
     total, kept = sum(stored.committed.values()), len(stored.rows)
     found = []
     if stored.total != total:
-        found.append(f"{stored.total} transitions were stored, but the learners committed {total}")
+        found.append(
+            f"{several(stored.total, 'transition was', 'transitions were')} stored, but the learners "
+            f"committed {total}"
+        )
     if kept != min(stored.total, stored.capacity):
-        found.append(f"{kept} transitions are there, not {min(stored.total, stored.capacity)}")
+        found.append(
+            f"{several(kept, 'transition is', 'transitions are')} there, not "
+            f"{min(stored.total, stored.capacity)}"
+        )
     agent_ids = stored.schema.agent_ids(stored.rows)
     if strangers := set(agent_ids.tolist()) - set(stored.committed):
         found.append(f"there are transitions of agents {sorted(strangers)}, who never joined")
@@ -150,8 +157,14 @@ def _of_process(life: Life, entry: Taken, first: int, last: int, *, cut: bool) -
         yield f"process {life.pid} stored its transitions from number {first} on, so earlier ones are lost"
     count = last if cut else last - first + 1
     if count < life.acknowledged:
-        yield f"{life.acknowledged} transitions of process {life.pid} were acknowledged, {count} are there"
+        yield (
+            f"{several(life.acknowledged, 'transition')} of process {life.pid} "
+            f"{'was' if life.acknowledged == 1 else 'were'} acknowledged, {count} are there"
+        )
     if last > entry.steps:
-        yield f"process {life.pid} took {entry.steps} steps, and number {last} is there"
+        yield f"process {life.pid} took {several(entry.steps, 'step')}, and number {last} is there"
     if life.ended_well and last != entry.steps:
-        yield f"process {life.pid} ended well after {entry.steps} steps, but {last} is the last that is there"
+        yield (
+            f"process {life.pid} ended well after {several(entry.steps, 'step')}, but {last} is the last "
+            f"that is there"
+        )

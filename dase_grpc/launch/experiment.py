@@ -23,7 +23,7 @@ from dase_grpc.launch.experiment_folder import ExperimentFolder, State, score
 from dase_grpc.launch.matrix import Cell, cells_of
 from dase_grpc.launch.scoreboard import Outcome, Reading, Scoreboard
 from dase_grpc.nodes.lifecycle import stop_event
-from dase_grpc.progress import duration, number
+from dase_grpc.progress import duration, number, several
 from dase_grpc.schema import TransitionSchema
 
 ALL_FINISHED: Final = 0
@@ -121,7 +121,11 @@ def _say_plan(
     kinds = Counter(states[cell.name].kind for cell in cells)
     counted = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     steps = sum(cell.steps for cell in cells if states[cell.name].kind != "finished")
-    say(console, f"{len(cells)} cells: {counted}; {steps:,} environment steps to go on {jobs} core(s)")
+    say(
+        console,
+        f"{several(len(cells), 'cell')}: {counted}; {several(steps, 'environment step')} to go on "
+        f"{several(jobs, 'core')}",
+    )
 
 
 def _say_results(
@@ -155,7 +159,7 @@ def _conclude(
         say(console, f"stopped before the end; to go on: {again}")
         return STOPPED
     if failed:
-        say(console, f"{len(failed)} of {len(todo)} cells failed; to try these again: {again}")
+        say(console, f"{len(failed)} of {several(len(todo), 'cell')} failed; to try again: {again}")
         return SOME_FAILED
     say(console, f"all cells are finished; next: {called} compare {shlex.quote(str(folder.path))}")
     return ALL_FINISHED

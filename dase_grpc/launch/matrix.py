@@ -14,6 +14,7 @@ from dase_grpc.errors import ConfigError, DaseError
 from dase_grpc.launch.experiment_file import METHOD, PRESET, ExperimentFile, Mode, Settings
 from dase_grpc.learning.env_ids import with_resolved_id
 from dase_grpc.presets import AGENTS_OF, ALGORITHM, layered
+from dase_grpc.progress import several
 
 NAME_LENGTH: Final = 120
 DIGEST_LENGTH: Final = 8
@@ -148,14 +149,19 @@ def _layered(settings: Settings) -> RunConfig:
     return layered(preset_name=texts[PRESET], file=None, flags=flags, assignments=[], method=texts[METHOD])
 
 
+_REPEATED: Final = (
+    "has the configuration of another and is run once",
+    "have the configuration of another and are run once",
+)
+
+
 def _notes(combinations: int, cells: Sequence[_Resolved]) -> list[str]:
     notes = []
     if any(each.ignored for each in cells):
         notes.append("settings of dps, dpd and agents are left out of cells whose method does not read them")
     if folded := combinations - len(cells):
         notes.append(
-            f"{combinations} combinations are {len(cells)} cells: "
-            f"{folded} have the configuration of another and are run once"
+            f"{combinations} combinations are {several(len(cells), 'cell')}: {several(folded, *_REPEATED)}"
         )
     return notes
 

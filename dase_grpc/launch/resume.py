@@ -150,12 +150,15 @@ def _resume_cluster(
         checkpoint, passed_over = newest_sound(directory.agent(agent_id).checkpoints)
         for reason in passed_over:
             say(console, f"note: {reason}; an older checkpoint is used")
-        if checkpoint is None:
-            say(console, f"note: agent {agent_id} has no checkpoint, so it begins anew")
         found.append(checkpoint)
     whole = [checkpoint for checkpoint in found if checkpoint is not None]
     if not whole:
-        raise RunDirectoryError(f"no agent of {directory.path} has a checkpoint to resume from")
+        raise RunDirectoryError(
+            f"no agent of {directory.path} has a checkpoint to resume from; {directory.how_to_begin_anew}"
+        )
+    for agent_id, checkpoint in enumerate(found):
+        if checkpoint is None:
+            say(console, f"note: agent {agent_id} has no checkpoint, so it begins anew")
     _require_fit(config, schema, whole)
     steps = [0 if checkpoint is None else checkpoint.step for checkpoint in found]
     _require_more(config, steps)

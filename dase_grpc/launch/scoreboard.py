@@ -14,7 +14,7 @@ from rich.text import Text
 from dase_grpc.launch.console import say
 from dase_grpc.launch.matrix import Cell
 from dase_grpc.launch.time_left import ExperimentTimeLeft
-from dase_grpc.progress import duration, number
+from dase_grpc.progress import duration, number, several
 
 REDRAW_S: Final = 1.0
 PLAIN_EVERY_S: Final = 60.0
@@ -132,7 +132,9 @@ class Scoreboard:
         kinds = Counter(outcome.kind for outcome in self.outcomes.values())
         finished, total = self._done + kinds["finished"], self._done + len(self._cells)
         waiting = len(self._cells) - len(self.outcomes) - len(self._since)
-        text = f"{finished} of {total} cells finished, {len(self._since)} running, {waiting} waiting"
+        text = (
+            f"{finished} of {several(total, 'cell')} finished, {len(self._since)} running, {waiting} waiting"
+        )
         return f"{text}, {kinds['failed']} failed" if kinds["failed"] else text
 
     def _left(self, readings: Mapping[str, Reading]) -> str:

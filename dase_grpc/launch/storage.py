@@ -6,7 +6,7 @@ from typing import Final
 
 from dase_grpc.capacity import transitions
 from dase_grpc.config import RunConfig
-from dase_grpc.errors import ConfigError, DataDirectoryError, RunDirectoryError
+from dase_grpc.errors import CapacityError, ConfigError, DataDirectoryError, RunDirectoryError
 from dase_grpc.launch.machine import free_disk, free_memory, shown_size
 from dase_grpc.nodes.replay import boot_id
 from dase_grpc.runs.directory import RunDirectory
@@ -14,6 +14,7 @@ from dase_grpc.schema import TransitionSchema
 from dase_grpc.store.directory import DataDirectory
 from dase_grpc.store.footprint import reserved_bytes
 from dase_grpc.store.inspection import inspect
+from dase_grpc.store.ring import require_reservable
 
 IN_MEMORY: Final = "--set replay.storage=memory"
 """How a user asks for that."""
@@ -60,11 +61,16 @@ def reserve(config: RunConfig, schema: TransitionSchema, root: Path) -> str:
 def require_memory(config: RunConfig, schema: TransitionSchema) -> None:
     """Checks that a buffer that is kept in memory finds room there: all that the run can store in it.
 
-    It takes the memory as it fills up, so without this a run might be killed when it is far on.
+    It takes the memory as it fills up, so without this a run might be killed when it is far on. Addresses
+    for the whole capacity are reserved at once, and the system gives none that it could never fill.
 
     Raises:
         ConfigError: there is no room.
     """
+    try:
+        require_reservable(config.replay.capacity, row_bytes=schema.row_bytes)
+    except CapacityError as error:
+        raise ConfigError(str(error)) from None
     capacity = transitions(config.replay.capacity, row_bytes=schema.row_bytes)
     stored = min(capacity, config.train.agents * config.train.steps)
     wanted, free = stored * schema.row_bytes, free_memory()

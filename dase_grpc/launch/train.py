@@ -32,7 +32,7 @@ from dase_grpc.learning.containment import left_as_found
 from dase_grpc.learning.env_ids import with_resolved_id
 from dase_grpc.naming import MAX_BYTES
 from dase_grpc.nodes.lifecycle import halt_event, stop_event
-from dase_grpc.progress import number
+from dase_grpc.progress import number, several
 from dase_grpc.runs.directory import IN_ROUNDS, AgentDirectory, RunDirectory, checkpoint_paths
 from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.files import whole_lines
@@ -53,17 +53,17 @@ SAME_SECOND: Final = 100
 
 BAD_WORLDS: Final = {
     "refused": (
-        "left out {count:,} transitions that were not finite ({listed}); make the environment return finite "
-        "numbers",
+        "left out {counted} not finite ({listed}); make the environment return finite numbers",
         "{} in {:,}",
+        ("transition that was", "transitions that were"),
     ),
     "env_restarts": (
-        "had its environment made anew {count:,} times because it raised ({listed}); its traceback was "
-        "logged",
+        "had its environment made anew {counted} because it raised ({listed}); its traceback was logged",
         "{}: {:,}",
+        ("time", "times"),
     ),
 }
-"""What is said, by what a line of metrics counts, and how each of its kinds is."""
+"""What is said, by what a line of metrics counts, how each kind of it is, and what one and several are."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,8 @@ def _say_begin(config: RunConfig, console: Console, *, buffer: str | None) -> No
     each = " each" if config.train.agents > 1 else ""
     say(
         console,
-        f"{_method(config)} on {config.env.id}, {config.train.steps:,} steps{each}, seed {config.train.seed}",
+        f"{_method(config)} on {config.env.id}, {several(config.train.steps, 'step')}{each}, seed "
+        f"{config.train.seed}",
     )
     if buffer is not None:
         say(console, buffer)
@@ -323,11 +324,14 @@ def _say_curve(agent: AgentDirectory, name: str, console: Console) -> None:
 
 def _say_counts(agent: AgentDirectory, name: str, console: Console) -> None:
     """Says what its environment has done wrong to an agent, and how often."""
-    for key, (what, each) in BAD_WORLDS.items():
+    for key, (what, each, nouns) in BAD_WORLDS.items():
         counted = _counted(agent, key)
         if counted:
             listed = ", ".join(each.format(*item) for item in sorted(counted.items()))
-            say(console, f"note: {name} {what.format(count=counted.total(), listed=listed)}")
+            say(
+                console,
+                f"note: {name} {what.format(counted=several(counted.total(), *nouns), listed=listed)}",
+            )
 
 
 def _counted(agent: AgentDirectory, key: str) -> Counter[str]:

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dase_grpc.nodes.replay import boot_id
+from dase_grpc.progress import several
 from dase_grpc.runs.verify import verify
 from dase_grpc.store.inspection import inspect
 
@@ -43,5 +44,5 @@ def _kept_buffer(folder: Path) -> str | None:
     state = inspect(folder, boot_id=boot_id())
     if state is None:
         return None
-    told = f"buffer, {state.transitions:,} transitions of {state.writers} writers"
+    told = f"buffer, {several(state.transitions, 'transition')} of {several(state.writers, 'writer')}"
     return f"{told} as of the last sync, since the machine has stopped" if state.machine_stopped else told

@@ -14,6 +14,7 @@ from dase_grpc.learning.answers import Call, begun, misuse, taken
 from dase_grpc.learning.envs import Environment, close_env, make_env
 from dase_grpc.learning.foreign import RAISED, summary
 from dase_grpc.learning.watch import Watch
+from dase_grpc.progress import several
 from dase_grpc.schema import Array
 
 GOOD_STEPS: Final = 1_000
@@ -236,7 +237,9 @@ def given_up(
             f"(the last checkpoint is kept)"
         )
     often = (
-        f"after {restarts} restarts in a row" if restarts else "and env.max_restarts = 0 allows no restart"
+        f"after {several(restarts, 'restart')} in a row"
+        if restarts
+        else "and env.max_restarts = 0 allows no restart"
     )
     return EnvironmentFailedError(
         f"{where}: {broke}, {often}; correct the environment, whose traceback is in the log, or raise "

@@ -28,7 +28,7 @@ from dase_grpc.errors import (
 )
 from dase_grpc.explorer_metrics import StreamMetrics
 from dase_grpc.nodes.lifecycle import first_cause
-from dase_grpc.progress import Progress
+from dase_grpc.progress import Progress, several
 from dase_grpc.wire.cluster import ClusterClient, Membership
 from dase_grpc.wire.replay_client import StreamTarget
 from dase_grpc.wire.status import STATUS
@@ -262,11 +262,11 @@ class Connection:
         self.buffer_size, self.buffer = state.size, state
         if state.incarnation != self.incarnation:
             log.info(
-                "the replay service at %s was started again (incarnation %s, was %s), holding %d transitions",
+                "the replay service at %s was started again (incarnation %s, was %s), holding %s",
                 self.target.address,
                 state.incarnation,
                 self.incarnation,
-                state.size,
+                several(state.size, "transition"),
             )
             self._restarted(state.incarnation)
 

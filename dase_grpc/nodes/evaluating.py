@@ -25,7 +25,7 @@ from dase_grpc.learning.restarting import evaluation_env
 from dase_grpc.learning.watch import Watch
 from dase_grpc.nodes.due_policies import DuePolicies
 from dase_grpc.nodes.policies import unpacked
-from dase_grpc.progress import number
+from dase_grpc.progress import number, several
 from dase_grpc.runs.evaluation_journal import Evaluated, EvaluationJournal
 from dase_grpc.schema import TransitionSchema
 from dase_grpc.store.policies import Policy
@@ -119,10 +119,10 @@ class Evaluating:
         now = self._clock()
         self._note(policy, result, tensors, seconds=now - started)
         log.info(
-            "%s: evaluation %s (%d episodes, %.1f s)",
+            "%s: evaluation %s (%s, %.1f s)",
             name,
             number(result.return_mean),
-            result.episodes,
+            several(result.episodes, "episode"),
             now - started,
         )
 

@@ -39,6 +39,7 @@ from dase_grpc.nodes.sharded_joining import follow_name, lines_to
 from dase_grpc.nodes.shards import Shards
 from dase_grpc.nodes.subscribing import follow
 from dase_grpc.nodes.visiting import Guest, arrived
+from dase_grpc.progress import several
 from dase_grpc.schema import TransitionSchema
 from dase_grpc.telemetry import make_registry, metrics_endpoint
 from dase_grpc.wire.cluster import ClusterClient
@@ -266,9 +267,9 @@ class _Work:
             if (error := compute.exception()) is not None:
                 raise error from error.__cause__
         log.info(
-            "%s after %d evaluations; skipped %d for newer policies; results: %s",
+            "%s after %s; skipped %d for newer policies; results: %s",
             how,
-            self.evaluating.count,
+            several(self.evaluating.count, "evaluation"),
             self.due.skipped,
             self.books.path,
         )

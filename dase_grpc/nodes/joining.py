@@ -13,6 +13,7 @@ from dase_grpc.backoff import Backoff
 from dase_grpc.config import RunConfig, require_capacity
 from dase_grpc.errors import AgentTakenError, ConfigError, RefusalError, UnreachableError
 from dase_grpc.nodes.connection import AWAY
+from dase_grpc.progress import several
 from dase_grpc.schema import TransitionSchema
 from dase_grpc.wire.cluster import ClusterClient, Membership
 from dase_grpc.wire.dialling import NO_CREDENTIALS, Credentials
@@ -253,8 +254,9 @@ def require_fit(config: RunConfig, member: Membership) -> None:
         first = config.collected_before_updates
         if member.min_size > first:
             raise ValueError(
-                f"the replay serves no batch before {member.min_size} transitions are there, but {agents} "
-                f"agent(s) collect only {first} before their first update; raise agent.start_steps or "
+                f"the replay serves no batch before {member.min_size} transitions are there, and "
+                f"{several(agents, 'agent')} before the first update collect only {first}; raise "
+                f"agent.start_steps or "
                 f"lower the replay's --min-size"
             )
     except ValueError as error:

@@ -40,7 +40,7 @@ from dase_grpc.nodes.results import open_results, results_path
 from dase_grpc.nodes.session import Session, put_together, starved
 from dase_grpc.nodes.sharded_joining import connected, follow_name, join_all, lines_to
 from dase_grpc.nodes.waits import say_waits
-from dase_grpc.progress import Progress
+from dase_grpc.progress import Progress, several
 from dase_grpc.runs.journal import AgentJournal
 from dase_grpc.telemetry import make_registry, metrics_endpoint
 from dase_grpc.wire.dialling import NO_CREDENTIALS, Credentials
@@ -222,14 +222,17 @@ async def _train_to_the_end(
     try:
         with first_cause():
             await _train(session, stop)
-        farewell.reason = f"{learner.progress.state} after {learner.progress.step} steps"
+        farewell.reason = f"{learner.progress.state} after {several(learner.progress.step, 'step')}"
         log.info("%s", farewell.reason)
     except DaseError as error:
         farewell.reason = f"failed: {error}"
         gone = (UnreachableError, DrainingError, StaleLeaseError)
         farewell.nothing_to_give_back = isinstance(error, gone)
         if session.link.unacknowledged:
-            log.info("%d transitions were not acknowledged", session.link.unacknowledged)
+            log.info(
+                "%s not acknowledged",
+                several(session.link.unacknowledged, "transition was", "transitions were"),
+            )
         raise
     except Exception as error:
         farewell.reason = f"failed: {type(error).__name__}: {error}"

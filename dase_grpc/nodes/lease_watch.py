@@ -2,6 +2,7 @@
 
 import logging
 
+from dase_grpc.progress import several
 from dase_grpc.store.run import SharedRun
 
 log = logging.getLogger("dase")
@@ -44,7 +45,7 @@ class LeaseWatch:
         elif self._left_alone_by != set(states):
             self._left_alone_by = set(states)
             log.info(
-                "no agent is left; the buffer holds %d transitions, and whoever joins finds them until this "
+                "no agent is left; the buffer holds %s, and whoever joins finds them until this "
                 "node is stopped",
-                len(self._run.store.ring) if self._run.opened else 0,
+                several(len(self._run.store.ring) if self._run.opened else 0, "transition"),
             )

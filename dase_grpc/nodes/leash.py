@@ -3,6 +3,7 @@
 import fcntl
 import logging
 import os
+import resource
 import select
 import signal
 import sys
@@ -15,7 +16,8 @@ from typing import Final
 from dase_grpc.nodes.ending import end_now
 
 FIRST_OWN_DESCRIPTOR: Final = 200
-"""From here on the leash has a number of its own: an environment may close stdin, as daemons do."""
+"""From here on the leash has a number of its own: an environment may close stdin, as daemons do. Where fewer
+files may be open, from the middle of what is allowed."""
 
 LEASHLESS_S: Final = 8.0
 """How long a process may drain after its launcher has gone, before it and all it started are killed."""
@@ -72,7 +74,9 @@ def _add(then: Callable[[], None]) -> None:
 @cache
 def _watching() -> threading.Thread:
     """The one thread that watches, for the rest of the process."""
-    leash = fcntl.fcntl(sys.stdin.fileno(), fcntl.F_DUPFD_CLOEXEC, FIRST_OWN_DESCRIPTOR)
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    first = allowed // 2 if 0 <= allowed <= 2 * FIRST_OWN_DESCRIPTOR else FIRST_OWN_DESCRIPTOR
+    leash = fcntl.fcntl(sys.stdin.fileno(), fcntl.F_DUPFD_CLOEXEC, first)
     thread = threading.Thread(target=_watch, args=(leash,), name="leash", daemon=True)
     thread.start()
     return thread

@@ -1,8 +1,7 @@
-"""How a node starts and ends: signals, logging, exit codes. The only place that handles signals."""
+"""How a node starts and ends: what stops it, logging, exit codes."""
 
 import asyncio
 import logging
-import os
 import signal
 import sys
 import threading
@@ -14,13 +13,10 @@ from dase_grpc.errors import DaseError, EnvironmentHangsError
 from dase_grpc.nodes.ending import end_now
 from dase_grpc.nodes.leash import kill_unless_ended, leashed
 from dase_grpc.nodes.memory import keep_freed_memory
+from dase_grpc.nodes.signals import heeding
 
 READY_PREFIX: Final = "listening on "
 """What a node that listens prints on stdout, before its address, once it answers."""
-
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_heeded: Final[list[None]] = []
-"""One for each block in which signals stop, so that they do not end, this process."""
 
 _GRPC_LOGGER: Final = "grpc._cython.cygrpc"
 _ENDED_MEANWHILE: Final = "ExecuteBatchError raised in core by servicer method ["
@@ -87,20 +83,12 @@ def halt_event(*, stdin_is_leash: bool = False) -> Iterator[threading.Event]:
     """`stop_event` for a program without an event loop."""
     halt = threading.Event()
 
-    def on_signal(number: int, frame: object) -> None:
-        for each in _SIGNALS:
-            signal.signal(each, signal.SIG_DFL)
-        halt.set()
-
     def on_gone() -> None:
         kill_unless_ended()
         halt.set()
 
-    with _heeding() as heeded:
-        for each in heeded:
-            signal.signal(each, on_signal)
-        with leashed(on_gone) if stdin_is_leash else nullcontext():
-            yield halt
+    with heeding(lambda number: halt.set()), leashed(on_gone) if stdin_is_leash else nullcontext():
+        yield halt
 
 
 @asynccontextmanager
@@ -109,20 +97,21 @@ async def stop_event(
 ) -> AsyncIterator[StopEvent]:
     """An event set by the first SIGTERM, SIGINT or SIGHUP, or when stdin ends if that is a leash.
 
-    A second signal calls `on_second`, in a signal handler; without one it kills.
+    A second signal calls `on_second`, in a signal handler; without one it kills. The same signal again
+    within `SAME_REQUEST_S` is no second one (signals.py).
 
     A leash is a pipe whose other end a launcher holds: it closes however the launcher dies. Nobody is
     left then to kill a node that does not end, so it does that itself after `LEASHLESS_S`.
     """
     loop, stop = asyncio.get_running_loop(), StopEvent()
-    second = signal.SIG_DFL if on_second is None else lambda number, frame: on_second()
 
-    def on_signal(number: int) -> None:
-        log.info("%s: stopping (once more kills)", signal.Signals(number).name)
-        for each in _SIGNALS:
-            loop.remove_signal_handler(each)
-            signal.signal(each, second)
+    def told(number: signal.Signals) -> None:
+        log.info("%s: stopping (once more kills)", number.name)
         stop.set()
+
+    def on_first(number: signal.Signals) -> None:
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(told, number)
 
     def on_gone() -> None:
         kill_unless_ended()  # also where the loop hangs
@@ -130,54 +119,9 @@ async def stop_event(
         with suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(stop.set)
 
-    with _heeding() as heeded:
-        for each in heeded:
-            loop.add_signal_handler(each, on_signal, each)
-        try:
-            with leashed(on_gone) if stdin_is_leash else nullcontext():
-                yield stop
-        finally:
-            for each in heeded:
-                loop.remove_signal_handler(each)
-
-
-@contextmanager
-def _heeding() -> Iterator[list[signal.Signals]]:
-    """The signals that stop; SIGHUP not where it is ignored, as under nohup. Their handlers come back."""
-    before = {
-        each: signal.getsignal(each)
-        for each in _SIGNALS
-        if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN
-    }
-    _heeded.append(None)
-    try:
-        yield list(before)
-    finally:
-        if _heeded:  # not so in a fork
-            _heeded.pop()
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-
-def _forget_signals() -> None:
-    """In a forked process, an environment's worker: signals are for itself, and end it.
-
-    It would else ignore SIGTERM, and tell it to the parent's event loop, whose pipe it has inherited. Ctrl-C
-    goes to it and to the parent, which goes on using it until it has kept its state: only the second ends it.
-    """
-    if _heeded:
-        _heeded.clear()
-        signal.set_wakeup_fd(-1)
-        for each in _SIGNALS:
-            if callable(signal.getsignal(each)):
-                signal.signal(each, signal.SIG_DFL if each == signal.SIGTERM else _let_one_pass)
-
-
-def _let_one_pass(number: int, frame: object) -> None:
-    signal.signal(number, signal.SIG_DFL)
-
-
-os.register_at_fork(after_in_child=_forget_signals)
+    second = None if on_second is None else lambda number: on_second()
+    with heeding(on_first, second), leashed(on_gone) if stdin_is_leash else nullcontext():
+        yield stop
 
 
 async def unless(stop: asyncio.Event, awaited: Coroutine[Any, Any, T]) -> T | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from dase_grpc.capacity import transitions
-from dase_grpc.errors import AddressError, ConfigError
+from dase_grpc.errors import AddressError, CapacityError, ConfigError
 from dase_grpc.health import Health
 from dase_grpc.metrics_server import Contexts
 from dase_grpc.naming import names_a_folder
@@ -22,12 +22,16 @@ from dase_grpc.nodes.loop_lag import watch_loop_lag
 from dase_grpc.nodes.monitoring import protection
 from dase_grpc.nodes.replay_monitor import ReplayMonitor
 from dase_grpc.nodes.standard import add_standard
+from dase_grpc.progress import several
+from dase_grpc.schema import LEAST_ROW_BYTES
 from dase_grpc.store.directory import stored_identity
+from dase_grpc.store.ring import require_reservable
 from dase_grpc.store.run import SharedRun
 from dase_grpc.store.settings import note_settings
 from dase_grpc.store.sharding import WHOLE, Shard
 from dase_grpc.telemetry import metrics_endpoint
 from dase_grpc.wire.cluster import ClusterServicer
+from dase_grpc.wire.draining import calls_ended
 from dase_grpc.wire.entrance import Entrance, entrance
 from dase_grpc.wire.policy import PolicyServicer
 from dase_grpc.wire.replay import ReplayServicer, add_replay
@@ -121,10 +125,7 @@ class ReplayOptions:
         sync_every_s = SYNC_EVERY_S if sync_every_s is None else sync_every_s
         if not sync_every_s > 0:
             raise ConfigError(f"--sync-every {sync_every_s:g} is not a time; give seconds above 0")
-        try:
-            held = transitions(capacity, row_bytes=1)
-        except ValueError as error:
-            raise ConfigError(f"--capacity: {error}") from None
+        held = _most_held(capacity, in_memory=data_dir is None)
         if min_size > held * part.count:
             of_all = "" if part == WHOLE else f" of each of {part.count} shards"
             raise ConfigError(
@@ -154,6 +155,27 @@ class ReplayOptions:
         )
 
 
+def _most_held(capacity: int | str, *, in_memory: bool) -> int:
+    """The most transitions that a buffer of this capacity could hold, a byte each.
+
+    Raises:
+        ConfigError: it is no capacity, or in memory there is no room even for the smallest that there are.
+    """
+    try:
+        held = transitions(capacity, row_bytes=1)
+    except ValueError as error:
+        raise ConfigError(f"--capacity: {error}") from None
+    if in_memory:
+        try:
+            require_reservable(capacity, row_bytes=LEAST_ROW_BYTES)
+        except CapacityError as error:
+            said = (
+                str(error).replace("replay.capacity =", "--capacity", 1).replace("needs", "needs at least", 1)
+            )
+            raise ConfigError(said) from None
+    return held
+
+
 def replay_main(options: ReplayOptions, *, stdin_is_leash: bool) -> int:
     """Runs a replay node as a process; prints its address on stdout once it answers."""
 
@@ -165,7 +187,13 @@ def replay_main(options: ReplayOptions, *, stdin_is_leash: bool) -> int:
         part = "" if options.shard == WHOLE else f", shard {options.shard}"
         log.info("run %s, capacity %s%s", options.run_id, options.capacity, part)
 
-    return run_node("replay", lambda stop: run_replay(options, stop, announce), stdin_is_leash=stdin_is_leash)
+    async def main(stop: asyncio.Event) -> None:
+        try:
+            await run_replay(options, stop, announce)
+        finally:
+            await calls_ended()
+
+    return run_node("replay", main, stdin_is_leash=stdin_is_leash)
 
 
 async def run_replay(
@@ -329,14 +357,15 @@ def _restored(run: SharedRun, data_dir: Path) -> str:
         return f"{data_dir} holds no buffer yet; the first learner to join brings it about"
     held = [f"{lease.agent_id} (epoch {lease.epoch})" for lease in run.leases.all() if not lease.left_because]
     stopped = (
-        f"; the machine was stopped since, so this is what the disk surely had, without {found.unsure} older "
-        f"transitions that may have been written over"
+        f"; the machine was stopped since, so this is what the disk surely had, without "
+        f"{several(found.unsure, 'older transition')} that may have been written over"
         if found.machine_stopped
         else ""
     )
     return (
-        f"restored run {run.run_id} from {data_dir}: {found.transitions} transitions of {found.writers} "
-        f"writers; leases of agents {', '.join(held) or 'none'} wait for their holders{stopped}"
+        f"restored run {run.run_id} from {data_dir}: {several(found.transitions, 'transition')} of "
+        f"{several(found.writers, 'writer')}; leases of agents {', '.join(held) or 'none'} wait for "
+        f"their holders{stopped}"
     )
 
 
@@ -352,4 +381,4 @@ def _summary(run: SharedRun) -> str:
         if live
         else "no agent was left"
     )
-    return f"the buffer held {len(run.store.ring)} transitions, {told}"
+    return f"the buffer held {several(len(run.store.ring), 'transition')}, {told}"

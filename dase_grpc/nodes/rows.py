@@ -15,6 +15,7 @@ from dase_grpc.nodes.lifecycle import first_cause
 from dase_grpc.nodes.outbox import Outbox
 from dase_grpc.nodes.shards import Shards
 from dase_grpc.nodes.waits import Wait, Waited, WaitReason
+from dase_grpc.progress import several
 from dase_grpc.schema import Array
 from dase_grpc.wire.replay_client import WINDOW_ROWS, Inserter, StreamTarget
 
@@ -199,8 +200,9 @@ class RowLink:
             return None
         exploring = not self._rows.full
         text = (
-            f"waiting for the replay service at {self._shards.where}, which {outage}; {self.unacknowledged} "
-            f"transitions are kept for it, {'exploring on meanwhile' if exploring else 'no more fit'}"
+            f"waiting for the replay service at {self._shards.where}, which {outage}; "
+            f"{several(self.unacknowledged, 'transition is', 'transitions are')} kept for it, "
+            f"{'exploring on meanwhile' if exploring else 'no more fit'}"
         )
         return Wait(waited, WaitReason(outage.why.value), text, exploring=exploring)
 

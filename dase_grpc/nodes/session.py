@@ -27,6 +27,7 @@ from dase_grpc.nodes.policies import PolicyExchange
 from dase_grpc.nodes.results import Resumed
 from dase_grpc.nodes.shards import Shards
 from dase_grpc.nodes.waits import WaitReason
+from dase_grpc.progress import several
 from dase_grpc.runs.journal import AgentJournal
 
 STARVED_LOOK_S: Final = 0.5
@@ -72,8 +73,8 @@ class Session:
         self.link.begin_anew()
         self.learner.refill()
         log.warning(
-            "the buffer holds %d transitions, so updates begin once this agent has stored %d new ones",
-            held,
+            "the buffer holds %s, so updates begin once this agent has stored %d new ones",
+            several(held, "transition"),
             self.needed,
         )
 

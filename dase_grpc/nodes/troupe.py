@@ -24,6 +24,7 @@ from dase_grpc.nodes.loop_lag import watch_loop_lag
 from dase_grpc.nodes.rows import RowLink
 from dase_grpc.nodes.shards import Shards
 from dase_grpc.nodes.waits import Wait, say_waits
+from dase_grpc.progress import several
 
 HELD_BACK_LOOK_S: Final = 0.5
 
@@ -120,7 +121,10 @@ async def explore_to_the_end(
         log.info("stopped after %d environment steps", troupe.acting.env_steps)
     finally:
         if troupe.link.unacknowledged and not troupe.over:
-            log.info("%d transitions were not acknowledged", troupe.link.unacknowledged)
+            log.info(
+                "%s not acknowledged",
+                several(troupe.link.unacknowledged, "transition was", "transitions were"),
+            )
         for connection in troupe.connections:
             with suppress(RefusalError):
                 await connection.leave(timeout_s=FAREWELL_S)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from dase_grpc.observe.cells import NOTHING
 from dase_grpc.observe.cluster import AgentView
-from dase_grpc.progress import LOWEST_WEIGHT, weight
+from dase_grpc.progress import LOWEST_WEIGHT, several, weight
 
 MAX_AGENTS: Final = 16
 """With more of them pairs are summed up."""
@@ -73,7 +73,8 @@ def in_one_line(agents: Sequence[AgentView]) -> str:
     lowest, (highest, learner, source) = min(known)[0], max(known, key=lambda pair: pair[0])
     nil = sum(value < LOWEST_WEIGHT for value, *_ in known)
     return (
-        f"similarity λ of {len(known):,} pairs: median {weight(median(value for value, *_ in known))}, "
+        f"similarity λ of {several(len(known), 'pair')}: median "
+        f"{weight(median(value for value, *_ in known))}, "
         f"lowest {weight(lowest)}, highest {weight(highest)} ({learner} from {source}), "
         f"{nil:,} below {LOWEST_WEIGHT:g}"
     )

@@ -20,7 +20,7 @@ from dase_grpc.observe.cells import (
 )
 from dase_grpc.observe.cluster import GONE, AgentView, BufferView, ClusterView, NodeView
 from dase_grpc.observe.troubles import FAILED, WAITING
-from dase_grpc.progress import duration
+from dase_grpc.progress import duration, several
 
 SHOWN_SHARES: Final = 8
 """With more agents their shares of the buffer are not listed."""
@@ -108,12 +108,8 @@ def line(text: Text) -> Text:
 def _members(cluster: ClusterView) -> str:
     agents, nodes = cluster.agents, Counter(node.role for node in cluster.nodes)
     leases = f": {counted(agent.lease for agent in agents)}" if agents else ""
-    others = "".join(f"; {_plural(count, role)}" for role, count in sorted(nodes.items()))
-    return f"{_plural(len(agents), 'agent')}{leases}{others}{_shares(cluster.buffer)}"
-
-
-def _plural(count: int, name: str) -> str:
-    return f"{count:,} {name}{'' if count == 1 else 's'}"
+    others = "".join(f"; {several(count, role)}" for role, count in sorted(nodes.items()))
+    return f"{several(len(agents), 'agent')}{leases}{others}{_shares(cluster.buffer)}"
 
 
 def _buffer(buffer: BufferView) -> str:

@@ -230,6 +230,13 @@ class RunDirectory:
         """The files of one agent, whether there yet or not."""
         return AgentDirectory(self.path / "agents" / str(agent_id))
 
+    @property
+    def how_to_begin_anew(self) -> str:
+        """What to do instead of going on with it."""
+        mode = self.run.get("mode")
+        flag = f" --{mode}" if mode in IN_ROUNDS else ""
+        return f"begin anew with dase train --config {shlex.quote(str(self.path / RUN_FILE))}{flag}"
+
     def agents(self) -> list[AgentDirectory]:
         """The agents that have a directory, by id."""
         found = (self.path / "agents").glob("*")

@@ -9,7 +9,7 @@ import tomli_w
 
 from dase_grpc.config import RunConfig
 from dase_grpc.errors import RunDirectoryError
-from dase_grpc.progress import duration
+from dase_grpc.progress import duration, several
 from dase_grpc.runs import page, plots
 from dase_grpc.runs.curves import FINAL, SMOOTHING, Series, column, recent, recent_weights, returns
 from dase_grpc.runs.directory import EVALUATOR_MODE, IN_ROUNDS, RunDirectory
@@ -73,7 +73,7 @@ def method(config: RunConfig) -> str:
         return f"{algorithm}, a pair that distils each other's policies (DPD)"
     if config.train.agents == 1:
         return f"{algorithm}, one agent"
-    return f"{algorithm} with K = {config.train.agents} agents, {_METHODS[config.dps.divergence]}"
+    return f"{algorithm} with K = {several(config.train.agents, 'agent')}, {_METHODS[config.dps.divergence]}"
 
 
 def _algorithms(config: RunConfig) -> str:
@@ -174,7 +174,8 @@ def _refused(agents: Mapping[int, AgentFiles]) -> list[page.Markup]:
     by_reason = ", ".join(f"{count:,} for the {reason}" for reason, count in sorted(counts.items()))
     return [
         page.note(
-            f"{counts.total():,} transitions were refused and not stored, because the environment returned "
+            f"{several(counts.total(), 'transition was', 'transitions were')} refused and not stored, "
+            f"because the environment returned "
             f"numbers that are not finite: {by_reason}."
         )
     ]
@@ -265,7 +266,12 @@ def _refused_policies(records: Records) -> list[page.Markup]:
     count = sum(record.get("refused_policies") or 0 for each in records.values() for record in each)
     if not count:
         return []
-    return [page.note(f"{count:,} policies of peers held numbers that are not finite and were not used.")]
+    return [
+        page.note(
+            f"{several(count, 'policy', 'policies')} of peers held numbers that are not finite and "
+            f"{'was' if count == 1 else 'were'} not used."
+        )
+    ]
 
 
 def _similarity(config: RunConfig, records: Records) -> list[page.Markup]:

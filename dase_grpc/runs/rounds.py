@@ -172,10 +172,13 @@ def newest_whole_round(directory: RunDirectory) -> WholeRound:
         except RunDirectoryError as error:
             passed_over.append(str(error))
     if passed_over:
-        raise RunDirectoryError(f"nothing in {directory.path} can be resumed: {'; '.join(passed_over)}")
+        raise RunDirectoryError(
+            f"nothing in {directory.path} can be resumed: {'; '.join(passed_over)}; "
+            f"{directory.how_to_begin_anew}"
+        )
     raise RunDirectoryError(
         f"{directory.path} has no checkpoint to resume from; a {directory.run['mode']} run keeps one every "
-        f"train.checkpoint_every steps and when it ends"
+        f"train.checkpoint_every steps and when it ends; {directory.how_to_begin_anew}"
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from dase_grpc.errors import DaseError, RunDirectoryError
+from dase_grpc.progress import several
 from dase_grpc.runs.checkpoint import load_checkpoint, newest_sound
 from dase_grpc.runs.directory import (
     IN_ROUNDS,
@@ -64,7 +65,7 @@ def verify(path: Path, *, kept_buffer: Callable[[Path], str | None] = lambda fol
         run = RunDirectory.open(path)
     except RunDirectoryError as error:
         return Verification((Finding(path / RUN_FILE, "settings", str(error)),), None, str(error))
-    settings = Finding(path / RUN_FILE, f"settings, {run.config.train.agents} agents")
+    settings = Finding(path / RUN_FILE, f"settings, {several(run.config.train.agents, 'agent')}")
     agents = (finding for agent in _agents(run) for finding in _of_agent(run, agent))
     buffer = _kept(run, kept_buffer)
     findings = (settings, *agents, *_of_buffer(run), *buffer, *_of_restarts(run))
@@ -105,7 +106,9 @@ def _kept(run: RunDirectory, kept_buffer: Callable[[Path], str | None]) -> list[
 
 def _of_restarts(run: RunDirectory) -> Iterator[Finding]:
     if run.restarts.exists():
-        yield _checked(run.restarts, lambda: f"{len(read_restarts(run.restarts))} failures of nodes")
+        yield _checked(
+            run.restarts, lambda: f"{several(len(read_restarts(run.restarts)), 'failure')} of nodes"
+        )
 
 
 def _agents(run: RunDirectory) -> list[AgentDirectory]:
@@ -142,7 +145,7 @@ def _checked(path: Path, read: Callable[[], str]) -> Finding:
 
 def _metrics(agent: AgentDirectory) -> str:
     path = agent.metrics.path
-    return f"{len(read_metrics(path))} lines{_unfinished(path, begins='{')}"
+    return f"{several(len(read_metrics(path)), 'line')}{_unfinished(path, begins='{')}"
 
 
 def _unfinished(path: Path, *, begins: str) -> str:
@@ -167,14 +170,15 @@ def _evaluations(agent: AgentDirectory) -> str:
             f"{agent.evaluations.path} is damaged: step {twice} does not follow a lower one"
         )
     unfinished = _unfinished(agent.evaluations.path, begins=",".join(COLUMNS))
-    return f"{len(steps)} evaluations{unfinished}"
+    return f"{several(len(steps), 'evaluation')}{unfinished}"
 
 
 def _checkpoint(run: RunDirectory, agent: AgentDirectory, path: Path) -> str:
     checkpoint = load_checkpoint(path)
     if (checkpoint.agent_id, checkpoint.step) != (agent.agent_id, int(path.name.removeprefix("step-"))):
         raise RunDirectoryError(
-            f"{path} is that of agent {checkpoint.agent_id} after {checkpoint.step} steps, so it lies wrong"
+            f"{path} is that of agent {checkpoint.agent_id} after {several(checkpoint.step, 'step')}, "
+            f"so it lies wrong"
         )
     require_same_settings(checkpoint.run_config, run.config, of=str(checkpoint))
     return f"checkpoint, {len(checkpoint.tensors) + len(checkpoint.training_tensors)} tensors"
@@ -184,11 +188,13 @@ def _round(path: Path, segments: dict[Segment, None]) -> str:
     """Describes a round; adds its files to `segments`."""
     found = Round.read(path)
     segments.update(dict.fromkeys(found.segments))
-    return f"round, {found.total - found.first:,} transitions in {len(found.segments)} files"
+    return (
+        f"round, {several(found.total - found.first, 'transition')} in {several(len(found.segments), 'file')}"
+    )
 
 
 def _segment(folder: Path, segment: Segment) -> str:
-    return f"{len(segment.read(folder)):,} transitions"
+    return f"{several(len(segment.read(folder)), 'transition')}"
 
 
 def _array(path: Path) -> str:
@@ -196,4 +202,4 @@ def _array(path: Path) -> str:
         rows = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError) as error:
         raise RunDirectoryError(f"{path} is damaged: {error}") from None
-    return f"{len(rows):,} transitions"
+    return f"{several(len(rows), 'transition')}"

@@ -1,5 +1,6 @@
 """The shared buffer's rows: a ring of slots, first in first out, sampled uniformly."""
 
+import os
 from collections.abc import Iterable
 from typing import Final
 
@@ -14,6 +15,8 @@ Counts = npt.NDArray[np.int64]
 Drawn = npt.NDArray[np.int64]
 
 MAX_AGENT_ID = 1023
+
+_COLUMN_BYTES: Final = np.dtype(np.float32).itemsize
 
 RARE: Final = 64
 """An agent with less than one in this many transitions is sampled from the list of its own instead."""
@@ -36,7 +39,7 @@ class RingBuffer:
 
     def __init__(self, schema: TransitionSchema, capacity: int | str, *, slots: Array | None = None) -> None:
         self.schema = schema
-        self._slots = _reserve(schema, capacity) if slots is None else slots
+        self._slots = _reserve(capacity, schema.width) if slots is None else slots
         self._capacity = len(self._slots) if slots is None else int(capacity)
         self._total = 0
         self._size = 0
@@ -200,15 +203,30 @@ def _positive(counts: Counts) -> dict[int, int]:
     return {agent: count for agent, count in enumerate(counts.tolist()) if count}
 
 
-def _reserve(schema: TransitionSchema, capacity: int | str) -> Array:
+def require_reservable(capacity: int | str, *, row_bytes: int) -> None:
+    """Checks that memory for a ring of such rows can be reserved; none is taken.
+
+    Raises:
+        CapacityError: the capacity is unreadable or more than this machine can reserve.
+    """
+    _reserve(capacity, row_bytes // _COLUMN_BYTES)
+
+
+def _reserve(capacity: int | str, width: int) -> Array:
+    row_bytes = width * _COLUMN_BYTES
     try:
-        count = transitions(capacity, row_bytes=schema.row_bytes)
+        count = transitions(capacity, row_bytes=row_bytes)
     except ValueError as error:
         raise CapacityError(f"replay.capacity: {error}") from None
     try:
-        return schema.empty(count)
+        return np.empty((count, width), np.float32)
     except (MemoryError, ValueError):  # NumPy's ValueError: more bytes than an address can count
-        gib = count * schema.row_bytes / 2**30
+        wanted, held = (
+            count * row_bytes / 2**30,
+            os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
+        )
         raise CapacityError(
-            f"replay.capacity = {capacity} needs {gib:,.1f} GiB, more than this machine can reserve; lower it"
+            f"replay.capacity = {capacity} needs {wanted:,.1f} GiB, more than this machine can "
+            f"reserve, which has "
+            f"{held:,.1f} GiB of memory; lower it"
         ) from None

@@ -3,12 +3,15 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from dase_grpc.errors import DrainingError, RefusalError
 from dase_grpc.wire.status import Context
 
 T = TypeVar("T")
+
+CALLS_END_S: Final = 5.0
+"""How long calls that were cut off may take to end once the server has; they do so at once."""
 
 
 @dataclass(eq=False)
@@ -92,3 +95,14 @@ def _end(stream: _Stream, refusal: RefusalError) -> None:
 
 def _draining() -> DrainingError:
     return DrainingError("the replay service is shutting down")
+
+
+async def calls_ended() -> None:
+    """Waits until all other tasks have ended, those of calls that were still open after the server's grace.
+
+    gRPC does not wait for them. A loop that ended earlier would cancel them once more, and gRPC would write
+    a traceback for each, past the log.
+    """
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others, timeout=CALLS_END_S)

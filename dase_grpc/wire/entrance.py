@@ -7,6 +7,7 @@ from pathlib import Path
 import grpc
 
 from dase_grpc.errors import CredentialsError
+from dase_grpc.progress import several
 from dase_grpc.wire.handshakes import Handshakes
 from dase_grpc.wire.live import Live
 from dase_grpc.wire.security import Denial, Door, from_certificate, from_token
@@ -70,7 +71,8 @@ class Entrance:
         if count := self._handshakes.failed():
             self.door.deny(
                 Denial.HANDSHAKE,
-                f"of {count} connections no call came: no TLS, no certificate, one of another authority, or "
+                f"of {several(count, 'connection')} no call came: no TLS, no certificate, one of "
+                f"another authority, or "
                 f"an expired one (start with GRPC_VERBOSITY=INFO to see which)",
                 "unknown callers",
                 count=count,

@@ -40,10 +40,12 @@ class ReplayPlace:
     def parse(cls, text: str) -> Self:
         """Reads HOST:PORT, several of these with commas between them, or dns:NAME:PORT.
 
+        What is but a number behind dns: is a port, of a host of that name.
+
         Raises:
             AddressError: it is none of these, or names an address twice.
         """
-        if text.startswith(DNS):
+        if text.startswith(DNS) and not text.removeprefix(DNS).partition(",")[0].isdecimal():
             return cls((parse_address(text.removeprefix(DNS)),), by_name=True)
         addresses = tuple(parse_address(part) for part in text.split(","))
         for address in addresses:

@@ -90,6 +90,11 @@ class Address:
         return f"{host}:{self.port}"
 
     @property
+    def target(self) -> str:
+        """What gRPC calls it: without a scheme it would take a host named dns, unix or ipv4 for one."""
+        return f"dns:///{self}"
+
+    @property
     def loopback(self) -> bool:
         """Whether only this machine can reach it."""
         if self.host == "localhost":
@@ -135,9 +140,9 @@ def open_channel(address: Address, credentials: Credentials | None = None) -> gr
         CredentialsError: the credentials cannot be used.
     """
     if credentials is None:
-        return grpc.aio.insecure_channel(str(address), options=list(CLIENT_OPTIONS))
+        return grpc.aio.insecure_channel(address.target, options=list(CLIENT_OPTIONS))
     name = (("grpc.ssl_target_name_override", address.server_name),) if address.server_name else ()
-    return credentials.channel(str(address), (*CLIENT_OPTIONS, *name))
+    return credentials.channel(address.target, (*CLIENT_OPTIONS, *name))
 
 
 async def require_let_in(address: Address, credentials: Credentials) -> None:

@@ -210,7 +210,7 @@ def test_a_dry_run_lists_and_leaves_nothing(experiment):
         ["seed-0", "240", "steps", "waiting"],
         ["seed-1", "240", "steps", "waiting"],
     ]
-    assert "2 cells: 2 waiting; 480 environment steps to go on 3 core(s)" in one.output
+    assert "2 cells: 2 waiting; 480 environment steps to go on 3 cores" in one.output
     assert not (one.folder / "runs").exists()
 
 

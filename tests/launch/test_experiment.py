@@ -125,7 +125,7 @@ def test_a_dry_run_tells_the_state_of_each_cell(file, capsys):
         [
             "seed-0            240 steps  finished",
             "seed-1            240 steps  unfinished: stopped at step 70 of 120",
-            "2 cells: 1 finished, 1 unfinished; 240 environment steps to go on 3 core(s)",
+            "2 cells: 1 finished, 1 unfinished; 240 environment steps to go on 3 cores",
         ],
     )
     assert not (folder.path / ".experiment").exists()

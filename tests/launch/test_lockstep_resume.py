@@ -447,7 +447,10 @@ def test_a_finished_run_needs_a_larger_total(straight):
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_cannot_be_resumed(tmp_path):
-    with pytest.raises(RunDirectoryError, match="has no checkpoint to resume from"):
+    with pytest.raises(
+        RunDirectoryError,
+        match=r"has no checkpoint to resume from; .* dase train --config .*/run\.toml --lockstep$",
+    ):
         resume(train_killed_after(tmp_path, config(), 29))
 
 

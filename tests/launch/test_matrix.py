@@ -155,7 +155,7 @@ def test_a_single_agent_reads_no_similarity_so_its_cells_are_one():
     ]
     assert matrix.notes == [
         "settings of dps, dpd and agents are left out of cells whose method does not read them",
-        "4 combinations are 3 cells: 1 have the configuration of another and are run once",
+        "4 combinations are 3 cells: 1 has the configuration of another and is run once",
     ]
 
 

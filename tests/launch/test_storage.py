@@ -11,7 +11,7 @@ from contracts.sentences import assert_one_sentence
 from small import new_run, small_config
 from store.store_cases import SCHEMA
 
-from dase_grpc.errors import ConfigError, DataDirectoryError
+from dase_grpc.errors import ConfigError, DataDirectoryError, RunDirectoryError
 from dase_grpc.launch import storage
 from dase_grpc.launch.lockstep import open_lockstep, run_lockstep
 from dase_grpc.launch.resume import ResumeOptions, buffer_is_gone, resume_here
@@ -56,6 +56,13 @@ def test_a_buffer_in_memory_that_cannot_fill_up_there_is_refused_with_both_sizes
     assert_one_sentence(caught.value, "are available; lower replay.capacity")
     check(kept(train__steps=50), SCHEMA)  # which never fills it
     check(small_config(replay__storage="memory", replay__capacity=100, train__steps=51), SCHEMA)
+
+
+def test_a_buffer_that_a_run_does_not_fill_is_refused_too_where_no_machine_can_reserve_it(tmp_path):
+    endless = small_config(replay__storage="memory", replay__capacity=10**14, train__steps=50)
+    with pytest.raises(ConfigError, match=r"needs [\d,.]+ GiB, .* which has [\d,.]+ GiB") as caught:
+        reserve(endless, SCHEMA, tmp_path)
+    assert_one_sentence(caught.value, "lower it")
 
 
 def test_a_buffer_larger_than_any_disk_is_refused(tmp_path):
@@ -111,6 +118,15 @@ def test_a_run_with_a_damaged_buffer_is_not_resumed_and_nothing_of_it_changes(tm
     assert_one_sentence(caught.value, "replay/rows has 100 bytes instead of", "--empty-buffer")
     assert caught.value.exit_code == 2
     assert (directory.path / "run.toml").read_bytes() == before
+
+
+def test_a_cluster_without_a_checkpoint_is_not_resumed_and_how_to_begin_anew_is_said(tmp_path, capsys):
+    directory = RunDirectory.create(tmp_path, "a run", small_config(train__agents=2), mode="cluster")
+    with pytest.raises(RunDirectoryError) as caught:
+        resume_here(ResumeOptions(directory.path))
+    anew = f"begin anew with dase train --config '{directory.path}/run.toml'"
+    assert_one_sentence(caught.value, "no agent of", anew)
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can keep the buffer on disk")

@@ -142,7 +142,7 @@ def test_results_of_a_mixed_ensemble_name_the_algorithms(tmp_path):
     train._say_results(directory, console, shown=directory.path, program="dase")
     told, note, *_ = console.file.getvalue().splitlines()
     assert told == "agent 1 (DDPG): evaluation return -12.0 at step 0"
-    assert note.startswith("note: agent 1 (DDPG) left out 1 transitions")
+    assert note.startswith("note: agent 1 (DDPG) left out 1 transition that was not finite")
 
 
 def test_what_to_do_next_is_said_as_the_program_was_called_once_there_is_a_checkpoint(tmp_path):

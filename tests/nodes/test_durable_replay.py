@@ -50,7 +50,7 @@ async def test_a_learner_goes_on_after_a_restart_with_its_lease_and_its_number(t
         address = replay.address
     async with replay_node(**data, listen=address), open_channel(address) as channel:
         assert "restored run the-run" in caplog.text
-        assert "20 transitions of 1 writers; leases of agents 0 (epoch 1) wait" in caplog.text
+        assert "20 transitions of 1 writer; leases of agents 0 (epoch 1) wait" in caplog.text
         again = StreamTarget(channel, str(address), target.member, SCHEMA)
         await ClusterClient(channel, str(address)).heartbeat(target.member, Progress(step=20))
         await insert(again, 21, 25)

@@ -15,12 +15,14 @@ from children import until_ended
 from patience import PATIENCE_S
 
 from dase_grpc.errors import AddressError, ConfigError, DaseError, DrainingError, UnreachableError
+from dase_grpc.nodes import signals
 from dase_grpc.nodes.leash import end_with_launcher
 from dase_grpc.nodes.lifecycle import first_cause, halt_event, run_node
 
 PROGRAM = """
 import asyncio, signal, sys
 from dase_grpc.errors import *
+from dase_grpc.nodes import signals
 from dase_grpc.nodes.lifecycle import run_node
 
 async def until_stopped(stop):
@@ -34,6 +36,7 @@ signal.signal(signal.SIGHUP, signal.{hang_up})
 sys.exit(run_node("tester", main, stdin_is_leash={leash}))
 """
 WAITS = "main = until_stopped"
+ANY_IS_A_SECOND_ONE = "signals.SAME_REQUEST_S = 0.0\n"
 HANGS = """
 async def main(stop):
     await until_stopped(stop)
@@ -183,12 +186,77 @@ def test_a_node_that_is_to_outlive_its_terminal_does():
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_a_second_signal_kills_a_node_that_does_not_drain(first, second):
-    with node(HANGS) as process:
+    with node(ANY_IS_A_SECOND_ONE + textwrap.dedent(HANGS)) as process:
         ready(process)
         process.send_signal(first)
         assert process.stdout.readline() == "draining\n"
         process.send_signal(second)
         assert end_of(process)[0] == -second
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_the_same_signal_again_within_a_second_is_the_same_request(number):
+    drains = """
+    async def main(stop):
+        await until_stopped(stop)
+        await asyncio.to_thread(sys.stdin.readline)
+        print("kept", flush=True)
+    """
+    with node("signals.SAME_REQUEST_S = 60.0\n" + textwrap.dedent(drains)) as process:
+        ready(process)
+        process.send_signal(number)
+        assert process.stdout.readline() == "draining\n"
+        process.send_signal(number)
+        process.stdin.write("go on\n")
+        process.stdin.flush()
+        assert end_of(process)[:2] == (0, "kept\n")
+
+
+def test_another_signal_is_a_second_request_at_once():
+    with node(HANGS) as process:
+        ready(process)
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "draining\n"
+        process.send_signal(signal.SIGTERM)
+        assert end_of(process)[0] == -signal.SIGTERM
+
+
+def test_a_node_that_ends_at_once_is_not_killed_by_the_same_signal_again():
+    """As `timeout` sends it: to its child, and to the group that the child is in."""
+    stops = """
+    import atexit, os
+    from dase_grpc import __main__, cli
+
+    async def main(stop):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await stop.wait()
+
+    def command():
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        code = run_node("tester", main, stdin_is_leash=False)
+        os.kill(os.getpid(), signal.SIGTERM)
+        atexit.register(os.kill, os.getpid(), signal.SIGTERM)
+        sys.exit(code)
+
+    cli.main = command
+    __main__.run()
+    """
+    with node(stops) as process:
+        assert end_of(process)[0] == 0
+
+
+def test_a_node_that_is_to_outlive_its_terminal_does_so_while_it_drains_too():
+    drains = """
+    import os
+    async def main(stop):
+        await until_stopped(stop)
+        os.kill(os.getpid(), signal.SIGHUP)
+        print("kept", flush=True)
+    """
+    with node(drains, hang_up="SIG_IGN") as process:
+        ready(process)
+        process.send_signal(signal.SIGTERM)
+        assert end_of(process)[:2] == (0, "draining\nkept\n")
 
 
 def test_a_node_whose_leash_is_let_go_stops_and_exits_0():
@@ -270,7 +338,8 @@ def test_a_node_without_a_leash_does_not_mind_the_end_of_stdin():
         assert end_of(process)[0] == 0
 
 
-def test_running_a_node_restores_the_signals(caplog):
+def test_running_a_node_restores_the_signals(caplog, monkeypatch):
+    monkeypatch.setattr("dase_grpc.nodes.signals.SAME_REQUEST_S", 0.0)
     caplog.set_level(logging.INFO, "dase")
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
 
@@ -284,14 +353,30 @@ def test_running_a_node_restores_the_signals(caplog):
     assert "SIGTERM: stopping" in caplog.text
 
 
-def test_a_halt_event_is_set_by_a_signal_and_gives_the_handlers_back():
+def test_a_halt_event_is_set_by_a_signal_and_gives_the_handlers_back(monkeypatch):
+    monkeypatch.setattr("dase_grpc.nodes.signals.SAME_REQUEST_S", 0.0)
     before = signal.getsignal(signal.SIGTERM)
     with halt_event() as halt:
         assert not halt.is_set()
         os.kill(os.getpid(), signal.SIGTERM)
         assert halt.wait(PATIENCE_S)
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_what_had_a_signal_before_a_halt_event_has_it_again_once_the_same_again_is_over(monkeypatch):
+    came = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    try:
+        with halt_event():
+            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert came == []
+        monkeypatch.setattr("dase_grpc.nodes.signals.SAME_REQUEST_S", 0.0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert came == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 PROGRAM_WITHOUT_A_LOOP = """
@@ -471,15 +556,21 @@ def test_a_worker_that_was_forked_heeds_signals_as_it_chooses():
         assert not halt.is_set()
 
 
-def test_a_worker_lives_on_after_the_first_ctrl_c_which_its_parent_gets_too_and_not_after_the_second():
+@pytest.mark.parametrize(
+    ("same_request_s", "twice", "exit_code"), [(60.0, False, 0), (60.0, True, 0), (0.0, True, -signal.SIGINT)]
+)
+def test_a_worker_lives_on_after_the_first_ctrl_c_which_its_parent_gets_too_and_not_after_the_second(
+    same_request_s, twice, exit_code
+):
     before = signal.getsignal(signal.SIGINT)
     with halt_event():
         child = os.fork()
         if child == 0:
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
+            signals.SAME_REQUEST_S = same_request_s
+            for _ in range(1 + twice):
+                os.kill(os.getpid(), signal.SIGINT)
             os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGINT
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == exit_code
     child = os.fork()
     if child == 0:
         os._exit(int(signal.getsignal(signal.SIGINT) is not before))

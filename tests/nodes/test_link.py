@@ -288,7 +288,7 @@ async def test_while_the_replay_is_away_a_wait_says_whether_there_is_room_to_exp
     where = f"waiting for the replay service at {connection.target.address}, which has not answered for 60 s"
     assert (exploring.exploring, exploring.text) == (
         True,
-        f"{where}; 1 transitions are kept for it, exploring on meanwhile",
+        f"{where}; 1 transition is kept for it, exploring on meanwhile",
     )
     assert (full.exploring, full.text) == (False, f"{where}; 2 transitions are kept for it, no more fit")
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import signal
 import socket
 
 import grpc
@@ -9,6 +10,7 @@ import pytest
 from google.protobuf import descriptor_pool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from nodes.processes import replay_process
 from nodes.running import OPTIONS, joined, replay_node
 from patience import PATIENCE_S
 from wire.services import SCHEMA, WIDE, eventually, promptly, rows_of
@@ -25,7 +27,7 @@ from dase_grpc.wire.cluster import ClusterClient
 from dase_grpc.wire.policy import PolicyPublisher, PolicySubscriber
 from dase_grpc.wire.replay_client import Inserter, Sampler
 from dase_grpc.wire.security import PERMISSIONS
-from dase_grpc.wire.transport import Address, open_channel
+from dase_grpc.wire.transport import Address, open_channel, parse_address
 
 Health = health_pb2.HealthCheckResponse
 
@@ -240,6 +242,28 @@ async def test_other_peoples_open_streams_do_not_keep_the_node(replay, monkeypat
         await replay.end()
 
 
+@pytest.mark.slow
+async def test_a_node_with_many_open_streams_ends_without_a_word_too_much_when_it_is_told_so_twice():
+    with replay_process("--run-id=the-run") as (node, text):
+        async with joined(parse_address(text)) as target:
+            run = {"run_id": target.member.run_id, "schema_fingerprint": target.schema.fingerprint}
+            for number in range(4):
+                await Inserter(target, writer_id=f"w{number}").open()
+                await Sampler(target, batch_size=4).open(credits=2)
+                await PolicySubscriber(target.channel, target.address, **run).open()
+            others = [  # of these the end of the run is none, so they are cut off
+                health_pb2_grpc.HealthStub(target.channel).Watch(health_pb2.HealthCheckRequest())
+                for _ in range(4)
+            ]
+            for each in others:
+                await each.read()
+            node.send(signal.SIGTERM)
+            node.send(signal.SIGTERM)
+            assert await asyncio.to_thread(node.exit_code) == 0
+    assert node.log.rpartition(" | ")[2].startswith("stopped; the buffer held 0 transitions")
+    assert "Traceback" not in node.log
+
+
 async def test_after_the_end_the_port_is_free_and_nothing_answers(replay):
     async with joined(replay.address) as target:
         await Inserter(target, writer_id="w").open()
@@ -390,6 +414,13 @@ def parsed(**changes):
 def test_an_unreadable_capacity_is_a_config_error(capacity):
     with pytest.raises(ConfigError, match="--capacity"):
         parsed(capacity=capacity)
+
+
+@pytest.mark.parametrize("capacity", ["99999999999999", "900000GiB"])
+def test_a_capacity_beyond_any_memory_is_a_config_error_unless_it_is_for_a_disk(capacity, tmp_path):
+    with pytest.raises(ConfigError, match=r"--capacity 9.* needs at least .* GiB, .* which has [\d,.]+ GiB"):
+        parsed(capacity=capacity)
+    assert parsed(capacity=capacity, data_dir=tmp_path).capacity == capacity
 
 
 def test_a_minimum_beyond_the_capacity_is_a_config_error():

@@ -1,5 +1,6 @@
 """RingBuffer, in memory and on file: first in first out, sampled uniformly, sized in transitions or bytes."""
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -9,7 +10,9 @@ from scipy import stats
 from store_cases import BACKENDS, SCHEMA, WIDER, ring_on, rows_of, serials_of
 
 from dase_grpc.errors import CapacityError, MalformedError
+from dase_grpc.schema import LEAST_ROW_BYTES, TransitionSchema
 from dase_grpc.store import RingBuffer
+from dase_grpc.store.ring import require_reservable
 
 
 @pytest.fixture(params=list(BACKENDS))
@@ -148,6 +151,15 @@ def test_a_capacity_beyond_this_machine_is_refused_with_the_memory_it_would_need
     with pytest.raises(CapacityError) as refusal:
         RingBuffer(SCHEMA, capacity)
     assert_one_sentence(refusal.value, "replay.capacity", str(capacity), "GiB", "lower it")
+    assert re.search(r"which has [\d,.]+ GiB of memory", str(refusal.value))
+    with pytest.raises(CapacityError, match=r"which has [\d,.]+ GiB of memory"):
+        require_reservable(capacity, row_bytes=LEAST_ROW_BYTES)
+
+
+def test_no_transition_is_smaller_than_the_smallest():
+    smallest = TransitionSchema("any", 1, 1, (-1.0,), (1.0,))
+    assert smallest.row_bytes == LEAST_ROW_BYTES
+    require_reservable(10, row_bytes=LEAST_ROW_BYTES)
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,14 @@ def test_places_are_read_and_written_alike():
     assert [str(each) for each in (one, several, named)] == ["h:1", "h:1,[::1]:2", "dns:replay.run.svc:50051"]
 
 
+@pytest.mark.parametrize("text", ["dns:50051", "dns:1,h:2", "h:2,dns:1"])
+def test_a_host_named_dns_is_one_like_others(text):
+    place = ReplayPlace.parse(text)
+    assert not place.by_name
+    assert "dns" in [address.host for address in place.addresses]
+    assert str(place) == text
+
+
 @pytest.mark.parametrize("text", ["", "h", "h:1,", "dns:", "dns:h", "h:1,dns:g:2", "dns:h:1,g:2", "h:1,h:1"])
 def test_a_place_that_cannot_be_is_refused(text):
     with pytest.raises(AddressError):

@@ -38,6 +38,11 @@ def test_an_address_is_read_and_written_the_same(text, host, port):
     assert str(parse_address(text)) == text
 
 
+@pytest.mark.parametrize("host", ["dns", "unix", "ipv4", "localhost"])
+def test_no_host_is_taken_for_a_scheme_of_grpc(host):
+    assert Address(host, 50_051).target == f"dns:///{host}:50051"
+
+
 @pytest.mark.parametrize(
     "text",
     [

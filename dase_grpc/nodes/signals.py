@@ -1,0 +1,132 @@
+"""What SIGTERM, SIGINT and SIGHUP do to a process: the first stops it, a second one kills it."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Final, NoReturn
+
+SAME_REQUEST_S: Final = 1.0
+"""Within this time the same signal again is the same request: `timeout` and process groups send it twice."""
+
+INIT_PID: Final = 1
+"""The process that was started in a container. The kernel keeps from it what would end another process."""
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_heeded: Final[list[None]] = []
+"""One for each block in which signals stop, so that they do not end, this process."""
+
+
+class Requests:
+    """A signal handler that tells the first request from the same one again and from a second one.
+
+    `on_first` and `on_second` are called in the signal handler.
+    """
+
+    def __init__(
+        self, on_first: Callable[[signal.Signals], None], on_second: Callable[[int], None] | None = None
+    ) -> None:
+        self.on_second = _kill if on_second is None else on_second
+        self._on_first = on_first
+        self._first: int | None = None
+        self._first_at = 0.0
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handles a signal."""
+        if self._first is None:
+            self._first, self._first_at = number, time.monotonic()
+            self._on_first(signal.Signals(number))
+        elif not self.is_first_again(number):
+            self.on_second(number)
+
+    def is_first_again(self, number: int) -> bool:
+        """Whether this signal, if it came now, would be the first request once more."""
+        return number == self._first and time.monotonic() - self._first_at < SAME_REQUEST_S
+
+
+@contextmanager
+def heeding(
+    on_first: Callable[[signal.Signals], None], on_second: Callable[[int], None] | None = None
+) -> Iterator[None]:
+    """Within the block the first signal calls `on_first`, and a second one `on_second`; without one it kills.
+
+    Both are called in a signal handler. SIGHUP stays ignored where it is, as under nohup. Handlers come
+    back at the end: that of the first signal once that is over, so that the same again ends nothing.
+    """
+    before = {
+        each: signal.getsignal(each)
+        for each in _SIGNALS
+        if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN
+    }
+
+    def first(number: signal.Signals) -> None:
+        if on_second is None and os.getpid() != INIT_PID:
+            for each in before.keys() - {number}:
+                signal.signal(each, signal.SIG_DFL)  # kills also where this thread hangs
+        on_first(number)
+
+    requests = Requests(first, on_second)
+    _heeded.append(None)
+    try:
+        for each in before:
+            signal.signal(each, requests)
+        yield
+    finally:
+        if _heeded:  # not so in a fork
+            _heeded.pop()
+        requests.on_second = lambda number: _raise_for(before[signal.Signals(number)], number)
+        for each, handler in before.items():
+            if not requests.is_first_again(each):
+                signal.signal(each, handler)
+
+
+def ignore_repeats() -> None:
+    """Lets a process end although the signal that has stopped it just now comes once more.
+
+    Python would take its handlers back in the midst of that.
+    """
+    for each in _SIGNALS:
+        if isinstance(signal.getsignal(each), Requests):
+            signal.signal(each, signal.SIG_IGN)
+
+
+def end_as_init() -> None:
+    """Has SIGTERM end this process from now on where it is the first of a container.
+
+    Else one that comes before `heeding`, while modules are loaded, would be lost.
+    """
+    if os.getpid() == INIT_PID:
+        signal.signal(signal.SIGTERM, lambda number, frame: _kill(number))
+
+
+def _kill(number: int) -> NoReturn:
+    _raise_for(signal.SIG_DFL, number)
+    os._exit(128 + number)  # the kernel lets the first process of a container live
+
+
+def _raise_for(handler: Any, number: int) -> None:
+    """Raises a signal for another handler, which has it from now on."""
+    signal.signal(number, handler)
+    signal.raise_signal(number)
+
+
+def _forget_signals() -> None:
+    """In a forked process, an environment's worker: signals are for itself, and end it.
+
+    It would else ignore SIGTERM, and stop like its parent. Ctrl-C goes to it and to the parent, which goes on
+    using it until it has kept its state: only a second one ends it.
+    """
+    if _heeded:
+        _heeded.clear()
+        for each in _SIGNALS:
+            if callable(signal.getsignal(each)):
+                signal.signal(each, signal.SIG_DFL if each == signal.SIGTERM else Requests(_let_pass))
+
+
+def _let_pass(number: signal.Signals) -> None:
+    """Does nothing."""
+
+
+os.register_at_fork(after_in_child=_forget_signals)
