@@ -31,6 +31,9 @@ Environment: TypeAlias = gymnasium.Env[Array, Array]
 EXPECTED_WARNING: Final = "compiler attribute 'settotalmass' is deprecated"
 """MuJoCo 4 says so about the half_cheetah.xml that Gymnasium ships, each time a HalfCheetah is made."""
 
+WHOLE_LIMIT: Final = 2**24
+"""Up to here float32 holds every whole number."""
+
 _log = logging.getLogger(__name__)
 _mujoco_hook = threading.RLock()
 
@@ -128,6 +131,7 @@ class ActionMap:
         self._low: npt.NDArray[Any] = low.astype(precision)
         self._high: npt.NDArray[Any] = high.astype(precision)
         self._half_low, self._half_high = self._low / 2, self._high / 2
+        self._ends = low, high
 
     def __call__(self, action: Array) -> npt.NDArray[Any]:
         """(n,) normalised -> the Box's shape and dtype, always a new array.
@@ -141,8 +145,15 @@ class ActionMap:
             values = (1.0 - action) * self._half_low + (1.0 + action) * self._half_high
         values = np.minimum(np.maximum(values, self._low), self._high)
         if self._whole:
-            values = np.rint(values)
+            return self._rounded(values).reshape(self._shape)
         return values.astype(self._dtype).reshape(self._shape)
+
+    def _rounded(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The nearest whole numbers; the bounds as they are, for float64 may not hold them (2^63 - 1)."""
+        low, high = self._ends
+        with np.errstate(invalid="ignore"):  # such a bound is no number of the dtype before it is replaced
+            whole = np.rint(values).astype(self._dtype)
+        return np.where(values >= self._high, high, np.where(values <= self._low, low, whole))
 
 
 def to_float32(observation: Any, size: int) -> Array:
@@ -159,6 +170,26 @@ def to_float32(observation: Any, size: int) -> Array:
             f"says {(size,)}; correct the environment's reset and step"
         )
     return copied
+
+
+def coarsened(observation: Any) -> str | None:
+    """What float32 cannot tell from its neighbours, in words: the first number beyond ±2^24 that it changes.
+
+    None where there is none. Beyond 2^24 neighbours in float32 are 2 apart and more, so that a clock in Unix
+    seconds, say, stands still for two minutes at a time.
+    """
+    given = np.asarray(observation)
+    if np.can_cast(given.dtype, np.float32):
+        return None
+    with np.errstate(over="ignore", invalid="ignore"):
+        stored = given.astype(np.float32)
+        changed = (
+            np.isfinite(stored) & (np.abs(stored) >= WHOLE_LIMIT) & (stored.astype(given.dtype) != given)
+        )
+    if not changed.any():
+        return None
+    index = int(changed.argmax())
+    return f"observation {index} is {given[index]!s} and is stored as {stored[index]:.0f}"
 
 
 def to_reward(given: Any) -> float:

@@ -13,7 +13,7 @@ from dase_grpc.errors import DivergedError
 from dase_grpc.explorer_metrics import ExplorerMetrics
 from dase_grpc.learning.agent import Policy
 from dase_grpc.learning.env_ids import summary
-from dase_grpc.learning.envs import ActionMap, Environment, to_float32, to_reward
+from dase_grpc.learning.envs import ActionMap, Environment, coarsened, to_float32, to_reward
 from dase_grpc.learning.restarting import EnvironmentBroke, RestartableEnv, answering
 from dase_grpc.schema import Array, TransitionSchema
 
@@ -101,6 +101,7 @@ class Explorer:
         self._to_env = ActionMap(env.action_space)
         self._refused_in_a_row = 0
         self._warned = False
+        self._said_coarse = False
         self.restarts: list[str] = []
         self._observed = False
         self._observation: Array | None = None
@@ -282,6 +283,7 @@ class Explorer:
         with answering(self._env, "reset"):
             received, _ = returned
             observation = to_float32(received, self._schema.observation_size)
+        self._look_for_coarse(received)
         self._observation, self._finite = observation, bool(np.isfinite(observation).all())
         self._actions, self._return, self._length = [], 0.0, 0
         return observation
@@ -293,11 +295,25 @@ class Explorer:
             received, given, terminated, truncated, _ = returned
             reward, ended = to_reward(given), (bool(terminated), bool(truncated))
             next_observation = to_float32(received, self._schema.observation_size)
+        if ended[0] or ended[1]:
+            self._look_for_coarse(received)
         self._return += reward
         self._length += 1
         if self._length <= REPLAYED_STEPS:
             self._actions.append(action)
         return next_observation, reward, *ended
+
+    def _look_for_coarse(self, received: Any) -> None:
+        """Says once for what of an observation float32 is too coarse; looks where episodes begin and end."""
+        if self._said_coarse or (found := coarsened(received)) is None:
+            return
+        self._said_coarse = True
+        _log.warning(
+            "agent %d: observations are float32 here, and %s, so that small changes of it are lost; have the "
+            "environment return it scaled, or its difference from a start value",
+            self._agent_id,
+            found,
+        )
 
     def _choose(self, policy: Policy | None, observation: Array) -> Array:
         size = self._schema.action_size
