@@ -92,7 +92,7 @@ class Address:
     @property
     def loopback(self) -> bool:
         """Whether only this machine can reach it."""
-        if self.host == "localhost":
+        if self.host.lower() == "localhost":  # names have no case
             return True
         try:
             return ipaddress.ip_address(self.host).is_loopback

@@ -74,6 +74,7 @@ def test_what_is_no_address_is_refused_with_an_example(text):
         ("127.8.9.10", True),
         ("::1", True),
         ("localhost", True),
+        ("LocalHost", True),
         ("0.0.0.0", False),
         ("::", False),
         ("10.0.0.1", False),
