@@ -21,7 +21,7 @@ from dase_grpc.config_errors import nearest_setting, sentence
 from dase_grpc.dpd_config import DpdConfig
 from dase_grpc.dps_config import DpsConfig
 from dase_grpc.errors import ConfigError
-from dase_grpc.parsing import is_utf8, leaves, toml_tables
+from dase_grpc.parsing import is_utf8, leaves, toml_file, toml_tables
 from dase_grpc.policy_config import PolicyConfig
 from dase_grpc.progress import several
 from dase_grpc.sections import Section
@@ -296,7 +296,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         ConfigError: the file is missing or is not TOML.
     """
     try:
-        values = toml_tables(path.read_text(encoding="utf-8"))
+        values = toml_file(path)
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror or error}") from None
     except ValueError as error:

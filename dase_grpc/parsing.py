@@ -3,14 +3,33 @@
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 INTEGER_LIMIT: Final = 2**63
 """Whole numbers lie within it, above and below, as TOML asks for; NumPy's and the wire's do as well."""
 
 
+BYTE_ORDER_MARK: Final = "\ufeff"
+"""What editors on Windows write before the first character of a UTF-8 file; it is no part of the text."""
+
+
+def toml_file(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file, whatever its line ends, with or without a byte order mark.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: as `toml_tables`, or it is no UTF-8.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8 text (byte {error.start}), so save it as UTF-8") from None
+    return toml_tables(text.removeprefix(BYTE_ORDER_MARK))
+
+
 def toml_tables(text: str) -> dict[str, Any]:
-    """The tables of a TOML file.
+    """The tables of a TOML text.
 
     Raises:
         ValueError: it is no TOML, is nested too deeply, or holds a whole number of more than 64 bits.

@@ -1,11 +1,18 @@
 """Whatever stands in a TOML or JSON text, it is read or refused in one sentence."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 from contracts.sentences import assert_one_sentence
 
-from dase_grpc.parsing import is_utf8, json_value, leaves, toml_tables
+from dase_grpc.config import read_toml
+from dase_grpc.launch.experiment_file import read_experiment
+from dase_grpc.parsing import is_utf8, json_value, leaves, toml_file, toml_tables
 
 DEEP = 100_000
+
+TEXT = '[set]\nenv = "Pendulum-v1"\n[matrix]\nseed = [0, 1]\n'
 
 
 @pytest.mark.parametrize(
@@ -43,3 +50,22 @@ def test_leaves_are_keys_and_values_however_deep() -> None:
 def test_bytes_of_another_encoding_are_no_utf8() -> None:
     assert is_utf8("λ")
     assert not is_utf8(b"\xff".decode(errors="surrogateescape"))
+
+
+@pytest.mark.parametrize("read", [toml_file, read_toml, read_experiment])
+def test_a_toml_file_is_the_same_as_an_editor_on_windows_saves_it(
+    tmp_path: Path, read: Callable[[Path], object]
+) -> None:
+    file = tmp_path / "same.toml"
+    file.write_bytes(TEXT.encode())
+    as_it_was = read(file)
+    file.write_bytes(b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").encode())
+    assert read(file) == as_it_was
+
+
+def test_a_toml_file_of_another_encoding_is_told_from_a_mistake_in_it(tmp_path: Path) -> None:
+    file = tmp_path / "utf16.toml"
+    file.write_bytes(TEXT.encode("utf-16"))
+    with pytest.raises(ValueError, match=r"not UTF-8 text .*save it as UTF-8") as refused:
+        toml_file(file)
+    assert_one_sentence(refused.value)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from patience import PATIENCE_S
 
 from dase_grpc import surroundings
 from dase_grpc.nodes import leash, signals
@@ -24,7 +25,7 @@ def started(program, *, limit=None, **options):
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
-        timeout=25,
+        timeout=PATIENCE_S,
         check=False,
         preexec_fn=limited,
         **options,

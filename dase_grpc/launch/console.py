@@ -37,6 +37,12 @@ def program(command: Sequence[str]) -> str:
     return _as_found(called)
 
 
+def pasted(path: Path) -> str:
+    """A path as an argument in a line that can be pasted; none is taken for an option."""
+    text = str(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
+
+
 def _as_found(called: Path) -> str:
     found = shutil.which(called.name)
     if called.name == str(called) or (found is not None and Path(found) == called):

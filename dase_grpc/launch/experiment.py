@@ -16,7 +16,7 @@ from rich.console import Console
 from dase_grpc.errors import DaseError
 from dase_grpc.launch.cell_runner import CellRunner
 from dase_grpc.launch.checks import check_capacity, check_device, probed
-from dase_grpc.launch.console import PatientConsole, program, say
+from dase_grpc.launch.console import PatientConsole, pasted, program, say
 from dase_grpc.launch.experiment_disk import require_disk
 from dase_grpc.launch.experiment_file import read_experiment
 from dase_grpc.launch.experiment_folder import ExperimentFolder, State, score
@@ -161,5 +161,5 @@ def _conclude(
     if failed:
         say(console, f"{len(failed)} of {several(len(todo), 'cell')} failed; to try again: {again}")
         return SOME_FAILED
-    say(console, f"all cells are finished; next: {called} compare {shlex.quote(str(folder.path))}")
+    say(console, f"all cells are finished; next: {called} compare {pasted(folder.path)}")
     return ALL_FINISHED

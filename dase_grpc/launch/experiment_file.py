@@ -11,7 +11,7 @@ from dase_grpc.config import setting_names
 from dase_grpc.config_errors import unknown_setting
 from dase_grpc.errors import ConfigError
 from dase_grpc.naming import MAX_BYTES, names_a_folder
-from dase_grpc.parsing import toml_tables
+from dase_grpc.parsing import toml_file
 from dase_grpc.presets import ALGORITHM
 
 Mode = Literal["lockstep", "cluster"]
@@ -66,7 +66,7 @@ def read_experiment(path: Path) -> ExperimentFile:
         ConfigError: the file cannot be read, or says something that is not understood; in one sentence.
     """
     try:
-        tables = toml_tables(path.read_text(encoding="utf-8"))
+        tables = toml_file(path)
     except OSError as error:
         raise ConfigError(f"cannot read the experiment {path}: {error.strerror or error}") from None
     except ValueError as error:

@@ -1,7 +1,6 @@
 """A whole run on one machine: one replay, K learners and their actors as processes, watched from here."""
 
 import asyncio
-import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from typing import Final, Self
 
 from dase_grpc.config import RunConfig
 from dase_grpc.errors import DaseError, NodeFailedError, UnreachableError
+from dase_grpc.launch.console import pasted
 from dase_grpc.launch.display import Display, Snapshot
 from dase_grpc.launch.listening import listening_address
 from dase_grpc.launch.processes import Node, end_nodes, kill_nodes, start_node
@@ -339,7 +339,7 @@ async def run_cluster(
 
 def _how_to_evaluate(address: Address, directory: RunDirectory) -> str:
     """What to start where eval.by leaves evaluation to a node that somebody else starts."""
-    path = shlex.quote(str(directory.path))
+    path = pasted(directory.path)
     return (
         f"eval.by = evaluator, so start one: dase node --role evaluator --replay {address} "
         f"--config {path}/{RUN_FILE} --run-dir {path}"

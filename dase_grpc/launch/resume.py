@@ -214,6 +214,6 @@ def _say_aside(rewound: Sequence[Rewound], steps: Sequence[int], console: Patien
         if each.aside is not None:
             say(
                 console,
-                f"note: what is no part of the run until step {step:,} (lines: {each.lines}, "
-                f"checkpoints: {each.checkpoints}) is put aside in {each.aside}",
+                f"note: what is no part of the run until step {step:,} ({each.counted}) "
+                f"is put aside in {each.aside}",
             )

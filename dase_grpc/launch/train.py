@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shlex
 import sys
 import time
 from collections import Counter
@@ -23,7 +22,7 @@ from dase_grpc.errors import (
     RunDirectoryError,
 )
 from dase_grpc.launch.checks import check, end_hanging, require_stackable, vain_products
-from dase_grpc.launch.console import PatientConsole, program, say
+from dase_grpc.launch.console import PatientConsole, pasted, program, say
 from dase_grpc.launch.display import Snapshot, make_display
 from dase_grpc.launch.local import LocalCluster, run_cluster
 from dase_grpc.launch.restart_policy import MAX_RESTARTS
@@ -303,11 +302,11 @@ def _say_results(directory: RunDirectory, console: Console, *, shown: Path, prog
             found.append(f"report:  {shown / write_report(directory).name}")
         kept = [max(checkpoint_paths(agent.checkpoints), default=0) for agent in agents]
         if any(kept):
-            found.append(f"next:    {program} evaluate {shlex.quote(str(shown))}")
+            found.append(f"next:    {program} evaluate {pasted(shown)}")
             total = directory.config.train.steps
             if min(kept) < total:
                 left = f"step {min(kept):,} of {total:,} is kept"
-                found.append(f"go on:   {program} resume {shlex.quote(str(shown))}    # {left}")
+                found.append(f"go on:   {program} resume {pasted(shown)}    # {left}")
     except DaseError as error:
         found += [f"no report: {error}"]
     for text in found:

@@ -27,6 +27,9 @@ _NO_SEED: Final = re.compile(r"\breset\(\) got an unexpected keyword argument '(
 _SHOWN: Final = 80
 """Characters of a value that are shown."""
 
+WHOLE_LIMIT: Final = 2**24
+"""Up to here float32 holds every whole number."""
+
 _NUMBERS: Final = "fiub"
 """The kinds of NumPy's dtypes that are real numbers."""
 
@@ -134,6 +137,26 @@ def to_float32(observation: Any, size: int) -> Array:
             f"says {(size,)}; correct the environment's reset and step"
         )
     return copied
+
+
+def coarsened(observation: Any) -> str | None:
+    """What float32 cannot tell from its neighbours, in words: the first number beyond ±2^24 that it changes.
+
+    None where there is none. Beyond 2^24 neighbours in float32 are 2 apart and more, so that a clock in Unix
+    seconds, say, stands still for two minutes at a time.
+    """
+    given = to_numbers(observation)
+    if np.can_cast(given.dtype, np.float32):
+        return None
+    with np.errstate(all="ignore"):
+        stored = given.astype(np.float32)
+        changed = (
+            np.isfinite(stored) & (np.abs(stored) >= WHOLE_LIMIT) & (stored.astype(given.dtype) != given)
+        )
+    if not changed.any():
+        return None
+    index = int(changed.argmax())
+    return f"observation {index} is {given[index]!s} and is stored as {stored[index]:.0f}"
 
 
 def to_reward(given: Any) -> float:

@@ -138,6 +138,7 @@ class ActionMap:
         self._low: npt.NDArray[Any] = low.astype(precision)
         self._high: npt.NDArray[Any] = high.astype(precision)
         self._half_low, self._half_high = self._low / 2, self._high / 2
+        self._ends = low, high
 
     def __call__(self, action: Array) -> npt.NDArray[Any]:
         """(n,) normalised -> the Box's shape and dtype, always a new array.
@@ -151,8 +152,15 @@ class ActionMap:
             values = (1.0 - action) * self._half_low + (1.0 + action) * self._half_high
         values = np.minimum(np.maximum(values, self._low), self._high)
         if self._whole:
-            values = np.rint(values)
+            return self._rounded(values).reshape(self._shape)
         return values.astype(self._dtype).reshape(self._shape)
+
+    def _rounded(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The nearest whole numbers; the bounds as they are, for float64 may not hold them (2^63 - 1)."""
+        low, high = self._ends
+        with np.errstate(all="ignore"):  # such a bound is no number of the dtype before it is replaced
+            whole = np.rint(values).astype(self._dtype)
+        return np.where(values >= self._high, high, np.where(values <= self._low, low, whole))
 
 
 def _space(env: Environment, env_id: str, name: str) -> object:

@@ -12,6 +12,7 @@ from dase_grpc import seeding
 from dase_grpc.errors import DivergedError
 from dase_grpc.explorer_metrics import ExplorerMetrics
 from dase_grpc.learning.agent import Policy
+from dase_grpc.learning.answers import coarsened
 from dase_grpc.learning.envs import ActionMap, Environment
 from dase_grpc.learning.foreign import summary
 from dase_grpc.learning.restarting import EnvironmentBroke, RestartableEnv, reset, step
@@ -101,6 +102,7 @@ class Explorer:
         self._to_env = ActionMap(env.action_space)
         self._refused_in_a_row = 0
         self._warned = False
+        self._said_coarse = False
         self.restarts: list[str] = []
         self._observed = False
         self._observation: Array | None = None
@@ -278,19 +280,41 @@ class Explorer:
     def _reset(self) -> Array:
         number = self._episodes
         self._episodes += 1  # before the reset: if that raises, the next attempt has another seed
-        observation = reset(self._env, seed=self._episode_seed(number), size=self._schema.observation_size)
+        observation = reset(
+            self._env,
+            seed=self._episode_seed(number),
+            size=self._schema.observation_size,
+            look=self._look_for_coarse,
+        )
         self._observation, self._finite = observation, bool(np.isfinite(observation).all())
         self._actions, self._return, self._length = [], 0.0, 0
         return observation
 
     def _act(self, action: Array) -> tuple[Array, float, bool, bool]:
         """One environment step: next observation, reward, terminated, truncated."""
-        taken = step(self._env, self._to_env(action), size=self._schema.observation_size)
+        taken = step(
+            self._env,
+            self._to_env(action),
+            size=self._schema.observation_size,
+            look=self._look_for_coarse,
+        )
         self._return += taken[1]
         self._length += 1
         if self._length <= REPLAYED_STEPS:
             self._actions.append(action)
         return taken
+
+    def _look_for_coarse(self, received: Any) -> None:
+        """Says once for what of an observation float32 is too coarse; looks where episodes begin and end."""
+        if self._said_coarse or (found := coarsened(received)) is None:
+            return
+        self._said_coarse = True
+        _log.warning(
+            "agent %d: observations are float32 here, and %s, so that small changes of it are lost; have the "
+            "environment return it scaled, or its difference from a start value",
+            self._agent_id,
+            found,
+        )
 
     def _choose(self, policy: Policy | None, observation: Array) -> Array:
         size = self._schema.action_size

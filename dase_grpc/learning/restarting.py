@@ -53,8 +53,8 @@ class EnvironmentBroke(Exception):
         return breach and str(self) == str(other)
 
 
-def reset(env: Environment, *, seed: int, size: int) -> Array:
-    """Begins an episode; its first observation, (size,) float32.
+def reset(env: Environment, *, seed: int, size: int, look: Callable[[Any], None] | None = None) -> Array:
+    """Begins an episode; its first observation, (size,) float32. `look` is shown it as it came.
 
     Raises:
         EnvironmentSpecError: what came back is not what Gymnasium's interface says.
@@ -70,22 +70,31 @@ def reset(env: Environment, *, seed: int, size: int) -> Array:
         raise
     if isinstance(env, WatchedEnv):
         env.watch.answered = True
+    if look is not None:
+        look(returned[0])
     return observation
 
 
-def step(env: Environment, action: Array, *, size: int) -> tuple[Array, float, bool, bool]:
+def step(
+    env: Environment, action: Array, *, size: int, look: Callable[[Any], None] | None = None
+) -> tuple[Array, float, bool, bool]:
     """A step: the observation, (size,) float32, the reward, terminated, truncated.
+
+    `look` is shown the last observation of an episode as it came.
 
     Raises:
         EnvironmentSpecError, EnvironmentBroke, Exception: as `reset`.
     """
     returned: Any = env.step(action)
     try:
-        return taken(returned, size)
+        values = taken(returned, size)
     except EnvironmentSpecError as breach:
         if _has_answered(env):
             raise EnvironmentBroke("step", breach) from breach
         raise
+    if look is not None and (values[2] or values[3]):
+        look(returned[0])
+    return values
 
 
 def _has_answered(env: Environment) -> bool:

@@ -141,12 +141,8 @@ def _resume(directory: AgentDirectory, config: RunConfig, schema: TransitionSche
         require_same_environment(schema, checkpoint.schema)
     rewound = rewind(directory, checkpoint, evaluations=config.eval.by == "learner")
     if rewound.aside is not None:
-        log.info(
-            "what was written after the checkpoint (lines: %d, checkpoints: %d) is put aside in %s",
-            rewound.lines,
-            rewound.checkpoints,
-            rewound.aside,
-        )
+        said = "what is damaged, or was written after the checkpoint (%s), is put aside in %s"
+        log.log(logging.WARNING if rewound.damaged else logging.INFO, said, rewound.counted, rewound.aside)
     if checkpoint is None:
         log.warning("agent %d has no checkpoint to resume from, so it begins anew", directory.agent_id)
         return None

@@ -18,7 +18,7 @@ import tomli_w
 from dase_grpc.config import RunConfig, resolve
 from dase_grpc.errors import ConfigError, RunDirectoryError
 from dase_grpc.naming import MAX_BYTES, names_a_folder
-from dase_grpc.parsing import toml_tables
+from dase_grpc.parsing import toml_file
 from dase_grpc.runs.evaluations import EvaluationsFile
 from dase_grpc.runs.files import (
     STAGING_PREFIX,
@@ -137,7 +137,7 @@ class RunDirectory:
         """
         file = path / RUN_FILE
         try:
-            tables = toml_tables(file.read_text(encoding="utf-8"))
+            tables = toml_file(file)
         except FileNotFoundError:
             raise RunDirectoryError(f"{path} is not a run: it has no {RUN_FILE}") from None
         except OSError as error:

@@ -74,14 +74,14 @@ def drop_torn_line(path: Path) -> None:
 
 
 def whole_lines(path: Path) -> list[str]:
-    """The finished lines of a text file; none if there is no file.
+    """The finished lines of a text file, without a byte order mark; none if there is no file.
 
     Raises:
         RunDirectoryError: it cannot be read, or a finished line is not UTF-8.
     """
     try:
         data = path.read_bytes() if path.is_file() else b""
-        return data[: data.rfind(b"\n") + 1].decode().splitlines()
+        return data[: data.rfind(b"\n") + 1].decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise RunDirectoryError(f"{path} is damaged: it is not text") from None
     except OSError as error:

@@ -4,6 +4,7 @@ The rest of the interrupted run would be written a second time otherwise. What i
 agents/<i>/before-resume-<n>.
 """
 
+import codecs
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,12 +28,20 @@ class Rewound:
         elapsed_s: the training time until the checkpoint, as far as its files tell.
         aside: where what was written after it lies now; None if there was nothing.
         lines, checkpoints: how much that is.
+        damaged: how many of the lines are damaged, so that nobody knows from when they are.
     """
 
     elapsed_s: float
     aside: Path | None
     lines: int
     checkpoints: int
+    damaged: int
+
+    @property
+    def counted(self) -> str:
+        """How much was put aside, in words."""
+        damaged = f"{self.damaged} of them damaged, " if self.damaged else ""
+        return f"lines: {self.lines}, {damaged}checkpoints: {self.checkpoints}"
 
 
 def rewind(agent: AgentDirectory, checkpoint: Checkpoint | None, *, evaluations: bool = True) -> Rewound:
@@ -60,7 +69,7 @@ def rewind(agent: AgentDirectory, checkpoint: Checkpoint | None, *, evaluations:
         moved = _move_later(agent.checkpoints, aside, step=step)
     except OSError as error:
         raise disk_refusal(f"cannot rewind {agent.path}, of which nothing is lost", error) from None
-    return Rewound(elapsed_s, aside if lines or moved else None, lines, moved)
+    return Rewound(elapsed_s, aside if lines or moved else None, lines, moved, rows.damaged + records.damaged)
 
 
 @dataclass(frozen=True)
@@ -73,11 +82,15 @@ class _Lines:
 
     @classmethod
     def read(cls, path: Path, parse: Callable[[str], tuple[int, float]], *, head: str = "") -> Self:
-        data = path.read_bytes() if path.is_file() else b""
+        data = (path.read_bytes() if path.is_file() else b"").removeprefix(codecs.BOM_UTF8)
         texts = data[: data.rfind(b"\n") + 1].decode(errors="surrogateescape").split("\n")[:-1]
-        if head and texts[:1] == [head]:
+        if head and texts[:1] in ([head], [f"{head}\r"]):  # a spreadsheet's line end
             texts = texts[1:]
         return cls(path, head, tuple((text, _parsed(parse, text)) for text in texts))
+
+    @property
+    def damaged(self) -> int:
+        return sum(found is None for _, found in self.lines)
 
     def seconds_until(self, step: int) -> float:
         return max([0.0, *(found[1] for _, found in self.lines if found is not None and found[0] <= step)])

@@ -97,7 +97,7 @@ class Address:
     @property
     def loopback(self) -> bool:
         """Whether only this machine can reach it."""
-        if self.host == "localhost":
+        if self.host.lower() == "localhost":  # names have no case
             return True
         try:
             return ipaddress.ip_address(self.host).is_loopback
@@ -188,23 +188,26 @@ def bind(
 
 
 def _try_binding(address: Address) -> None:
-    """Binds a plain socket and closes it, for gRPC writes lines of its own about an address it cannot have.
+    """Binds plain sockets and closes them, for gRPC writes lines of its own about an address it cannot have.
+
+    A name may have several addresses, as localhost has 127.0.0.1 and ::1. gRPC listens on those that are
+    free, so that clients of that name would find now this service and now the other.
 
     Raises:
-        AddressError: it is in use, or none of the host's addresses is this machine's.
+        AddressError: one of them is in use, or none of the host's addresses is this machine's.
     """
-    why: OSError | None = None
     try:
-        for family, kind, _, _, target in socket.getaddrinfo(
+        found = socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        ):
-            error = _refusal_to_bind(family, kind, target)
-            if error is None:
-                return
-            if why is None or error.errno == errno.EADDRINUSE:
-                why = error
+        )
     except OSError as error:
-        why = error
+        refused: list[OSError | None] = [error]
+    else:
+        refused = [_refusal_to_bind(family, kind, target) for family, kind, _, _, target in found]
+    taken = [error for error in refused if error is not None and error.errno == errno.EADDRINUSE]
+    if None in refused and not taken:
+        return
+    why = next(iter([*taken, *refused]), None)
     reason = "unknown host" if why is None else _WHY_NOT.get(why.errno or 0, why.strerror or str(why))
     raise AddressError(f"cannot listen on {address} ({reason}); choose another --listen") from why
 

@@ -13,7 +13,7 @@ from dase_grpc.launch.train import TrainOptions, train_here
 from dase_grpc.runs.checkpoint import STATE_FILE, latest
 from dase_grpc.runs.directory import RunDirectory
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 CONFIGS = {
     "td3": {},

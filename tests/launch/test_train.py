@@ -2,6 +2,7 @@ import io
 import re
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from dase_grpc.errors import (
 )
 from dase_grpc.launch import train
 from dase_grpc.launch.checks import check
-from dase_grpc.launch.console import program
+from dase_grpc.launch.console import pasted, program
 from dase_grpc.launch.train import TrainOptions, run_name, train_here
 from dase_grpc.learning import env_probe
 from dase_grpc.learning.envs import make_env
@@ -180,3 +181,11 @@ def test_a_folder_that_cannot_be_written_is_refused_at_once(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(RunDirectoryError, match="cannot make the run directory"):
         train._new_directory(TrainOptions(small_config(), tmp_path / "file"))
+
+
+@pytest.mark.parametrize(
+    ("path", "argument"),
+    [("runs/a", "runs/a"), ("-x", "./-x"), ("-a b", "'./-a b'"), ("runs/a[b]", "'runs/a[b]'")],
+)
+def test_a_folder_in_a_line_to_paste_is_never_taken_for_an_option(path, argument):
+    assert pasted(Path(path)) == argument

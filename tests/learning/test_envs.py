@@ -11,7 +11,7 @@ import worlds
 from gymnasium.spaces import Box
 
 from dase_grpc.errors import EnvironmentSpecError
-from dase_grpc.learning.answers import to_float32
+from dase_grpc.learning.answers import coarsened, to_float32
 from dase_grpc.learning.envs import EXPECTED_WARNING, ActionMap, make_env, schema_of
 
 SUPPORTED = [
@@ -242,6 +242,9 @@ def test_the_schema_holds_sizes_and_flat_bounds_in_the_environments_units():
         Box(-0.4, 0.4, (), np.float32),
         Box(-2, 5, (2,), np.int32),
         Box(0, 255, (2,), np.uint8),
+        Box(0, 2**63 - 1, (2,), np.int64),
+        Box(-(2**63) + 1, 2**62 + 1, (1,), np.int64),
+        Box(0, 2**64 - 1, (2,), np.uint64),
     ],
     ids=str,
 )
@@ -285,6 +288,21 @@ def test_observations_become_float32_copies_without_a_warning_where_they_overflo
     assert np.array_equal(copied, np.float32([np.inf, -np.inf, np.nan, 0.5]), equal_nan=True)
     same = np.zeros(2, np.float32)
     assert not np.shares_memory(to_float32(same, 2), same)
+
+
+@pytest.mark.parametrize(
+    ("observation", "said"),
+    [
+        (np.array([0.1, 1764402570.25]), "observation 1 is 1764402570.25 and is stored as 1764402560"),
+        (np.array([2**40 + 1], np.int64), f"observation 0 is {2**40 + 1} and is stored as {2**40}"),
+        ([1e300, -33554433.0], "observation 1 is -33554433.0 and is stored as -33554432"),
+        (np.array([0.1, 1e300, np.inf, np.nan, 2.0**24, 2.0**100]), None),
+        (np.array([1764402570.25], np.float32), None),
+        ([], None),
+    ],
+)
+def test_a_number_that_float32_is_too_coarse_for_is_named(observation, said):
+    assert coarsened(observation) == said
 
 
 def test_an_observation_of_another_shape_than_the_spaces_is_refused():

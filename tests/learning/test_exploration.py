@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import worlds
 from contracts.sentences import assert_one_sentence
+from gymnasium.spaces import Box
 
 from dase_grpc.errors import DivergedError, EnvironmentSpecError
 from dase_grpc.learning.envs import schema_of
@@ -368,3 +369,33 @@ def test_what_the_environment_raises_while_it_plays_again_surfaces():
     exploring, _ = explore(worlds.Clock(), 7)
     with pytest.raises(RuntimeError, match="the simulator broke at step 3"):
         resumed_from(worlds.RaisesAtStep(3), *exploring.state())
+
+
+class Stamped(worlds.Clock):
+    """Its observation holds the time in Unix seconds, from its first or only in its last step."""
+
+    def __init__(self, *, at_once: bool) -> None:
+        super().__init__()
+        self._at_once = at_once
+        self.observation_space = Box(-np.inf, np.inf, (2,), np.float64)
+
+    def reset(self, **options):
+        observation, info = super().reset(**options)
+        return observation + np.array([0, 1764402570.25 * self._at_once]), info
+
+    def step(self, action):
+        observation, *rest = super().step(action)
+        return (observation + np.array([0, 1764402570.25]), *rest)
+
+
+@pytest.mark.parametrize(("at_once", "steps"), [(True, 1), (False, 10)])
+def test_observations_that_float32_is_too_coarse_for_are_said_once(caplog, at_once, steps):
+    exploring, _ = explore(Stamped(at_once=at_once), steps)
+    assert [record.getMessage() for record in caplog.records] == [
+        "agent 0: observations are float32 here, and observation 1 is 1764402570.25 and is stored as "
+        "1764402560, so that small changes of it are lost; have the environment return it scaled, or its "
+        "difference from a start value"
+    ]
+    for _ in range(25):
+        exploring.step(POLICY, 0)
+    assert len(caplog.records) == 1

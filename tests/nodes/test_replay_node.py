@@ -48,7 +48,9 @@ async def test_health_is_serving_for_the_node_and_each_of_its_services(replay):
 
 async def test_health_lists_the_node_and_each_of_its_services(replay, caplog):
     async with open_channel(replay.address) as channel:
-        answer = await health_pb2_grpc.HealthStub(channel).List(health_pb2.HealthListRequest(), timeout=5)
+        answer = await health_pb2_grpc.HealthStub(channel).List(
+            health_pb2.HealthListRequest(), timeout=PATIENCE_S
+        )
     assert {name: each.status for name, each in answer.statuses.items()} == dict.fromkeys(
         ("", *SERVICES), Health.SERVING
     )

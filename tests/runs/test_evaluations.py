@@ -176,3 +176,11 @@ def test_a_record_that_is_not_of_numbers_is_damage(tmp_path: Path, record: str) 
     (tmp_path / "m.jsonl").write_text(f'{{"step":1}}\n{record}\n{{"step":3}}\n')
     with pytest.raises(RunDirectoryError, match="line 2 is no record of numbers"):
         read_metrics(tmp_path / "m.jsonl")
+
+
+def test_a_file_that_a_spreadsheet_has_saved_is_read_as_before(tmp_path: Path) -> None:
+    file = EvaluationsFile(tmp_path / "evaluations.csv")
+    file.append(step=5, return_mean=1.5, return_std=0.5, episodes=2, wall_seconds=1)
+    file.path.write_bytes(b"\xef\xbb\xbf" + file.path.read_bytes().replace(b"\n", b"\r\n"))
+    file.append(step=6, return_mean=2.5, return_std=0.5, episodes=2, wall_seconds=2)
+    assert read_evaluations(file.path).return_mean.tolist() == [1.5, 2.5]

@@ -117,3 +117,20 @@ def test_evaluations_that_another_writes_stay_as_they_are(agent: AgentDirectory)
     assert agent.evaluations.path.read_bytes() == before
     assert [each["step"] for each in read_metrics(agent.metrics.path)] == [5, 10, 15, 20]
     assert (rewound.elapsed_s, rewound.lines) == (2.01, 4)
+
+
+def test_what_a_spreadsheet_has_saved_is_no_damage(agent):
+    path = agent.evaluations.path
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    rewound = rewind(agent, at(agent, 25))
+    assert (rewound.lines, rewound.damaged) == (5, 0)
+    assert steps_of(agent.path)[0] == [0, 10, 20]
+    assert steps_of(rewound.aside)[0] == [30, 40]
+
+
+def test_damaged_lines_are_told_from_those_that_came_later(agent):
+    path = agent.evaluations.path
+    path.write_bytes(path.read_bytes().replace(b",", b";"))
+    rewound = rewind(agent, at(agent, 40))
+    assert rewound.counted == "lines: 6, 6 of them damaged, checkpoints: 0"
+    assert rewind(agent, at(agent, 25)).counted == "lines: 3, checkpoints: 2"

@@ -13,6 +13,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 from learning.agent_cases import CONFIGS, make
+from patience import PATIENCE_S
 from wire.services import (
     END,
     SCHEMA,
@@ -197,7 +198,7 @@ async def test_pings_that_are_too_fast_are_sent_away_with_enhance_your_calm(serv
 def sent_away(address: str, *, pings: int) -> bytes:
     """What the GOAWAY says that a connection ends with that sends pings and nothing else."""
     host, port = address.rsplit(":", 1)
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
         connection.sendall(PREFACE + PING * pings)
         frames = connection.makefile("rb")
         while len(head := frames.read(9)) == 9:

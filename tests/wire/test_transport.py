@@ -1,5 +1,7 @@
 """Addresses: what they are read from, who may listen on them, and whose they already are."""
 
+import socket
+
 import grpc
 import pytest
 from patience import PATIENCE_S
@@ -80,6 +82,7 @@ def test_what_is_no_address_is_refused_with_an_example(text):
         ("127.8.9.10", True),
         ("::1", True),
         ("localhost", True),
+        ("LocalHost", True),
         ("0.0.0.0", False),
         ("::", False),
         ("10.0.0.1", False),
@@ -102,6 +105,19 @@ async def test_port_0_becomes_a_real_one():
     async with serving() as service:
         assert service.address.port > 0
         assert (await service.client.status()).run_id == "the-run"
+
+
+@pytest.mark.parametrize("addresses", [("127.0.0.1", "127.0.0.2"), ("127.0.0.2", "127.0.0.1")])
+async def test_a_name_is_not_listened_on_where_one_of_its_addresses_is_taken(monkeypatch, addresses):
+    resolve = socket.getaddrinfo
+
+    def several(host, port, **how):
+        return [found for each in addresses for found in resolve(each, port, **how)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", several)
+    refused = pytest.raises(AddressError, match=r"cannot listen on several\.test:\d+ \(in use\)")
+    with socket.create_server(("127.0.0.1", 0)) as taken, refused:
+        bind(make_server(), Address("several.test", taken.getsockname()[1]))
 
 
 async def test_a_port_in_use_is_refused_without_a_line_from_grpc(capfd):
