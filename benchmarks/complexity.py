@@ -41,12 +41,12 @@ from process_tree import (
     peak,
 )
 
-from dase_grpc.agent_config import ALGORITHMS
-from dase_grpc.config import RunConfig, resolve
+from dase_grpc.config.algorithms import ALGORITHMS
+from dase_grpc.config.presets import preset
+from dase_grpc.config.resolve import RunConfig, resolve
 from dase_grpc.errors import DaseError
-from dase_grpc.presets import preset
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.runs.logs import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
 
 WORKER: Final = Path(__file__).with_name("complexity_variants.py")

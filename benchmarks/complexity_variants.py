@@ -29,8 +29,9 @@ from dase_grpc.launch.local import run_cluster
 from dase_grpc.runs.directory import RunDirectory
 
 if TYPE_CHECKING:  # torch takes seconds and memory, which the launcher of `processes` does not spend
-    from dase_grpc.learning.learner import Learner
-    from dase_grpc.store import ReplayStore, RingBuffer
+    from dase_grpc.learning.training.learner import Learner
+    from dase_grpc.replay.buffer.ring import RingBuffer
+    from dase_grpc.replay.buffer.store import ReplayStore
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,7 +80,7 @@ def run_threads(directory: RunDirectory, gpu: int | None, notes: Path | None) ->
 
 def locked_store(ring: "RingBuffer") -> "ReplayStore":
     """A buffer that the threads of this process take turns to use."""
-    from dase_grpc.store import ReplayStore
+    from dase_grpc.replay.buffer.store import ReplayStore
 
     store, lock = ReplayStore(ring), threading.Lock()
     for name in ("append", "sample"):

@@ -21,11 +21,11 @@ from measuring import Round, cpu_s
 from replay import random_rows, replay_process
 
 from dase_grpc.errors import DaseError
+from dase_grpc.replay.client.inserter import Inserter, Sampler, StreamTarget
+from dase_grpc.replay.service.cluster import ClusterClient
+from dase_grpc.replay.service.server import open_channel
+from dase_grpc.replay.wire.packed import ROWS_BYTES
 from dase_grpc.schema import Array, TransitionSchema
-from dase_grpc.wire.cluster import ClusterClient
-from dase_grpc.wire.layout import ROWS_BYTES
-from dase_grpc.wire.replay_client import Inserter, Sampler, StreamTarget
-from dase_grpc.wire.transport import open_channel
 
 BATCH: Final = 256
 AHEAD: Final = 16

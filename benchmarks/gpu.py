@@ -34,29 +34,30 @@ from measuring import (
     write_figures,
 )
 
-from dase_grpc.agent_config import ALGORITHMS
-from dase_grpc.config import RunConfig, resolve
+from dase_grpc.config.algorithms import ALGORITHMS
+from dase_grpc.config.presets import preset
+from dase_grpc.config.resolve import RunConfig, resolve
 from dase_grpc.errors import DaseError
 from dase_grpc.launch.lockstep import LocalReplay
-from dase_grpc.learner_metrics import LearnerMetrics
-from dase_grpc.learning.agents import make_agent
-from dase_grpc.learning.batch import Batch
-from dase_grpc.learning.build import build_learner
-from dase_grpc.learning.captured import recorder_for
-from dase_grpc.learning.device import use
-from dase_grpc.learning.dps import DpsOptions
-from dase_grpc.learning.envs import make_env, schema_of
-from dase_grpc.learning.learner import Learner
-from dase_grpc.learning.memory import OWN, Memory, StackedMemory
-from dase_grpc.learning.similarity import SimilarityWeigher
+from dase_grpc.learning.agents.batch import Batch
+from dase_grpc.learning.agents.device import use
+from dase_grpc.learning.agents.graphs import recorder_for
+from dase_grpc.learning.agents.memory import OWN, Memory, StackedMemory
+from dase_grpc.learning.agents.registry import make_agent
+from dase_grpc.learning.envs.make import make_env, schema_of
+from dase_grpc.learning.similarity.measure import DpsOptions
+from dase_grpc.learning.similarity.weigher import SimilarityWeigher
 from dase_grpc.learning.stack_update import StackedUpdate
-from dase_grpc.learning.statistics import DeviceTotals
-from dase_grpc.learning.updating import Taken
-from dase_grpc.learning.whole_update import WholeUpdate
-from dase_grpc.presets import preset
+from dase_grpc.learning.training.build import build_learner
+from dase_grpc.learning.training.learner import Learner
+from dase_grpc.learning.training.statistics import DeviceTotals
+from dase_grpc.learning.training.updating import Taken
+from dase_grpc.learning.training.whole import WholeUpdate
+from dase_grpc.metrics.endpoint import make_registry
+from dase_grpc.metrics.nodes import LearnerMetrics
+from dase_grpc.replay.buffer.ring import RingBuffer
+from dase_grpc.replay.buffer.store import ReplayStore
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.store import ReplayStore, RingBuffer
-from dase_grpc.telemetry import make_registry
 
 UPDATES, STEPS, ROUNDS = "updates/s", "steps with an update/s", "updates of a stack/s"
 EAGER, COMPILED, CAPTURED, BOTH = "eager", "compiled", "captured", "compiled and captured"

@@ -40,10 +40,10 @@ from replay import random_rows, replay_process
 from dase_grpc.errors import DaseError
 from dase_grpc.nodes.memory import keep_freed_memory
 from dase_grpc.progress import Progress
+from dase_grpc.replay.client.inserter import Inserter, Sampler, StreamTarget
+from dase_grpc.replay.service.cluster import ClusterClient
+from dase_grpc.replay.service.server import open_channel
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.wire.cluster import ClusterClient
-from dase_grpc.wire.replay_client import Inserter, Sampler, StreamTarget
-from dase_grpc.wire.transport import open_channel
 
 LEARNERS: Final = (1, 2, 4, 8, 16, 32, 64)
 BUFFERS: Final = (10_000, 100_000, 1_000_000, 10_000_000)

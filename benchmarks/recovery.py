@@ -21,9 +21,9 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dase_grpc.config import RunConfig, resolve
-from dase_grpc.launch.drill import DrillOptions, drill_config, run_drill, sentence
-from dase_grpc.launch.faults import BEYOND_TTL_S, Fault, Outcome
+from dase_grpc.config.resolve import RunConfig, resolve
+from dase_grpc.launch.drill.drill import DrillOptions, drill_config, run_drill, sentence
+from dase_grpc.launch.drill.faults import BEYOND_TTL_S, Fault, Outcome
 
 SETTINGS = {
     "env": {"id": "Pendulum-v1"},

@@ -36,12 +36,12 @@ from measuring import TASKS, cpu_s, machine, mean_ratio
 from rich.console import Console
 from rich.table import Table
 
-from dase_grpc.nodes.lifecycle import READY_PREFIX
 from dase_grpc.nodes.memory import keep_freed_memory
+from dase_grpc.process.lifecycle import READY_PREFIX
+from dase_grpc.replay.client.inserter import Inserter, Sampler, StreamTarget
+from dase_grpc.replay.service.cluster import ClusterClient
+from dase_grpc.replay.service.server import Address, open_channel, parse_address
 from dase_grpc.schema import Array, TransitionSchema
-from dase_grpc.wire.cluster import ClusterClient
-from dase_grpc.wire.replay_client import Inserter, Sampler, StreamTarget
-from dase_grpc.wire.transport import Address, open_channel, parse_address
 
 CHUNKS = (16, 64, 256)
 BATCH = 256

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from dase_grpc.nodes.replay import boot_id
+from dase_grpc.replay.buffer.directory import BufferIdentity, DataDirectory
+from dase_grpc.replay.buffer.durable import DurableStore
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.store.directory import BufferIdentity, DataDirectory
-from dase_grpc.store.durable import DurableStore
 
 SCHEMA = TransitionSchema("narrow", 17, 6, (-1.0,) * 6, (1.0,) * 6)
 CHUNK = 10_000

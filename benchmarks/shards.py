@@ -24,15 +24,15 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from dase_grpc.nodes.joining import Wanted
-from dase_grpc.nodes.lifecycle import READY_PREFIX
-from dase_grpc.nodes.link import ReplayLink
-from dase_grpc.nodes.sharded_joining import connected, join_all, lines_to
+from dase_grpc.process.lifecycle import READY_PREFIX
 from dase_grpc.progress import Progress
+from dase_grpc.replay.client.finding import connected, join_all, lines_to
+from dase_grpc.replay.client.joining import Wanted
+from dase_grpc.replay.client.link import ReplayLink
+from dase_grpc.replay.security.dialler import NO_CREDENTIALS
+from dase_grpc.replay.service.server import parse_address
 from dase_grpc.schema import Array, TransitionSchema
-from dase_grpc.wire.dialling import NO_CREDENTIALS
 from dase_grpc.wire.sharded import ReplayPlace
-from dase_grpc.wire.transport import parse_address
 
 TASKS = {"narrow": (17, 6), "wide": (348, 17)}
 BATCH = 256

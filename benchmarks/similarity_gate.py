@@ -43,12 +43,12 @@ from similarity_measures import (
     short,
 )
 
-from dase_grpc.config import EnvConfig, RunConfig, resolve
+from dase_grpc.config.resolve import EnvConfig, RunConfig, resolve
 from dase_grpc.errors import DaseError, DivergedError
 from dase_grpc.launch.lockstep import Peer, open_lockstep, run_lockstep
-from dase_grpc.learning.envs import Environment
+from dase_grpc.learning.envs.make import Environment
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.runs.logs import read_evaluations
 from dase_grpc.schema import Array
 
 LAST: Final = 3

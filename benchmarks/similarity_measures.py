@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from scipy import stats
 
-from dase_grpc.config import parse_assignments, resolve
+from dase_grpc.config.resolve import parse_assignments, resolve
 from dase_grpc.dps_config import DpsConfig
 
 CellT = TypeVar("CellT")

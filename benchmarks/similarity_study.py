@@ -35,12 +35,12 @@ from similarity_measures import (
     with_interval,
 )
 
-from dase_grpc.config import RunConfig, resolve
+from dase_grpc.config.resolve import RunConfig, resolve
 from dase_grpc.errors import DaseError, DivergedError
 from dase_grpc.launch.lockstep import open_lockstep, run_lockstep
 from dase_grpc.runs.curves import Series, area, column
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.runs.logs import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
 
 LAST: Final = 5

@@ -29,10 +29,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dase_grpc.config import resolve
-from dase_grpc.launch.drill import drill_config
-from dase_grpc.launch.drill_cluster import DrillCluster, open_cluster, read_metrics
-from dase_grpc.store.directory import stored_identity
+from dase_grpc.config.resolve import resolve
+from dase_grpc.launch.drill.cluster import DrillCluster, open_cluster, read_metrics
+from dase_grpc.launch.drill.drill import drill_config
+from dase_grpc.replay.buffer.directory import stored_identity
 
 SETTINGS: Final = {
     "env": {"id": "Pendulum-v1"},

@@ -34,21 +34,21 @@ from measuring import (
     write_figures,
 )
 
-from dase_grpc.agent_config import ALGORITHMS
-from dase_grpc.config import RunConfig, resolve
+from dase_grpc.config.algorithms import ALGORITHMS
+from dase_grpc.config.presets import preset
+from dase_grpc.config.resolve import RunConfig, resolve
 from dase_grpc.errors import DaseError
-from dase_grpc.learning.agents import make_agent
-from dase_grpc.learning.captured import recorder_for
-from dase_grpc.learning.device import use
-from dase_grpc.learning.dps import DpsOptions
-from dase_grpc.learning.memory import OWN, StackedMemory
-from dase_grpc.learning.similarity import SimilarityWeigher
+from dase_grpc.learning.agents.device import use
+from dase_grpc.learning.agents.graphs import recorder_for
+from dase_grpc.learning.agents.memory import OWN, StackedMemory
+from dase_grpc.learning.agents.registry import make_agent
+from dase_grpc.learning.agents.transfers import Staging
+from dase_grpc.learning.similarity.measure import DpsOptions
+from dase_grpc.learning.similarity.weigher import SimilarityWeigher
 from dase_grpc.learning.stack_update import StackedUpdate
-from dase_grpc.learning.staging import Staging
-from dase_grpc.learning.statistics import DeviceTotals
-from dase_grpc.learning.updating import Taken
+from dase_grpc.learning.training.statistics import DeviceTotals
+from dase_grpc.learning.training.updating import Taken
 from dase_grpc.learning.weighing import weighed
-from dase_grpc.presets import preset
 from dase_grpc.schema import TransitionSchema
 
 STACK, ONE_BY_ONE, AUTOGRAD = "stack", "one by one", "one by one, by autograd"

@@ -29,11 +29,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dase_grpc.errors import DaseError
-from dase_grpc.nodes.lifecycle import READY_PREFIX
+from dase_grpc.process.lifecycle import READY_PREFIX
+from dase_grpc.replay.client.inserter import Inserter, StreamTarget
+from dase_grpc.replay.service.cluster import ClusterClient, Membership
+from dase_grpc.replay.service.server import Address, open_channel
 from dase_grpc.schema import Array, TransitionSchema
-from dase_grpc.wire.cluster import ClusterClient, Membership
-from dase_grpc.wire.replay_client import Inserter, StreamTarget
-from dase_grpc.wire.transport import Address, open_channel
 
 SCHEMA = TransitionSchema("storm", 17, 6, (-1.0,) * 6, (1.0,) * 6)
 EXACT = 2**24

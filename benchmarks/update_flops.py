@@ -9,7 +9,7 @@ of what the update calls.
 from collections.abc import Sequence
 from itertools import pairwise
 
-from dase_grpc.agent_config import AgentConfig
+from dase_grpc.config.algorithms import AgentConfig
 from dase_grpc.schema import TransitionSchema
 
 Layers = Sequence[tuple[int, int]]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn import functional
 
-from dase_grpc.learning.batch import Batch
+from dase_grpc.learning.agents.batch import Batch
 
 Update = Callable[[], object]
 

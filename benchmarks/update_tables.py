@@ -11,7 +11,7 @@ from typing import Final
 from measuring import markdown, processor
 from results_files import read_lines, write_lines
 
-from dase_grpc.agent_config import ALGORITHMS
+from dase_grpc.config.algorithms import ALGORITHMS
 
 ASKED_OF_FLOOR: Final = 1.4
 WAYS: Final[Mapping[str, str]] = {

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dase_grpc.agent_config import ALGORITHMS
-from dase_grpc.config import resolve
-from dase_grpc.learning.actor_critic import ActorCritic
-from dase_grpc.learning.agents import make_agent
-from dase_grpc.learning.batch import Batch
+from dase_grpc.config.algorithms import ALGORITHMS
+from dase_grpc.config.presets import preset
+from dase_grpc.config.resolve import resolve
+from dase_grpc.learning.agents.actor_critic import ActorCritic
+from dase_grpc.learning.agents.batch import Batch
+from dase_grpc.learning.agents.registry import make_agent
 from dase_grpc.learning.guard import GuardedSteps
-from dase_grpc.presets import preset
 from dase_grpc.schema import TransitionSchema
 
 UPDATES, ACTIONS = 20, 200

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Final, NoReturn
 
-from dase_grpc import surroundings
+from dase_grpc.process import surroundings
 
 EXIT_S: Final = 10.0
 """How long what was left running may take to end, once the command has; then it is killed."""
@@ -20,7 +20,7 @@ def run() -> NoReturn:
     Threads that an environment has left running do not keep the process from ending, and its processes,
     for which multiprocessing waits without a limit, do so for `EXIT_S` at most.
     """
-    from dase_grpc.nodes.signals import end_as_init, ignore_repeats
+    from dase_grpc.process.signals import end_as_init, ignore_repeats
 
     code: object = 0
     surroundings.put_right()
@@ -38,7 +38,7 @@ def run() -> NoReturn:
     except BaseException:  # noqa: BLE001 - shown as the interpreter would, then the process ends
         sys.excepthook(*sys.exc_info())
         code = 1
-    from dase_grpc.nodes.ending import end_now
+    from dase_grpc.process.ending import end_now
 
     ignore_repeats()
     number = code if isinstance(code, int) else int(code is not None)
@@ -64,7 +64,7 @@ def _main() -> None:
     if too_few_files is not None:
         sys.stderr.write(f"error: {too_few_files}\n")
         sys.exit(2)
-    from dase_grpc.cli import main
+    from dase_grpc.cli.main import main
 
     try:
         main()

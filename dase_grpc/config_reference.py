@@ -12,8 +12,8 @@ import tomli_w
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
-from dase_grpc.config import sections
-from dase_grpc.presets import BASE_PRESETS, PRESETS
+from dase_grpc.config.presets import BASE_PRESETS, PRESETS
+from dase_grpc.config.resolve import sections
 
 _TYPES: Final = {int: "integer", float: "number", str: "text", bool: "boolean", dict: "table"}
 _SIGNS: Final[dict[type, str]] = {Gt: ">", Ge: "≥", Lt: "<", Le: "≤"}

@@ -4,7 +4,7 @@ from typing import Final, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from dase_grpc.sections import Section
+from dase_grpc.config.sections import Section
 
 LARGEST: Final = 1e30
 """Of a factor: sums over a batch of what it weighs are numbers in float32 still."""

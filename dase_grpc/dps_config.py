@@ -4,7 +4,7 @@ from typing import Final, Literal, Self, get_args
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from dase_grpc.sections import Section
+from dase_grpc.config.sections import Section
 
 Divergence = Literal["jeffreys", "js", "kl", "none", "isolated"]
 Scope = Literal["pooled", "agent", "transition"]

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from dase_grpc.telemetry import loop_lag
+from dase_grpc.metrics.endpoint import loop_lag
 
 _SECONDS = (0.1, 0.3, 1, 3, 10, 30, 100, 300)
 

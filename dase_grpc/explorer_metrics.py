@@ -5,7 +5,7 @@ from typing import ClassVar, Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from dase_grpc.telemetry import loop_lag
+from dase_grpc.metrics.endpoint import loop_lag
 
 REFUSAL_REASONS: Final = ("observation", "reward")
 RESTART_REASONS: Final = ("step", "reset", "evaluation")

@@ -10,12 +10,12 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
-from dase_grpc.calls import Calls
 from dase_grpc.evaluator_metrics import EvaluatorMetrics
 from dase_grpc.explorer_metrics import ActorMetrics
-from dase_grpc.learner_metrics import LearnerMetrics
-from dase_grpc.replay_metrics import CallsCollector, ReplayCollector, ReplayCounts
-from dase_grpc.telemetry import MAX_PAIRED_AGENTS, loop_lag, make_registry
+from dase_grpc.metrics.buffer import CallsCollector, ReplayCollector, ReplayCounts
+from dase_grpc.metrics.calls import Calls
+from dase_grpc.metrics.endpoint import MAX_PAIRED_AGENTS, loop_lag, make_registry
+from dase_grpc.metrics.nodes import LearnerMetrics
 
 DISTILLED: Final = {
     "distilled_share": 0.5,

@@ -2,7 +2,7 @@
 
 from pydantic import Field, PositiveInt
 
-from dase_grpc.sections import Section
+from dase_grpc.config.sections import Section
 
 
 class PolicyConfig(Section):

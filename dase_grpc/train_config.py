@@ -5,8 +5,8 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from dase_grpc.config.sections import Section, whole_number
 from dase_grpc.pace import deadlock
-from dase_grpc.sections import Section, whole_number
 
 Method = Literal["dase", "dpd"]
 SINGLE: Final = "single"

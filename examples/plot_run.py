@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from dase_grpc.runs.curves import returns, smoothed
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.runs.logs import read_evaluations
 
 
 def draw(runs: list[RunDirectory]) -> Figure:

@@ -12,7 +12,7 @@ import math
 
 import torch
 
-from dase_grpc.learning.dps import REFERENCE_VARIANCE, divergence
+from dase_grpc.learning.similarity.measure import REFERENCE_VARIANCE, divergence
 
 NOISE = 0.1
 HUMANOID_BOUND = 0.4

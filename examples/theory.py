@@ -18,7 +18,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dase_grpc.runs.figures import PALETTE
+from dase_grpc.runs.reports.figures import PALETTE
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

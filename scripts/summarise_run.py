@@ -11,7 +11,7 @@ from typing import Any
 
 from dase_grpc.runs.curves import FINAL, around, final_score, returns
 from dase_grpc.runs.directory import AgentDirectory, RunDirectory
-from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.runs.logs import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
 
 

@@ -1,7 +1,7 @@
 """Configurations as a command line puts them together."""
 
-from dase_grpc.config import RunConfig
-from dase_grpc.presets import layered
+from dase_grpc.config.presets import layered
+from dase_grpc.config.resolve import RunConfig
 
 
 def layers(**given: object) -> RunConfig:

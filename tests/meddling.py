@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from worlds import Array, Info, PointGoal, Step
 
-from dase_grpc.learning import process_settings, torch_settings
 from dase_grpc.learning.surroundings import SURROUNDINGS
+from dase_grpc.process import settings as process_settings
+from dase_grpc.process import torch_settings
 
 
 def _leaves_the_folder() -> None:
@@ -39,7 +40,7 @@ def _silences_the_log() -> None:
     logging.disable(logging.CRITICAL)
     logging.root.setLevel(logging.CRITICAL)
     logging.basicConfig(force=True, handlers=[logging.NullHandler()])
-    for name in ("dase", "dase_grpc.learning.envs"):
+    for name in ("dase", "dase_grpc.learning.envs.make"):
         logging.getLogger(name).disabled = True
 
 

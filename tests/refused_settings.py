@@ -2,7 +2,7 @@
 
 import pytest
 
-from dase_grpc.config import RunConfig, parse_assignments, resolve
+from dase_grpc.config.resolve import RunConfig, parse_assignments, resolve
 from dase_grpc.errors import ConfigError
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from dase_grpc.config import RunConfig, resolve
+from dase_grpc.config.resolve import RunConfig, resolve
 from dase_grpc.runs.directory import RunDirectory
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -6,9 +6,9 @@ from typing import Any
 
 import tomli_w
 
-from dase_grpc.config import resolve
+from dase_grpc.config.resolve import resolve
 from dase_grpc.runs.directory import RUN_FILE
-from dase_grpc.runs.evaluations import COLUMNS
+from dase_grpc.runs.logs import COLUMNS
 
 Curve = Sequence[float]
 

@@ -4,7 +4,7 @@ import pytest
 from contracts.sentences import assert_one_sentence
 from refused_settings import refusal_of, setting
 
-from dase_grpc.config import RunConfig, parse_assignments, resolve
+from dase_grpc.config.resolve import RunConfig, parse_assignments, resolve
 from dase_grpc.errors import ConfigError
 
 

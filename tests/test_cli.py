@@ -17,13 +17,13 @@ from small import small_flags
 from synthetic import flat, write_run
 
 import dase_grpc
-from dase_grpc.cli import main
-from dase_grpc.config import resolve
+from dase_grpc.cli.main import main
+from dase_grpc.config.resolve import resolve
 from dase_grpc.errors import ConfigError
-from dase_grpc.runs.comparison.files import FILES
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.runs.logs import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
+from dase_grpc.runs.reports.comparison_tables import FILES
 
 COMMANDS = (
     "train",
@@ -571,7 +571,7 @@ def test_a_flag_of_another_role_is_refused_rather_than_ignored(dase, role, flag,
 
 
 def test_a_learner_takes_its_metrics_port_from_the_configuration():
-    from dase_grpc.config import resolve
+    from dase_grpc.config.resolve import resolve
     from dase_grpc.nodes.learner import LearnerOptions
 
     config = resolve({"metrics": {"port": 9_000}, "train": {"agents": 3}})
@@ -703,7 +703,7 @@ def test_ctrl_c_while_modules_are_loaded_is_no_traceback(monkeypatch, capsys):
     def interrupted():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dase_grpc.cli.main", interrupted)
+    monkeypatch.setattr("dase_grpc.cli.main.main", interrupted)
     monkeypatch.setattr("dase_grpc.__main__._bounded", lambda last_resort: None)
     before = signal.getsignal(signal.SIGINT)
     try:
@@ -750,7 +750,7 @@ def test_what_runs_on_a_leash_heeds_it_before_it_loads_anything(command, monkeyp
         given.append(stdin_is_leash)
         raise ConfigError("noted")
 
-    monkeypatch.setattr("dase_grpc.flags.end_with_launcher", noted)
+    monkeypatch.setattr("dase_grpc.cli.flags.end_with_launcher", noted)
     for arguments in (command, [*command, "--stdin-is-leash"]):
         monkeypatch.setattr(sys, "argv", ["dase", *arguments])
         with pytest.raises(SystemExit):

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from dase_grpc.config import setting_names
+from dase_grpc.config.presets import BASE_PRESETS, PRESETS
+from dase_grpc.config.resolve import setting_names
 from dase_grpc.config_reference import document
-from dase_grpc.presets import BASE_PRESETS, PRESETS
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
 

@@ -5,9 +5,9 @@ import tomli_w
 from contracts.sentences import assert_one_sentence
 from layering import layers
 
-from dase_grpc.config import resolve
+from dase_grpc.config.presets import layered
+from dase_grpc.config.resolve import resolve
 from dase_grpc.errors import ConfigError
-from dase_grpc.presets import layered
 
 
 def test_several_algorithms_make_a_mixed_ensemble_of_the_papers_settings():

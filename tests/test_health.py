@@ -7,7 +7,7 @@ import pytest
 from patience import PATIENCE_S
 
 from dase_grpc.health import LIVE_PATH, READY_PATH, Health
-from dase_grpc.telemetry import make_registry, metrics_endpoint
+from dase_grpc.metrics.endpoint import make_registry, metrics_endpoint
 
 
 def asked(health: Health, path: str) -> tuple[int, str]:

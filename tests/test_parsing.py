@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from contracts.sentences import assert_one_sentence
 
-from dase_grpc.config import read_toml
-from dase_grpc.launch.experiment_file import read_experiment
-from dase_grpc.parsing import is_utf8, json_value, leaves, toml_file, toml_tables
+from dase_grpc.config.resolve import read_toml
+from dase_grpc.config.texts import is_utf8, json_value, leaves, toml_file, toml_tables
+from dase_grpc.launch.experiments.file import read_experiment
 
 DEEP = 100_000
 

@@ -8,10 +8,10 @@ import tomli_w
 from contracts.sentences import assert_one_sentence
 from layering import layers
 
-from dase_grpc.agent_config import ALGORITHMS, READ_BY_ONE, AgentConfig
-from dase_grpc.config import RunConfig, resolve
+from dase_grpc.config.algorithms import ALGORITHMS, READ_BY_ONE, AgentConfig
+from dase_grpc.config.presets import BASE_PRESETS, ENVIRONMENTS, PRESETS, layered, paper_preset, preset
+from dase_grpc.config.resolve import RunConfig, resolve
 from dase_grpc.errors import ConfigError
-from dase_grpc.presets import BASE_PRESETS, ENVIRONMENTS, PRESETS, layered, paper_preset, preset
 
 PAPER = {
     "dps.divergence": "jeffreys",

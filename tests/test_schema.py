@@ -8,7 +8,7 @@ import torch
 from contracts.sentences import assert_one_sentence
 
 from dase_grpc.errors import MalformedError, SchemaMismatchError
-from dase_grpc.learning.batch import Batch
+from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.schema import HUGE, MAX_ROW_BYTES, Array, TransitionSchema
 
 SCHEMA = TransitionSchema("Walker-v5", 3, 2, (-1.0, -0.5), (1.0, 0.5))

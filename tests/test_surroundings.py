@@ -10,8 +10,7 @@ import sys
 import pytest
 from patience import PATIENCE_S
 
-from dase_grpc import surroundings
-from dase_grpc.nodes import leash, signals
+from dase_grpc.process import leash, signals, surroundings
 
 
 def started(program, *, limit=None, **options):
@@ -142,7 +141,7 @@ COUNTS = """
 import sys
 import dase_grpc
 from prometheus_client import Counter, generate_latest
-from dase_grpc.telemetry import make_registry
+from dase_grpc.metrics.endpoint import make_registry
 registry = make_registry()
 counter = Counter("dase_tries", "Tries.", registry=registry)
 counter.inc()

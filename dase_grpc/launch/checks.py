@@ -4,11 +4,11 @@ import sys
 from collections.abc import Callable
 
 from dase_grpc.capacity import transitions
-from dase_grpc.config import EnvConfig, RunConfig, require_capacity
+from dase_grpc.config.resolve import EnvConfig, RunConfig, require_capacity
 from dase_grpc.errors import ConfigError, EnvironmentHangsError
-from dase_grpc.learning.env_probe import tried_out
-from dase_grpc.learning.watch import Watch, say_where, watchdog
-from dase_grpc.nodes.ending import end_now
+from dase_grpc.learning.envs.probe import tried_out
+from dase_grpc.process.ending import end_now
+from dase_grpc.process.watchdog import Watch, say_where, watchdog
 from dase_grpc.schema import TransitionSchema
 
 
@@ -45,7 +45,7 @@ def check_device(config: RunConfig, gpu: int | None = None) -> None:
         DeviceError: there is no such GPU, or it or this CPU has no products of the kind asked for.
     """
     if gpu is not None or any(agent.products != "float32" for agent in config.distinct_agents):
-        from dase_grpc.learning.device import pick_device  # torch takes seconds to import
+        from dase_grpc.learning.agents.device import pick_device  # torch takes seconds to import
 
         pick_device(gpu, config.distinct_agents)
 

@@ -9,9 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from dase_grpc.launch.console import say
-from dase_grpc.runs.comparison import Comparison, EnvironmentResults, Estimate, compare, words
-from dase_grpc.runs.comparison.files import write_comparison
-from dase_grpc.runs.page import number
+from dase_grpc.runs.reports import comparison_words
+from dase_grpc.runs.reports.compare import Comparison, EnvironmentResults, compare
+from dase_grpc.runs.reports.comparison_tables import write_comparison
+from dase_grpc.runs.reports.estimates import Estimate
+from dase_grpc.runs.reports.html import number
 
 
 def compare_here(
@@ -48,35 +50,45 @@ def tables(comparison: Comparison) -> Iterable[Group]:
 
 def notes(comparison: Comparison) -> list[str]:
     """What the tables' numbers are."""
-    sentences = [words.UNIT, words.FINAL_SCORE, words.AREA, words.INTERVAL]
+    sentences = [
+        comparison_words.UNIT,
+        comparison_words.FINAL_SCORE,
+        comparison_words.AREA,
+        comparison_words.INTERVAL,
+    ]
     if any(each.sizes_differ for each in comparison.environments):
-        sentences.append(words.EQUAL_TOTAL)
+        sentences.append(comparison_words.EQUAL_TOTAL)
     if any(len(each.cells) > 1 for each in comparison.environments):
-        sentences.append(f"Probability of improvement: {words.IMPROVEMENT}")
+        sentences.append(f"Probability of improvement: {comparison_words.IMPROVEMENT}")
     if any(cell.beside for cell in comparison.cells):
-        sentences.append(words.PUBLISHED)
+        sentences.append(comparison_words.PUBLISHED)
     return sentences
 
 
 def _scores(each: EnvironmentResults) -> Group:
-    digits = words.digits(each)
+    digits = comparison_words.digits(each)
     columns = ["", "runs", "final score", "area", "best"]
     if each.sizes_differ:
         columns.append(f"final at {each.total_steps:,}\ntotal steps")
     rows = []
     for cell in each.cells:
-        row = [cell.label, words.of_runs(cell), _lines(cell.final, digits), _lines(cell.area, digits)]
-        row.append(words.spread(cell.best, digits))
+        row = [
+            cell.label,
+            comparison_words.of_runs(cell),
+            _lines(cell.final, digits),
+            _lines(cell.area, digits),
+        ]
+        row.append(comparison_words.spread(cell.best, digits))
         rows.append([*row, _lines(cell.equal_total, digits)] if each.sizes_differ else row)
     return _table(f"{each.name}, up to step {each.last_step:,} of each agent", columns, rows)
 
 
 def _lines(value: Estimate, digits: int) -> str:
     """Mean and standard deviation; under them the interquartile mean and its interval."""
-    mean = words.spread(value, digits)
+    mean = comparison_words.spread(value, digits)
     if value.interval is None:
         return mean
-    interval = words.brackets(value.interval, digits, len(value.values))
+    interval = comparison_words.brackets(value.interval, digits, len(value.values))
     return f"{mean}\nIQM {number(value.iqm, digits)}\n{interval}"
 
 
@@ -86,22 +98,29 @@ def _chances(each: EnvironmentResults) -> Group:
         row = [x.label]
         for y in each.cells:
             runs = min(len(x.runs), len(y.runs))
-            row.append("" if x is y else words.chance(each.pair(x.label, y.label), runs))
+            row.append("" if x is y else comparison_words.chance(each.pair(x.label, y.label), runs))
         rows.append(row)
     title = f"{each.name}: probability that a run of the row ends higher than one of the column"
     return _table(title, ["", *(cell.label for cell in each.cells)], rows)
 
 
 def _published(each: EnvironmentResults) -> Group:
-    digits = words.digits(each)
+    digits = comparison_words.digits(each)
     rows = []
     for cell in each.cells:
         if cell.row is None:
             continue
         for beside in cell.beside:
-            row = [cell.label, words.step(beside.point.step), words.spread(beside.ours, digits)]
-            row += [words.published(beside.point, digits), f"{cell.row.environment}\n{cell.row.method}"]
-            rows.append([*row, words.origin(cell.row)])
+            row = [
+                cell.label,
+                comparison_words.step(beside.point.step),
+                comparison_words.spread(beside.ours, digits),
+            ]
+            row += [
+                comparison_words.published(beside.point, digits),
+                f"{cell.row.environment}\n{cell.row.method}",
+            ]
+            rows.append([*row, comparison_words.origin(cell.row)])
     return _table(
         f"{each.name}: ours beside the published numbers, at the same step",
         ["", "around step", "ours", "as published", "published as", "its curves"],

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dase_grpc.config import RunConfig
+from dase_grpc.config.resolve import RunConfig
 from dase_grpc.launch.console import say
 from dase_grpc.observe.cells import NOTHING, agent_cells, buffer_text, has_ended, has_started
 from dase_grpc.progress import Progress, duration, several

@@ -10,13 +10,13 @@ import numpy as np
 
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.launch.video import Scene, film, prepare_video, rehearse
-from dase_grpc.learning.agent import Policy
-from dase_grpc.learning.agents import load_policy
-from dase_grpc.learning.device import pick_device
-from dase_grpc.learning.envs import close_env, make_env, require_same_environment, schema_of
-from dase_grpc.learning.evaluation import Evaluation, Evaluator
-from dase_grpc.learning.restarting import evaluation_env
-from dase_grpc.learning.watch import Watch
+from dase_grpc.learning.agents.agent import Policy
+from dase_grpc.learning.agents.device import pick_device
+from dase_grpc.learning.agents.registry import load_policy
+from dase_grpc.learning.envs.evaluation import Evaluation, Evaluator
+from dase_grpc.learning.envs.make import close_env, make_env, require_same_environment, schema_of
+from dase_grpc.learning.envs.restarting import evaluation_env
+from dase_grpc.process.watchdog import Watch
 from dase_grpc.progress import number, several
 from dase_grpc.runs.checkpoint import METADATA_FILE, Checkpoint, latest, load_checkpoint
 from dase_grpc.runs.checkpoint import best as best_of

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from dase_grpc.capacity import transitions
 from dase_grpc.errors import ConfigError
+from dase_grpc.launch.experiments.matrix import Cell
 from dase_grpc.launch.machine import free_disk, shown_size
-from dase_grpc.launch.matrix import Cell
 from dase_grpc.launch.storage import keeps_on_disk
+from dase_grpc.replay.buffer.directory import ROWS
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.store.directory import ROWS
 from dase_grpc.store.footprint import reserved_bytes
 
 

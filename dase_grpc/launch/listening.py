@@ -3,8 +3,8 @@
 import asyncio
 
 from dase_grpc.launch.processes import Node
-from dase_grpc.nodes.lifecycle import READY_PREFIX
-from dase_grpc.wire.transport import Address, parse_address
+from dase_grpc.process.lifecycle import READY_PREFIX
+from dase_grpc.replay.service.server import Address, parse_address
 
 
 async def listening_address(node: Node, *, within_s: float) -> Address:

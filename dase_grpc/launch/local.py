@@ -9,7 +9,7 @@ from itertools import product
 from types import TracebackType
 from typing import Final, Self
 
-from dase_grpc.config import RunConfig
+from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import DaseError, NodeFailedError, UnreachableError
 from dase_grpc.launch.console import pasted
 from dase_grpc.launch.display import Display, Snapshot
@@ -19,11 +19,11 @@ from dase_grpc.launch.restart_policy import MAX_RESTARTS, is_lasting
 from dase_grpc.launch.silence import Silence, silent_nodes
 from dase_grpc.launch.storage import keeps_on_disk
 from dase_grpc.launch.supervision import Supervision, Supervisor
-from dase_grpc.nodes.lifecycle import first_cause, is_orphaned, unless
+from dase_grpc.process.lifecycle import first_cause, is_orphaned, unless
+from dase_grpc.replay.service.cluster import ClusterClient
+from dase_grpc.replay.service.server import Address, open_channel
+from dase_grpc.replay.wire.messages import progress_from_proto
 from dase_grpc.runs.directory import RUN_FILE, RunDirectory
-from dase_grpc.wire.cluster import ClusterClient
-from dase_grpc.wire.messages import progress_from_proto
-from dase_grpc.wire.transport import Address, open_channel
 from dase_grpc.wire.v1.cluster_pb2 import StatusResponse
 
 PROGRAM: Final = (sys.executable, "-m", "dase_grpc")

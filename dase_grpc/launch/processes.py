@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from dase_grpc.errors import NodeFailedError
-from dase_grpc.identity import VARIABLES
-from dase_grpc.learning.containment import given_variables
+from dase_grpc.process.containment import given_variables
+from dase_grpc.replay.security.identity import VARIABLES
 from dase_grpc.runs.files import end_of
 
 STOP_S: Final = 45.0

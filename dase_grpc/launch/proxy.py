@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from dase_grpc.wire.transport import Address
+from dase_grpc.replay.service.server import Address
 
 PIECE = 65_536
 

@@ -5,7 +5,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from dase_grpc.config import RunConfig
+from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import ConfigError, RunDirectoryError
 from dase_grpc.launch.checks import check
 from dase_grpc.launch.console import PatientConsole, say
@@ -19,7 +19,7 @@ from dase_grpc.launch.storage import (
     reserve,
 )
 from dase_grpc.launch.train import TrainOptions, run_here
-from dase_grpc.learning.envs import require_same_environment
+from dase_grpc.learning.envs.make import require_same_environment
 from dase_grpc.runs.checkpoint import Checkpoint, newest_sound
 from dase_grpc.runs.directory import IN_ROUNDS, RunDirectory
 from dase_grpc.runs.files import written

@@ -5,16 +5,16 @@ from pathlib import Path
 from typing import Final
 
 from dase_grpc.capacity import transitions
-from dase_grpc.config import RunConfig
+from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import CapacityError, ConfigError, DataDirectoryError, RunDirectoryError
 from dase_grpc.launch.machine import free_disk, free_memory, shown_size
 from dase_grpc.nodes.replay import boot_id
+from dase_grpc.replay.buffer.directory import DataDirectory
+from dase_grpc.replay.buffer.inspection import inspect
+from dase_grpc.replay.buffer.ring import require_reservable
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.store.directory import DataDirectory
 from dase_grpc.store.footprint import reserved_bytes
-from dase_grpc.store.inspection import inspect
-from dase_grpc.store.ring import require_reservable
 
 IN_MEMORY: Final = "--set replay.storage=memory"
 """How a user asks for that."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from dase_grpc.launch.matrix import Cell
+from dase_grpc.launch.experiments.matrix import Cell
 
 MEASURED_S: Final = 10.0
 """How long cells must have trained before their speed says anything about the time left."""

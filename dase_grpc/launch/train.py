@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from rich.console import Console
 
-from dase_grpc.config import RunConfig
+from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import (
     ConfigError,
     DaseError,
@@ -27,17 +27,17 @@ from dase_grpc.launch.display import Snapshot, make_display
 from dase_grpc.launch.local import LocalCluster, run_cluster
 from dase_grpc.launch.restart_policy import MAX_RESTARTS
 from dase_grpc.launch.storage import require_memory, reserve
-from dase_grpc.learning.containment import left_as_found
-from dase_grpc.learning.env_ids import with_resolved_id
+from dase_grpc.learning.envs.ids import with_resolved_id
 from dase_grpc.naming import MAX_BYTES
-from dase_grpc.nodes.lifecycle import halt_event, stop_event
+from dase_grpc.process.containment import left_as_found
+from dase_grpc.process.lifecycle import halt_event, stop_event
 from dase_grpc.progress import number, several
 from dase_grpc.runs.directory import IN_ROUNDS, AgentDirectory, RunDirectory, checkpoint_paths
-from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.files import whole_lines
 from dase_grpc.runs.locking import FolderLock
+from dase_grpc.runs.logs import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
-from dase_grpc.runs.report import write_report
+from dase_grpc.runs.reports.report import write_report
 from dase_grpc.runs.restarts import read_restarts, told
 
 if TYPE_CHECKING:

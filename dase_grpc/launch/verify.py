@@ -8,8 +8,8 @@ from rich.text import Text
 
 from dase_grpc.nodes.replay import boot_id
 from dase_grpc.progress import several
+from dase_grpc.replay.buffer.inspection import inspect
 from dase_grpc.runs.verify import verify
-from dase_grpc.store.inspection import inspect
 
 
 def verify_here(path: Path, console: Console) -> int:

@@ -6,7 +6,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from dase_grpc.learning.flat import Flat
+from dase_grpc.learning.agents.optimiser import Flat
 
 BETA1: Final = 0.9
 BETA2: Final = 0.999

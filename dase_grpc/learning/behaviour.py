@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from dase_grpc.learning.agent import Agent, Policy
+from dase_grpc.learning.agents.agent import Agent, Policy
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from typing import Final
 
 from torch import Tensor
 
-from dase_grpc.learner_metrics import LearnerMetrics
-from dase_grpc.learning.agent import Agent
-from dase_grpc.learning.exploration import diverged
-from dase_grpc.learning.statistics import Window
+from dase_grpc.learning.agents.agent import Agent
+from dase_grpc.learning.envs.explorer import diverged
+from dase_grpc.learning.training.statistics import Window
+from dase_grpc.metrics.nodes import LearnerMetrics
 
 DIVERGED_AFTER: Final = 100
 """So many steps in a row that had to be left out mean that an agent learns nothing any more."""

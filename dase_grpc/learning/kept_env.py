@@ -4,8 +4,8 @@ from typing import Any
 
 import gymnasium
 
-from dase_grpc.learning.containment import kept_call
 from dase_grpc.learning.surroundings import SURROUNDINGS
+from dase_grpc.process.containment import kept_call
 from dase_grpc.schema import Array
 
 

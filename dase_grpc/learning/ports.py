@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Any, Protocol
 
-from dase_grpc.learning.agent import Policy
-from dase_grpc.learning.exploration import require_finite_action
-from dase_grpc.learning.learner_state import Saved
+from dase_grpc.learning.agents.agent import Policy
+from dase_grpc.learning.envs.explorer import require_finite_action
+from dase_grpc.learning.training.state import Saved
 from dase_grpc.schema import Array
 
 

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from dase_grpc.agent_config import ProductsKind
+from dase_grpc.config.algorithms import ProductsKind
 
 WORTH_ROUNDING: Final = 96
 """A layer's inputs and its outputs have to be as many: among fewer, rounding takes what the product gains.

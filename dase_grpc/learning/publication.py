@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dase_grpc.learning.agent import Agent
-from dase_grpc.learning.peers import PeerPolicies
+from dase_grpc.learning.agents.agent import Agent
+from dase_grpc.learning.training.publishing import PeerPolicies
 
 
 def to_nobody(due: bool) -> None:

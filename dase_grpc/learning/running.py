@@ -10,8 +10,8 @@ from typing import Final, Self
 import torch
 from torch import Tensor
 
-from dase_grpc.learning.memory import OWN, Memory, overwrite
-from dase_grpc.learning.moments import scatter
+from dase_grpc.learning.agents.memory import OWN, Memory, overwrite
+from dase_grpc.learning.similarity.moments import scatter
 
 _FORGOTTEN: Final = 1e-100
 """A group whose weight has decayed to this is as if never seen: its squares would underflow next."""

@@ -11,19 +11,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dase_grpc.learning.actor_critic import ActorCritic
-from dase_grpc.learning.batch import Batch
-from dase_grpc.learning.captured import Captured, Recorder
-from dase_grpc.learning.dps import Similarity
-from dase_grpc.learning.learner_parts import LearnerParts
-from dase_grpc.learning.memory import StackedMemory
+from dase_grpc.learning.agents.actor_critic import ActorCritic
+from dase_grpc.learning.agents.batch import Batch
+from dase_grpc.learning.agents.graphs import Captured, Recorder
+from dase_grpc.learning.agents.memory import StackedMemory
+from dase_grpc.learning.agents.stack import Stack
+from dase_grpc.learning.agents.transfers import Staged
 from dase_grpc.learning.running import RunningMoments
-from dase_grpc.learning.similarity import SimilarityWeigher, Weighing, each_tensor
-from dase_grpc.learning.stack import Stack
-from dase_grpc.learning.staging import Staged
-from dase_grpc.learning.statistics import DeviceTotals
-from dase_grpc.learning.torch_settings import with_gradients
-from dase_grpc.learning.updating import Taken
+from dase_grpc.learning.similarity.measure import Similarity
+from dase_grpc.learning.similarity.weigher import SimilarityWeigher, Weighing, each_tensor
+from dase_grpc.learning.training.parts import LearnerParts
+from dase_grpc.learning.training.statistics import DeviceTotals
+from dase_grpc.learning.training.updating import Taken
+from dase_grpc.process.torch_settings import with_gradients
 
 LIVE, EXTERNAL, MOVES = range(3)
 _FLAGS: Final = 3

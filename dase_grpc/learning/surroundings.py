@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from dase_grpc.learning.process_settings import FOLDER, UNKNOWN, Setting, settings
+from dase_grpc.process.settings import FOLDER, UNKNOWN, Setting, settings
 
 State = dict[str, Any]
 """Values of settings by name."""

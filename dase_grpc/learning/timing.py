@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from dase_grpc.learner_metrics import LearnerMetrics
+from dase_grpc.metrics.nodes import LearnerMetrics
 
 
 class UpdateTiming:

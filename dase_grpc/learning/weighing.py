@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from dase_grpc.learning.agent import Agent
-from dase_grpc.learning.batch import Batch
-from dase_grpc.learning.similarity import SimilarityWeigher, Weighing
+from dase_grpc.learning.agents.agent import Agent
+from dase_grpc.learning.agents.batch import Batch
+from dase_grpc.learning.similarity.weigher import SimilarityWeigher, Weighing
 
 
 def weighed(agent: Agent, weigher: SimilarityWeigher, batch: Batch) -> tuple[Weighing, Tensor | None]:

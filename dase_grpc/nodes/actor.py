@@ -15,33 +15,33 @@ from typing import Self
 import torch
 
 from dase_grpc.attendance import Attendant
-from dase_grpc.config import RunConfig
+from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import ConfigError
 from dase_grpc.explorer_metrics import ActorMetrics
 from dase_grpc.health import Health
-from dase_grpc.learning.acting import Acting, Rollout, actor_explorers
-from dase_grpc.learning.env_ids import with_resolved_id
-from dase_grpc.learning.envs import schema_of
-from dase_grpc.learning.restarting import RestartableEnv, exploring_env
-from dase_grpc.learning.watch import Watch
-from dase_grpc.nodes import joining
-from dase_grpc.nodes.attending import ActorConnection, AgentFinished, attend
-from dase_grpc.nodes.connection import Stream
-from dase_grpc.nodes.following import FollowedPolicy
-from dase_grpc.nodes.hanging import HangAlarm
-from dase_grpc.nodes.joining import REPLAY_TIMEOUT_S, Wanted
-from dase_grpc.nodes.lifecycle import run_node, unless
+from dase_grpc.learning.envs.ids import with_resolved_id
+from dase_grpc.learning.envs.make import schema_of
+from dase_grpc.learning.envs.restarting import RestartableEnv, exploring_env
+from dase_grpc.learning.training.acting import Acting, Rollout, actor_explorers
+from dase_grpc.metrics.endpoint import make_registry, metrics_endpoint
+from dase_grpc.nodes.followed import FollowedPolicy
 from dase_grpc.nodes.liveness import loop_turns
 from dase_grpc.nodes.monitoring import protection
-from dase_grpc.nodes.rows import RowLink
-from dase_grpc.nodes.sharded_joining import enter_all, follow_name, lines_to
-from dase_grpc.nodes.shards import Shards
 from dase_grpc.nodes.troupe import Troupe, explore_to_the_end
-from dase_grpc.nodes.waits import WaitReason
-from dase_grpc.telemetry import make_registry, metrics_endpoint
-from dase_grpc.wire.dialling import NO_CREDENTIALS, Credentials
+from dase_grpc.process.alarm import HangAlarm
+from dase_grpc.process.lifecycle import run_node, unless
+from dase_grpc.process.watchdog import Watch
+from dase_grpc.replay.client import joining
+from dase_grpc.replay.client.attending import ActorConnection, AgentFinished, attend
+from dase_grpc.replay.client.connection import Stream
+from dase_grpc.replay.client.finding import enter_all, follow_name, lines_to
+from dase_grpc.replay.client.insert import RowLink
+from dase_grpc.replay.client.joining import REPLAY_TIMEOUT_S, Wanted
+from dase_grpc.replay.client.shards import Shards
+from dase_grpc.replay.client.waits import WaitReason
+from dase_grpc.replay.security.dialler import NO_CREDENTIALS, Credentials
+from dase_grpc.replay.service.server import require_let_in
 from dase_grpc.wire.sharded import ReplayPlace
-from dase_grpc.wire.transport import require_let_in
 
 log = logging.getLogger("dase")
 

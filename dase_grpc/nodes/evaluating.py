@@ -10,25 +10,25 @@ from functools import partial
 from typing import Any
 
 from dase_grpc.attendance import Attendance
-from dase_grpc.config import RunConfig
+from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import ConfigError, DivergedError
 from dase_grpc.evaluator_metrics import EvaluatorMetrics
-from dase_grpc.learning.agent import Policy as Acting
-from dase_grpc.learning.agents import load_policy
-from dase_grpc.learning.build import build_evaluator
-from dase_grpc.learning.containment import Contained
-from dase_grpc.learning.device import pick_device
-from dase_grpc.learning.evaluation import Evaluation
-from dase_grpc.learning.policy import policy_tensors
+from dase_grpc.learning.agents.agent import Policy as Acting
+from dase_grpc.learning.agents.device import pick_device
+from dase_grpc.learning.agents.policy import policy_tensors
+from dase_grpc.learning.agents.registry import load_policy
+from dase_grpc.learning.envs.evaluation import Evaluation
+from dase_grpc.learning.envs.restarting import evaluation_env
 from dase_grpc.learning.ports import Halted, StoppablePolicy
-from dase_grpc.learning.restarting import evaluation_env
-from dase_grpc.learning.watch import Watch
-from dase_grpc.nodes.due_policies import DuePolicies
+from dase_grpc.learning.training.build import build_evaluator
+from dase_grpc.nodes.due import DuePolicies
 from dase_grpc.nodes.policies import unpacked
+from dase_grpc.process.containment import Contained
+from dase_grpc.process.watchdog import Watch
 from dase_grpc.progress import number, several
+from dase_grpc.replay.buffer.policies import Policy
 from dase_grpc.runs.evaluation_journal import Evaluated, EvaluationJournal
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.store.policies import Policy
 
 log = logging.getLogger("dase")
 

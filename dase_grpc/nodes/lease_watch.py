@@ -3,7 +3,7 @@
 import logging
 
 from dase_grpc.progress import several
-from dase_grpc.store.run import SharedRun
+from dase_grpc.replay.buffer.run import SharedRun
 
 log = logging.getLogger("dase")
 

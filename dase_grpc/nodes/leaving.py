@@ -8,8 +8,8 @@ from typing import Final
 
 from dase_grpc.errors import RefusalError
 from dase_grpc.progress import Progress
-from dase_grpc.wire.cluster import ClusterClient
-from dase_grpc.wire.replay_client import StreamTarget
+from dase_grpc.replay.client.inserter import StreamTarget
+from dase_grpc.replay.service.cluster import ClusterClient
 
 FAREWELL_S: Final = 2.0
 """How long a replay may take for each call."""

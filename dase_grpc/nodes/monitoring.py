@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from dase_grpc.metrics_server import Contexts
-from dase_grpc.wire.tls import server_contexts
-from dase_grpc.wire.transport import Address, require_private
+from dase_grpc.replay.security.folders import server_contexts
+from dase_grpc.replay.service.server import Address, require_private
 
 
 def protection(host: str, port: int, *, tls: Path | None, insecure: bool) -> Contexts | None:

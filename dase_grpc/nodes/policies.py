@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dase_grpc.errors import DaseError
-from dase_grpc.learning.peers import Published, from_bytes, is_newer, to_bytes
-from dase_grpc.nodes.connection import Connection, Stream
-from dase_grpc.nodes.subscribing import follow
-from dase_grpc.store.policies import Policy
-from dase_grpc.wire.policy import PolicyPublisher
-from dase_grpc.wire.replay_client import StreamTarget
+from dase_grpc.learning.training.publishing import Published, from_bytes, is_newer, to_bytes
+from dase_grpc.replay.buffer.policies import Policy
+from dase_grpc.replay.client.connection import Connection, Stream
+from dase_grpc.replay.client.inserter import StreamTarget
+from dase_grpc.replay.client.policies import follow
+from dase_grpc.replay.service.policies import PolicyPublisher
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class _Outgoing:
 
 
 class PolicyExchange:
-    """`PeerPolicies` (learning/peers.py) over the network.
+    """`PeerPolicies` (learning/training/publishing.py) over the network.
 
     `publish` and `latest` belong to the compute thread and never wait for the network; `run` and `flush`
     belong to the event loop that made the exchange. Each direction keeps the latest policy only: one that

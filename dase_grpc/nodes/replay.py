@@ -13,29 +13,29 @@ from typing import Final, Self
 from dase_grpc.capacity import transitions
 from dase_grpc.errors import AddressError, CapacityError, ConfigError
 from dase_grpc.health import Health
+from dase_grpc.metrics.endpoint import metrics_endpoint
 from dase_grpc.metrics_server import Contexts
 from dase_grpc.naming import names_a_folder
 from dase_grpc.nodes.lease_watch import LeaseWatch
-from dase_grpc.nodes.lifecycle import READY_PREFIX, is_orphaned, run_node
 from dase_grpc.nodes.liveness import loop_turns
 from dase_grpc.nodes.loop_lag import watch_loop_lag
 from dase_grpc.nodes.monitoring import protection
-from dase_grpc.nodes.replay_monitor import ReplayMonitor
-from dase_grpc.nodes.standard import add_standard
+from dase_grpc.process.lifecycle import READY_PREFIX, is_orphaned, run_node
 from dase_grpc.progress import several
+from dase_grpc.replay.buffer.directory import stored_identity
+from dase_grpc.replay.buffer.ring import require_reservable
+from dase_grpc.replay.buffer.run import SharedRun
+from dase_grpc.replay.buffer.sharding import WHOLE, Shard
+from dase_grpc.replay.security.listener import Entrance, entrance
+from dase_grpc.replay.service.cluster import ClusterServicer
+from dase_grpc.replay.service.draining import calls_ended
+from dase_grpc.replay.service.monitor import ReplayMonitor
+from dase_grpc.replay.service.policies import PolicyServicer
+from dase_grpc.replay.service.replay import ReplayServicer, add_replay
+from dase_grpc.replay.service.server import Address, bind, make_server, parse_address, require_private
+from dase_grpc.replay.service.standard import add_standard
 from dase_grpc.schema import LEAST_ROW_BYTES
-from dase_grpc.store.directory import stored_identity
-from dase_grpc.store.ring import require_reservable
-from dase_grpc.store.run import SharedRun
 from dase_grpc.store.settings import note_settings
-from dase_grpc.store.sharding import WHOLE, Shard
-from dase_grpc.telemetry import metrics_endpoint
-from dase_grpc.wire.cluster import ClusterServicer
-from dase_grpc.wire.draining import calls_ended
-from dase_grpc.wire.entrance import Entrance, entrance
-from dase_grpc.wire.policy import PolicyServicer
-from dase_grpc.wire.replay import ReplayServicer, add_replay
-from dase_grpc.wire.transport import Address, bind, make_server, parse_address, require_private
 from dase_grpc.wire.v1 import (
     cluster_pb2,
     cluster_pb2_grpc,

@@ -7,12 +7,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dase_grpc.capacity import transitions
-from dase_grpc.config import RunConfig
+from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import RunDirectoryError
-from dase_grpc.learning.envs import require_same_environment
-from dase_grpc.learning.learner_state import Counters, Saved
+from dase_grpc.learning.envs.make import require_same_environment
 from dase_grpc.learning.ports import Origin
+from dase_grpc.learning.training.state import Counters, Saved
 from dase_grpc.naming import names_a_folder
+from dase_grpc.replay.service.cluster import Membership
 from dase_grpc.runs.checkpoint import newest_sound
 from dase_grpc.runs.directory import (
     EVALUATOR_MODE,
@@ -25,7 +26,6 @@ from dase_grpc.runs.journal import AgentJournal
 from dase_grpc.runs.rewind import rewind
 from dase_grpc.runs.sameness import require_same_settings
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.wire.cluster import Membership
 
 log = logging.getLogger("dase")
 

@@ -11,23 +11,23 @@ from typing import Any, Final
 import torch
 
 from dase_grpc import seeding
-from dase_grpc.config import RunConfig
-from dase_grpc.learner_metrics import LearnerMetrics
-from dase_grpc.learning.build import build_learner, pairing, peer_of
-from dase_grpc.learning.device import reserved_bytes
-from dase_grpc.learning.learner import Learner
+from dase_grpc.config.resolve import RunConfig
+from dase_grpc.learning.agents.device import reserved_bytes
+from dase_grpc.learning.envs.restarting import RestartableEnv
 from dase_grpc.learning.publication import Audience
-from dase_grpc.learning.restarting import RestartableEnv
-from dase_grpc.learning.watch import Watch
-from dase_grpc.nodes.connection import Connection, Stream
-from dase_grpc.nodes.hanging import HangAlarm
-from dase_grpc.nodes.link import ReplayLink
-from dase_grpc.nodes.paces import CollectedSteps, Starving
+from dase_grpc.learning.training.build import build_learner, pairing, peer_of
+from dase_grpc.learning.training.learner import Learner
+from dase_grpc.metrics.nodes import LearnerMetrics
 from dase_grpc.nodes.policies import PolicyExchange
 from dase_grpc.nodes.results import Resumed
-from dase_grpc.nodes.shards import Shards
-from dase_grpc.nodes.waits import WaitReason
+from dase_grpc.process.alarm import HangAlarm
+from dase_grpc.process.watchdog import Watch
 from dase_grpc.progress import several
+from dase_grpc.replay.client.collected import CollectedSteps, Starving
+from dase_grpc.replay.client.connection import Connection, Stream
+from dase_grpc.replay.client.link import ReplayLink
+from dase_grpc.replay.client.shards import Shards
+from dase_grpc.replay.client.waits import WaitReason
 from dase_grpc.runs.journal import AgentJournal
 
 STARVED_LOOK_S: Final = 0.5

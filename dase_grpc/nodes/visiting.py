@@ -10,15 +10,15 @@ from typing import Any
 from dase_grpc.attendance import Attendance, Attendant
 from dase_grpc.errors import ConfigError, RefusalError
 from dase_grpc.explorer_metrics import StreamMetrics
-from dase_grpc.nodes.connection import Connection
-from dase_grpc.nodes.joining import Wanted, patiently
 from dase_grpc.nodes.leaving import FAREWELL_S
-from dase_grpc.nodes.sharded_joining import Lines, first_of
+from dase_grpc.replay.client.connection import Connection
+from dase_grpc.replay.client.finding import Lines, first_of
+from dase_grpc.replay.client.inserter import StreamTarget
+from dase_grpc.replay.client.joining import Wanted, patiently
+from dase_grpc.replay.security.dialler import Credentials
+from dase_grpc.replay.service.cluster import ClusterClient, Membership
+from dase_grpc.replay.service.server import Address, require_let_in
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.wire.cluster import ClusterClient, Membership
-from dase_grpc.wire.dialling import Credentials
-from dase_grpc.wire.replay_client import StreamTarget
-from dase_grpc.wire.transport import Address, require_let_in
 from dase_grpc.wire.v1 import cluster_pb2
 
 log = logging.getLogger("dase")

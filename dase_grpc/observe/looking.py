@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Self
 
 from dase_grpc.errors import DaseError, UnreachableError
-from dase_grpc.observe.cluster import ClusterView, merged, view_of
 from dase_grpc.observe.rates import Look
-from dase_grpc.wire.cluster import ClusterClient
-from dase_grpc.wire.dialling import NO_CREDENTIALS, Credentials
+from dase_grpc.observe.view import ClusterView, merged, view_of
+from dase_grpc.replay.security.dialler import NO_CREDENTIALS, Credentials
+from dase_grpc.replay.service.cluster import ClusterClient
+from dase_grpc.replay.service.server import Address, open_channel, require_let_in
 from dase_grpc.wire.probing import silence_of
 from dase_grpc.wire.sharded import ReplayPlace
-from dase_grpc.wire.transport import Address, open_channel, require_let_in
 
 
 @dataclass(frozen=True)

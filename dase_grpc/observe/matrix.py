@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dase_grpc.observe.cells import NOTHING
-from dase_grpc.observe.cluster import AgentView
+from dase_grpc.observe.view import AgentView
 from dase_grpc.progress import LOWEST_WEIGHT, several, weight
 
 MAX_AGENTS: Final = 16

@@ -11,11 +11,11 @@ from rich.text import Text
 
 from dase_grpc.observe import matrix
 from dase_grpc.observe.cells import rate
-from dase_grpc.observe.cluster import AgentView, ClusterView, NodeView
 from dase_grpc.observe.looking import Target, first_look, observing
 from dase_grpc.observe.rates import Look, Rates, rates
 from dase_grpc.observe.tables import agent_table, head, node_table
 from dase_grpc.observe.troubles import troubles
+from dase_grpc.observe.view import AgentView, ClusterView, NodeView
 
 LOOKS_APART_S: Final = 1.0
 TROUBLE_CODE: Final = 5

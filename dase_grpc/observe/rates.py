@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from dase_grpc.errors import DaseError
-from dase_grpc.observe.cluster import AgentView, ClusterView
+from dase_grpc.observe.view import AgentView, ClusterView
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from rich.text import Text
 
 from dase_grpc.observe import matrix
 from dase_grpc.observe.cells import rate, seconds, sparkline
-from dase_grpc.observe.cluster import AgentView, ClusterView, NodeView
 from dase_grpc.observe.rates import Look, Rates, course, rates
 from dase_grpc.observe.tables import agent_table, counted, head, line, node_table
 from dase_grpc.observe.troubles import in_trouble, troubles
+from dase_grpc.observe.view import AgentView, ClusterView, NodeView
 
 SMOOTHED_LOOKS: Final = 5
 """A rate in figures is one over the latest so many looks."""

@@ -18,8 +18,8 @@ from dase_grpc.observe.cells import (
     share,
     weight_text,
 )
-from dase_grpc.observe.cluster import GONE, AgentView, BufferView, ClusterView, NodeView
 from dase_grpc.observe.troubles import FAILED, WAITING
+from dase_grpc.observe.view import GONE, AgentView, BufferView, ClusterView, NodeView
 from dase_grpc.progress import duration, several
 
 SHOWN_SHARES: Final = 8

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from dase_grpc.observe.cells import seconds
-from dase_grpc.observe.cluster import GONE, AgentView, ClusterView, NodeView
 from dase_grpc.observe.rates import Look
+from dase_grpc.observe.view import GONE, AgentView, ClusterView, NodeView
 
 WAITING: Final = "waiting: "
 FAILED: Final = "failed: "

@@ -18,9 +18,9 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from dase_grpc.config import RunConfig, resolve
+from dase_grpc.config.resolve import RunConfig, resolve
+from dase_grpc.config.texts import json_value
 from dase_grpc.errors import DaseError, RunDirectoryError
-from dase_grpc.parsing import json_value
 from dase_grpc.runs.directory import (
     CHECKPOINT_FILE,
     checkpoint_path,

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from dase_grpc.runs.evaluations import Evaluations, Floats, Ints
+from dase_grpc.runs.logs import Evaluations, Floats, Ints
 
 SMOOTHING: Final = 25
 FINAL: Final = 10

@@ -15,11 +15,10 @@ from typing import Any, Final, Self
 
 import tomli_w
 
-from dase_grpc.config import RunConfig, resolve
+from dase_grpc.config.resolve import RunConfig, resolve
+from dase_grpc.config.texts import toml_file
 from dase_grpc.errors import ConfigError, RunDirectoryError
 from dase_grpc.naming import MAX_BYTES, names_a_folder
-from dase_grpc.parsing import toml_file
-from dase_grpc.runs.evaluations import EvaluationsFile
 from dase_grpc.runs.files import (
     STAGING_PREFIX,
     disk_refusal,
@@ -28,6 +27,7 @@ from dase_grpc.runs.files import (
     utf8,
     write_synced,
 )
+from dase_grpc.runs.logs import EvaluationsFile
 from dase_grpc.runs.metrics_log import MetricsLog
 from dase_grpc.runs.provenance import derived_seeds, versions
 

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Self
 
-from dase_grpc.config import RunConfig
+from dase_grpc.config.resolve import RunConfig
 from dase_grpc.runs.checkpoint import Tensors, best, describe, load_checkpoint, save_checkpoint
 from dase_grpc.runs.directory import AgentDirectory
-from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.files import sync_file
 from dase_grpc.runs.journal import write_evaluation
 from dase_grpc.runs.locking import FolderLock
+from dase_grpc.runs.logs import read_evaluations
 from dase_grpc.runs.tensorboard import ScalarWriter, open_tensorboard
 from dase_grpc.schema import TransitionSchema
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from dase_grpc.config import RunConfig
+from dase_grpc.config.resolve import RunConfig
 from dase_grpc.runs.checkpoint import Tensors, describe, save_checkpoint
 from dase_grpc.runs.directory import AgentDirectory
 from dase_grpc.runs.files import sync_file

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from dase_grpc.config.texts import json_value
 from dase_grpc.errors import RunDirectoryError
-from dase_grpc.parsing import json_value
 from dase_grpc.runs.files import append_line, whole_lines
 
 _TABLES: Final = ("similarity", "refused")

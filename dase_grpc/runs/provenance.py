@@ -7,7 +7,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from dase_grpc.config import RunConfig
+from dase_grpc.config.resolve import RunConfig
 from dase_grpc.seeding import Purpose, integer
 
 DISTRIBUTIONS: Final = {

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from dase_grpc.parsing import json_value
+from dase_grpc.config.texts import json_value
 from dase_grpc.runs.checkpoint import Checkpoint
 from dase_grpc.runs.directory import AgentDirectory, checkpoint_path, checkpoint_paths
-from dase_grpc.runs.evaluations import COLUMNS
 from dase_grpc.runs.files import disk_refusal, replace_file
+from dase_grpc.runs.logs import COLUMNS
 
 ASIDE: Final = "before-resume"
 

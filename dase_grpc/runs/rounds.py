@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from dase_grpc.config.texts import json_value
 from dase_grpc.errors import RunDirectoryError
-from dase_grpc.parsing import json_value
 from dase_grpc.runs.checkpoint import KEEP, Checkpoint, load_checkpoint, seal_of
 from dase_grpc.runs.directory import RunDirectory, checkpoint_path, checkpoint_paths, round_paths
 from dase_grpc.runs.files import disk_refusal, replace_file, sync_directory

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from dase_grpc.config import RunConfig
+from dase_grpc.config.resolve import RunConfig
 from dase_grpc.runs.curves import FINAL, Series, final_score
 from dase_grpc.runs.directory import EVALUATOR_MODE, AgentDirectory, RunDirectory, checkpoint_paths
-from dase_grpc.runs.evaluations import Evaluations, read_evaluations
+from dase_grpc.runs.logs import Evaluations, read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
 
 FINAL_FROM: Final = 2 * FINAL

@@ -18,8 +18,8 @@ from dase_grpc.runs.directory import (
     checkpoint_paths,
     round_paths,
 )
-from dase_grpc.runs.evaluations import COLUMNS, read_evaluations
 from dase_grpc.runs.files import unfinished_line, whole_lines
+from dase_grpc.runs.logs import COLUMNS, read_evaluations
 from dase_grpc.runs.lookup import require_run
 from dase_grpc.runs.metrics_log import read_metrics
 from dase_grpc.runs.restarts import read_restarts

@@ -1,8 +1,9 @@
 """How much disk a buffer takes, all of it reserved before the first transition."""
 
+from dase_grpc.replay.buffer import ledger
+from dase_grpc.replay.buffer.durable import SPARE_BYTES, WRITER_PLACES
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.store import commits, lease_file
-from dase_grpc.store.durable import SPARE_BYTES, WRITER_PLACES
+from dase_grpc.store import lease_file
 
 
 def spare_slots(schema: TransitionSchema) -> int:
@@ -13,4 +14,4 @@ def spare_slots(schema: TransitionSchema) -> int:
 def reserved_bytes(schema: TransitionSchema, capacity: int) -> int:
     """The size of all files of a data directory for `capacity` transitions, but for some text."""
     rows = (capacity + spare_slots(schema)) * schema.row_bytes
-    return rows + commits.file_bytes(WRITER_PLACES) + lease_file.FILE_BYTES
+    return rows + ledger.file_bytes(WRITER_PLACES) + lease_file.FILE_BYTES

@@ -4,11 +4,11 @@ import struct
 from typing import Final, Self
 
 from dase_grpc.errors import DataDirectoryError
-from dase_grpc.store.directory import LEASES, DataDirectory
-from dase_grpc.store.leases import Lease
-from dase_grpc.store.mapped import MappedFile
+from dase_grpc.replay.buffer.directory import LEASES, DataDirectory
+from dase_grpc.replay.buffer.leases import Lease
+from dase_grpc.replay.buffer.mapped import MappedFile
+from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
 from dase_grpc.store.records import AlternatingRecord
-from dase_grpc.store.ring import MAX_AGENT_ID
 
 _LEASE: Final = struct.Struct("<q?H")
 """Epoch, given back, bytes of the name; then follow the name and, to the end, the reason or the node id."""

@@ -4,7 +4,7 @@ import struct
 import zlib
 from typing import Final
 
-from dase_grpc.store.mapped import MappedFile
+from dase_grpc.replay.buffer.mapped import MappedFile
 
 _HEAD: Final = struct.Struct("<QII")  # number, check sum, payload bytes
 _NO_HEAD: Final = bytes(_HEAD.size)

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import grpc
 
-from dase_grpc.calls import Calls
-from dase_grpc.wire.guard import Behaviour, Handler, Wrapping, behaviour_of
-from dase_grpc.wire.status import Context
+from dase_grpc.metrics.calls import Calls
+from dase_grpc.replay.service.interceptors import Behaviour, Handler, Wrapping, behaviour_of
+from dase_grpc.replay.wire.status import Context
 
 _TYPES: Final = {
     "unary_unary": "unary",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from dase_grpc.wire.layout import Layout, padded
+from dase_grpc.replay.wire.packed import Layout, padded
 from dase_grpc.wire.reused import ReusedMemory
 from dase_grpc.wire.v1 import replay_pb2
 

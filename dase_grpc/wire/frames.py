@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dase_grpc.wire.layout import Layout, padded
+from dase_grpc.replay.wire.packed import Layout, padded
 from dase_grpc.wire.v1 import replay_pb2
 
 _LAST: Final = (b"\x10\x00", b"\x10\x01")  # field 2 of SampleFrame, false and true

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Final
 
-from dase_grpc.wire.transport import Address
+from dase_grpc.replay.service.server import Address
 
 PROBE_S: Final = 1.0
 

@@ -11,10 +11,10 @@ import numpy as np
 from grpc.aio import Channel
 
 from dase_grpc.errors import AddressError, ConfigError, UnreachableError
-from dase_grpc.store.sharding import Shard
-from dase_grpc.wire.cluster import UNARY_TIMEOUT_S, shard_of
-from dase_grpc.wire.status import service
-from dase_grpc.wire.transport import Address, parse_address
+from dase_grpc.replay.buffer.sharding import Shard
+from dase_grpc.replay.service.cluster import UNARY_TIMEOUT_S, shard_of
+from dase_grpc.replay.service.server import Address, parse_address
+from dase_grpc.replay.wire.status import service
 from dase_grpc.wire.v1 import replay_pb2, replay_pb2_grpc
 
 DNS: Final = "dns:"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dase_grpc.config import RunConfig
-from dase_grpc.launch.faults import KINDS, Outcome
+from dase_grpc.config.resolve import RunConfig
+from dase_grpc.launch.drill.faults import KINDS, Outcome
 from dase_grpc.nodes.replay import LEASE_TTL_S
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dase_grpc.config import resolve
+from dase_grpc.config.resolve import resolve
 from dase_grpc.errors import ConfigError
 from dase_grpc.runs.directory import RunDirectory
 

@@ -38,7 +38,7 @@ def test_a_delayed_actor_counts_by_its_share(script):
 
 
 def test_papers_td3_needs_414_million_operations(script):
-    from dase_grpc.agent_config import AgentConfig
+    from dase_grpc.config.algorithms import AgentConfig
     from dase_grpc.schema import TransitionSchema
 
     schema = TransitionSchema("Count-v0", 17, 6, (-1.0,) * 6, (1.0,) * 6)

@@ -8,9 +8,9 @@ import pytest
 
 from dase_grpc import errors, store
 from dase_grpc.errors import RefusalError
-from dase_grpc.learning import dps
+from dase_grpc.learning.similarity import measure
+from dase_grpc.replay.wire.status import STATUS
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.wire.status import STATUS
 
 
 def below(cls: type[RefusalError]) -> set[type[RefusalError]]:
@@ -55,7 +55,7 @@ def test_the_store_exports_exactly_what_it_lists():
 def test_the_names_that_examples_and_outside_checks_use_are_there():
     assert TransitionSchema.__module__ == "dase_grpc.schema"
     assert store.RingBuffer
-    weights = inspect.signature(dps.similarity_weights).parameters
+    weights = inspect.signature(measure.similarity_weights).parameters
     assert list(weights) == [
         "actions",
         "policy_actions",
@@ -72,4 +72,9 @@ def test_the_names_that_examples_and_outside_checks_use_are_there():
     defaults = {name: weights[name].default for name in ("reference_variance", "divergence", "scope")}
     assert defaults == {"reference_variance": 0.1, "divergence": "jeffreys", "scope": "pooled"}
     assert all(weights[name].kind is inspect.Parameter.KEYWORD_ONLY for name in defaults)
-    assert list(inspect.signature(dps.divergence).parameters) == ["mean", "cov", "reference_variance", "kind"]
+    assert list(inspect.signature(measure.divergence).parameters) == [
+        "mean",
+        "cov",
+        "reference_variance",
+        "kind",
+    ]

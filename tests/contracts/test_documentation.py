@@ -9,8 +9,8 @@ import pytest
 from contracts.source import ROOT as PACKAGE
 from typer.main import get_command
 
-from dase_grpc.cli import app
-from dase_grpc.cli_node import SHARED, TAKES
+from dase_grpc.cli.main import app
+from dase_grpc.cli.node import SHARED, TAKES
 
 ROOT = PACKAGE.parent
 PAGES = sorted(

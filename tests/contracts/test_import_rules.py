@@ -53,7 +53,7 @@ def libraries_after(code: str) -> set[str]:
 
 def command(*arguments: str) -> str:
     """Code that runs the command line and goes on."""
-    return f"from dase_grpc.cli import app; app({list(arguments)!r}, standalone_mode=False)"
+    return f"from dase_grpc.cli.main.main import app; app({list(arguments)!r}, standalone_mode=False)"
 
 
 def test_the_import_contracts_in_pyproject_hold():
@@ -68,11 +68,11 @@ def test_asyncio_is_used_only_where_there_are_streams_or_processes():
     """import-linter does not see the standard library."""
     rooms = ("dase_grpc.wire.", "dase_grpc.nodes.", "dase_grpc.observe.")
     launchers = {
-        "dase_grpc.launch.cell_runner",
-        "dase_grpc.launch.drill",
-        "dase_grpc.launch.drill_cluster",
-        "dase_grpc.launch.experiment",
-        "dase_grpc.launch.faults",
+        "dase_grpc.launch.experiments.runner",
+        "dase_grpc.launch.drill.drill",
+        "dase_grpc.launch.drill.cluster",
+        "dase_grpc.launch.experiments.experiment",
+        "dase_grpc.launch.drill.faults",
         "dase_grpc.launch.listening",
         "dase_grpc.launch.local",
         "dase_grpc.launch.processes",
@@ -89,9 +89,9 @@ def test_asyncio_is_used_only_where_there_are_streams_or_processes():
     [
         "dase_grpc.launch.lockstep",
         "dase_grpc.launch.evaluate",
-        "dase_grpc.learning.build",
+        "dase_grpc.learning.training.build",
         "dase_grpc.store",
-        "dase_grpc.runs.report",
+        "dase_grpc.runs.reports.report",
         "dase_grpc.launch.comparison",
     ],
 )
@@ -115,8 +115,8 @@ def test_nothing_in_the_package_imports_its_tests_or_their_tools():
 
 
 def test_only_what_estimates_imports_scipy_and_only_when_it_does():
-    assert importers("scipy") == {"dase_grpc.runs.comparison.estimates"}
-    assert "scipy" not in libraries_after("import dase_grpc.runs.comparison, dase_grpc.runs.report")
+    assert importers("scipy") == {"dase_grpc.runs.reports.estimates"}
+    assert "scipy" not in libraries_after("import dase_grpc.runs.comparison, dase_grpc.runs.reports.report")
 
 
 REFUSED = [
@@ -134,7 +134,7 @@ REFUSED = [
 
 def test_a_wrong_path_or_setting_is_refused_before_anything_large_is_imported():
     code = f"""
-from dase_grpc.cli import app
+from dase_grpc.cli.main import app
 from dase_grpc.errors import UsageError
 
 for arguments in {REFUSED!r}:
@@ -153,7 +153,9 @@ def test_imports_are_absolute():
         assert not relative, name
 
 
-@pytest.mark.parametrize("module", ["dase_grpc.nodes.replay", "dase_grpc.wire.replay", "dase_grpc.store"])
+@pytest.mark.parametrize(
+    "module", ["dase_grpc.nodes.replay", "dase_grpc.replay.service.replay", "dase_grpc.store"]
+)
 def test_the_replay_and_what_it_stands_on_load_nothing_that_learns_or_simulates(module):
     assert not libraries_after(f"import {module}") & LEARNING
 
@@ -164,7 +166,7 @@ def test_the_replay_node_serves_without_anything_that_learns_or_simulates():
     assert not loaded & (LEARNING | {"rich", "typer"})
 
 
-@pytest.mark.parametrize("module", ["dase_grpc.store", "dase_grpc.schema", "dase_grpc.config"])
+@pytest.mark.parametrize("module", ["dase_grpc.store", "dase_grpc.schema", "dase_grpc.config.resolve"])
 def test_the_state_and_the_base_load_no_network(module):
     assert not libraries_after(f"import {module}") & NETWORK
 
@@ -195,7 +197,7 @@ def test_a_cluster_is_observed_without_anything_that_learns_simulates_or_draws()
     )
     assert {"grpc", "rich"} <= loaded
     assert not loaded & LEARNING
-    assert not libraries_after("import dase_grpc.observe.live") & LEARNING
+    assert not libraries_after("import dase_grpc.observe.top") & LEARNING
 
 
 @pytest.mark.slow

@@ -5,11 +5,14 @@ import re
 import pytest
 from deploy.charts import CONFIG, VALUES, Rendered, Workload
 
-from dase_grpc import __main__, cli_node, flags
-from dase_grpc.cli import app
+from dase_grpc import __main__
+from dase_grpc.cli import flags
+from dase_grpc.cli import node as cli_node
+from dase_grpc.cli.main import app
 from dase_grpc.health import LIVE_PATH, READY_PATH
-from dase_grpc.nodes import draining, leaving, replay
+from dase_grpc.nodes import leaving, replay
 from dase_grpc.nodes.liveness import ANSWER_S
+from dase_grpc.replay.client import draining
 
 FLAGS = {name for names in cli_node.TAKES.values() for name in names}
 CHECKPOINT_S = 30.0

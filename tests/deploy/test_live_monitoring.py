@@ -20,7 +20,7 @@ from patience import PATIENCE_S
 from prometheus_client import CollectorRegistry, start_http_server
 from small import small_flags
 
-from dase_grpc.learner_metrics import DistillationMetrics
+from dase_grpc.metrics.nodes import DistillationMetrics
 from dase_grpc.metrics_reference import DISTILLED
 
 pytestmark = pytest.mark.slow

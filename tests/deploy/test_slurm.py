@@ -8,7 +8,7 @@ from deploy.deployed import PROJECT
 from deploy.jobs import SCRIPT, lost, numbered_settings, script, submit
 from patience import PATIENCE_S
 
-from dase_grpc.launch.evidence import read_buffer
+from dase_grpc.launch.drill.evidence import read_buffer
 
 AGENTS, STEPS = 2, 900
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from dase_grpc.launch.experiment_file import read_experiment
-from dase_grpc.launch.matrix import Cell, cells_of
-from dase_grpc.presets import ENVIRONMENTS, layered
+from dase_grpc.config.presets import ENVIRONMENTS, layered
+from dase_grpc.launch.experiments.file import read_experiment
+from dase_grpc.launch.experiments.matrix import Cell, cells_of
 
 FOLDER = Path(__file__).parents[2] / "examples" / "experiments"
 COUNTS = {"two-minutes": 6, "paper-td3-small-buffer": 160, "ablation-divergences": 120, "bfloat16": 12}

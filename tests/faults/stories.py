@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dase_grpc.learning.envs import make_env, schema_of
+from dase_grpc.learning.envs.make import make_env, schema_of
 from dase_grpc.schema import TransitionSchema
 
 EPISODE = 20

@@ -11,8 +11,8 @@ from nodes.learning_cases import status_of
 from nodes.processes import learner_arguments, process, replay_process
 from patience import PATIENCE_S
 
+from dase_grpc.replay.service.server import parse_address
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
-from dase_grpc.wire.transport import parse_address
 
 STEPS, AHEAD, FIRST = 3_000, 100, 20
 pytestmark = [pytest.mark.slow, pytest.mark.faults]

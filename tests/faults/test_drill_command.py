@@ -14,9 +14,9 @@ from nodes.processes import TESTS
 from patience import PATIENCE_S
 from small import small_config, small_flags
 
-from dase_grpc.launch.drill import DrillOptions, drill_config, run_drill
-from dase_grpc.launch.evidence import read_buffer
-from dase_grpc.launch.faults import BEYOND_TTL_S, KINDS, Fault
+from dase_grpc.launch.drill.drill import DrillOptions, drill_config, run_drill
+from dase_grpc.launch.drill.evidence import read_buffer
+from dase_grpc.launch.drill.faults import BEYOND_TTL_S, KINDS, Fault
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
 

@@ -12,7 +12,7 @@ from nodes.processes import learner_arguments, process
 from nodes.running import replay_node
 from patience import PATIENCE_S
 
-from dase_grpc.nodes.lifecycle import READY_PREFIX
+from dase_grpc.process.lifecycle import READY_PREFIX
 
 OUTAGES_S = [float(text) for text in os.environ.get("DASE_OUTAGES", "1").split(",")]
 

@@ -11,7 +11,7 @@ from nodes.learning_cases import status_of, until_trained
 from nodes.processes import learner_arguments, process
 from patience import PATIENCE_S
 
-from dase_grpc.nodes.lifecycle import READY_PREFIX
+from dase_grpc.process.lifecycle import READY_PREFIX
 
 STEPS = 2_500
 pytestmark = [pytest.mark.slow, pytest.mark.faults]

@@ -17,10 +17,10 @@ import torch
 from learning.agent_cases import CONFIGS
 from wire.services import serving
 
-from dase_grpc.learning.agents import make_agent
-from dase_grpc.learning.peers import to_bytes
+from dase_grpc.learning.agents.registry import make_agent
+from dase_grpc.learning.training.publishing import to_bytes
+from dase_grpc.replay.service.policies import PolicyPublisher
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.wire.policy import PolicyPublisher
 
 HERE = Path(__file__).parent
 PACKAGES = HERE / "package.json"

@@ -15,10 +15,10 @@ from wire.services import SCHEMA, rows_of, serials_of
 
 from dase_grpc.nodes.replay import boot_id
 from dase_grpc.progress import Progress
-from dase_grpc.store.run import SharedRun
-from dase_grpc.wire.cluster import ClusterClient
-from dase_grpc.wire.replay_client import Inserter, Sampler, StreamTarget
-from dase_grpc.wire.transport import open_channel, parse_address
+from dase_grpc.replay.buffer.run import SharedRun
+from dase_grpc.replay.client.inserter import Inserter, Sampler, StreamTarget
+from dase_grpc.replay.service.cluster import ClusterClient
+from dase_grpc.replay.service.server import open_channel, parse_address
 
 MIB = 2**20
 EXAMPLES = int(os.environ.get("DASE_FUZZ_EXAMPLES", "0"))

@@ -18,11 +18,11 @@ from patience import PATIENCE_S
 from wire.services import END, SCHEMA, acknowledged, chunk, insert_header, refusal, rows_of, sample_header
 
 from dase_grpc.progress import Progress
-from dase_grpc.wire import transport
+from dase_grpc.replay.service import server
+from dase_grpc.replay.service.cluster import ClusterClient
+from dase_grpc.replay.service.interceptors import HEADER_S, MAX_CALLS
+from dase_grpc.replay.service.replay import MAX_CREDITS
 from dase_grpc.wire.admission import MAX_AGENT_STREAMS
-from dase_grpc.wire.cluster import ClusterClient
-from dase_grpc.wire.guard import HEADER_S, MAX_CALLS
-from dase_grpc.wire.replay import MAX_CREDITS
 from dase_grpc.wire.v1 import policy_pb2, policy_pb2_grpc, replay_pb2_grpc
 
 pytestmark = pytest.mark.fuzz
@@ -148,14 +148,14 @@ async def refusal_of_one_more(stub, target, batch):
 @pytest.mark.slow
 async def test_thousands_of_idle_streams_of_one_client_leave_room_for_others(tmp_path):
     async with attacked(tmp_path / "many", grows_at_most=192 * MIB) as replay:
-        channels = [replay.channel() for _ in range(MAX_CALLS // transport.MAX_CONNECTION_STREAMS + 2)]
+        channels = [replay.channel() for _ in range(MAX_CALLS // server.MAX_CONNECTION_STREAMS + 2)]
         target = await replay.target(channels[0])
         fingerprint = target.schema.fingerprint
         request = policy_pb2.SubscribeRequest(run_id=target.member.run_id, schema_fingerprint=fingerprint)
         calls = []
         for channel in channels:
             stub = policy_pb2_grpc.PolicyServiceStub(channel)
-            calls += [stub.Subscribe(request) for _ in range(transport.MAX_CONNECTION_STREAMS - 8)]
+            calls += [stub.Subscribe(request) for _ in range(server.MAX_CONNECTION_STREAMS - 8)]
         replays = replay_pb2_grpc.ReplayServiceStub(channels[-1])
         calls += [replays.Insert() for _ in range(1_000)] + [replays.Sample() for _ in range(1_000)]
         await replay.goes_on(batches=20)

@@ -33,13 +33,13 @@ from dase_grpc.errors import (
     StaleLeaseError,
     TooManyWritersError,
 )
-from dase_grpc.store.policies import MAX_BOARD_BYTES, MAX_POLICY_BYTES
-from dase_grpc.store.replay import MAX_AGENT_WRITERS
-from dase_grpc.wire.cluster import ClusterClient
-from dase_grpc.wire.messages import schema_to_proto
-from dase_grpc.wire.replay_client import StreamTarget
-from dase_grpc.wire.status import REFUSAL_KEY, STATUS
-from dase_grpc.wire.transport import MAX_HEADERS_BYTES, MAX_MESSAGE_BYTES
+from dase_grpc.replay.buffer.policies import MAX_BOARD_BYTES, MAX_POLICY_BYTES
+from dase_grpc.replay.buffer.store import MAX_AGENT_WRITERS
+from dase_grpc.replay.client.inserter import StreamTarget
+from dase_grpc.replay.service.cluster import ClusterClient
+from dase_grpc.replay.service.server import MAX_HEADERS_BYTES, MAX_MESSAGE_BYTES
+from dase_grpc.replay.wire.messages import schema_to_proto
+from dase_grpc.replay.wire.status import REFUSAL_KEY, STATUS
 from dase_grpc.wire.v1 import cluster_pb2, policy_pb2, replay_pb2
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(3_600 if EXAMPLES else 600)]

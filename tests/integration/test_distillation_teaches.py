@@ -9,19 +9,20 @@ import pytest
 import torch
 from small import new_run, small_config
 
-from dase_grpc.config import RunConfig
+from dase_grpc.config.resolve import RunConfig
 from dase_grpc.launch.lockstep import LocalReplay, open_lockstep, run_lockstep
-from dase_grpc.learner_metrics import LearnerMetrics
-from dase_grpc.learning.build import build_learner, pairing
-from dase_grpc.learning.dpd import terms
-from dase_grpc.learning.envs import make_env, schema_of
-from dase_grpc.learning.peers import LocalPolicies, Published
+from dase_grpc.learning.agents.dpd import terms
+from dase_grpc.learning.envs.make import make_env, schema_of
+from dase_grpc.learning.training.build import build_learner, pairing
+from dase_grpc.learning.training.publishing import LocalPolicies, Published
+from dase_grpc.metrics.endpoint import make_registry
+from dase_grpc.metrics.nodes import LearnerMetrics
+from dase_grpc.replay.buffer.ring import RingBuffer
+from dase_grpc.replay.buffer.store import ReplayStore
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.journal import AgentJournal
-from dase_grpc.store import ReplayStore, RingBuffer
-from dase_grpc.telemetry import make_registry
+from dase_grpc.runs.logs import read_evaluations
 
 pytestmark = pytest.mark.slow
 

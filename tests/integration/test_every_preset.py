@@ -6,11 +6,11 @@ from threading import Event
 import numpy as np
 import pytest
 
-from dase_grpc.agent_config import ALGORITHMS
+from dase_grpc.config.algorithms import ALGORITHMS
+from dase_grpc.config.presets import ENVIRONMENTS, layered
 from dase_grpc.launch.lockstep import open_lockstep, run_lockstep
-from dase_grpc.presets import ENVIRONMENTS, layered
 from dase_grpc.runs.directory import RunDirectory, checkpoint_paths
-from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.runs.logs import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
 
 STEPS = 1_000

@@ -17,11 +17,11 @@ from launch.resuming import assert_equal
 from patience import PATIENCE_S
 from small import SETTINGS
 
-from dase_grpc.launch.experiment import STOPPED
-from dase_grpc.launch.experiment_folder import FINISHED_FILE
+from dase_grpc.launch.experiments.experiment import STOPPED
+from dase_grpc.launch.experiments.folder import FINISHED_FILE
 from dase_grpc.runs.checkpoint import checkpoint_paths
 from dase_grpc.runs.directory import RunDirectory, round_paths
-from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.runs.logs import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
 
 pytestmark = pytest.mark.slow

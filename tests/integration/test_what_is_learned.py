@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from small import new_run, small_config
 
-from dase_grpc.agent_config import ALGORITHMS
-from dase_grpc.config import RunConfig
+from dase_grpc.config.algorithms import ALGORITHMS
+from dase_grpc.config.resolve import RunConfig
 from dase_grpc.launch.evaluate import evaluate_checkpoint
 from dase_grpc.launch.lockstep import open_lockstep, run_lockstep
 from dase_grpc.runs.directory import AgentDirectory
-from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.runs.logs import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
 
 pytestmark = pytest.mark.slow

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from small import SETTINGS
 
-from dase_grpc.launch.experiment_file import parse_experiment
-from dase_grpc.launch.matrix import Cell, cells_of
+from dase_grpc.launch.experiments.file import parse_experiment
+from dase_grpc.launch.experiments.matrix import Cell, cells_of
 from dase_grpc.runs.checkpoint import save_checkpoint
 from dase_grpc.runs.directory import RunDirectory
 

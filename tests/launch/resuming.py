@@ -8,7 +8,7 @@ from pathlib import Path
 
 from small import SETTINGS, small_config
 
-from dase_grpc.config import RunConfig, resolve
+from dase_grpc.config.resolve import RunConfig, resolve
 from dase_grpc.launch.lockstep import BUFFER_FILE, LockstepRun, open_lockstep, run_lockstep
 from dase_grpc.launch.resume import ResumeOptions, resume_here
 from dase_grpc.runs.checkpoint import METADATA_FILE, checkpoints

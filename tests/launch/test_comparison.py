@@ -9,7 +9,7 @@ from rich.console import Console
 from synthetic import flat, write_run
 
 from dase_grpc.launch.comparison import compare_here
-from dase_grpc.runs.comparison.files import FILES
+from dase_grpc.runs.reports.comparison_tables import FILES
 
 
 def shown(

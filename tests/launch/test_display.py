@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from small import small_config
 
-from dase_grpc.config import resolve
+from dase_grpc.config.resolve import resolve
 from dase_grpc.launch.display import (
     LiveTable,
     PlainLines,

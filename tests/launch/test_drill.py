@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 from small import small_config
 
-from dase_grpc.config import resolve
+from dase_grpc.config.resolve import resolve
 from dase_grpc.errors import EnvironmentSpecError, NodeFailedError, RunDirectoryError, StaleLeaseError
 from dase_grpc.launch.checks import check
-from dase_grpc.launch.drill import (
+from dase_grpc.launch.drill.cluster import DrillLearner
+from dase_grpc.launch.drill.drill import (
     DrillOptions,
     DrillResult,
     drill_config,
@@ -20,8 +21,7 @@ from dase_grpc.launch.drill import (
     faults_of,
     sentence,
 )
-from dase_grpc.launch.drill_cluster import DrillLearner
-from dase_grpc.launch.faults import KINDS, Fault, Outcome, one_round, strike
+from dase_grpc.launch.drill.faults import KINDS, Fault, Outcome, one_round, strike
 from dase_grpc.launch.processes import start_node
 
 RECOVERED = Outcome("cut", (0, 1), 2.5, 1.25, "heal")
@@ -107,7 +107,7 @@ def stopped_drill(monkeypatch, tmp_path):
             (path / "logs").mkdir(parents=True, exist_ok=True)
             return DrillResult(outcomes, stopped=True)
 
-        monkeypatch.setattr("dase_grpc.launch.drill.run_drill", stopped)
+        monkeypatch.setattr("dase_grpc.launch.drill.drill.run_drill", stopped)
         return drill_here(DrillOptions(small_config(), path))
 
     return run

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from worlds import PointGoal
 
-from dase_grpc.config import RunConfig, resolve
+from dase_grpc.config.resolve import RunConfig, resolve
 from dase_grpc.errors import (
     EnvironmentFailedError,
     EnvironmentSpecError,
@@ -25,9 +25,9 @@ from dase_grpc.launch.evaluate import (
     note_on_film,
 )
 from dase_grpc.launch.video import choose_mujoco_backend, write_video
-from dase_grpc.learning.agents import make_agent
-from dase_grpc.learning.envs import make_env, schema_of
-from dase_grpc.learning.evaluation import Evaluation, Evaluator
+from dase_grpc.learning.agents.registry import make_agent
+from dase_grpc.learning.envs.evaluation import Evaluation, Evaluator
+from dase_grpc.learning.envs.make import make_env, schema_of
 from dase_grpc.runs.checkpoint import describe, save_checkpoint
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.seeding import Purpose, integer

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from dase_grpc.launch.evidence import Life, Stored, problems
-from dase_grpc.learning.envs import make_env, schema_of
-from dase_grpc.learning.exploration import Explorer
-from dase_grpc.learning.numbered import Taken
+from dase_grpc.launch.drill.evidence import Life, Stored, problems
+from dase_grpc.launch.drill.numbered import Taken
+from dase_grpc.learning.envs.explorer import Explorer
+from dase_grpc.learning.envs.make import make_env, schema_of
 
-NUMBERED = "dase_grpc.learning.numbered:numbered"
+NUMBERED = "dase_grpc.launch.drill.numbered:numbered"
 
 
 class Still:

@@ -10,12 +10,17 @@ from launch.experiments import small_cells, trained
 from small import SETTINGS
 
 from dase_grpc.errors import ConfigError, DeviceError, EnvironmentSpecError
-from dase_grpc.launch import experiment
 from dase_grpc.launch.checks import probed
-from dase_grpc.launch.experiment import ExperimentOptions, check_cells, experiment_here, usable_cores
-from dase_grpc.launch.experiment_file import read_experiment
-from dase_grpc.launch.experiment_folder import ExperimentFolder
-from dase_grpc.launch.matrix import cells_of
+from dase_grpc.launch.experiments import experiment
+from dase_grpc.launch.experiments.experiment import (
+    ExperimentOptions,
+    check_cells,
+    experiment_here,
+    usable_cores,
+)
+from dase_grpc.launch.experiments.file import read_experiment
+from dase_grpc.launch.experiments.folder import ExperimentFolder
+from dase_grpc.launch.experiments.matrix import cells_of
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 from contracts.sentences import assert_one_sentence
 
 from dase_grpc.errors import ConfigError
-from dase_grpc.launch.experiment_file import parse_experiment, read_experiment
+from dase_grpc.launch.experiments.file import parse_experiment, read_experiment
 
 
 def parsed(**tables):

@@ -15,13 +15,13 @@ from contracts.sentences import assert_one_sentence
 from launch.experiments import small_cells, trained
 from patience import PATIENCE_S
 
-from dase_grpc.config import read_toml, resolve
+from dase_grpc.config.presets import layered
+from dase_grpc.config.resolve import read_toml, resolve
 from dase_grpc.errors import RunDirectoryError
-from dase_grpc.launch import experiment_folder
-from dase_grpc.launch.experiment_file import parse_experiment
-from dase_grpc.launch.experiment_folder import FINISHED_FILE, OWN_FOLDER, ExperimentFolder, score
-from dase_grpc.launch.matrix import cells_of
-from dase_grpc.presets import layered
+from dase_grpc.launch.experiments import folder as experiments_folder
+from dase_grpc.launch.experiments.file import parse_experiment
+from dase_grpc.launch.experiments.folder import FINISHED_FILE, OWN_FOLDER, ExperimentFolder, score
+from dase_grpc.launch.experiments.matrix import cells_of
 from dase_grpc.runs.locking import FolderLock
 
 
@@ -340,7 +340,7 @@ def test_the_next_experiment_waits_for_the_children_of_a_killed_one(folder, orph
 
 
 def test_children_that_do_not_end_are_told(folder, orphan, monkeypatch):
-    monkeypatch.setattr(experiment_folder, "ORPHANS_S", 0.2)
+    monkeypatch.setattr(experiments_folder, "ORPHANS_S", 0.2)
     with pytest.raises(RunDirectoryError) as refused, folder.locked(lambda _: None):
         pass
     assert_one_sentence(refused.value, "still write to", "after 0.2 s; end them")
@@ -397,12 +397,12 @@ def test_a_run_that_failed_or_is_another_or_of_other_versions_starts_over(tmp_pa
     run = begun(folder, cell)
     (other,) = small_cells(seed=[7])
     assert folder.resumable(replace(other, name=cell.name)) is None
-    (folder.path / experiment_folder.OWN_FOLDER).mkdir()
+    (folder.path / experiments_folder.OWN_FOLDER).mkdir()
     folder.fail(cell, "it broke")
     assert folder.resumable(cell) is None
     folder._failure(cell).unlink()
     assert folder.resumable(cell) == 60
-    monkeypatch.setattr(experiment_folder, "versions", lambda: {**run.versions, "numpy": "0.1"})
+    monkeypatch.setattr(experiments_folder, "versions", lambda: {**run.versions, "numpy": "0.1"})
     assert folder.resumable(cell) is None
 
 

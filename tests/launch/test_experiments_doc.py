@@ -5,10 +5,10 @@ import tomllib
 from pathlib import Path
 from typing import get_args, get_type_hints
 
-from dase_grpc.launch import experiment
-from dase_grpc.launch.experiment_file import SHORT, parse_experiment
-from dase_grpc.launch.experiment_folder import FINISHED_FILE, OWN_FOLDER, State
-from dase_grpc.launch.matrix import cells_of
+from dase_grpc.launch.experiments import experiment
+from dase_grpc.launch.experiments.file import SHORT, parse_experiment
+from dase_grpc.launch.experiments.folder import FINISHED_FILE, OWN_FOLDER, State
+from dase_grpc.launch.experiments.matrix import cells_of
 
 TEXT = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text(encoding="utf-8")
 

@@ -10,7 +10,7 @@ from small import new_run, small_config
 from dase_grpc.launch import checks
 from dase_grpc.launch.checks import end_hanging, probed
 from dase_grpc.launch.lockstep import open_lockstep
-from dase_grpc.learning import env_probe, restarting
+from dase_grpc.learning.envs import probe, restarting
 
 
 class Stuck(worlds.ConstantReward):
@@ -60,7 +60,7 @@ def stuck(monkeypatch, module, call, release):
 @pytest.mark.parametrize("call", ["making", "reset", "step", "close"])
 def test_an_environment_that_hangs_when_it_is_tried_out_ends_the_process(monkeypatch, ended, capsys, call):
     codes, release = ended
-    probed(stuck(monkeypatch, env_probe, call, release).env)
+    probed(stuck(monkeypatch, probe, call, release).env)
     assert codes == [1]
     told = capsys.readouterr().err.splitlines()[-1]
     assert told.startswith(f"error: the environment's {call} has not returned since ")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from small import SETTINGS, new_run, small_config
 
-from dase_grpc.config import EnvConfig, RunConfig, resolve
+from dase_grpc.config.resolve import EnvConfig, RunConfig, resolve
 from dase_grpc.dpd_config import DpdConfig
 from dase_grpc.launch.lockstep import (
     AS_CONFIGURED,
@@ -17,8 +17,8 @@ from dase_grpc.launch.lockstep import (
     open_lockstep,
     run_lockstep,
 )
-from dase_grpc.learning.agents import load_policy
-from dase_grpc.learning.dpd import PEER_VERSION
+from dase_grpc.learning.agents.dpd import PEER_VERSION
+from dase_grpc.learning.agents.registry import load_policy
 from dase_grpc.runs.checkpoint import STATE_FILE, latest, load_checkpoint
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.metrics_log import read_metrics

@@ -32,10 +32,10 @@ from dase_grpc.errors import (
 )
 from dase_grpc.launch.lockstep import BUFFER_FILE
 from dase_grpc.launch.resume import ResumeOptions, resume_here
-from dase_grpc.learning.restarting import EnvironmentBroke, WatchedEnv
+from dase_grpc.learning.envs.restarting import EnvironmentBroke, WatchedEnv
 from dase_grpc.runs.checkpoint import METADATA_FILE, STATE_FILE, TRAINING_FILE, checkpoints, latest
 from dase_grpc.runs.directory import RUN_FILE, RunDirectory
-from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.runs.logs import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
 from dase_grpc.runs.rounds import newest_whole_round
 
@@ -88,7 +88,7 @@ def test_a_run_that_was_killed_goes_on_from_its_last_round(tmp_path, straight, s
 
 @pytest.mark.slow
 def test_a_run_whose_environments_raise_by_their_seeds_goes_on_to_the_bit(tmp_path, monkeypatch):
-    monkeypatch.setattr("dase_grpc.learning.restarting.FIRST_PAUSE_S", 0)
+    monkeypatch.setattr("dase_grpc.learning.envs.restarting.FIRST_PAUSE_S", 0)
     settings = config("worlds:Brittle", env__max_restarts=50)
     straight = train(tmp_path, settings, "straight")
     stopped = train_until(tmp_path, settings, 67)
@@ -481,7 +481,7 @@ def test_where_an_environment_does_not_repeat_itself_a_new_episode_begins_and_th
 
 @pytest.mark.slow
 def test_of_a_very_long_episode_the_actions_are_not_kept(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("dase_grpc.learning.exploration.REPLAYED_STEPS", 30)
+    monkeypatch.setattr("dase_grpc.learning.envs.explorer.REPLAYED_STEPS", 30)
     settings = config("worlds:Endless", eval__max_episode_steps=5)
     stopped = train_until(tmp_path, settings, 47)
     with caplog.at_level(logging.WARNING):

@@ -14,7 +14,7 @@ from dase_grpc.launch.train import TrainOptions, train_here
 from dase_grpc.launch.verify import verify_here
 from dase_grpc.runs.directory import RUN_FILE, RunDirectory
 from dase_grpc.runs.locking import FolderLock
-from dase_grpc.runs.report import write_report
+from dase_grpc.runs.reports.report import write_report
 
 
 def require_taken(path):

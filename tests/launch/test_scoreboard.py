@@ -6,7 +6,7 @@ import pytest
 from launch.experiments import small_cells
 from rich.console import Console
 
-from dase_grpc.launch.scoreboard import PLAIN_EVERY_S, REDRAW_S, Outcome, Reading, Scoreboard
+from dase_grpc.launch.experiments.scoreboard import PLAIN_EVERY_S, REDRAW_S, Outcome, Reading, Scoreboard
 
 
 class Screen:

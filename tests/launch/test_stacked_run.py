@@ -12,7 +12,7 @@ from dase_grpc.errors import ConfigError, EnvironmentFailedError
 from dase_grpc.launch.train import TrainOptions, train_here
 from dase_grpc.runs.checkpoint import latest
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.runs.evaluations import read_evaluations
+from dase_grpc.runs.logs import read_evaluations
 from dase_grpc.runs.rounds import newest_whole_round
 from dase_grpc.runs.verify import verify
 

@@ -16,8 +16,8 @@ from dase_grpc.launch import storage
 from dase_grpc.launch.lockstep import open_lockstep, run_lockstep
 from dase_grpc.launch.resume import ResumeOptions, buffer_is_gone, resume_here
 from dase_grpc.launch.storage import has_buffer, keeps_on_disk, put_buffer_aside, require_memory, reserve
+from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.store import SharedRun
 
 
 def run_on_disk(path) -> SharedRun:

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 from small import new_run, small_config
 
-from dase_grpc.config import resolve
+from dase_grpc.config.resolve import resolve
 from dase_grpc.errors import (
     ConfigError,
     DeviceError,
@@ -21,8 +21,8 @@ from dase_grpc.launch import train
 from dase_grpc.launch.checks import check
 from dase_grpc.launch.console import pasted, program
 from dase_grpc.launch.train import TrainOptions, run_name, train_here
-from dase_grpc.learning import env_probe
-from dase_grpc.learning.envs import make_env
+from dase_grpc.learning.envs import probe
+from dase_grpc.learning.envs.make import make_env
 from dase_grpc.runs.checkpoint import save_checkpoint
 
 
@@ -35,7 +35,7 @@ def opened(monkeypatch):
         envs.append(make_env(*args))
         return envs[-1]
 
-    monkeypatch.setattr(env_probe, "make_env", noted)
+    monkeypatch.setattr(probe, "make_env", noted)
     return envs
 
 

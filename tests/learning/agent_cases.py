@@ -10,11 +10,11 @@ from learning.sac_oracle import OracleSAC
 from learning.td3_cases import CPU, SCHEMA, B, N, as_batch
 from learning.td3_oracle import OracleTD3
 
-from dase_grpc.agent_config import AgentConfig
-from dase_grpc.learning.actor_critic import ActorCritic
-from dase_grpc.learning.ddpg import DDPG
-from dase_grpc.learning.sac import SAC
-from dase_grpc.learning.td3 import TD3
+from dase_grpc.config.algorithms import AgentConfig
+from dase_grpc.learning.agents.actor_critic import ActorCritic
+from dase_grpc.learning.agents.ddpg import DDPG
+from dase_grpc.learning.agents.sac import SAC
+from dase_grpc.learning.agents.td3 import TD3
 
 AGENTS: dict[str, type[ActorCritic]] = {"td3": TD3, "ddpg": DDPG, "sac": SAC}
 ORACLES: dict[str, type[Any]] = {"td3": OracleTD3, "ddpg": OracleDDPG, "sac": OracleSAC}

@@ -1,4 +1,4 @@
-"""DDPG by hand, a reference twin of dase_grpc.learning.ddpg.
+"""DDPG by hand, a reference twin of dase_grpc.learning.agents.ddpg.
 
 The critic's second layer is one matrix here, of the first layer's outputs and the action together.
 """

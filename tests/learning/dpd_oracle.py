@@ -1,4 +1,4 @@
-"""DPD by hand, a reference twin of dase_grpc.learning.dpd on top of those of the algorithms."""
+"""DPD by hand, a reference twin of dase_grpc.learning.agents.dpd on top of those of the algorithms."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""SAC with a deterministic actor by hand, a reference twin of dase_grpc.learning.sac."""
+"""SAC with a deterministic actor by hand, a reference twin of dase_grpc.learning.agents.sac."""
 
 from collections.abc import Mapping
 from typing import Any

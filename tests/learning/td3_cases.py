@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from dase_grpc.agent_config import AgentConfig
-from dase_grpc.learning.batch import Batch
-from dase_grpc.learning.td3 import TD3
+from dase_grpc.config.algorithms import AgentConfig
+from dase_grpc.learning.agents.batch import Batch
+from dase_grpc.learning.agents.td3 import TD3
 from dase_grpc.schema import TransitionSchema
 
 CPU = torch.device("cpu")

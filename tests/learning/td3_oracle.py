@@ -1,4 +1,4 @@
-"""TD3 by hand, a reference twin of dase_grpc.learning.td3."""
+"""TD3 by hand, a reference twin of dase_grpc.learning.agents.td3."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -12,12 +12,12 @@ from learning.td3_cases import (
     make,
 )
 
-from dase_grpc.agent_config import AgentConfig
-from dase_grpc.learning.agent import Agent
-from dase_grpc.learning.agents import ALGORITHMS, load_policy, make_agent
-from dase_grpc.learning.networks import Actor
-from dase_grpc.learning.policy import ActorPolicy
-from dase_grpc.learning.td3 import TD3
+from dase_grpc.config.algorithms import AgentConfig
+from dase_grpc.learning.agents.agent import Agent
+from dase_grpc.learning.agents.networks import Actor
+from dase_grpc.learning.agents.policy import ActorPolicy
+from dase_grpc.learning.agents.registry import ALGORITHMS, load_policy, make_agent
+from dase_grpc.learning.agents.td3 import TD3
 
 
 def test_every_algorithm_of_the_configuration_is_in_the_table():

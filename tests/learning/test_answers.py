@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dase_grpc.errors import EnvironmentSpecError
-from dase_grpc.learning.answers import begun, taken, to_flag, to_float32, to_reward
-from dase_grpc.learning.flat_observation import FlatObservation
+from dase_grpc.learning.envs.answers import begun, taken, to_flag, to_float32, to_reward
+from dase_grpc.learning.envs.flat import FlatObservation
 
 
 class ArrayOfAnotherLibrary:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from learning.tracing import Traces
 
-from dase_grpc.learning.captured import REHEARSALS, Captured, RecordingFailed, recorder_for
+from dase_grpc.learning.agents.graphs import REHEARSALS, Captured, RecordingFailed, recorder_for
 
 CALLS = REHEARSALS + 4
 

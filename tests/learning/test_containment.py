@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import gymnasium
 import pytest
 
-from dase_grpc.learning.containment import process_kept
-from dase_grpc.learning.envs import make_env
+from dase_grpc.learning.envs.make import make_env
+from dase_grpc.process.containment import process_kept
 
 
 class SetsHandlers(gymnasium.Wrapper):

@@ -5,10 +5,10 @@ import torch
 from learning.agent_cases import CONFIGS, make, noises, tiny, update_by
 from learning.td3_cases import B, as_batch, columns, weights
 
-from dase_grpc.agent_config import AgentConfig
-from dase_grpc.config import resolve
-from dase_grpc.learning.ddpg import target_value
-from dase_grpc.presets import preset
+from dase_grpc.config.algorithms import AgentConfig
+from dase_grpc.config.presets import preset
+from dase_grpc.config.resolve import resolve
+from dase_grpc.learning.agents.ddpg import target_value
 
 DDPG = CONFIGS["ddpg"]
 

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from dase_grpc.agent_config import AgentConfig
+from dase_grpc.config.algorithms import AgentConfig
 from dase_grpc.errors import DeviceError
-from dase_grpc.learning.device import pick_device, use
+from dase_grpc.learning.agents.device import pick_device, use
 
 
 def test_without_an_index_the_cpu_is_used_whatever_the_machine_has(monkeypatch):

@@ -12,10 +12,10 @@ from learning.td3_cases import CPU, SCHEMA, M, as_batch, assert_same, columns
 
 from dase_grpc.dpd_config import LARGEST
 from dase_grpc.errors import ConfigError
-from dase_grpc.learning.agent import Agent
-from dase_grpc.learning.agents import load_policy
-from dase_grpc.learning.dpd import NO_VERSION, PEER_VERSION, terms
-from dase_grpc.learning.policy import policy_tensors
+from dase_grpc.learning.agents.agent import Agent
+from dase_grpc.learning.agents.dpd import NO_VERSION, PEER_VERSION, terms
+from dase_grpc.learning.agents.policy import policy_tensors
+from dase_grpc.learning.agents.registry import load_policy
 
 NAMES = ("td3", "ddpg", "sac normalised")
 

@@ -9,7 +9,7 @@ from learning.dpd_oracle import OracleDPD
 from learning.td3_cases import B, as_batch, columns, weights
 
 from dase_grpc.dpd_config import DpdConfig
-from dase_grpc.learning.dpd import confidence, distillation_loss
+from dase_grpc.learning.agents.dpd import confidence, distillation_loss
 
 PAIRS = [
     ("td3", "td3"),

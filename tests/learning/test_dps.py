@@ -16,8 +16,8 @@ from torch import Tensor
 
 from dase_grpc.dps_config import DIVERGENCES, Divergence
 from dase_grpc.errors import ConfigError
-from dase_grpc.learning import divergences, dps
-from dase_grpc.learning.dps import DpsOptions, divergence, similarity_weights
+from dase_grpc.learning.similarity import divergences, measure
+from dase_grpc.learning.similarity.measure import DpsOptions, divergence, similarity_weights
 
 OWN, OTHER = 0, 1
 
@@ -110,7 +110,7 @@ def test_up_to_n_plus_one_external_rows_weigh_nothing(kind, n):
 def test_from_n_plus_two_external_rows_on_the_similarity_is_measured(n):
     actions, policy, ids = rows(3, external=n + 2, n=n)
     external = torch.as_tensor(ids != OWN)[None]
-    measured = dps.measure(dps.deviations(actions, policy), external, DpsOptions())
+    measured = measure.measure(measure.deviations(actions, policy), external, DpsOptions())
     assert not measured.degenerate[0]
     assert measured.rho.isfinite()[0]
 
@@ -282,7 +282,7 @@ def test_one_graph_holds_the_whole_computation(kind):
     member = (torch.arange(30) % 3 > 0)[None]
 
     def run(deviation: Tensor, member: Tensor) -> tuple[Tensor, ...]:
-        found = dps.measure(deviation, member, DpsOptions(divergence=kind))
+        found = measure.measure(deviation, member, DpsOptions(divergence=kind))
         return found.similarity, found.rho, found.covariance_term, found.mean_term, found.degenerate
 
     eager = run(deviation, member)

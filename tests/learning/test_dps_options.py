@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from learning.peer_rows import EVERY, FINE, OPTIONS, OWN, R, flags, quick, rows, seeds, shares, sizes
 from torch import Tensor
 
-from dase_grpc.config import resolve
+from dase_grpc.config.resolve import resolve
 from dase_grpc.dps_config import DIVERGENCES
 from dase_grpc.errors import ConfigError
-from dase_grpc.learning.batch import Batch
-from dase_grpc.learning.dps import SCOPES, DpsOptions, measure, similarity_weights
-from dase_grpc.learning.moments import floored, moments, shrunk
-from dase_grpc.learning.similarity import SimilarityWeigher
+from dase_grpc.learning.agents.batch import Batch
+from dase_grpc.learning.similarity.measure import SCOPES, DpsOptions, measure, similarity_weights
+from dase_grpc.learning.similarity.moments import floored, moments, shrunk
+from dase_grpc.learning.similarity.weigher import SimilarityWeigher
 from dase_grpc.schema import TransitionSchema
 
 

@@ -11,9 +11,9 @@ import pytest
 import worlds  # noqa: F401  # it registers environments
 
 from dase_grpc.errors import EnvironmentSpecError
-from dase_grpc.learning.env_ids import continuous_variant, latest_version, resolve_id
-from dase_grpc.learning.envs import make_env
-from dase_grpc.learning.foreign import summary
+from dase_grpc.learning.envs.foreign import summary
+from dase_grpc.learning.envs.ids import continuous_variant, latest_version, resolve_id
+from dase_grpc.learning.envs.make import make_env
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -4,11 +4,11 @@ import breaches
 import pytest
 import worlds
 
-from dase_grpc.config import EnvConfig
+from dase_grpc.config.resolve import EnvConfig
 from dase_grpc.errors import USAGE_CODE, EnvironmentSpecError
-from dase_grpc.learning.env_probe import TryOut, probe, tried_out, try_out
-from dase_grpc.learning.envs import schema_of
-from dase_grpc.learning.watch import Watch
+from dase_grpc.learning.envs.make import schema_of
+from dase_grpc.learning.envs.probe import TryOut, probe, tried_out, try_out
+from dase_grpc.process.watchdog import Watch
 
 
 def outcome(env_id: str, **kwargs: object) -> TryOut:

@@ -5,8 +5,8 @@ import pytest
 import worlds
 
 from dase_grpc.errors import DivergedError, EnvironmentSpecError
-from dase_grpc.learning.envs import make_env, schema_of
-from dase_grpc.learning.evaluation import Evaluation, Evaluator, record_episode
+from dase_grpc.learning.envs.evaluation import Evaluation, Evaluator, record_episode
+from dase_grpc.learning.envs.make import make_env, schema_of
 
 
 class Maker:

@@ -8,8 +8,8 @@ from contracts.sentences import assert_one_sentence
 from gymnasium.spaces import Box
 
 from dase_grpc.errors import DivergedError, EnvironmentSpecError
-from dase_grpc.learning.envs import schema_of
-from dase_grpc.learning.exploration import Episode, Explorer
+from dase_grpc.learning.envs.explorer import Episode, Explorer
+from dase_grpc.learning.envs.make import schema_of
 from dase_grpc.schema import TransitionSchema
 
 POLICY = worlds.ConstantPolicy(0.25)
@@ -348,7 +348,7 @@ def test_where_the_environment_comes_elsewhere_a_new_episode_begins_and_that_is_
 
 
 def test_of_an_episode_too_long_to_keep_nothing_is_kept_and_a_new_one_begins(monkeypatch, caplog):
-    monkeypatch.setattr("dase_grpc.learning.exploration.REPLAYED_STEPS", 30)
+    monkeypatch.setattr("dase_grpc.learning.envs.explorer.REPLAYED_STEPS", 30)
     exploring, _ = explore(worlds.Endless(), 31)
     numbers, arrays = exploring.state()
     assert arrays == {}

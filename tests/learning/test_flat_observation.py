@@ -6,7 +6,7 @@ import pytest
 import worlds
 from gymnasium import spaces
 
-from dase_grpc.learning.flat_observation import FlatObservation, unflattenable
+from dase_grpc.learning.envs.flat import FlatObservation, unflattenable
 
 SPACES = {
     "a Dict of everything": spaces.Dict(

@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from dase_grpc.agent_config import ALGORITHMS
-from dase_grpc.config import resolve
+from dase_grpc.config.algorithms import ALGORITHMS
+from dase_grpc.config.resolve import resolve
 from dase_grpc.dpd_config import DpdConfig
 from dase_grpc.learning.adam import Adam
-from dase_grpc.learning.agents import make_agent
-from dase_grpc.learning.batch import Batch
-from dase_grpc.learning.dpd import DPD, Pairing, terms
-from dase_grpc.learning.flat import Flat
+from dase_grpc.learning.agents.batch import Batch
+from dase_grpc.learning.agents.dpd import DPD, Pairing, terms
+from dase_grpc.learning.agents.optimiser import Flat
+from dase_grpc.learning.agents.registry import make_agent
 from dase_grpc.learning.guard import GuardedSteps, Steps
-from dase_grpc.learning.peers import LocalPolicies, Published
+from dase_grpc.learning.training.publishing import LocalPolicies, Published
 from dase_grpc.schema import TransitionSchema
 
 SCHEMA = TransitionSchema("Guarded-v0", 3, 2, (-1.0, -1.0), (1.0, 1.0))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from dase_grpc.learning.networks import Actor, LateActionCritic, TwinCritic, restore, xavier_bounds
+from dase_grpc.learning.agents.networks import Actor, LateActionCritic, TwinCritic, restore, xavier_bounds
 
 CPU = torch.device("cpu")
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dase_grpc.learning.noise import NoiseStream, perturbed
+from dase_grpc.learning.agents.noise import NoiseStream, perturbed
 
 CPU = torch.device("cpu")
 LIKE = torch.empty(5, 3, dtype=torch.float64).T

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dase_grpc.learning.networks import restore
-from dase_grpc.learning.normaliser import CLIP, MIN_DEVIATION, Normaliser
+from dase_grpc.learning.agents.networks import restore
+from dase_grpc.learning.agents.normaliser import CLIP, MIN_DEVIATION, Normaliser
 
 CPU = torch.device("cpu")
 M = 4

@@ -10,9 +10,9 @@ from learning.agent_cases import make, tiny
 from learning.td3_cases import SCHEMA, as_batch, columns
 from torch import Tensor
 
-from dase_grpc.learning.batch import Batch
-from dase_grpc.learning.dps import DpsOptions
-from dase_grpc.learning.similarity import SimilarityWeigher, Weighing
+from dase_grpc.learning.agents.batch import Batch
+from dase_grpc.learning.similarity.measure import DpsOptions
+from dase_grpc.learning.similarity.weigher import SimilarityWeigher, Weighing
 from dase_grpc.learning.weighing import weighed
 from dase_grpc.schema import TransitionSchema
 

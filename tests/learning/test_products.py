@@ -7,10 +7,10 @@ import torch
 from learning.agent_cases import make, noises, tiny
 from learning.td3_cases import B, as_batch, assert_same, columns, weights
 
-from dase_grpc.learning.dense import Buffers, Dense, Linear
-from dase_grpc.learning.dps import DpsOptions
+from dase_grpc.learning.agents.dense import Buffers, Dense, Linear
 from dase_grpc.learning.products import EXACT, ROUNDED, WORTH_ROUNDING
-from dase_grpc.learning.similarity import SimilarityWeigher
+from dase_grpc.learning.similarity.measure import DpsOptions
+from dase_grpc.learning.similarity.weigher import SimilarityWeigher
 from dase_grpc.learning.weighing import weighed
 
 LARGE, STEP = (WORTH_ROUNDING, WORTH_ROUNDING + 5, WORTH_ROUNDING), 2.0**-8

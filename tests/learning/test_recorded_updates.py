@@ -8,14 +8,14 @@ from learning.agent_cases import make, tiny
 from learning.td3_cases import CPU, SCHEMA, B, assert_same, columns
 from learning.tracing import Traces
 
-from dase_grpc.learner_metrics import LearnerMetrics
 from dase_grpc.learning.behaviour import Current
-from dase_grpc.learning.dps import DpsOptions
-from dase_grpc.learning.learner_state import Counters
-from dase_grpc.learning.similarity import SimilarityWeigher
-from dase_grpc.learning.statistics import DeviceTotals, Window
-from dase_grpc.learning.updating import Updating
-from dase_grpc.telemetry import make_registry
+from dase_grpc.learning.similarity.measure import DpsOptions
+from dase_grpc.learning.similarity.weigher import SimilarityWeigher
+from dase_grpc.learning.training.state import Counters
+from dase_grpc.learning.training.statistics import DeviceTotals, Window
+from dase_grpc.learning.training.updating import Updating
+from dase_grpc.metrics.endpoint import make_registry
+from dase_grpc.metrics.nodes import LearnerMetrics
 
 OWN = 1
 MIXED, OWN_ONLY, OTHERS, FAR_OTHERS = "mixed", "own only", "others only", "others that weigh nothing"

@@ -10,20 +10,20 @@ import pytest
 import worlds
 from contracts.sentences import assert_one_sentence
 
-from dase_grpc.config import EnvConfig
+from dase_grpc.config.resolve import EnvConfig
 from dase_grpc.errors import LASTING_CODES, EnvironmentFailedError, EnvironmentSpecError
-from dase_grpc.learning.envs import schema_of
-from dase_grpc.learning.evaluation import Evaluator
-from dase_grpc.learning.exploration import Explorer
-from dase_grpc.learning.flat_observation import FlatObservation
-from dase_grpc.learning.restarting import (
+from dase_grpc.learning.envs.evaluation import Evaluator
+from dase_grpc.learning.envs.explorer import Explorer
+from dase_grpc.learning.envs.flat import FlatObservation
+from dase_grpc.learning.envs.make import schema_of
+from dase_grpc.learning.envs.restarting import (
     GOOD_STEPS,
     EnvironmentBroke,
     RestartableEnv,
     WatchedEnv,
     evaluation_env,
 )
-from dase_grpc.learning.watch import Watch
+from dase_grpc.process.watchdog import Watch
 
 POLICY = worlds.ConstantPolicy(0.25)
 

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dase_grpc.config import resolve
+from dase_grpc.config.resolve import resolve
 from dase_grpc.errors import ConfigError
-from dase_grpc.learning.batch import Batch
-from dase_grpc.learning.dps import DpsOptions
-from dase_grpc.learning.moments import moments
+from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.running import RunningMoments
-from dase_grpc.learning.similarity import SimilarityWeigher
+from dase_grpc.learning.similarity.measure import DpsOptions
+from dase_grpc.learning.similarity.moments import moments
+from dase_grpc.learning.similarity.weigher import SimilarityWeigher
 from dase_grpc.schema import TransitionSchema
 
 CPU = torch.device("cpu")

@@ -6,9 +6,9 @@ import torch
 from learning.agent_cases import CONFIGS, make, tiny
 from learning.td3_cases import CPU, SCHEMA, B, N, as_batch, columns
 
-from dase_grpc.config import resolve
-from dase_grpc.learning.sac import SAC, actor_loss, sample, target_value
-from dase_grpc.presets import preset
+from dase_grpc.config.presets import preset
+from dase_grpc.config.resolve import resolve
+from dase_grpc.learning.agents.sac import SAC, actor_loss, sample, target_value
 
 CONFIG = CONFIGS["sac"]
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from dase_grpc.dps_config import DIVERGENCES, DpsConfig
 from dase_grpc.errors import ConfigError
-from dase_grpc.learning.batch import Batch
-from dase_grpc.learning.dps import DpsOptions, similarity_weights
-from dase_grpc.learning.similarity import SimilarityWeigher
+from dase_grpc.learning.agents.batch import Batch
+from dase_grpc.learning.similarity.measure import DpsOptions, similarity_weights
+from dase_grpc.learning.similarity.weigher import SimilarityWeigher
 from dase_grpc.schema import TransitionSchema
 
 MEASURED = ("jeffreys", "js", "kl")

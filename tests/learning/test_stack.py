@@ -6,10 +6,10 @@ import torch
 from learning.agent_cases import AGENTS, CONFIGS, noises, tiny
 from learning.td3_cases import CPU, SCHEMA, B, as_batch, assert_same, columns, weights
 
-from dase_grpc.learning.batch import Batch
+from dase_grpc.learning.agents.batch import Batch
+from dase_grpc.learning.agents.memory import StackedMemory
+from dase_grpc.learning.agents.stack import Stack
 from dase_grpc.learning.guard import Steps
-from dase_grpc.learning.memory import StackedMemory
-from dase_grpc.learning.stack import Stack
 
 K = 3
 MORE = {

@@ -9,14 +9,14 @@ from learning.agent_cases import AGENTS, CONFIGS, tiny
 from learning.td3_cases import CPU, SCHEMA, B
 from learning.tracing import Traces
 
-from dase_grpc.learning.batch import Batch
-from dase_grpc.learning.captured import REHEARSALS
-from dase_grpc.learning.dps import DpsOptions
-from dase_grpc.learning.memory import StackedMemory
-from dase_grpc.learning.similarity import SimilarityWeigher
+from dase_grpc.learning.agents.batch import Batch
+from dase_grpc.learning.agents.graphs import REHEARSALS
+from dase_grpc.learning.agents.memory import StackedMemory
+from dase_grpc.learning.similarity.measure import DpsOptions
+from dase_grpc.learning.similarity.weigher import SimilarityWeigher
 from dase_grpc.learning.stack_update import StackedUpdate
-from dase_grpc.learning.statistics import DeviceTotals
-from dase_grpc.learning.updating import Taken
+from dase_grpc.learning.training.statistics import DeviceTotals
+from dase_grpc.learning.training.updating import Taken
 
 K = 3
 OPTIONS = {

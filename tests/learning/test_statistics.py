@@ -3,10 +3,10 @@ import math
 import pytest
 import torch
 
-from dase_grpc.learning.batch import Batch
-from dase_grpc.learning.dps import DpsOptions
-from dase_grpc.learning.similarity import SimilarityWeigher, Weighing
-from dase_grpc.learning.statistics import DeviceTotals, Diagnosis, Mean, Window, fold, record
+from dase_grpc.learning.agents.batch import Batch
+from dase_grpc.learning.similarity.measure import DpsOptions
+from dase_grpc.learning.similarity.weigher import SimilarityWeigher, Weighing
+from dase_grpc.learning.training.statistics import DeviceTotals, Diagnosis, Mean, Window, fold, record
 from dase_grpc.schema import TransitionSchema
 
 SCHEMA = TransitionSchema("a world", 1, 1, (-1.0,), (1.0,))

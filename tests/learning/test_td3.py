@@ -6,7 +6,7 @@ import torch
 from learning.td3_cases import TINY, B, N, as_batch, assert_same, columns, make, numpy_state, weights
 from learning.td3_oracle import OracleTD3
 
-from dase_grpc.learning.td3 import actor_loss, critic_loss, target_value
+from dase_grpc.learning.agents.td3 import actor_loss, critic_loss, target_value
 
 
 @pytest.mark.parametrize("delay", [1, 2, 3])

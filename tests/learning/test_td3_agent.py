@@ -19,8 +19,8 @@ from learning.td3_cases import (
     weights,
 )
 
-from dase_grpc.agent_config import AgentConfig
-from dase_grpc.learning.td3 import TD3, actor_loss
+from dase_grpc.config.algorithms import AgentConfig
+from dase_grpc.learning.agents.td3 import TD3, actor_loss
 
 # The order of an update
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from dase_grpc.learner_metrics import LearnerMetrics
 from dase_grpc.learning.timing import UpdateTiming
-from dase_grpc.telemetry import make_registry
+from dase_grpc.metrics.endpoint import make_registry
+from dase_grpc.metrics.nodes import LearnerMetrics
 
 
 class Clock:

@@ -9,9 +9,9 @@ import worlds
 from contracts.sentences import assert_one_sentence
 from patience import PATIENCE_S
 
-from dase_grpc.learning import watch as module
-from dase_grpc.learning.restarting import WatchedEnv
-from dase_grpc.learning.watch import SAY_AFTER_S, Watch, say_where, watchdog
+from dase_grpc.learning.envs.restarting import WatchedEnv
+from dase_grpc.process import watchdog as module
+from dase_grpc.process.watchdog import SAY_AFTER_S, Watch, say_where, watchdog
 
 
 class Stuck(worlds.Clock):

@@ -13,12 +13,12 @@ from learning.agent_cases import AGENTS, CONFIGS, make, tiny
 from learning.td3_cases import CPU, SCHEMA, B, N, assert_same, columns
 from learning.tracing import Traces
 
-from dase_grpc.learning.batch import Batch
-from dase_grpc.learning.captured import REHEARSALS, Captured
-from dase_grpc.learning.dps import DpsOptions
-from dase_grpc.learning.similarity import SimilarityWeigher
-from dase_grpc.learning.statistics import DeviceTotals
-from dase_grpc.learning.whole_update import WholeUpdate
+from dase_grpc.learning.agents.batch import Batch
+from dase_grpc.learning.agents.graphs import REHEARSALS, Captured
+from dase_grpc.learning.similarity.measure import DpsOptions
+from dase_grpc.learning.similarity.weigher import SimilarityWeigher
+from dase_grpc.learning.training.statistics import DeviceTotals
+from dase_grpc.learning.training.whole import WholeUpdate
 
 AGENTS_IN_RUN, OWN = 3, 1
 DELAYED = tiny("td3", policy_delay=2)
@@ -170,7 +170,7 @@ def nowhere(monkeypatch):
     kernels = torch.library.Library("aten", "IMPL", "Meta")
     for name in ("_fused_adam_", "_amp_foreach_non_finite_check_and_unscale_"):  # torch has none
         kernels.impl(name, lambda *_, **__: None)
-    place = "dase_grpc.learning.noise.NoiseStream"
+    place = "dase_grpc.learning.agents.noise.NoiseStream"
     monkeypatch.setattr(f"{place}.__init__", lambda *_: None)
     monkeypatch.setattr(f"{place}.fill", lambda _, tensor, std: tensor.normal_(0, std))
     yield torch.device("meta")

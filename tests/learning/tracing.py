@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dase_grpc.learning.captured import RecordingFailed
+from dase_grpc.learning.agents.graphs import RecordingFailed
 
 UNFIT = {
     *("nonzero", "masked_select", "unique", "_unique2", "index", "index_put", "index_put_", "bincount"),

@@ -10,19 +10,19 @@ import torch
 from nodes.learning_cases import tiny_config
 from wire.services import Service, promptly
 
-from dase_grpc.learning.agent import Agent
-from dase_grpc.learning.agents import make_agent
-from dase_grpc.learning.envs import make_env, schema_of
-from dase_grpc.learning.peers import to_bytes
-from dase_grpc.learning.policy import policy_tensors
+from dase_grpc.learning.agents.agent import Agent
+from dase_grpc.learning.agents.policy import policy_tensors
+from dase_grpc.learning.agents.registry import make_agent
+from dase_grpc.learning.envs.make import make_env, schema_of
+from dase_grpc.learning.training.publishing import to_bytes
 from dase_grpc.nodes.actor import ActorOptions, run_actor
 from dase_grpc.progress import Progress
+from dase_grpc.replay.client.inserter import StreamTarget
+from dase_grpc.replay.service.cluster import Membership
+from dase_grpc.replay.service.policies import PolicyPublisher
+from dase_grpc.replay.service.server import Address
 from dase_grpc.schema import Array, TransitionSchema
-from dase_grpc.wire.cluster import Membership
-from dase_grpc.wire.policy import PolicyPublisher
-from dase_grpc.wire.replay_client import StreamTarget
 from dase_grpc.wire.sharded import ReplayPlace
-from dase_grpc.wire.transport import Address
 
 POINT_GOAL = "worlds:PointGoal"
 

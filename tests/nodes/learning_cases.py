@@ -10,14 +10,14 @@ from typing import Any
 from patience import PATIENCE_S
 from wire.services import promptly
 
-from dase_grpc.config import RunConfig, resolve
+from dase_grpc.config.resolve import RunConfig, resolve
 from dase_grpc.nodes.learner import LearnerOptions, run_learner
 from dase_grpc.progress import Progress
+from dase_grpc.replay.service.cluster import ClusterClient
+from dase_grpc.replay.service.server import Address, open_channel
+from dase_grpc.replay.wire.messages import progress_from_proto
 from dase_grpc.runs import checkpoint
-from dase_grpc.wire.cluster import ClusterClient
-from dase_grpc.wire.messages import progress_from_proto
 from dase_grpc.wire.sharded import ReplayPlace
-from dase_grpc.wire.transport import Address, open_channel
 from dase_grpc.wire.v1 import cluster_pb2
 
 FOREVER = 10_000_000

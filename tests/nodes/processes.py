@@ -14,7 +14,7 @@ from children import importing
 from nodes.learning_cases import SETTINGS
 from patience import PATIENCE_S
 
-from dase_grpc.nodes.lifecycle import READY_PREFIX
+from dase_grpc.process.lifecycle import READY_PREFIX
 
 TESTS = Path(__file__).resolve().parents[1]
 

@@ -9,10 +9,10 @@ from typing import Any
 from wire.services import LOOPBACK, SCHEMA, promptly
 
 from dase_grpc.nodes.replay import ReplayOptions, run_replay
+from dase_grpc.replay.client.inserter import StreamTarget
+from dase_grpc.replay.service.cluster import ClusterClient
+from dase_grpc.replay.service.server import Address, open_channel
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.wire.cluster import ClusterClient
-from dase_grpc.wire.replay_client import StreamTarget
-from dase_grpc.wire.transport import Address, open_channel
 
 OPTIONS = ReplayOptions(run_id="the-run", listen=LOOPBACK, capacity=10_000, min_size=1, seed=7)
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from wire.services import Service, eventually, promptly, rows_of, serving
 
-from dase_grpc.nodes.connection import Connection
-from dase_grpc.nodes.link import ReplayLink
-from dase_grpc.nodes.shards import Shards
 from dase_grpc.progress import Progress
-from dase_grpc.store.sharding import Shard
+from dase_grpc.replay.buffer.sharding import Shard
+from dase_grpc.replay.client.connection import Connection
+from dase_grpc.replay.client.link import ReplayLink
+from dase_grpc.replay.client.shards import Shards
 
 PATIENT_S = 60.0
 

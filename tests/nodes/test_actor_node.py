@@ -19,11 +19,11 @@ from dase_grpc.progress import Progress
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     """What takes seconds takes milliseconds."""
-    monkeypatch.setattr("dase_grpc.nodes.attending.LOOK_S", 0.02)
-    monkeypatch.setattr("dase_grpc.nodes.connection.AWAY_AFTER_S", 0.1)
-    monkeypatch.setattr("dase_grpc.nodes.waits.SAY_AFTER_S", 0.1)
-    monkeypatch.setattr("dase_grpc.nodes.waits.LOOK_EVERY_S", 0.02)
-    monkeypatch.setattr("dase_grpc.learning.acting.RATE_OVER_S", 0.05)
+    monkeypatch.setattr("dase_grpc.replay.client.attending.LOOK_S", 0.02)
+    monkeypatch.setattr("dase_grpc.replay.client.connection.AWAY_AFTER_S", 0.1)
+    monkeypatch.setattr("dase_grpc.replay.client.waits.SAY_AFTER_S", 0.1)
+    monkeypatch.setattr("dase_grpc.replay.client.waits.LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr("dase_grpc.learning.training.acting.RATE_OVER_S", 0.05)
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ async def test_while_the_replay_is_away_it_explores_until_its_queue_is_full_then
     service, caplog, monkeypatch
 ):
     caplog.set_level(logging.INFO, "dase")
-    monkeypatch.setattr("dase_grpc.nodes.rows.QUEUED_ROWS", 40)
+    monkeypatch.setattr("dase_grpc.replay.client.insert.QUEUED_ROWS", 40)
     learner = await FakeLearner.join(service)
     await learner.publish(3)
     async with (
@@ -181,8 +181,8 @@ async def test_while_the_replay_is_away_it_explores_until_its_queue_is_full_then
 
 @pytest.mark.slow
 async def test_stopping_while_the_learner_is_gone_says_what_was_not_stored(service, monkeypatch):
-    monkeypatch.setattr("dase_grpc.nodes.draining.DRAIN_S", 0.3)
-    monkeypatch.setattr("dase_grpc.nodes.rows.QUEUED_ROWS", 10)
+    monkeypatch.setattr("dase_grpc.replay.client.draining.DRAIN_S", 0.3)
+    monkeypatch.setattr("dase_grpc.replay.client.insert.QUEUED_ROWS", 10)
     learner = await FakeLearner.join(service)
     await learner.publish(3)
     async with acting(actor_options(service.address)) as (task, stop):
@@ -198,7 +198,7 @@ async def test_when_its_agent_has_finished_an_actor_drops_what_nobody_needs_and_
     service, caplog, monkeypatch
 ):
     caplog.set_level(logging.INFO, "dase")
-    monkeypatch.setattr("dase_grpc.nodes.rows.QUEUED_ROWS", 10)
+    monkeypatch.setattr("dase_grpc.replay.client.insert.QUEUED_ROWS", 10)
     learner = await FakeLearner.join(service)
     await learner.publish(3)
     async with acting(actor_options(service.address)) as (task, stop):
@@ -212,7 +212,7 @@ async def test_when_its_agent_has_finished_an_actor_drops_what_nobody_needs_and_
 
 
 async def test_an_actor_that_is_stopping_waits_no_longer_once_its_agent_has_finished(service, monkeypatch):
-    monkeypatch.setattr("dase_grpc.nodes.rows.QUEUED_ROWS", 10)
+    monkeypatch.setattr("dase_grpc.replay.client.insert.QUEUED_ROWS", 10)
     learner = await FakeLearner.join(service)
     await learner.publish(3)
     async with acting(actor_options(service.address)) as (task, stop):

@@ -22,14 +22,14 @@ from dase_grpc.errors import (
     StaleLeaseError,
     UnreachableError,
 )
-from dase_grpc.learner_metrics import LearnerMetrics
-from dase_grpc.nodes.connection import Away, Connection, Outage, Stream
-from dase_grpc.nodes.waits import WaitReason
+from dase_grpc.metrics.endpoint import make_registry
+from dase_grpc.metrics.nodes import LearnerMetrics
 from dase_grpc.progress import Progress
-from dase_grpc.telemetry import make_registry
-from dase_grpc.wire.cluster import ClusterClient
-from dase_grpc.wire.replay_client import StreamTarget
-from dase_grpc.wire.transport import open_channel
+from dase_grpc.replay.client.connection import Away, Connection, Outage, Stream
+from dase_grpc.replay.client.inserter import StreamTarget
+from dase_grpc.replay.client.waits import WaitReason
+from dase_grpc.replay.service.cluster import ClusterClient
+from dase_grpc.replay.service.server import open_channel
 
 SILENT = UnreachableError("no answer")
 FOREVER_S = 600.0
@@ -45,7 +45,7 @@ def pauses(monkeypatch):
         await sleep(0)
 
     monkeypatch.setattr(
-        "dase_grpc.nodes.connection.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": at_once})
+        "dase_grpc.replay.client.connection.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": at_once})
     )
     return made
 
@@ -148,7 +148,7 @@ async def test_without_a_timeout_the_first_failure_ends_the_stream(service, paus
 async def test_a_learner_that_stops_gives_a_draining_replay_up_at_once_and_a_silent_one_soon(
     service, monkeypatch
 ):
-    monkeypatch.setattr("dase_grpc.nodes.connection.STOPPING_S", 0.05)
+    monkeypatch.setattr("dase_grpc.replay.client.connection.STOPPING_S", 0.05)
     target = await service.target()
     for error in (DrainingError("shutting down"), SILENT):
         connection = Connection(target, timeout_s=FOREVER_S)
@@ -222,7 +222,7 @@ def test_an_outage_is_told_by_what_the_replay_said_last_and_silence_follows_a_sh
     outage = Outage(100.0, Away.of(errors[0]))
     for error in errors:
         outage = outage.next(Away.of(error))
-    monkeypatch.setattr("dase_grpc.nodes.connection.time", SimpleNamespace(monotonic=lambda: 160.0))
+    monkeypatch.setattr("dase_grpc.replay.client.connection.time", SimpleNamespace(monotonic=lambda: 160.0))
     assert str(outage) == told
     assert WaitReason(outage.why.value)
 

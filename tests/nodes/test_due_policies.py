@@ -5,8 +5,8 @@ from collections import Counter
 
 from patience import PATIENCE_S
 
-from dase_grpc.nodes.due_policies import DuePolicies
-from dase_grpc.store.policies import Policy
+from dase_grpc.nodes.due import DuePolicies
+from dase_grpc.replay.buffer.policies import Policy
 
 
 def policy(step, *, agent_id=0, version=None):

@@ -10,11 +10,11 @@ from wire.services import SCHEMA, eventually, rows_of, serials_of
 from dase_grpc.errors import ConfigError, DataDirectoryError, SequenceGapError, StaleLeaseError
 from dase_grpc.nodes.replay import ReplayOptions, boot_id
 from dase_grpc.progress import Progress
-from dase_grpc.store.directory import DataDirectory
-from dase_grpc.store.durable import DurableStore
-from dase_grpc.wire.cluster import ClusterClient
-from dase_grpc.wire.replay_client import Inserter, Sampler, StreamTarget
-from dase_grpc.wire.transport import open_channel, parse_address
+from dase_grpc.replay.buffer.directory import DataDirectory
+from dase_grpc.replay.buffer.durable import DurableStore
+from dase_grpc.replay.client.inserter import Inserter, Sampler, StreamTarget
+from dase_grpc.replay.service.cluster import ClusterClient
+from dase_grpc.replay.service.server import open_channel, parse_address
 
 
 async def insert(target: StreamTarget, first: int, last: int) -> None:
@@ -118,7 +118,9 @@ async def test_a_gap_that_a_loss_left_is_named_to_a_writer_that_is_ahead(tmp_pat
     """After a power loss a writer that goes on from its own number is told the one that the buffer has."""
     boots = iter(("one", "two"))
     monkeypatch.setattr("dase_grpc.nodes.replay.boot_id", lambda: next(boots))
-    monkeypatch.setattr("dase_grpc.store.run.SharedRun.close", lambda run: run._disk.directory.close())
+    monkeypatch.setattr(
+        "dase_grpc.replay.buffer.run.SharedRun.close", lambda run: run._disk.directory.close()
+    )
     async with replay_node(data_dir=tmp_path / "data") as replay, joined(replay.address) as target:
         await insert(target, 1, 20)
     async with replay_node(data_dir=tmp_path / "data") as replay, open_channel(replay.address) as channel:

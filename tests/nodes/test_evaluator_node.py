@@ -29,23 +29,23 @@ from dase_grpc.errors import (
     WaitedTooLongError,
 )
 from dase_grpc.launch.evaluate import evaluate_checkpoint
-from dase_grpc.learning.agents import make_agent
-from dase_grpc.learning.envs import make_env, schema_of
-from dase_grpc.learning.evaluation import Evaluator
-from dase_grpc.learning.peers import to_bytes
+from dase_grpc.learning.agents.registry import make_agent
+from dase_grpc.learning.envs.evaluation import Evaluator
+from dase_grpc.learning.envs.make import make_env, schema_of
+from dase_grpc.learning.training.publishing import to_bytes
+from dase_grpc.metrics.endpoint import make_registry
 from dase_grpc.nodes.evaluator import EvaluatorOptions, run_evaluator
 from dase_grpc.nodes.learner import run_learner
+from dase_grpc.replay.service.draining import Draining
+from dase_grpc.replay.service.policies import PolicyPublisher
+from dase_grpc.replay.service.server import Address
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.runs.evaluations import read_evaluations
-from dase_grpc.runs.report import write_report
+from dase_grpc.runs.logs import read_evaluations
+from dase_grpc.runs.reports.report import write_report
 from dase_grpc.runs.summary import AgentFiles, status
 from dase_grpc.runs.verify import verify
-from dase_grpc.telemetry import make_registry
-from dase_grpc.wire.draining import Draining
-from dase_grpc.wire.policy import PolicyPublisher
 from dase_grpc.wire.sharded import ReplayPlace
-from dase_grpc.wire.transport import Address
 
 BY_EVALUATOR = {"eval__by": "evaluator", "eval__episodes": 2}
 CPU = torch.device("cpu")
@@ -334,7 +334,7 @@ async def test_policies_of_other_settings_are_refused(service, tmp_path):
 
 @pytest.mark.slow
 async def test_a_replay_that_stays_away_ends_it_with_one_sentence(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("dase_grpc.wire.policy.UNARY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("dase_grpc.replay.service.policies.UNARY_TIMEOUT_S", 0.2)
     caplog.set_level(logging.INFO, "dase")
     async with replay_node() as replay, joined(replay.address, schema=point_goal()):
         options = evaluator_options(replay.address, tmp_path / "run", replay_timeout_s=0.3)

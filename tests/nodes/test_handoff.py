@@ -9,7 +9,7 @@ import pytest
 from patience import PATIENCE_S
 
 from dase_grpc.learning.ports import Halted
-from dase_grpc.nodes.handoff import Handoff
+from dase_grpc.replay.client.handoff import Handoff
 
 
 class Waiter:

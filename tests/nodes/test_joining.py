@@ -15,9 +15,9 @@ from dase_grpc.errors import (
     SchemaMismatchError,
     UnreachableError,
 )
-from dase_grpc.nodes.joining import Wanted, join
-from dase_grpc.wire.cluster import Membership
-from dase_grpc.wire.transport import Address
+from dase_grpc.replay.client.joining import Wanted, join
+from dase_grpc.replay.service.cluster import Membership
+from dase_grpc.replay.service.server import Address
 from dase_grpc.wire.v1 import cluster_pb2
 
 MEMBER = Membership("the-run", 0, 1, ttl_s=10, capacity=10, min_size=1)
@@ -41,9 +41,9 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr("dase_grpc.nodes.joining.time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr("dase_grpc.replay.client.joining.time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr(
-        "dase_grpc.nodes.joining.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": clock.slept})
+        "dase_grpc.replay.client.joining.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": clock.slept})
     )
     return clock
 

@@ -40,17 +40,17 @@ from dase_grpc.errors import (
     StaleLeaseError,
     UnreachableError,
 )
-from dase_grpc.learning.envs import make_env, schema_of
+from dase_grpc.learning.envs.make import make_env, schema_of
 from dase_grpc.nodes.learner import learner_main, run_learner
+from dase_grpc.replay.client.inserter import WINDOW_ROWS
+from dase_grpc.replay.service.cluster import ClusterServicer
+from dase_grpc.replay.service.replay import ReplayServicer
+from dase_grpc.replay.service.server import Address
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.locking import FolderLock
+from dase_grpc.runs.logs import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
-from dase_grpc.wire.cluster import ClusterServicer
-from dase_grpc.wire.replay import ReplayServicer
-from dase_grpc.wire.replay_client import WINDOW_ROWS
-from dase_grpc.wire.transport import Address
 from dase_grpc.wire.v1 import replay_pb2
 
 
@@ -173,7 +173,7 @@ async def test_stopping_while_transitions_are_missing_ends_well(tmp_path):
 
 @pytest.mark.slow
 async def test_a_wait_is_shown_in_the_status(tmp_path, monkeypatch):
-    monkeypatch.setattr("dase_grpc.nodes.waits.SAY_AFTER_S", 0.05)
+    monkeypatch.setattr("dase_grpc.replay.client.waits.SAY_AFTER_S", 0.05)
     async with serving(min_size=50) as service:
         options = learner_options(service.address, tmp_path / "run", train__agents=3, replay__min_size=50)
         async with learning(options):
@@ -291,7 +291,7 @@ async def test_a_learner_trains_where_it_was_started_whatever_its_environment_do
 async def test_an_environment_that_hangs_is_shown_then_ends_its_learner_and_the_lease_is_given_back(
     service, tmp_path, caplog, monkeypatch
 ):
-    monkeypatch.setattr("dase_grpc.learning.watch.SAY_AFTER_S", 0.1)
+    monkeypatch.setattr("dase_grpc.process.watchdog.SAY_AFTER_S", 0.1)
     options = learner_options(
         service.address, tmp_path / "run", env__id="worlds:Gated", env__timeout_s=3.0, train__steps=FOREVER
     )
@@ -331,7 +331,7 @@ async def test_transitions_that_are_not_finite_are_left_out_and_training_goes_on
 
 
 async def test_a_replay_that_never_answers_is_given_up_in_time(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("dase_grpc.nodes.joining.SAY_UNREACHABLE_AFTER_S", 0.05)
+    monkeypatch.setattr("dase_grpc.replay.client.joining.SAY_UNREACHABLE_AFTER_S", 0.05)
     caplog.set_level(logging.INFO, "dase")
     nobody = Address("127.0.0.1", 1)
     with pytest.raises(
@@ -518,8 +518,8 @@ class Motionless(ReplayServicer):
 @pytest.mark.parametrize("steps", [500, 9_000], ids=["rows are not acknowledged", "store blocks"])
 @pytest.mark.slow
 async def test_a_learner_whose_rows_nobody_takes_is_ended_by_a_limit(tmp_path, monkeypatch, steps):
-    monkeypatch.setattr("dase_grpc.nodes.draining.DRAIN_S", 0.2)
-    monkeypatch.setattr("dase_grpc.nodes.rows.QUEUED_ROWS", 10)
+    monkeypatch.setattr("dase_grpc.replay.client.draining.DRAIN_S", 0.2)
+    monkeypatch.setattr("dase_grpc.replay.client.insert.QUEUED_ROWS", 10)
     async with serving(capacity=steps) as service:
         replay = Motionless(service.run)
         async with listening(replay, service.cluster) as (_, address):

@@ -8,7 +8,7 @@ from nodes.learning_cases import FOREVER, learner_options, learning
 from wire.services import eventually, promptly
 
 from dase_grpc.errors import ConfigError, UnreachableError
-from dase_grpc.learning.dpd import PEER_VERSION
+from dase_grpc.learning.agents.dpd import PEER_VERSION
 from dase_grpc.nodes.learner import run_learner
 from dase_grpc.nodes.policies import PolicyExchange
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
@@ -89,7 +89,7 @@ async def test_a_lone_learner_of_a_pair_trains_on_without_its_peer(service, tmp_
 
 @pytest.mark.slow
 async def test_a_replay_that_takes_no_policy_at_the_end_is_said(service, tmp_path, monkeypatch):
-    monkeypatch.setattr("dase_grpc.nodes.draining.DRAIN_S", 0.5)
+    monkeypatch.setattr("dase_grpc.replay.client.draining.DRAIN_S", 0.5)
 
     async def never(self: PolicyExchange) -> None:
         await asyncio.Event().wait()

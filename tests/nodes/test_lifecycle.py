@@ -15,15 +15,15 @@ from children import until_ended
 from patience import PATIENCE_S
 
 from dase_grpc.errors import AddressError, ConfigError, DaseError, DrainingError, UnreachableError
-from dase_grpc.nodes import signals
-from dase_grpc.nodes.leash import end_with_launcher
-from dase_grpc.nodes.lifecycle import first_cause, halt_event, run_node
+from dase_grpc.process import signals
+from dase_grpc.process.leash import end_with_launcher
+from dase_grpc.process.lifecycle import first_cause, halt_event, run_node
 
 PROGRAM = """
 import asyncio, signal, sys
 from dase_grpc.errors import *
 from dase_grpc.nodes import signals
-from dase_grpc.nodes.lifecycle import run_node
+from dase_grpc.process.lifecycle import run_node
 
 async def until_stopped(stop):
     print("ready", flush=True)
@@ -339,7 +339,7 @@ def test_a_node_without_a_leash_does_not_mind_the_end_of_stdin():
 
 
 def test_running_a_node_restores_the_signals(caplog, monkeypatch):
-    monkeypatch.setattr("dase_grpc.nodes.signals.SAME_REQUEST_S", 0.0)
+    monkeypatch.setattr("dase_grpc.process.signals.SAME_REQUEST_S", 0.0)
     caplog.set_level(logging.INFO, "dase")
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
 
@@ -354,7 +354,7 @@ def test_running_a_node_restores_the_signals(caplog, monkeypatch):
 
 
 def test_a_halt_event_is_set_by_a_signal_and_gives_the_handlers_back(monkeypatch):
-    monkeypatch.setattr("dase_grpc.nodes.signals.SAME_REQUEST_S", 0.0)
+    monkeypatch.setattr("dase_grpc.process.signals.SAME_REQUEST_S", 0.0)
     before = signal.getsignal(signal.SIGTERM)
     with halt_event() as halt:
         assert not halt.is_set()
@@ -372,7 +372,7 @@ def test_what_had_a_signal_before_a_halt_event_has_it_again_once_the_same_again_
             os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
         assert came == []
-        monkeypatch.setattr("dase_grpc.nodes.signals.SAME_REQUEST_S", 0.0)
+        monkeypatch.setattr("dase_grpc.process.signals.SAME_REQUEST_S", 0.0)
         os.kill(os.getpid(), signal.SIGTERM)
         assert came == [signal.SIGTERM]
     finally:
@@ -450,8 +450,8 @@ def test_a_program_without_a_loop_heeds_signals_on_a_leash_too():
 
 LOADS_FIRST = """
 import sys, time
-from dase_grpc.nodes.leash import end_with_launcher
-from dase_grpc.nodes.lifecycle import halt_event
+from dase_grpc.process.leash import end_with_launcher
+from dase_grpc.process.lifecycle import halt_event
 
 end_with_launcher(stdin_is_leash=True)
 print("ready", flush=True)

@@ -12,15 +12,15 @@ from wire.services import SCHEMA, eventually, promptly, rows_of, serials_of, ser
 from dase_grpc import seeding
 from dase_grpc.errors import DrainingError, MalformedError, StaleLeaseError, UnreachableError
 from dase_grpc.learning.ports import Halted, Origin
-from dase_grpc.nodes.connection import Away, Connection, Outage
-from dase_grpc.nodes.link import ReplayLink
-from dase_grpc.nodes.paces import CollectedSteps
-from dase_grpc.nodes.rows import GATHERED_ROWS, QUEUED_ROWS, RowLink
-from dase_grpc.nodes.shards import Shards
-from dase_grpc.nodes.waits import say_waits
 from dase_grpc.pace import Pace
+from dase_grpc.replay.client.collected import CollectedSteps
+from dase_grpc.replay.client.connection import Away, Connection, Outage
+from dase_grpc.replay.client.insert import GATHERED_ROWS, QUEUED_ROWS, RowLink
+from dase_grpc.replay.client.inserter import Inserter, Pacing, Sampler
+from dase_grpc.replay.client.link import ReplayLink
+from dase_grpc.replay.client.shards import Shards
+from dase_grpc.replay.client.waits import say_waits
 from dase_grpc.train_config import TrainConfig
-from dase_grpc.wire.replay_client import Inserter, Pacing, Sampler
 
 BATCH = 4
 
@@ -81,7 +81,7 @@ async def test_rows_that_wait_for_more_go_out_after_a_while(service):
 @pytest.fixture
 def patient(monkeypatch):
     """Rows wait for more without end; what is sent, as numbers of rows."""
-    monkeypatch.setattr("dase_grpc.nodes.rows.GATHERED_S", 3_600.0)
+    monkeypatch.setattr("dase_grpc.replay.client.insert.GATHERED_S", 3_600.0)
     sent, append = [], Inserter.append
 
     async def noted(self, rows):
@@ -254,7 +254,7 @@ async def test_batches_come_in_the_order_in_which_they_were_drawn(service):
 
 @pytest.mark.slow
 async def test_a_wait_is_explained_by_the_service_after_a_while(monkeypatch, caplog):
-    monkeypatch.setattr("dase_grpc.nodes.waits.SAY_AFTER_S", 0.05)
+    monkeypatch.setattr("dase_grpc.replay.client.waits.SAY_AFTER_S", 0.05)
     caplog.set_level(logging.INFO, "dase")
     async with serving(min_size=10) as service:
         link = link_to(await service.target())
@@ -274,8 +274,8 @@ async def test_a_wait_is_explained_by_the_service_after_a_while(monkeypatch, cap
 
 
 async def test_while_the_replay_is_away_a_wait_says_whether_there_is_room_to_explore_on(service, monkeypatch):
-    monkeypatch.setattr("dase_grpc.nodes.waits.SAY_AFTER_S", 0.0)
-    monkeypatch.setattr("dase_grpc.nodes.rows.QUEUED_ROWS", 2)
+    monkeypatch.setattr("dase_grpc.replay.client.waits.SAY_AFTER_S", 0.0)
+    monkeypatch.setattr("dase_grpc.replay.client.insert.QUEUED_ROWS", 2)
     connection = Connection(await service.target())
     link = ReplayLink(Shards.one(connection), batch_size=BATCH, prefetch=1, writer_id="w")
     connection.outage = Outage(time.monotonic() - 60, Away.UNREACHABLE)
@@ -309,8 +309,8 @@ async def test_while_batches_are_held_a_wait_ends_without_one_and_none_is_drawn_
 async def test_a_wait_that_is_under_way_when_batches_are_held_is_over_and_is_none_any_more(
     service, monkeypatch
 ):
-    monkeypatch.setattr("dase_grpc.nodes.handoff.LOOK_S", 0.02)
-    monkeypatch.setattr("dase_grpc.nodes.waits.SAY_AFTER_S", 0.0)
+    monkeypatch.setattr("dase_grpc.replay.client.handoff.LOOK_S", 0.02)
+    monkeypatch.setattr("dase_grpc.replay.client.waits.SAY_AFTER_S", 0.0)
     link = link_to(await service.target())  # none of its streams is open
     asking = asyncio.ensure_future(asyncio.to_thread(link.next))
     await eventually(lambda: link.wait is not None)

@@ -13,7 +13,7 @@ from wire.services import promptly
 
 from dase_grpc.health import LIVE_PATH, READY_PATH
 from dase_grpc.nodes.liveness import loop_turns
-from dase_grpc.wire.transport import Address
+from dase_grpc.replay.service.server import Address
 
 
 def free_port() -> int:

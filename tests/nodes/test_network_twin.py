@@ -15,18 +15,18 @@ import torch
 from nodes.learning_cases import tiny_config
 from wire.services import eventually, promptly, serving
 
-from dase_grpc.config import RunConfig
+from dase_grpc.config.resolve import RunConfig
 from dase_grpc.launch.lockstep import LockstepRun, open_lockstep, run_lockstep
-from dase_grpc.learner_metrics import LearnerMetrics
-from dase_grpc.learning.build import build_learner
-from dase_grpc.learning.envs import make_env, schema_of
+from dase_grpc.learning.envs.make import make_env, schema_of
+from dase_grpc.learning.training.build import build_learner
+from dase_grpc.metrics.endpoint import make_registry
+from dase_grpc.metrics.nodes import LearnerMetrics
+from dase_grpc.replay.client.inserter import Inserter, Sampler
 from dase_grpc.runs import checkpoint
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.runs.evaluations import read_evaluations
 from dase_grpc.runs.journal import AgentJournal
+from dase_grpc.runs.logs import read_evaluations
 from dase_grpc.runs.rounds import RoundLog
-from dase_grpc.telemetry import make_registry
-from dase_grpc.wire.replay_client import Inserter, Sampler
 
 
 class SynchronousLink:

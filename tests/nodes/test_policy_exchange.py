@@ -10,10 +10,10 @@ from nodes.running import joined, replay_node
 from wire.services import eventually, promptly, serving
 
 from dase_grpc.errors import DaseError, DrainingError, StaleLeaseError, UnreachableError
-from dase_grpc.learning.peers import from_bytes, to_bytes
-from dase_grpc.nodes.connection import Connection
+from dase_grpc.learning.training.publishing import from_bytes, to_bytes
 from dase_grpc.nodes.policies import PolicyExchange
-from dase_grpc.wire.policy import PolicyPublisher
+from dase_grpc.replay.client.connection import Connection
+from dase_grpc.replay.service.policies import PolicyPublisher
 
 
 def tensors(value):

@@ -9,9 +9,9 @@ from nodes.learning_cases import FOREVER, learner_options, learning, tiny_config
 from wire.policy_streams import subscriber_of
 from wire.services import promptly
 
-from dase_grpc.learning.agents import load_policy
-from dase_grpc.learning.envs import make_env, schema_of
-from dase_grpc.learning.peers import from_bytes
+from dase_grpc.learning.agents.registry import load_policy
+from dase_grpc.learning.envs.make import make_env, schema_of
+from dase_grpc.learning.training.publishing import from_bytes
 from dase_grpc.nodes.learner import run_learner
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
 

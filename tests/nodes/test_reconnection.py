@@ -20,13 +20,13 @@ from nodes.running import joined, replay_node
 from wire.services import SCHEMA, eventually, promptly, rows_of, serials_of
 
 from dase_grpc.errors import UnreachableError
-from dase_grpc.nodes.connection import Connection, Stream
 from dase_grpc.nodes.learner import run_learner
-from dase_grpc.nodes.link import ReplayLink
 from dase_grpc.nodes.replay import boot_id
-from dase_grpc.nodes.shards import Shards
-from dase_grpc.store.directory import DataDirectory
-from dase_grpc.store.durable import DurableStore
+from dase_grpc.replay.buffer.directory import DataDirectory
+from dase_grpc.replay.buffer.durable import DurableStore
+from dase_grpc.replay.client.connection import Connection, Stream
+from dase_grpc.replay.client.link import ReplayLink
+from dase_grpc.replay.client.shards import Shards
 
 ON = {"train__steps": FOREVER, "eval__every": 100_000, "replay__capacity": 10_000}
 
@@ -35,10 +35,10 @@ ON = {"train__steps": FOREVER, "eval__every": 100_000, "replay__capacity": 10_00
 def soon(monkeypatch):
     """What takes seconds takes milliseconds."""
     monkeypatch.setattr("dase_grpc.nodes.learner.HEARTBEAT_S", 0.05)
-    monkeypatch.setattr("dase_grpc.nodes.connection.AWAY_AFTER_S", 0.1)
-    monkeypatch.setattr("dase_grpc.nodes.handoff.LOOK_S", 0.02)
-    monkeypatch.setattr("dase_grpc.nodes.waits.SAY_AFTER_S", 0.1)
-    monkeypatch.setattr("dase_grpc.nodes.waits.LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr("dase_grpc.replay.client.connection.AWAY_AFTER_S", 0.1)
+    monkeypatch.setattr("dase_grpc.replay.client.handoff.LOOK_S", 0.02)
+    monkeypatch.setattr("dase_grpc.replay.client.waits.SAY_AFTER_S", 0.1)
+    monkeypatch.setattr("dase_grpc.replay.client.waits.LOOK_EVERY_S", 0.02)
 
 
 def rows_on_disk(path):
@@ -96,8 +96,10 @@ async def test_a_learner_explores_on_while_its_replay_is_away_until_its_queue_is
     tmp_path, caplog, monkeypatch
 ):
     caplog.set_level(logging.INFO, "dase")
-    monkeypatch.setattr("dase_grpc.nodes.rows.QUEUED_ROWS", 60)
-    monkeypatch.setattr("dase_grpc.nodes.rows.GATHERED_S", 0.001)  # so hardly any row waits when it goes away
+    monkeypatch.setattr("dase_grpc.replay.client.insert.QUEUED_ROWS", 60)
+    monkeypatch.setattr(
+        "dase_grpc.replay.client.insert.GATHERED_S", 0.001
+    )  # so hardly any row waits when it goes away
     data, run = {"data_dir": tmp_path / "data", "min_size": 20}, tmp_path / "run"
     async with replay_node(**data) as replay:
         address = replay.address
@@ -237,7 +239,9 @@ async def power_lost(tmp_path, monkeypatch, *, rows):
     """A link whose replay had committed `rows` rows, then lost power before any sync, and is back."""
     boots = iter(("one", "two"))
     monkeypatch.setattr("dase_grpc.nodes.replay.boot_id", lambda: next(boots))
-    monkeypatch.setattr("dase_grpc.store.run.SharedRun.close", lambda run: run._disk.directory.close())
+    monkeypatch.setattr(
+        "dase_grpc.replay.buffer.run.SharedRun.close", lambda run: run._disk.directory.close()
+    )
     data = {"data_dir": tmp_path / "data"}
     async with replay_node(**data) as replay, joined(replay.address) as target:
         connection = Connection(target, timeout_s=60)

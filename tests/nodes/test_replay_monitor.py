@@ -4,8 +4,8 @@ import pytest
 from wire.services import SCHEMA, rows_of
 
 from dase_grpc.nodes.replay import DESCRIPTORS
-from dase_grpc.nodes.replay_monitor import ReplayMonitor
-from dase_grpc.store.run import SharedRun
+from dase_grpc.replay.buffer.run import SharedRun
+from dase_grpc.replay.service.monitor import ReplayMonitor
 
 
 @pytest.fixture

@@ -23,11 +23,11 @@ from dase_grpc.errors import (
     UnreachableError,
 )
 from dase_grpc.nodes.replay import SERVICES, ReplayOptions, run_replay
-from dase_grpc.wire.cluster import ClusterClient
-from dase_grpc.wire.policy import PolicyPublisher, PolicySubscriber
-from dase_grpc.wire.replay_client import Inserter, Sampler
-from dase_grpc.wire.security import PERMISSIONS
-from dase_grpc.wire.transport import Address, open_channel, parse_address
+from dase_grpc.replay.client.inserter import Inserter, Sampler
+from dase_grpc.replay.security.door import PERMISSIONS
+from dase_grpc.replay.service.cluster import ClusterClient
+from dase_grpc.replay.service.policies import PolicyPublisher, PolicySubscriber
+from dase_grpc.replay.service.server import Address, open_channel, parse_address
 
 Health = health_pb2.HealthCheckResponse
 

@@ -15,8 +15,8 @@ from dase_grpc.wire.sharded import ReplayPlace
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     """What takes seconds takes milliseconds."""
-    monkeypatch.setattr("dase_grpc.nodes.attending.LOOK_S", 0.02)
-    monkeypatch.setattr("dase_grpc.nodes.connection.AWAY_AFTER_S", 0.1)
+    monkeypatch.setattr("dase_grpc.replay.client.attending.LOOK_S", 0.02)
+    monkeypatch.setattr("dase_grpc.replay.client.connection.AWAY_AFTER_S", 0.1)
 
 
 def inserted(service):

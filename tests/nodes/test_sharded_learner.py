@@ -17,9 +17,9 @@ from wire.services import eventually, promptly
 from dase_grpc.errors import AgentTakenError, ConfigError, UnreachableError
 from dase_grpc.nodes.learner import run_learner
 from dase_grpc.progress import Progress
-from dase_grpc.store.sharding import Shard
+from dase_grpc.replay.buffer.sharding import Shard
+from dase_grpc.replay.service.server import Address
 from dase_grpc.wire.sharded import ReplayPlace
-from dase_grpc.wire.transport import Address
 
 ON = {"train__steps": FOREVER, "eval__every": 100_000, "replay__capacity": 10_000}
 SERVED = {"capacity": 10_000, "min_size": 20}
@@ -28,9 +28,9 @@ SERVED = {"capacity": 10_000, "min_size": 20}
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     """What takes seconds takes a fraction of one."""
-    monkeypatch.setattr("dase_grpc.nodes.connection.AWAY_AFTER_S", 0.1)
+    monkeypatch.setattr("dase_grpc.replay.client.connection.AWAY_AFTER_S", 0.1)
     monkeypatch.setattr("dase_grpc.nodes.learner.HEARTBEAT_S", 0.05)
-    monkeypatch.setattr("dase_grpc.nodes.sharded_joining.LOOK_AGAIN_S", 0.05)
+    monkeypatch.setattr("dase_grpc.replay.client.finding.LOOK_AGAIN_S", 0.05)
 
 
 def options_for(shards, run_dir, **changes):
@@ -77,7 +77,7 @@ async def test_shards_that_are_missing_or_doubled_are_refused_in_one_sentence(tm
 async def test_an_agent_id_that_another_node_has_at_the_second_shard_is_given_back_at_the_first(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("dase_grpc.nodes.joining.HOLDER_LOOK_S", 0.05)
+    monkeypatch.setattr("dase_grpc.replay.client.joining.HOLDER_LOOK_S", 0.05)
     async with shards_serving(2, **SERVED) as services:
         other = await services[1].join(0, schema=point_goal())
         await services[1].client.heartbeat(other, Progress())

@@ -20,10 +20,10 @@ from scipy import stats
 from wire.services import SCHEMA, eventually, promptly, rows_of, serials_of
 
 from dase_grpc.errors import StaleLeaseError
-from dase_grpc.nodes.connection import Away, Outage
 from dase_grpc.progress import Progress
-from dase_grpc.wire.draining import Draining
-from dase_grpc.wire.drawing import Batches
+from dase_grpc.replay.client.connection import Away, Outage
+from dase_grpc.replay.service.draining import Draining
+from dase_grpc.replay.service.sample import Batches
 
 SURE = 1e-4
 """Probability of a false alarm; seeds are fixed, so a test that passes goes on to."""
@@ -141,7 +141,9 @@ def break_streams(service):
 
 
 async def test_rows_that_a_broken_stream_had_are_sent_again_to_the_same_shard_and_stored_once(monkeypatch):
-    monkeypatch.setattr("dase_grpc.nodes.rows.GATHERED_ROWS", 1)  # many chunks, so that both have some
+    monkeypatch.setattr(
+        "dase_grpc.replay.client.insert.GATHERED_ROWS", 1
+    )  # many chunks, so that both have some
     async with shards_serving(2) as services:
         shards = await connections_to(services)
         link = link_over(shards)

@@ -6,8 +6,8 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from dase_grpc.attendance import Attendance
-from dase_grpc.observe.cluster import AgentView, BufferView, ClusterView, NodeView
 from dase_grpc.observe.rates import Look
+from dase_grpc.observe.view import AgentView, BufferView, ClusterView, NodeView
 from dase_grpc.progress import Progress
 
 

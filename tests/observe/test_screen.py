@@ -8,10 +8,10 @@ from observe.clusters import actor, agent, buffer, cluster, looks, printed
 
 from dase_grpc.attendance import Attendance
 from dase_grpc.errors import UnreachableError
-from dase_grpc.observe.cluster import ClusterView, NodeView
 from dase_grpc.observe.rates import Look
 from dase_grpc.observe.screen import Frame, Screen, draw
 from dase_grpc.observe.troubles import troubles
+from dase_grpc.observe.view import ClusterView, NodeView
 from dase_grpc.progress import Progress
 
 REPLAY = "127.0.0.1:50051"

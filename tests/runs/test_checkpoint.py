@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dase_grpc.config import resolve
+from dase_grpc.config.resolve import resolve
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs.checkpoint import (
     best,

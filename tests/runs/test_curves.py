@@ -21,7 +21,7 @@ from dase_grpc.runs.curves import (
     smoothed,
     spread,
 )
-from dase_grpc.runs.evaluations import Evaluations
+from dase_grpc.runs.logs import Evaluations
 
 
 def series(*values: float, every: int = 1000) -> Series:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dase_grpc.config import RunConfig, read_toml, resolve
+from dase_grpc.config.resolve import RunConfig, read_toml, resolve
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.provenance import DISTRIBUTIONS, derived_seeds, git_revision, versions

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from dase_grpc.config import resolve
-from dase_grpc.presets import layered, preset
+from dase_grpc.config.presets import layered, preset
+from dase_grpc.config.resolve import resolve
 from dase_grpc.runs.reference import PublishedPoint, counterpart, published
 
 

@@ -9,14 +9,14 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 
-from dase_grpc.config import resolve
+from dase_grpc.config.resolve import resolve
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs.directory import AgentDirectory, RunDirectory
-from dase_grpc.runs.figures import PALETTE, thousands
-from dase_grpc.runs.page import number, weight_text
-from dase_grpc.runs.plots import divergence_terms
 from dase_grpc.runs.reference import comparable
-from dase_grpc.runs.report import method, write_report
+from dase_grpc.runs.reports.figures import PALETTE, thousands
+from dase_grpc.runs.reports.html import number, weight_text
+from dase_grpc.runs.reports.plots import divergence_terms
+from dase_grpc.runs.reports.report import method, write_report
 
 VOID = {"meta", "link", "br", "img", "hr"}
 

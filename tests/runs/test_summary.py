@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dase_grpc.config import resolve
+from dase_grpc.config.resolve import resolve
 from dase_grpc.progress import duration
 from dase_grpc.runs.directory import AgentDirectory, RunDirectory
 from dase_grpc.runs.summary import AgentFiles, status

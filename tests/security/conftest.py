@@ -3,7 +3,7 @@
 import pytest
 from security.credentials import Keyring, make_keyring
 
-from dase_grpc.nodes import joining
+from dase_grpc.replay.client import joining
 
 
 @pytest.fixture(scope="session")

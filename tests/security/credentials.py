@@ -9,16 +9,16 @@ from typing import Any
 
 from wire.services import LOOPBACK, SCHEMA, Clock
 
-from dase_grpc.identity import Identity
-from dase_grpc.launch.certificates import issue, make_authority
-from dase_grpc.launch.tokens import make_token
-from dase_grpc.store.run import SharedRun
-from dase_grpc.wire.cluster import ClusterClient, ClusterServicer, Membership
-from dase_grpc.wire.dialling import Credentials
-from dase_grpc.wire.entrance import Entrance
-from dase_grpc.wire.policy import PolicyServicer
-from dase_grpc.wire.replay import ReplayServicer, add_replay
-from dase_grpc.wire.transport import Address, bind, make_server, open_channel
+from dase_grpc.replay.buffer.run import SharedRun
+from dase_grpc.replay.security.certificates import issue, make_authority
+from dase_grpc.replay.security.dialler import Credentials
+from dase_grpc.replay.security.identity import Identity
+from dase_grpc.replay.security.listener import Entrance
+from dase_grpc.replay.security.secrets import make_token
+from dase_grpc.replay.service.cluster import ClusterClient, ClusterServicer, Membership
+from dase_grpc.replay.service.policies import PolicyServicer
+from dase_grpc.replay.service.replay import ReplayServicer, add_replay
+from dase_grpc.replay.service.server import Address, bind, make_server, open_channel
 from dase_grpc.wire.v1 import cluster_pb2_grpc, policy_pb2_grpc
 
 MEMBER = Membership("the-run", 3, 1, ttl_s=10, capacity=0, min_size=0)

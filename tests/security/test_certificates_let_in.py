@@ -10,15 +10,16 @@ from security.credentials import MEMBER, guarded
 from wire.services import SCHEMA, promptly, serving
 
 from dase_grpc.errors import CredentialsError, UnauthenticatedError, UnreachableError
-from dase_grpc.identity import Identity
-from dase_grpc.launch.certificates import issue
-from dase_grpc.nodes.joining import Wanted, join
 from dase_grpc.progress import Progress
-from dase_grpc.wire import handshakes, security
-from dase_grpc.wire.cluster import ClusterClient
-from dase_grpc.wire.dialling import Credentials
-from dase_grpc.wire.replay_client import Inserter, Sampler, StreamTarget
-from dase_grpc.wire.transport import open_channel
+from dase_grpc.replay.client.inserter import Inserter, Sampler, StreamTarget
+from dase_grpc.replay.client.joining import Wanted, join
+from dase_grpc.replay.security import door
+from dase_grpc.replay.security.certificates import issue
+from dase_grpc.replay.security.dialler import Credentials
+from dase_grpc.replay.security.identity import Identity
+from dase_grpc.replay.service.cluster import ClusterClient
+from dase_grpc.replay.service.server import open_channel
+from dase_grpc.wire import handshakes
 
 
 def without_certificate(keyring, tmp_path) -> Credentials:
@@ -166,7 +167,7 @@ async def test_connections_that_bring_no_call_are_counted_and_said_once(keyring,
 
 
 async def test_a_certificate_that_says_no_role_is_refused(keyring, monkeypatch):
-    monkeypatch.setattr(security, "PREFIX", "spiffe://another-domain/")
+    monkeypatch.setattr(door, "PREFIX", "spiffe://another-domain/")
     async with (
         guarded(keyring.folder("replay")) as guard,
         guard.as_caller(keyring.with_certificate("learner/3")) as caller,

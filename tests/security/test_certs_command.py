@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from contracts.sentences import assert_one_sentence
 
-from dase_grpc.cli import main
+from dase_grpc.cli.main import main
 from dase_grpc.errors import CredentialsError
-from dase_grpc.identity import Identity
-from dase_grpc.launch.certificates import issue, make_authority
-from dase_grpc.wire.dialling import Credentials
-from dase_grpc.wire.tokens import read_secret
+from dase_grpc.replay.security.certificates import issue, make_authority
+from dase_grpc.replay.security.dialler import Credentials
+from dase_grpc.replay.security.identity import Identity
+from dase_grpc.replay.security.tokens import read_secret
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
 
 def test_without_the_cryptography_library_the_command_says_how_to_get_it(dase, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    monkeypatch.delitem(sys.modules, "dase_grpc.launch.certificates", raising=False)
+    monkeypatch.delitem(sys.modules, "dase_grpc.replay.security.certificates", raising=False)
     code, _, err = dase("certs", "init", tmp_path)
     assert code == 2
     assert "dase-grpc[certs]" in err

@@ -12,13 +12,13 @@ from wire.services import SCHEMA, promptly
 
 from dase_grpc.attendance import Attendance, Attendant
 from dase_grpc.errors import CredentialsError, NotPermittedError
-from dase_grpc.identity import Identity, Role
-from dase_grpc.nodes.standard import REFLECTION_V1
 from dase_grpc.progress import Progress
-from dase_grpc.wire import security
-from dase_grpc.wire.policy import PolicyPublisher, PolicySubscriber
-from dase_grpc.wire.replay_client import Inserter, Sampler, StreamTarget
-from dase_grpc.wire.security import PERMISSIONS
+from dase_grpc.replay.client.inserter import Inserter, Sampler, StreamTarget
+from dase_grpc.replay.security import door
+from dase_grpc.replay.security.door import PERMISSIONS
+from dase_grpc.replay.security.identity import Identity, Role
+from dase_grpc.replay.service.policies import PolicyPublisher, PolicySubscriber
+from dase_grpc.replay.service.standard import REFLECTION_V1
 from dase_grpc.wire.v1 import cluster_pb2, policy_pb2, replay_pb2
 
 
@@ -139,7 +139,7 @@ async def test_refusals_of_one_kind_are_logged_once_in_a_while_and_all_counted(k
         for _ in range(20):
             with pytest.raises(NotPermittedError):
                 await caller.join(0)
-        guard.clock.now += security.SAY_EVERY_S
+        guard.clock.now += door.SAY_EVERY_S
         with pytest.raises(NotPermittedError):
             await caller.join(0)
         assert guard.entrance.denied == {"agent": 21}

@@ -10,8 +10,8 @@ from wire.services import SCHEMA, eventually, promptly
 
 from dase_grpc.errors import UnreachableError
 from dase_grpc.progress import Progress
-from dase_grpc.wire.dialling import Credentials
-from dase_grpc.wire.replay_client import Inserter, StreamTarget
+from dase_grpc.replay.client.inserter import Inserter, StreamTarget
+from dase_grpc.replay.security.dialler import Credentials
 
 
 def renewed(folder: Path, new: Path) -> None:

@@ -12,9 +12,9 @@ from nodes.running import replay_node
 from patience import PATIENCE_S
 
 from dase_grpc.errors import AddressError, CredentialsError
+from dase_grpc.metrics.endpoint import make_registry, metrics_endpoint
 from dase_grpc.nodes.monitoring import protection
-from dase_grpc.telemetry import make_registry, metrics_endpoint
-from dase_grpc.wire.tls import server_contexts
+from dase_grpc.replay.security.folders import server_contexts
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from nodes.running import replay_node
 from security.credentials import Caller
 from wire.services import promptly
 
-from dase_grpc import cli
+from dase_grpc.cli.main import main
 from dase_grpc.errors import AddressError, CredentialsError, NotPermittedError
 from dase_grpc.launch.processes import _environment
-from dase_grpc.nodes import replay_monitor
-from dase_grpc.replay_metrics import ReplayCollector, ReplayCounts
-from dase_grpc.wire.transport import Address, open_channel
+from dase_grpc.metrics.buffer import ReplayCollector, ReplayCounts
+from dase_grpc.replay.service import monitor
+from dase_grpc.replay.service.server import Address, open_channel
 
 EVERYWHERE = Address("0.0.0.0", 0)
 
@@ -48,7 +48,7 @@ async def test_a_replay_with_files_that_do_not_fit_does_not_start(keyring, tmp_p
 async def test_a_replay_node_counts_whom_it_refuses(keyring, monkeypatch):
     registered: list[ReplayCollector] = []
     monkeypatch.setattr(
-        replay_monitor,
+        monitor,
         "ReplayCollector",
         lambda read: registered.append(ReplayCollector(read)) or registered[0],
     )
@@ -83,7 +83,7 @@ def test_the_nodes_of_one_machine_do_not_inherit_credentials(monkeypatch, tmp_pa
 def test_credentials_for_another_role_are_refused(monkeypatch, capsys, arguments, says):
     monkeypatch.setattr("sys.argv", ["dase", "node", *arguments])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        main.main()
     assert ended.value.code == 2
     assert says in capsys.readouterr().err
 

@@ -3,10 +3,11 @@
 import re
 from pathlib import Path
 
-from dase_grpc.identity import VARIABLES, Role
-from dase_grpc.launch.certificates import CA_DAYS, NODE_DAYS
-from dase_grpc.wire import handshakes, tokens
-from dase_grpc.wire.security import PERMISSIONS, SAY_EVERY_S, Denial
+from dase_grpc.replay.security import tokens
+from dase_grpc.replay.security.certificates import CA_DAYS, NODE_DAYS
+from dase_grpc.replay.security.door import PERMISSIONS, SAY_EVERY_S, Denial
+from dase_grpc.replay.security.identity import VARIABLES, Role
+from dase_grpc.wire import handshakes
 
 TEXT = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
 

@@ -6,10 +6,10 @@ import pytest
 from contracts.sentences import assert_one_sentence
 
 from dase_grpc.errors import CredentialsError
-from dase_grpc.wire.dialling import Credentials
-from dase_grpc.wire.entrance import entrance
+from dase_grpc.replay.security.dialler import Credentials
+from dase_grpc.replay.security.folders import TlsFolder, live_files
+from dase_grpc.replay.security.listener import entrance
 from dase_grpc.wire.private import read_private
-from dase_grpc.wire.tls import TlsFolder, live_files
 
 
 @pytest.fixture

@@ -13,15 +13,13 @@ from security.credentials import guarded
 from wire.services import SCHEMA, promptly
 
 from dase_grpc.errors import CredentialsError, NotPermittedError, OverloadedError, UnauthenticatedError
-from dase_grpc.identity import Identity
-from dase_grpc.launch.tokens import make_token
 from dase_grpc.progress import Progress
-from dase_grpc.wire import tokens
-from dase_grpc.wire.cluster import ClusterClient
-from dase_grpc.wire.dialling import Credentials
-from dase_grpc.wire.replay_client import Inserter, StreamTarget
-from dase_grpc.wire.status import service
-from dase_grpc.wire.tokens import (
+from dase_grpc.replay.client.inserter import Inserter, StreamTarget
+from dase_grpc.replay.security import tokens
+from dase_grpc.replay.security.dialler import Credentials
+from dase_grpc.replay.security.identity import Identity
+from dase_grpc.replay.security.secrets import make_token
+from dase_grpc.replay.security.tokens import (
     TOKEN_KEY,
     WINDOW_S,
     BadToken,
@@ -32,7 +30,9 @@ from dase_grpc.wire.tokens import (
     read_secrets,
     sign,
 )
-from dase_grpc.wire.transport import CLIENT_OPTIONS
+from dase_grpc.replay.service.cluster import ClusterClient
+from dase_grpc.replay.service.server import CLIENT_OPTIONS
+from dase_grpc.replay.wire.status import service
 from dase_grpc.wire.v1 import cluster_pb2
 
 LEARNER_3 = Secret(Identity.parse("learner/3"), b"x" * 40)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dase_grpc.store.mapped import MappedFile
+from dase_grpc.replay.buffer.mapped import MappedFile
 
 SECTOR = 16
 

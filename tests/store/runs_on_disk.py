@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from store_cases import SCHEMA
 
+from dase_grpc.replay.buffer.leases import Lease
+from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.store import Lease, SharedRun
 
 TTL_S = 10.0
 

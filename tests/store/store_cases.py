@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
+from dase_grpc.replay.buffer.directory import BufferIdentity, DataDirectory
+from dase_grpc.replay.buffer.durable import DurableStore, MappedRing
+from dase_grpc.replay.buffer.mapped import MappedFile
+from dase_grpc.replay.buffer.ring import RingBuffer
+from dase_grpc.replay.buffer.store import ReplayStore
 from dase_grpc.schema import Array, TransitionSchema
-from dase_grpc.store import ReplayStore, RingBuffer
-from dase_grpc.store.directory import BufferIdentity, DataDirectory
-from dase_grpc.store.durable import DurableStore, MappedRing
-from dase_grpc.store.mapped import MappedFile
 
 SCHEMA = TransitionSchema("worlds:PointGoal", 2, 1, (-1.0,), (1.0,))
 WIDER = TransitionSchema("worlds:PointGoal", 3, 1, (-1.0,), (1.0,))

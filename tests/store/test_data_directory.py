@@ -14,9 +14,9 @@ from dase_grpc.errors import (
     StaleLeaseError,
 )
 from dase_grpc.progress import Progress
+from dase_grpc.replay.buffer.directory import DataDirectory
+from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.store import SharedRun
-from dase_grpc.store.directory import DataDirectory
 
 
 def test_a_killed_run_goes_on_with_rows_writers_counters_and_schema(runs):

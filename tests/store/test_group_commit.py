@@ -3,8 +3,8 @@
 import pytest
 from store_cases import identity_of, rows_of, serials_of
 
-from dase_grpc.store.directory import DataDirectory
-from dase_grpc.store.durable import DurableStore
+from dase_grpc.replay.buffer.directory import DataDirectory
+from dase_grpc.replay.buffer.durable import DurableStore
 
 CAPACITY = 6
 

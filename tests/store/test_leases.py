@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dase_grpc.errors import AgentTakenError, DaseError, MalformedError, StaleLeaseError
 from dase_grpc.progress import Progress
-from dase_grpc.store import LeaseTable
+from dase_grpc.replay.buffer.leases import LeaseTable
 
 TTL_S = 10.0
 

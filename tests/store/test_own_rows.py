@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from store_cases import SCHEMA, rows_of, serials_of
 
-from dase_grpc.store import ReplayStore, RingBuffer
-from dase_grpc.store.ring import RARE
+from dase_grpc.replay.buffer.ring import RARE, RingBuffer
+from dase_grpc.replay.buffer.store import ReplayStore
 
 
 def ring_of(agents, capacity: int) -> RingBuffer:

@@ -6,8 +6,7 @@ import pytest
 from contracts.sentences import assert_one_sentence
 
 from dase_grpc.errors import MalformedError, StalePolicyError
-from dase_grpc.store import Policy, PolicyBoard
-from dase_grpc.store.policies import MAX_POLICY_BYTES, IncomingPolicy
+from dase_grpc.replay.buffer.policies import MAX_POLICY_BYTES, IncomingPolicy, Policy, PolicyBoard
 
 
 def policy(

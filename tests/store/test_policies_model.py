@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dase_grpc.errors import MalformedError, StalePolicyError
-from dase_grpc.store import Policy, PolicyBoard
-from dase_grpc.store.policies import IncomingPolicy
+from dase_grpc.replay.buffer.policies import IncomingPolicy, Policy, PolicyBoard
 
 AGENTS = (0, 1)
 PAYLOADS = (b"a", b"bb", b"a longer policy")

@@ -11,9 +11,9 @@ import pytest
 from disks import Died, Disk, dying, watched_disk
 from store_cases import SCHEMA, identity_of, rows_of, serials_of
 
-from dase_grpc.store.directory import DataDirectory
-from dase_grpc.store.durable import DurableStore
-from dase_grpc.store.writers import WriterKey
+from dase_grpc.replay.buffer.directory import DataDirectory
+from dase_grpc.replay.buffer.durable import DurableStore
+from dase_grpc.replay.buffer.writers import WriterKey
 
 CAPACITY = 9
 WRITERS = 3

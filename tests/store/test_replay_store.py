@@ -8,7 +8,7 @@ from contracts.sentences import assert_one_sentence
 from store_cases import BACKENDS, SCHEMA, WIDER, rows_of, serials_of, store_on
 
 from dase_grpc.errors import MalformedError, SequenceGapError, TooManyWritersError
-from dase_grpc.store import ReplayStore
+from dase_grpc.replay.buffer.store import ReplayStore
 
 
 @pytest.fixture(params=list(BACKENDS))

@@ -12,8 +12,8 @@ from hypothesis.stateful import initialize, precondition, rule
 from store_cases import identity_of
 from writers import AGENT, CAPACITY, WRITERS, Writers, writers
 
-from dase_grpc.store.directory import DataDirectory
-from dase_grpc.store.durable import DurableStore
+from dase_grpc.replay.buffer.directory import DataDirectory
+from dase_grpc.replay.buffer.durable import DurableStore
 
 SPARES = (1, 2, 5, 40)
 

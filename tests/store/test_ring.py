@@ -10,9 +10,8 @@ from scipy import stats
 from store_cases import BACKENDS, SCHEMA, WIDER, ring_on, rows_of, serials_of
 
 from dase_grpc.errors import CapacityError, MalformedError
+from dase_grpc.replay.buffer.ring import RingBuffer, require_reservable
 from dase_grpc.schema import LEAST_ROW_BYTES, TransitionSchema
-from dase_grpc.store import RingBuffer
-from dase_grpc.store.ring import require_reservable
 
 
 @pytest.fixture(params=list(BACKENDS))

@@ -7,8 +7,8 @@ from wire.services import SCHEMA
 
 from dase_grpc.errors import CapacityError, ConfigError, DataDirectoryError
 from dase_grpc.nodes.replay import ReplayOptions
-from dase_grpc.store.run import SharedRun
-from dase_grpc.store.sharding import WHOLE, Shard
+from dase_grpc.replay.buffer.run import SharedRun
+from dase_grpc.replay.buffer.sharding import WHOLE, Shard
 
 COMMAND = {"listen": "127.0.0.1:0", "capacity": "10", "min_size": 1, "seed": 0, "metrics_port": None}
 

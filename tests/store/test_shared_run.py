@@ -15,8 +15,9 @@ from dase_grpc.errors import (
     SchemaMismatchError,
     StaleLeaseError,
 )
+from dase_grpc.replay.buffer.leases import Lease
+from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.store import Lease, SharedRun
 
 
 def make_run(*, capacity: int | str = 10, min_size: int = 2) -> SharedRun:

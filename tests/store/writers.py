@@ -14,7 +14,8 @@ from dase_grpc.errors import (
     TooManyWritersError,
     WriterForgottenError,
 )
-from dase_grpc.store import ReplayStore, RingBuffer
+from dase_grpc.replay.buffer.ring import RingBuffer
+from dase_grpc.replay.buffer.store import ReplayStore
 
 CAPACITY = 7
 WRITERS = ("learner-0", "actor-0", "learner-1")

@@ -12,14 +12,14 @@ import grpc
 import numpy as np
 from patience import PATIENCE_S
 
+from dase_grpc.replay.buffer.run import SharedRun
+from dase_grpc.replay.buffer.sharding import WHOLE, Shard
+from dase_grpc.replay.client.inserter import StreamTarget
+from dase_grpc.replay.service.cluster import ClusterClient, ClusterServicer, Membership
+from dase_grpc.replay.service.policies import PolicyServicer
+from dase_grpc.replay.service.replay import ReplayServicer, add_replay
+from dase_grpc.replay.service.server import Address, bind, make_server, open_channel
 from dase_grpc.schema import Array, TransitionSchema
-from dase_grpc.store.run import SharedRun
-from dase_grpc.store.sharding import WHOLE, Shard
-from dase_grpc.wire.cluster import ClusterClient, ClusterServicer, Membership
-from dase_grpc.wire.policy import PolicyServicer
-from dase_grpc.wire.replay import ReplayServicer, add_replay
-from dase_grpc.wire.replay_client import StreamTarget
-from dase_grpc.wire.transport import Address, bind, make_server, open_channel
 from dase_grpc.wire.v1 import cluster_pb2_grpc, policy_pb2_grpc, replay_pb2, replay_pb2_grpc
 
 SCHEMA = TransitionSchema("worlds:Small", 2, 1, (-1.0,), (1.0,))

@@ -8,13 +8,13 @@ import grpc
 import pytest
 from wire.services import LOOPBACK, SCHEMA, rows_of
 
-from dase_grpc.calls import Calls
 from dase_grpc.errors import RunMismatchError, StaleLeaseError
-from dase_grpc.store.run import SharedRun
-from dase_grpc.wire.cluster import ClusterClient, ClusterServicer
-from dase_grpc.wire.replay import ReplayServicer, add_replay
-from dase_grpc.wire.replay_client import Inserter, Sampler, StreamTarget
-from dase_grpc.wire.transport import bind, make_server, open_channel
+from dase_grpc.metrics.calls import Calls
+from dase_grpc.replay.buffer.run import SharedRun
+from dase_grpc.replay.client.inserter import Inserter, Sampler, StreamTarget
+from dase_grpc.replay.service.cluster import ClusterClient, ClusterServicer
+from dase_grpc.replay.service.replay import ReplayServicer, add_replay
+from dase_grpc.replay.service.server import bind, make_server, open_channel
 from dase_grpc.wire.v1 import cluster_pb2, cluster_pb2_grpc
 
 

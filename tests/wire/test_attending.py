@@ -9,9 +9,9 @@ from wire.services import SCHEMA, rows_of
 from dase_grpc.attendance import Attendance, Attendant
 from dase_grpc.errors import MalformedError, RunMismatchError, SchemaMismatchError
 from dase_grpc.progress import Progress
-from dase_grpc.store.ring import MAX_AGENT_ID
-from dase_grpc.wire.cluster import MAX_NODE_ID
-from dase_grpc.wire.messages import attendance_from_proto, attendance_to_proto
+from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
+from dase_grpc.replay.service.cluster import MAX_NODE_ID
+from dase_grpc.replay.wire.messages import attendance_from_proto, attendance_to_proto
 from dase_grpc.wire.v1 import cluster_pb2
 
 ACTOR = Attendant("n1", "host-a", "actor", 3)

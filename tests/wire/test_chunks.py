@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 from google.protobuf.message import DecodeError
 
+from dase_grpc.replay.service.replay import ReplayServicer, add_replay
 from dase_grpc.wire.chunks import HEAD_BYTES, Chunk, ChunkWriter, read_request, write_request
-from dase_grpc.wire.replay import ReplayServicer, add_replay
 from dase_grpc.wire.reused import ReusedMemory
 from dase_grpc.wire.v1 import replay_pb2
 

@@ -21,16 +21,16 @@ from dase_grpc.errors import (
     UnreachableError,
 )
 from dase_grpc.progress import Progress
-from dase_grpc.store.ring import MAX_AGENT_ID
-from dase_grpc.wire.cluster import MAX_NODE_ID, ClusterClient, Membership
-from dase_grpc.wire.messages import (
+from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
+from dase_grpc.replay.service.cluster import MAX_NODE_ID, ClusterClient, Membership
+from dase_grpc.replay.service.server import Address, open_channel
+from dase_grpc.replay.wire.messages import (
     MAX_ENVIRONMENT,
     progress_from_proto,
     progress_to_proto,
     schema_from_proto,
     schema_to_proto,
 )
-from dase_grpc.wire.transport import Address, open_channel
 from dase_grpc.wire.v1 import cluster_pb2, cluster_pb2_grpc, replay_pb2
 
 FULL = Progress(

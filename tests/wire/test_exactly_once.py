@@ -17,8 +17,8 @@ from wire.services import (
 )
 
 from dase_grpc.nodes.replay import boot_id
-from dase_grpc.store.directory import DataDirectory
-from dase_grpc.store.durable import DurableStore
+from dase_grpc.replay.buffer.directory import DataDirectory
+from dase_grpc.replay.buffer.durable import DurableStore
 from dase_grpc.wire.v1 import replay_pb2_grpc
 
 

@@ -27,8 +27,8 @@ from wire.services import (
 )
 from wire.test_protocol_doc import TEXT
 
-from dase_grpc.learning.envs import ActionMap
-from dase_grpc.learning.normaliser import CLIP, MIN_DEVIATION
+from dase_grpc.learning.agents.normaliser import CLIP, MIN_DEVIATION
+from dase_grpc.learning.envs.make import ActionMap
 from dase_grpc.schema import TransitionSchema
 
 

@@ -8,8 +8,8 @@ from wire.services import acknowledged, chunk, insert_header, refusal, rows_of
 
 from dase_grpc.attendance import Attendance, Attendant
 from dase_grpc.errors import WriterForgottenError
-from dase_grpc.store.replay import MAX_AGENT_WRITERS
-from dase_grpc.wire.replay_client import Inserter
+from dase_grpc.replay.buffer.store import MAX_AGENT_WRITERS
+from dase_grpc.replay.client.inserter import Inserter
 from dase_grpc.wire.v1 import replay_pb2_grpc
 
 STATUS = "FAILED_PRECONDITION"

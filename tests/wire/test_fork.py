@@ -8,7 +8,7 @@ from patience import PATIENCE_S
 
 PROGRAM = """
 import asyncio, subprocess
-from dase_grpc.wire.transport import bind, make_server, open_channel, parse_address
+from dase_grpc.replay.service.server import bind, make_server, open_channel, parse_address
 
 async def main():
     server = make_server()

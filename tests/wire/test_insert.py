@@ -34,11 +34,11 @@ from dase_grpc.errors import (
     StaleLeaseError,
     UnreachableError,
 )
-from dase_grpc.wire.acknowledging import ACK_ROWS
-from dase_grpc.wire.cluster import Membership
-from dase_grpc.wire.replay import MAX_WRITER_ID
-from dase_grpc.wire.replay_client import Inserter, StreamTarget
-from dase_grpc.wire.transport import open_channel
+from dase_grpc.replay.client.inserter import Inserter, StreamTarget
+from dase_grpc.replay.service.cluster import Membership
+from dase_grpc.replay.service.insert import ACK_ROWS
+from dase_grpc.replay.service.replay import MAX_WRITER_ID
+from dase_grpc.replay.service.server import open_channel
 from dase_grpc.wire.v1 import replay_pb2, replay_pb2_grpc
 
 
@@ -211,12 +211,12 @@ async def test_an_acknowledgement_comes_although_nothing_follows(service):
 
 
 async def test_one_acknowledgement_goes_out_at_once_and_the_next_one_not_soon_after_it(service, monkeypatch):
-    monkeypatch.setattr("dase_grpc.wire.acknowledging.ACK_EVERY_S", 0.0)
+    monkeypatch.setattr("dase_grpc.replay.service.insert.ACK_EVERY_S", 0.0)
     call = service.stub.Insert()
     await call.write(insert_header(await service.target()))
     assert (await call.read()).committed_seq == 0
     await service.round_trips()
-    monkeypatch.setattr("dase_grpc.wire.acknowledging.ACK_EVERY_S", 3_600.0)
+    monkeypatch.setattr("dase_grpc.replay.service.insert.ACK_EVERY_S", 3_600.0)
     await call.write(chunk(1, rows_of(1, 1)))
     assert (await promptly(call.read())).committed_seq == 1
     for seq in (2, 3):

@@ -8,9 +8,9 @@ from wire.services import acknowledged, chunk, eventually, insert_header, prompt
 from dase_grpc.attendance import Attendance, Attendant
 from dase_grpc.errors import MalformedError
 from dase_grpc.pace import Pace
+from dase_grpc.replay.client.inserter import Pacing, Sampler
+from dase_grpc.replay.service.paced import Change, PacedBatches
 from dase_grpc.store.pacing import StepLimiter
-from dase_grpc.wire.pacing import Change, PacedBatches
-from dase_grpc.wire.replay_client import Pacing, Sampler
 from dase_grpc.wire.v1 import replay_pb2
 
 
@@ -200,7 +200,7 @@ class Interrupted:
 
 
 async def test_steps_that_come_between_a_look_and_its_wait_are_not_waited_for(monkeypatch):
-    monkeypatch.setattr("dase_grpc.wire.pacing.SAY_EVERY_S", 60.0)
+    monkeypatch.setattr("dase_grpc.replay.service.paced.SAY_EVERY_S", 60.0)
     stream = Interrupted()
     batches = PacedBatches(
         stream,

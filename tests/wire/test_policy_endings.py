@@ -19,10 +19,10 @@ from dase_grpc.errors import (
     StalePolicyError,
     UnreachableError,
 )
-from dase_grpc.store import Policy
-from dase_grpc.wire.policy import PolicyPublisher, PolicySubscriber
-from dase_grpc.wire.status import REFUSAL_KEY
-from dase_grpc.wire.transport import open_channel
+from dase_grpc.replay.buffer.policies import Policy
+from dase_grpc.replay.service.policies import PolicyPublisher, PolicySubscriber
+from dase_grpc.replay.service.server import open_channel
+from dase_grpc.replay.wire.status import REFUSAL_KEY
 from dase_grpc.wire.v1 import policy_pb2, policy_pb2_grpc
 
 
@@ -80,7 +80,7 @@ async def test_a_publisher_that_comes_back_does_not_wait_for_its_broken_stream(s
 
 
 async def test_a_service_that_does_not_come_or_does_not_answer_is_given_up_in_time(monkeypatch):
-    monkeypatch.setattr("dase_grpc.wire.policy.UNARY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("dase_grpc.replay.service.policies.UNARY_TIMEOUT_S", 0.2)
     async with serving() as service:
         target = await service.target()
         await service.server.stop(None)
@@ -246,7 +246,7 @@ async def test_policies_that_never_arrive_whole_take_the_memory_of_one(service):
 
 
 async def test_a_publisher_that_stops_half_way_is_given_up(service, monkeypatch):
-    monkeypatch.setattr("dase_grpc.wire.policy.PUBLISH_IDLE_S", 0.1)
+    monkeypatch.setattr("dase_grpc.replay.service.policies.PUBLISH_IDLE_S", 0.1)
     target = await service.target()
     idle = stub_of(service).Publish()
     await idle.write(header(target, b"policy"))

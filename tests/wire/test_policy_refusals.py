@@ -24,10 +24,10 @@ from dase_grpc.errors import (
     StaleLeaseError,
     StalePolicyError,
 )
-from dase_grpc.store.policies import MAX_POLICY_BYTES
-from dase_grpc.wire.cluster import Membership
-from dase_grpc.wire.policy import MAX_CHUNK_BYTES, PolicyPublisher
-from dase_grpc.wire.replay_client import StreamTarget
+from dase_grpc.replay.buffer.policies import MAX_POLICY_BYTES
+from dase_grpc.replay.client.inserter import StreamTarget
+from dase_grpc.replay.service.cluster import Membership
+from dase_grpc.replay.service.policies import MAX_CHUNK_BYTES, PolicyPublisher
 from dase_grpc.wire.v1 import policy_pb2
 
 
@@ -132,7 +132,7 @@ async def test_a_size_beyond_the_limit_is_refused_before_anything_is_taken(servi
 
 
 async def test_the_client_does_not_even_send_what_is_too_large(service, monkeypatch):
-    monkeypatch.setattr("dase_grpc.store.policies.MAX_POLICY_BYTES", 10)
+    monkeypatch.setattr("dase_grpc.replay.buffer.policies.MAX_POLICY_BYTES", 10)
     publisher = PolicyPublisher(await service.target())
     before = service.run.policies.agents()
     for payload in (b"", b"x" * 11):

@@ -15,12 +15,11 @@ from dase_grpc.errors import (
     DaseError,
     MalformedError,
 )
-from dase_grpc.store import Policy
-from dase_grpc.store.policies import MAX_POLICY_BYTES
-from dase_grpc.store.ring import MAX_AGENT_ID
-from dase_grpc.wire.policy import CHUNK_BYTES, PolicyPublisher, PolicySubscriber
-from dase_grpc.wire.status import refusals
-from dase_grpc.wire.transport import open_channel
+from dase_grpc.replay.buffer.policies import MAX_POLICY_BYTES, Policy
+from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
+from dase_grpc.replay.service.policies import CHUNK_BYTES, PolicyPublisher, PolicySubscriber
+from dase_grpc.replay.service.server import open_channel
+from dase_grpc.replay.wire.status import refusals
 from dase_grpc.wire.v1 import policy_pb2, policy_pb2_grpc, replay_pb2_grpc
 
 

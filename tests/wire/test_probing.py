@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
+from dase_grpc.replay.service.server import Address
 from dase_grpc.wire.probing import silence_of
-from dase_grpc.wire.transport import Address
 
 
 async def test_a_port_where_nobody_listens_is_called_so():

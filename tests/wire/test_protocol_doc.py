@@ -7,25 +7,17 @@ import pytest
 from wire.services import SCHEMA
 
 from dase_grpc import schema
-from dase_grpc.nodes import draining, rows
 from dase_grpc.nodes import learner as learner_node
 from dase_grpc.nodes import replay as replay_node
-from dase_grpc.store.policies import MAX_BOARD_BYTES, MAX_POLICY_BYTES, MAX_VERSION
-from dase_grpc.store.replay import MAX_AGENT_WRITERS, MAX_WRITERS
-from dase_grpc.store.ring import MAX_AGENT_ID
-from dase_grpc.wire import (
-    acknowledging,
-    admission,
-    cluster,
-    guard,
-    layout,
-    messages,
-    policy,
-    replay,
-    replay_client,
-    transport,
-)
-from dase_grpc.wire.status import REFUSAL_KEY, STATUS
+from dase_grpc.replay.buffer.policies import MAX_BOARD_BYTES, MAX_POLICY_BYTES, MAX_VERSION
+from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
+from dase_grpc.replay.buffer.store import MAX_AGENT_WRITERS, MAX_WRITERS
+from dase_grpc.replay.client import draining, insert, inserter
+from dase_grpc.replay.service import cluster, interceptors, policies, replay, server
+from dase_grpc.replay.service import insert as service_insert
+from dase_grpc.replay.wire import messages, packed
+from dase_grpc.replay.wire.status import REFUSAL_KEY, STATUS
+from dase_grpc.wire import admission
 from dase_grpc.wire.v1 import cluster_pb2, policy_pb2, replay_pb2
 
 TEXT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
@@ -57,8 +49,8 @@ def test_the_row_is_the_one_of_the_code():
 def test_the_limits_are_those_of_the_code():
     documented = [int(re.match(r"\d+", limit)[0]) for _, limit in table("Limits")]
     assert documented == [
-        layout.ROWS_BYTES,
-        transport.MAX_MESSAGE_BYTES,
+        packed.ROWS_BYTES,
+        server.MAX_MESSAGE_BYTES,
         schema.MAX_ROW_BYTES,
         replay.MAX_BATCH_SIZE,
         replay.MAX_BATCH_BYTES,
@@ -71,38 +63,38 @@ def test_the_limits_are_those_of_the_code():
         MAX_POLICY_BYTES,
         MAX_BOARD_BYTES,
         MAX_VERSION,
-        policy.MAX_CHUNK_BYTES,
+        policies.MAX_CHUNK_BYTES,
         messages.MAX_ENVIRONMENT,
         messages.MAX_TEXT,
         admission.MAX_AGENT_STREAMS,
         admission.MAX_AGENT_HELD_BYTES,
         admission.MAX_HELD_BYTES,
-        guard.MAX_CALLS,
-        transport.MAX_CONNECTION_STREAMS,
-        transport.MAX_CONNECTIONS,
-        transport.MAX_HEADERS_BYTES,
-        guard.MAX_QUESTION_BYTES,
-        guard.HEADER_S,
-        policy.PUBLISH_IDLE_S,
-        transport.HANDSHAKE_MS / 1_000,
-        transport.IDLE_MS / 1_000,
+        interceptors.MAX_CALLS,
+        server.MAX_CONNECTION_STREAMS,
+        server.MAX_CONNECTIONS,
+        server.MAX_HEADERS_BYTES,
+        interceptors.MAX_QUESTION_BYTES,
+        interceptors.HEADER_S,
+        policies.PUBLISH_IDLE_S,
+        server.HANDSHAKE_MS / 1_000,
+        server.IDLE_MS / 1_000,
     ]
-    assert policy.CHUNK_BYTES <= policy.MAX_CHUNK_BYTES
+    assert policies.CHUNK_BYTES <= policies.MAX_CHUNK_BYTES
 
 
 @pytest.mark.parametrize(
     ("sentence", "value", "scale"),
     [
-        (r"at most (\d+) rows unacknowledged", replay_client.WINDOW_ROWS, 1),
-        (r"come at least (\d+) ms apart", acknowledging.ACK_EVERY_S, 1_000),
-        (r"at once for (\d+) rows", acknowledging.ACK_ROWS, 1),
+        (r"at most (\d+) rows unacknowledged", inserter.WINDOW_ROWS, 1),
+        (r"come at least (\d+) ms apart", service_insert.ACK_EVERY_S, 1_000),
+        (r"at once for (\d+) rows", service_insert.ACK_ROWS, 1),
         (r"the start of a stream, (\d+) s", cluster.UNARY_TIMEOUT_S, 1),
-        (r"gives one policy (\d+) s", policy.PUBLISH_TIMEOUT_S, 1),
-        (r"keepalive ping after (\d+) s", transport.KEEPALIVE_TIME_MS, 1e-3),
-        (r"does not answer one within (\d+) s", transport.KEEPALIVE_TIMEOUT_MS, 1e-3),
-        (r"made again after (\d+\.\d+) s", transport.RECONNECT_MS[0], 1e-3),
-        (r"longer pauses, at most (\d+) s", transport.RECONNECT_MS[1], 1e-3),
-        (r"or (\d+) MiB of them, and then waits", rows.KEPT_BYTES, 2**-20),
+        (r"gives one policy (\d+) s", policies.PUBLISH_TIMEOUT_S, 1),
+        (r"keepalive ping after (\d+) s", server.KEEPALIVE_TIME_MS, 1e-3),
+        (r"does not answer one within (\d+) s", server.KEEPALIVE_TIMEOUT_MS, 1e-3),
+        (r"made again after (\d+\.\d+) s", server.RECONNECT_MS[0], 1e-3),
+        (r"longer pauses, at most (\d+) s", server.RECONNECT_MS[1], 1e-3),
+        (r"or (\d+) MiB of them, and then waits", insert.KEPT_BYTES, 2**-20),
         (r"`--replay-timeout` seconds \((\d+)\)", learner_node.REPLAY_TIMEOUT_S, 1),
         (r"`ttl_seconds` \((\d+)\)", replay_node.LEASE_TTL_S, 1),
         (r"its lease ends after (\d+) s", replay_node.LEASE_TTL_S, 1),

@@ -4,8 +4,8 @@ import pytest
 from wire.services import SCHEMA, promptly, serials_of, serving
 
 from dase_grpc.errors import MalformedError, StaleLeaseError
-from dase_grpc.store.sharding import Shard
-from dase_grpc.wire.replay_client import Sampler
+from dase_grpc.replay.buffer.sharding import Shard
+from dase_grpc.replay.client.inserter import Sampler
 
 
 async def sampler_of(service, *, batch_size=8, **options):

@@ -24,9 +24,9 @@ from dase_grpc.errors import (
     StaleLeaseError,
 )
 from dase_grpc.pace import Pace
-from dase_grpc.wire.cluster import Membership
-from dase_grpc.wire.replay import MAX_BATCH_BYTES, MAX_BATCH_SIZE, MAX_CREDITS
-from dase_grpc.wire.replay_client import Pacing, Sampler, StreamTarget
+from dase_grpc.replay.client.inserter import Pacing, Sampler, StreamTarget
+from dase_grpc.replay.service.cluster import Membership
+from dase_grpc.replay.service.replay import MAX_BATCH_BYTES, MAX_BATCH_SIZE, MAX_CREDITS
 from dase_grpc.wire.v1 import replay_pb2
 
 
@@ -117,7 +117,7 @@ async def test_a_lease_that_is_lost_while_sampling_fences_off_the_next_batch(ser
 
 
 async def test_a_lease_that_is_lost_while_waiting_ends_the_wait(monkeypatch):
-    monkeypatch.setattr("dase_grpc.wire.replay.WAITING_EVERY_S", 0.01)
+    monkeypatch.setattr("dase_grpc.replay.service.replay.WAITING_EVERY_S", 0.01)
     async with serving(min_size=10) as service:
         target = await service.target()
         sampler = await Sampler(target, batch_size=4).open(credits=1)

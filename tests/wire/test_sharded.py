@@ -12,7 +12,8 @@ from scipy import stats
 from wire.services import serving
 
 from dase_grpc.errors import AddressError, ConfigError, UnreachableError
-from dase_grpc.store.sharding import WHOLE, Shard
+from dase_grpc.replay.buffer.sharding import WHOLE, Shard
+from dase_grpc.replay.service.server import Address
 from dase_grpc.wire.sharded import (
     FoundShard,
     ReplayPlace,
@@ -22,7 +23,6 @@ from dase_grpc.wire.sharded import (
     require_complete,
     split,
 )
-from dase_grpc.wire.transport import Address
 
 SIZES = st.lists(st.integers(0, 10**9), min_size=1, max_size=20).filter(any)
 
@@ -149,7 +149,7 @@ async def test_a_service_says_which_shard_it_is():
 
 
 async def test_a_service_from_before_there_were_shards_is_a_whole_replay(service, monkeypatch):
-    state = "dase_grpc.wire.replay.buffer_to_proto"
+    state = "dase_grpc.replay.service.replay.buffer_to_proto"
     from dase_grpc.wire.v1 import replay_pb2
 
     monkeypatch.setattr(state, lambda run: replay_pb2.BufferState(min_size=1))

@@ -6,11 +6,11 @@ from wire.services import SCHEMA, listening, serving
 
 from dase_grpc.errors import DaseError, RefusalError, UnreachableError
 from dase_grpc.progress import Progress
-from dase_grpc.wire.cluster import ClusterClient, ClusterServicer, Membership
-from dase_grpc.wire.policy import PolicyPublisher, PolicySubscriber
-from dase_grpc.wire.replay_client import Inserter, Sampler, StreamTarget
-from dase_grpc.wire.status import REFUSAL_KEY, STATUS, refusals
-from dase_grpc.wire.transport import open_channel
+from dase_grpc.replay.client.inserter import Inserter, Sampler, StreamTarget
+from dase_grpc.replay.service.cluster import ClusterClient, ClusterServicer, Membership
+from dase_grpc.replay.service.policies import PolicyPublisher, PolicySubscriber
+from dase_grpc.replay.service.server import open_channel
+from dase_grpc.replay.wire.status import REFUSAL_KEY, STATUS, refusals
 from dase_grpc.wire.v1 import cluster_pb2_grpc, policy_pb2_grpc, replay_pb2_grpc
 
 MEMBER = Membership("the-run", 0, 1, ttl_s=10, capacity=0, min_size=0)

@@ -17,10 +17,10 @@ from wire.services import (
 )
 
 from dase_grpc.errors import DrainingError, StaleLeaseError, UnreachableError
-from dase_grpc.wire.replay_client import Inserter, Sampler
-from dase_grpc.wire.status import refusals
-from dase_grpc.wire.streams import ClientStream
-from dase_grpc.wire.transport import open_channel
+from dase_grpc.replay.client.inserter import Inserter, Sampler
+from dase_grpc.replay.client.streams import ClientStream
+from dase_grpc.replay.service.server import open_channel
+from dase_grpc.replay.wire.status import refusals
 from dase_grpc.wire.v1 import replay_pb2, replay_pb2_grpc
 
 ANSWER = replay_pb2.InsertResponse(committed_seq=1)
@@ -178,7 +178,7 @@ async def test_a_closed_channel_wakes_its_streams():
 
 
 async def test_a_stream_that_gets_no_connection_is_given_up_in_time(monkeypatch):
-    monkeypatch.setattr("dase_grpc.wire.replay_client.UNARY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("dase_grpc.replay.client.inserter.UNARY_TIMEOUT_S", 0.2)
     async with serving() as service:
         target = await service.target()
         await service.server.stop(None)
@@ -189,7 +189,7 @@ async def test_a_stream_that_gets_no_connection_is_given_up_in_time(monkeypatch)
 
 
 async def test_a_service_that_does_not_answer_a_header_is_given_up_in_time(monkeypatch):
-    monkeypatch.setattr("dase_grpc.wire.replay_client.UNARY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("dase_grpc.replay.client.inserter.UNARY_TIMEOUT_S", 0.2)
 
     class Silent(replay_pb2_grpc.ReplayServiceServicer):
         async def Insert(self, request_iterator, context):

@@ -8,11 +8,8 @@ from patience import PATIENCE_S
 from wire.services import LOOPBACK, serving
 
 from dase_grpc.errors import AddressError
-from dase_grpc.wire import transport
-from dase_grpc.wire.chunks import HEAD_BYTES as CHUNK_HEAD_BYTES
-from dase_grpc.wire.frames import HEAD_BYTES
-from dase_grpc.wire.layout import ROWS_BYTES
-from dase_grpc.wire.transport import (
+from dase_grpc.replay.service import server as service_server
+from dase_grpc.replay.service.server import (
     MAX_MESSAGE_BYTES,
     Address,
     bind,
@@ -21,6 +18,9 @@ from dase_grpc.wire.transport import (
     parse_address,
     require_private,
 )
+from dase_grpc.replay.wire.packed import ROWS_BYTES
+from dase_grpc.wire.chunks import HEAD_BYTES as CHUNK_HEAD_BYTES
+from dase_grpc.wire.frames import HEAD_BYTES
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ async def test_a_port_in_use_is_refused_without_a_line_from_grpc(capfd):
 
 
 async def test_a_port_that_was_taken_meanwhile_is_refused_too(monkeypatch):
-    monkeypatch.setattr(transport, "_try_binding", lambda address: None)
+    monkeypatch.setattr(service_server, "_try_binding", lambda address: None)
     async with serving() as service:
         with pytest.raises(AddressError, match=f"cannot listen on {service.address}.*--listen"):
             bind(make_server(), service.address)

@@ -6,17 +6,10 @@ from typing import Any
 import pytest
 from synthetic import flat, write_run
 
-from dase_grpc.config import setting_names
-from dase_grpc.presets import layered
-from dase_grpc.runs.comparison.cells import (
-    SAME_EXPERIMENT,
-    described,
-    differing,
-    environment,
-    grouped,
-    labels,
-)
-from dase_grpc.runs.comparison.sources import SourceRun, read_runs
+from dase_grpc.config.presets import layered
+from dase_grpc.config.resolve import setting_names
+from dase_grpc.runs.reports.groups import SAME_EXPERIMENT, described, differing, environment, grouped, labels
+from dase_grpc.runs.reports.sources import SourceRun, read_runs
 
 
 class Bench:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import mannwhitneyu
 
-from dase_grpc.runs.comparison.estimates import Improvement, Interval, estimate, improvement
+from dase_grpc.runs.reports.estimates import Improvement, Interval, estimate, improvement
 
 SCORES = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=8)
 

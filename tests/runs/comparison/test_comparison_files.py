@@ -12,12 +12,12 @@ import pytest
 from synthetic import flat, write_run
 
 from dase_grpc.errors import RunDirectoryError
-from dase_grpc.runs.comparison import Comparison, compare
-from dase_grpc.runs.comparison.figure import sheet
-from dase_grpc.runs.comparison.files import FILES, tables, write_comparison
-from dase_grpc.runs.comparison.page import document
 from dase_grpc.runs.curves import smoothed
-from dase_grpc.runs.figures import PALETTE, PRINT
+from dase_grpc.runs.reports.compare import Comparison, compare
+from dase_grpc.runs.reports.comparison_page import document
+from dase_grpc.runs.reports.comparison_tables import FILES, tables, write_comparison
+from dase_grpc.runs.reports.figure import sheet
+from dase_grpc.runs.reports.figures import PALETTE, PRINT
 
 VOID = {"meta", "link", "br", "img", "hr"}
 

@@ -8,8 +8,8 @@ import pytest
 from synthetic import flat, write_run
 
 from dase_grpc.errors import RunDirectoryError
-from dase_grpc.runs.comparison import Cell, Comparison, EnvironmentResults, compare
 from dase_grpc.runs.reference import PublishedPoint
+from dase_grpc.runs.reports.compare import Cell, Comparison, EnvironmentResults, compare
 
 
 def rising(slope: float, count: int = 101) -> list[float]:

@@ -7,7 +7,7 @@ import pytest
 from synthetic import flat, write_curve, write_run
 
 from dase_grpc.errors import RunDirectoryError
-from dase_grpc.runs.comparison.sources import find_runs, read_runs
+from dase_grpc.runs.reports.sources import find_runs, read_runs
 
 
 def reasons(*paths: Path, unfinished: bool = False) -> list[str]:

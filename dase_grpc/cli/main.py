@@ -1,0 +1,298 @@
+"""The `dase` command: parse, call, print. No logic.
+
+What takes seconds to import is imported once settings and paths (their callbacks) are found to be right.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dase_grpc.cli import certs, flags
+from dase_grpc.cli.node import node
+from dase_grpc.cli.observe import status, top
+from dase_grpc.errors import DaseError
+
+app = typer.Typer(
+    help="DASE: deterministic actor-critics that share one replay buffer over gRPC.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(certs.app, name="certs")
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """Holds the options that come before a command."""
+
+
+@app.command()
+def train(
+    *,
+    env: flags.Env = None,
+    agents: flags.Agents = None,
+    actors: flags.Actors = None,
+    steps: flags.Steps = None,
+    seed: flags.Seed = None,
+    algo: flags.Algo = None,
+    method: flags.Method = None,
+    preset: flags.Preset = None,
+    config: flags.ConfigFile = None,
+    assignments: flags.Assignments = None,
+    gpu: flags.Gpu = None,
+    lockstep: flags.Lockstep = False,
+    stack: flags.Stack = False,
+    name: flags.Name = None,
+    runs: flags.Runs = Path("runs"),
+    max_restarts: flags.MaxRestarts = None,
+    stdin_is_leash: flags.Leash = False,
+) -> None:
+    """Trains K agents on this machine: one replay service and K learner processes.
+
+    With no arguments it runs the quick start, one to two minutes on two cores. With --env or
+    --algo it uses the paper's settings, those for TD3 unless another algorithm is named.
+    """
+    settings = flags.settings(
+        preset=preset,
+        config=config,
+        assignments=assignments,
+        algo=algo,
+        method=method,
+        env=env,
+        agents=agents,
+        actors=actors,
+        steps=steps,
+        seed=seed,
+    )
+    from dase_grpc.launch.train import TrainOptions, train_here
+
+    train_here(
+        TrainOptions(
+            settings,
+            runs,
+            name=name,
+            gpu=gpu,
+            lockstep=lockstep,
+            stack=stack,
+            command=sys.argv,
+            stdin_is_leash=stdin_is_leash,
+            max_restarts=max_restarts,
+        )
+    )
+
+
+@app.command()
+def experiment(
+    file: flags.ExperimentArgument,
+    *,
+    runs: Annotated[Path, flags.option("--runs", "Where the experiment's folder is kept; else runs.")] = Path(
+        "runs"
+    ),
+    jobs: Annotated[
+        int | None, flags.option("--jobs", "Cores to keep busy; else all that there are.", min=1)
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the cells and their states; start nothing.")
+    ] = False,
+) -> None:
+    """Trains every cell of a matrix that has not finished yet, several at a time."""
+    from dase_grpc.launch.experiments.experiment import ExperimentOptions, experiment_here
+
+    raise typer.Exit(experiment_here(ExperimentOptions(file, runs, jobs, dry_run, command=sys.argv)))
+
+
+app.command("node")(node)
+app.command("status")(status)
+app.command("top")(top)
+
+
+@app.command("resume")
+def resume_run(
+    run: flags.RunArgument,
+    *,
+    steps: flags.Total = None,
+    gpu: flags.Gpu = None,
+    empty_buffer: flags.EmptyBuffer = False,
+    max_restarts: flags.MaxRestarts = None,
+    stdin_is_leash: flags.Leash = False,
+) -> None:
+    """Goes on with a run that was stopped, was killed or has finished, in its own folder.
+
+    A run in one process (--lockstep, --stack) goes on bit for bit as if there had been no break.
+    """
+    from dase_grpc.launch.resume import ResumeOptions, resume_here
+
+    resume_here(
+        ResumeOptions(
+            run,
+            steps,
+            gpu=gpu,
+            empty_buffer=empty_buffer,
+            command=sys.argv,
+            stdin_is_leash=stdin_is_leash,
+            max_restarts=max_restarts,
+        )
+    )
+
+
+@app.command()
+def verify(run: flags.RunArgument) -> None:
+    """Checks every file of a run and says what can be resumed.
+
+    Exits with 0 if all is sound, with 1 if something is damaged, with 2 if nothing can be resumed.
+    """
+    from rich.console import Console
+
+    from dase_grpc.launch.verify import verify_here
+
+    raise typer.Exit(verify_here(run, Console()))
+
+
+@app.command()
+def drill(
+    *,
+    env: flags.Env = None,
+    agents: flags.Agents = None,
+    seed: flags.Seed = None,
+    algo: flags.Algo = None,
+    method: flags.Method = None,
+    preset: flags.Preset = None,
+    config: flags.ConfigFile = None,
+    assignments: flags.Assignments = None,
+    rounds: flags.Rounds = 1,
+    folder: flags.DrillDir = None,
+    as_json: flags.AsJson = False,
+) -> None:
+    """Breaks a local cluster of these settings: kills each node, freezes one, cuts the network.
+
+    Prints what recovered in how many seconds, and whether the buffer lost anything. Exits with 0 if all
+    recovered and nothing is lost. About 90 seconds with two agents.
+    """
+    settings = flags.settings(
+        preset=preset,
+        config=config,
+        assignments=assignments,
+        algo=algo,
+        method=method,
+        env=env,
+        agents=agents,
+        seed=seed,
+    )
+    from dase_grpc.launch.drill.drill import DrillOptions, drill_here
+
+    raise typer.Exit(
+        drill_here(DrillOptions(settings, folder, rounds=rounds, seed=settings.train.seed, as_json=as_json))
+    )
+
+
+@app.command("config")
+def show_config(
+    *,
+    env: flags.Env = None,
+    agents: flags.Agents = None,
+    steps: flags.Steps = None,
+    seed: flags.Seed = None,
+    algo: flags.Algo = None,
+    method: flags.Method = None,
+    preset: flags.Preset = None,
+    config: flags.ConfigFile = None,
+    assignments: flags.Assignments = None,
+) -> None:
+    """Prints the resolved configuration as TOML."""
+    import tomli_w
+
+    settings = flags.settings(
+        preset=preset,
+        config=config,
+        assignments=assignments,
+        algo=algo,
+        method=method,
+        env=env,
+        agents=agents,
+        steps=steps,
+        seed=seed,
+    )
+    typer.echo(tomli_w.dumps(settings.model_dump(mode="json")), nl=False)
+
+
+@app.command()
+def evaluate(
+    target: flags.PoliciesArgument,
+    *,
+    episodes: Annotated[int, typer.Option("--episodes", min=1, help="Episodes per agent.")] = 10,
+    seed: Annotated[
+        int | None, flags.option("--seed", "Seed of the first episode; else that of training.")
+    ] = None,
+    best: Annotated[
+        bool, flags.option("--best", "The best checkpoint of each agent instead of its latest.")
+    ] = False,
+    video: Annotated[
+        Path | None, flags.option("--video", "Film the best agent's first episode (.mp4 or .gif).")
+    ] = None,
+    agent: Annotated[int | None, flags.option("--agent", "This agent alone; else all.", min=0)] = None,
+) -> None:
+    """Evaluates the latest checkpoints of a run, or one checkpoint, without noise."""
+    from dase_grpc.launch.evaluate import evaluate_checkpoint, note_on_film
+
+    results = evaluate_checkpoint(target, episodes=episodes, seed=seed, video=video, best=best, agent=agent)
+    for result in results:
+        typer.echo(str(result))
+    if note := note_on_film(results):
+        typer.echo(note)
+
+
+@app.command()
+def report(run: flags.RunArgument) -> None:
+    """Writes RUN/report.html: learning curves, similarity, throughput."""
+    from dase_grpc.runs.directory import RunDirectory
+    from dase_grpc.runs.reports.report import write_report
+
+    typer.echo(write_report(RunDirectory.open(run)))
+
+
+@app.command("compare")
+def compare_runs(
+    paths: flags.RunsArgument,
+    *,
+    out: Annotated[Path, flags.option("--out", "Where the files go; else comparison.")] = Path("comparison"),
+    unfinished: Annotated[
+        bool, flags.option("--unfinished", "Use runs that have not finished, up to where they are.")
+    ] = False,
+) -> None:
+    """Compares runs over their seeds: statistics, learning curves, published numbers beside them."""
+    from rich.console import Console
+
+    from dase_grpc.launch.comparison import compare_here
+
+    compare_here(paths, out, unfinished=unfinished, console=Console(), warnings=Console(stderr=True))
+
+
+@app.command()
+def version() -> None:
+    """Prints the version."""
+    from importlib.metadata import version as installed
+
+    typer.echo(installed("dase-grpc"))
+
+
+def main() -> None:
+    """Runs the command line; errors of ours become one sentence and an exit code."""
+    try:
+        flags.require_values(sys.argv[1:])
+        app(prog_name="dase")
+    except DaseError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)

@@ -1,0 +1,308 @@
+"""Named settings: the paper's tables, and a quick start for a first run (smaller networks, faster rates).
+
+Source of `paper/*`: Saglam et al. 2022, arXiv 2207.13453, hyper-parameter tables.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from dase_grpc.config.algorithms import ALGORITHMS, READ_BY_ONE
+from dase_grpc.config.resolve import RunConfig, listed_members, parse_assignments, read_toml, resolve
+from dase_grpc.config.sections import whole_number
+from dase_grpc.errors import ConfigError
+from dase_grpc.progress import several
+from dase_grpc.train_config import MAX_AGENTS, SINGLE
+
+ALGORITHM: Final = "agent.algorithm"
+AGENTS_OF: Final[Mapping[str, int]] = {"single": 1, "dpd": 2}
+"""The number of agents that a method trains, where it leaves no choice."""
+
+_SHARED: Final[dict[str, Any]] = {
+    "train": {"agents": 2, "steps": 1_000_000},
+    "dps": {"divergence": "jeffreys", "scope": "pooled", "reference_variance": 0.1},
+    "replay": {"capacity": 1_000_000},
+    "eval": {"every": 1_000, "episodes": 10},
+}
+_SHARED_AGENT: Final[dict[str, Any]] = {
+    "gamma": 0.99,
+    "batch_size": 256,
+    "start_steps": 25_000,
+    "exploration_noise": 0.1,
+    "products": "float32",
+}
+_AGENTS: Final[Mapping[str, dict[str, Any]]] = {
+    "td3": {
+        "hidden": [256, 256],
+        "actor_lr": 3e-4,
+        "critic_lr": 3e-4,
+        "critic_weight_decay": 0.0,
+        "tau": 5e-3,
+        "reward_scale": 1.0,
+        "normalise_observations": False,
+        "policy_delay": 2,
+        "target_noise": 0.2,
+        "target_noise_clip": 0.5,
+    },
+    "ddpg": {
+        "hidden": [400, 300],
+        "actor_lr": 1e-4,
+        "critic_lr": 1e-3,
+        "critic_weight_decay": 1e-2,
+        "tau": 1e-3,
+        "reward_scale": 1.0,
+        "normalise_observations": True,
+    },
+    "sac": {
+        "hidden": [256, 256],
+        "actor_lr": 3e-4,
+        "critic_lr": 3e-4,
+        "critic_weight_decay": 0.0,
+        "tau": 5e-3,
+        "reward_scale": 5.0,
+        "normalise_observations": False,
+        "policy_noise": 0.1,
+        "policy_noise_clip": 0.25,
+    },
+}
+_QUICKSTART: Final[dict[str, Any]] = {
+    "env": {"id": "InvertedDoublePendulum-v5"},
+    "train": {"agents": 2, "steps": 20_000},
+    "agent": {
+        "algorithm": "td3",
+        "hidden": [64, 64],
+        "actor_lr": 1e-3,
+        "critic_lr": 1e-3,
+        "batch_size": 128,
+        "start_steps": 1_000,
+    },
+    "replay": {"capacity": 100_000},
+    "eval": {"every": 1_000, "episodes": 10},
+}
+
+ENVIRONMENTS: Final[Mapping[str, str]] = {
+    "Ant": "Ant-v5",
+    "HalfCheetah": "HalfCheetah-v5",
+    "Hopper": "Hopper-v5",
+    "Humanoid": "Humanoid-v5",
+    "Swimmer": "Swimmer-v5",
+    "Walker2d": "Walker2d-v5",
+    "LunarLanderContinuous": "LunarLanderContinuous-v3",
+    "BipedalWalker": "BipedalWalker-v3",
+}
+"""The paper's environments by the names they have in presets, in today's versions."""
+
+BASE_PRESETS: Final[Mapping[str, dict[str, Any]]] = {
+    **{
+        f"paper/{algorithm}": {**_SHARED, "agent": {"algorithm": algorithm, **_SHARED_AGENT, **settings}}
+        for algorithm, settings in _AGENTS.items()
+    },
+    "quickstart": _QUICKSTART,
+}
+
+
+def _in_environment(algorithm: str, environment: str) -> dict[str, Any]:
+    base = BASE_PRESETS[f"paper/{algorithm}"]
+    own = {"reward_scale": 20.0} if (algorithm, environment) == ("sac", "Humanoid") else {}
+    return {"env": {"id": ENVIRONMENTS[environment]}, **base, "agent": {**base["agent"], **own}}
+
+
+PRESETS: Final[Mapping[str, dict[str, Any]]] = {
+    **BASE_PRESETS,
+    **{f"paper/{a}/{env}": _in_environment(a, env) for a in _AGENTS for env in ENVIRONMENTS},
+}
+
+
+def preset(name: str) -> dict[str, Any]:
+    """The settings of a named preset.
+
+    Raises:
+        ConfigError: no preset has this name.
+    """
+    if name not in PRESETS:
+        raise ConfigError(
+            f"there is no preset {name!r}; there are {', '.join(sorted(BASE_PRESETS))} and, for the paper's "
+            f"environments, paper/ALGO/ENV with ENV one of {', '.join(sorted(ENVIRONMENTS))}"
+        )
+    return PRESETS[name]
+
+
+def paper_preset(algorithm: str, env_id: str | None) -> str:
+    """The name of the paper's preset for an algorithm, its own for an environment of the paper's.
+
+    Any version of the environment counts, as in `Humanoid-v4`.
+    """
+    environment = str(env_id or "").partition("-v")[0]
+    return f"paper/{algorithm}/{environment}" if environment in ENVIRONMENTS else f"paper/{algorithm}"
+
+
+def layered(
+    *,
+    preset_name: str | None,
+    file: Path | None,
+    flags: Mapping[str, Any],
+    assignments: Sequence[str],
+    method: str | None = None,
+) -> RunConfig:
+    """The configuration a command line asks for: preset, then file, then flags, then `--set`.
+
+    flags maps `section.key` to a value; None stands for a flag that was not given. The flag
+    `agent.algorithm` chooses the paper's preset for that algorithm and the environment; several, as in
+    "td3,sac", make a mixed ensemble, dealt out to the agents in turn. Where no preset, no algorithm and no
+    file is given, an environment that is named, by its flag or by `--set`, chooses the paper's preset for
+    TD3 in it, and none the quick start. `method` is `single` (one agent), `dase` or `dpd`, and one of the
+    flags; `train.method` says the same.
+
+    Raises:
+        ConfigError: in one sentence.
+    """
+    given: dict[str, Any] = {}
+    for key, value in flags.items():
+        section, _, name = key.partition(".")
+        if value is not None and key != ALGORITHM:
+            given.setdefault(section, {})[name] = value
+    layers = [{} if file is None else read_toml(file), given, parse_assignments(assignments)]
+    if method is not None:
+        layers.insert(2, {"train": _of_method(method, _last(layers, "train", "agents"))})
+    if _last(layers, "train", "method") == SINGLE and _last(layers, "train", "agents") is None:
+        layers.append({"train": {"agents": 1}})  # a preset has another number, which nobody asked for
+    names = _algorithms(flags.get(ALGORITHM), preset_name)
+    if method is not None and len(names) > AGENTS_OF.get(method, len(names)):
+        raise ConfigError(
+            f"--method {method} trains {several(AGENTS_OF[method], 'agent')}, and --algo "
+            f"{','.join(names)} names "
+            f"{len(names)} algorithms; leave some out, or choose --method dase"
+        )
+    if len(names) == 1:
+        given.setdefault("agent", {})["algorithm"] = names[0]
+    if names:
+        preset_name = paper_preset(names[0], _last(layers, "env", "id"))
+    if preset_name is None and file is None:
+        env = _last(layers, "env", "id")
+        preset_name = "quickstart" if env is None else paper_preset("td3", env)
+    base = {} if preset_name is None else preset(preset_name)
+    if len(names) > 1:
+        base = _with_members(base, names, layers)
+    return resolve(*_for_members([base, *layers]))
+
+
+def _with_members(
+    base: Mapping[str, Any], algorithms: Sequence[str], layers: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Settings whose agents use these algorithms in turn, each with the paper's own for the environment.
+
+    There are as many agents as the layers say, or else one of each algorithm.
+
+    Raises:
+        ConfigError: there are fewer agents than algorithms.
+    """
+    env, agents = _last(layers, "env", "id"), _last(layers, "train", "agents")
+    given = whole_number(str(agents))
+    count = given if isinstance(given, int) and 0 < given <= MAX_AGENTS else len(algorithms)
+    if count < len(algorithms):
+        raise ConfigError(
+            f"--algo {','.join(algorithms)} names {len(algorithms)} algorithms for "
+            f"{several(count, 'agent')}; "
+            f"give at least as many --agents"
+        )
+    settings = [preset(paper_preset(algorithm, env))["agent"] for algorithm in algorithms]
+    members = [settings[index % len(settings)] for index in range(count)]
+    train = {**base.get("train", {}), "agents": count}  # a number that cannot be is `resolve`'s to refuse
+    return {
+        **{key: value for key, value in base.items() if key != "agent"},
+        "train": train,
+        "members": members,
+    }
+
+
+def _for_members(layers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Layers in which what is said of `agent`, once there are `members`, is said of each of these.
+
+    What one algorithm alone reads is said of the members that use it.
+
+    Raises:
+        ConfigError: a layer changes the algorithm of all members, or contradicts its own.
+    """
+    found: list[Mapping[str, Any]] = []
+    members: Sequence[Mapping[str, Any]] = ()
+    for layer in layers:
+        if listed := listed_members(layer):
+            members = listed
+            if layer.get("agent", members[0]) != members[0]:
+                raise ConfigError(
+                    "agent and the first of members differ; leave agent out, since members says what each is"
+                )
+            found.append({key: value for key, value in layer.items() if key != "agent"})
+        elif members and isinstance(layer.get("agent"), Mapping):
+            members = [_said_of(member, members, layer["agent"]) for member in members]
+            rest = {key: value for key, value in layer.items() if key != "agent"}
+            found.append({**rest, "members": members})
+        else:
+            found.append(layer)
+    return found
+
+
+def _said_of(
+    member: Mapping[str, Any], members: Sequence[Mapping[str, Any]], said: Mapping[str, Any]
+) -> dict[str, Any]:
+    if "algorithm" in said:
+        raise ConfigError(
+            f"agent.algorithm = {said['algorithm']} and a mixed ensemble contradict each other; "
+            f"name the algorithm of each agent, as in --algo td3,sac"
+        )
+    used = {each.get("algorithm") for each in members}
+    unread = {
+        key for key, reader in READ_BY_ONE.items() if reader in used and reader != member.get("algorithm")
+    }
+    return {**member, **{key: value for key, value in said.items() if key not in unread}}
+
+
+def _algorithms(flag: str | None, preset_name: str | None) -> list[str]:
+    """The algorithms that `--algo` names.
+
+    Raises:
+        ConfigError: there is none of this name, or a preset is named too.
+    """
+    if flag is None:
+        return []
+    names = [name.strip() for name in flag.split(",")]
+    if preset_name is not None:
+        raise ConfigError(
+            f"--algo {flag} and --preset {preset_name} both choose the settings to start from; "
+            f"give one, e.g. --preset paper/{names[0]}"
+        )
+    for name in names:
+        if name not in ALGORITHMS:
+            raise ConfigError(
+                f"--algo {flag!r}: there is no algorithm {name!r}; there are {', '.join(ALGORITHMS)}, "
+                f"or several for a mixed ensemble, as in td3,sac"
+            )
+    return names
+
+
+def _of_method(method: str, agents: Any) -> dict[str, Any]:
+    """The settings of `train` that a method is.
+
+    Raises:
+        ConfigError: there is no such method, or it trains another number of agents.
+    """
+    if method == "single":
+        if agents not in (None, 1):
+            raise ConfigError(
+                f"--method single trains one agent, and {agents} are asked for; "
+                f"give --agents 1, or leave train.agents out"
+            )
+        return {"agents": 1, "method": "dase"}
+    if method == "dase":
+        if agents == 1:
+            raise ConfigError("--method dase shares experience between agents; give at least --agents 2")
+        return {"method": "dase"}
+    if method == "dpd":
+        return {"method": "dpd", **({} if agents is not None else {"agents": 2})}
+    raise ConfigError(f"--method {method!r} is none of single, dase and dpd")
+
+
+def _last(layers: Sequence[Mapping[str, Any]], section: str, key: str) -> Any:
+    """The value of the last layer that sets a key; None if none does."""
+    tables = (layer.get(section) for layer in reversed(layers))
+    return next((table[key] for table in tables if isinstance(table, Mapping) and key in table), None)

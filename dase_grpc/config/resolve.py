@@ -1,0 +1,358 @@
+"""The one configuration of a run: frozen, validated once, read from presets, TOML, flags and `--set`."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from dase_grpc.capacity import transitions
+from dase_grpc.config.algorithms import AgentConfig
+from dase_grpc.config.sections import Section
+from dase_grpc.config.sentences import nearest_setting, sentence
+from dase_grpc.config.texts import is_utf8, leaves, toml_file, toml_tables
+from dase_grpc.dpd_config import DpdConfig
+from dase_grpc.dps_config import DpsConfig
+from dase_grpc.errors import ConfigError
+from dase_grpc.policy_config import PolicyConfig
+from dase_grpc.progress import several
+from dase_grpc.train_config import SINGLE, TrainConfig
+
+Storage = Literal["disk", "memory"]
+EvaluatedBy = Literal["learner", "evaluator"]
+
+
+class EnvConfig(Section):
+    """The environment every agent explores its own copy of."""
+
+    id: str = Field(
+        "InvertedDoublePendulum-v5",
+        min_length=1,
+        description="Gymnasium id, `package:Name-v0` where another package registers it, or "
+        "`package.module:EnvOrFactory`",
+    )
+    max_restarts: NonNegativeInt = Field(
+        5,
+        description="times that an environment which raises is made anew without an episode that ended, or "
+        "1000 good steps, in between",
+    )
+    timeout_s: float = Field(
+        120.0,
+        ge=0,
+        description="seconds after which a call into an environment that has not returned ends the process; "
+        "0 is never",
+    )
+    kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="keyword arguments for making the environment"
+    )
+
+    @field_validator("kwargs")
+    @classmethod
+    def _kwargs_can_be_kept(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """They are compared, and written into run.toml."""
+        for leaf in leaves(value):
+            if isinstance(leaf, float) and math.isnan(leaf):
+                raise ValueError("NaN equals nothing, not even itself; give a number")
+            if isinstance(leaf, str) and not is_utf8(leaf):
+                raise ValueError(f"{leaf!r} cannot be written as UTF-8; give another text")
+        return value
+
+
+class ReplayConfig(Section):
+    """The shared replay buffer."""
+
+    capacity: PositiveInt | str = Field(
+        1_000_000, description='transitions kept, the oldest leaves first; or a size such as "512MiB"'
+    )
+    min_size: PositiveInt = Field(1, description="transitions present before the first batch is served")
+    prefetch: PositiveInt = Field(
+        16,
+        le=64,
+        description="batches the service may send ahead of their use; bounds how stale a batch can be",
+    )
+    storage: Storage = Field(
+        "disk",
+        description="where `dase train` keeps the buffer of its replay process: in the run's folder (`disk`, "
+        "on Linux), so that it outlives the process, or in `memory`; lockstep does not read it, nor does "
+        "`dase node`, which has `--data-dir`",
+    )
+
+    @field_validator("capacity")
+    @classmethod
+    def _capacity_is_readable(cls, value: int | str) -> int | str:
+        transitions(value, row_bytes=1)
+        return int(value) if str(value).strip().isdecimal() else value
+
+
+class EvalConfig(Section):
+    """Evaluation: episodes without noise or updates, in fresh environments with fixed seeds."""
+
+    every: PositiveInt = Field(1_000, description="environment steps between evaluations")
+    by: EvaluatedBy = Field(
+        "learner",
+        description="who evaluates: each `learner` itself, or an `evaluator` node, to be started beside them",
+    )
+    episodes: PositiveInt = Field(10, le=1_000, description="episodes of one evaluation")
+    max_episode_steps: PositiveInt = Field(
+        10_000, description="steps after which an episode that does not end is cut"
+    )
+
+
+class MetricsConfig(Section):
+    """The Prometheus endpoints."""
+
+    port: int = Field(
+        0,
+        ge=0,
+        le=65_535,
+        description="port of the replay node's endpoint, learner i is at port + 1 + i; 0 is off",
+    )
+
+
+class RunConfig(Section):
+    """Everything that decides a run. Immutable; made by `resolve` or `RunConfig()`."""
+
+    env: EnvConfig = Field(default_factory=EnvConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    agent: AgentConfig = Field(default_factory=AgentConfig)
+    dps: DpsConfig = Field(default_factory=DpsConfig)
+    dpd: DpdConfig = Field(default_factory=DpdConfig)
+    replay: ReplayConfig = Field(default_factory=ReplayConfig)
+    eval: EvalConfig = Field(default_factory=EvalConfig)
+    policy: PolicyConfig = Field(default_factory=PolicyConfig)
+    metrics: MetricsConfig = Field(default_factory=MetricsConfig)
+    members: tuple[AgentConfig, ...] = Field(
+        (), description="one table for each agent of a mixed ensemble; `agent` is then the first of them"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leads_with_the_first_member(cls, values: Any) -> Any:
+        members = listed_members(values) if isinstance(values, Mapping) else ()
+        return {**values, "agent": members[0]} if members and "agent" not in values else values
+
+    @property
+    def method(self) -> str:
+        """`single`, `dase` or `dpd`: what the paper calls this run."""
+        return SINGLE if self.train.agents == 1 else self.train.method
+
+    @property
+    def shares_experience(self) -> bool:
+        """Whether agents learn from each other's transitions."""
+        return self.train.method != "dpd"
+
+    @property
+    def distinct_agents(self) -> tuple[AgentConfig, ...]:
+        """The settings of each member of a mixed ensemble, or those that all agents share, once."""
+        return self.members or (self.agent,)
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        """The algorithms of the agents, each once, in the order of the agents that use them first."""
+        return tuple(dict.fromkeys(each.algorithm for each in self.distinct_agents))
+
+    @property
+    def start_steps(self) -> int:
+        """Random steps after which every agent learns: the most that any of them begins with."""
+        return max(each.start_steps for each in self.distinct_agents)
+
+    def for_agent(self, agent_id: int) -> Self:
+        """The run as this agent lives it: with its own settings as `agent`, and no `members`."""
+        if not self.members:
+            return self
+        return self.model_copy(update={"agent": self.members[agent_id], "members": ()})
+
+    def agent_name(self, agent_id: int) -> str:
+        """What people call an agent: "agent 0", or "agent 0 (TD3)" where algorithms are mixed."""
+        name = f"agent {agent_id}"
+        if len(self.algorithms) < 2 or agent_id >= len(self.members):
+            return name
+        return f"{name} ({self.members[agent_id].algorithm.upper()})"
+
+    @property
+    def collected_before_updates(self) -> int:
+        """Transitions that all agents together store before the first update of each."""
+        if not self.members:
+            return self.train.agents * self.agent.stored_before_updates
+        return sum(each.stored_before_updates for each in self.members)
+
+    @model_validator(mode="after")
+    def _has_one_member_for_each_agent(self) -> Self:
+        count = len(self.members)
+        if count and count != self.train.agents:
+            raise ValueError(
+                f"members lists {several(count, 'agent')} and train.agents = {self.train.agents}; "
+                f"give a table for each"
+            )
+        if count and self.agent != self.members[0]:
+            raise ValueError(
+                "agent and the first of members differ; leave agent out, since members says what each is"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _distils_in_a_pair(self) -> Self:
+        if self.train.method != "dpd":
+            if self.dpd != DpdConfig():
+                raise ValueError(
+                    f"the settings of dpd are read with train.method = dpd only, and it is "
+                    f"{self.train.method}; leave them out or choose dpd"
+                )
+            return self
+        if self.train.agents != 2:
+            raise ValueError(
+                f"train.method = dpd trains a pair, and train.agents = {self.train.agents}; set it to 2"
+            )
+        if self.dps != DpsConfig():
+            raise ValueError(
+                "train.method = dpd weighs no transitions of others, so the settings of dps mean nothing; "
+                "leave them out"
+            )
+        if self.eval.by == "evaluator":
+            raise ValueError(
+                "eval.by = evaluator is not for train.method = dpd, whose policies are published every "
+                "dpd.publish_every updates and not at the steps of evaluations; leave it out"
+            )
+        if len(discounts := {each.gamma for each in self.members}) > 1:
+            raise ValueError(
+                f"train.method = dpd compares the agents' values, so gamma has to be the same for both, and "
+                f"it is {' and '.join(f'{each:g}' for each in sorted(discounts))}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if isinstance(self.replay.capacity, int):
+            require_capacity(self, self.replay.capacity)
+        first = self.collected_before_updates
+        if self.replay.min_size > first:
+            raise ValueError(
+                f"replay.min_size = {self.replay.min_size} exceeds the {first} transitions "
+                f"collected by {several(self.train.agents, 'agent')} before the first update "
+                f"(agent.start_steps = {self.agent.start_steps}), so no update would ever come; "
+                f"set replay.min_size to at most {first}"
+            )
+        last_port = self.metrics.port + self.train.agents
+        if self.metrics.port and last_port > 65_535:
+            raise ValueError(
+                f"metrics.port = {self.metrics.port} leaves no port for agent {self.train.agents - 1}"
+            )
+        return self
+
+
+def listed_members(layer: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The tables of `members` in a layer of settings; none where it has none, or something else there."""
+    members = layer.get("members")
+    fits = isinstance(members, (list, tuple)) and all(isinstance(each, Mapping) for each in members)
+    return members if fits and members else ()
+
+
+def require_capacity(config: RunConfig, capacity: int) -> None:
+    """Checks what must fit into `capacity` transitions.
+
+    Raises:
+        ValueError: naming both settings (pydantic and `resolve` turn it into a ConfigError).
+    """
+    agents = config.distinct_agents
+    for key, value in (
+        *(("agent.batch_size", each.batch_size) for each in agents),
+        *(("agent.start_steps", each.start_steps) for each in agents),
+        ("replay.min_size", config.replay.min_size),
+    ):
+        if value > capacity:
+            raise ValueError(
+                f"{key} = {value} exceeds replay.capacity = {capacity}; raise the capacity or lower {key}"
+            )
+
+
+def resolve(*layers: Mapping[str, Any]) -> RunConfig:
+    """Merges nested mappings, later ones win, over the defaults.
+
+    Raises:
+        ConfigError: one sentence naming the key, the value and what is allowed.
+    """
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        _merge(merged, layer)
+    try:
+        return RunConfig.model_validate(merged)
+    except ValidationError as error:
+        raise ConfigError(sentence(error, known=setting_names())) from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The settings in a TOML file; the tables a run directory adds (`versions`, `run`) are left out.
+
+    Raises:
+        ConfigError: the file is missing or is not TOML.
+    """
+    try:
+        values = toml_file(path)
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    return {key: value for key, value in values.items() if key not in ("versions", "run")}
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+    """Nested settings from `section.key=value` texts; a value is TOML, or else a plain string.
+
+    Raises:
+        ConfigError: a text without `=` or without a section.
+    """
+    nested: dict[str, Any] = {}
+    for text in assignments:
+        key, equals, value = text.partition("=")
+        parts = [part.strip() for part in key.split(".")]
+        if not equals or len(parts) < 2 or not all(parts):
+            guess = nearest_setting(parts[0], setting_names()) if equals and len(parts) == 1 else None
+            hint = f"did you mean --set {guess}={value}?" if guess else "e.g. --set dps.divergence=kl"
+            raise ConfigError(f"--set {text!r} is not of the form section.key=value; {hint}")
+        branch: Any = _parse_value(value.strip())
+        for part in reversed(parts):
+            branch = {part: branch}
+        _merge(nested, branch)
+    return nested
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return toml_tables(f"value = {text}")["value"]
+    except ValueError:
+        return text
+
+
+def _merge(target: dict[str, Any], layer: Mapping[str, Any]) -> None:
+    """Copies a layer into `target`; no table of `target` is ever one of a layer's."""
+    for key, value in layer.items():
+        if not isinstance(value, Mapping):
+            target[key] = value
+            continue
+        if not isinstance(target.get(key), dict):
+            target[key] = {}
+        _merge(target[key], value)
+
+
+def sections() -> dict[str, type[BaseModel]]:
+    """The sections of the configuration by name; `members`, a list of agents' sections, is none."""
+    annotations = ((name, field.annotation) for name, field in RunConfig.model_fields.items())
+    return {
+        name: section
+        for name, section in annotations
+        if isinstance(section, type) and issubclass(section, BaseModel)
+    }
+
+
+def setting_names() -> list[str]:
+    """Every setting as `section.key`, in order."""
+    return [f"{name}.{key}" for name, section in sections().items() for key in section.model_fields]

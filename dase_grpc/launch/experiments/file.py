@@ -1,0 +1,188 @@
+"""An experiment's TOML file: read, checked, and every setting under its one name."""
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from dase_grpc.config.presets import ALGORITHM
+from dase_grpc.config.resolve import setting_names
+from dase_grpc.config.sentences import unknown_setting
+from dase_grpc.config.texts import toml_file
+from dase_grpc.errors import ConfigError
+from dase_grpc.naming import MAX_BYTES, names_a_folder
+
+Mode = Literal["lockstep", "cluster"]
+MODES: Final[tuple[str, ...]] = get_args(Mode)
+
+METHOD, PRESET, SEED = "method", "preset", "train.seed"
+SHORT: Final[Mapping[str, str]] = {
+    "algo": ALGORITHM,
+    "method": METHOD,
+    "preset": PRESET,
+    "env": "env.id",
+    "agents": "train.agents",
+    "steps": "train.steps",
+    "seed": SEED,
+}
+"""What may stand for a setting, as the flags of `dase train` do; method and preset choose several."""
+
+SEEDS: Final = "seeds"
+MAX_CELLS: Final = 10_000
+"""Combinations of a matrix; each is resolved before anything starts."""
+_KEYS: Final = ("name", "mode", "keep_buffers", "set", "matrix", "exclude", "include")
+
+Settings = Mapping[str, Any]
+"""Values by `section.key`, or by `method` and `preset`."""
+
+
+@dataclass(frozen=True)
+class ExperimentFile:
+    """What the file says.
+
+    Attributes:
+        common: the settings of every cell.
+        axes: the values of each setting that varies, in the file's order.
+        exclude: combinations of the axes' values that are left out.
+        include: further single cells.
+        keep_buffers: whether the buffer of a cell that has finished stays.
+    """
+
+    name: str
+    mode: Mode
+    common: Settings
+    axes: Mapping[str, Sequence[Any]]
+    exclude: Sequence[Settings]
+    include: Sequence[Settings]
+    keep_buffers: bool = False
+
+
+def read_experiment(path: Path) -> ExperimentFile:
+    """Reads an experiment's file; without a name it has the file's.
+
+    Raises:
+        ConfigError: the file cannot be read, or says something that is not understood; in one sentence.
+    """
+    try:
+        tables = toml_file(path)
+    except OSError as error:
+        raise ConfigError(f"cannot read the experiment {path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    try:
+        return parse_experiment(tables, name=path.stem)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def parse_experiment(tables: Mapping[str, Any], *, name: str) -> ExperimentFile:
+    """The experiment in a file's tables; `name` is for one that has none.
+
+    Raises:
+        ConfigError: in one sentence.
+    """
+    for key in tables:
+        if key not in _KEYS:
+            guess = difflib.get_close_matches(key, _KEYS, n=1)
+            hint = f"did you mean {guess[0]}?" if guess else f"there are {', '.join(_KEYS)}"
+            raise ConfigError(f"unknown key {key}; {hint}")
+    name = tables.get("name", name)
+    if not isinstance(name, str) or not names_a_folder(name) or name.startswith("."):
+        raise ConfigError(
+            f"name = {name!r} cannot name an experiment; use a plain folder name of at most {MAX_BYTES} bytes"
+        )
+    mode = tables.get("mode", "lockstep")
+    if mode not in MODES:
+        raise ConfigError(f"mode = {mode!r} is neither lockstep nor cluster")
+    keep_buffers = tables.get("keep_buffers", False)
+    if not isinstance(keep_buffers, bool):
+        raise ConfigError(f"keep_buffers = {keep_buffers!r} is neither true nor false")
+    common = _settings("set", tables.get("set", {}))
+    axes = _axes(tables.get("matrix", {}))
+    for key in axes:
+        if key in common:
+            raise ConfigError(f"{key} is in [set] and in [matrix]; leave it out of one of them")
+    exclude = [_settings("exclude", each) for each in _list("exclude", tables.get("exclude", []))]
+    for combination in exclude:
+        _require_values_of_axes(combination, axes)
+    _require_size(axes)
+    include = [_settings("include", each) for each in _list("include", tables.get("include", []))]
+    if not axes and not include:
+        raise ConfigError("there are no cells: give a [matrix] of lists, or an [[include]] for each cell")
+    return ExperimentFile(name, mode, common, axes, exclude, include, keep_buffers)
+
+
+def _axes(table: Any) -> dict[str, Sequence[Any]]:
+    if isinstance(table, Mapping) and SEEDS in table:
+        count = table[SEEDS]
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise ConfigError(f"matrix.seeds = {count!r} must be how many seeds there are, such as 5")
+        if count > MAX_CELLS:
+            raise ConfigError(f"matrix.seeds = {count} is more than the {MAX_CELLS:,} cells of an experiment")
+        if "seed" in table:
+            raise ConfigError("[matrix] has seed and seeds; leave one of them out")
+        table = {("seed" if key == SEEDS else key): value for key, value in table.items()}
+        table["seed"] = list(range(count))
+    axes = _settings("matrix", table)
+    for key, values in axes.items():
+        if not isinstance(values, list):
+            raise ConfigError(
+                f"matrix.{key} = {values!r} must be a list of values; one value goes into [set]"
+            )
+        if not values:
+            raise ConfigError(f"matrix.{key} is an empty list, so there would be no cells; give it a value")
+    return axes
+
+
+def _settings(table_name: str, table: Any) -> dict[str, Any]:
+    """A table's settings by their one name each, whether it is nested or has dotted keys."""
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{table_name} = {table!r} must be a table of settings")
+    known = setting_names()
+    found: dict[str, Any] = {}
+
+    def take(values: Mapping[str, Any], prefix: str) -> None:
+        for key, value in values.items():
+            given = f"{prefix}{key}"
+            if isinstance(value, Mapping) and given not in known:
+                take(value, f"{given}.")
+                continue
+            name = SHORT.get(given, given)
+            if name not in known and name not in (METHOD, PRESET):
+                raise ConfigError(f"[{table_name}]: {unknown_setting(given, value, [*SHORT, *known])}")
+            if name in found:
+                raise ConfigError(f"[{table_name}] sets {name} twice; leave one of them out")
+            found[name] = value
+
+    take(table, "")
+    return found
+
+
+def _require_size(axes: Mapping[str, Sequence[Any]]) -> None:
+    """Lists multiply, so a few long ones are more than any machine can train, or even write down."""
+    combinations = math.prod(map(len, axes.values()))
+    if combinations > MAX_CELLS:
+        lengths = " x ".join(str(len(values)) for values in axes.values())
+        raise ConfigError(
+            f"[matrix] has {lengths} combinations, more than {MAX_CELLS:,}; shorten its lists, or write "
+            f"several files"
+        )
+
+
+def _list(name: str, tables: Any) -> Sequence[Any]:
+    if not isinstance(tables, list):
+        raise ConfigError(f"{name} must be a list of tables, each written as [[{name}]]")
+    return tables
+
+
+def _require_values_of_axes(combination: Settings, axes: Mapping[str, Sequence[Any]]) -> None:
+    """An exclusion that cannot match anything is a slip of the pen."""
+    if not combination:
+        raise ConfigError("[[exclude]] names no setting, so it would leave out everything")
+    for key, value in combination.items():
+        if key not in axes:
+            raise ConfigError(f"[[exclude]] names {key}, which is not in [matrix]")
+        if value not in axes[key]:
+            raise ConfigError(f"[[exclude]] names {key} = {value!r}, which is not in [matrix]")

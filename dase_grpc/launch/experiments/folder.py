@@ -1,0 +1,373 @@
+"""An experiment on disk: one run directory for each cell, what has become of it, and who may write there.
+
+<cell>/                      the cell's run directory; `finished.json` in it says that it is complete
+.experiment/lock             held by the one `dase experiment` that runs here
+.experiment/cells.lock       held by it and by its children: free once none of them writes any more
+.experiment/configs/         what each child is told        .experiment/logs/     what each child said
+.experiment/failed/          why a cell failed              .experiment/set-aside/  runs that were begun
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Literal
+
+import tomli_w
+
+from dase_grpc.config.texts import json_value
+from dase_grpc.errors import RunDirectoryError
+from dase_grpc.launch.experiments.matrix import Cell, identity
+from dase_grpc.process.leash import LEASHLESS_S
+from dase_grpc.replay.buffer.directory import BUFFER
+from dase_grpc.runs.curves import final_score, returns
+from dase_grpc.runs.directory import (
+    IN_ROUNDS,
+    RUN_FILE,
+    AgentDirectory,
+    RunDirectory,
+    checkpoint_paths,
+    first_difference,
+    round_paths,
+)
+from dase_grpc.runs.files import last_line, replace_file, utf8
+from dase_grpc.runs.locking import FolderLock
+from dase_grpc.runs.provenance import versions
+from dase_grpc.runs.sameness import changed_versions
+from dase_grpc.runs.summary import AgentFiles, status
+
+FINISHED_FILE: Final = "finished.json"
+OWN_FOLDER: Final = ".experiment"
+ORPHANS_S: Final = LEASHLESS_S + 10
+"""How long the children of a `dase experiment` that was killed may still write."""
+
+_POLL_S: Final = 0.1
+
+
+@dataclass(frozen=True)
+class State:
+    """What has become of a cell: never begun, begun and not finished, failed, or finished in `path`."""
+
+    kind: Literal["waiting", "unfinished", "failed", "finished"]
+    path: Path
+    text: str = ""
+
+
+class ExperimentFolder:
+    """The files of one experiment. Reading makes nothing; only the holder of the lock writes.
+
+    A cell that finishes loses its buffer, the bulk of its files, unless `keep_buffers` is set.
+    """
+
+    def __init__(self, path: Path, *, keep_buffers: bool = False) -> None:
+        self.path = path
+        self._keep_buffers = keep_buffers
+        self._own = path / OWN_FOLDER
+
+    def run(self, cell: Cell) -> Path:
+        """The directory of the cell's run, whether it is there or not."""
+        return self.path / cell.name
+
+    def config(self, cell: Cell) -> Path:
+        """The file with the cell's configuration that its process reads."""
+        return self._own / "configs" / f"{cell.name}.toml"
+
+    def log(self, cell: Cell) -> Path:
+        """What the cell's latest process has said."""
+        return self._own / "logs" / f"{cell.name}.log"
+
+    @contextlib.contextmanager
+    def locked(self, say: Callable[[str], None]) -> Iterator[int]:
+        """Makes the folder and keeps every other `dase experiment` out of it for the block.
+
+        Gives a file descriptor that children keep open: where the parent is killed, the next one waits
+        until they have ended, and `say` tells so.
+
+        Raises:
+            RunDirectoryError: another `dase experiment` runs there, children of a killed one do not end,
+                or nothing can be written there.
+        """
+        with contextlib.ExitStack() as stack:
+            with self._writing():
+                self._own.mkdir(parents=True, exist_ok=True)
+                lock, cells = (
+                    stack.enter_context((self._own / name).open("ab")) for name in ("lock", "cells.lock")
+                )
+                alone = _lock(lock.fileno())
+                free = alone and _lock(cells.fileno())
+            if not alone:
+                raise RunDirectoryError(
+                    f"another dase experiment runs in {self.path}; wait for its end, or choose another name"
+                )
+            if not free:
+                say("waiting for the processes of an experiment that was killed here")
+                if not _lock(cells.fileno(), within_s=ORPHANS_S):
+                    raise RunDirectoryError(
+                        f"processes of an experiment that was killed still write to {self.path} after "
+                        f"{ORPHANS_S:g} s; end them"
+                    )
+            yield cells.fileno()
+
+    def states(self, cells: Sequence[Cell]) -> dict[str, State]:
+        """The state of each cell by its name.
+
+        A finished run counts wherever in the folder it lies: names change with what an experiment varies.
+
+        Raises:
+            RunDirectoryError: where a cell belongs there is something else, a damaged run, or what cannot
+                be read.
+        """
+        try:
+            finished = self._finished()
+            return {cell.name: self._state(cell, finished.get(cell.identity)) for cell in cells}
+        except OSError as error:
+            raise RunDirectoryError(f"cannot read {self.path}: {error.strerror or error}") from None
+
+    def resumable(self, cell: Cell) -> int | None:
+        """The step that an interrupted run of the cell can probably be resumed from.
+
+        None where it has to start over: nothing is kept, its process failed, or it was begun with another
+        configuration or other versions, so that it would not come to the same end as one without a break.
+        """
+        path = self.run(cell)
+        if self._failure(cell).is_file() or not (path / RUN_FILE).is_file():
+            return None
+        try:
+            run = RunDirectory.open(path)
+        except RunDirectoryError:
+            return None
+        same = run.config == cell.config and run.run.get("mode") == cell.mode
+        if not same or changed_versions(run.versions, versions()) is not None:
+            return None
+        step = _kept_step(run)
+        return step if 0 < step < cell.config.train.steps else None
+
+    def times_resumed(self, cell: Cell) -> int:
+        """How often its run notes that it went on; a resumption that is refused is not noted."""
+        try:
+            noted = RunDirectory.open(self.run(cell)).run.get("resumed", [])
+        except RunDirectoryError:
+            return 0
+        return len(noted) if isinstance(noted, list) else 0
+
+    def begin(self, cell: Cell) -> str | None:
+        """Clears the way for a new try; a run that was begun is set aside, and a sentence says so.
+
+        Raises:
+            RunDirectoryError: another process goes on with that run, or nothing can be written.
+        """
+        with self._writing():
+            set_aside = self._set_aside(cell)
+            self._failure(cell).unlink(missing_ok=True)
+            self.config(cell).parent.mkdir(exist_ok=True)
+            replace_file(self.config(cell), tomli_w.dumps(cell.config.model_dump(mode="json")).encode())
+        return f"{cell.name} starts over; what there was of it is in {set_aside}" if set_aside else None
+
+    def fail(self, cell: Cell, reason: str) -> None:
+        """Notes why a cell failed, for the next time somebody looks.
+
+        Raises:
+            RunDirectoryError: nothing can be written.
+        """
+        with self._writing():
+            self._failure(cell).parent.mkdir(exist_ok=True)
+            replace_file(self._failure(cell), utf8(f"{reason}\n"))
+
+    def finish(self, cell: Cell, *, seconds: float) -> str | None:
+        """Marks the cell's run as complete, once and at the very end, and lets its buffer go.
+
+        Or says why it is not complete.
+
+        Raises:
+            RunDirectoryError: its files are missing or damaged, or nothing can be written.
+        """
+        run = RunDirectory.open(self.run(cell))
+        if run.config != cell.config:
+            return f"is a run of another configuration ({_difference(run, cell)})"
+        found = _status(run)
+        if found != "finished":
+            return f"ended early, {found}"
+        told = {
+            "run_sha256": _checksum(run.path),
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seconds": round(seconds, 3),
+        }
+        with self._writing():
+            replace_file(run.path / FINISHED_FILE, f"{json.dumps(told)}\n".encode())
+        if not self._keep_buffers:
+            shutil.rmtree(run.replay, ignore_errors=True)
+        return None
+
+    def step(self, cell: Cell) -> int:
+        """The last step that the slowest agent of a run in progress has told of."""
+        agents = self._agents(cell)
+        steps = [0] * (cell.config.train.agents - len(agents))
+        for agent in agents:
+            recorded = _recorded_step(last_line(agent.metrics.path))
+            steps.append(max(recorded, _evaluation(agent)[0]))
+        return min(steps)
+
+    def latest_return(self, cell: Cell) -> float | None:
+        """The mean over the agents of a run in progress of their latest evaluation's return."""
+        found = [_evaluation(agent)[1] for agent in self._agents(cell)]
+        known = [value for value in found if value is not None]
+        return sum(known) / len(known) if known else None
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RunDirectoryError(f"cannot write to {self.path}: {error.strerror or error}") from None
+
+    def _agents(self, cell: Cell) -> list[AgentDirectory]:
+        """Those that have begun; without reading run.toml, since this is asked every second."""
+        agents = self.run(cell) / "agents"
+        found = (AgentDirectory(agents / str(agent_id)) for agent_id in range(cell.config.train.agents))
+        return [agent for agent in found if agent.path.is_dir()]
+
+    def _failure(self, cell: Cell) -> Path:
+        return self._own / "failed" / f"{cell.name}.txt"
+
+    def _set_aside(self, cell: Cell) -> Path | None:
+        run, log = self.run(cell), self.log(cell)
+        if not run.is_dir() or not any(run.iterdir()):
+            return None
+        folder = self._own / "set-aside"
+        folder.mkdir(exist_ok=True)
+        number = 1
+        while (target := folder / f"{cell.name}-{number}").exists():
+            number += 1
+        with contextlib.closing(FolderLock.acquire(run)):  # somebody may go on with it by hand
+            if log.is_file():
+                log.rename(target.with_name(f"{target.name}.log"))
+            run.rename(target)
+        return target
+
+    def _finished(self) -> dict[str, Path]:
+        """The runs with a mark, by what they are."""
+        found = {}
+        for mark in sorted(self.path.glob(f"*/{FINISHED_FILE}")):
+            run = RunDirectory.open(mark.parent)
+            found[identity(run.config, str(run.run.get("mode")))] = run.path
+        return found
+
+    def _state(self, cell: Cell, finished: Path | None) -> State:
+        if finished is not None:
+            _require_complete(finished)
+            return State("finished", finished)
+        path, failure = self.run(cell), self._failure(cell)
+        if (path / FINISHED_FILE).exists():
+            run = RunDirectory.open(path)
+            raise RunDirectoryError(
+                f"{path} is a finished run of another configuration ({_difference(run, cell)}); "
+                f"give the experiment another name, or move that folder away"
+            )
+        begun = path.exists() and (not path.is_dir() or any(path.iterdir()))
+        if begun and not (path / RUN_FILE).is_file():
+            raise RunDirectoryError(f"{path} is in the way of a cell and is no run; move it away")
+        if failure.is_file():
+            return State("failed", path, failure.read_text(encoding="utf-8").strip())
+        if begun:
+            return State("unfinished", path, _begun(path))
+        return State("waiting", path)
+
+
+def score(path: Path) -> float | None:
+    """The final score of a run: the mean over its agents of their last 10 evaluations; None without any.
+
+    Raises:
+        RunDirectoryError: one of its files is damaged.
+    """
+    agents = [AgentFiles.read(agent) for agent in RunDirectory.open(path).agents()]
+    found = [final_score(returns(agent.evaluations)) for agent in agents if len(agent.evaluations)]
+    return sum(found) / len(found) if found else None
+
+
+def _lock(descriptor: int, *, within_s: float = 0.0) -> bool:
+    limit = time.monotonic() + within_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= limit:
+                return False
+            time.sleep(_POLL_S)
+        else:
+            return True
+
+
+def _require_complete(path: Path) -> None:
+    """Checks that a run with a mark is the one that was marked, and has lost nothing since.
+
+    Raises:
+        RunDirectoryError: it is not.
+    """
+    try:
+        marked = json_value((path / FINISHED_FILE).read_text(encoding="utf-8"))["run_sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise RunDirectoryError(f"{path / FINISHED_FILE} is damaged; move {path} away") from None
+    if marked != _checksum(path):
+        raise RunDirectoryError(f"{path / RUN_FILE} has changed since the run finished; move {path} away")
+    found = _status(RunDirectory.open(path))
+    if found != "finished":
+        raise RunDirectoryError(f"{path} is marked as finished and yet is {found}; move it away")
+
+
+def _difference(run: RunDirectory, cell: Cell) -> str:
+    if run.config != cell.config:
+        return first_difference(run.config, cell.config)
+    return f"its mode is {run.run.get('mode')}, and {cell.mode} here"
+
+
+def _status(run: RunDirectory) -> str:
+    """How far a run came; "finished" only with the evaluation of every agent that its last step brings."""
+    agents = {agent.agent_id: AgentFiles.read(agent) for agent in run.agents()}
+    found = status(run, agents)
+    for agent_id, files in agents.items():
+        if found == "finished" and run.config.train.steps not in files.evaluations.step:
+            return f"without an evaluation of agent {agent_id} at its last step"
+    return found
+
+
+def _kept_step(run: RunDirectory) -> int:
+    """The step of the slowest agent that is kept with all that a run goes on from; 0 where nothing is."""
+    if run.run.get("mode") in IN_ROUNDS:
+        return max(round_paths(run.replay), default=0)
+    if not (run.replay / BUFFER).is_file():
+        return 0
+    folders = [run.agent(agent_id).checkpoints for agent_id in range(run.config.train.agents)]
+    return min(max(checkpoint_paths(folder), default=0) for folder in folders)
+
+
+def _begun(path: Path) -> str:
+    """How far a run came that is not finished, whatever state it is in."""
+    try:
+        return _status(RunDirectory.open(path))
+    except RunDirectoryError as error:
+        return str(error)
+
+
+def _checksum(path: Path) -> str:
+    return hashlib.sha256((path / RUN_FILE).read_bytes()).hexdigest()
+
+
+def _recorded_step(line: str) -> int:
+    try:
+        return int(json_value(line)["step"])
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return 0
+
+
+def _evaluation(agent: AgentDirectory) -> tuple[int, float | None]:
+    try:
+        step, mean = last_line(agent.evaluations.path).split(",")[:2]
+        return int(step), float(mean)
+    except ValueError:
+        return 0, None

@@ -1,0 +1,296 @@
+"""What the deterministic actor-critics share: acting, optimisers, target networks, saving."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from dase_grpc.config.algorithms import AgentConfig
+from dase_grpc.learning.adam import Adam
+from dase_grpc.learning.agents.batch import Batch
+from dase_grpc.learning.agents.equations import Moves
+from dase_grpc.learning.agents.memory import OWN, Memory
+from dase_grpc.learning.agents.networks import Actor, TwinCritic, restore
+from dase_grpc.learning.agents.noise import NoiseStream
+from dase_grpc.learning.agents.normaliser import Normaliser
+from dase_grpc.learning.agents.optimiser import Flat
+from dase_grpc.learning.agents.passes import ActorPass
+from dase_grpc.learning.agents.policy import ActorPolicy
+from dase_grpc.learning.guard import GuardedSteps, Steps
+from dase_grpc.learning.products import PRODUCTS
+from dase_grpc.learning.rows import that_count
+from dase_grpc.schema import Array
+from dase_grpc.seeding import Purpose, integer
+
+UPDATES: Final = "updates"
+NOISE_STATE: Final = "target_noise.generator"
+
+
+class ActorCritic(ABC):
+    """An `Agent` but for its networks and its update, which a subclass brings.
+
+    Owned by one thread. Networks come from the run's seed and the agent's id, the same bits on
+    every device; torch's global random state is neither read nor changed. Every tensor of the
+    state is updated in place for as long as the agent lives.
+
+    On a CPU the passes are written out (`passes`), and rows that cannot count are left out. The same
+    update by autograd is their reference twin; all other devices use it.
+
+    Where the passes multiply in bfloat16, π(s) does not: what the agent does, and how its policy is compared
+    with others', is exact, and only what moves the networks is rounded. The reference twin rounds nothing.
+
+    Args:
+        targets: the networks that follow "actor", "critic" or both, by the name of whom they follow.
+        noise: where the update draws from, if it does.
+        memory: what gives out all tensors of the state.
+        autograd: whether updates are those of the reference twin; None for wherever it is not a CPU.
+
+    Attributes:
+        flats: the flat tensors of its networks, "actor", "critic" and "target_" before either.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        *,
+        actor: Actor,
+        critic: nn.Module,
+        targets: Mapping[str, nn.Module],
+        noise: NoiseStream | None = None,
+        memory: Memory = OWN,
+        autograd: bool | None = None,
+    ) -> None:
+        self._config = config
+        self._noise = noise
+        first = actor.weight[0]
+        self._by_autograd = first.device.type != "cpu" if autograd is None else autograd
+        networks = {"actor": actor, "critic": critic}
+        networks |= {f"target_{name}": network for name, network in targets.items()}
+        self.flats = {name: _flat(network, name, memory) for name, network in networks.items()}
+        self._followed = [(self.flats[f"target_{name}"], self.flats[name]) for name in targets]
+        self._normaliser = (
+            Normaliser.new(first.shape[1], first.device, memory=memory)
+            if config.normalise_observations
+            else None
+        )
+        self._policy = ActorPolicy(actor, self._normaliser)
+        self._products = PRODUCTS[config.products]
+        self._actor_pass = ActorPass(actor, gradients=self._products)
+        actor_adam = Adam(self.flats["actor"], lr=config.actor_lr)
+        critic_adam = Adam(self.flats["critic"], lr=config.critic_lr, weight_decay=config.critic_weight_decay)
+        self._actor_steps, self._critic_steps = GuardedSteps(actor_adam), GuardedSteps(critic_adam)
+        self._moves = Moves(self._critic_steps, self._actor_steps, self._follow)
+        self._updates = 0
+        self._tensors = dict(self._policy.named_tensors())
+        for name, network in (("critic", critic), *((f"target_{name}", n) for name, n in targets.items())):
+            self._tensors |= network.named_parameters(prefix=name)
+        self._tensors |= actor_adam.named_tensors("actor_optimizer")
+        self._tensors |= critic_adam.named_tensors("critic_optimizer")
+
+    @property
+    def updates(self) -> int:
+        """Training iterations done so far; also the version of the current policy."""
+        return self._updates
+
+    def act(self, observation: Array) -> Array:
+        """Noise-free actions in [-1, 1]; (B, m) float32 -> (B, n) float32, a new array."""
+        return self._policy.act(observation)
+
+    @torch.no_grad()
+    def policy_actions(self, observation: Tensor) -> Tensor:
+        """π(s) for (B, m) observations on the agent's device, (B, n) in [-1, 1], without gradient."""
+        if self._by_autograd:
+            return self._policy.actions(observation)
+        return self._actor_pass.actions(self._as_seen(observation))
+
+    @property
+    def uses_actions(self) -> bool:
+        """Whether the next `update` would use what `policy_actions` gives for its whole batch."""
+        return not self._by_autograd and self._normaliser is None and self._moves_actor(self._updates + 1)
+
+    @property
+    def policy(self) -> ActorPolicy:
+        """The policy being trained: the network itself, whose actions have gradients."""
+        return self._policy
+
+    @property
+    def flat_actor(self) -> Flat:
+        """The parameters of its actor."""
+        return self.flats["actor"]
+
+    @property
+    def judgement(self) -> dict[str, Tensor]:
+        """What another needs to act like this agent and to value states like it, the tensors themselves.
+
+        actor.*, critic.* and normaliser.* under their names in `state_dict`.
+        """
+        parts = ("actor", "critic", "normaliser")
+        return {name: tensor for name, tensor in self._tensors.items() if name.split(".")[0] in parts}
+
+    @torch.no_grad()
+    def value(self, observation: Tensor, action: Tensor) -> Tensor:
+        """Q(s, a) as the actor's loss has it, but in the environment's rewards; without gradient.
+
+        observation is (B, m), raw; action (B, n); the result (B,).
+        """
+        return self._q(self._as_seen(observation), action) / self._config.reward_scale
+
+    @abstractmethod
+    def _q(self, observation: Tensor, action: Tensor) -> Tensor:
+        """Q(s, a) as the actor's loss has it, the critic's parameters held constant; (B,)."""
+
+    def update(self, batch: Batch, weight: Tensor, *, actions: Tensor | None = None) -> Mapping[str, Tensor]:
+        """One training iteration; weight is (B,) and does not sum to 0.
+
+        Returns critic_loss, q_mean (the weighted mean of the first critic) and, when the actor was
+        updated, actor_loss: scalars that stay on the device. Never synchronises with the host.
+
+        actions may be what `policy_actions` gave last, if that was for this very batch; then the actor's
+        loss need not go through the actor again. It changes no result.
+        """
+        noise = self.room_for_noise(batch)
+        self._draw(noise)
+        return self.update_with(batch, weight, *noise, actions=actions)
+
+    def update_with(
+        self, batch: Batch, weight: Tensor, *noise: Tensor, actions: Tensor | None = None
+    ) -> Mapping[str, Tensor]:
+        """`update` with the noise it draws given, (B, n) each and not clipped yet."""
+        self._count_update()
+        return self.learn(batch, weight, *noise, actions=actions)
+
+    def begin_update(self, noise: Sequence[Tensor]) -> bool:
+        """All of an update but its tensor work, which is `learn`; whether that is to move the actor.
+
+        Draws into the tensors that `room_for_noise` gave.
+        """
+        self._draw(noise)
+        self._count_update()
+        return self._moves_actor(self._updates)
+
+    def room_for_noise(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Tensors for what an update of such batches draws, (B, n) each."""
+        shape = torch.contiguous_format
+        return tuple(torch.empty_like(batch.action, memory_format=shape) for _ in self._noise_scales)
+
+    def learn(
+        self, batch: Batch, weight: Tensor, *noise: Tensor, actions: Tensor | None = None
+    ) -> Mapping[str, Tensor]:
+        """The tensor work of the update that `begin_update` has begun; see `update`.
+
+        By autograd it works on tensors that stay where they are, asks nothing of the host and leaves nothing
+        in Python, so it may be recorded (captured.py), once for each answer of `begin_update`.
+        """
+        if self._by_autograd:
+            return self._learn_by_autograd(self._seen(batch, weight), weight / weight.sum(), *noise)
+        with torch.no_grad():
+            rows = that_count(weight)
+            if rows is not None:
+                batch, weight, noise = batch.at(rows), weight[rows], tuple(drawn[rows] for drawn in noise)
+            seen = self._seen(batch, weight)
+            if self._normaliser is not None:
+                actions = None  # they answer to observations as they were seen before
+            policy = partial(self._actor_pass.again, actions, seen.observation, rows)
+            losses = self._learn(seen, weight / weight.sum(), policy, *noise)
+        self._actor_pass.forget()
+        return losses
+
+    def _moves_actor(self, update: int) -> bool:
+        """Whether the update of that number, counted from 1, moves the actor too."""
+        return True
+
+    @property
+    def _noise_scales(self) -> tuple[float, ...]:
+        """The standard deviations of what an update draws in the shape of the batch's actions, in order."""
+        return ()
+
+    def _draw(self, noise: Sequence[Tensor]) -> None:
+        if self._noise is not None:
+            for place, std in zip(noise, self._noise_scales, strict=True):
+                self._noise.fill(place, std)
+
+    def _count_update(self) -> None:
+        self._updates += 1
+        self._critic_steps.count()
+        if self._moves_actor(self._updates):
+            self._actor_steps.count()
+
+    @abstractmethod
+    def _learn(
+        self, batch: Batch, share: Tensor, policy: Callable[[], Tensor], *noise: Tensor
+    ) -> Mapping[str, Tensor]:
+        """The update by passes written out, without autograd.
+
+        batch is as the networks see it, share (B,) is w / Σ w, noise what was drawn; policy gives π(s)
+        of the batch, and has `_actor_pass` keep the pass.
+        """
+
+    @abstractmethod
+    def _learn_by_autograd(self, batch: Batch, share: Tensor, *noise: Tensor) -> Mapping[str, Tensor]:
+        """`_learn` by autograd: its reference twin."""
+
+    def take_steps(self) -> dict[str, Steps]:
+        """The optimisers' steps since the last call, by network; waits for the device."""
+        return {"critic": self._critic_steps.take(), "actor": self._actor_steps.take()}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything training goes on from, as copies under flat, dotted names.
+
+        actor.*, critic.*, target_*.*, actor_optimizer.*, critic_optimizer.*, the number of updates and,
+        where the algorithm has them, normaliser.* and the state of the noise generator.
+        """
+        state = {name: tensor.detach().clone() for name, tensor in self._tensors.items()}
+        state[UPDATES] = torch.tensor(self._updates)
+        if self._noise is not None:
+            state[NOISE_STATE] = self._noise.state()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` gave; further updates are bit for bit those of the saved agent.
+
+        Between kinds of device (CPU, CUDA) only the noise cannot go on, for their generators have
+        nothing in common: it starts a new stream that the seed and the number of updates decide.
+
+        Raises:
+            KeyError: a name is missing.
+            ValueError: a name too many, or a value of another shape or dtype; nothing is changed.
+        """
+        updates = torch.zeros((), dtype=torch.int64)
+        if self._noise is None:
+            restore({**self._tensors, UPDATES: updates}, state)
+        else:
+            noise = self._noise.room_for(state.get(NOISE_STATE))
+            restore({**self._tensors, UPDATES: updates, NOISE_STATE: noise}, state)
+            self._noise.resume(noise, updates=int(updates))
+        self._updates = int(updates)
+        self._actor_pass.forget()
+
+    def _as_seen(self, observation: Tensor) -> Tensor:
+        return observation if self._normaliser is None else self._normaliser.normalise(observation)
+
+    def _seen(self, batch: Batch, weight: Tensor) -> Batch:
+        """The batch as the networks see it; the normaliser, if there is one, learns from it first."""
+        if self._normaliser is None:
+            return batch
+        self._normaliser.learn(batch.observation, weight)
+        return batch.seen_by(self._normaliser.normalise)
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """Target networks: θ' ← τ θ + (1 − τ) θ'."""
+        for target, online in self._followed:
+            target.values.lerp_(online.values, self._config.tau)
+
+
+def _flat(network: nn.Module, name: str, memory: Memory) -> Flat:
+    # twins apart: then those of all agents in a stack are one batch of 2K
+    copies = 2 if memory.stacked and isinstance(network, TwinCritic) else 1
+    return Flat(network, name=name, copies=copies, memory=memory)
+
+
+def network_generator(seed: int, agent_id: int) -> torch.Generator:
+    """What an agent's initial networks are drawn from."""
+    return torch.Generator().manual_seed(integer(seed, Purpose.NETWORKS, agent_id))

@@ -1,0 +1,112 @@
+"""DDPG: deep deterministic policy gradient (Lillicrap et al. 2015, arXiv 1509.02971).
+
+One critic, which the action enters at its second layer; targets without noise; actor, critic and
+targets move at every update. Weight decay is Adam's L2 term on all of the critic, biases too, and
+networks start as torch's linear layers do, both as in DASE's released code; the paper's small final
+layers are not in it. Normalised observations: normaliser.py.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from dase_grpc.config.algorithms import AgentConfig
+from dase_grpc.learning.agents.actor_critic import ActorCritic, network_generator
+from dase_grpc.learning.agents.batch import Batch
+from dase_grpc.learning.agents.equations import Moves, Networks, bellman, critic_gradient, critic_loss, mean
+from dase_grpc.learning.agents.memory import OWN, Memory
+from dase_grpc.learning.agents.networks import Actor, LateActionCritic, LateValues, Policy, Value
+from dase_grpc.learning.agents.passes import ActorPass, LatePass
+from dase_grpc.schema import TransitionSchema
+
+
+@torch.no_grad()
+def target_value(actor: Policy, critic: Value, batch: Batch, *, config: AgentConfig) -> Tensor:
+    """The target y = scale · r + γ · bootstrap · Q'(s', π'(s')); (B,). Both are the target networks."""
+    value = critic.value(batch.next_observation, actor.actions(batch.next_observation))
+    return bellman(batch, value, config=config)
+
+
+def actor_loss(actor: Policy, critic: LateValues, observation: Tensor, share: Tensor) -> Tensor:
+    """−Σ share · Q(s, π(s)); a gradient reaches the actor only."""
+    return -mean(critic.fixed_value(observation, actor.actions(observation)), share)
+
+
+def learn(
+    networks: Networks[LateValues],
+    moves: Moves,
+    batch: Batch,
+    share: Tensor,
+    noise: Sequence[Tensor],
+    *,
+    config: AgentConfig,
+) -> Mapping[str, Tensor]:
+    """One update by autograd, which draws nothing; see equations.Learn."""
+    target = target_value(networks.target_actor, networks.target_critic, batch, config=config)
+    values = networks.critic.value(batch.observation, batch.action)
+    loss = moves.critic.minimise(critic_loss(values, target, share))
+    losses = {"critic_loss": loss, "q_mean": mean(values.detach(), share)}
+    loss = actor_loss(networks.actor, networks.critic, batch.observation, share)
+    losses["actor_loss"] = moves.actor.minimise(loss)
+    moves.follow()
+    return losses
+
+
+class DDPG(ActorCritic):
+    """An `Agent` that learns by DDPG."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        schema: TransitionSchema,
+        *,
+        seed: int,
+        agent_id: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        memory: Memory = OWN,
+        autograd: bool | None = None,
+    ) -> None:
+        start = network_generator(seed, agent_id)
+        m, n = schema.observation_size, schema.action_size
+        actor = self._actor = Actor((m, *config.hidden, n), start, device=device, dtype=dtype)
+        critic = LateActionCritic((m, *config.hidden, 1), n, start, device=device, dtype=dtype)
+        self._critic = critic
+        self._target_actor, self._target_critic = actor.frozen_copy(), critic.frozen_copy()
+        super().__init__(
+            config,
+            actor=actor,
+            critic=critic,
+            targets={"actor": self._target_actor, "critic": self._target_critic},
+            memory=memory,
+            autograd=autograd,
+        )
+        products = self._products
+        self._target_actor_pass = ActorPass(self._target_actor, values=products)
+        self._critic_pass = LatePass(critic, products=products)
+        self._target_critic_pass = LatePass(self._target_critic, self._critic_pass.buffers, products=products)
+
+    def _q(self, observation: Tensor, action: Tensor) -> Tensor:
+        return self._critic.fixed_value(observation, action)
+
+    def _learn(
+        self, batch: Batch, share: Tensor, policy: Callable[[], Tensor], *noise: Tensor
+    ) -> Mapping[str, Tensor]:
+        target = target_value(self._target_actor_pass, self._target_critic_pass, batch, config=self._config)
+        critic = self._critic_pass
+        values = critic.value(batch.observation, batch.action)
+        critic.backward(critic_gradient(values, target, share))
+        losses = {"critic_loss": critic_loss(values, target, share), "q_mean": values @ share}
+        self._critic_steps.step(losses["critic_loss"])
+
+        value = critic.value(batch.observation, policy())
+        self._actor_pass.backward(critic.action_gradient(-share))
+        losses["actor_loss"] = -(value @ share)
+        self._actor_steps.step(losses["actor_loss"])
+        self._follow()
+        return losses
+
+    def _learn_by_autograd(self, batch: Batch, share: Tensor, *noise: Tensor) -> Mapping[str, Tensor]:
+        networks = Networks(self._actor, self._critic, self._target_actor, self._target_critic)
+        return learn(networks, self._moves, batch, share, noise, config=self._config)

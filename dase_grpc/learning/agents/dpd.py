@@ -1,0 +1,318 @@
+"""DPD: dual policy distillation (Lai et al. 2020, arXiv 2006.04061) of deterministic actor-critics.
+
+Two agents of a pair learn from their own transitions, each by its own algorithm. After its update an
+agent moves its policy towards the peer's in those states of the batch where the peer's value is higher,
+the more so the higher it is. Equations, and where paper and released code differ: docs/algorithms.md.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from dase_grpc.config.algorithms import ALGORITHMS, AgentConfig
+from dase_grpc.dpd_config import DpdConfig
+from dase_grpc.errors import ConfigError
+from dase_grpc.learning.adam import Adam
+from dase_grpc.learning.agents.actor_critic import ActorCritic
+from dase_grpc.learning.agents.batch import Batch
+from dase_grpc.learning.agents.networks import require_fit, restore
+from dase_grpc.learning.agents.optimiser import Flat
+from dase_grpc.learning.agents.policy import ActorPolicy
+from dase_grpc.learning.guard import GuardedSteps, Steps
+from dase_grpc.learning.training.publishing import PeerPolicies, Published
+from dase_grpc.schema import Array
+
+OPTIMIZER: Final = "distillation_optimizer"
+PEER: Final = "peer"
+PEER_VERSION: Final = "peer_version"
+SHOWN: Final = "published"
+SHOWN_VERSION: Final = "published_version"
+TOTALS: Final = "distillation_totals"
+NO_VERSION: Final = -1
+
+_log = logging.getLogger("dase")
+
+
+def confidence(advantage: Tensor, config: DpdConfig) -> Tensor:
+    """How much each state weighs: clip(exp(α ξ), 1/c, c) where it is distilled on, else 0; (B,).
+
+    advantage is ξ = V_peer − V_own, (B,). A ξ that is NaN is distilled on nowhere.
+    """
+    limit = config.max_confidence
+    weight = (config.alpha * advantage).exp().clamp(1 / limit, limit)
+    chosen = advantage > 0 if config.states == "disadvantageous" else ~advantage.isnan()
+    return torch.where(chosen, weight, 0.0)
+
+
+def distillation_loss(actions: Tensor, peer_actions: Tensor, share: Tensor) -> Tensor:
+    """Σ share · mean over the dimensions of (π(s) − π_peer(s))²; actions are (B, n), share (B,)."""
+    return (actions - peer_actions).square().mean(dim=1) @ share
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Whom an agent of a pair learns from.
+
+    Attributes:
+        agent_id: the peer's.
+        config: how the peer learns; its networks are built by it.
+        policies: where both show their policies.
+    """
+
+    agent_id: int
+    config: AgentConfig
+    policies: PeerPolicies
+
+
+class DPD:
+    """An `Agent` that learns by its own algorithm and by distilling its peer's policy.
+
+    It shows its actor and critic every `publish_every` updates, and takes the peer's latest as soon as
+    they are there; both copy between the host and the device, all else never waits for the device. Until
+    the peer has shown any, it learns alone. Owned by one thread, as `ActorCritic` is.
+
+    Args:
+        own: the agent that learns; its batches hold its own transitions.
+        peer: an agent made as the peer is, which never learns here: a place for its networks.
+        pairing: who the peer is, and where policies are exchanged.
+        own_config: how the agent itself learns.
+    """
+
+    def __init__(
+        self,
+        own: ActorCritic,
+        peer: ActorCritic,
+        *,
+        pairing: Pairing,
+        config: DpdConfig,
+        own_config: AgentConfig,
+    ) -> None:
+        self._own = own
+        self._peer = peer
+        self._pairing = pairing
+        self._config = config
+        optimizer = Adam(own.flat_actor, lr=config.lr_factor * own_config.actor_lr)
+        self._steps = GuardedSteps(optimizer)
+        self._terms = terms(own_config)
+        self._peer_terms = terms(pairing.config)
+        self._seen: Published | None = None
+        self._peer_version = self._shown_version = NO_VERSION
+        self._shown = {name: torch.zeros_like(tensor) for name, tensor in own.judgement.items()}
+        self._totals = _Totals(own.flat_actor.values.device)
+        self._tensors = dict(optimizer.named_tensors(OPTIMIZER))
+        self._tensors |= {f"{PEER}.{name}": tensor for name, tensor in peer.judgement.items()}
+        self._tensors |= {f"{SHOWN}.{name}": tensor for name, tensor in self._shown.items()}
+
+    @property
+    def updates(self) -> int:
+        """Training iterations done so far; also the version of the current policy."""
+        return self._own.updates
+
+    def act(self, observation: Array) -> Array:
+        """Noise-free actions in [-1, 1]; (B, m) float32 -> (B, n) float32, a new array."""
+        return self._own.act(observation)
+
+    @property
+    def policy(self) -> ActorPolicy:
+        """The policy being trained: the network itself, whose actions have gradients."""
+        return self._own.policy
+
+    @property
+    def flat_actor(self) -> Flat:
+        """The parameters of the actor."""
+        return self._own.flat_actor
+
+    def policy_actions(self, observation: Tensor) -> Tensor:
+        """π(s) for (B, m) observations on the agent's device, (B, n) in [-1, 1], without gradient."""
+        return self._own.policy_actions(observation)
+
+    @property
+    def uses_actions(self) -> bool:
+        """Whether the next `update` would use what `policy_actions` gives for its whole batch."""
+        return self._own.uses_actions
+
+    def update(self, batch: Batch, weight: Tensor, *, actions: Tensor | None = None) -> Mapping[str, Tensor]:
+        """One training iteration: the algorithm's own update, then the distillation.
+
+        Returns the algorithm's losses and, where there was a distillation, distillation_loss.
+
+        Raises:
+            ConfigError: the peer's networks, or what its values mean, are not as they were said to be.
+            DaseError: what the peer shows is not a policy.
+        """
+        self._look_at_peer()
+        losses = dict(self._own.update(batch, weight, actions=actions))
+        if self._peer_version == NO_VERSION:
+            self._totals.alone += 1
+        elif self.updates % self._config.distil_every == 0:
+            losses["distillation_loss"] = self._distil(batch.observation, weight)
+        if self.updates % self._config.publish_every == 0:
+            self._show()
+        return losses
+
+    def take_steps(self) -> dict[str, Steps]:
+        """The optimisers' steps since the last call, by network; waits for the device."""
+        return {**self._own.take_steps(), "distillation": self._steps.take()}
+
+    def take_statistics(self) -> dict[str, float | int | None]:
+        """What the distillations since the last call were like; waits for the device.
+
+        Means over them of their loss, of the share of states distilled on, of the weight of those
+        states, and of the updates that the agent is ahead of its peer's policy, None without any; and
+        how many updates knew no peer, and how many of its policies were refused.
+        """
+        return self._totals.take()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The algorithm's own state and what distilling goes on from.
+
+        distillation_optimizer.*, distillation_totals.* since the last `take_statistics`, peer.* with its
+        peer_version and published.* with its published_version; a version is -1 where there is none yet.
+        """
+        state = self._own.state_dict()
+        state |= {name: tensor.detach().clone() for name, tensor in self._tensors.items()}
+        state |= {f"{TOTALS}.{name}": tensor for name, tensor in self._totals.state().items()}
+        state[PEER_VERSION] = torch.tensor(self._peer_version)
+        state[SHOWN_VERSION] = torch.tensor(self._shown_version)
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` gave, and shows again what the saved agent had shown last.
+
+        Once both of a pair have done so, their updates go on bit for bit.
+
+        Raises:
+            KeyError: a name is missing.
+            ValueError: a name too many, or a value of another shape or dtype; nothing is changed.
+        """
+        version, shown_version = (torch.zeros((), dtype=torch.int64) for _ in range(2))
+        totals = self._totals.state()
+        ours = {**self._tensors, PEER_VERSION: version, SHOWN_VERSION: shown_version}
+        ours |= {f"{TOTALS}.{name}": tensor for name, tensor in totals.items()}
+        added = {name: value for name, value in state.items() if name.split(".")[0] in _ADDED}
+        require_fit(ours, added)
+        self._own.load_state_dict({name: value for name, value in state.items() if name not in added})
+        restore(ours, added)
+        self._totals.resume(totals)
+        self._peer_version, self._shown_version = int(version), int(shown_version)
+        if self._shown_version != NO_VERSION:
+            self._pairing.policies.publish(self._shown_version, {**self._shown, **self._terms})
+
+    def _show(self) -> None:
+        """Shows the agent's actor and critic as they are now."""
+        for name, tensor in self._own.judgement.items():
+            self._shown[name].copy_(tensor.detach())
+        self._shown_version = self.updates
+        self._pairing.policies.publish(self._shown_version, {**self._shown, **self._terms})
+
+    def _look_at_peer(self) -> None:
+        """Takes the peer's latest policy, unless it is the one looked at last or not finite."""
+        published = self._pairing.policies.latest(self._pairing.agent_id)
+        if published is None or published is self._seen:
+            return
+        self._seen = published
+        who = f"policy {published.version} of agent {self._pairing.agent_id}"
+        try:
+            require_fit({**self._peer.judgement, **self._peer_terms}, published.tensors)
+            _require_terms(self._peer_terms, published.tensors)
+        except (KeyError, ValueError) as error:
+            raise ConfigError(
+                f"{who} is not what this learner's settings say ({error.args[0]}); start both learners of "
+                f"the pair with the same settings"
+            ) from None
+        if not all(bool(tensor.isfinite().all()) for tensor in published.tensors.values()):
+            self._totals.refused += 1
+            _log.warning("%s holds numbers that are not finite; the one before stays", who)
+            return
+        networks = {name: published.tensors[name] for name in self._peer.judgement}
+        restore(self._peer.judgement, networks)
+        self._peer_version = published.version
+
+    def _distil(self, observation: Tensor, weight: Tensor) -> Tensor:
+        """Moves the policy towards the peer's where that is better; returns the loss before the step."""
+        actions = self._own.policy.actions(observation)
+        peer_actions = self._peer.policy_actions(observation)
+        peer_value = self._peer.value(observation, peer_actions)
+        advantage = peer_value - self._own.value(observation, actions.detach())
+        trust = confidence(advantage, self._config)
+        weight = weight * trust
+        total = weight.sum()
+        nothing = total == 0
+        loss = distillation_loss(actions, peer_actions, weight / torch.where(nothing, 1.0, total))
+        # Adam would go on by its momentum although there is no gradient
+        self._steps.count()
+        loss = self._steps.minimise(loss, skip=nothing.float())
+        self._totals.add(loss, trust, lag=self.updates - self._peer_version)
+        return loss
+
+
+def terms(config: AgentConfig) -> dict[str, Tensor]:
+    """What two agents have to agree on to compare values; travels with the networks, as terms.*."""
+    return {
+        "terms.algorithm": torch.tensor(ALGORITHMS.index(config.algorithm)),
+        "terms.gamma": torch.tensor(config.gamma, dtype=torch.float64),
+        "terms.reward_scale": torch.tensor(config.reward_scale, dtype=torch.float64),
+    }
+
+
+def _require_terms(expected: Mapping[str, Tensor], shown: Mapping[str, Tensor]) -> None:
+    for name, value in expected.items():
+        if not torch.equal(shown[name], value):
+            key = name.partition(".")[2]
+            raise ValueError(f"its agent.{key} is another one than agent.{key} here")
+
+
+_ADDED: Final = (OPTIMIZER, TOTALS, PEER, PEER_VERSION, SHOWN, SHOWN_VERSION)
+
+
+class _Totals:
+    """Sums over the distillations, on the device where they are numbers of the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._sums = torch.zeros(4, dtype=torch.float64, device=device)
+        self._reset()
+
+    def add(self, loss: Tensor, trust: Tensor, *, lag: int) -> None:
+        """Counts one distillation with each state's confidence; never synchronises with the host."""
+        chosen = trust > 0
+        any_chosen = chosen.any()
+        mean = trust.sum() / chosen.sum().clamp(min=1)
+        counted = torch.where(loss.isfinite(), loss, 0.0)  # the sums are saved
+        self._sums += torch.stack(
+            [counted.double(), chosen.double().mean(), mean.double(), any_chosen.double()]
+        )
+        self._count += 1
+        self._lag += lag
+
+    def take(self) -> dict[str, float | int | None]:
+        """The means and counts so far; starts afresh."""
+        loss, share, trust, chosen = self._sums.tolist()
+        count, alone, refused = self._count, self.alone, self.refused
+        result = {
+            "distillation_loss": loss / count if count else None,
+            "distilled_share": share / count if count else None,
+            "confidence": trust / chosen if chosen else None,
+            "peer_lag": self._lag / count if count else None,
+            "undistilled_updates": alone,
+            "refused_policies": refused,
+        }
+        self._reset()
+        return result
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies of all sums and counts."""
+        counts = torch.tensor([self._count, self._lag, self.alone, self.refused])
+        return {"sums": self._sums.clone(), "counts": counts}
+
+    def resume(self, state: Mapping[str, Tensor]) -> None:
+        """Goes on from what `state` gave."""
+        self._sums.copy_(state["sums"])
+        self._count, self._lag, self.alone, self.refused = state["counts"].tolist()
+
+    def _reset(self) -> None:
+        self._sums.zero_()
+        self._count = self._lag = self.alone = self.refused = 0

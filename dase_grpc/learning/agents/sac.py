@@ -1,0 +1,149 @@
+"""SAC with a deterministic actor: soft actor-critic (Haarnoja et al. 2018, arXiv 1801.01290) at α = 0.
+
+As in DASE's released code: no entropy term, no target actor, and Gaussian noise inside the actor's
+sample, both in the target and in the actor's loss, where the smaller of the two critics counts. The
+noise is added after the tanh, so the gradient of a sample is that of π(s). In two points this is not
+that code: each row draws its own noise (there one vector serves the whole batch), and the sum is
+clipped to the actions' bounds, since no action in our buffer lies beyond them (there some do).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from dase_grpc.config.algorithms import AgentConfig
+from dase_grpc.learning.agents.actor_critic import ActorCritic, network_generator
+from dase_grpc.learning.agents.batch import Batch
+from dase_grpc.learning.agents.equations import Moves, Networks, bellman, critic_gradient, critic_loss, mean
+from dase_grpc.learning.agents.memory import OWN, Memory
+from dase_grpc.learning.agents.networks import Actor, Policy, TwinCritic, Twins, TwinValues, xavier_bounds
+from dase_grpc.learning.agents.noise import NoiseStream, perturbed, through_bounds
+from dase_grpc.learning.agents.passes import ActorPass, TwinPass, critic_buffers
+from dase_grpc.schema import TransitionSchema
+
+
+def sample(actor: Policy, observation: Tensor, noise: Tensor, *, config: AgentConfig) -> Tensor:
+    """The action clip(π(s) + clip(ε, ±c), ±1); noise ε is (B, n) and not clipped yet."""
+    return perturbed(actor.actions(observation), noise, limit=config.policy_noise_clip)
+
+
+@torch.no_grad()
+def target_value(actor: Policy, critic: Twins, batch: Batch, noise: Tensor, *, config: AgentConfig) -> Tensor:
+    """The target y = scale · r + γ · bootstrap · min(Q1', Q2')(s', a') with a' sampled; (B,).
+
+    critic is the target network, actor the agent's own.
+    """
+    action = sample(actor, batch.next_observation, noise, config=config)
+    both = critic.both(torch.cat((batch.next_observation, action), dim=-1))
+    return bellman(batch, both.amin(dim=0), config=config)
+
+
+def actor_loss(
+    actor: Policy,
+    critic: TwinValues,
+    observation: Tensor,
+    noise: Tensor,
+    share: Tensor,
+    *,
+    config: AgentConfig,
+) -> Tensor:
+    """−Σ share · min(Q1, Q2)(s, a) with a sampled; a gradient reaches the actor only."""
+    action = sample(actor, observation, noise, config=config)
+    return -mean(critic.lowest(torch.cat((observation, action), dim=-1)), share)
+
+
+def learn(
+    networks: Networks[TwinValues],
+    moves: Moves,
+    batch: Batch,
+    share: Tensor,
+    noise: Sequence[Tensor],
+    *,
+    config: AgentConfig,
+) -> Mapping[str, Tensor]:
+    """One update by autograd; see equations.Learn."""
+    next_noise, noise_here = noise
+    target = target_value(networks.target_actor, networks.target_critic, batch, next_noise, config=config)
+    both = networks.critic.both(batch.state_action)
+    loss = moves.critic.minimise(critic_loss(both, target, share))
+    losses = {"critic_loss": loss, "q_mean": mean(both.detach()[0], share)}
+    loss = actor_loss(networks.actor, networks.critic, batch.observation, noise_here, share, config=config)
+    losses["actor_loss"] = moves.actor.minimise(loss)
+    moves.follow()
+    return losses
+
+
+class SAC(ActorCritic):
+    """An `Agent` that learns by SAC with a deterministic actor."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        schema: TransitionSchema,
+        *,
+        seed: int,
+        agent_id: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        memory: Memory = OWN,
+        autograd: bool | None = None,
+    ) -> None:
+        start = network_generator(seed, agent_id)
+        m, n = schema.observation_size, schema.action_size
+        self._actor = Actor((m, *config.hidden, n), start, device=device, dtype=dtype, bounds=xavier_bounds)
+        self._critic = TwinCritic(
+            (m + n, *config.hidden, 1), start, device=device, dtype=dtype, bounds=xavier_bounds
+        )
+        self._target_critic = self._critic.frozen_copy()
+        super().__init__(
+            config,
+            actor=self._actor,
+            critic=self._critic,
+            targets={"critic": self._target_critic},
+            noise=NoiseStream(seed, agent_id, device),
+            memory=memory,
+            autograd=autograd,
+        )
+        room = critic_buffers(self._critic), critic_buffers(self._critic)
+        products = self._products
+        # apart, for the one in the actor's loss is kept
+        self._next_actor_pass = ActorPass(self._actor, values=products)
+        self._critic_pass = TwinPass(self._critic, room, products=products)
+        self._target_critic_pass = TwinPass(self._target_critic, room, products=products)
+
+    @property
+    def _noise_scales(self) -> tuple[float, ...]:
+        return (self._config.policy_noise,) * 2  # of the target, and of the actor's loss
+
+    def _q(self, observation: Tensor, action: Tensor) -> Tensor:
+        return self._critic.lowest(torch.cat((observation, action), dim=-1))
+
+    def _learn(
+        self, batch: Batch, share: Tensor, policy: Callable[[], Tensor], *noise: Tensor
+    ) -> Mapping[str, Tensor]:
+        config, (next_noise, noise_here) = self._config, noise
+        target = target_value(
+            self._next_actor_pass, self._target_critic_pass, batch, next_noise, config=config
+        )
+        critic = self._critic_pass
+        both = critic.learn(batch.state_action, partial(critic_gradient, target=target, share=share))
+        losses = {"critic_loss": critic_loss(both, target, share), "q_mean": both[0] @ share}
+        self._critic_steps.step(losses["critic_loss"])
+
+        action = policy()
+        drawn = perturbed(action, noise_here, limit=config.policy_noise_clip)
+        both = critic.both(torch.cat((batch.observation, drawn), dim=-1))
+        gradient = critic.lowest_action_gradient(both, -share, action.shape[1])
+        self._actor_pass.backward(
+            through_bounds(gradient, action, noise_here, limit=config.policy_noise_clip)
+        )
+        losses["actor_loss"] = -(both.amin(dim=0) @ share)
+        self._actor_steps.step(losses["actor_loss"])
+        self._follow()
+        return losses
+
+    def _learn_by_autograd(self, batch: Batch, share: Tensor, *noise: Tensor) -> Mapping[str, Tensor]:
+        networks = Networks(self._actor, self._critic, self._actor, self._target_critic)
+        return learn(networks, self._moves, batch, share, noise, config=self._config)

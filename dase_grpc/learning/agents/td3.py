@@ -1,0 +1,127 @@
+"""TD3: twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv 1802.09477)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from dase_grpc.config.algorithms import AgentConfig
+from dase_grpc.learning.agents.actor_critic import ActorCritic, network_generator
+from dase_grpc.learning.agents.batch import Batch
+from dase_grpc.learning.agents.equations import Moves, Networks, bellman, critic_gradient, critic_loss, mean
+from dase_grpc.learning.agents.memory import OWN, Memory
+from dase_grpc.learning.agents.networks import Actor, Policy, TwinCritic, Twins, TwinValues
+from dase_grpc.learning.agents.noise import NoiseStream, perturbed
+from dase_grpc.learning.agents.passes import ActorPass, TwinPass, critic_buffers
+from dase_grpc.schema import TransitionSchema
+
+
+@torch.no_grad()
+def target_value(actor: Policy, critic: Twins, batch: Batch, noise: Tensor, *, config: AgentConfig) -> Tensor:
+    """The target y = scale · r + γ · bootstrap · min(Q1', Q2')(s', clip(π'(s') + clip(ε, ±c), ±1)); (B,).
+
+    actor and critic are the target networks; noise ε is (B, n) and not clipped yet.
+    """
+    action = perturbed(actor.actions(batch.next_observation), noise, limit=config.target_noise_clip)
+    both = critic.both(torch.cat((batch.next_observation, action), dim=-1))
+    return bellman(batch, both.amin(dim=0), config=config)
+
+
+def actor_loss(actor: Policy, critic: TwinValues, observation: Tensor, share: Tensor) -> Tensor:
+    """−Σ share · Q1(s, π(s)); a gradient reaches the actor only."""
+    action = actor.actions(observation)
+    return -mean(critic.first(torch.cat((observation, action), dim=-1)), share)
+
+
+def learn(
+    networks: Networks[TwinValues],
+    moves: Moves,
+    batch: Batch,
+    share: Tensor,
+    noise: Sequence[Tensor],
+    *,
+    config: AgentConfig,
+) -> Mapping[str, Tensor]:
+    """One update by autograd; see equations.Learn."""
+    target = target_value(networks.target_actor, networks.target_critic, batch, *noise, config=config)
+    both = networks.critic.both(batch.state_action)
+    loss = moves.critic.minimise(critic_loss(both, target, share))
+    losses = {"critic_loss": loss, "q_mean": mean(both.detach()[0], share)}
+    if moves.with_actor:
+        loss = actor_loss(networks.actor, networks.critic, batch.observation, share)
+        losses["actor_loss"] = moves.actor.minimise(loss)
+        moves.follow()
+    return losses
+
+
+class TD3(ActorCritic):
+    """An `Agent` that learns by TD3."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        schema: TransitionSchema,
+        *,
+        seed: int,
+        agent_id: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        memory: Memory = OWN,
+        autograd: bool | None = None,
+    ) -> None:
+        start = network_generator(seed, agent_id)
+        m, n = schema.observation_size, schema.action_size
+        actor = self._actor = Actor((m, *config.hidden, n), start, device=device, dtype=dtype)
+        critic = self._critic = TwinCritic((m + n, *config.hidden, 1), start, device=device, dtype=dtype)
+        self._target_actor, self._target_critic = actor.frozen_copy(), critic.frozen_copy()
+        super().__init__(
+            config,
+            actor=actor,
+            critic=critic,
+            targets={"actor": self._target_actor, "critic": self._target_critic},
+            noise=NoiseStream(seed, agent_id, device),
+            memory=memory,
+            autograd=autograd,
+        )
+        room = critic_buffers(critic)
+        products = self._products
+        self._target_actor_pass = ActorPass(self._target_actor, values=products)
+        self._critic_pass = TwinPass(critic, (room, room), products=products)
+        self._target_critic_pass = TwinPass(self._target_critic, (room, room), products=products)
+
+    @property
+    def _noise_scales(self) -> tuple[float, ...]:
+        return (self._config.target_noise,)
+
+    def _q(self, observation: Tensor, action: Tensor) -> Tensor:
+        return self._critic.first(torch.cat((observation, action), dim=-1))
+
+    def _moves_actor(self, update: int) -> bool:
+        return update % self._config.policy_delay == 0
+
+    def _learn(
+        self, batch: Batch, share: Tensor, policy: Callable[[], Tensor], *noise: Tensor
+    ) -> Mapping[str, Tensor]:
+        target = target_value(
+            self._target_actor_pass, self._target_critic_pass, batch, *noise, config=self._config
+        )
+        critic = self._critic_pass
+        both = critic.learn(batch.state_action, partial(critic_gradient, target=target, share=share))
+        losses = {"critic_loss": critic_loss(both, target, share), "q_mean": both[0] @ share}
+        self._critic_steps.step(losses["critic_loss"])
+
+        if self._moves_actor(self._updates):
+            action = policy()
+            value = critic.first.value(torch.cat((batch.observation, action), dim=-1))
+            self._actor_pass.backward(critic.first.action_gradient(-share, action.shape[1]))
+            losses["actor_loss"] = -(value @ share)
+            self._actor_steps.step(losses["actor_loss"])
+            self._follow()
+        return losses
+
+    def _learn_by_autograd(self, batch: Batch, share: Tensor, *noise: Tensor) -> Mapping[str, Tensor]:
+        networks = Networks(self._actor, self._critic, self._target_actor, self._target_critic)
+        moves = replace(self._moves, with_actor=self._moves_actor(self._updates))
+        return learn(networks, moves, batch, share, noise, config=self._config)

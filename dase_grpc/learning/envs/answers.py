@@ -1,0 +1,244 @@
+"""What an environment's reset and step return, taken apart; each breach of the interface is one sentence.
+
+What can be meant in one way only is accepted: an array of one number for a number, 0 or 1 for a flag, a
+tensor that still has a gradient for its numbers.
+"""
+
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from dase_grpc.errors import EnvironmentSpecError
+from dase_grpc.learning.envs.foreign import kind, summary, text
+from dase_grpc.schema import Array
+
+Call = Literal["reset", "step"]
+
+_INTERFACE: Final[dict[Call, tuple[int, str]]] = {
+    "reset": (2, "reset(self, *, seed=None, options=None) returns (observation, info)"),
+    "step": (5, "step(self, action) returns (observation, reward, terminated, truncated, info)"),
+}
+_NO_SEED: Final = re.compile(r"\breset\(\) got an unexpected keyword argument '(seed|options)'")
+_SHOWN: Final = 80
+"""Characters of a value that are shown."""
+
+WHOLE_LIMIT: Final = 2**24
+"""Up to here float32 holds every whole number."""
+
+_NUMBERS: Final = "fiub"
+"""The kinds of NumPy's dtypes that are real numbers."""
+
+
+def begun(returned: Any, size: int) -> Array:
+    """The observation of what a reset returned, (size,) float32.
+
+    Raises:
+        EnvironmentSpecError: it is not what Gymnasium's interface says.
+    """
+    given, info = parts(returned, "reset")
+    observation = to_float32(given, size)
+    if type(info) is not dict:
+        _require_info(info, "reset")
+    return observation
+
+
+def taken(returned: Any, size: int) -> tuple[Array, float, bool, bool]:
+    """What a step returned: the observation, (size,) float32, the reward, terminated, truncated.
+
+    Raises:
+        EnvironmentSpecError: it is not what Gymnasium's interface says.
+    """
+    observation, reward, terminated, truncated, info = parts(returned, "step")
+    step = (
+        to_float32(observation, size),
+        to_reward(reward),
+        to_flag(terminated, "terminated"),
+        to_flag(truncated, "truncated"),
+    )
+    if type(info) is not dict:
+        _require_info(info, "step")
+    return step
+
+
+def faults(returned: Any, size: int, call: Call) -> Iterator[EnvironmentSpecError]:
+    """All that is wrong with what a call returned; where `begun` and `taken` raise the first of them."""
+    try:
+        given = parts(returned, call)
+    except EnvironmentSpecError as error:
+        yield error
+        return
+    checks: list[Callable[[], object]] = [partial(to_float32, given[0], size)]
+    if call == "step":
+        checks.append(partial(to_reward, given[1]))
+        checks += [partial(to_flag, given[2], "terminated"), partial(to_flag, given[3], "truncated")]
+    checks.append(partial(_require_info, given[-1], call))
+    for check in checks:
+        try:
+            check()
+        except EnvironmentSpecError as error:
+            yield error
+
+
+def misuse(call: Call, error: BaseException) -> EnvironmentSpecError | None:
+    """The breach that Python or a wrapper of Gymnasium has complained of; None for any other error."""
+    said, (_, interface) = text(error), _INTERFACE[call]
+    if isinstance(error, TypeError) and (unknown := _NO_SEED.search(said)):
+        return EnvironmentSpecError(
+            f"the environment's reset does not take {unknown[1]}, but in Gymnasium's interface {interface}"
+        )
+    if isinstance(error, (TypeError, ValueError)) and "unpack" in said and _in_wrapper(error):
+        return EnvironmentSpecError(
+            f"the environment's {call} returned another number of values than in Gymnasium's interface, "
+            f"where {interface}"
+        )
+    return None
+
+
+def parts(returned: Any, call: Call) -> tuple[Any, ...]:
+    """The values that a call returned.
+
+    Raises:
+        EnvironmentSpecError: they are not as many as Gymnasium's interface says.
+    """
+    length, interface = _INTERFACE[call]
+    if not isinstance(returned, tuple) or len(returned) != length:
+        what = f"{len(returned)} values" if isinstance(returned, tuple) else f"one {type(returned).__name__}"
+        raise EnvironmentSpecError(
+            f"the environment's {call} returned {what}, but in Gymnasium's interface {interface}"
+        )
+    return returned
+
+
+def to_float32(observation: Any, size: int) -> Array:
+    """A float32 copy of what an environment returned as a flat observation; too large a value becomes ±inf.
+
+    Raises:
+        EnvironmentSpecError: it is no array of numbers, or its shape is not (size,), so the environment
+            breaks its own space.
+    """
+    if type(observation) is not np.ndarray or observation.dtype.kind not in _NUMBERS:
+        try:
+            observation = to_numbers(observation)
+        except ValueError as error:
+            raise EnvironmentSpecError(
+                f"the environment returned an observation that {error}; correct the environment's reset and "
+                f"step"
+            ) from error.__cause__
+    with np.errstate(all="ignore"):
+        copied: Array = np.array(observation, np.float32)
+    if copied.shape != (size,):
+        raise EnvironmentSpecError(
+            f"the environment returned an observation of shape {copied.shape}, but its observation space "
+            f"says {(size,)}; correct the environment's reset and step"
+        )
+    return copied
+
+
+def coarsened(observation: Any) -> str | None:
+    """What float32 cannot tell from its neighbours, in words: the first number beyond ±2^24 that it changes.
+
+    None where there is none. Beyond 2^24 neighbours in float32 are 2 apart and more, so that a clock in Unix
+    seconds, say, stands still for two minutes at a time.
+    """
+    given = to_numbers(observation)
+    if np.can_cast(given.dtype, np.float32):
+        return None
+    with np.errstate(all="ignore"):
+        stored = given.astype(np.float32)
+        changed = (
+            np.isfinite(stored) & (np.abs(stored) >= WHOLE_LIMIT) & (stored.astype(given.dtype) != given)
+        )
+    if not changed.any():
+        return None
+    index = int(changed.argmax())
+    return f"observation {index} is {given[index]!s} and is stored as {stored[index]:.0f}"
+
+
+def to_reward(given: Any) -> float:
+    """What an environment returned as a reward, as a float; an array with one element counts as that.
+
+    Raises:
+        EnvironmentSpecError: it is no single number.
+    """
+    if type(given) is float:
+        return given
+    value = given if isinstance(given, (float, int)) else _single(given)
+    try:
+        if not isinstance(value, (str, bytes)):
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise EnvironmentSpecError(
+        f"the environment returned the reward {_shown(given)}, which is not one number; correct the "
+        f"environment's step"
+    )
+
+
+def to_flag(given: Any, name: str) -> bool:
+    """What an environment returned as `terminated` or `truncated`; 0, 1 and an array of one count too.
+
+    Raises:
+        EnvironmentSpecError: it is neither true nor false: NaN, None, several values, a text.
+    """
+    if given is True or given is False:
+        return bool(given)
+    value = _single(given)
+    if isinstance(value, (bool, int, float)) and value in (0, 1):
+        return bool(value)
+    raise EnvironmentSpecError(
+        f"the environment returned {name} = {_shown(given)}, which is neither true nor false; in Gymnasium's "
+        f"interface {_INTERFACE['step'][1]}"
+    )
+
+
+def to_numbers(given: Any) -> npt.NDArray[Any]:
+    """Anything that is an array of real numbers, as such; of a tensor its values, without a gradient.
+
+    Raises:
+        ValueError: it is none; says what it is, as in "... is no array of numbers (str)".
+    """
+    why = type(given).__name__
+    try:
+        array = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
+        if array.dtype.kind == "O" and array.ndim:
+            array = np.asarray(array.tolist())
+        if array.dtype.kind in _NUMBERS:
+            return array
+        if array.dtype.kind not in "OUS":
+            why = f"{why} of {array.dtype}"
+    except Exception as error:  # someone else's object
+        raise ValueError(f"is no array of numbers ({why}: {summary(error)[:_SHOWN]})") from error
+    raise ValueError(f"is no array of numbers ({why})")
+
+
+def _require_info(info: Any, call: Call) -> None:
+    if not isinstance(info, dict):
+        raise EnvironmentSpecError(
+            f"the environment's {call} returned {kind(info)} as info instead of a dict; in Gymnasium's "
+            f"interface {_INTERFACE[call][1]}"
+        )
+
+
+def _single(given: Any) -> Any:
+    """The one element of what holds one, else None."""
+    try:
+        return (given if hasattr(given, "item") else np.asarray(given)).item()
+    except Exception:  # noqa: BLE001 - someone else's object
+        return None
+
+
+def _shown(given: Any) -> str:
+    shape = getattr(given, "shape", ())
+    if shape:
+        return f"{type(given).__name__} of shape {tuple(shape)}"
+    return text(repr(given) if isinstance(given, str) else given)[:_SHOWN]
+
+
+def _in_wrapper(error: BaseException) -> bool:
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and str(frames[-1].f_globals.get("__name__", "")).startswith("gymnasium.")

@@ -1,0 +1,197 @@
+"""Evaluation: noise-free episodes of a policy in fresh environments whose seeds no training ever uses."""
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dase_grpc.errors import EnvironmentSpecError
+from dase_grpc.learning.agents.agent import Policy
+from dase_grpc.learning.envs.explorer import require_finite_action
+from dase_grpc.learning.envs.foreign import RAISED, summary
+from dase_grpc.learning.envs.make import ActionMap, Environment, close_env
+from dase_grpc.learning.envs.restarting import EnvironmentBroke, given_up, reset, step
+from dase_grpc.schema import Array, TransitionSchema
+
+_log = logging.getLogger("dase")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The undiscounted returns of one evaluation, in the order of its seeds; NaN rewards stay NaN.
+
+    Attributes:
+        return_mean, return_std: of `returns`; the population's deviation (ddof = 0).
+        episodes: how many there were.
+        returns, lengths: per episode; lengths in environment steps.
+        cut: episodes that had not ended after `max_episode_steps`; their returns so far count.
+        restarts: how often it was begun anew because an environment raised.
+    """
+
+    return_mean: float
+    return_std: float
+    episodes: int
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+    cut: int
+    restarts: int = 0
+
+
+class Evaluator:
+    """Evaluates policies, always on the same episodes: number i is reset with `seed + 2 * i`.
+
+    Evaluation seeds are odd and all others even (seeding.py), so that step of two keeps them apart.
+    `make` returns a new environment at each call; the evaluator closes it. Where it gives a `WatchedEnv`
+    that raises, the whole evaluation is begun anew, up to `max_restarts` times; `name` says whose it is.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Environment],
+        schema: TransitionSchema,
+        *,
+        episodes: int,
+        max_episode_steps: int,
+        seed: int,
+        max_restarts: int = 0,
+        name: str = "evaluation",
+    ) -> None:
+        self._max_restarts = max_restarts
+        self._name = name
+        self._make = make
+        self._schema = schema
+        self._episodes = episodes
+        self._max_episode_steps = max_episode_steps
+        self._seed = seed
+
+    def evaluate(self, policy: Policy) -> Evaluation:
+        """Plays all episodes side by side, one batched policy call per step over those still going on.
+
+        Blocks until the last has ended. Environments are made for this call and closed after it, whatever
+        happens. The same policy gives the same result.
+
+        Raises:
+            DivergedError: the policy gave an action that is not finite.
+            EnvironmentSpecError: the environment cannot be made or breaks its own spaces, and is no
+                `WatchedEnv`, or no reset of its agent's environments had been right before.
+            EnvironmentFailedError: it did so later, or raised, and again each time the evaluation was begun
+                anew.
+        """
+        restarts = 0
+        last: EnvironmentBroke | None = None
+        while True:
+            try:
+                with ExitStack() as stack:
+                    envs = [self._open(stack) for _ in range(self._episodes)]
+                    return replace(self._play(policy, envs), restarts=restarts)
+            except EnvironmentBroke as broke:
+                same = broke.is_like(last)
+                if same or restarts == self._max_restarts:
+                    raise given_up(broke, where=self._name, restarts=restarts, same=same) from broke.error
+                restarts, last = restarts + 1, broke
+                _log.warning("%s: %s, so it is begun anew", self._name, broke, exc_info=broke.error)
+
+    def _open(self, stack: ExitStack) -> Environment:
+        env = self._make()
+        stack.callback(close_env, env, owner=self._name)
+        return env
+
+    def _play(self, policy: Policy, envs: list[Environment]) -> Evaluation:
+        size = self._schema.observation_size
+        to_env = ActionMap(envs[0].action_space)
+        observations = np.empty((len(envs), size), np.float32)
+        for index, env in enumerate(envs):
+            observations[index] = reset(env, seed=self._seed + 2 * index, size=size)
+        returns, lengths = [0.0] * len(envs), [0] * len(envs)
+        active = list(range(len(envs)))
+        for _ in range(self._max_episode_steps):
+            actions = greedy_actions(policy, observations[active], self._schema.action_size)
+            ended = set()
+            for index, action in zip(active, actions, strict=True):
+                observations[index], reward, terminated, truncated = step(
+                    envs[index], to_env(action), size=size
+                )
+                returns[index] += reward
+                if terminated or truncated:
+                    ended.add(index)
+                lengths[index] += 1
+            active = [index for index in active if index not in ended]
+            if not active:
+                break
+        return _summarise(returns, lengths, cut=len(active))
+
+
+def greedy_actions(policy: Policy, observation: Array, action_size: int) -> Array:
+    """The policy's actions, (B, m) -> (B, n); zero where an observation is not finite.
+
+    Raises:
+        DivergedError: the policy gave an action that is not finite.
+    """
+    finite: npt.NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(observation), axis=1)
+    if not finite.any():
+        return np.zeros((len(observation), action_size), np.float32)
+    if finite.all():
+        actions = policy.act(observation)
+    else:
+        actions = policy.act(np.where(finite[:, np.newaxis], observation, np.float32(0)))
+        actions = np.where(finite[:, np.newaxis], actions, np.float32(0))
+    require_finite_action(actions)
+    return actions
+
+
+def record_episode(
+    env: Environment, policy: Policy, schema: TransitionSchema, *, seed: int, max_episode_steps: int
+) -> tuple[list[npt.NDArray[np.uint8]], float]:
+    """Plays one noise-free episode; returns its (H, W, 3) frames, the first state's included, and its return.
+
+    env is made with `render_mode="rgb_array"` and stays open. All frames are held in memory.
+
+    Raises:
+        EnvironmentSpecError: the environment cannot render on this machine, or not to RGB arrays.
+        DivergedError: the policy gave an action that is not finite.
+    """
+    to_env = ActionMap(env.action_space)
+    size = schema.observation_size
+    observation = reset(env, seed=seed, size=size)
+    frames, total = [_frame(env, schema)], 0.0
+    for _ in range(max_episode_steps):
+        action = greedy_actions(policy, observation[np.newaxis], schema.action_size)[0]
+        observation, reward, terminated, truncated = step(env, to_env(action), size=size)
+        total += reward
+        frames.append(_frame(env, schema))
+        if terminated or truncated:
+            break
+    return frames, total
+
+
+def _frame(env: Environment, schema: TransitionSchema) -> npt.NDArray[np.uint8]:
+    try:
+        frame: Any = env.render()
+    except RAISED as error:
+        raise EnvironmentSpecError(
+            f"environment {schema.environment!r} cannot be rendered here ({summary(error)}); for MuJoCo "
+            f"without a display set MUJOCO_GL=egl or osmesa"
+        ) from error
+    if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.shape[2] != 3:
+        raise EnvironmentSpecError(
+            f"environment {schema.environment!r} did not render an RGB array, so make it with "
+            f'render_mode="rgb_array", which it must support'
+        )
+    return np.array(frame, np.uint8)
+
+
+def _summarise(returns: list[float], lengths: list[int], *, cut: int) -> Evaluation:
+    with np.errstate(all="ignore"):
+        mean, std = float(np.mean(returns)), float(np.std(returns))
+    return Evaluation(
+        return_mean=mean,
+        return_std=std,
+        episodes=len(returns),
+        returns=tuple(returns),
+        lengths=tuple(lengths),
+        cut=cut,
+    )

@@ -1,0 +1,390 @@
+"""One agent's exploration of its own copy of the environment, one packed transition per step."""
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from dase_grpc import seeding
+from dase_grpc.errors import DivergedError
+from dase_grpc.explorer_metrics import ExplorerMetrics
+from dase_grpc.learning.agents.agent import Policy
+from dase_grpc.learning.envs.answers import coarsened
+from dase_grpc.learning.envs.foreign import summary
+from dase_grpc.learning.envs.make import ActionMap, Environment
+from dase_grpc.learning.envs.restarting import EnvironmentBroke, RestartableEnv, reset, step
+from dase_grpc.schema import Array, TransitionSchema
+
+REFUSED_IN_A_ROW: Final = 100
+"""Refused rows in a row after which an environment is taken for broken and reset."""
+
+REPLAYED_STEPS: Final = 10_000
+"""The longest episode that a resumed run goes on with; of a longer one the actions are not kept."""
+
+Reason = Literal["observation", "reward"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Episode:
+    """A finished episode: its undiscounted return in float64 and its length in environment steps."""
+
+    return_: float
+    length: int
+
+
+@dataclass(frozen=True)
+class ExploredStep:
+    """What one environment step gave.
+
+    Attributes:
+        row: the packed transition, (width,) float32, owned by the receiver; None if it was refused.
+        reason: what was not finite in float32 when row is None, "observation" (this or the next) before
+            "reward"; else None.
+        episode: the episode this step ended, if it ended one, refused or not.
+        restarts: the calls ("step" or "reset") that raised before this step, each a restart.
+    """
+
+    row: Array | None
+    reason: Reason | None
+    episode: Episode | None
+    restarts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _BrokenOff:
+    """An episode to go on with: its actions and last observation, None if it was too long; its return."""
+
+    kept: tuple[Array, Array] | None
+    return_: str
+
+
+class Explorer:
+    """Steps one environment with a noisy policy; one thread at a time.
+
+    The first `start_steps` actions are uniform in [-1, 1]; later ones are the policy's plus
+    N(0, noise), clipped to [-1, 1]. Where the current observation is not finite the action is uniform
+    too, and where there is no policy. Episode number k, from 0, begins with a reset with the seed
+    `episode_seed(k)`, so that it can be played again. The environment stays its maker's to close.
+
+    A `RestartableEnv` that raises is made anew, and the next episode begins in it. Of the broken one what
+    was stored stays, for each row is whole in itself; of the step that raised nothing is stored, and it
+    does not count.
+
+    Attributes:
+        restarts: the calls that raised in the last `step`, each a restart; also where that failed in the end.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        schema: TransitionSchema,
+        *,
+        agent_id: int,
+        rng: np.random.Generator,
+        episode_seed: Callable[[int], int],
+        start_steps: int,
+        noise: float,
+    ) -> None:
+        self._env = env
+        self._restartable = env if isinstance(env, RestartableEnv) else None
+        self._schema = schema
+        self._agent_id = agent_id
+        self._rng = rng
+        self._episode_seed = episode_seed
+        self._start_steps = start_steps
+        self._noise = noise
+        self._steps = 0
+        self._to_env = ActionMap(env.action_space)
+        self._refused_in_a_row = 0
+        self._warned = False
+        self._said_coarse = False
+        self.restarts: list[str] = []
+        self._observed = False
+        self._observation: Array | None = None
+        self._finite = False
+        self._broken_off: _BrokenOff | None = None
+        self._episodes = 0
+        self._actions: list[Array] = []
+        self._return = 0.0
+        self._length = 0
+
+    def observe(self) -> Array:
+        """The observation that the next step acts on, (m,); a reset comes first where an episode begins.
+
+        `step` does without. If the environment breaks in that step, it acts on another one.
+
+        Raises:
+            Exception: as `step`.
+        """
+        self.restarts.clear()
+        self._observed = True
+        while True:
+            try:
+                return self._reset() if self._observation is None else self._observation
+            except EnvironmentBroke as broke:
+                self._restart(broke)
+                self.restarts.append(broke.call)
+
+    def step(self, policy: Policy | None, version: int) -> ExploredStep:
+        """Performs exactly one environment step, with a reset before it where a new episode begins.
+
+        version is the policy's, stored modulo 2^32.
+
+        Raises:
+            DivergedError: the policy gave an action that is not finite.
+            EnvironmentSpecError: the first reset, or anything of an environment that cannot be made anew,
+                gave an observation of another shape than its space's, or a reward that is not one number.
+            EnvironmentFailedError: it raised or gave such, and again each time it was made anew.
+            Exception: whatever an environment raises that cannot be made anew.
+        """
+        if not self._observed:
+            self.restarts.clear()
+        self._observed = False
+        while True:
+            try:
+                explored = self._attempt(policy, version)
+            except EnvironmentBroke as broke:
+                self._restart(broke)
+                self.restarts.append(broke.call)
+            else:
+                if self._restartable is not None:
+                    self._restartable.went_well(ended=explored.episode is not None)
+                return replace(explored, restarts=tuple(self.restarts)) if self.restarts else explored
+
+    def _attempt(self, policy: Policy | None, version: int) -> ExploredStep:
+        observation = self._reset() if self._observation is None else self._observation
+        action = self._choose(policy, observation)
+        next_observation, reward, terminated, truncated = self._act(action)
+        was_finite, self._finite = self._finite, bool(np.isfinite(next_observation).all())
+        row = self._pack(observation, action, next_observation, reward, bootstrap=not terminated)
+        row.view(np.uint32)[-2:] = self._agent_id, version & 0xFFFF_FFFF
+
+        self._observation = next_observation
+        self._steps += 1
+        episode = self._end_episode() if terminated or truncated else None
+        reason: Reason | None = None
+        if not (was_finite and self._finite):
+            reason = "observation"
+        elif not math.isfinite(row[self._schema.columns["reward"].start]):
+            reason = "reward"
+        if reason is None:
+            self._refused_in_a_row = 0
+            return ExploredStep(row, None, episode)
+        self._refuse(reason)
+        return ExploredStep(None, reason, episode)
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Array]]:
+        """All that exploring goes on from: what JSON can hold, and arrays.
+
+        The environment is in it as what its episode was made of: its number, hence its seed, and the
+        actions so far, unless they are more than `REPLAYED_STEPS`.
+        """
+        numbers = {
+            "generator": seeding.generator_state(self._rng),
+            "steps": self._steps,
+            "episodes": self._episodes,
+            "refused_in_a_row": self._refused_in_a_row,
+            "warned": self._warned,
+            "length": self._length,
+            "return": repr(self._return),  # NaN and infinity included, which JSON has not
+        }
+        if self._restartable is not None:
+            numbers["failures"] = self._restartable.failures
+            numbers["good_steps"] = self._restartable.good_steps
+        if self._observation is None or self._length > REPLAYED_STEPS:
+            return {**numbers, "within_episode": self._observation is not None}, {}
+        actions = np.array(self._actions, np.float32).reshape(-1, self._schema.action_size)
+        arrays = {"actions": actions, "observation": self._observation}
+        return {**numbers, "within_episode": True}, arrays
+
+    def resume(self, numbers: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+        """Goes on from what `state` gave, once `replay` has been called.
+
+        Raises:
+            KeyError, TypeError, ValueError: they are not what `state` gave.
+        """
+        seeding.restore_generator(self._rng, numbers["generator"])
+        self._steps, self._episodes = int(numbers["steps"]), int(numbers["episodes"])
+        self._refused_in_a_row, self._warned = int(numbers["refused_in_a_row"]), bool(numbers["warned"])
+        self._observation, self._broken_off = None, None
+        if self._restartable is not None:
+            self._restartable.failures = int(numbers.get("failures", 0))
+            self._restartable.good_steps = int(numbers.get("good_steps", 0))
+        if numbers["within_episode"]:
+            kept = (arrays["actions"], arrays["observation"]) if arrays else None
+            self._broken_off = _BrokenOff(kept, str(numbers["return"]))
+
+    def replay(self) -> bool:
+        """Takes the environment to where `resume` found it; returns whether that could be done.
+
+        The environment plays the episode again. Where it does not come to the same observation and
+        return to the last bit, or where the episode was too long to keep, a new one begins, which is
+        said in the log. Blocks for the episode's steps; does nothing without an episode to go on with.
+
+        Raises:
+            EnvironmentFailedError: the environment raised, and cannot be made anew.
+            Exception: whatever an environment raises that cannot be made anew.
+        """
+        episode, self._broken_off = self._broken_off, None
+        if episode is None:
+            return True
+        if episode.kept is None:
+            reason = f"its episode had more than {REPLAYED_STEPS:,} steps"
+        else:
+            try:
+                if self._replays(*episode.kept, episode.return_):
+                    return True
+                reason = "it does not repeat its episode from the same seed and actions"
+            except EnvironmentBroke as broke:
+                self._restart(broke)
+                reason = f"it raised {summary(broke.error)} when it played its episode again"
+        self._observation = None
+        _log.warning(
+            "agent %d at step %s: the environment is not where it was, because %s; a new episode begins, so "
+            "what follows is not what it would have been without the break",
+            self._agent_id,
+            f"{self._steps:,}",
+            reason,
+        )
+        return False
+
+    def _replays(self, actions: Array, observation: Array, return_: str) -> bool:
+        """Plays the current episode again; whether it comes to this observation and return."""
+        self._episodes -= 1
+        reached = self._reset()
+        for action in actions:
+            reached, _, terminated, truncated = self._act(action)
+            if terminated or truncated:
+                return False
+        self._observation, self._finite = reached, bool(np.isfinite(reached).all())
+        return reached.tobytes() == observation.tobytes() and repr(self._return) == return_
+
+    def _restart(self, broke: EnvironmentBroke) -> None:
+        """Has the environment made anew; the next step begins the next episode.
+
+        Raises:
+            EnvironmentFailedError: it has been made anew too often.
+            EnvironmentBroke: it cannot be.
+        """
+        self._observation = None
+        if self._restartable is None:
+            raise broke
+        self._restartable.restart(broke, where=f"agent {self._agent_id} at step {self._steps:,}")
+        self._to_env = ActionMap(self._env.action_space)
+
+    def _reset(self) -> Array:
+        number = self._episodes
+        self._episodes += 1  # before the reset: if that raises, the next attempt has another seed
+        observation = reset(
+            self._env,
+            seed=self._episode_seed(number),
+            size=self._schema.observation_size,
+            look=self._look_for_coarse,
+        )
+        self._observation, self._finite = observation, bool(np.isfinite(observation).all())
+        self._actions, self._return, self._length = [], 0.0, 0
+        return observation
+
+    def _act(self, action: Array) -> tuple[Array, float, bool, bool]:
+        """One environment step: next observation, reward, terminated, truncated."""
+        taken = step(
+            self._env,
+            self._to_env(action),
+            size=self._schema.observation_size,
+            look=self._look_for_coarse,
+        )
+        self._return += taken[1]
+        self._length += 1
+        if self._length <= REPLAYED_STEPS:
+            self._actions.append(action)
+        return taken
+
+    def _look_for_coarse(self, received: Any) -> None:
+        """Says once for what of an observation float32 is too coarse; looks where episodes begin and end."""
+        if self._said_coarse or (found := coarsened(received)) is None:
+            return
+        self._said_coarse = True
+        _log.warning(
+            "agent %d: observations are float32 here, and %s, so that small changes of it are lost; have the "
+            "environment return it scaled, or its difference from a start value",
+            self._agent_id,
+            found,
+        )
+
+    def _choose(self, policy: Policy | None, observation: Array) -> Array:
+        size = self._schema.action_size
+        if policy is None or self._steps < self._start_steps or not self._finite:
+            return self._rng.uniform(-1.0, 1.0, size).astype(np.float32)
+        action = policy.act(observation[np.newaxis])[0]
+        require_finite_action(action, of=f"agent {self._agent_id} at step {self._steps:,}")
+        noise = self._rng.standard_normal(size, np.float32) * np.float32(self._noise)
+        clipped: Array = np.minimum(np.maximum(action + noise, np.float32(-1)), np.float32(1))
+        return clipped
+
+    def _pack(
+        self, observation: Array, action: Array, next_observation: Array, reward: float, *, bootstrap: bool
+    ) -> Array:
+        m, n = self._schema.observation_size, self._schema.action_size
+        row = np.empty(self._schema.width, np.float32)
+        row[:m] = observation
+        row[m : m + n] = action
+        row[m + n : 2 * m + n] = next_observation
+        with np.errstate(all="ignore"):
+            row[2 * m + n] = reward
+        row[2 * m + n + 1] = bootstrap
+        return row
+
+    def _end_episode(self) -> Episode:
+        self._observation = None
+        return Episode(self._return, self._length)
+
+    def _refuse(self, reason: Reason) -> None:
+        self._refused_in_a_row += 1
+        if self._refused_in_a_row < REFUSED_IN_A_ROW:
+            return
+        self._observation = None
+        self._refused_in_a_row = 0
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "agent %d: %d transitions in a row were not finite (the last because of the %s); "
+                "the environment is reset, now and whenever it happens again",
+                self._agent_id,
+                REFUSED_IN_A_ROW,
+                reason,
+            )
+
+
+def count(metrics: ExplorerMetrics, explored: ExploredStep) -> None:
+    """Counts an environment step in the metrics of whoever explores."""
+    metrics.env_steps.inc()
+    for call in explored.restarts:
+        metrics.restarted(call)
+    if explored.reason is not None:
+        metrics.refused(explored.reason)
+    if explored.episode is not None:
+        metrics.episodes.inc()
+        metrics.episode_return.set(explored.episode.return_)
+
+
+def require_finite_action(action: Array, *, of: str = "the policy") -> None:
+    """Checks a policy's actions, of any shape; `of` says whose they are.
+
+    Raises:
+        DivergedError: its networks have diverged.
+    """
+    if not np.isfinite(action).all():
+        raise diverged(of, "its actions are not finite")
+
+
+def diverged(who: str, finding: str) -> DivergedError:
+    """The error that says who has diverged, by what that was noticed, and what to do."""
+    return DivergedError(
+        f"{who} has diverged: {finding}; lower agent.actor_lr or agent.critic_lr, or scale the reward "
+        f"(the last checkpoint is kept)"
+    )

@@ -1,0 +1,250 @@
+"""What an environment's id stands for: a version of Gymnasium's, or a class or function of a module."""
+
+import difflib
+import functools
+import importlib
+import importlib.metadata
+import inspect
+import logging
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path, PurePosixPath
+from types import ModuleType
+from typing import Final
+
+import gymnasium
+
+from dase_grpc.config.resolve import RunConfig
+from dase_grpc.errors import EnvironmentSpecError
+from dase_grpc.learning.envs.foreign import RAISED, kind, summary
+from dase_grpc.process.containment import importing
+
+_CUTOFF_IN_MODULE: Final = 0.75
+"""How alike (difflib's ratio) a module's name must be to be suggested; most are no environments."""
+
+_CUTOFF_FOR_TYPOS: Final = 0.8
+"""How alike an id must be to be taken for what was meant, before what another package may have."""
+
+_SHOWN: Final = 6
+"""How many environments of a module are named."""
+
+_log = logging.getLogger(__name__)
+
+
+def with_resolved_id(config: RunConfig) -> RunConfig:
+    """The configuration with its environment's id resolved, so that files and schemas name the version.
+
+    Raises:
+        EnvironmentSpecError: see `resolve_id`.
+    """
+    env = config.env.model_copy(update={"id": resolve_id(config.env.id)})
+    return config.model_copy(update={"env": env})
+
+
+def resolve_id(env_id: str) -> str:
+    """The id with its version: of a Gymnasium id without one, the latest; any other as it is.
+
+    Logs one note per process where the id has changed or an older version is asked for. Of
+    `package.module:Name` the module is imported; the current directory joins `sys.path` for that.
+
+    Raises:
+        EnvironmentSpecError: there is nothing of that name, or the module cannot be imported.
+    """
+    module_name, colon, name = env_id.rpartition(":")
+    if "/" in module_name or "\\" in module_name or f"{module_name or name}".endswith(".py"):
+        raise EnvironmentSpecError(_path_remedy(env_id, module_name or name, name if colon else "MyEnv"))
+    if colon and factory_of(env_id) is not None:
+        return env_id
+    latest = latest_version(name)
+    if name in gymnasium.registry:
+        if latest is not None and latest != name:
+            _note(f"{name} is an old version; the latest is {latest}")
+        return env_id
+    if latest is None or _versioned(name):  # Gymnasium would first warn, then refuse
+        raise EnvironmentSpecError(_unknown(env_id, name))
+    _note(f"{name} has no version; taking the latest, {latest}")
+    return f"{module_name}{colon}{latest}"
+
+
+def latest_version(name: str) -> str | None:
+    """The registered id of the same name with the highest version; None if there is no such name."""
+    base = re.sub(r"-v\d+$", "", name)
+    found = {
+        int(key[len(base) + 2 :]): key
+        for key in gymnasium.registry
+        if key.startswith(f"{base}-v") and key[len(base) + 2 :].isdecimal()
+    }
+    return found[max(found)] if found else None
+
+
+def factory_of(env_id: str) -> Callable[..., object] | None:
+    """What `package.module:Name` names; None for an id without a module or one that its module registers.
+
+    Raises:
+        EnvironmentSpecError: the module cannot be imported, or has nothing callable of that name.
+    """
+    module_name, colon, name = env_id.rpartition(":")
+    if not colon:
+        return None
+    module = _import(env_id, module_name)
+    factory = getattr(module, name, None)
+    if factory is None:
+        if name in gymnasium.registry or (latest_version(name) and not _versioned(name)):
+            return None
+        raise EnvironmentSpecError(
+            f"the module {module_name!r} neither has {name!r} nor registers an environment of that name"
+            f"{_nearest(name, _offered(module), cutoff=_CUTOFF_IN_MODULE)}; {_told(module)}"
+        )
+    if isinstance(factory, gymnasium.Env) or not callable(factory):
+        raise EnvironmentSpecError(
+            f"{env_id!r} is {kind(factory)}, so name a class or a function that returns a new gymnasium.Env"
+        )
+    return factory  # type: ignore[no-any-return]  # any callable of the user's
+
+
+def continuous_variant(env_id: str) -> str | None:
+    """The registered id of the same environment with continuous actions, where that is another one.
+
+    Gymnasium names it so: LunarLander-v3 and LunarLanderContinuous-v3.
+    """
+    name = env_id.rpartition(":")[2]
+    base = re.sub(r"-v\d+$", "", name)
+    return latest_version(f"{base}Continuous") if name in gymnasium.registry else None
+
+
+def _versioned(name: str) -> bool:
+    return re.search(r"-v\d+$", name) is not None
+
+
+def _path_remedy(env_id: str, path: str, name: str) -> str:
+    parts = PurePosixPath(path.replace("\\", "/").removesuffix(".py")).parts
+    module = ".".join(parts) if all(part.isidentifier() for part in parts) else parts[-1]
+    return (
+        f"{env_id!r} names a file, but environments are named by their module, so write {module}:{name} "
+        f"and run in the folder from which it can be imported"
+    )
+
+
+def _import(env_id: str, module_name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    if module_name in sys.modules:
+        return importlib.import_module(module_name)
+    try:
+        with importing():
+            return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{module_name}.".startswith(f"{error.name}."):
+            raise EnvironmentSpecError(
+                f"there is no module {error.name!r} for the environment {env_id!r}, so run in the folder "
+                f"that holds it ({here} does not) or install its package"
+            ) from error
+        raise EnvironmentSpecError(
+            f"the module {module_name!r} of the environment {env_id!r} needs {error.name!r}, "
+            f"which is not installed, so install it"
+        ) from error
+    except RAISED as error:
+        raise EnvironmentSpecError(
+            f"importing {module_name!r} for the environment {env_id!r} failed with {summary(error)}"
+        ) from error
+
+
+def _unknown(env_id: str, name: str) -> str:
+    """What is said of an id that nothing has registered; if it looks like no typing error, packages first."""
+    said, own = f"there is no environment {env_id!r}", "your own as package.module:Class"
+    if near := _nearest(name, gymnasium.registry, cutoff=_CUTOFF_FOR_TYPOS, within=True):
+        return f"{said}{near} (write another package's as package:Name-v0, {own})"
+    packages, here = _environment_packages(), ""
+    if len(packages) == 1:
+        here = f", such as {packages[0]}:{name}"
+    elif packages:
+        here = f" (installed: {', '.join(packages[:_SHOWN])}{_and_more(packages)})"
+    far = _nearest(name, gymnasium.registry)
+    return f"{said}; write another package's as package:Name-v0{here}, {own}{far}"
+
+
+def _environment_packages() -> list[str]:
+    """The modules of other installed packages that need Gymnasium, and so may bring environments."""
+    found: set[str] = set()
+    for package in importlib.metadata.distributions():
+        needs = {re.split(r"[^\w.-]", need, maxsplit=1)[0].lower() for need in package.requires or ()}
+        if "gymnasium" in needs and package.name not in ("gymnasium", "dase-grpc"):
+            files = package.files or ()
+            tops = {file.parts[0] for file in files if len(file.parts) == 2 and file.name == "__init__.py"}
+            found |= {top for top in tops if top.isidentifier()}
+    return sorted(found)
+
+
+def _offered(module: ModuleType) -> list[str]:
+    """The environments and functions that a module defines, and every registered id."""
+    return [*_environments(module), *_functions(module), *gymnasium.registry]
+
+
+def _told(module: ModuleType) -> str:
+    """The environments of a module, or else its functions, in words."""
+    if not (found := [*_environments(module), *_registered_by(module)]):
+        found = [name for name in _functions(module) if not name.startswith("_")]
+        if not found:
+            return "it defines no environment"
+        shown = ", ".join(found[:_SHOWN])
+        return f"it defines no environment, but these functions: {shown}{_and_more(found)}"
+    return f"it has {', '.join(found[:_SHOWN])}{_and_more(found)}"
+
+
+def _and_more(found: Sequence[str]) -> str:
+    return f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+
+
+def _environments(module: ModuleType) -> list[str]:
+    """The names of the classes of environments that a module defines."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if inspect.isclass(value) and issubclass(value, gymnasium.Env) and _defines(module, value)
+    ]
+
+
+def _functions(module: ModuleType) -> list[str]:
+    """The names of what else can be called and is defined in a module, classes left out."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if callable(value) and not inspect.isclass(value) and _defines(module, value)
+    ]
+
+
+def _registered_by(module: ModuleType) -> list[str]:
+    """The ids of Gymnasium's registry whose environments lie in a module or below it."""
+
+    def home(entry_point: object) -> str:
+        if isinstance(entry_point, str):
+            return entry_point.partition(":")[0]
+        return str(getattr(entry_point, "__module__", ""))
+
+    inside = f"{module.__name__}."
+    return [
+        key for key, spec in gymnasium.registry.items() if f"{home(spec.entry_point)}.".startswith(inside)
+    ]
+
+
+def _defines(module: ModuleType, value: object) -> bool:
+    return f"{getattr(value, '__module__', None)}.".startswith(f"{module.__name__}.")
+
+
+def _nearest(
+    name: str, candidates: Iterable[str], *, cutoff: float | None = None, within: bool = False
+) -> str:
+    """The candidate that is most like a name, in words; `within` takes a longer one that contains it too."""
+    known = {candidate.lower(): candidate for candidate in candidates if not candidate.startswith("_")}
+    wanted = name.lower()
+    matches = difflib.get_close_matches(wanted, known, n=1, cutoff=cutoff or 0.6)
+    if not matches and (within or cutoff is None) and len(wanted) > 2:
+        matches = sorted((key for key in known if wanted in key), reverse=True)
+    return f"; did you mean {known[matches[0]]!r}?" if matches else ""
+
+
+@functools.cache
+def _note(sentence: str) -> None:
+    _log.warning("%s", sentence)

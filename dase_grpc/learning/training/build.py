@@ -1,0 +1,181 @@
+"""Puts a learner together from the run's configuration and seed."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from dase_grpc import seeding
+from dase_grpc.config.resolve import RunConfig
+from dase_grpc.learning.agents.actor_critic import ActorCritic
+from dase_grpc.learning.agents.dpd import DPD, Pairing
+from dase_grpc.learning.agents.graphs import Recorder, recorder_for
+from dase_grpc.learning.agents.memory import OWN, Memory
+from dase_grpc.learning.agents.registry import make_agent
+from dase_grpc.learning.agents.snapshots import Snapshots, Trained
+from dase_grpc.learning.behaviour import LearnersGuide
+from dase_grpc.learning.envs.evaluation import Evaluator
+from dase_grpc.learning.envs.explorer import Explorer
+from dase_grpc.learning.envs.make import Environment, make_env
+from dase_grpc.learning.envs.restarting import WatchedEnv, evaluation_env
+from dase_grpc.learning.ports import ActorSteps, BatchSource, Journal, TransitionSink
+from dase_grpc.learning.publication import Audience, Publication, to_nobody
+from dase_grpc.learning.similarity.measure import DpsOptions
+from dase_grpc.learning.similarity.weigher import SimilarityWeigher
+from dase_grpc.learning.training.learner import Learner
+from dase_grpc.learning.training.parts import LearnerParts
+from dase_grpc.learning.training.publishing import PeerPolicies
+from dase_grpc.metrics.nodes import LearnerMetrics
+from dase_grpc.schema import TransitionSchema
+
+Notes = Callable[[], Mapping[str, Any]]
+
+_log = logging.getLogger("dase")
+
+
+def peer_of(agent_id: int) -> int:
+    """The other agent of a pair."""
+    return 1 - agent_id
+
+
+def pairing(config: RunConfig, agent_id: int, policies: PeerPolicies) -> Pairing:
+    """How an agent of a pair sees the other; `config` is the whole run's."""
+    peer = peer_of(agent_id)
+    return Pairing(peer, config.for_agent(peer).agent, policies)
+
+
+def build_evaluator(
+    config: RunConfig, schema: TransitionSchema, *, agent_id: int, make: Callable[[], Environment]
+) -> Evaluator:
+    """What evaluates an agent's policies, by the run's evaluation seeds, in environments from `make`."""
+    return Evaluator(
+        make,
+        schema,
+        episodes=config.eval.episodes,
+        max_episode_steps=config.eval.max_episode_steps,
+        seed=seeding.integer(config.train.seed, seeding.Purpose.EVALUATION),
+        max_restarts=config.env.max_restarts,
+        name=f"evaluation of agent {agent_id}",
+    )
+
+
+def build_learner(
+    config: RunConfig,
+    schema: TransitionSchema,
+    *,
+    env: Environment,
+    agent_id: int,
+    device: torch.device,
+    sink: TransitionSink,
+    source: BatchSource,
+    journal: Journal,
+    metrics: LearnerMetrics,
+    pair: Pairing | None = None,
+    audience: Audience | None = None,
+    actor_steps: ActorSteps | None = None,
+    memory: Memory = OWN,
+) -> Learner:
+    """A learner for one agent; `env` is its own until it has ended, then the caller closes it.
+
+    A `RestartableEnv` is made anew where it raises; its watch sees the evaluations' environments too.
+
+    With a `pair` the agent also distils its peer's policy (DPD), as `config.dpd` says. An `audience` is
+    shown the policy; what a pair shows of itself is the pair's own. Where `config.train.explore` is off,
+    `actor_steps` says what the agent's actors collect. `memory` gives out the agent's tensors; of a stack,
+    its updates are recorded by whoever makes them.
+    """
+    if isinstance(env, WatchedEnv):
+        make: Callable[[], Environment] = partial(evaluation_env, config.env, env.watch)
+    else:
+        make = partial(make_env, config.env.id, config.env.kwargs)
+    evaluator = build_evaluator(config, schema, agent_id=agent_id, make=make)
+    weigher = SimilarityWeigher(
+        DpsOptions(**config.dps.model_dump()), own_id=agent_id, agents=config.train.agents, memory=memory
+    )
+    agent, notes = _agent(
+        config, schema, agent_id=agent_id, device=device, pair=pair, metrics=metrics, memory=memory
+    )
+    return Learner(
+        LearnerParts(
+            config=config,
+            schema=schema,
+            agent_id=agent_id,
+            device=device,
+            agent=agent,
+            explorer=_explorer(config, schema, env, agent_id) if config.train.explore else None,
+            evaluator=evaluator,
+            weigher=weigher,
+            sink=sink,
+            source=source,
+            journal=journal,
+            metrics=metrics,
+            clock=time.perf_counter,
+            notes=notes,
+            publish=to_nobody if audience is None else Publication(agent, audience).look,
+            actor_steps=actor_steps,
+            guide=_guide(config, schema, agent, device),
+            recorder=None if memory.stacked else recorder_of(config, device),
+            memory=memory,
+        )
+    )
+
+
+def _guide(
+    config: RunConfig, schema: TransitionSchema, agent: Trained, device: torch.device
+) -> LearnersGuide | None:
+    if not config.train.explore or (device.type == "cpu" and not config.train.overlap):
+        return None
+    lag = int(config.train.overlap)
+    return Snapshots(agent, config.agent, schema, device, lag=lag)
+
+
+def recorder_of(config: RunConfig, device: torch.device) -> Recorder | None:
+    """What records the updates of a run on this device, if they shall be."""
+    if not config.train.cuda_graph:
+        return None
+    recorder = recorder_for(device)
+    if recorder is None:
+        _log.warning("train.cuda_graph = true changes nothing on a CPU; give --gpu to train on a GPU")
+    return recorder
+
+
+def _explorer(config: RunConfig, schema: TransitionSchema, env: Environment, agent_id: int) -> Explorer:
+    seed, purpose = config.train.seed, seeding.Purpose
+    return Explorer(
+        env,
+        schema,
+        agent_id=agent_id,
+        rng=seeding.generator(seed, purpose.EXPLORATION, agent_id),
+        episode_seed=partial(seeding.integer, seed, purpose.ENVIRONMENT, agent_id),
+        start_steps=config.agent.start_steps,
+        noise=config.agent.exploration_noise,
+    )
+
+
+def _agent(
+    config: RunConfig,
+    schema: TransitionSchema,
+    *,
+    agent_id: int,
+    device: torch.device,
+    pair: Pairing | None,
+    metrics: LearnerMetrics,
+    memory: Memory,
+) -> tuple[ActorCritic | DPD, Notes]:
+    """The agent, and what it adds to each line of metrics."""
+    make = partial(make_agent, schema=schema, seed=config.train.seed, device=device)
+    own = make(config.agent, agent_id=agent_id, memory=memory)
+    if pair is None:
+        return own, dict
+    peer = make(pair.config, agent_id=pair.agent_id)
+    dpd = DPD(own, peer, pairing=pair, config=config.dpd, own_config=config.agent)
+
+    def notes() -> Mapping[str, Any]:
+        statistics = dpd.take_statistics()
+        metrics.distillation.show(statistics)
+        return statistics
+
+    return dpd, notes

@@ -1,0 +1,217 @@
+"""One agent's updates: take a batch, weigh it, learn from it, and look at how that goes every so often."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dase_grpc.learning.agents.actor_critic import ActorCritic
+from dase_grpc.learning.agents.batch import Batch
+from dase_grpc.learning.agents.transfers import Staging
+from dase_grpc.learning.envs.explorer import diverged
+from dase_grpc.learning.health import Health
+from dase_grpc.learning.similarity.measure import Similarity
+from dase_grpc.learning.similarity.weigher import Weighing
+from dase_grpc.learning.timing import UpdateTiming
+from dase_grpc.learning.training.collecting import Collecting
+from dase_grpc.learning.training.parts import LearnerParts
+from dase_grpc.learning.training.state import Counters
+from dase_grpc.learning.training.statistics import DeviceTotals, Diagnosis, Window, fold, show
+from dase_grpc.learning.training.whole import WholeUpdate
+from dase_grpc.learning.weighing import weighed
+from dase_grpc.process.torch_settings import with_gradients
+from dase_grpc.schema import Array
+
+DIAGNOSE_EVERY: Final = 50
+"""Updates between two looks at losses and similarity; each look waits for the device once."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A batch for one update: (B, width) packed rows, and which of them, (B,), are the agent's own."""
+
+    rows: Array
+    own: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a look at an update shows; updates_per_second is None where no time has passed."""
+
+    seen: Diagnosis
+    updates_per_second: float | None
+
+
+class Updating:
+    """The updates of one agent, in phases: `take`, the update itself by whoever makes it, `settle`, `look`.
+
+    `update` is all of them, made for this agent alone. One thread's.
+
+    Args:
+        at: counts, shared with the learner.
+        window: what is counted since the last line of metrics.
+    """
+
+    def __init__(
+        self,
+        parts: LearnerParts,
+        at: Counters,
+        collecting: Collecting,
+        *,
+        totals: DeviceTotals,
+        window: Callable[[], Window],
+    ) -> None:
+        self._parts = parts
+        self._at = at
+        self._collecting = collecting
+        self._totals = totals
+        self._window = window
+        batch_size = parts.config.agent.batch_size
+        self._staging = Staging(parts.schema, batch_size, parts.device)
+        self._all_internal = torch.ones(batch_size, dtype=torch.float32, device=parts.device)
+        self._whole = self._record(parts)
+        self._guide = parts.acts_by
+        self._timing = UpdateTiming(parts.metrics, parts.clock)
+        self._health = Health(parts.agent, parts.metrics)
+        self._settled_at = 0.0
+        self._pace_from, self._paced_updates, self._began_with = 0.0, 0, 0
+
+    def _record(self, parts: LearnerParts) -> WholeUpdate | None:
+        if parts.recorder is None or not isinstance(parts.agent, ActorCritic):
+            return None
+        return WholeUpdate(
+            parts.agent,
+            parts.weigher,
+            self._totals,
+            self._staging.batch,
+            recorder=parts.recorder,
+            name=f"the update of agent {parts.agent_id}",
+        )
+
+    def begin(self, now: float) -> None:
+        """Training begins, or goes on from what the agent is, at this time."""
+        self._pace_from = now
+        self._paced_updates = self._began_with = self._parts.agent.updates
+
+    def passed(self, seconds: float) -> None:
+        """So much time was spent on something else, which the rate of updates leaves out."""
+        self._pace_from += seconds
+
+    def count_left_out(self) -> None:
+        """Counts, in the window, the optimisers' steps that were left out; waits for the device."""
+        self._health.count(self._window())
+
+    @with_gradients
+    def update(self) -> Look | None:
+        """One update, if there is a batch for it that weighs anything; every 50th is looked at.
+
+        Raises:
+            DivergedError: its losses or gradients have not been finite for long.
+            Halted: the driver closed the source.
+        """
+        taken = self.take()
+        if taken is None:
+            return None
+        parts, own = self._parts, taken.own
+        batch = self._staging.load(taken.rows)
+        self._timing.lap("load")
+        if self._whole is not None and own.any():
+            return self._seen(taken, batch, *self._whole(external=not own.all()))
+        weighing, actions = (None, None) if own.all() else self._weigh(batch)
+        if weighing is not None and not own.any() and not bool(weighing.weight.any()):
+            self.skip("no_weight")
+            return None
+        self._timing.lap("weigh")
+        weight = self._all_internal if weighing is None else weighing.weight
+        losses = parts.agent.update(batch, weight, actions=actions)
+        return self._seen(taken, batch, weighing, losses)
+
+    def take(self) -> Taken | None:
+        """The next batch; None, and the update is skipped, where there is none or not enough collected.
+
+        Raises:
+            Halted: the driver closed the source.
+        """
+        parts = self._parts
+        self._timing.begin()
+        received = parts.source.next()
+        if received is not None:
+            self._collecting.took_batch()
+        if received is None or self._collecting.refilling:
+            self.skip("no_batch")  # drawn from a handful of rows it would ruin the agent
+            return None
+        rows, self._at.buffer_size = received
+        got_at = self._timing.lap("sample")
+        if parts.agent.updates == self._began_with:
+            self._pace_from = got_at
+        return Taken(rows, parts.schema.agent_ids(rows) == parts.agent_id)
+
+    def settle(self) -> bool:
+        """Counts the update that was made with what `take` gave; whether a look at it is due."""
+        self._guide.updated()
+        self._parts.metrics.updates.inc()
+        looks = self._parts.agent.updates % DIAGNOSE_EVERY == 0
+        self._settled_at = self._timing.finish(parts=looks)
+        return looks
+
+    def look(
+        self,
+        taken: Taken,
+        weighing: Weighing | None,
+        losses: Mapping[str, Tensor],
+        sources: Similarity | None,
+    ) -> Look:
+        """What the update shows; waits for the device.
+
+        Args:
+            taken: what `take` gave.
+            weighing: of its rows; None where each weighed 1.
+            losses: what `Agent.update` gave.
+            sources: what the weigher says of each collecting agent; None where nothing was weighed.
+
+        Raises:
+            DivergedError: losses or gradients have not been finite for long.
+        """
+        parts = self._parts
+        seen = Diagnosis.read(losses, weighing, sources, batch_size=len(taken.rows))
+        self.count_left_out()
+        if self._health.finding is not None:
+            raise diverged(parts.name_at(self._at.steps), self._health.finding)
+        fold(self._window(), seen)
+        show(parts.metrics, seen)
+        if taken.own.any():
+            versions = parts.schema.policy_versions(taken.rows[taken.own])
+            age = parts.agent.updates - float(versions.mean())
+            self._window().policy_lag.add(age)
+            parts.metrics.sample_age.set(age)
+        return Look(seen, self._pace(self._settled_at))
+
+    def skip(self, reason: str) -> None:
+        """Counts an update that is not made."""
+        self._window().skipped += 1
+        self._parts.metrics.skipped(reason)
+
+    def _weigh(self, batch: Batch) -> tuple[Weighing, Tensor | None]:
+        weighing, actions = weighed(self._parts.agent, self._parts.weigher, batch)
+        self._totals.add(weighing)
+        return weighing, actions
+
+    def _seen(
+        self, taken: Taken, batch: Batch, weighing: Weighing | None, losses: Mapping[str, Tensor]
+    ) -> Look | None:
+        if not self.settle():
+            return None
+        parts, sources = self._parts, None
+        if weighing is not None:
+            sources = parts.weigher.by_source(batch, parts.agent.policy_actions(batch.observation))
+        return self.look(taken, weighing, losses, sources)
+
+    def _pace(self, now: float) -> float | None:
+        """The rate of the updates since the last look, or since the first update; evaluations left out."""
+        updates, seconds = self._parts.agent.updates - self._paced_updates, now - self._pace_from
+        self._pace_from, self._paced_updates = now, self._parts.agent.updates
+        return updates / seconds if seconds > 0 else None

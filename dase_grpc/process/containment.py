@@ -1,0 +1,168 @@
+"""Keeps what an environment does and raises from acting on the machinery around it."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Final, Self
+
+from dase_grpc.learning.surroundings import SURROUNDINGS
+from dase_grpc.process.settings import PUT_BACK, settings
+
+MEANT_FOR_OTHERS = (StopIteration, StopAsyncIteration, GeneratorExit, SystemExit, KeyboardInterrupt)
+
+OUR_SIGNALS: Final = tuple(
+    getattr(signal, name)
+    for name in (
+        "SIGINT",
+        "SIGTERM",
+        "SIGHUP",
+        "SIGQUIT",
+        "SIGCHLD",
+        "SIGPIPE",
+        "SIGTSTP",
+        "SIGCONT",
+        "SIGWINCH",
+    )
+    if hasattr(signal, name)
+)
+"""What tells a process to end, pause or go on, and what its own machinery lives on.
+
+Others, such as the alarm that an environment has set for itself, keep its handlers.
+"""
+
+STANDARD_STREAMS: Final = (0, 1, 2)
+
+
+class Contained:
+    """A block whose StopIteration, SystemExit and the like leave it as a RuntimeError.
+
+    Raised by an environment they are bugs like any other, but a loop, a generator, a future or the
+    interpreter would take them for its own end: quietly, or with exit code 0.
+    """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None and issubclass(kind, MEANT_FOR_OTHERS):
+            raise RuntimeError(f"the environment or the agent raised {kind.__name__}({error})") from error
+
+
+@contextmanager
+def process_kept() -> Iterator[list[str]]:
+    """For an import, for making and closing an environment: the process afterwards is as it was before.
+
+    Gives a list in which stands after the block what was put back, but for handlers and streams.
+
+    Simulators set signal handlers, or close what they inherited, while they are made; only the main thread
+    can set a handler, so elsewhere there is none to put back. What an environment may rely on later it finds
+    again in its calls (surroundings.py). The process's variables stay as it left them, for libraries look at
+    them at any time; `given_variables` are those from before.
+    """
+    changed: list[str] = []
+    variables = os.environ.copy()
+    kept = {name: setting.read() for name, setting in PUT_BACK.items()}
+    try:
+        with _handlers_and_streams_kept():
+            yield changed
+    finally:
+        changed += [name for name, before in kept.items() if PUT_BACK[name].read() != before]
+        for name in changed:
+            PUT_BACK[name].write(kept[name])
+        _note_variables(variables)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """`process_kept` for the import of an environment's module."""
+    with process_kept(), SURROUNDINGS.importing():
+        yield
+
+
+@contextmanager
+def making() -> Iterator[None]:
+    """`process_kept` for a call that makes an environment."""
+    with process_kept(), SURROUNDINGS.making():
+        yield
+
+
+@contextmanager
+def kept_call() -> Iterator[list[str]]:
+    """`process_kept` for any other call."""
+    with process_kept() as changed, SURROUNDINGS.entered():
+        yield changed
+
+
+@contextmanager
+def left_as_found() -> Iterator[None]:
+    """For a whole run: what was changed in the midst of it and not noticed then is put back at its end."""
+    known = settings()
+    before = {name: setting.read() for name, setting in known.items()}
+    try:
+        with process_kept():
+            yield
+    finally:
+        for name, value in before.items():
+            if known[name].read() != value:
+                known[name].write(value)
+
+
+def given_variables() -> dict[str, str]:
+    """The variables that were given to this process: without what environments have made of them."""
+    variables = dict(os.environ)
+    for name, (given, left) in _changed_variables.items():
+        if variables.get(name) == left:  # else somebody has set it since
+            variables.pop(name, None)
+            if given is not None:
+                variables[name] = given
+    return variables
+
+
+_changed_variables: Final[dict[str, tuple[str | None, str | None]]] = {}
+"""What was given, and what an environment has left; None is without."""
+
+
+def _note_variables(before: Mapping[str, str]) -> None:
+    after = os.environ.copy()
+    for name in {*before, *after}:
+        if before.get(name) != after.get(name):
+            given, left = _changed_variables.get(name, (None, None))
+            if before.get(name) != left:  # it was given anew
+                given = before.get(name)
+            _changed_variables[name] = given, after.get(name)
+
+
+@contextmanager
+def _handlers_and_streams_kept() -> Iterator[None]:
+    in_main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in OUR_SIGNALS} if in_main else {}
+    copies = dict(_copies())
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            if handler is not None and signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+        for stream, copy in copies.items():
+            if not _is_open(stream):
+                os.dup2(copy, stream)
+            os.close(copy)
+
+
+def _copies() -> Iterator[tuple[int, int]]:
+    for stream in STANDARD_STREAMS:
+        with suppress(OSError):  # it was closed before
+            yield stream, os.dup(stream)
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True

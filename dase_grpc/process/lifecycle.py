@@ -1,0 +1,167 @@
+"""How a node starts and ends: what stops it, logging, exit codes."""
+
+import asyncio
+import logging
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from typing import Any, Final, TypeVar
+
+from dase_grpc.errors import DaseError, EnvironmentHangsError
+from dase_grpc.nodes.memory import keep_freed_memory
+from dase_grpc.process.ending import end_now
+from dase_grpc.process.leash import kill_unless_ended, leashed
+from dase_grpc.process.signals import heeding
+
+READY_PREFIX: Final = "listening on "
+"""What a node that listens prints on stdout, before its address, once it answers."""
+
+_GRPC_LOGGER: Final = "grpc._cython.cygrpc"
+_ENDED_MEANWHILE: Final = "ExecuteBatchError raised in core by servicer method ["
+
+log = logging.getLogger("dase")
+T = TypeVar("T")
+
+
+class StopEvent(asyncio.Event):
+    """Set when a process shall drain and end.
+
+    Attributes:
+        orphaned: its launcher is gone, so it is killed unless it ends within `LEASHLESS_S` (leash.py).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.orphaned = False
+
+
+def is_orphaned(stop: asyncio.Event) -> bool:
+    """Whether there is a hurry: nobody is left for whom it would be worth to drain at length."""
+    return isinstance(stop, StopEvent) and stop.orphaned
+
+
+def run_node(name: str, main: Callable[[asyncio.Event], Awaitable[None]], *, stdin_is_leash: bool) -> int:
+    """Runs a node until it ends or SIGTERM, SIGINT or the end of its leash stops it; returns its exit code.
+
+    `main` gets an event that is set when the node shall drain and return. A refusal or a usage
+    error is logged as one sentence; a bug propagates with its traceback. A second signal kills.
+    """
+    keep_freed_memory()
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s {name} | %(message)s", datefmt="%H:%M:%S"
+    )
+    logging.getLogger(_GRPC_LOGGER).addFilter(_is_worth_saying)
+
+    async def guarded() -> int:
+        async with stop_event(stdin_is_leash=stdin_is_leash) as stop:
+            try:
+                with first_cause():
+                    await main(stop)
+            except DaseError as error:
+                log.error("error: %s", error)  # noqa: TRY400 - one sentence; a bug keeps its traceback
+                if isinstance(error, EnvironmentHangsError):
+                    end_now(error.exit_code)
+                return error.exit_code
+        return 0
+
+    return asyncio.run(guarded())
+
+
+def _is_worth_saying(record: logging.LogRecord) -> bool:
+    """Whether a line of gRPC is not one, with a traceback, about a call that ended while it was answered.
+
+    Clients that come and go bring that about every day. Errors of a servicer have other lines.
+    """
+    cancelled = record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError)
+    return not cancelled and not record.getMessage().startswith(_ENDED_MEANWHILE)
+
+
+@contextmanager
+def halt_event(*, stdin_is_leash: bool = False) -> Iterator[threading.Event]:
+    """`stop_event` for a program without an event loop."""
+    halt = threading.Event()
+
+    def on_gone() -> None:
+        kill_unless_ended()
+        halt.set()
+
+    with heeding(lambda number: halt.set()), leashed(on_gone) if stdin_is_leash else nullcontext():
+        yield halt
+
+
+@asynccontextmanager
+async def stop_event(
+    *, stdin_is_leash: bool, on_second: Callable[[], None] | None = None
+) -> AsyncIterator[StopEvent]:
+    """An event set by the first SIGTERM, SIGINT or SIGHUP, or when stdin ends if that is a leash.
+
+    A second signal calls `on_second`, in a signal handler; without one it kills. The same signal again
+    within `SAME_REQUEST_S` is no second one (signals.py).
+
+    A leash is a pipe whose other end a launcher holds: it closes however the launcher dies. Nobody is
+    left then to kill a node that does not end, so it does that itself after `LEASHLESS_S`.
+    """
+    loop, stop = asyncio.get_running_loop(), StopEvent()
+
+    def told(number: signal.Signals) -> None:
+        log.info("%s: stopping (once more kills)", number.name)
+        stop.set()
+
+    def on_first(number: signal.Signals) -> None:
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(told, number)
+
+    def on_gone() -> None:
+        kill_unless_ended()  # also where the loop hangs
+        stop.orphaned = True
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(stop.set)
+
+    second = None if on_second is None else lambda number: on_second()
+    with heeding(on_first, second), leashed(on_gone) if stdin_is_leash else nullcontext():
+        yield stop
+
+
+async def unless(stop: asyncio.Event, awaited: Coroutine[Any, Any, T]) -> T | None:
+    """What `awaited` gives, or None if `stop` is set first; then `awaited` is cancelled and has ended."""
+    work = asyncio.ensure_future(awaited)
+    stopped = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else None
+    finally:
+        for task in (work, stopped):
+            task.cancel()
+        await asyncio.gather(work, stopped, return_exceptions=True)
+
+
+@contextmanager
+def first_cause() -> Iterator[None]:
+    """Raises, instead of a group of errors, the one to show.
+
+    That is its only bug, or the group itself if it has several, or else the first of our errors.
+    """
+    try:
+        yield
+    except ExceptionGroup as group:
+        refusals, bugs = group.split(DaseError)
+        cause: Exception | None = bugs
+        while isinstance(cause, ExceptionGroup) and len(cause.exceptions) == 1:
+            cause = cause.exceptions[0]
+        if cause is None and refusals is not None:
+            cause = first_error(refusals)
+        if cause is None or isinstance(cause, ExceptionGroup):
+            raise
+        raise cause from cause.__cause__
+
+
+def first_error(group: ExceptionGroup[DaseError] | DaseError) -> DaseError:
+    """The first of the errors in a group, however deeply nested."""
+    error: Exception = group
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    if not isinstance(error, DaseError):
+        raise TypeError(f"{error!r} is not one of our errors")
+    return error

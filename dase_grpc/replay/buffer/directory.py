@@ -1,0 +1,170 @@
+"""A replay's data directory: who uses it, and which buffer lies in it."""
+
+import fcntl
+import json
+import os
+import sys
+import zlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+from dase_grpc.errors import DataDirectoryError
+from dase_grpc.replay.buffer.mapped import sync_directory
+from dase_grpc.replay.buffer.sharding import WHOLE, Shard
+from dase_grpc.schema import TransitionSchema
+
+FORMAT: Final = 1
+BUFFER: Final = "buffer.json"
+ROWS: Final = "rows"
+COMMITS: Final = "commits"
+LEASES: Final = "leases"
+_LOCK: Final = "lock"
+
+
+@dataclass(frozen=True)
+class BufferIdentity:
+    """What a buffer on disk is, from its creation to its end.
+
+    Attributes:
+        buffer_id: random, so that two buffers can be told apart.
+        run_id: the run it belongs to.
+        capacity: transitions it keeps.
+        spare: slots beyond these, so that what is not yet committed never lies on what is.
+        max_writers: the size of the table of writers.
+        schema: the layout of the rows.
+        shard: which part of a sharded replay it is.
+    """
+
+    buffer_id: str
+    run_id: str
+    capacity: int
+    spare: int
+    max_writers: int
+    schema: TransitionSchema
+    shard: Shard = WHOLE
+
+    @property
+    def slots(self) -> int:
+        """Rows that the file of rows has room for."""
+        return self.capacity + self.spare
+
+    def to_json(self) -> str:
+        """The text of buffer.json."""
+        stored = {"format": FORMAT, **asdict(self), "schema_fingerprint": self.schema.fingerprint}
+        if self.shard == WHOLE:  # as before there were shards
+            del stored["shard"]
+        return json.dumps({**stored, "check_sum": _check_sum(stored)}, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, path: Path) -> Self:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            DataDirectoryError: it is of another format, or was changed.
+        """
+        try:
+            stored = json.loads(text)
+            found, check_sum = stored["format"], stored.pop("check_sum")
+            whole = check_sum == _check_sum(stored)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            found, whole = FORMAT, False
+        if found != FORMAT:
+            raise DataDirectoryError(
+                f"{path} has format {found!r}, this version of dase reads format {FORMAT}; "
+                f"use the version that wrote it, or choose another folder"
+            )
+        if not whole:
+            raise DataDirectoryError(f"{path} is damaged; restore it, or choose another folder")
+        del stored["format"], stored["schema_fingerprint"]
+        shard = Shard(**stored.pop("shard", {}))
+        return cls(**{**stored, "schema": _schema(stored["schema"])}, shard=shard)
+
+
+class DataDirectory:
+    """A directory that one replay holds, from `open` to `close` or to its death."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Makes the directory if it is missing, and takes it.
+
+        Raises:
+            DataDirectoryError: another replay has it, it cannot be written, or this is not Linux.
+        """
+        if sys.platform != "linux":
+            raise DataDirectoryError("--data-dir needs Linux; leave it out to keep the buffer in memory")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise DataDirectoryError(f"{path} cannot be used ({error.strerror}); choose another") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            raise DataDirectoryError(
+                f"{path} is in use by another replay; stop that one, or choose another directory"
+                if isinstance(error, BlockingIOError)
+                else f"{path} cannot be locked ({error.strerror}); choose another"
+            ) from None
+        return cls(path, lock)
+
+    def close(self) -> None:
+        """Lets others have the directory."""
+        os.close(self._lock)
+
+    def identity(self) -> BufferIdentity | None:
+        """The buffer that lies here, if there is one.
+
+        Raises:
+            DataDirectoryError: see `stored_identity`.
+        """
+        return stored_identity(self.path)
+
+    def put_identity(self, identity: BufferIdentity) -> None:
+        """Makes the files of rows and commits count: a start before this finds no buffer, one after does.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        staged = self.path / f"{BUFFER}.new"
+        with staged.open("w", encoding="utf-8") as file:
+            file.write(identity.to_json())
+            file.flush()
+            os.fsync(file.fileno())
+        staged.replace(self.path / BUFFER)
+        sync_directory(self.path)
+
+    def discard(self) -> None:
+        """Removes the buffer; leases stay."""
+        for name in (BUFFER, f"{BUFFER}.new", ROWS, COMMITS):
+            (self.path / name).unlink(missing_ok=True)
+
+
+def stored_identity(path: Path) -> BufferIdentity | None:
+    """The buffer that lies in a directory, if there is one; takes no lock.
+
+    Raises:
+        DataDirectoryError: buffer.json cannot be read, is damaged or of another format.
+    """
+    file = path / BUFFER
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError):
+        raise DataDirectoryError(f"{file} cannot be read; restore it, or choose another folder") from None
+    return BufferIdentity.from_json(text, file)
+
+
+def _schema(stored: dict[str, Any]) -> TransitionSchema:
+    bounds = {name: tuple(stored[name]) for name in ("action_low", "action_high")}
+    return TransitionSchema(**{**stored, **bounds})
+
+
+def _check_sum(stored: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(stored, sort_keys=True).encode())

@@ -1,0 +1,202 @@
+"""The file beside the rows that says which of them count: commit records, synced records, writers."""
+
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from dase_grpc.errors import DataDirectoryError
+from dase_grpc.replay.buffer.mapped import MappedFile
+from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
+from dase_grpc.replay.buffer.store import MAX_WRITER_BYTES
+from dase_grpc.replay.buffer.writers import WriterKey
+from dase_grpc.store.records import PAGE, AlternatingRecord
+
+Numbers = npt.NDArray[np.int64]
+
+_STATE: Final = struct.Struct("<qqII")  # total, size, agents, writers
+_LIMIT: Final = struct.Struct("<q")
+_WRITER: Final = struct.Struct("<IHH")  # check sum, agent id, bytes of the name
+_WRITER_BYTES: Final = _WRITER.size + MAX_WRITER_BYTES
+_MAX_BOOT_ID: Final = 64
+
+RETIRED: Final = -1
+"""Stands for the sequence number of a writer that was forgotten; whatever its entry names does not count."""
+
+FORGOTTEN: Final[WriterKey] = (0, "")
+"""Where the writers' numbers lie, the count of those that were forgotten; no client may have this name."""
+
+
+@dataclass(frozen=True)
+class Committed:
+    """What the buffer holds as of one commit.
+
+    Attributes:
+        total: transitions stored, ever.
+        size: how many of the latest of them are present.
+        present, inserted, refused: (A,) transitions by agent id; refused ones were not finite.
+        sequences: (W,) last committed sequence number by writer, RETIRED for one that was forgotten.
+    """
+
+    total: int
+    size: int
+    present: Numbers
+    inserted: Numbers
+    refused: Numbers
+    sequences: Numbers
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        """Reads the bytes of a `PackedState`."""
+        total, size, agents, writers = _STATE.unpack_from(data)
+        numbers = np.frombuffer(data, np.int64, offset=_STATE.size)
+        present, inserted, refused, sequences = np.split(numbers, (agents, 2 * agents, 3 * agents))
+        return cls(total, size, present, inserted, refused, sequences[:writers])
+
+
+class PackedState:
+    """The bytes of a `Committed`, changed in place; a few hundred as a rule.
+
+    A commit record is written with every chunk that is stored, so this is made anew only when an agent or a
+    writer is added.
+
+    Attributes:
+        head: total and size.
+        present, inserted, refused, sequences: as in `Committed`; writable views.
+        bytes: what `Committed.unpack` reads, a view of all of these.
+    """
+
+    def __init__(self, agents: int, writers: int) -> None:
+        numbers = np.zeros(_STATE.size // 8 + 3 * agents + writers, np.int64)
+        self.head, counts, arrays = np.split(numbers, (2, 3))
+        counts.view(np.uint32)[:] = agents, writers
+        splits = (agents, 2 * agents, 3 * agents)
+        self.present, self.inserted, self.refused, self.sequences = np.split(arrays, splits)
+        self.bytes = numbers.data.cast("B")
+
+    def grown(self, agents: int, writers: int) -> "PackedState":
+        """The same with room for more; what is new is 0."""
+        larger = PackedState(agents, writers)
+        larger.fill(self)
+        return larger
+
+    def fill(self, state: "Committed | PackedState") -> None:
+        """Takes over all counts of each agent and writer that another state has."""
+        agents, writers = len(state.present), len(state.sequences)
+        self.inserted[:agents] = state.inserted
+        self.refused[:agents] = state.refused
+        self.sequences[:writers] = state.sequences
+
+
+class CommitFile:
+    """The records of one buffer, on disk.
+
+    Attributes:
+        commits: a `Committed`, replaced at every commit; right whenever the machine has not stopped since.
+        synced: `limit` and a `Committed` whose rows are on the disk, except that those which lie where
+            transitions below `limit` go may be overwritten.
+        boot: the machine's boot id when the file was last opened.
+    """
+
+    def __init__(self, file: MappedFile, max_writers: int) -> None:
+        slot = _record_bytes(max_writers)
+        self._file = file
+        self.boot = AlternatingRecord(file, 0, PAGE)
+        self.commits = AlternatingRecord(file, 2 * PAGE, slot)
+        self.synced = AlternatingRecord(file, 2 * PAGE + 2 * slot, slot)
+        self._writers_start = 2 * PAGE + 4 * slot
+
+    @classmethod
+    def create(cls, path: Path, max_writers: int) -> Self:
+        """A new file without records.
+
+        Raises:
+            OSError: the space is not there.
+        """
+        return cls(MappedFile.create(path, file_bytes(max_writers)), max_writers)
+
+    @classmethod
+    def open(cls, path: Path, max_writers: int) -> Self:
+        """An existing file.
+
+        Raises:
+            DataDirectoryError: it is missing or damaged.
+        """
+        return cls(MappedFile.open(path, file_bytes(max_writers)), max_writers)
+
+    def put_writer(self, index: int, agent_id: int, name: str) -> None:
+        """Names a writer, before the first commit record that counts it.
+
+        One that was forgotten may give way to another once that is in a synced record on the disk: until
+        then a machine that stops could bring it back.
+        """
+        encoded = name.encode(errors="surrogatepass")
+        named = struct.pack("<HH", agent_id, len(encoded)) + encoded
+        self._file.put(self._writer_offset(index), struct.pack("<I", zlib.crc32(named)) + named)
+
+    def writers(self, sequences: Numbers) -> dict[WriterKey, int]:
+        """The place of each writer in the table, where its sequence number lies in these.
+
+        Raises:
+            DataDirectoryError: the file is damaged.
+        """
+        return {self._writer(index): index for index in np.flatnonzero(sequences != RETIRED).tolist()}
+
+    def synced_state(self) -> tuple[int, bytes]:
+        """The latest synced record: its limit, and its packed `Committed`.
+
+        Raises:
+            DataDirectoryError: the file is damaged.
+        """
+        if self.synced.latest is None:
+            raise DataDirectoryError(
+                f"{self._file.path} holds no whole record, so it is damaged; choose another folder"
+            )
+        (limit,) = _LIMIT.unpack_from(self.synced.latest)
+        return limit, self.synced.latest[_LIMIT.size :]
+
+    def put_synced(self, limit: int, packed: bytes, *, again: bool = False) -> None:
+        """Makes this the latest synced record; it holds once `sync` has returned."""
+        self.synced.write(_LIMIT.pack(limit) + packed, again=again)
+
+    def put_boot(self, boot_id: str) -> None:
+        """Notes on which boot of the machine the commit records are right."""
+        self.boot.write(boot_id.encode()[:_MAX_BOOT_ID])
+
+    def same_boot(self, boot_id: str) -> bool:
+        """Whether the machine has not stopped since `put_boot`; not if it does not tell."""
+        return bool(boot_id) and self.boot.latest == boot_id.encode()[:_MAX_BOOT_ID]
+
+    def sync(self) -> None:
+        """Returns once the disk has all records and names that were put before the call."""
+        self._file.sync()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def _writer(self, index: int) -> WriterKey:
+        entry = bytes(self._file.bytes[self._writer_offset(index) :][:_WRITER_BYTES])
+        check_sum, agent_id, size = _WRITER.unpack_from(entry)
+        if size > MAX_WRITER_BYTES or zlib.crc32(entry[4 : _WRITER.size + size]) != check_sum:
+            raise DataDirectoryError(
+                f"{self._file.path} does not name writer {index}, so it is damaged; choose another folder"
+            )
+        return agent_id, entry[_WRITER.size :][:size].decode(errors="surrogatepass")
+
+    def _writer_offset(self, index: int) -> int:
+        return self._writers_start + index * _WRITER_BYTES
+
+
+def file_bytes(max_writers: int) -> int:
+    """The size of the file."""
+    return 2 * PAGE + 4 * _record_bytes(max_writers) + max_writers * _WRITER_BYTES
+
+
+def _record_bytes(max_writers: int) -> int:
+    numbers = 3 * (MAX_AGENT_ID + 1) + max_writers
+    return AlternatingRecord.slot_bytes(_LIMIT.size + _STATE.size + 8 * numbers)

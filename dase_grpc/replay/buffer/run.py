@@ -1,0 +1,317 @@
+"""One run's shared state: identity, leases, policies, and the buffer that the first learner brings about."""
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from dase_grpc.capacity import transitions
+from dase_grpc.errors import (
+    BufferGoneError,
+    CapacityError,
+    DaseError,
+    DataDirectoryError,
+    NotJoinedError,
+    RunMismatchError,
+    SchemaMismatchError,
+)
+from dase_grpc.replay.buffer.attendants import AttendanceBook
+from dase_grpc.replay.buffer.directory import BufferIdentity, DataDirectory
+from dase_grpc.replay.buffer.durable import WRITER_PLACES, DurableStore, Recovery
+from dase_grpc.replay.buffer.leases import Lease, LeaseTable
+from dase_grpc.replay.buffer.policies import PolicyBoard
+from dase_grpc.replay.buffer.ring import RingBuffer
+from dase_grpc.replay.buffer.sharding import WHOLE, Shard
+from dase_grpc.replay.buffer.store import ReplayStore
+from dase_grpc.schema import TransitionSchema
+from dase_grpc.store.footprint import spare_slots
+from dase_grpc.store.lease_file import LeaseFile
+from dase_grpc.store.pacing import StepLimiter
+
+MAX_NAME = 100
+"""Characters of a name that a client sent which a refusal repeats."""
+
+SHOWN = 8
+"""Characters of a fingerprint that a refusal shows."""
+
+
+class SharedRun:
+    """What the replay node holds, in memory or, from `on_disk`, in a data directory. Single-threaded.
+
+    The service knows no environment: the first learner to join states the schema, which fixes the
+    width of the rows and so, for a capacity in bytes, the number of transitions. Nothing blocks in
+    memory; on disk making the buffer does, and every join and leave for one write to the disk.
+
+    Attributes:
+        incarnation: random, another one at each start.
+        limiters: of the agents whose learners have said a pace.
+        shard: which part of a sharded replay this is; `capacity` is its own, `min_size` that of all together.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        *,
+        capacity: int | str,
+        min_size: int,
+        seed: int,
+        ttl_s: float,
+        shard: Shard = WHOLE,
+    ) -> None:
+        self.run_id = run_id
+        self.shard = shard
+        self.min_size = min_size
+        self.seed = seed
+        self.incarnation = secrets.token_hex(8)
+        self.leases = LeaseTable(ttl_s=ttl_s)
+        self.attendance = AttendanceBook(ttl_s=ttl_s)
+        self.policies = PolicyBoard()
+        self.limiters: dict[int, StepLimiter] = {}
+        self._capacity = capacity
+        self._store: ReplayStore | None = None
+        self._disk: _Disk | None = None
+
+    @classmethod
+    def on_disk(
+        cls,
+        run_id: str,
+        *,
+        capacity: int | str,
+        min_size: int,
+        seed: int,
+        ttl_s: float,
+        data_dir: Path,
+        boot_id: str,
+        now: float,
+        shard: Shard = WHOLE,
+    ) -> Self:
+        """A run whose buffer and leases outlive the process; goes on from what the directory holds.
+
+        A lease that was held may be renewed by its holder for `ttl_s` from `now` as if nothing had
+        happened; only then can another node have the agent id.
+
+        Raises:
+            DataDirectoryError: the directory is in use, damaged, or holds another run or capacity.
+            CapacityError: `min_size` exceeds the capacity that lies there.
+        """
+        run = cls(run_id, capacity=capacity, min_size=min_size, seed=seed, ttl_s=ttl_s, shard=shard)
+        with ExitStack() as opened:
+            directory = DataDirectory.open(data_dir)
+            opened.callback(directory.close)
+            identity = directory.identity()
+            if identity is not None:
+                run._require_same(identity, data_dir)
+            leases = LeaseFile.open(directory)
+            opened.callback(leases.close)
+            if identity is not None:
+                run._store = DurableStore.open(directory, identity, boot_id=boot_id)
+                run._store.watch.began = now
+            run.leases = LeaseTable(ttl_s=ttl_s, restored=leases.read(now=now, ttl_s=ttl_s), keep=leases.put)
+            run._disk = _Disk(directory, leases, boot_id)
+            opened.pop_all()
+        return run
+
+    @property
+    def opened(self) -> bool:
+        """Whether a learner has joined, so that there is a schema and a buffer."""
+        return self._store is not None
+
+    @property
+    def store(self) -> ReplayStore:
+        """The buffer.
+
+        Raises:
+            NotJoinedError: no learner has joined yet.
+        """
+        if self._store is None:
+            raise NotJoinedError(f"run {self.run_id!r} has no schema yet: no learner has joined")
+        return self._store
+
+    @property
+    def buffer_id(self) -> str | None:
+        """Names a buffer on disk for as long as it exists; None in memory and before the first join."""
+        return self._store.identity.buffer_id if isinstance(self._store, DurableStore) else None
+
+    @property
+    def data_id(self) -> str:
+        """Names the transitions and leases: those on disk outlive the process, those in memory do not."""
+        return self.buffer_id or self.incarnation
+
+    @property
+    def recovery(self) -> Recovery | None:
+        """What was found on disk; None in memory, and where nothing was found."""
+        return self._store.recovery if isinstance(self._store, DurableStore) else None
+
+    def sync(self) -> Iterator[Callable[[], None]]:
+        """Brings what is committed to the disk, see DurableStore.sync; nothing in memory."""
+        if isinstance(self._store, DurableStore):
+            yield from self._store.sync()
+
+    def close(self) -> None:
+        """Brings everything to the disk and lets the data directory go; blocks for as long as that takes.
+
+        Raises:
+            DataDirectoryError: the disk refuses; the directory is let go all the same.
+        """
+        if self._disk is None:
+            return
+        with ExitStack() as closing:
+            closing.callback(self._disk.directory.close)
+            closing.callback(self._disk.leases.close)
+            if isinstance(self._store, DurableStore):
+                self._store.close()
+
+    def join(
+        self,
+        node_name: str,
+        *,
+        wanted: int | None,
+        run_id: str,
+        schema: TransitionSchema,
+        now: float,
+        node_id: str = "",
+    ) -> Lease:
+        """Leases an agent id; the first to join opens the buffer with its schema. See LeaseTable.join.
+
+        Raises:
+            RunMismatchError, SchemaMismatchError, AgentTakenError, MalformedError: see errors.py.
+            CapacityError: the buffer does not fit into this machine's memory or disk.
+        """
+        if run_id:
+            self.require_run(run_id)
+        if self._store is not None:
+            self._store.schema.require_equal(schema)
+            return self.leases.join(node_name, wanted, now, node_id=node_id)
+        store = self._make_store(schema)
+        try:
+            lease = self.leases.join(node_name, wanted, now, node_id=node_id)
+        except DaseError:  # a node that is refused must not decide the schema
+            self._discard(store)
+            raise
+        self._store = store
+        return lease
+
+    def require_run(self, run_id: str) -> None:
+        """Checks that a client means this run.
+
+        Raises:
+            RunMismatchError: it means another.
+        """
+        if run_id != self.run_id:
+            raise RunMismatchError(
+                f"this service holds run_id = {self.run_id!r}, the client asks for {run_id[:MAX_NAME]!r}; "
+                f"leave --run-id out, or name the run that is here"
+            )
+
+    def require_data(self, buffer_id: str) -> None:
+        """Checks that a client means the transitions and leases that are here; an empty id means any.
+
+        In memory epochs begin anew with each start, so without this a lease of an earlier start could
+        pass for one of now.
+
+        Raises:
+            BufferGoneError: it means others.
+        """
+        if buffer_id and buffer_id != self.data_id:
+            raise BufferGoneError(
+                f"this service holds buffer {self.data_id}, the client means {buffer_id[:MAX_NAME]!r}: the "
+                f"service came back without its transitions and leases; join again"
+            )
+
+    def require_stream(
+        self, *, run_id: str, agent_id: int, epoch: int, fingerprint: str, buffer_id: str = ""
+    ) -> ReplayStore:
+        """The buffer, for a stream that states what it belongs to.
+
+        Raises:
+            RunMismatchError, BufferGoneError, NotJoinedError, SchemaMismatchError, StaleLeaseError: see
+                errors.py.
+        """
+        self.require_run(run_id)
+        self.require_data(buffer_id)
+        self.require_reader(run_id=run_id, fingerprint=fingerprint)
+        self.leases.require(agent_id, epoch)
+        return self.store
+
+    def require_reader(self, *, run_id: str, fingerprint: str) -> None:
+        """Checks that a stream that needs no lease means this run and its schema.
+
+        Raises:
+            RunMismatchError, NotJoinedError, SchemaMismatchError: see errors.py.
+        """
+        self.require_run(run_id)
+        schema = self.store.schema
+        if fingerprint != schema.fingerprint:
+            raise SchemaMismatchError(
+                f"this run's environment is {schema.environment}, and this node's is another or has other "
+                f"sizes or bounds (schema_fingerprint {schema.fingerprint[:SHOWN]}, of this node "
+                f"{fingerprint[:SHOWN] or 'none'}); start it with the settings of the learners"
+            )
+
+    def _make_store(self, schema: TransitionSchema) -> ReplayStore:
+        if self._disk is None:
+            ring = RingBuffer(schema, self._capacity)
+            self._require_min_size(ring.capacity, schema)
+            return ReplayStore(ring)
+        capacity = _transitions(self._capacity, schema)
+        self._require_min_size(capacity, schema)
+        identity = BufferIdentity(
+            buffer_id=secrets.token_hex(8),
+            run_id=self.run_id,
+            capacity=capacity,
+            spare=spare_slots(schema),
+            max_writers=WRITER_PLACES,
+            schema=schema,
+            shard=self.shard,
+        )
+        return DurableStore.create(self._disk.directory, identity, boot_id=self._disk.boot_id)
+
+    def _discard(self, store: ReplayStore) -> None:
+        if self._disk is not None and isinstance(store, DurableStore):
+            store.abandon()
+            self._disk.directory.discard()
+
+    def _require_min_size(self, capacity: int, schema: TransitionSchema) -> None:
+        if self.min_size > capacity * self.shard.count:
+            raise CapacityError(
+                f"replay.min_size = {self.min_size} exceeds the {capacity} transitions of "
+                f"{schema.row_bytes} bytes that replay.capacity = {self._capacity} holds"
+            )
+
+    def _require_same(self, stored: BufferIdentity, data_dir: Path) -> None:
+        """Refuses a data directory that holds something else than was asked for."""
+        if stored.run_id != self.run_id:
+            raise DataDirectoryError(
+                f"{data_dir} holds run_id = {stored.run_id!r}, not {self.run_id!r}; "
+                f"leave --run-id out, or choose another directory"
+            )
+        if stored.shard != self.shard:
+            raise DataDirectoryError(
+                f"{data_dir} holds shard {stored.shard} of the replay, not {self.shard}; "
+                f"leave --shard out, or choose another directory"
+            )
+        wanted = _transitions(self._capacity, stored.schema)
+        if stored.capacity != wanted:
+            raise DataDirectoryError(
+                f"{data_dir} holds a buffer of capacity {stored.capacity}, not {wanted} "
+                f"({self._capacity}); leave --capacity out, or choose another directory"
+            )
+        self._require_min_size(stored.capacity, stored.schema)
+
+
+@dataclass(frozen=True)
+class _Disk:
+    """Where a run is kept."""
+
+    directory: DataDirectory
+    leases: LeaseFile
+    boot_id: str
+
+
+def _transitions(capacity: int | str, schema: TransitionSchema) -> int:
+    try:
+        return transitions(capacity, row_bytes=schema.row_bytes)
+    except ValueError as error:
+        raise CapacityError(f"replay.capacity: {error}") from None

@@ -1,0 +1,245 @@
+"""What each writer has committed to the ring, and what was drawn from it."""
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dase_grpc.errors import (
+    MalformedError,
+    SequenceGapError,
+    TooManyWritersError,
+    WriterForgottenError,
+)
+from dase_grpc.replay.buffer.ring import MAX_AGENT_ID, RingBuffer
+from dase_grpc.replay.buffer.writers import GONE_AFTER_S, WriterKey, WriterWatch
+from dase_grpc.schema import Array, TransitionSchema
+
+MAX_WRITERS = 4096
+MAX_AGENT_WRITERS = 256
+MAX_WRITER_BYTES = 512
+FORGOTTEN_AT_ONCE = 64
+"""Writers that make room at once; as many Insert streams as an agent may have."""
+NOT_FINITE = "not_finite"
+
+
+@dataclass
+class Traffic:
+    """Running totals by collecting agent, and over all agents, so that nobody has to sum K² pairs.
+
+    `refused` is keyed by (agent, reason), `sampled` by (sampling agent, collecting agent).
+    """
+
+    ring: RingBuffer
+    inserted: Counter[int] = field(default_factory=Counter)
+    refused: Counter[tuple[int, str]] = field(default_factory=Counter)
+    sampled: Counter[tuple[int, int]] = field(default_factory=Counter)
+    inserted_total: int = 0
+    refused_total: int = 0
+    sampled_total: int = 0
+
+    @property
+    def evicted(self) -> dict[int, int]:
+        """Transitions that made room for newer ones."""
+        return self.ring.evicted_by_agent
+
+    def restore(self, inserted: Sequence[int], refused: Sequence[int]) -> None:
+        """Goes on from these totals by agent id; what was sampled is counted from each start."""
+        self.inserted = Counter({agent: count for agent, count in enumerate(inserted) if count})
+        self.refused = Counter({(agent, NOT_FINITE): count for agent, count in enumerate(refused) if count})
+        self.inserted_total = self.inserted.total()
+        self.refused_total = self.refused.total()
+
+
+class ReplayStore:
+    """A ring of transitions that stores each sequence number of a writer exactly once.
+
+    Single-threaded; nothing blocks.
+
+    Attributes:
+        watch: which writers have streams; those that are gone make room for new ones.
+        forgotten: how many writers have, ever.
+    """
+
+    def __init__(self, ring: RingBuffer, *, max_writers: int = MAX_WRITERS) -> None:
+        self.ring = ring
+        self.traffic = Traffic(ring)
+        self._max_writers = max_writers
+        self._most_at_once = sys.maxsize
+        self._committed: dict[WriterKey, int] = {}
+        self.watch = WriterWatch()
+        self.forgotten = 0
+
+    @property
+    def schema(self) -> TransitionSchema:
+        """The layout of the rows."""
+        return self.ring.schema
+
+    def committed(self, writer: str, *, agent_id: int) -> int:
+        """The last sequence number that this writer of the agent has committed, 0 if none."""
+        return self._committed.get((agent_id, writer), 0)
+
+    def make_room(self, writer: str, *, agent_id: int, now: float) -> None:
+        """Forgets writers that are gone where there is no room for this one."""
+        if (agent_id, writer) in self._committed:
+            return
+        ours = [key for key in self._committed if key[0] == agent_id]
+        if len(ours) >= MAX_AGENT_WRITERS:
+            gone = self.watch.gone(ours, now)
+        elif len(self._committed) >= self._max_writers:
+            gone = self.watch.gone(self._committed, now)
+        else:
+            return
+        if gone:
+            self.forget(gone[:FORGOTTEN_AT_ONCE])
+
+    def forget(self, writers: Sequence[WriterKey]) -> None:
+        """Takes what these writers have committed out of the table; their transitions stay."""
+        for key in writers:
+            del self._committed[key]
+            self.watch.forget(key)
+        self.forgotten += len(writers)
+
+    def require_remembered(self, writer: str, *, agent_id: int, forgotten: int) -> None:
+        """Checks that a writer was not forgotten since `forgotten` writers had been.
+
+        Raises:
+            WriterForgottenError: it may have been, so what it would send again may be stored already.
+        """
+        if (agent_id, writer) not in self._committed and forgotten != self.forgotten:
+            raise WriterForgottenError(
+                f"writer {writer!r} of agent {agent_id} was away for so long that it may have been "
+                f"forgotten, and what it would send again may be stored already; start its node again"
+            )
+
+    def append(self, writer: str, first_seq: int, rows: Array, *, agent_id: int, commit: bool = True) -> int:
+        """Stores the rows this writer has not committed yet; returns how many were refused.
+
+        Without `commit` it is for the caller to call that before it tells anybody that they are stored.
+
+        Writers belong to their agent: two agents may each have one of the same name. rows is (N, width)
+        float32, numbered first_seq, first_seq + 1, ... Rows already committed are skipped, so resending
+        is safe; where none is left, nothing happens. A row with a value that is not finite is refused by
+        itself: counted, not stored, its number committed. O(N).
+
+        Raises:
+            SequenceGapError: first_seq is beyond the next expected number.
+            MalformedError: first_seq is below 1, the writer's name is too long, the agent id impossible,
+                or a row carries another agent id than the writer's; nothing is stored.
+            TooManyWritersError: the writer is new, and the table is full or the agent's share of it.
+        """
+        committed = self.committed(writer, agent_id=agent_id)
+        self._require_next(writer, first_seq, committed)
+        is_new = (agent_id, writer) not in self._committed
+        if is_new:
+            self._require_name(writer, agent_id)
+        fresh = rows[committed + 1 - first_seq :]
+        if not len(fresh):  # else whoever sends nothing under many names fills the table
+            return 0
+        if is_new:
+            self._require_room(writer, agent_id)
+        if (self.schema.agent_ids(fresh) != agent_id).any():
+            raise MalformedError(
+                f"writer {writer!r} sent transitions of another agent than its own, {agent_id}"
+            )
+        refused = 0
+        for start in range(0, len(fresh), self._most_at_once):
+            part = fresh[start : start + self._most_at_once]
+            refused += self._store(part, agent_id)
+            committed += len(part)
+            self._committed[agent_id, writer] = committed
+            self._note(writer, agent_id, len(part))
+        if commit:
+            self.commit()
+        return refused
+
+    def commit(self) -> None:
+        """Makes all that was appended outlive the process, where the store can; here that is nothing."""
+
+    def sample(
+        self,
+        count: int,
+        rng: np.random.Generator,
+        *,
+        agent_id: int,
+        own_rows_only: bool = False,
+        out: Array | None = None,
+    ) -> Array:
+        """Draws a batch for one agent, uniformly with replacement; a new (count, width) array, or `out`.
+
+        From the whole buffer, or from what the agent collected itself.
+
+        Raises:
+            IndexError: there is nothing to draw from.
+        """
+        rows = (
+            self.ring.sample_of(agent_id, count, rng, out=out)
+            if own_rows_only
+            else self.ring.sample(count, rng, out=out)
+        )
+        for source, drawn in enumerate(np.bincount(self.schema.agent_ids(rows)).tolist()):
+            if drawn:
+                self.traffic.sampled[agent_id, source] += drawn
+        self.traffic.sampled_total += count
+        return rows
+
+    def shortage(self, min_size: int, *, agent_id: int, own_rows_only: bool = False) -> str | None:
+        """What a batch for the agent has to wait for, in a few words; None if it can be drawn.
+
+        Batches are drawn once `min_size` transitions of whichever agents are present, and one of the
+        agent's own where they hold nothing else.
+        """
+        size = len(self.ring)
+        if size < min_size:
+            return f"{min_size - size} more transitions ({size} of {min_size})"
+        if own_rows_only and not self.ring.count_of(agent_id):
+            return f"a transition of agent {agent_id} ({size} of others are present)"
+        return None
+
+    def _require_next(self, writer: str, first_seq: int, committed: int) -> None:
+        if first_seq < 1:
+            raise MalformedError(f"writer {writer!r} sent row {first_seq}, but rows are numbered from 1")
+        if first_seq > committed + 1:
+            raise SequenceGapError(
+                f"writer {writer!r} sent row {first_seq}, but row {committed + 1} comes next; "
+                f"resend from {committed + 1}"
+            )
+
+    def _require_name(self, writer: str, agent_id: int) -> None:
+        if not 0 <= agent_id <= MAX_AGENT_ID:
+            raise MalformedError(f"agent id {agent_id} of writer {writer!r} is outside 0..{MAX_AGENT_ID}")
+        if len(writer.encode(errors="surrogatepass")) > MAX_WRITER_BYTES:
+            raise MalformedError(
+                f"the name of writer {writer[:20]!r}... has more than {MAX_WRITER_BYTES} bytes; shorten it"
+            )
+
+    def _require_room(self, writer: str, agent_id: int) -> None:
+        if sum(agent == agent_id for agent, _ in self._committed) >= MAX_AGENT_WRITERS:
+            raise TooManyWritersError(
+                f"agent {agent_id} has {MAX_AGENT_WRITERS} writers, as many as one may have, so writer "
+                f"{writer!r} cannot be added; one that ended without saying so is forgotten after "
+                f"{GONE_AFTER_S:g} s"
+            )
+        if len(self._committed) >= self._max_writers:
+            raise TooManyWritersError(
+                f"the table of {self._max_writers} writers is full, so writer {writer!r} cannot be added; "
+                f"one that ended without saying so is forgotten after {GONE_AFTER_S:g} s"
+            )
+
+    def _note(self, writer: str, agent_id: int, count: int) -> None:
+        """Called once `count` rows that the writer sent are stored, and its number is."""
+
+    def _store(self, rows: Array, agent_id: int) -> int:
+        finite = self.schema.finite(rows)
+        refused = len(rows) - int(np.count_nonzero(finite))
+        if refused:
+            rows = rows[finite]
+        self.ring.append(rows)
+        self.traffic.inserted[agent_id] += len(rows)
+        self.traffic.inserted_total += len(rows)
+        if refused:
+            self.traffic.refused[agent_id, NOT_FINITE] += refused
+            self.traffic.refused_total += refused
+        return refused

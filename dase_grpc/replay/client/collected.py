@@ -1,0 +1,130 @@
+"""A learner's view of the environment steps that its agent's actors collect, and the pace it asks for."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from dase_grpc.errors import WaitedTooLongError
+from dase_grpc.learning.ports import Halted, Origin
+from dase_grpc.pace import Pace
+from dase_grpc.replay.client.connection import Connection
+from dase_grpc.replay.client.inserter import Pacing
+from dase_grpc.replay.client.waits import Waited
+from dase_grpc.train_config import TrainConfig
+
+LOOK_S: Final = 0.1
+"""How long `reach` waits at most, so that a learner without steps still publishes its policy."""
+
+
+class CollectedSteps:
+    """ActorSteps (learning/ports.py) as the replay counts them, and what its Sample streams state.
+
+    `reach` belongs to the compute thread; everything else belongs to the event loop, but for `origin`.
+
+    Attributes:
+        missing: since when the compute thread has been without a new step that it needs.
+        on_wait: called on that thread whenever it waits for steps.
+
+    Args:
+        connection: to the replay, which has one piece.
+        train: the pace, and how many steps.
+        first_steps: steps collected before the first update.
+        origin: from where the steps are counted; without it from now.
+        used: batches that updates have taken since.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        train: TrainConfig,
+        first_steps: int,
+        origin: Origin | None = None,
+        used: int = 0,
+    ) -> None:
+        self._connection = connection
+        self._train = train
+        self._first_steps = first_steps
+        self._used_before = used
+        self._taken_before = 0
+        self._closed = threading.Event()
+        self.missing = Waited()
+        self._reached = 0
+        self.on_wait: Callable[[], None] = lambda: None
+        self.origin = self._here() if origin is None else origin
+
+    @property
+    def collected(self) -> int:
+        """Environment steps since the origin, as the replay said last."""
+        return max(0, self._here().collected - self.origin.collected)
+
+    def begin_anew(self, taken: int) -> None:
+        """Counts from now on, the buffer having been lost; `taken` batches were taken by this process."""
+        self.origin = self._here()
+        self._used_before, self._taken_before = 0, taken
+
+    def reach(self, steps: int) -> int:
+        """See ActorSteps."""
+        if self.collected < steps:
+            self.missing.begin()
+            self.on_wait()
+            if self._closed.wait(LOOK_S):
+                raise Halted
+        collected = self.collected
+        if collected > self._reached:
+            self.missing.end()
+        self._reached = collected
+        return collected
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the compute thread is without steps it needs."""
+        return self.missing.since is not None
+
+    def close(self) -> None:
+        """Ends the waits of the compute thread, for good."""
+        self._closed.set()
+
+    def pacing(self, taken: int, held: int) -> Pacing:
+        """What a Sample stream states that begins when so many batches were taken, and so many are held."""
+        train = self._train
+        pace = Pace(
+            train.updates_per_step,
+            train.step_error_buffer,
+            first_steps=self._first_steps,
+            collected_before=self.origin.collected,
+        )
+        return Pacing(pace, self._used_before + taken - self._taken_before, held)
+
+    def _here(self) -> Origin:
+        member = self._connection.target.member
+        inserted = self._connection.inserted_of(member.agent_id)
+        return Origin(member.buffer_id, inserted)
+
+
+class Starving:
+    """Ends a learner that gets no environment steps from its actors for too long; looked at on the loop."""
+
+    def __init__(self, *, agent_id: int, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._agent_id = agent_id
+        self._limit_s = limit_s
+        self._clock = clock
+        self._seen: object = None
+        self._since = clock()
+
+    def look(self, progressed: object, *, waiting: bool) -> None:
+        """Notes how far things are, and whether the learner waits for its actors.
+
+        Raises:
+            WaitedTooLongError: it has waited too long, and nothing has changed.
+        """
+        now = self._clock()
+        if progressed != self._seen or not waiting:
+            self._seen, self._since = progressed, now
+        elif now - self._since >= self._limit_s:
+            raise WaitedTooLongError(
+                f"the actors of agent {self._agent_id} have collected nothing for {self._limit_s:g} s, so "
+                f"its learner ends; start one with `dase node --role actor --agent {self._agent_id}`, or let "
+                f"the learner wait longer with --replay-timeout"
+            )

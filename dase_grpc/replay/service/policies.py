@@ -1,0 +1,290 @@
+"""PolicyService: its servicer, and the clients that publish an agent's policy and follow those of others."""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Final, Self
+
+import grpc
+from grpc.aio import Channel
+
+from dase_grpc.errors import DaseError, MalformedError
+from dase_grpc.replay.buffer.policies import IncomingPolicy, Policy, require_size
+from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
+from dase_grpc.replay.buffer.run import SharedRun
+from dase_grpc.replay.client.inserter import StreamTarget
+from dase_grpc.replay.client.streams import ClientStream, ClientUpload, opened_in_time
+from dase_grpc.replay.security.door import require_agent, require_policies
+from dase_grpc.replay.service.cluster import UNARY_TIMEOUT_S
+from dase_grpc.replay.service.draining import Draining
+from dase_grpc.replay.service.interceptors import read, read_first
+from dase_grpc.replay.wire.status import Context, refusals
+from dase_grpc.wire.v1 import policy_pb2, policy_pb2_grpc
+
+MAX_CHUNK_BYTES: Final = 2**20
+CHUNK_BYTES: Final = MAX_CHUNK_BYTES - 1024
+PUBLISH_TIMEOUT_S: Final = 60.0
+"""How long one policy may take to be published, the wait for a connection included."""
+
+PUBLISH_IDLE_S: Final = 60.0
+"""How long the service waits for the next message of a policy, whose pieces it holds meanwhile."""
+
+
+class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
+    """PolicyService over a SharedRun, whose policy board holds every rule. Lives on one event loop.
+
+    A subscriber's stream holds no queue: it looks for the latest policies whenever one was published
+    and it has sent the one before, so it keeps at most the policy it is sending from being freed.
+    """
+
+    def __init__(self, run: SharedRun) -> None:
+        self._run = run
+        self._draining = Draining("Publish", "Subscribe")
+        self._published = asyncio.Event()
+
+    @property
+    def open_streams(self) -> dict[str, int]:
+        """How many streams are open, by call."""
+        return dict(self._draining.open_streams)
+
+    def drain(self) -> None:
+        """Ends every open stream, and every one to come, with UNAVAILABLE."""
+        self._draining.begin()
+
+    def look(self) -> None:
+        """Ends the open Publish streams whose lease was given back or given to another."""
+        self._draining.look()
+
+    async def Publish(
+        self, request_iterator: AsyncIterator[policy_pb2.PublishRequest], context: Context
+    ) -> policy_pb2.PublishResponse:
+        async with refusals(context):
+            answer = await self._draining.serve(context, self._publish, rpc="Publish")
+        return answer
+
+    # grpc.aio runs a coroutine that writes to its context as well as a generator; the generated
+    # stubs know only the generator.
+    async def Subscribe(  # type: ignore[override]
+        self, request: policy_pb2.SubscribeRequest, context: Context
+    ) -> None:
+        async with refusals(context):
+            await self._draining.serve(context, partial(self._subscribe, request), rpc="Subscribe")
+
+    async def _publish(self, context: Context) -> policy_pb2.PublishResponse:
+        request = await read_first(context)
+        if request is grpc.aio.EOF or request.WhichOneof("kind") != "header":
+            raise MalformedError("the first message of a Publish stream must be its header")
+        header, stream = request.header, request.header.stream
+        require_agent(stream.agent_id)
+        self._run.require_stream(
+            run_id=stream.run_id,
+            agent_id=stream.agent_id,
+            epoch=stream.lease_epoch,
+            fingerprint=stream.schema_fingerprint,
+            buffer_id=stream.buffer_id,
+        )
+        with self._run.policies.arriving(
+            agent_id=stream.agent_id,
+            epoch=stream.lease_epoch,
+            version=header.version,
+            size=header.size,
+            sha256=header.sha256,
+            step=header.step,
+        ) as incoming:
+
+            def require_valid() -> None:
+                incoming.require_kept()
+                self._run.leases.require(stream.agent_id, stream.lease_epoch)
+
+            self._draining.look()  # ends the stream whose place this one has taken
+            self._draining.require(context, require_valid)
+            while await _take_piece(context, incoming):
+                require_valid()
+            require_valid()
+            policy = incoming.finish()
+        if self._run.policies.publish(policy):
+            self._published.set()
+            self._published = asyncio.Event()
+        return policy_pb2.PublishResponse(latest_version=policy.version)
+
+    async def _subscribe(self, request: policy_pb2.SubscribeRequest, context: Context) -> None:
+        require_policies(request.agent_ids)
+        self._run.require_reader(run_id=request.run_id, fingerprint=request.schema_fingerprint)
+        wanted = frozenset(request.agent_ids)
+        if wanted and max(wanted) > MAX_AGENT_ID:
+            raise MalformedError(f"agent id {max(wanted)} is outside 0..{MAX_AGENT_ID}")
+        sent: dict[int, tuple[int, int, int]] = {}
+        with self._run.policies.following(wanted):
+            while True:
+                published = self._published  # taken before the look, so that nothing is missed in between
+                for agent_id in sorted(wanted) or self._run.policies.agents():  # each in turn: none starves
+                    await self._send_if_newer(context, agent_id, sent)
+                await published.wait()
+
+    async def _send_if_newer(
+        self, context: Context, agent_id: int, sent: dict[int, tuple[int, int, int]]
+    ) -> None:
+        policy = self._run.policies.latest(agent_id)
+        if policy is None or policy.age == sent.get(agent_id):
+            return
+        sent[agent_id] = policy.age
+        header = policy_pb2.PolicyHeader(
+            agent_id=agent_id,
+            lease_epoch=policy.epoch,
+            version=policy.version,
+            size=len(policy.payload),
+            sha256=policy.sha256,
+            step=policy.step,
+        )
+        await context.write(policy_pb2.SubscribeResponse(header=header))
+        for start in range(0, len(policy.payload), CHUNK_BYTES):
+            piece = policy.payload[start : start + CHUNK_BYTES]
+            await context.write(policy_pb2.SubscribeResponse(chunk=piece))
+
+
+async def _take_piece(context: Context, incoming: IncomingPolicy) -> bool:
+    """Adds what the next message brings, and keeps none of it besides; whether one came."""
+    try:
+        async with asyncio.timeout(PUBLISH_IDLE_S):
+            request = await read(context)
+    except TimeoutError:
+        raise MalformedError(
+            f"policy {incoming.version} of agent {incoming.agent_id} has {incoming.held_bytes} of "
+            f"{incoming.size} bytes, and no more came within {PUBLISH_IDLE_S:g} s; send all of it, and "
+            f"then end your side of the stream"
+        ) from None
+    if request is grpc.aio.EOF:
+        return False
+    kind = request.WhichOneof("kind")
+    if kind != "chunk":
+        raise MalformedError(f"after its header a Publish stream takes chunks, not {kind or 'nothing'}")
+    if len(request.chunk) > MAX_CHUNK_BYTES:
+        raise MalformedError(
+            f"a chunk of a policy has at most {MAX_CHUNK_BYTES} bytes, not {len(request.chunk)}"
+        )
+    incoming.add(request.chunk)
+    return True
+
+
+class PolicyPublisher:
+    """Publishes the policies of one agent, one at a time."""
+
+    def __init__(self, target: StreamTarget) -> None:
+        self._target = target
+        self._stub = policy_pb2_grpc.PolicyServiceStub(target.channel)
+
+    async def publish(
+        self, version: int, payload: bytes, *, step: int = 0, timeout_s: float = PUBLISH_TIMEOUT_S
+    ) -> int:
+        """Makes a policy the agent's latest; returns the version that subscribers get now.
+
+        `step` is how many environment steps the agent has had.
+
+        Waits for the connection if need be. Safe to repeat with the same version and bytes; cancelling
+        it leaves the policy as it was or as it shall be.
+
+        Raises:
+            StalePolicyError: a newer one, or another one of this version, was published.
+            RefusalError: any other refusal; UnreachableError also when `timeout_s` have passed.
+        """
+        require_size(len(payload))
+        member = self._target.member
+        policy = Policy.of(payload, agent_id=member.agent_id, epoch=member.epoch, version=version)
+        header = policy_pb2.PublishHeader(
+            stream=self._target.header(),
+            version=version,
+            size=len(payload),
+            sha256=policy.sha256,
+            step=step,
+        )
+        stream = ClientUpload(
+            self._stub.Publish(timeout=timeout_s, wait_for_ready=True), self._target.address
+        )
+        try:
+            await stream.write(policy_pb2.PublishRequest(header=header))
+            for start in range(0, len(payload), CHUNK_BYTES):
+                await stream.write(policy_pb2.PublishRequest(chunk=payload[start : start + CHUNK_BYTES]))
+            await stream.end_writing()
+            answer = await stream.answer()
+        finally:
+            stream.cancel()
+        return int(answer.latest_version)
+
+
+class PolicySubscriber:
+    """One Subscribe stream: the latest policy of each wanted agent, and then each newer one.
+
+    An async iterator that ends only by an error. All methods raise the refusals of errors.py when the
+    stream breaks, and DaseError when the service sends what was not asked for or not what it announced.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        address: str,
+        *,
+        run_id: str,
+        schema_fingerprint: str,
+        agent_ids: Collection[int] = (),
+    ) -> None:
+        self._stub = policy_pb2_grpc.PolicyServiceStub(channel)
+        self._address = address
+        self._request = policy_pb2.SubscribeRequest(
+            run_id=run_id, schema_fingerprint=schema_fingerprint, agent_ids=sorted(agent_ids)
+        )
+        self._stream: ClientStream | None = None
+
+    async def open(self) -> Self:
+        """Starts the stream; waits for the connection."""
+        call = self._stub.Subscribe(self._request, wait_for_ready=True)
+        self._stream = stream = ClientStream(call, self._address)
+        async with opened_in_time(stream, self._address, UNARY_TIMEOUT_S):
+            await stream.connected()
+        return self
+
+    async def next(self) -> Policy:
+        """The next policy; waits for it. Policies between two calls may have been skipped."""
+        if self._stream is None:
+            raise TypeError("the stream has not been opened")
+        incoming = self._announced(await self._stream.read())
+        while not incoming.whole:
+            answer = await self._stream.read()
+            with self._sent_right():
+                incoming.add(answer.chunk)
+        with self._sent_right():
+            return incoming.finish()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Policy:
+        return await self.next()
+
+    def cancel(self) -> None:
+        """Ends the stream; has no effect once it has ended."""
+        if self._stream is not None:
+            self._stream.cancel()
+
+    def _announced(self, answer: policy_pb2.SubscribeResponse) -> IncomingPolicy:
+        header, wanted = answer.header, self._request.agent_ids
+        with self._sent_right():
+            if not answer.HasField("header") or (wanted and header.agent_id not in wanted):
+                raise MalformedError("it was not asked for")
+            return IncomingPolicy(
+                agent_id=header.agent_id,
+                epoch=header.lease_epoch,
+                version=header.version,
+                size=header.size,
+                sha256=header.sha256,
+                step=header.step,
+            )
+
+    @contextmanager
+    def _sent_right(self) -> Iterator[None]:
+        try:
+            yield
+        except MalformedError as error:
+            raise DaseError(
+                f"the replay service at {self._address} sent a policy that cannot be used: {error}"
+            ) from None

@@ -1,0 +1,150 @@
+"""Conversions between the wire's messages and the plain objects they carry."""
+
+import math
+from typing import Final
+
+from dase_grpc.attendance import Attendance
+from dase_grpc.errors import MalformedError
+from dase_grpc.progress import Progress
+from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
+from dase_grpc.replay.buffer.run import SharedRun
+from dase_grpc.schema import TransitionSchema
+from dase_grpc.wire.v1 import cluster_pb2, replay_pb2
+
+MAX_TEXT: Final = 200
+"""Characters of a text for people that are kept; what the network sends is not trusted to be short."""
+
+MAX_ENVIRONMENT: Final = 500
+
+
+def shown(text: str) -> str:
+    """A text as one short line that is safe to send, to log and to show."""
+    text = text.encode(errors="replace").decode()  # a lone surrogate cannot be sent
+    line = "".join(character if character.isprintable() else " " for character in text[: MAX_TEXT + 1])
+    return line if len(line) <= MAX_TEXT else line[: MAX_TEXT - 1] + "…"
+
+
+def schema_to_proto(schema: TransitionSchema) -> replay_pb2.Schema:
+    """The message that states a schema."""
+    return replay_pb2.Schema(
+        environment=schema.environment,
+        observation_size=schema.observation_size,
+        action_size=schema.action_size,
+        action_low=schema.action_low,
+        action_high=schema.action_high,
+    )
+
+
+def schema_from_proto(message: replay_pb2.Schema) -> TransitionSchema:
+    """The schema that a message states.
+
+    Raises:
+        MalformedError: it states none, or an impossible one.
+    """
+    if not 1 <= len(message.environment) <= MAX_ENVIRONMENT:
+        raise MalformedError(
+            f"a schema names its environment in 1 to {MAX_ENVIRONMENT} characters, "
+            f"not {len(message.environment)}"
+        )
+    if not message.environment.isprintable():
+        raise MalformedError(
+            f"the name of a schema's environment, {shown(message.environment)!r}, has characters that "
+            f"cannot be printed"
+        )
+    return TransitionSchema(
+        environment=message.environment,
+        observation_size=message.observation_size,
+        action_size=message.action_size,
+        action_low=tuple(message.action_low),
+        action_high=tuple(message.action_high),
+    )
+
+
+def progress_to_proto(progress: Progress) -> cluster_pb2.Progress:
+    """The message that carries a learner's progress; numbers that are not finite are left out."""
+    return cluster_pb2.Progress(
+        step=progress.step,
+        total_steps=progress.total_steps,
+        updates=progress.updates,
+        updates_per_second=known(progress.updates_per_second) or 0.0,
+        episode_return=known(progress.episode_return),
+        first_evaluation_return=known(progress.first_evaluation_return),
+        evaluation_return=known(progress.evaluation_return),
+        similarity={agent: value for agent, value in progress.similarity.items() if math.isfinite(value)},
+        state=progress.state,
+        similarity_weight=known(progress.similarity_weight),
+    )
+
+
+def progress_from_proto(message: cluster_pb2.Progress) -> Progress:
+    """The progress that a message carries."""
+    return Progress(
+        step=message.step,
+        total_steps=message.total_steps,
+        updates=message.updates,
+        updates_per_second=message.updates_per_second,
+        episode_return=message.episode_return if message.HasField("episode_return") else None,
+        first_evaluation_return=(
+            message.first_evaluation_return if message.HasField("first_evaluation_return") else None
+        ),
+        evaluation_return=message.evaluation_return if message.HasField("evaluation_return") else None,
+        similarity={agent: value for agent, value in message.similarity.items() if agent <= MAX_AGENT_ID},
+        state=shown(message.state),
+        similarity_weight=message.similarity_weight if message.HasField("similarity_weight") else None,
+    )
+
+
+def attendance_to_proto(attendance: Attendance) -> cluster_pb2.Attendance:
+    """The message that carries an attendance; numbers that are not finite are left out."""
+    return cluster_pb2.Attendance(
+        envs=attendance.envs,
+        env_steps=attendance.env_steps,
+        env_steps_per_second=known(attendance.env_steps_per_second) or 0.0,
+        policy_version=attendance.policy_version,
+        policy_lag_updates=known(attendance.policy_lag_updates),
+        state=attendance.state,
+    )
+
+
+def attendance_from_proto(message: cluster_pb2.Attendance) -> Attendance:
+    """The attendance that a message carries."""
+    return Attendance(
+        envs=message.envs,
+        env_steps=message.env_steps,
+        env_steps_per_second=known(message.env_steps_per_second) or 0.0,
+        policy_version=message.policy_version if message.HasField("policy_version") else None,
+        policy_lag_updates=known(message.policy_lag_updates)
+        if message.HasField("policy_lag_updates")
+        else None,
+        state=shown(message.state),
+    )
+
+
+def buffer_to_proto(run: SharedRun) -> replay_pb2.BufferState:
+    """What the buffer holds, and which it is; the latter alone before the first learner has joined."""
+    state = replay_pb2.BufferState(
+        min_size=run.min_size,
+        incarnation=run.incarnation,
+        buffer_id=run.data_id,
+        shard_index=run.shard.index,
+        shard_count=run.shard.count,
+    )
+    if not run.opened:
+        return state
+    store = run.store
+    held = replay_pb2.BufferState(
+        capacity=store.ring.capacity,
+        size=len(store.ring),
+        inserted_total=store.traffic.inserted_total,
+        sampled_total=store.traffic.sampled_total,
+        refused_total=store.traffic.refused_total,
+        size_by_agent=store.ring.size_by_agent,
+        inserted_by_agent=store.traffic.inserted,
+    )
+    state.MergeFrom(held)
+    return state
+
+
+def known(value: float | None) -> float | None:
+    """A number, None where it is not finite."""
+    return value if value is not None and math.isfinite(value) else None
