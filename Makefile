@@ -42,7 +42,7 @@ format: $(STAMP)  ## Format the code
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-protos: $(STAMP)  ## Generate dase_grpc/wire/v1 from protos/
+protos: $(STAMP)  ## Generate dase_grpc/replay/wire/v1 from protos/
 	$(BIN)/python scripts/generate_protos.py
 
 docs: $(STAMP)  ## Generate docs/configuration.md and docs/metrics.md

@@ -1,4 +1,4 @@
-"""Generates dase_grpc/wire/v1 from protos/; run it after editing a .proto file.
+"""Generates dase_grpc/replay/wire/v1 from protos/; run it after editing a .proto file.
 
 Usage: python scripts/generate_protos.py [--out DIRECTORY]
 """

@@ -23,8 +23,8 @@ from dase_grpc.process.lifecycle import first_cause, is_orphaned, unless
 from dase_grpc.replay.service.cluster import ClusterClient
 from dase_grpc.replay.service.server import Address, open_channel
 from dase_grpc.replay.wire.messages import progress_from_proto
+from dase_grpc.replay.wire.v1.cluster_pb2 import StatusResponse
 from dase_grpc.runs.directory import RUN_FILE, RunDirectory
-from dase_grpc.wire.v1.cluster_pb2 import StatusResponse
 
 PROGRAM: Final = (sys.executable, "-m", "dase_grpc")
 READY_S: Final = 30.0

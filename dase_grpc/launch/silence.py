@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from dase_grpc.launch.processes import Node
-from dase_grpc.wire.v1 import cluster_pb2
+from dase_grpc.replay.wire.v1 import cluster_pb2
 
 SILENT_S: Final = 60.0
 """How long a replay may not answer, and a learner without a lease live; see `silent_nodes`."""

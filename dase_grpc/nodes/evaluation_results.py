@@ -7,11 +7,11 @@ from pathlib import Path
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.nodes.results import as_run
+from dase_grpc.replay.wire.v1.replay_pb2 import BufferState
 from dase_grpc.runs.directory import EVALUATOR_MODE, RUN_FILE, RunDirectory
 from dase_grpc.runs.evaluation_journal import EvaluationJournal
 from dase_grpc.runs.sameness import require_same_settings
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.wire.v1.replay_pb2 import BufferState
 
 
 def evaluated_run(path: Path, config: RunConfig, *, command: Sequence[str]) -> RunDirectory:

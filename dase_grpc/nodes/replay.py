@@ -34,15 +34,15 @@ from dase_grpc.replay.service.policies import PolicyServicer
 from dase_grpc.replay.service.replay import ReplayServicer, add_replay
 from dase_grpc.replay.service.server import Address, bind, make_server, parse_address, require_private
 from dase_grpc.replay.service.standard import add_standard
-from dase_grpc.schema import LEAST_ROW_BYTES
-from dase_grpc.store.settings import note_settings
-from dase_grpc.wire.v1 import (
+from dase_grpc.replay.wire.v1 import (
     cluster_pb2,
     cluster_pb2_grpc,
     policy_pb2,
     policy_pb2_grpc,
     replay_pb2,
 )
+from dase_grpc.schema import LEAST_ROW_BYTES
+from dase_grpc.store.settings import note_settings
 
 LEASE_TTL_S: Final = 10.0
 GRACE_S: Final = 2.0

@@ -18,8 +18,8 @@ from dase_grpc.replay.client.joining import Wanted, patiently
 from dase_grpc.replay.security.dialler import Credentials
 from dase_grpc.replay.service.cluster import ClusterClient, Membership
 from dase_grpc.replay.service.server import Address, require_let_in
+from dase_grpc.replay.wire.v1 import cluster_pb2
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.wire.v1 import cluster_pb2
 
 log = logging.getLogger("dase")
 

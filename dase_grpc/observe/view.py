@@ -11,7 +11,7 @@ from typing import Final
 from dase_grpc.attendance import Attendance
 from dase_grpc.progress import Progress
 from dase_grpc.replay.wire.messages import attendance_from_proto, known, progress_from_proto
-from dase_grpc.wire.v1 import cluster_pb2, replay_pb2
+from dase_grpc.replay.wire.v1 import cluster_pb2, replay_pb2
 
 GONE: Final = "expired"
 """The lease of a node that has fallen silent."""

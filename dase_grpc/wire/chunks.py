@@ -10,8 +10,8 @@ from functools import partial
 from typing import Final
 
 from dase_grpc.replay.wire.packed import Layout, padded
+from dase_grpc.replay.wire.v1 import replay_pb2
 from dase_grpc.wire.reused import ReusedMemory
-from dase_grpc.wire.v1 import replay_pb2
 
 _FIRST_SEQ: Final = b"\x08"  # field 1 of InsertChunk, a number
 _NUMBER_BYTES: Final = 9

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dase_grpc.replay.wire.packed import Layout, padded
-from dase_grpc.wire.v1 import replay_pb2
+from dase_grpc.replay.wire.v1 import replay_pb2
 
 _LAST: Final = (b"\x10\x00", b"\x10\x01")  # field 2 of SampleFrame, false and true
 _BUFFER_SIZE: Final = b"\x18"  # field 3, a number

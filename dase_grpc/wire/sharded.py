@@ -15,7 +15,7 @@ from dase_grpc.replay.buffer.sharding import Shard
 from dase_grpc.replay.service.cluster import UNARY_TIMEOUT_S, shard_of
 from dase_grpc.replay.service.server import Address, parse_address
 from dase_grpc.replay.wire.status import service
-from dase_grpc.wire.v1 import replay_pb2, replay_pb2_grpc
+from dase_grpc.replay.wire.v1 import replay_pb2, replay_pb2_grpc
 
 DNS: Final = "dns:"
 

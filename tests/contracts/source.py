@@ -7,7 +7,7 @@ from pathlib import Path
 import dase_grpc
 
 ROOT = Path(dase_grpc.__file__).parent
-GENERATED = "dase_grpc.wire.v1"
+GENERATED = "dase_grpc.replay.wire.v1"
 
 
 @cache

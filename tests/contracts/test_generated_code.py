@@ -8,7 +8,7 @@ import pytest
 from patience import PATIENCE_S
 
 PROJECT = Path(__file__).resolve().parents[2]
-GENERATED = Path("dase_grpc/wire/v1")
+GENERATED = Path("dase_grpc/replay/wire/v1")
 
 
 def test_regenerating_the_wire_changes_not_a_byte(tmp_path):

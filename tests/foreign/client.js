@@ -12,7 +12,7 @@ const loader = require("@grpc/proto-loader");
 
 const [address, protos, schemaText, observationText] = process.argv.slice(2);
 const schema = JSON.parse(schemaText);
-const files = ["cluster", "policy", "replay"].map((name) => `dase_grpc/wire/v1/${name}.proto`);
+const files = ["cluster", "policy", "replay"].map((name) => `dase_grpc/replay/wire/v1/${name}.proto`);
 const options = { includeDirs: [protos], keepCase: true, longs: Number, defaults: true, oneofs: true };
 const api = grpc.loadPackageDefinition(loader.loadSync(files, options)).dase.v1;
 const [cluster, policies, replay] = ["ClusterService", "PolicyService", "ReplayService"].map(

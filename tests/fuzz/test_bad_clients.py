@@ -22,8 +22,8 @@ from dase_grpc.replay.service import server
 from dase_grpc.replay.service.cluster import ClusterClient
 from dase_grpc.replay.service.interceptors import HEADER_S, MAX_CALLS
 from dase_grpc.replay.service.replay import MAX_CREDITS
+from dase_grpc.replay.wire.v1 import policy_pb2, policy_pb2_grpc, replay_pb2_grpc
 from dase_grpc.wire.admission import MAX_AGENT_STREAMS
-from dase_grpc.wire.v1 import policy_pb2, policy_pb2_grpc, replay_pb2_grpc
 
 pytestmark = pytest.mark.fuzz
 

@@ -40,7 +40,7 @@ from dase_grpc.replay.service.cluster import ClusterClient
 from dase_grpc.replay.service.server import MAX_HEADERS_BYTES, MAX_MESSAGE_BYTES
 from dase_grpc.replay.wire.messages import schema_to_proto
 from dase_grpc.replay.wire.status import REFUSAL_KEY, STATUS
-from dase_grpc.wire.v1 import cluster_pb2, policy_pb2, replay_pb2
+from dase_grpc.replay.wire.v1 import cluster_pb2, policy_pb2, replay_pb2
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(3_600 if EXAMPLES else 600)]
 

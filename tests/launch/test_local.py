@@ -15,8 +15,8 @@ from dase_grpc.errors import NodeFailedError
 from dase_grpc.launch import local, processes, restart_policy, silence
 from dase_grpc.launch.local import LocalCluster, run_cluster
 from dase_grpc.launch.processes import end_nodes, exit_text, start_node
+from dase_grpc.replay.wire.v1.cluster_pb2 import AgentStatus, Progress, StatusResponse
 from dase_grpc.runs.restarts import read_restarts
-from dase_grpc.wire.v1.cluster_pb2 import AgentStatus, Progress, StatusResponse
 
 FAKE = Path(__file__).with_name("fake_node.py")
 

@@ -7,7 +7,7 @@ import pytest
 
 from dase_grpc.launch.processes import Node
 from dase_grpc.launch.silence import LONGEST_LOOK_S, SILENT_S, Silence, silent_nodes
-from dase_grpc.wire.v1 import cluster_pb2
+from dase_grpc.replay.wire.v1 import cluster_pb2
 
 
 @dataclass

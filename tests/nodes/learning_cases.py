@@ -16,9 +16,9 @@ from dase_grpc.progress import Progress
 from dase_grpc.replay.service.cluster import ClusterClient
 from dase_grpc.replay.service.server import Address, open_channel
 from dase_grpc.replay.wire.messages import progress_from_proto
+from dase_grpc.replay.wire.v1 import cluster_pb2
 from dase_grpc.runs import checkpoint
 from dase_grpc.wire.sharded import ReplayPlace
-from dase_grpc.wire.v1 import cluster_pb2
 
 FOREVER = 10_000_000
 SETTINGS: dict[str, dict[str, Any]] = {

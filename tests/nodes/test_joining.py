@@ -18,7 +18,7 @@ from dase_grpc.errors import (
 from dase_grpc.replay.client.joining import Wanted, join
 from dase_grpc.replay.service.cluster import Membership
 from dase_grpc.replay.service.server import Address
-from dase_grpc.wire.v1 import cluster_pb2
+from dase_grpc.replay.wire.v1 import cluster_pb2
 
 MEMBER = Membership("the-run", 0, 1, ttl_s=10, capacity=10, min_size=1)
 SILENT = UnreachableError("no answer")

@@ -46,12 +46,12 @@ from dase_grpc.replay.client.inserter import WINDOW_ROWS
 from dase_grpc.replay.service.cluster import ClusterServicer
 from dase_grpc.replay.service.replay import ReplayServicer
 from dase_grpc.replay.service.server import Address
+from dase_grpc.replay.wire.v1 import replay_pb2
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.locking import FolderLock
 from dase_grpc.runs.logs import read_evaluations
 from dase_grpc.runs.metrics_log import read_metrics
-from dase_grpc.wire.v1 import replay_pb2
 
 
 @pytest.fixture(autouse=True)

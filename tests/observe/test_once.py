@@ -23,8 +23,8 @@ from dase_grpc.observe.view import ClusterView, merged, view_of
 from dase_grpc.progress import Progress
 from dase_grpc.replay.security.dialler import Credentials
 from dase_grpc.replay.service.server import Address
+from dase_grpc.replay.wire.v1 import cluster_pb2
 from dase_grpc.wire.sharded import ReplayPlace
-from dase_grpc.wire.v1 import cluster_pb2
 
 PROGRESS = Progress(
     step=123,

@@ -19,7 +19,7 @@ from dase_grpc.replay.service.cluster import ClusterClient, ClusterServicer, Mem
 from dase_grpc.replay.service.policies import PolicyServicer
 from dase_grpc.replay.service.replay import ReplayServicer, add_replay
 from dase_grpc.replay.service.server import Address, bind, make_server, open_channel
-from dase_grpc.wire.v1 import cluster_pb2_grpc, policy_pb2_grpc
+from dase_grpc.replay.wire.v1 import cluster_pb2_grpc, policy_pb2_grpc
 
 MEMBER = Membership("the-run", 3, 1, ttl_s=10, capacity=0, min_size=0)
 HOSTS = ("127.0.0.1", "localhost")

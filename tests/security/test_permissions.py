@@ -19,7 +19,7 @@ from dase_grpc.replay.security.door import PERMISSIONS
 from dase_grpc.replay.security.identity import Identity, Role
 from dase_grpc.replay.service.policies import PolicyPublisher, PolicySubscriber
 from dase_grpc.replay.service.standard import REFLECTION_V1
-from dase_grpc.wire.v1 import cluster_pb2, policy_pb2, replay_pb2
+from dase_grpc.replay.wire.v1 import cluster_pb2, policy_pb2, replay_pb2
 
 
 async def test_another_agents_certificate_is_refused_by_every_call_that_names_an_agent(keyring):

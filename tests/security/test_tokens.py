@@ -33,7 +33,7 @@ from dase_grpc.replay.security.tokens import (
 from dase_grpc.replay.service.cluster import ClusterClient
 from dase_grpc.replay.service.server import CLIENT_OPTIONS
 from dase_grpc.replay.wire.status import service
-from dase_grpc.wire.v1 import cluster_pb2
+from dase_grpc.replay.wire.v1 import cluster_pb2
 
 LEARNER_3 = Secret(Identity.parse("learner/3"), b"x" * 40)
 STATUS = "/dase.v1.ClusterService/Status"

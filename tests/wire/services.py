@@ -19,8 +19,8 @@ from dase_grpc.replay.service.cluster import ClusterClient, ClusterServicer, Mem
 from dase_grpc.replay.service.policies import PolicyServicer
 from dase_grpc.replay.service.replay import ReplayServicer, add_replay
 from dase_grpc.replay.service.server import Address, bind, make_server, open_channel
+from dase_grpc.replay.wire.v1 import cluster_pb2_grpc, policy_pb2_grpc, replay_pb2, replay_pb2_grpc
 from dase_grpc.schema import Array, TransitionSchema
-from dase_grpc.wire.v1 import cluster_pb2_grpc, policy_pb2_grpc, replay_pb2, replay_pb2_grpc
 
 SCHEMA = TransitionSchema("worlds:Small", 2, 1, (-1.0,), (1.0,))
 WIDE = TransitionSchema("worlds:Wide", 4_096, 2, (-1.0, -1.0), (1.0, 1.0))

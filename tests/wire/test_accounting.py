@@ -15,7 +15,7 @@ from dase_grpc.replay.client.inserter import Inserter, Sampler, StreamTarget
 from dase_grpc.replay.service.cluster import ClusterClient, ClusterServicer
 from dase_grpc.replay.service.replay import ReplayServicer, add_replay
 from dase_grpc.replay.service.server import bind, make_server, open_channel
-from dase_grpc.wire.v1 import cluster_pb2, cluster_pb2_grpc
+from dase_grpc.replay.wire.v1 import cluster_pb2, cluster_pb2_grpc
 
 
 @asynccontextmanager

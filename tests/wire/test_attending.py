@@ -12,7 +12,7 @@ from dase_grpc.progress import Progress
 from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
 from dase_grpc.replay.service.cluster import MAX_NODE_ID
 from dase_grpc.replay.wire.messages import attendance_from_proto, attendance_to_proto
-from dase_grpc.wire.v1 import cluster_pb2
+from dase_grpc.replay.wire.v1 import cluster_pb2
 
 ACTOR = Attendant("n1", "host-a", "actor", 3)
 EVALUATOR = Attendant("n2", "host-b", "evaluator")

@@ -6,9 +6,9 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from dase_grpc.replay.service.replay import ReplayServicer, add_replay
+from dase_grpc.replay.wire.v1 import replay_pb2
 from dase_grpc.wire.chunks import HEAD_BYTES, Chunk, ChunkWriter, read_request, write_request
 from dase_grpc.wire.reused import ReusedMemory
-from dase_grpc.wire.v1 import replay_pb2
 
 ROWS = bytes(range(256)) * 3
 NUMBERS = (0, 1, 127, 128, 300, 10**9, 2**63 - 1)

@@ -31,7 +31,7 @@ from dase_grpc.replay.wire.messages import (
     schema_from_proto,
     schema_to_proto,
 )
-from dase_grpc.wire.v1 import cluster_pb2, cluster_pb2_grpc, replay_pb2
+from dase_grpc.replay.wire.v1 import cluster_pb2, cluster_pb2_grpc, replay_pb2
 
 FULL = Progress(
     step=123,

@@ -19,7 +19,7 @@ from wire.services import (
 from dase_grpc.nodes.replay import boot_id
 from dase_grpc.replay.buffer.directory import DataDirectory
 from dase_grpc.replay.buffer.durable import DurableStore
-from dase_grpc.wire.v1 import replay_pb2_grpc
+from dase_grpc.replay.wire.v1 import replay_pb2_grpc
 
 
 class Writer:

@@ -10,7 +10,7 @@ from dase_grpc.attendance import Attendance, Attendant
 from dase_grpc.errors import WriterForgottenError
 from dase_grpc.replay.buffer.store import MAX_AGENT_WRITERS
 from dase_grpc.replay.client.inserter import Inserter
-from dase_grpc.wire.v1 import replay_pb2_grpc
+from dase_grpc.replay.wire.v1 import replay_pb2_grpc
 
 STATUS = "FAILED_PRECONDITION"
 

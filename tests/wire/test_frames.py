@@ -3,8 +3,8 @@
 import pytest
 from google.protobuf.message import DecodeError
 
+from dase_grpc.replay.wire.v1 import replay_pb2
 from dase_grpc.wire.frames import HEAD_BYTES, Frame, Waiting, joined, read_response, write_frame
-from dase_grpc.wire.v1 import replay_pb2
 
 ROWS = bytes(range(256)) * 3
 NUMBERS = (0, 1, 127, 128, 300, 10**9, 2**64 - 1)

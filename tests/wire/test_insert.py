@@ -39,7 +39,7 @@ from dase_grpc.replay.service.cluster import Membership
 from dase_grpc.replay.service.insert import ACK_ROWS
 from dase_grpc.replay.service.replay import MAX_WRITER_ID
 from dase_grpc.replay.service.server import open_channel
-from dase_grpc.wire.v1 import replay_pb2, replay_pb2_grpc
+from dase_grpc.replay.wire.v1 import replay_pb2, replay_pb2_grpc
 
 
 async def insert(inserter, *chunks):

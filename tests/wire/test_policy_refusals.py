@@ -28,7 +28,7 @@ from dase_grpc.replay.buffer.policies import MAX_POLICY_BYTES
 from dase_grpc.replay.client.inserter import StreamTarget
 from dase_grpc.replay.service.cluster import Membership
 from dase_grpc.replay.service.policies import MAX_CHUNK_BYTES, PolicyPublisher
-from dase_grpc.wire.v1 import policy_pb2
+from dase_grpc.replay.wire.v1 import policy_pb2
 
 
 async def publish_raw(service, *requests):

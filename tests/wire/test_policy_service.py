@@ -20,7 +20,7 @@ from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
 from dase_grpc.replay.service.policies import CHUNK_BYTES, PolicyPublisher, PolicySubscriber
 from dase_grpc.replay.service.server import open_channel
 from dase_grpc.replay.wire.status import refusals
-from dase_grpc.wire.v1 import policy_pb2, policy_pb2_grpc, replay_pb2_grpc
+from dase_grpc.replay.wire.v1 import policy_pb2, policy_pb2_grpc, replay_pb2_grpc
 
 
 async def test_what_is_published_is_what_a_subscriber_gets(service):

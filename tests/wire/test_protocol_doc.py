@@ -17,8 +17,8 @@ from dase_grpc.replay.service import cluster, interceptors, policies, replay, se
 from dase_grpc.replay.service import insert as service_insert
 from dase_grpc.replay.wire import messages, packed
 from dase_grpc.replay.wire.status import REFUSAL_KEY, STATUS
+from dase_grpc.replay.wire.v1 import cluster_pb2, policy_pb2, replay_pb2
 from dase_grpc.wire import admission
-from dase_grpc.wire.v1 import cluster_pb2, policy_pb2, replay_pb2
 
 TEXT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
 

@@ -24,9 +24,9 @@ from dase_grpc.errors import (
 from dase_grpc.replay.client.inserter import Inserter, Sampler, StreamTarget
 from dase_grpc.replay.service.cluster import Membership
 from dase_grpc.replay.wire.packed import ROWS_BYTES
+from dase_grpc.replay.wire.v1 import replay_pb2
 from dase_grpc.schema import TransitionSchema
 from dase_grpc.wire.frames import Frame, Waiting, read_response
-from dase_grpc.wire.v1 import replay_pb2
 
 
 async def answers(call):

@@ -27,7 +27,7 @@ from dase_grpc.pace import Pace
 from dase_grpc.replay.client.inserter import Pacing, Sampler, StreamTarget
 from dase_grpc.replay.service.cluster import Membership
 from dase_grpc.replay.service.replay import MAX_BATCH_BYTES, MAX_BATCH_SIZE, MAX_CREDITS
-from dase_grpc.wire.v1 import replay_pb2
+from dase_grpc.replay.wire.v1 import replay_pb2
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -11,7 +11,7 @@ from dase_grpc.replay.service.cluster import ClusterClient, ClusterServicer, Mem
 from dase_grpc.replay.service.policies import PolicyPublisher, PolicySubscriber
 from dase_grpc.replay.service.server import open_channel
 from dase_grpc.replay.wire.status import REFUSAL_KEY, STATUS, refusals
-from dase_grpc.wire.v1 import cluster_pb2_grpc, policy_pb2_grpc, replay_pb2_grpc
+from dase_grpc.replay.wire.v1 import cluster_pb2_grpc, policy_pb2_grpc, replay_pb2_grpc
 
 MEMBER = Membership("the-run", 0, 1, ttl_s=10, capacity=0, min_size=0)
 SENTENCE = "nothing of the sort was possible (ä, 7 of 9); try again"

@@ -21,7 +21,7 @@ from dase_grpc.replay.client.inserter import Inserter, Sampler
 from dase_grpc.replay.client.streams import ClientStream
 from dase_grpc.replay.service.server import open_channel
 from dase_grpc.replay.wire.status import refusals
-from dase_grpc.wire.v1 import replay_pb2, replay_pb2_grpc
+from dase_grpc.replay.wire.v1 import replay_pb2, replay_pb2_grpc
 
 ANSWER = replay_pb2.InsertResponse(committed_seq=1)
 

@@ -26,8 +26,8 @@ from dase_grpc.launch.processes import Node, end_nodes, start_node
 from dase_grpc.launch.proxy import Proxy, proxied
 from dase_grpc.replay.service.cluster import ClusterClient
 from dase_grpc.replay.service.server import Address, open_channel
+from dase_grpc.replay.wire.v1 import cluster_pb2
 from dase_grpc.runs.directory import RUN_FILE
-from dase_grpc.wire.v1 import cluster_pb2
 
 READY_S: Final = 60.0
 TRAINED_S: Final = 120.0

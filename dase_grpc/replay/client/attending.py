@@ -16,8 +16,8 @@ from dase_grpc.replay.client.inserter import StreamTarget
 from dase_grpc.replay.client.joining import Wanted, patiently
 from dase_grpc.replay.client.waits import Wait, Waited, WaitReason
 from dase_grpc.replay.service.cluster import ClusterClient, Membership
+from dase_grpc.replay.wire.v1 import cluster_pb2
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.wire.v1 import cluster_pb2
 
 LOOK_S: Final = 0.5
 

@@ -32,7 +32,7 @@ from dase_grpc.progress import Progress, several
 from dase_grpc.replay.client.inserter import StreamTarget
 from dase_grpc.replay.service.cluster import ClusterClient, Membership
 from dase_grpc.replay.wire.status import STATUS
-from dase_grpc.wire.v1 import replay_pb2
+from dase_grpc.replay.wire.v1 import replay_pb2
 
 AWAY_AFTER_S: Final = 2.0
 """A replay whose streams are broken for longer counts as away; a shorter break is just waited for."""

@@ -16,10 +16,10 @@ from dase_grpc.pace import Pace
 from dase_grpc.replay.client.streams import ClientStream, opened_in_time
 from dase_grpc.replay.service.cluster import UNARY_TIMEOUT_S, Membership
 from dase_grpc.replay.wire.packed import ROWS_BYTES
+from dase_grpc.replay.wire.v1 import replay_pb2
 from dase_grpc.schema import Array, TransitionSchema
 from dase_grpc.wire.chunks import ChunkWriter, write_request
 from dase_grpc.wire.frames import Frame, Waiting, joined, read_response
-from dase_grpc.wire.v1 import replay_pb2
 
 _SERVICE: Final = replay_pb2.DESCRIPTOR.services_by_name["ReplayService"].full_name
 WINDOW_ROWS: Final = 8_192

@@ -17,9 +17,9 @@ from dase_grpc.replay.client.connection import AWAY
 from dase_grpc.replay.security.dialler import NO_CREDENTIALS, Credentials
 from dase_grpc.replay.service.cluster import ClusterClient, Membership
 from dase_grpc.replay.service.server import Address, require_let_in
+from dase_grpc.replay.wire.v1 import cluster_pb2
 from dase_grpc.schema import TransitionSchema
 from dase_grpc.wire.probing import silence_of
-from dase_grpc.wire.v1 import cluster_pb2
 
 REPLAY_TIMEOUT_S: Final = 600.0
 """How long the replay may be away before a node that needs it ends."""

@@ -26,8 +26,8 @@ from dase_grpc.replay.wire.messages import (
     shown,
 )
 from dase_grpc.replay.wire.status import Context, refusals, service
+from dase_grpc.replay.wire.v1 import cluster_pb2, cluster_pb2_grpc, replay_pb2
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.wire.v1 import cluster_pb2, cluster_pb2_grpc, replay_pb2
 
 UNARY_TIMEOUT_S: Final = 5.0
 MAX_NODE_ID: Final = 128

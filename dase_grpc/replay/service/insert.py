@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Final
 
 from dase_grpc.replay.wire.status import Context
-from dase_grpc.wire.v1 import replay_pb2
+from dase_grpc.replay.wire.v1 import replay_pb2
 
 ACK_ROWS: Final = 1_024
 """Rows whose acknowledgement goes out at once."""

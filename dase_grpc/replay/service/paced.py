@@ -12,8 +12,8 @@ from dase_grpc.pace import Pace
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.service.interceptors import read
 from dase_grpc.replay.wire.status import Context
+from dase_grpc.replay.wire.v1 import replay_pb2
 from dase_grpc.store.pacing import StepLimiter
-from dase_grpc.wire.v1 import replay_pb2
 
 MAX_CREDITS: Final = 1_024
 SAY_EVERY_S: Final = 1.0

@@ -20,7 +20,7 @@ from dase_grpc.replay.service.cluster import UNARY_TIMEOUT_S
 from dase_grpc.replay.service.draining import Draining
 from dase_grpc.replay.service.interceptors import read, read_first
 from dase_grpc.replay.wire.status import Context, refusals
-from dase_grpc.wire.v1 import policy_pb2, policy_pb2_grpc
+from dase_grpc.replay.wire.v1 import policy_pb2, policy_pb2_grpc
 
 MAX_CHUNK_BYTES: Final = 2**20
 CHUNK_BYTES: Final = MAX_CHUNK_BYTES - 1024

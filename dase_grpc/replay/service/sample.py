@@ -5,10 +5,10 @@ import numpy as np
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.wire.packed import ROWS_BYTES
 from dase_grpc.replay.wire.status import Context
+from dase_grpc.replay.wire.v1 import replay_pb2
 from dase_grpc.schema import Array
 from dase_grpc.wire.frames import HEAD_BYTES, frame_head, write_frame
 from dase_grpc.wire.reused import ReusedMemory
-from dase_grpc.wire.v1 import replay_pb2
 
 
 class Batches:

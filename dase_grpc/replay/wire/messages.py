@@ -8,8 +8,8 @@ from dase_grpc.errors import MalformedError
 from dase_grpc.progress import Progress
 from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
 from dase_grpc.replay.buffer.run import SharedRun
+from dase_grpc.replay.wire.v1 import cluster_pb2, replay_pb2
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.wire.v1 import cluster_pb2, replay_pb2
 
 MAX_TEXT: Final = 200
 """Characters of a text for people that are kept; what the network sends is not trusted to be short."""

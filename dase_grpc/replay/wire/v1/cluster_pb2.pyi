@@ -4,7 +4,7 @@ isort:skip_file
 ClusterService: who is part of a run. Leases on agent ids, heartbeats and the run's status."""
 
 from collections import abc as _abc
-from dase_grpc.wire.v1 import replay_pb2 as _replay_pb2
+from dase_grpc.replay.wire.v1 import replay_pb2 as _replay_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers

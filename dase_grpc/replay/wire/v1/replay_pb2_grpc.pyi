@@ -8,7 +8,7 @@ little-endian, back to back. Every stream states its schema fingerprint before a
 """
 
 from collections import abc as _abc
-from dase_grpc.wire.v1 import replay_pb2 as _replay_pb2
+from dase_grpc.replay.wire.v1 import replay_pb2 as _replay_pb2
 from grpc import aio as _aio
 import abc as _abc_1
 import grpc as _grpc

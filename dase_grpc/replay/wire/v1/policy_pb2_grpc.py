@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from dase_grpc.wire.v1 import policy_pb2 as dase__grpc_dot_wire_dot_v1_dot_policy__pb2
+from dase_grpc.replay.wire.v1 import policy_pb2 as dase__grpc_dot_replay_dot_wire_dot_v1_dot_policy__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in dase_grpc/wire/v1/policy_pb2_grpc.py depends on'
+        + ' but the generated code in dase_grpc/replay/wire/v1/policy_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,13 +36,13 @@ class PolicyServiceStub:
         """
         self.Publish = channel.stream_unary(
                 '/dase.v1.PolicyService/Publish',
-                request_serializer=dase__grpc_dot_wire_dot_v1_dot_policy__pb2.PublishRequest.SerializeToString,
-                response_deserializer=dase__grpc_dot_wire_dot_v1_dot_policy__pb2.PublishResponse.FromString,
+                request_serializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_policy__pb2.PublishRequest.SerializeToString,
+                response_deserializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_policy__pb2.PublishResponse.FromString,
                 _registered_method=True)
         self.Subscribe = channel.unary_stream(
                 '/dase.v1.PolicyService/Subscribe',
-                request_serializer=dase__grpc_dot_wire_dot_v1_dot_policy__pb2.SubscribeRequest.SerializeToString,
-                response_deserializer=dase__grpc_dot_wire_dot_v1_dot_policy__pb2.SubscribeResponse.FromString,
+                request_serializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_policy__pb2.SubscribeRequest.SerializeToString,
+                response_deserializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_policy__pb2.SubscribeResponse.FromString,
                 _registered_method=True)
 
 
@@ -78,13 +78,13 @@ def add_PolicyServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Publish': grpc.stream_unary_rpc_method_handler(
                     servicer.Publish,
-                    request_deserializer=dase__grpc_dot_wire_dot_v1_dot_policy__pb2.PublishRequest.FromString,
-                    response_serializer=dase__grpc_dot_wire_dot_v1_dot_policy__pb2.PublishResponse.SerializeToString,
+                    request_deserializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_policy__pb2.PublishRequest.FromString,
+                    response_serializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_policy__pb2.PublishResponse.SerializeToString,
             ),
             'Subscribe': grpc.unary_stream_rpc_method_handler(
                     servicer.Subscribe,
-                    request_deserializer=dase__grpc_dot_wire_dot_v1_dot_policy__pb2.SubscribeRequest.FromString,
-                    response_serializer=dase__grpc_dot_wire_dot_v1_dot_policy__pb2.SubscribeResponse.SerializeToString,
+                    request_deserializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_policy__pb2.SubscribeRequest.FromString,
+                    response_serializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_policy__pb2.SubscribeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -112,8 +112,8 @@ class PolicyService:
             request_iterator,
             target,
             '/dase.v1.PolicyService/Publish',
-            dase__grpc_dot_wire_dot_v1_dot_policy__pb2.PublishRequest.SerializeToString,
-            dase__grpc_dot_wire_dot_v1_dot_policy__pb2.PublishResponse.FromString,
+            dase__grpc_dot_replay_dot_wire_dot_v1_dot_policy__pb2.PublishRequest.SerializeToString,
+            dase__grpc_dot_replay_dot_wire_dot_v1_dot_policy__pb2.PublishResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -139,8 +139,8 @@ class PolicyService:
             request,
             target,
             '/dase.v1.PolicyService/Subscribe',
-            dase__grpc_dot_wire_dot_v1_dot_policy__pb2.SubscribeRequest.SerializeToString,
-            dase__grpc_dot_wire_dot_v1_dot_policy__pb2.SubscribeResponse.FromString,
+            dase__grpc_dot_replay_dot_wire_dot_v1_dot_policy__pb2.SubscribeRequest.SerializeToString,
+            dase__grpc_dot_replay_dot_wire_dot_v1_dot_policy__pb2.SubscribeResponse.FromString,
             options,
             channel_credentials,
             insecure,

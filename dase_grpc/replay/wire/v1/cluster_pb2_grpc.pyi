@@ -4,7 +4,7 @@ isort:skip_file
 ClusterService: who is part of a run. Leases on agent ids, heartbeats and the run's status."""
 
 from collections import abc as _abc
-from dase_grpc.wire.v1 import cluster_pb2 as _cluster_pb2
+from dase_grpc.replay.wire.v1 import cluster_pb2 as _cluster_pb2
 from grpc import aio as _aio
 import abc as _abc_1
 import grpc as _grpc

@@ -8,7 +8,7 @@ one policy per agent, the latest.
 """
 
 from collections import abc as _abc
-from dase_grpc.wire.v1 import replay_pb2 as _replay_pb2
+from dase_grpc.replay.wire.v1 import replay_pb2 as _replay_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers

@@ -8,7 +8,7 @@ one policy per agent, the latest.
 """
 
 from collections import abc as _abc
-from dase_grpc.wire.v1 import policy_pb2 as _policy_pb2
+from dase_grpc.replay.wire.v1 import policy_pb2 as _policy_pb2
 from grpc import aio as _aio
 import abc as _abc_1
 import grpc as _grpc

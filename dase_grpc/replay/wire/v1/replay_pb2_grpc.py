@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from dase_grpc.wire.v1 import replay_pb2 as dase__grpc_dot_wire_dot_v1_dot_replay__pb2
+from dase_grpc.replay.wire.v1 import replay_pb2 as dase__grpc_dot_replay_dot_wire_dot_v1_dot_replay__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in dase_grpc/wire/v1/replay_pb2_grpc.py depends on'
+        + ' but the generated code in dase_grpc/replay/wire/v1/replay_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,18 +36,18 @@ class ReplayServiceStub:
         """
         self.Insert = channel.stream_stream(
                 '/dase.v1.ReplayService/Insert',
-                request_serializer=dase__grpc_dot_wire_dot_v1_dot_replay__pb2.InsertRequest.SerializeToString,
-                response_deserializer=dase__grpc_dot_wire_dot_v1_dot_replay__pb2.InsertResponse.FromString,
+                request_serializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_replay__pb2.InsertRequest.SerializeToString,
+                response_deserializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_replay__pb2.InsertResponse.FromString,
                 _registered_method=True)
         self.Sample = channel.stream_stream(
                 '/dase.v1.ReplayService/Sample',
-                request_serializer=dase__grpc_dot_wire_dot_v1_dot_replay__pb2.SampleRequest.SerializeToString,
-                response_deserializer=dase__grpc_dot_wire_dot_v1_dot_replay__pb2.SampleResponse.FromString,
+                request_serializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_replay__pb2.SampleRequest.SerializeToString,
+                response_deserializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_replay__pb2.SampleResponse.FromString,
                 _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/dase.v1.ReplayService/Describe',
-                request_serializer=dase__grpc_dot_wire_dot_v1_dot_replay__pb2.DescribeRequest.SerializeToString,
-                response_deserializer=dase__grpc_dot_wire_dot_v1_dot_replay__pb2.DescribeResponse.FromString,
+                request_serializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_replay__pb2.DescribeRequest.SerializeToString,
+                response_deserializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_replay__pb2.DescribeResponse.FromString,
                 _registered_method=True)
 
 
@@ -90,18 +90,18 @@ def add_ReplayServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Insert': grpc.stream_stream_rpc_method_handler(
                     servicer.Insert,
-                    request_deserializer=dase__grpc_dot_wire_dot_v1_dot_replay__pb2.InsertRequest.FromString,
-                    response_serializer=dase__grpc_dot_wire_dot_v1_dot_replay__pb2.InsertResponse.SerializeToString,
+                    request_deserializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_replay__pb2.InsertRequest.FromString,
+                    response_serializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_replay__pb2.InsertResponse.SerializeToString,
             ),
             'Sample': grpc.stream_stream_rpc_method_handler(
                     servicer.Sample,
-                    request_deserializer=dase__grpc_dot_wire_dot_v1_dot_replay__pb2.SampleRequest.FromString,
-                    response_serializer=dase__grpc_dot_wire_dot_v1_dot_replay__pb2.SampleResponse.SerializeToString,
+                    request_deserializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_replay__pb2.SampleRequest.FromString,
+                    response_serializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_replay__pb2.SampleResponse.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
-                    request_deserializer=dase__grpc_dot_wire_dot_v1_dot_replay__pb2.DescribeRequest.FromString,
-                    response_serializer=dase__grpc_dot_wire_dot_v1_dot_replay__pb2.DescribeResponse.SerializeToString,
+                    request_deserializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_replay__pb2.DescribeRequest.FromString,
+                    response_serializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_replay__pb2.DescribeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -129,8 +129,8 @@ class ReplayService:
             request_iterator,
             target,
             '/dase.v1.ReplayService/Insert',
-            dase__grpc_dot_wire_dot_v1_dot_replay__pb2.InsertRequest.SerializeToString,
-            dase__grpc_dot_wire_dot_v1_dot_replay__pb2.InsertResponse.FromString,
+            dase__grpc_dot_replay_dot_wire_dot_v1_dot_replay__pb2.InsertRequest.SerializeToString,
+            dase__grpc_dot_replay_dot_wire_dot_v1_dot_replay__pb2.InsertResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -156,8 +156,8 @@ class ReplayService:
             request_iterator,
             target,
             '/dase.v1.ReplayService/Sample',
-            dase__grpc_dot_wire_dot_v1_dot_replay__pb2.SampleRequest.SerializeToString,
-            dase__grpc_dot_wire_dot_v1_dot_replay__pb2.SampleResponse.FromString,
+            dase__grpc_dot_replay_dot_wire_dot_v1_dot_replay__pb2.SampleRequest.SerializeToString,
+            dase__grpc_dot_replay_dot_wire_dot_v1_dot_replay__pb2.SampleResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -183,8 +183,8 @@ class ReplayService:
             request,
             target,
             '/dase.v1.ReplayService/Describe',
-            dase__grpc_dot_wire_dot_v1_dot_replay__pb2.DescribeRequest.SerializeToString,
-            dase__grpc_dot_wire_dot_v1_dot_replay__pb2.DescribeResponse.FromString,
+            dase__grpc_dot_replay_dot_wire_dot_v1_dot_replay__pb2.DescribeRequest.SerializeToString,
+            dase__grpc_dot_replay_dot_wire_dot_v1_dot_replay__pb2.DescribeResponse.FromString,
             options,
             channel_credentials,
             insecure,

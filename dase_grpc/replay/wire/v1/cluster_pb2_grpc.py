@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from dase_grpc.wire.v1 import cluster_pb2 as dase__grpc_dot_wire_dot_v1_dot_cluster__pb2
+from dase_grpc.replay.wire.v1 import cluster_pb2 as dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in dase_grpc/wire/v1/cluster_pb2_grpc.py depends on'
+        + ' but the generated code in dase_grpc/replay/wire/v1/cluster_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,28 +36,28 @@ class ClusterServiceStub:
         """
         self.Join = channel.unary_unary(
                 '/dase.v1.ClusterService/Join',
-                request_serializer=dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.JoinRequest.SerializeToString,
-                response_deserializer=dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.JoinResponse.FromString,
+                request_serializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2.JoinRequest.SerializeToString,
+                response_deserializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2.JoinResponse.FromString,
                 _registered_method=True)
         self.Heartbeat = channel.unary_unary(
                 '/dase.v1.ClusterService/Heartbeat',
-                request_serializer=dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.HeartbeatRequest.SerializeToString,
-                response_deserializer=dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.HeartbeatResponse.FromString,
+                request_serializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2.HeartbeatRequest.SerializeToString,
+                response_deserializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2.HeartbeatResponse.FromString,
                 _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/dase.v1.ClusterService/Leave',
-                request_serializer=dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.LeaveRequest.SerializeToString,
-                response_deserializer=dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.LeaveResponse.FromString,
+                request_serializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2.LeaveRequest.SerializeToString,
+                response_deserializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2.LeaveResponse.FromString,
                 _registered_method=True)
         self.Attend = channel.unary_unary(
                 '/dase.v1.ClusterService/Attend',
-                request_serializer=dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.AttendRequest.SerializeToString,
-                response_deserializer=dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.AttendResponse.FromString,
+                request_serializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2.AttendRequest.SerializeToString,
+                response_deserializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2.AttendResponse.FromString,
                 _registered_method=True)
         self.Status = channel.unary_unary(
                 '/dase.v1.ClusterService/Status',
-                request_serializer=dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.StatusRequest.SerializeToString,
-                response_deserializer=dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.StatusResponse.FromString,
+                request_serializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2.StatusRequest.SerializeToString,
+                response_deserializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2.StatusResponse.FromString,
                 _registered_method=True)
 
 
@@ -105,28 +105,28 @@ def add_ClusterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Join': grpc.unary_unary_rpc_method_handler(
                     servicer.Join,
-                    request_deserializer=dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.JoinRequest.FromString,
-                    response_serializer=dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.JoinResponse.SerializeToString,
+                    request_deserializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2.JoinRequest.FromString,
+                    response_serializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2.JoinResponse.SerializeToString,
             ),
             'Heartbeat': grpc.unary_unary_rpc_method_handler(
                     servicer.Heartbeat,
-                    request_deserializer=dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.HeartbeatRequest.FromString,
-                    response_serializer=dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.HeartbeatResponse.SerializeToString,
+                    request_deserializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2.HeartbeatRequest.FromString,
+                    response_serializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2.HeartbeatResponse.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
-                    request_deserializer=dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.LeaveRequest.FromString,
-                    response_serializer=dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.LeaveResponse.SerializeToString,
+                    request_deserializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2.LeaveRequest.FromString,
+                    response_serializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2.LeaveResponse.SerializeToString,
             ),
             'Attend': grpc.unary_unary_rpc_method_handler(
                     servicer.Attend,
-                    request_deserializer=dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.AttendRequest.FromString,
-                    response_serializer=dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.AttendResponse.SerializeToString,
+                    request_deserializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2.AttendRequest.FromString,
+                    response_serializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2.AttendResponse.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
-                    request_deserializer=dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.StatusRequest.FromString,
-                    response_serializer=dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.StatusResponse.SerializeToString,
+                    request_deserializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2.StatusRequest.FromString,
+                    response_serializer=dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2.StatusResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -154,8 +154,8 @@ class ClusterService:
             request,
             target,
             '/dase.v1.ClusterService/Join',
-            dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.JoinRequest.SerializeToString,
-            dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.JoinResponse.FromString,
+            dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2.JoinRequest.SerializeToString,
+            dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2.JoinResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -181,8 +181,8 @@ class ClusterService:
             request,
             target,
             '/dase.v1.ClusterService/Heartbeat',
-            dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.HeartbeatRequest.SerializeToString,
-            dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.HeartbeatResponse.FromString,
+            dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2.HeartbeatRequest.SerializeToString,
+            dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2.HeartbeatResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -208,8 +208,8 @@ class ClusterService:
             request,
             target,
             '/dase.v1.ClusterService/Leave',
-            dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.LeaveRequest.SerializeToString,
-            dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.LeaveResponse.FromString,
+            dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2.LeaveRequest.SerializeToString,
+            dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2.LeaveResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -235,8 +235,8 @@ class ClusterService:
             request,
             target,
             '/dase.v1.ClusterService/Attend',
-            dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.AttendRequest.SerializeToString,
-            dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.AttendResponse.FromString,
+            dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2.AttendRequest.SerializeToString,
+            dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2.AttendResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -262,8 +262,8 @@ class ClusterService:
             request,
             target,
             '/dase.v1.ClusterService/Status',
-            dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.StatusRequest.SerializeToString,
-            dase__grpc_dot_wire_dot_v1_dot_cluster__pb2.StatusResponse.FromString,
+            dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2.StatusRequest.SerializeToString,
+            dase__grpc_dot_replay_dot_wire_dot_v1_dot_cluster__pb2.StatusResponse.FromString,
             options,
             channel_credentials,
             insecure,
