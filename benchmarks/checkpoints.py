@@ -20,8 +20,7 @@ from dase_grpc.config.resolve import RunConfig, resolve
 from dase_grpc.launch.lockstep import LockstepRun, open_lockstep
 from dase_grpc.replay.buffer.ring import RingBuffer
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.runs.rounds import newest_whole_round
-from dase_grpc.runs.row_log import read_rows
+from dase_grpc.runs.rounds import newest_whole_round, read_rows
 
 ROUNDS, CHUNK = 5, 100_000
 

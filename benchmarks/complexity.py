@@ -46,8 +46,7 @@ from dase_grpc.config.presets import preset
 from dase_grpc.config.resolve import RunConfig, resolve
 from dase_grpc.errors import DaseError
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.runs.logs import read_evaluations
-from dase_grpc.runs.metrics_log import read_metrics
+from dase_grpc.runs.logs import read_evaluations, read_metrics
 
 WORKER: Final = Path(__file__).with_name("complexity_variants.py")
 LAUNCHER: Final = "launcher"

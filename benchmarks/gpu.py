@@ -47,10 +47,10 @@ from dase_grpc.learning.agents.registry import make_agent
 from dase_grpc.learning.envs.make import make_env, schema_of
 from dase_grpc.learning.similarity.measure import DpsOptions
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher
-from dase_grpc.learning.stack_update import StackedUpdate
 from dase_grpc.learning.training.build import build_learner
 from dase_grpc.learning.training.learner import Learner
 from dase_grpc.learning.training.statistics import DeviceTotals
+from dase_grpc.learning.training.together import StackedUpdate
 from dase_grpc.learning.training.updating import Taken
 from dase_grpc.learning.training.whole import WholeUpdate
 from dase_grpc.metrics.endpoint import make_registry

@@ -38,11 +38,12 @@ from measuring import (
 from replay import random_rows, replay_process
 
 from dase_grpc.errors import DaseError
-from dase_grpc.nodes.memory import keep_freed_memory
+from dase_grpc.process.ending import keep_freed_memory
 from dase_grpc.progress import Progress
-from dase_grpc.replay.client.inserter import Inserter, Sampler, StreamTarget
-from dase_grpc.replay.service.cluster import ClusterClient
-from dase_grpc.replay.service.server import open_channel
+from dase_grpc.replay.client.channels import open_channel
+from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
+from dase_grpc.replay.client.inserter import Inserter
+from dase_grpc.replay.client.sampler import Sampler
 from dase_grpc.schema import TransitionSchema
 
 LEARNERS: Final = (1, 2, 4, 8, 16, 32, 64)

@@ -36,11 +36,13 @@ from measuring import TASKS, cpu_s, machine, mean_ratio
 from rich.console import Console
 from rich.table import Table
 
-from dase_grpc.nodes.memory import keep_freed_memory
+from dase_grpc.process.ending import keep_freed_memory
 from dase_grpc.process.lifecycle import READY_PREFIX
-from dase_grpc.replay.client.inserter import Inserter, Sampler, StreamTarget
-from dase_grpc.replay.service.cluster import ClusterClient
-from dase_grpc.replay.service.server import Address, open_channel, parse_address
+from dase_grpc.replay.client.channels import open_channel
+from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
+from dase_grpc.replay.client.inserter import Inserter
+from dase_grpc.replay.client.sampler import Sampler
+from dase_grpc.replay.wire.addresses import Address, parse_address
 from dase_grpc.schema import Array, TransitionSchema
 
 CHUNKS = (16, 64, 256)

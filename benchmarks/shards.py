@@ -26,13 +26,14 @@ import psutil
 
 from dase_grpc.process.lifecycle import READY_PREFIX
 from dase_grpc.progress import Progress
-from dase_grpc.replay.client.finding import connected, join_all, lines_to
-from dase_grpc.replay.client.joining import Wanted
+from dase_grpc.replay.client.channels import lines_to
+from dase_grpc.replay.client.finding import join_all
 from dase_grpc.replay.client.link import ReplayLink
+from dase_grpc.replay.client.patience import Wanted
+from dase_grpc.replay.client.shards import connected
 from dase_grpc.replay.security.dialler import NO_CREDENTIALS
-from dase_grpc.replay.service.server import parse_address
+from dase_grpc.replay.wire.addresses import ReplayPlace, parse_address
 from dase_grpc.schema import Array, TransitionSchema
-from dase_grpc.wire.sharded import ReplayPlace
 
 TASKS = {"narrow": (17, 6), "wide": (348, 17)}
 BATCH = 256

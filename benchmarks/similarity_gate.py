@@ -43,7 +43,8 @@ from similarity_measures import (
     short,
 )
 
-from dase_grpc.config.resolve import EnvConfig, RunConfig, resolve
+from dase_grpc.config.resolve import RunConfig, resolve
+from dase_grpc.config.sections import EnvConfig
 from dase_grpc.errors import DaseError, DivergedError
 from dase_grpc.launch.lockstep import Peer, open_lockstep, run_lockstep
 from dase_grpc.learning.envs.make import Environment

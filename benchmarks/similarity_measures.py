@@ -13,8 +13,8 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from scipy import stats
 
+from dase_grpc.config.algorithms import DpsConfig
 from dase_grpc.config.resolve import parse_assignments, resolve
-from dase_grpc.dps_config import DpsConfig
 
 CellT = TypeVar("CellT")
 ResultT = TypeVar("ResultT")

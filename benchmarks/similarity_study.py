@@ -40,8 +40,7 @@ from dase_grpc.errors import DaseError, DivergedError
 from dase_grpc.launch.lockstep import open_lockstep, run_lockstep
 from dase_grpc.runs.curves import Series, area, column
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.runs.logs import read_evaluations
-from dase_grpc.runs.metrics_log import read_metrics
+from dase_grpc.runs.logs import read_evaluations, read_metrics
 
 LAST: Final = 5
 STEPS: Final = 10_000

@@ -30,9 +30,11 @@ import numpy.typing as npt
 
 from dase_grpc.errors import DaseError
 from dase_grpc.process.lifecycle import READY_PREFIX
-from dase_grpc.replay.client.inserter import Inserter, StreamTarget
-from dase_grpc.replay.service.cluster import ClusterClient, Membership
-from dase_grpc.replay.service.server import Address, open_channel
+from dase_grpc.replay.client.channels import open_channel
+from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
+from dase_grpc.replay.client.inserter import Inserter
+from dase_grpc.replay.wire.addresses import Address
+from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.schema import Array, TransitionSchema
 
 SCHEMA = TransitionSchema("storm", 17, 6, (-1.0,) * 6, (1.0,) * 6)

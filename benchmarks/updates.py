@@ -22,8 +22,8 @@ from dase_grpc.config.presets import preset
 from dase_grpc.config.resolve import resolve
 from dase_grpc.learning.agents.actor_critic import ActorCritic
 from dase_grpc.learning.agents.batch import Batch
+from dase_grpc.learning.agents.optimiser import GuardedSteps
 from dase_grpc.learning.agents.registry import make_agent
-from dase_grpc.learning.guard import GuardedSteps
 from dase_grpc.schema import TransitionSchema
 
 UPDATES, ACTIONS = 20, 200

@@ -8,7 +8,7 @@ import os
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 # gRPC writes a line for each handshake that fails, so whoever reaches the port could fill the log; the replay
-# counts them instead (wire/handshakes.py).
+# counts them instead (replay/security/door.py).
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 # The Prometheus client would keep its numbers in files there: a missing folder ends the process, and in one

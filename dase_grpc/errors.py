@@ -182,6 +182,18 @@ class StaleLeaseError(RefusalError):
     """The lease has ended, or its agent id was given to another node."""
 
 
+_LASTING_REFUSALS: Final = (
+    UnauthenticatedError,
+    NotPermittedError,
+    MalformedError,
+    SchemaMismatchError,
+    RunMismatchError,
+    CapacityError,
+    TooManyWritersError,
+    StaleLeaseError,
+)
+
+
 class StalePolicyError(RefusalError):
     """The agent has published a newer policy, or another one of this version."""
 
@@ -198,13 +210,5 @@ class UnreachableError(RefusalError):
     """The service did not answer in time, or its connection broke."""
 
 
-_LASTING_REFUSALS: Final = (
-    UnauthenticatedError,
-    NotPermittedError,
-    MalformedError,
-    SchemaMismatchError,
-    RunMismatchError,
-    CapacityError,
-    TooManyWritersError,
-    StaleLeaseError,
-)
+class Halted(Exception):
+    """The driver closed the sink or the source: training shall end."""

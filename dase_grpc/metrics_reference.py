@@ -10,12 +10,10 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
-from dase_grpc.evaluator_metrics import EvaluatorMetrics
-from dase_grpc.explorer_metrics import ActorMetrics
 from dase_grpc.metrics.buffer import CallsCollector, ReplayCollector, ReplayCounts
 from dase_grpc.metrics.calls import Calls
 from dase_grpc.metrics.endpoint import MAX_PAIRED_AGENTS, loop_lag, make_registry
-from dase_grpc.metrics.nodes import LearnerMetrics
+from dase_grpc.metrics.nodes import ActorMetrics, EvaluatorMetrics, LearnerMetrics
 
 DISTILLED: Final = {
     "distilled_share": 0.5,

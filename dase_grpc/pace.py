@@ -1,6 +1,7 @@
-"""In what proportion an agent's updates and the environment steps of its actors are kept."""
+"""Updates per environment step: the ratio, the limiter that keeps it, and the schedule of updates."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -57,3 +58,90 @@ def deadlock(updates_per_step: float, step_error_buffer: int) -> str | None:
         f"an update takes the steps of {needed - 1}, so steps and updates would wait for each other; "
         f"set it to at least {needed}"
     )
+
+
+class StepLimiter:
+    """Says how many transitions may be stored, and whether a batch may be sent, for one agent.
+
+    Plain counting, which nothing blocks. `collected` are the transitions of the agent that were stored ever.
+
+    Attributes:
+        used: batches that updates have taken.
+        drawn: these, and those that are on their way to an update.
+        own_rows_only: whether the agent draws from its own transitions alone.
+    """
+
+    def __init__(self, pace: Pace, *, used: int = 0, held: int = 0, own_rows_only: bool = False) -> None:
+        self.pace = pace
+        self.used = used
+        self.drawn = used + held
+        self.own_rows_only = own_rows_only
+        self._ratio = pace.ratio
+
+    def room(self, collected: int) -> int:
+        """How many more transitions may be stored now; the actors are then as far ahead as they may be."""
+        pace = self.pace
+        most = pace.first_steps - 1 + math.floor(self.used / self._ratio) + pace.step_error_buffer
+        return max(0, most - self._counted(collected))
+
+    def allowed(self, collected: int) -> int:
+        """How many updates these environment steps are enough for."""
+        steps = self._counted(collected) - (self.pace.first_steps - 1)
+        return max(0, math.floor(self._ratio * steps))
+
+    def may_draw(self, collected: int) -> bool:
+        """Whether one more batch may be drawn: if all that are drawn get used, updates are not ahead."""
+        return not self.missing(collected)
+
+    def missing(self, collected: int) -> int:
+        """How many more environment steps the next batch takes."""
+        enough = self.pace.first_steps - 1 + math.ceil((self.drawn + 1) / self._ratio)
+        return max(0, enough - self._counted(collected))
+
+    def draw(self) -> None:
+        """Notes that a batch was sent."""
+        self.drawn += 1
+
+    def charge(self, batches: int) -> None:
+        """Notes that updates have taken batches.
+
+        Raises:
+            MalformedError: more than were sent.
+        """
+        if not 0 <= batches <= self.drawn - self.used:
+            raise MalformedError(
+                f"updates cannot have taken {batches} batches of the {self.drawn - self.used} that were sent"
+            )
+        self.used += batches
+
+    def _counted(self, collected: int) -> int:
+        return max(0, collected - self.pace.collected_before)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When a learner without steps of its own updates.
+
+    Attributes:
+        ratio: updates per environment step.
+        first_steps: collected before the first update, which follows the last of them.
+        total: environment steps of the run.
+        marks: at multiples of these many steps something is due, so none is passed over before updates.
+    """
+
+    ratio: Fraction
+    first_steps: int
+    total: int
+    marks: Sequence[int]
+
+    def next_mark(self, steps: int) -> int:
+        """The next number of steps after this one at which something is due."""
+        return min([self.total, *(steps // every * every + every for every in self.marks)])
+
+
+@dataclass(frozen=True)
+class Origin:
+    """From where an agent's environment steps are counted: the buffer, and how many it had stored by then."""
+
+    buffer_id: str
+    collected: int

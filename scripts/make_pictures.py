@@ -21,9 +21,9 @@ from typing import Final
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
-from dase_grpc.observe.looking import Target, observing
 from dase_grpc.observe.screen import Frame, Screen
 from dase_grpc.observe.top import follow
+from dase_grpc.observe.view import Target, observing
 
 IMAGES: Final = Path(__file__).resolve().parents[1] / "docs" / "images"
 BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome")

@@ -18,8 +18,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+from dase_grpc.config.sections import PolicyConfig
 from dase_grpc.nodes.learner import HEARTBEAT_S
-from dase_grpc.policy_config import PolicyConfig
 from dase_grpc.schema import TransitionSchema
 
 RESULTS: Final = Path(__file__).parents[1] / "docs" / "results"

@@ -11,8 +11,7 @@ from typing import Any
 
 from dase_grpc.runs.curves import FINAL, around, final_score, returns
 from dase_grpc.runs.directory import AgentDirectory, RunDirectory
-from dase_grpc.runs.logs import read_evaluations
-from dase_grpc.runs.metrics_log import read_metrics
+from dase_grpc.runs.logs import read_evaluations, read_metrics
 
 
 def returns_row(agent: AgentDirectory, at: Sequence[int], *, every: int) -> str:

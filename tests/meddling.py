@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from worlds import Array, Info, PointGoal, Step
 
-from dase_grpc.learning.surroundings import SURROUNDINGS
 from dase_grpc.process import settings as process_settings
 from dase_grpc.process import torch_settings
+from dase_grpc.process.containment import SURROUNDINGS
 
 
 def _leaves_the_folder() -> None:

@@ -5,7 +5,7 @@ from contracts.sentences import assert_one_sentence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dase_grpc.capacity import transitions
+from dase_grpc.config.texts import transitions
 
 UNITS = {
     "b": 1,

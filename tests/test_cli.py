@@ -21,8 +21,7 @@ from dase_grpc.cli.main import main
 from dase_grpc.config.resolve import resolve
 from dase_grpc.errors import ConfigError
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.runs.logs import read_evaluations
-from dase_grpc.runs.metrics_log import read_metrics
+from dase_grpc.runs.logs import read_evaluations, read_metrics
 from dase_grpc.runs.reports.comparison_tables import FILES
 
 COMMANDS = (

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from refused_settings import refusal_of, setting
 
-from dase_grpc.config.algorithms import ALGORITHMS, READ_BY_ONE
+from dase_grpc.config.algorithms import ALGORITHMS, DIVERGENCES, READ_BY_ONE
 from dase_grpc.config.resolve import RunConfig, parse_assignments, read_toml, resolve, setting_names
-from dase_grpc.dps_config import DIVERGENCES
 from dase_grpc.errors import ConfigError
 
 FIXED_NAMES = {

@@ -6,8 +6,7 @@ import socket
 import pytest
 from patience import PATIENCE_S
 
-from dase_grpc.health import LIVE_PATH, READY_PATH, Health
-from dase_grpc.metrics.endpoint import make_registry, metrics_endpoint
+from dase_grpc.metrics.endpoint import LIVE_PATH, READY_PATH, Health, make_registry, metrics_endpoint
 
 
 def asked(health: Health, path: str) -> tuple[int, str]:

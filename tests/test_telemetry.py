@@ -16,11 +16,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dase_grpc.errors import AddressError
-from dase_grpc.explorer_metrics import RESTART_REASONS
 from dase_grpc.learning.envs.explorer import Reason
 from dase_grpc.metrics.buffer import ReplayCollector, ReplayCounts
 from dase_grpc.metrics.endpoint import MAX_PAIRED_AGENTS, make_registry, metrics_endpoint
-from dase_grpc.metrics.nodes import SKIP_REASONS, STAGES, LearnerMetrics
+from dase_grpc.metrics.nodes import RESTART_REASONS, SKIP_REASONS, STAGES, LearnerMetrics
 from dase_grpc.metrics_reference import DISTILLED, learner_registry, replay_registry
 from dase_grpc.replay.client.connection import Stream
 from dase_grpc.replay.client.waits import WaitReason

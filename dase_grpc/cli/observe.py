@@ -48,8 +48,8 @@ def status(
     """
     from rich.console import Console
 
-    from dase_grpc.observe.looking import Target
     from dase_grpc.observe.once import status_here
+    from dase_grpc.observe.view import Target
 
     target = Target.parse(replay=replay, tls=tls, token_file=token_file, timeout_s=timeout)
     raise typer.Exit(status_here(target, Console(), as_json=as_json, check=check))
@@ -68,7 +68,7 @@ def top(
     """
     from rich.console import Console
 
-    from dase_grpc.observe.looking import Target
     from dase_grpc.observe.top import top_here
+    from dase_grpc.observe.view import Target
 
     top_here(Target.parse(replay=replay, tls=tls, token_file=token_file, timeout_s=timeout), Console())

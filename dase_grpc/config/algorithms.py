@@ -1,4 +1,4 @@
-"""The settings of one agent's learning algorithm."""
+"""The sections agent, dps and dpd: how one agent learns, and from whom."""
 
 from collections.abc import Mapping
 from typing import Final, Literal, Self, get_args
@@ -19,6 +19,15 @@ READ_BY_ONE: Final[Mapping[str, str]] = {
     "policy_noise_clip": "sac",
 }
 """The settings of `agent` that one algorithm alone reads; the others refuse a value but the default."""
+
+Divergence = Literal["jeffreys", "js", "kl", "none", "isolated"]
+Scope = Literal["pooled", "agent", "transition"]
+DIVERGENCES: Final[tuple[str, ...]] = get_args(Divergence)
+
+LARGEST: Final = 1e30
+"""Of a factor: sums over a batch of what it weighs are numbers in float32 still."""
+
+States = Literal["disadvantageous", "all"]
 
 
 class AgentConfig(Section):
@@ -80,3 +89,75 @@ class AgentConfig(Section):
                     f"{self.algorithm}; leave {key} out or choose {reader}"
                 )
         return self
+
+
+class DpsConfig(Section):
+    """Deterministic policy similarity: how external transitions are weighted (docs/dps.md)."""
+
+    divergence: Divergence = Field("jeffreys", description="the divergence ρ; λ = exp(−ρ)")
+    scope: Scope = Field(
+        "pooled",
+        description="which rows share one λ: all external ones of a batch (`pooled`), those of one "
+        "collecting agent (`agent`), or each its own (`transition`)",
+    )
+    reference_variance: PositiveFloat = Field(
+        0.1, description="r, the variance of the reference Gaussian N(0, rI), in normalised action units"
+    )
+    floor: bool = Field(
+        False, description="raise eigenvalues of Σ below r to r, so that agreement is not punished"
+    )
+    shrinkage: float = Field(0.0, ge=0, le=1, description="s; Σ becomes (1 − s) Σ + s r I")
+    debias: bool = Field(
+        False, description="subtract from ρ, down to 0, what equal Gaussians show at this number of rows"
+    )
+    normalise: bool = Field(False, description="divide ρ by n, the number of action dimensions")
+    memory: float = Field(
+        0.0,
+        ge=0,
+        description="half-life, in updates, of running moments of Σ and μ over the batches, for agents with "
+        "few rows in each; 0 looks at each batch alone",
+    )
+
+    @model_validator(mode="after")
+    def _memory_has_a_group(self) -> Self:
+        if self.memory and self.scope == "transition":
+            raise ValueError(
+                f"memory = {self.memory:g} has no use with scope = transition, whose rows share nothing; "
+                f"leave memory out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_an_expectation(self) -> Self:
+        if self.debias and (self.divergence, self.scope) == ("js", "transition"):
+            raise ValueError(
+                "debias = true is not known for divergence = js with scope = transition; leave debias out"
+            )
+        return self
+
+
+class DpdConfig(Section):
+    """Dual policy distillation: how a pair learns from each other's policies (docs/algorithms.md)."""
+
+    alpha: NonNegativeFloat = Field(
+        0.75,
+        le=LARGEST,
+        description="α; a state weighs exp(α (V_peer − V_own)), values in the environment's rewards",
+    )
+    max_confidence: float = Field(
+        100.0, ge=1, le=LARGEST, description="c; the weight of a state is clipped to the range from 1/c to c"
+    )
+    states: States = Field(
+        "disadvantageous",
+        description="the states distilled on: those where the peer's value is higher "
+        "(`disadvantageous`), or `all`, which leaves it to the weights",
+    )
+    distil_every: PositiveInt = Field(1, description="updates between two distillations")
+    lr_factor: PositiveFloat = Field(
+        1.0,
+        le=LARGEST,
+        description="Adam's learning rate for the distillation, as a multiple of agent.actor_lr",
+    )
+    publish_every: PositiveInt = Field(
+        100, description="updates between two publications of an agent's actor and critic"
+    )

@@ -9,10 +9,9 @@ from typing import Any, Final
 
 from dase_grpc.config.algorithms import ALGORITHMS, READ_BY_ONE
 from dase_grpc.config.resolve import RunConfig, listed_members, parse_assignments, read_toml, resolve
-from dase_grpc.config.sections import whole_number
+from dase_grpc.config.sections import MAX_AGENTS, SINGLE, whole_number
 from dase_grpc.errors import ConfigError
 from dase_grpc.progress import several
-from dase_grpc.train_config import MAX_AGENTS, SINGLE
 
 ALGORITHM: Final = "agent.algorithm"
 AGENTS_OF: Final[Mapping[str, int]] = {"single": 1, "dpd": 2}

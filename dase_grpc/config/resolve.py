@@ -1,121 +1,31 @@
-"""The one configuration of a run: frozen, validated once, read from presets, TOML, flags and `--set`."""
+"""RunConfig: the one configuration of a run, read from presets, TOML, flags and `--set`."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import (
     BaseModel,
     Field,
-    NonNegativeInt,
-    PositiveInt,
     ValidationError,
-    field_validator,
     model_validator,
 )
 
-from dase_grpc.capacity import transitions
-from dase_grpc.config.algorithms import AgentConfig
-from dase_grpc.config.sections import Section
+from dase_grpc.config.algorithms import AgentConfig, DpdConfig, DpsConfig
+from dase_grpc.config.sections import (
+    SINGLE,
+    EnvConfig,
+    EvalConfig,
+    MetricsConfig,
+    PolicyConfig,
+    ReplayConfig,
+    Section,
+    TrainConfig,
+)
 from dase_grpc.config.sentences import nearest_setting, sentence
-from dase_grpc.config.texts import is_utf8, leaves, toml_file, toml_tables
-from dase_grpc.dpd_config import DpdConfig
-from dase_grpc.dps_config import DpsConfig
+from dase_grpc.config.texts import toml_file, toml_tables
 from dase_grpc.errors import ConfigError
-from dase_grpc.policy_config import PolicyConfig
 from dase_grpc.progress import several
-from dase_grpc.train_config import SINGLE, TrainConfig
-
-Storage = Literal["disk", "memory"]
-EvaluatedBy = Literal["learner", "evaluator"]
-
-
-class EnvConfig(Section):
-    """The environment every agent explores its own copy of."""
-
-    id: str = Field(
-        "InvertedDoublePendulum-v5",
-        min_length=1,
-        description="Gymnasium id, `package:Name-v0` where another package registers it, or "
-        "`package.module:EnvOrFactory`",
-    )
-    max_restarts: NonNegativeInt = Field(
-        5,
-        description="times that an environment which raises is made anew without an episode that ended, or "
-        "1000 good steps, in between",
-    )
-    timeout_s: float = Field(
-        120.0,
-        ge=0,
-        description="seconds after which a call into an environment that has not returned ends the process; "
-        "0 is never",
-    )
-    kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="keyword arguments for making the environment"
-    )
-
-    @field_validator("kwargs")
-    @classmethod
-    def _kwargs_can_be_kept(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """They are compared, and written into run.toml."""
-        for leaf in leaves(value):
-            if isinstance(leaf, float) and math.isnan(leaf):
-                raise ValueError("NaN equals nothing, not even itself; give a number")
-            if isinstance(leaf, str) and not is_utf8(leaf):
-                raise ValueError(f"{leaf!r} cannot be written as UTF-8; give another text")
-        return value
-
-
-class ReplayConfig(Section):
-    """The shared replay buffer."""
-
-    capacity: PositiveInt | str = Field(
-        1_000_000, description='transitions kept, the oldest leaves first; or a size such as "512MiB"'
-    )
-    min_size: PositiveInt = Field(1, description="transitions present before the first batch is served")
-    prefetch: PositiveInt = Field(
-        16,
-        le=64,
-        description="batches the service may send ahead of their use; bounds how stale a batch can be",
-    )
-    storage: Storage = Field(
-        "disk",
-        description="where `dase train` keeps the buffer of its replay process: in the run's folder (`disk`, "
-        "on Linux), so that it outlives the process, or in `memory`; lockstep does not read it, nor does "
-        "`dase node`, which has `--data-dir`",
-    )
-
-    @field_validator("capacity")
-    @classmethod
-    def _capacity_is_readable(cls, value: int | str) -> int | str:
-        transitions(value, row_bytes=1)
-        return int(value) if str(value).strip().isdecimal() else value
-
-
-class EvalConfig(Section):
-    """Evaluation: episodes without noise or updates, in fresh environments with fixed seeds."""
-
-    every: PositiveInt = Field(1_000, description="environment steps between evaluations")
-    by: EvaluatedBy = Field(
-        "learner",
-        description="who evaluates: each `learner` itself, or an `evaluator` node, to be started beside them",
-    )
-    episodes: PositiveInt = Field(10, le=1_000, description="episodes of one evaluation")
-    max_episode_steps: PositiveInt = Field(
-        10_000, description="steps after which an episode that does not end is cut"
-    )
-
-
-class MetricsConfig(Section):
-    """The Prometheus endpoints."""
-
-    port: int = Field(
-        0,
-        ge=0,
-        le=65_535,
-        description="port of the replay node's endpoint, learner i is at port + 1 + i; 0 is off",
-    )
 
 
 class RunConfig(Section):

@@ -1,17 +1,26 @@
-"""Reads TOML and JSON that anybody may have edited: whatever cannot be used is a ValueError."""
+"""Numbers, sizes, names, TOML and JSON as people write them; what cannot be used is a ValueError."""
 
 import json
+import re
+import reprlib
 import tomllib
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
 
 INTEGER_LIMIT: Final = 2**63
 """Whole numbers lie within it, above and below, as TOML asks for; NumPy's and the wire's do as well."""
 
-
 BYTE_ORDER_MARK: Final = "\ufeff"
 """What editors on Windows write before the first character of a UTF-8 file; it is no part of the text."""
+
+_PREFIXES: Final = "kmgt"
+_COUNT: Final = re.compile(r"-?[0-9]{1,30}")
+_SIZE: Final = re.compile(rf"([0-9]{{1,30}}(?:\.[0-9]{{1,30}})?)\s*(?:([{_PREFIXES}])(i?))?b", re.IGNORECASE)
+
+MAX_BYTES: Final = 200
+"""Of a name in UTF-8; file systems allow 255, and what is being written has a longer name at first."""
 
 
 def toml_file(path: Path) -> dict[str, Any]:
@@ -80,3 +89,37 @@ def is_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def transitions(capacity: int | str, *, row_bytes: int) -> int:
+    """How many transitions of `row_bytes` bytes a capacity is; a text is a size such as "512MiB".
+
+    Raises:
+        ValueError: unreadable, or not room for one transition.
+    """
+    text = str(capacity).strip()
+    if _COUNT.fullmatch(text):
+        count = int(text)
+    else:
+        match = _SIZE.fullmatch(text)
+        if match is None:
+            raise ValueError(
+                f'{reprlib.repr(text)} is neither a number of transitions nor a size such as "512MiB"'
+            )
+        power = _PREFIXES.index(match[2].lower()) + 1 if match[2] else 0
+        count = int(Fraction(match[1]) * (1024 if match[3] else 1000) ** power) // row_bytes
+    if count < 1:
+        size = f" of {row_bytes} bytes" if row_bytes > 1 else ""
+        raise ValueError(f"a capacity of {text} has no room for one transition{size}")
+    return count
+
+
+def names_a_folder(name: str) -> bool:
+    """Whether `name` is one plain path component, so that it cannot lead out of the folder it is put in.
+
+    It has at most MAX_BYTES, is not blank, and nothing in it cannot be printed: no control characters, no
+    line ends.
+    """
+    if not name.isprintable() or len(name.encode(errors="replace")) > MAX_BYTES:
+        return False
+    return bool(name.strip()) and name not in (".", "..") and Path(name).name == name

@@ -3,8 +3,9 @@
 import sys
 from collections.abc import Callable
 
-from dase_grpc.capacity import transitions
-from dase_grpc.config.resolve import EnvConfig, RunConfig, require_capacity
+from dase_grpc.config.resolve import RunConfig, require_capacity
+from dase_grpc.config.sections import EnvConfig
+from dase_grpc.config.texts import transitions
 from dase_grpc.errors import ConfigError, EnvironmentHangsError
 from dase_grpc.learning.envs.probe import tried_out
 from dase_grpc.process.ending import end_now
@@ -54,7 +55,7 @@ def vain_products(config: RunConfig) -> str | None:
     """Says that agents ask for products of bfloat16 numbers and have none; None where all is well."""
     for agent in config.distinct_agents:
         if agent.products != "float32":
-            from dase_grpc.learning.products import WORTH_ROUNDING  # torch takes seconds to import
+            from dase_grpc.learning.agents.dense import WORTH_ROUNDING  # torch takes seconds to import
 
             if max(agent.hidden) < WORTH_ROUNDING:
                 return (

@@ -10,10 +10,10 @@ import numpy as np
 
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.launch.video import Scene, film, prepare_video, rehearse
-from dase_grpc.learning.agents.agent import Policy
 from dase_grpc.learning.agents.device import pick_device
 from dase_grpc.learning.agents.registry import load_policy
 from dase_grpc.learning.envs.evaluation import Evaluation, Evaluator
+from dase_grpc.learning.envs.explorer import Policy
 from dase_grpc.learning.envs.make import close_env, make_env, require_same_environment, schema_of
 from dase_grpc.learning.envs.restarting import evaluation_env
 from dase_grpc.process.watchdog import Watch

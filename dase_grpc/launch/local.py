@@ -11,17 +11,22 @@ from typing import Final, Self
 
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import DaseError, NodeFailedError, UnreachableError
-from dase_grpc.launch.console import pasted
-from dase_grpc.launch.display import Display, Snapshot
-from dase_grpc.launch.listening import listening_address
-from dase_grpc.launch.processes import Node, end_nodes, kill_nodes, start_node
-from dase_grpc.launch.restart_policy import MAX_RESTARTS, is_lasting
-from dase_grpc.launch.silence import Silence, silent_nodes
+from dase_grpc.launch.display import Display, Snapshot, pasted
+from dase_grpc.launch.processes import Node, end_nodes, kill_nodes, listening_address, start_node
 from dase_grpc.launch.storage import keeps_on_disk
-from dase_grpc.launch.supervision import Supervision, Supervisor
-from dase_grpc.process.lifecycle import first_cause, is_orphaned, unless
-from dase_grpc.replay.service.cluster import ClusterClient
-from dase_grpc.replay.service.server import Address, open_channel
+from dase_grpc.launch.supervision import (
+    MAX_RESTARTS,
+    Silence,
+    Supervision,
+    Supervisor,
+    is_lasting,
+    silent_nodes,
+)
+from dase_grpc.process.lifecycle import is_orphaned
+from dase_grpc.process.tasks import first_cause, unless
+from dase_grpc.replay.client.channels import open_channel
+from dase_grpc.replay.client.cluster import ClusterClient
+from dase_grpc.replay.wire.addresses import Address
 from dase_grpc.replay.wire.messages import progress_from_proto
 from dase_grpc.replay.wire.v1.cluster_pb2 import StatusResponse
 from dase_grpc.runs.directory import RUN_FILE, RunDirectory

@@ -13,16 +13,17 @@ import torch
 from numpy.lib.format import header_data_from_array_1_0, write_array_header_1_0
 
 from dase_grpc import seeding
-from dase_grpc.config.resolve import EnvConfig, RunConfig
-from dase_grpc.errors import ConfigError, DivergedError, EnvironmentFailedError, EnvironmentSpecError
+from dase_grpc.config.resolve import RunConfig
+from dase_grpc.config.sections import EnvConfig
+from dase_grpc.errors import ConfigError, DivergedError, EnvironmentFailedError, EnvironmentSpecError, Halted
 from dase_grpc.learning.agents.device import pick_device
 from dase_grpc.learning.agents.memory import OWN, StackedMemory
+from dase_grpc.learning.agents.policy import Published
 from dase_grpc.learning.envs.make import Environment, require_same_environment, schema_of
 from dase_grpc.learning.envs.restarting import RestartableEnv, exploring_env
-from dase_grpc.learning.ports import Halted
 from dase_grpc.learning.training.build import build_learner, pairing, recorder_of
 from dase_grpc.learning.training.learner import Learner
-from dase_grpc.learning.training.publishing import LocalPolicies, Published
+from dase_grpc.learning.training.publishing import LocalPolicies
 from dase_grpc.learning.training.state import Saved
 from dase_grpc.learning.training.together import StackedLearners
 from dase_grpc.metrics.endpoint import make_registry
@@ -35,8 +36,7 @@ from dase_grpc.replay.buffer.store import ReplayStore
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.files import staged_file, written
 from dase_grpc.runs.journal import AgentJournal
-from dase_grpc.runs.rounds import RoundLog, WholeRound
-from dase_grpc.runs.row_log import read_rows
+from dase_grpc.runs.rounds import RoundLog, WholeRound, read_rows
 from dase_grpc.schema import Array, TransitionSchema
 
 BUFFER_FILE: Final = "buffer.npy"

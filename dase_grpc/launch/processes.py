@@ -1,4 +1,4 @@
-"""Nodes as child processes: each has a name, a log, and a leash that ends it when this process dies."""
+"""Nodes as child processes: each has a name, a log, an address and a leash."""
 
 import asyncio
 import os
@@ -12,7 +12,9 @@ from typing import Final
 
 from dase_grpc.errors import NodeFailedError
 from dase_grpc.process.containment import given_variables
+from dase_grpc.process.lifecycle import READY_PREFIX
 from dase_grpc.replay.security.identity import VARIABLES
+from dase_grpc.replay.wire.addresses import Address, parse_address
 from dase_grpc.runs.files import end_of
 
 STOP_S: Final = 45.0
@@ -182,3 +184,23 @@ def exit_text(code: int) -> str:
         return f"killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"killed by signal {-code}"
+
+
+async def listening_address(node: Node, *, within_s: float) -> Address:
+    """The address that a node prints once it answers; its stdout is a pipe.
+
+    Raises:
+        NodeFailedError: it ended or stayed silent instead.
+    """
+    if node.process.stdout is None:
+        raise TypeError(f"the stdout of {node.name} is not a pipe")
+    try:
+        async with asyncio.timeout(within_s):
+            line = (await node.process.stdout.readline()).decode(errors="replace").strip()
+            if not line:
+                await node.ended()
+    except TimeoutError:
+        raise node.failure(f"did not answer within {within_s:g} s") from None
+    if not line.startswith(READY_PREFIX):
+        raise node.failure(f"said {line!r} instead of its address" if line else "could not start")
+    return parse_address(line.removeprefix(READY_PREFIX))

@@ -8,7 +8,7 @@ from pathlib import Path
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import ConfigError, RunDirectoryError
 from dase_grpc.launch.checks import check
-from dase_grpc.launch.console import PatientConsole, say
+from dase_grpc.launch.display import PatientConsole, say
 from dase_grpc.launch.lockstep import BUFFER_FILE, ResumedRound
 from dase_grpc.launch.storage import (
     BEGIN_EMPTY,
@@ -22,12 +22,10 @@ from dase_grpc.launch.train import TrainOptions, run_here
 from dase_grpc.learning.envs.make import require_same_environment
 from dase_grpc.runs.checkpoint import Checkpoint, newest_sound
 from dase_grpc.runs.directory import IN_ROUNDS, RunDirectory
-from dase_grpc.runs.files import written
-from dase_grpc.runs.locking import FolderLock
+from dase_grpc.runs.files import FolderLock, written
 from dase_grpc.runs.provenance import versions
-from dase_grpc.runs.rewind import Rewound, rewind
+from dase_grpc.runs.rewind import Rewound, changed_versions, require_same_settings, rewind
 from dase_grpc.runs.rounds import newest_whole_round
-from dase_grpc.runs.sameness import changed_versions, require_same_settings
 from dase_grpc.schema import TransitionSchema
 
 

@@ -1,20 +1,20 @@
-"""Where a local cluster's buffer lies: in the run's directory, with room for all of it, or in memory."""
+"""Room for a local cluster's buffer: on disk and in memory."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Final
 
-from dase_grpc.capacity import transitions
 from dase_grpc.config.resolve import RunConfig
+from dase_grpc.config.texts import transitions
 from dase_grpc.errors import CapacityError, ConfigError, DataDirectoryError, RunDirectoryError
-from dase_grpc.launch.machine import free_disk, free_memory, shown_size
 from dase_grpc.nodes.replay import boot_id
 from dase_grpc.replay.buffer.directory import DataDirectory
+from dase_grpc.replay.buffer.durable import reserved_bytes
 from dase_grpc.replay.buffer.inspection import inspect
 from dase_grpc.replay.buffer.ring import require_reservable
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.store.footprint import reserved_bytes
 
 IN_MEMORY: Final = "--set replay.storage=memory"
 """How a user asks for that."""
@@ -26,6 +26,10 @@ BEGIN_EMPTY: Final = (
     "agent.start_steps new transitions"
 )
 """What `dase resume` offers where the buffer cannot be gone on with."""
+
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+_LIMITS: Final = ("memory.max", "memory/memory.limit_in_bytes")
+"""Of a container, as it sees its own: cgroup v2 and v1."""
 
 
 def keeps_on_disk(config: RunConfig) -> bool:
@@ -135,3 +139,35 @@ def _require_unused(folder: Path) -> None:
 def _cause(error: DataDirectoryError) -> str:
     """What a sentence says is wrong, without the remedy for those who start a replay by hand."""
     return str(error).partition("; ")[0]
+
+
+def free_disk(path: Path) -> int:
+    """Bytes that are free on the disk of a folder, which may not be there yet."""
+    existing = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+    found = os.statvfs(existing)
+    return found.f_bavail * found.f_frsize
+
+
+def free_memory(*, proc: Path = Path("/proc"), cgroups: Path = _CGROUPS) -> int:
+    """Bytes of memory that a new process may use without others losing theirs, or a container being ended.
+
+    Where the system does not tell, all that the machine has.
+    """
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    found += [
+        int(line.split()[1]) << 10 for line in _lines(proc / "meminfo") if line.startswith("MemAvailable:")
+    ]
+    limits = (line for name in _LIMITS for line in _lines(cgroups / name))
+    return min([*found, *(int(limit) for limit in limits if limit.isdecimal())])
+
+
+def shown_size(count: int) -> str:
+    """Bytes as people read them."""
+    return f"{count / 2**20:,.1f} MiB"
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []

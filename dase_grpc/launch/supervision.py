@@ -1,18 +1,34 @@
-"""What becomes of nodes of a local cluster that fail: said, written down, and started again or given up."""
+"""Nodes of a local cluster that fail or fall silent: said, written down, and started again or given up."""
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
-from dase_grpc.errors import NodeFailedError
+from dase_grpc import backoff
+from dase_grpc.errors import LASTING_CODES, USAGE_CODE, NodeFailedError
 from dase_grpc.launch.processes import Node
-from dase_grpc.launch.restart_policy import MAX_RESTARTS, RestartPolicy
+from dase_grpc.replay.wire.v1 import cluster_pb2
 from dase_grpc.runs.directory import RunDirectory, checkpoint_paths
-from dase_grpc.runs.restarts import Restart, append_restart
+from dase_grpc.runs.logs import Restart, append_restart
 
 BEFORE_THE_END: Final = "before its last step"
+
+MAX_RESTARTS: Final = 5
+FIRST_PAUSE_S: Final = 1.0
+LONGEST_PAUSE_S: Final = 30.0
+HEALTHY_S: Final = 300.0
+"""A replay that ran for that long is well: what failed before counts no more."""
+
+IN_ALL: Final = 20
+"""How many times its restarts in a row a node has in all, whatever it gets done in between."""
+
+SILENT_S: Final = 60.0
+"""How long a replay may not answer, and a learner without a lease live; see `silent_nodes`."""
+
+LONGEST_LOOK_S: Final = 5.0
+"""More time passes between two looks only if the process that looks is stopped, or its machine asleep."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +115,49 @@ class Supervisor:
         self._supervision.say(text)
 
 
+def is_lasting(code: int, *, at_restart: bool = False) -> bool:
+    """Whether a process that ended with this exit code would end so again, however often it is started.
+
+    `at_restart` is before one that took the place of another was heard of. What it refuses as a matter of
+    usage may pass then: its port, for example, which another program has taken in the pause.
+    """
+    return code in LASTING_CODES and not (at_restart and code == USAGE_CODE)
+
+
+@dataclass
+class RestartPolicy:
+    """Decides for one node. Plain and synchronous; the caller brings the time.
+
+    Attributes:
+        limit: restarts in a row, without having got on in between, after which it is given up.
+        failures: how many there have been in a row.
+        restarts: how many there have been in all; `IN_ALL` times the limit is the most.
+    """
+
+    limit: int = MAX_RESTARTS
+    failures: int = field(default=0, init=False)
+    restarts: int = field(default=0, init=False)
+    _step: int | None = field(default=None, init=False)
+
+    def pause_s(self, *, ran_s: float, step: int | None = None) -> float | None:
+        """Seconds until the node that failed after having run for `ran_s` is started again.
+
+        1, 2, 4, ... and never more than `LONGEST_PAUSE_S`; None when it is given up. `step` is the newest
+        checkpoint of a learner. A learner has got on if that is newer than at its last failure: else it
+        may fail at the same step for ever, however long it takes to get there. A replay has got on if it
+        was well for a while.
+        """
+        got_on = ran_s >= HEALTHY_S if step is None else self._step is None or step > self._step
+        self._step = step
+        if got_on:
+            self.failures = 0
+        if self.failures >= self.limit or self.restarts >= IN_ALL * self.limit:
+            return None
+        self.failures += 1
+        self.restarts += 1
+        return backoff.pause_s(self.failures - 1, first_s=FIRST_PAUSE_S, cap_s=LONGEST_PAUSE_S)
+
+
 def _given_up(policy: RestartPolicy, *, early: bool) -> str:
     """What became of a node; how it ended is said after it."""
     how = (
@@ -109,3 +168,57 @@ def _given_up(policy: RestartPolicy, *, early: bool) -> str:
     in_a_row = policy.failures >= policy.limit
     count, comma = policy.failures if in_a_row else policy.restarts, "," if early else ""
     return f"ended{how}{comma} again after {count} restart{'s' if count > 1 else ''}{comma} and is given up"
+
+
+class Silence:
+    """Adds up how long nodes have been silent. Plain and synchronous; the caller brings the time."""
+
+    def __init__(self) -> None:
+        self._silent_s: dict[Node, float] = {}
+        self._looked_at = 0.0
+
+    def over(self, silent: Mapping[Node, float], *, now: float) -> list[Node]:
+        """Which of the nodes that are silent now have been so, at each look, for their limits in seconds.
+
+        Time in which nobody looked does not count, for then the nodes may not have run either.
+        """
+        passed_s = min(now - self._looked_at, LONGEST_LOOK_S)
+        self._looked_at = now
+        before = self._silent_s
+        self._silent_s = {node: before[node] + passed_s if node in before else 0.0 for node in silent}
+        return [node for node, lasted_s in self._silent_s.items() if lasted_s >= silent[node]]
+
+
+def silent_nodes(
+    status: cluster_pb2.StatusResponse | None,
+    replay: Node | None,
+    learners: Sequence[Node],
+    *,
+    env_timeout_s: float,
+    now: float,
+) -> dict[Node, float]:
+    """The nodes that run and are not heard of, and for how many seconds that may last.
+
+    `status` is the replay's answer, None if it gave none. Learners are in the order of their agent ids; one
+    is `heard` of from its first heartbeat on, and silent when it has no lease then, as its environment may
+    make it if that keeps Python's global lock in a call: so it has `env_timeout_s` if that is longer.
+    `now` is the time on the clock of `Node.started_s`.
+    """
+    if status is None:
+        return {} if replay is None or not replay.runs else {replay: SILENT_S}
+    limit_s = max(SILENT_S, env_timeout_s)
+    holders = set(_heard(status, learners, now=now))
+    return {node: limit_s for node in learners if node.runs and node.heard and node not in holders}
+
+
+def _heard(status: cluster_pb2.StatusResponse, learners: Sequence[Node], *, now: float) -> Iterator[Node]:
+    """The learners that hold their leases; they are noted as heard of.
+
+    The lease of one that was started again may still be that of the process before, or one that the replay
+    has found on its disk; neither has had a heartbeat, with its state, since then.
+    """
+    for agent in status.agents:
+        if agent.agent_id < len(learners) and agent.lease == "live" and agent.progress.state:
+            node = learners[agent.agent_id]
+            node.heard = node.heard or agent.seconds_since_heartbeat < now - node.started_s
+            yield node

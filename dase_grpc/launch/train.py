@@ -16,29 +16,25 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from rich.console import Console
 
 from dase_grpc.config.resolve import RunConfig
+from dase_grpc.config.texts import MAX_BYTES
 from dase_grpc.errors import (
     ConfigError,
     DaseError,
     RunDirectoryError,
 )
 from dase_grpc.launch.checks import check, end_hanging, require_stackable, vain_products
-from dase_grpc.launch.console import PatientConsole, pasted, program, say
-from dase_grpc.launch.display import Snapshot, make_display
+from dase_grpc.launch.display import PatientConsole, Snapshot, make_display, pasted, program, say
 from dase_grpc.launch.local import LocalCluster, run_cluster
-from dase_grpc.launch.restart_policy import MAX_RESTARTS
 from dase_grpc.launch.storage import require_memory, reserve
+from dase_grpc.launch.supervision import MAX_RESTARTS
 from dase_grpc.learning.envs.ids import with_resolved_id
-from dase_grpc.naming import MAX_BYTES
 from dase_grpc.process.containment import left_as_found
 from dase_grpc.process.lifecycle import halt_event, stop_event
 from dase_grpc.progress import number, several
 from dase_grpc.runs.directory import IN_ROUNDS, AgentDirectory, RunDirectory, checkpoint_paths
-from dase_grpc.runs.files import whole_lines
-from dase_grpc.runs.locking import FolderLock
-from dase_grpc.runs.logs import read_evaluations
-from dase_grpc.runs.metrics_log import read_metrics
+from dase_grpc.runs.files import FolderLock, whole_lines
+from dase_grpc.runs.logs import read_evaluations, read_metrics, read_restarts, told
 from dase_grpc.runs.reports.report import write_report
-from dase_grpc.runs.restarts import read_restarts, told
 
 if TYPE_CHECKING:
     from dase_grpc.launch.lockstep import ResumedRound  # torch takes seconds to import

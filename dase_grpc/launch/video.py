@@ -17,8 +17,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from dase_grpc.errors import EnvironmentFailedError, EnvironmentSpecError, UsageError
-from dase_grpc.learning.agents.agent import Policy
 from dase_grpc.learning.envs.evaluation import record_episode
+from dase_grpc.learning.envs.explorer import Policy
 from dase_grpc.learning.envs.make import Environment, make_env
 from dase_grpc.learning.envs.restarting import EnvironmentBroke, WatchedEnv
 from dase_grpc.process.watchdog import Watch

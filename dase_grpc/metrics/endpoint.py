@@ -1,13 +1,20 @@
-"""What the Prometheus metrics of every role share, and the endpoint that serves them.
+"""A node's metrics endpoint: registry, HTTP server with TLS, /metrics, /healthz and /readyz.
 
 Names carry base units; no series is labelled by run, host or episode. docs/metrics.md lists all.
 """
 
+import logging
 import platform
-from collections.abc import Iterator
+import socket
+import ssl
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
-from typing import Final
+from socketserver import TCPServer, ThreadingMixIn
+from typing import Any, Final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import (
     CollectorRegistry,
@@ -19,13 +26,26 @@ from prometheus_client import (
 )
 
 from dase_grpc.errors import AddressError
-from dase_grpc.health import Health, probed
-from dase_grpc.metrics_server import Contexts, serving
+from dase_grpc.process.ending import closed_in_forks
 
 MAX_PAIRED_AGENTS: Final = 64
 """Agents below this number have series for each pair of them: 64 x 64 at most."""
 
 _LAG_SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+
+PATIENCE_S: Final = 10.0
+"""How long a client may take for its handshake, and for each piece of its request."""
+
+Contexts = Callable[[], ssl.SSLContext]
+"""The TLS settings of the next connection; asked for each, so that certificates may change."""
+
+log = logging.getLogger("dase")
+
+LIVE_PATH: Final = "/healthz"
+READY_PATH: Final = "/readyz"
+
+App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+"""A WSGI application."""
 
 
 def make_registry() -> CollectorRegistry:
@@ -47,6 +67,93 @@ def loop_lag(registry: CollectorRegistry) -> Histogram:
         buckets=_LAG_SECONDS,
         registry=registry,
     )
+
+
+@contextmanager
+def serving(application: App, host: str, port: int, *, tls: Contexts | None = None) -> Iterator[None]:
+    """Serves the application while the block runs.
+
+    Raises:
+        OSError: it cannot listen there.
+    """
+    server = _Server(_family(host, port), (host, port), tls)
+    server.set_app(application)
+    closed_in_forks(server.socket)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Silent(WSGIRequestHandler):
+    """Logs no request: a scrape comes every few seconds."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+    def __init__(self, family: socket.AddressFamily, address: tuple[str, int], tls: Contexts | None) -> None:
+        self.address_family = family
+        self._tls = tls
+        super().__init__(address, _Silent)
+
+    def server_bind(self) -> None:
+        """Binds without asking the name service what this host is called, which can take long."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Answers one client, on its own thread: one that is slow to shake hands keeps nobody waiting."""
+        request.settimeout(PATIENCE_S)
+        if self._tls is None:
+            super().finish_request(request, client_address)
+            return
+        with self._tls().wrap_socket(request, server_side=True) as wrapped:
+            super().finish_request(wrapped, client_address)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away, or that does not speak TLS or shows no certificate, is none of ours."""
+        if isinstance(sys.exception(), OSError):
+            log.debug("metrics: %s: %s", client_address[0], sys.exception())
+        else:
+            super().handle_error(request, client_address)
+
+
+def _family(host: str, port: int) -> socket.AddressFamily:
+    (family, *_), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return family
+
+
+class Health:
+    """The state of one node, which sets it; probes read it from threads of their own.
+
+    A node lives if its event loop turns; nothing else counts, and no other node, for a node that does not
+    live is killed. It is ready while it can do its work: a replay serves, whoever needs a replay has joined.
+
+    Args:
+        is_alive: whether the event loop turns; may block for seconds.
+    """
+
+    def __init__(self, is_alive: Callable[[], bool]) -> None:
+        self.is_alive = is_alive
+        self.is_ready = False
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        """The node can do its work for as long as the block runs."""
+        self.is_ready = True
+        try:
+            yield
+        finally:
+            self.is_ready = False
 
 
 @contextmanager
@@ -81,3 +188,22 @@ def metrics_endpoint(
                 f"choose another metrics port, or 0 for none"
             ) from error
         yield port
+
+
+def probed(app: App, health: Health) -> App:
+    """The application with the two paths of the probes: 200 where all is well, else 503."""
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path == LIVE_PATH:
+            return _said(start_response, well=health.is_alive(), yes="alive", no="the event loop is stuck")
+        if path == READY_PATH:
+            return _said(start_response, well=health.is_ready, yes="ready", no="not ready")
+        return app(environ, start_response)
+
+    return answer
+
+
+def _said(start_response: Callable[..., Any], *, well: bool, yes: str, no: str) -> Iterable[bytes]:
+    start_response("200 OK" if well else "503 Service Unavailable", [("Content-Type", "text/plain")])
+    return [f"{yes if well else no}\n".encode()]

@@ -1,14 +1,12 @@
-"""The learner role's Prometheus metrics."""
+"""The Prometheus metrics of learners, actors and evaluators."""
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import ClassVar, Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from dase_grpc.evaluator_metrics import EvaluationMetrics
-from dase_grpc.explorer_metrics import ExplorerMetrics
-from dase_grpc.metrics.endpoint import MAX_PAIRED_AGENTS
+from dase_grpc.metrics.endpoint import MAX_PAIRED_AGENTS, loop_lag
 
 SKIP_REASONS: Final = ("no_batch", "no_weight", "critic_not_finite", "actor_not_finite")
 STAGES: Final = ("sample", "update", "load", "weigh", "learn")
@@ -23,6 +21,11 @@ _COUNTS: Final = {
     "undistilled_updates": ("dase_distillation_missed_updates", "Updates that knew no policy of the peer."),
     "refused_policies": ("dase_distillation_refused_policies", "Policies of the peer that were not finite."),
 }
+
+REFUSAL_REASONS: Final = ("observation", "reward")
+RESTART_REASONS: Final = ("step", "reset", "evaluation")
+
+_EVALUATION_SECONDS = (0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
 
 class DistillationMetrics:
@@ -44,6 +47,109 @@ class DistillationMetrics:
                 gauge.labels(self._agent).set(value)
         for key, counter in self._counts.items():
             counter.labels(self._agent).inc(statistics[key] or 0)
+
+
+class StreamMetrics(Protocol):
+    """What a connection counts."""
+
+    losses: Counter
+
+    def reconnected(self, stream: str, grpc_code: str) -> None:
+        """Counts a stream that was answered again, by the name of the status it had broken with."""
+        ...
+
+
+class ExplorerMetrics:
+    """What exploring shows, bound to an agent id.
+
+    Counters by reason begin at 0 for each reason there is: Prometheus does not see the step from nothing
+    to one.
+
+    Attributes:
+        role: which role's streams and waits are counted.
+    """
+
+    role: ClassVar[str]
+
+    def __init__(self, registry: CollectorRegistry, agent_id: int) -> None:
+        self._registry = registry
+        self._id, self._agent = agent_id, str(agent_id)
+        self.loop_lag = loop_lag(registry)
+        self.env_steps = self._counter("dase_explorer_env_steps", "Environment steps.")
+        self.episodes = self._counter("dase_explorer_episodes", "Episodes ended.")
+        self.episode_return = self._gauge("dase_explorer_episode_return", "Return of the latest episode.")
+        self.policy_lag = self._gauge(
+            "dase_explorer_policy_lag_updates",
+            "Training iterations by which the exploring policy is behind; 0 where the learner explores.",
+        )
+        self.unacknowledged = self._gauge(
+            "dase_explorer_unacknowledged_transitions", "Transitions whose commit is not acknowledged."
+        )
+        self.acknowledged = self._counter(
+            "dase_explorer_acknowledged_transitions",
+            "Transitions whose commit the replay has acknowledged.",
+        )
+        self._refused = self._counters(
+            "dase_explorer_refused_transitions",
+            "Transitions not sent because a value was not finite.",
+            reasons=REFUSAL_REASONS,
+        )
+        self._restarts = self._counters(
+            "dase_explorer_env_restarts",
+            "Environments made anew because they raised, by what did: step, reset, evaluation.",
+            reasons=RESTART_REASONS,
+        )
+        self._declare_outages()
+
+    def _declare_outages(self) -> None:
+        self.losses = self._counter(
+            f"dase_{self.role}_replay_losses", "Times that the replay came back without transitions it had."
+        )
+        self._reconnects = Counter(
+            f"dase_{self.role}_reconnects",
+            "Streams that were answered again after they had broken, by the status they broke with.",
+            ["agent_id", "stream", "grpc_code"],
+            registry=self._registry,
+        )
+        self._waiting_seconds = self._counters(
+            f"dase_{self.role}_waiting_seconds",
+            "Time spent in waits that lasted longer than 5 s, by what was waited for.",
+        )
+
+    def expect(self, *, streams: Iterable[str], waits: Iterable[str]) -> None:
+        """Begins at 0 what can happen to a node with a network: broken streams, and waits by reason."""
+        for stream in streams:
+            self._reconnects.labels(self._agent, stream, "UNAVAILABLE")
+        for reason in waits:
+            self._waiting_seconds.labels(self._agent, reason)
+
+    def reconnected(self, stream: str, grpc_code: str) -> None:
+        """Counts a stream that was answered again, by the name of the status it had broken with."""
+        self._reconnects.labels(self._agent, stream, grpc_code).inc()
+
+    def waited(self, reason: str, seconds: float) -> None:
+        """Adds to the time spent waiting."""
+        self._waiting_seconds.labels(self._agent, reason).inc(seconds)
+
+    def refused(self, reason: str) -> None:
+        """Counts a transition that was not sent."""
+        self._refused.labels(self._agent, reason).inc()
+
+    def restarted(self, reason: str) -> None:
+        """Counts an environment that was made anew."""
+        self._restarts.labels(self._agent, reason).inc()
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, ["agent_id"], registry=self._registry).labels(self._agent)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, ["agent_id"], registry=self._registry).labels(self._agent)
+
+    def _counters(self, name: str, text: str, *, reasons: Iterable[str] = ()) -> Counter:
+        counter = Counter(name, text, ["agent_id", "reason"], registry=self._registry)
+        for reason in reasons:
+            counter.labels(self._agent, reason)
+        return counter
 
 
 class LearnerMetrics(ExplorerMetrics):
@@ -163,3 +269,77 @@ class LearnerMetrics(ExplorerMetrics):
         """Shows one term of ρ of one agent's transitions, for pairs among the first 64 agents."""
         if max(self._id, source) < MAX_PAIRED_AGENTS:
             self._source_divergence.labels(self._agent, str(source), term).set(nats)
+
+
+class ActorMetrics(ExplorerMetrics):
+    """The actor role's metrics."""
+
+    role = "actor"
+
+    def __init__(self, registry: CollectorRegistry, agent_id: int) -> None:
+        super().__init__(registry, agent_id)
+        self.envs = self._gauge("dase_actor_environments", "Environments that this actor steps.")
+
+
+class EvaluationMetrics:
+    """What evaluations show; an agent has no series before its first."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._return = Gauge(
+            "dase_evaluation_return_mean",
+            "Mean return of the latest evaluation.",
+            ["agent_id"],
+            registry=registry,
+        )
+        self._seconds = Histogram(
+            "dase_evaluation_duration_seconds",
+            "Duration of an evaluation.",
+            ["agent_id"],
+            buckets=_EVALUATION_SECONDS,
+            registry=registry,
+        )
+
+    def evaluated(self, agent_id: int, return_mean: float, *, seconds: float) -> None:
+        """Shows an evaluation that has ended."""
+        self._return.labels(str(agent_id)).set(return_mean)
+        self._seconds.labels(str(agent_id)).observe(seconds)
+
+
+class EvaluatorMetrics(EvaluationMetrics):
+    """The evaluator role's metrics; counters of all `agents` begin at 0. For any thread."""
+
+    def __init__(self, registry: CollectorRegistry, agents: Iterable[int]) -> None:
+        super().__init__(registry)
+        self.loop_lag = loop_lag(registry)
+        self._skipped = Counter(
+            "dase_evaluation_skipped",
+            "Evaluations that were due and not made, because a newer policy was there first.",
+            ["agent_id"],
+            registry=registry,
+        )
+        for agent_id in agents:
+            self._skipped.labels(str(agent_id))
+        self.losses = Counter(
+            "dase_evaluator_replay_losses",
+            "Times that the replay came back without transitions it had.",
+            registry=registry,
+        )
+        self._reconnects = Counter(
+            "dase_evaluator_reconnects",
+            "Streams that were answered again after they had broken, by the status they broke with.",
+            ["stream", "grpc_code"],
+            registry=registry,
+        )
+
+    def expect(self, streams: Iterable[str]) -> None:
+        """Begins at 0 what can happen to the streams."""
+        for stream in streams:
+            self._reconnects.labels(stream, "UNAVAILABLE")
+
+    def reconnected(self, stream: str, grpc_code: str) -> None:
+        """Counts a stream that was answered again, by the name of the status it had broken with."""
+        self._reconnects.labels(stream, grpc_code).inc()
+
+    def skipped(self, agent_id: int, count: int) -> None:
+        """Counts evaluations that will not be made."""
+        self._skipped.labels(str(agent_id)).inc(count)

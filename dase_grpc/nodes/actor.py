@@ -14,34 +14,33 @@ from typing import Self
 
 import torch
 
-from dase_grpc.attendance import Attendant
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import ConfigError
-from dase_grpc.explorer_metrics import ActorMetrics
-from dase_grpc.health import Health
 from dase_grpc.learning.envs.ids import with_resolved_id
 from dase_grpc.learning.envs.make import schema_of
 from dase_grpc.learning.envs.restarting import RestartableEnv, exploring_env
 from dase_grpc.learning.training.acting import Acting, Rollout, actor_explorers
-from dase_grpc.metrics.endpoint import make_registry, metrics_endpoint
+from dase_grpc.metrics.endpoint import Health, make_registry, metrics_endpoint
+from dase_grpc.metrics.nodes import ActorMetrics
 from dase_grpc.nodes.followed import FollowedPolicy
-from dase_grpc.nodes.liveness import loop_turns
 from dase_grpc.nodes.monitoring import protection
 from dase_grpc.nodes.troupe import Troupe, explore_to_the_end
 from dase_grpc.process.alarm import HangAlarm
-from dase_grpc.process.lifecycle import run_node, unless
+from dase_grpc.process.lifecycle import run_node
+from dase_grpc.process.tasks import loop_turns, unless
 from dase_grpc.process.watchdog import Watch
-from dase_grpc.replay.client import joining
+from dase_grpc.progress import Attendant
+from dase_grpc.replay.client import joining, patience
 from dase_grpc.replay.client.attending import ActorConnection, AgentFinished, attend
+from dase_grpc.replay.client.channels import lines_to, require_let_in
 from dase_grpc.replay.client.connection import Stream
-from dase_grpc.replay.client.finding import enter_all, follow_name, lines_to
+from dase_grpc.replay.client.finding import enter_all, follow_name
 from dase_grpc.replay.client.insert import RowLink
-from dase_grpc.replay.client.joining import REPLAY_TIMEOUT_S, Wanted
+from dase_grpc.replay.client.patience import REPLAY_TIMEOUT_S, Wanted
 from dase_grpc.replay.client.shards import Shards
 from dase_grpc.replay.client.waits import WaitReason
 from dase_grpc.replay.security.dialler import NO_CREDENTIALS, Credentials
-from dase_grpc.replay.service.server import require_let_in
-from dase_grpc.wire.sharded import ReplayPlace
+from dase_grpc.replay.wire.addresses import ReplayPlace
 
 log = logging.getLogger("dase")
 
@@ -110,7 +109,7 @@ class ActorOptions:
             metrics_host=metrics_host,
             metrics_tls=metrics_tls,
             insecure=insecure,
-            replay_timeout_s=joining.replay_timeout_s(replay_timeout_s),
+            replay_timeout_s=patience.replay_timeout_s(replay_timeout_s),
             credentials=Credentials(tls, token_file),
         )
 

@@ -9,25 +9,24 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from dase_grpc.attendance import Attendance
 from dase_grpc.config.resolve import RunConfig
-from dase_grpc.errors import ConfigError, DivergedError
-from dase_grpc.evaluator_metrics import EvaluatorMetrics
-from dase_grpc.learning.agents.agent import Policy as Acting
+from dase_grpc.errors import ConfigError, DivergedError, Halted
 from dase_grpc.learning.agents.device import pick_device
 from dase_grpc.learning.agents.policy import policy_tensors
 from dase_grpc.learning.agents.registry import load_policy
 from dase_grpc.learning.envs.evaluation import Evaluation
+from dase_grpc.learning.envs.explorer import Policy as Acting
 from dase_grpc.learning.envs.restarting import evaluation_env
-from dase_grpc.learning.ports import Halted, StoppablePolicy
 from dase_grpc.learning.training.build import build_evaluator
+from dase_grpc.learning.training.parts import StoppablePolicy
+from dase_grpc.metrics.nodes import EvaluatorMetrics
 from dase_grpc.nodes.due import DuePolicies
-from dase_grpc.nodes.policies import unpacked
+from dase_grpc.nodes.followed import unpacked
 from dase_grpc.process.containment import Contained
 from dase_grpc.process.watchdog import Watch
-from dase_grpc.progress import number, several
+from dase_grpc.progress import Attendance, number, several
 from dase_grpc.replay.buffer.policies import Policy
-from dase_grpc.runs.evaluation_journal import Evaluated, EvaluationJournal
+from dase_grpc.runs.journal import Evaluated, EvaluationJournal
 from dase_grpc.schema import TransitionSchema
 
 log = logging.getLogger("dase")

@@ -14,38 +14,34 @@ from typing import Any, Final, Self
 
 import torch
 
-from dase_grpc.attendance import Attendant
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import WaitedTooLongError
-from dase_grpc.evaluator_metrics import EvaluatorMetrics
-from dase_grpc.health import Health
 from dase_grpc.learning.envs.ids import with_resolved_id
 from dase_grpc.learning.envs.make import schema_of
 from dase_grpc.learning.envs.restarting import evaluation_env
-from dase_grpc.metrics.endpoint import make_registry, metrics_endpoint
+from dase_grpc.metrics.endpoint import Health, make_registry, metrics_endpoint
+from dase_grpc.metrics.nodes import EvaluatorMetrics
 from dase_grpc.nodes.due import DuePolicies
 from dase_grpc.nodes.evaluating import Evaluating
-from dase_grpc.nodes.evaluation_results import EvaluationBooks
-from dase_grpc.nodes.liveness import loop_turns
-from dase_grpc.nodes.loop_lag import watch_loop_lag
 from dase_grpc.nodes.monitoring import protection
-from dase_grpc.nodes.results import results_path
-from dase_grpc.nodes.visiting import Guest, arrived
+from dase_grpc.nodes.results import EvaluationBooks, results_path
 from dase_grpc.process.alarm import HangAlarm
-from dase_grpc.process.lifecycle import first_cause, run_node, unless
+from dase_grpc.process.lifecycle import run_node
+from dase_grpc.process.tasks import first_cause, loop_turns, unless, watch_loop_lag
 from dase_grpc.process.watchdog import Watch
-from dase_grpc.progress import several
-from dase_grpc.replay.client import joining
+from dase_grpc.progress import Attendant, several
+from dase_grpc.replay.client import joining, patience
+from dase_grpc.replay.client.attending import Guest, arrived
+from dase_grpc.replay.client.channels import lines_to
+from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
 from dase_grpc.replay.client.connection import Connection, Stream
-from dase_grpc.replay.client.finding import follow_name, lines_to
-from dase_grpc.replay.client.inserter import StreamTarget
-from dase_grpc.replay.client.joining import REPLAY_TIMEOUT_S, Wanted
+from dase_grpc.replay.client.finding import follow_name
+from dase_grpc.replay.client.patience import REPLAY_TIMEOUT_S, Wanted
 from dase_grpc.replay.client.policies import follow
 from dase_grpc.replay.client.shards import Shards
 from dase_grpc.replay.security.dialler import NO_CREDENTIALS, Credentials
-from dase_grpc.replay.service.cluster import ClusterClient
+from dase_grpc.replay.wire.addresses import ReplayPlace
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.wire.sharded import ReplayPlace
 
 ATTEND_S: Final = 0.5
 CONNECT_S: Final = 60.0
@@ -105,7 +101,7 @@ class EvaluatorOptions:
             metrics_tls=metrics_tls,
             insecure=insecure,
             command=command,
-            replay_timeout_s=joining.replay_timeout_s(replay_timeout_s),
+            replay_timeout_s=patience.replay_timeout_s(replay_timeout_s),
             credentials=Credentials(tls, token_file),
         )
 

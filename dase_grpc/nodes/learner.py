@@ -20,31 +20,31 @@ from dase_grpc.errors import (
     StaleLeaseError,
     UnreachableError,
 )
-from dase_grpc.health import Health
 from dase_grpc.learning.agents.device import pick_device
 from dase_grpc.learning.envs.ids import with_resolved_id
 from dase_grpc.learning.envs.make import schema_of
 from dase_grpc.learning.envs.restarting import exploring_env
-from dase_grpc.metrics.endpoint import make_registry, metrics_endpoint
+from dase_grpc.metrics.endpoint import Health, make_registry, metrics_endpoint
 from dase_grpc.metrics.nodes import LearnerMetrics
-from dase_grpc.nodes.leaving import Farewell, leases
-from dase_grpc.nodes.liveness import loop_turns
-from dase_grpc.nodes.loop_lag import watch_loop_lag
 from dase_grpc.nodes.monitoring import protection
 from dase_grpc.nodes.results import open_results, results_path
 from dase_grpc.nodes.session import Session, put_together, starved
 from dase_grpc.process.alarm import HangAlarm
-from dase_grpc.process.lifecycle import first_cause, run_node, unless
+from dase_grpc.process.lifecycle import run_node
+from dase_grpc.process.tasks import first_cause, loop_turns, unless, watch_loop_lag
 from dase_grpc.process.watchdog import Watch
 from dase_grpc.progress import Progress, several
-from dase_grpc.replay.client import draining, joining
+from dase_grpc.replay.client import draining, joining, patience
+from dase_grpc.replay.client.channels import lines_to
 from dase_grpc.replay.client.draining import drain, in_time
-from dase_grpc.replay.client.finding import connected, follow_name, join_all, lines_to
-from dase_grpc.replay.client.joining import REPLAY_TIMEOUT_S, Wanted, require_fit, require_one_piece
+from dase_grpc.replay.client.finding import follow_name, join_all
+from dase_grpc.replay.client.joining import Farewell, leases, require_fit, require_one_piece
+from dase_grpc.replay.client.patience import REPLAY_TIMEOUT_S, Wanted
+from dase_grpc.replay.client.shards import connected
 from dase_grpc.replay.client.waits import say_waits
 from dase_grpc.replay.security.dialler import NO_CREDENTIALS, Credentials
+from dase_grpc.replay.wire.addresses import ReplayPlace
 from dase_grpc.runs.journal import AgentJournal
-from dase_grpc.wire.sharded import ReplayPlace
 
 HEARTBEAT_S: Final = 0.5
 log = logging.getLogger("dase")
@@ -126,7 +126,7 @@ class LearnerOptions:
             metrics_tls=metrics_tls,
             insecure=insecure,
             command=command,
-            replay_timeout_s=joining.replay_timeout_s(replay_timeout_s),
+            replay_timeout_s=patience.replay_timeout_s(replay_timeout_s),
             resume=resume,
             unfinished_code=unfinished_code,
             credentials=Credentials(tls, token_file),

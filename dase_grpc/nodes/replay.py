@@ -10,30 +10,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from dase_grpc.capacity import transitions
+from dase_grpc.config.texts import names_a_folder, transitions
 from dase_grpc.errors import AddressError, CapacityError, ConfigError
-from dase_grpc.health import Health
-from dase_grpc.metrics.endpoint import metrics_endpoint
-from dase_grpc.metrics_server import Contexts
-from dase_grpc.naming import names_a_folder
-from dase_grpc.nodes.lease_watch import LeaseWatch
-from dase_grpc.nodes.liveness import loop_turns
-from dase_grpc.nodes.loop_lag import watch_loop_lag
+from dase_grpc.metrics.endpoint import Contexts, Health, metrics_endpoint
 from dase_grpc.nodes.monitoring import protection
 from dase_grpc.process.lifecycle import READY_PREFIX, is_orphaned, run_node
+from dase_grpc.process.tasks import loop_turns, watch_loop_lag
 from dase_grpc.progress import several
-from dase_grpc.replay.buffer.directory import stored_identity
+from dase_grpc.replay.buffer.directory import note_settings, stored_identity
 from dase_grpc.replay.buffer.ring import require_reservable
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.buffer.sharding import WHOLE, Shard
 from dase_grpc.replay.security.listener import Entrance, entrance
 from dase_grpc.replay.service.cluster import ClusterServicer
 from dase_grpc.replay.service.draining import calls_ended
-from dase_grpc.replay.service.monitor import ReplayMonitor
+from dase_grpc.replay.service.monitor import LeaseWatch, ReplayMonitor
 from dase_grpc.replay.service.policies import PolicyServicer
 from dase_grpc.replay.service.replay import ReplayServicer, add_replay
-from dase_grpc.replay.service.server import Address, bind, make_server, parse_address, require_private
+from dase_grpc.replay.service.server import bind, make_server, require_private
 from dase_grpc.replay.service.standard import add_standard
+from dase_grpc.replay.wire.addresses import Address, parse_address
 from dase_grpc.replay.wire.v1 import (
     cluster_pb2,
     cluster_pb2_grpc,
@@ -42,7 +38,6 @@ from dase_grpc.replay.wire.v1 import (
     replay_pb2,
 )
 from dase_grpc.schema import LEAST_ROW_BYTES
-from dase_grpc.store.settings import note_settings
 
 LEASE_TTL_S: Final = 10.0
 GRACE_S: Final = 2.0

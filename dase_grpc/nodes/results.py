@@ -1,19 +1,19 @@
-"""Where a learner that has joined a run writes its results, and what it goes on from."""
+"""Where learners and evaluators write their results, and what they go on from."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dase_grpc.capacity import transitions
 from dase_grpc.config.resolve import RunConfig
+from dase_grpc.config.texts import names_a_folder, transitions
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.learning.envs.make import require_same_environment
-from dase_grpc.learning.ports import Origin
 from dase_grpc.learning.training.state import Counters, Saved
-from dase_grpc.naming import names_a_folder
-from dase_grpc.replay.service.cluster import Membership
+from dase_grpc.pace import Origin
+from dase_grpc.replay.wire.messages import Membership
+from dase_grpc.replay.wire.v1.replay_pb2 import BufferState
 from dase_grpc.runs.checkpoint import newest_sound
 from dase_grpc.runs.directory import (
     EVALUATOR_MODE,
@@ -22,9 +22,8 @@ from dase_grpc.runs.directory import (
     RunDirectory,
     checkpoint_paths,
 )
-from dase_grpc.runs.journal import AgentJournal
-from dase_grpc.runs.rewind import rewind
-from dase_grpc.runs.sameness import require_same_settings
+from dase_grpc.runs.journal import AgentJournal, EvaluationJournal
+from dase_grpc.runs.rewind import require_same_settings, rewind
 from dase_grpc.schema import TransitionSchema
 
 log = logging.getLogger("dase")
@@ -171,3 +170,88 @@ def as_run(config: RunConfig, schema: TransitionSchema, *, capacity: int, min_si
     if transitions(config.replay.capacity, row_bytes=schema.row_bytes) != capacity:
         known["capacity"] = capacity
     return config.model_copy(update={"replay": config.replay.model_copy(update=known)})
+
+
+def evaluated_run(path: Path, config: RunConfig, *, command: Sequence[str]) -> RunDirectory:
+    """The run directory at `path`, made if it is missing.
+
+    Raises:
+        RunDirectoryError: it cannot be made, is damaged, or belongs to learners that evaluate themselves.
+        ConfigError: it is of other settings; those of the buffer do not count.
+    """
+    if not (path / RUN_FILE).exists():
+        return RunDirectory.ensure(path.parent, path.name, config, mode=EVALUATOR_MODE, command=command)
+    run = RunDirectory.open(path)
+    if run.run.get("mode") != EVALUATOR_MODE and run.config.eval.by != "evaluator":
+        raise RunDirectoryError(
+            f"{path} is the run of learners that evaluate themselves (eval.by = {run.config.eval.by}), and "
+            f"only one may write its evaluations.csv; start all nodes with --set eval.by=evaluator, or "
+            f"choose another --run-dir"
+        )
+    same_buffer = config.model_copy(update={"replay": run.config.replay})
+    require_same_settings(run.config, same_buffer, of=f"the run in {path}")
+    return run
+
+
+class EvaluationBooks:
+    """The journals of the agents that an evaluator evaluates, opened once there is a run directory.
+
+    Learners that share the directory make it, before they publish anything, with what the replay really
+    holds; the evaluator makes it only where a policy has come and there is none. One thread at a time.
+
+    Attributes:
+        buffer: what is known of the replay's buffer, for the settings that are recorded.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        agents: Collection[int],
+        *,
+        config: RunConfig,
+        schema: TransitionSchema,
+        command: Sequence[str],
+    ) -> None:
+        self.path = path
+        self.buffer: BufferState | None = None
+        self._agents = agents
+        self._config = config
+        self._schema = schema
+        self._command = command
+        self._journals: Mapping[int, EvaluationJournal] = {}
+        self._opened = ExitStack()
+
+    def evaluated(self) -> dict[int, int | None]:
+        """The step of the last evaluation that there is of each agent, None where there is none.
+
+        Raises:
+            UsageError: see `open`.
+        """
+        journals = self.open() if (self.path / RUN_FILE).exists() else {}
+        return {
+            agent_id: journals[agent_id].last_step if agent_id in journals else None
+            for agent_id in self._agents
+        }
+
+    def open(self) -> Mapping[int, EvaluationJournal]:
+        """The journals, opened at the first call.
+
+        Raises:
+            RunDirectoryError: see `evaluated_run`; or another evaluator writes there, or a file is damaged.
+            ConfigError: see `evaluated_run`.
+        """
+        if not self._journals:
+            config, known = self._config, self.buffer
+            if known is not None and known.capacity:
+                config = as_run(config, self._schema, capacity=known.capacity, min_size=known.min_size)
+            run = evaluated_run(self.path, config, command=self._command)
+            self._journals = {agent_id: self._journal(run, agent_id) for agent_id in self._agents}
+        return self._journals
+
+    def close(self) -> None:
+        """Closes what was opened."""
+        self._opened.close()
+
+    def _journal(self, run: RunDirectory, agent_id: int) -> EvaluationJournal:
+        journal = EvaluationJournal.open(run.agent(agent_id), config=run.config, schema=self._schema)
+        return self._opened.enter_context(closing(journal))

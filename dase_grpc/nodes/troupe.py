@@ -9,20 +9,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dase_grpc.attendance import Attendance
 from dase_grpc.errors import RefusalError, WaitedTooLongError
-from dase_grpc.explorer_metrics import ActorMetrics
 from dase_grpc.learning.training.acting import Acting
+from dase_grpc.metrics.nodes import ActorMetrics
 from dase_grpc.nodes.followed import FollowedPolicy
-from dase_grpc.nodes.leaving import FAREWELL_S
-from dase_grpc.nodes.loop_lag import watch_loop_lag
 from dase_grpc.process.alarm import HangAlarm
-from dase_grpc.process.lifecycle import first_cause, unless
+from dase_grpc.process.tasks import first_cause, unless, watch_loop_lag
 from dase_grpc.process.watchdog import Watch
-from dase_grpc.progress import several
+from dase_grpc.progress import Attendance, several
 from dase_grpc.replay.client.attending import ActorConnection, has_finished
 from dase_grpc.replay.client.draining import drain
 from dase_grpc.replay.client.insert import RowLink
+from dase_grpc.replay.client.joining import FAREWELL_S
 from dase_grpc.replay.client.shards import Shards
 from dase_grpc.replay.client.waits import Wait, say_waits
 

@@ -9,13 +9,20 @@ from typing import Any, Final
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from dase_grpc.observe import matrix
+from dase_grpc.observe import cells
 from dase_grpc.observe.cells import rate
-from dase_grpc.observe.looking import Target, first_look, observing
-from dase_grpc.observe.rates import Look, Rates, rates
-from dase_grpc.observe.tables import agent_table, head, node_table
-from dase_grpc.observe.troubles import troubles
-from dase_grpc.observe.view import AgentView, ClusterView, NodeView
+from dase_grpc.observe.tables import agent_table, head, node_table, troubles
+from dase_grpc.observe.view import (
+    AgentView,
+    ClusterView,
+    Look,
+    NodeView,
+    Rates,
+    Target,
+    first_look,
+    observing,
+    rates,
+)
 
 LOOKS_APART_S: Final = 1.0
 TROUBLE_CODE: Final = 5
@@ -93,9 +100,9 @@ def page(told: Told, *, width: int) -> Iterator[RenderableType]:
         yield from ("", agent_table(agents, now.steps_by_agent, width=width))
     if cluster.nodes:
         yield from ("", node_table(cluster.nodes, width=width))
-    if matrix.fits(agents):
-        yield from ("", matrix.heat_map(agents, wide=matrix.width_of(agents, wide=True) <= width))
-    elif summary := matrix.in_one_line(agents):
+    if cells.fits(agents):
+        yield from ("", cells.heat_map(agents, wide=cells.width_of(agents, wide=True) <= width))
+    elif summary := cells.in_one_line(agents):
         yield from ("", Text(summary))
     if wrong := troubles(told.now):
         yield ""

@@ -9,12 +9,10 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from dase_grpc.observe import matrix
+from dase_grpc.observe import cells as observe_cells
 from dase_grpc.observe.cells import rate, seconds, sparkline
-from dase_grpc.observe.rates import Look, Rates, course, rates
-from dase_grpc.observe.tables import agent_table, counted, head, line, node_table
-from dase_grpc.observe.troubles import in_trouble, troubles
-from dase_grpc.observe.view import AgentView, ClusterView, NodeView
+from dase_grpc.observe.tables import agent_table, counted, head, in_trouble, line, node_table, troubles
+from dase_grpc.observe.view import AgentView, ClusterView, Look, NodeView, Rates, course, rates
 
 SMOOTHED_LOOKS: Final = 5
 """A rate in figures is one over the latest so many looks."""
@@ -142,10 +140,10 @@ def _members(cluster: ClusterView, speeds: Mapping[int, float], *, width: int, r
     """Agents, their similarities, and other nodes; similarities in one line where each does not fit."""
     agents, nodes = cluster.agents, cluster.nodes
     for_nodes = _lines_for(nodes, at_most=SHOWN_NODES)
-    pairs = matrix.fits(agents)
-    beside = pairs and width >= BESIDE_FROM and matrix.height_of(agents) + for_nodes <= room
-    summary = [Part(line(Text(text)), 1) for text in (matrix.in_one_line(agents),) if text]
-    below = pairs and not beside and 1 + len(agents) + matrix.height_of(agents) + for_nodes <= room
+    pairs = observe_cells.fits(agents)
+    beside = pairs and width >= BESIDE_FROM and observe_cells.height_of(agents) + for_nodes <= room
+    summary = [Part(line(Text(text)), 1) for text in (observe_cells.in_one_line(agents),) if text]
+    below = pairs and not beside and 1 + len(agents) + observe_cells.height_of(agents) + for_nodes <= room
     similarity = [_similarity(agents, width)] if below else [] if beside else summary
     left = room - for_nodes - _height(similarity)
     first = _agents_beside(agents, speeds, width, left) if beside else _agents(agents, speeds, width, left)
@@ -172,18 +170,18 @@ def _nodes(nodes: Sequence[NodeView], width: int, room: int) -> Part:
 
 
 def _agents_beside(agents: Sequence[AgentView], speeds: Mapping[int, float], width: int, room: int) -> Part:
-    pairs = matrix.width_of(agents, wide=True)
+    pairs = observe_cells.width_of(agents, wide=True)
     left = _agents(agents, speeds, width - pairs - GAP, room)
     grid = Table.grid(expand=True, padding=(0, GAP, 0, 0), pad_edge=False)
     grid.add_column(ratio=1)
     grid.add_column(width=pairs)
-    grid.add_row(left.shown, matrix.heat_map(agents))
-    return Part(grid, max(left.height, matrix.height_of(agents)))
+    grid.add_row(left.shown, observe_cells.heat_map(agents))
+    return Part(grid, max(left.height, observe_cells.height_of(agents)))
 
 
 def _similarity(agents: Sequence[AgentView], width: int) -> Part:
-    wide = matrix.width_of(agents, wide=True) <= width
-    return Part(matrix.heat_map(agents, wide=wide), matrix.height_of(agents))
+    wide = observe_cells.width_of(agents, wide=True) <= width
+    return Part(observe_cells.heat_map(agents, wide=wide), observe_cells.height_of(agents))
 
 
 def _with_rest(table: Table, rows: int, rest: Sequence[str]) -> Part:

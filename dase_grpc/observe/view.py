@@ -1,15 +1,23 @@
-"""A cluster at one moment as its replays' Status say: one view, however many replays there are."""
+"""A cluster at one moment as its replays' Status say, and how fast it is."""
 
+import asyncio
 import math
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from itertools import chain
-from typing import Final
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Final, Self
 
-from dase_grpc.attendance import Attendance
-from dase_grpc.progress import Progress
+from dase_grpc.errors import DaseError, UnreachableError
+from dase_grpc.progress import Attendance, Progress
+from dase_grpc.replay.client.channels import open_channel, require_let_in
+from dase_grpc.replay.client.cluster import ClusterClient
+from dase_grpc.replay.security.dialler import NO_CREDENTIALS, Credentials
+from dase_grpc.replay.wire.addresses import Address, ReplayPlace, silence_of
 from dase_grpc.replay.wire.messages import attendance_from_proto, known, progress_from_proto
 from dase_grpc.replay.wire.v1 import cluster_pb2, replay_pb2
 
@@ -180,3 +188,178 @@ def _finite(progress: Progress) -> Progress:
         similarity={source: value for source, value in progress.similarity.items() if math.isfinite(value)},
         similarity_weight=known(progress.similarity_weight),
     )
+
+
+@dataclass(frozen=True)
+class Target:
+    """The replay or its shards, with what credentials, and how long each is given to answer."""
+
+    replay: ReplayPlace
+    credentials: Credentials = NO_CREDENTIALS
+    timeout_s: float = 5.0
+
+    @classmethod
+    def parse(cls, *, replay: str, tls: Path | None, token_file: Path | None, timeout_s: float) -> Self:
+        """Reads the texts of a command line.
+
+        Raises:
+            AddressError, CredentialsError: in one sentence.
+        """
+        credentials = Credentials(tls, token_file)
+        credentials.require_usable()
+        return cls(ReplayPlace.parse(replay), credentials, timeout_s)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the replays said at `at`, in seconds of a monotonic clock.
+
+    Attributes:
+        cluster: None where no replay answered.
+        silent: the replays that did not answer, by address, and why.
+    """
+
+    at: float
+    cluster: ClusterView | None
+    silent: Mapping[str, DaseError] = field(default_factory=dict)
+
+
+class Observer:
+    """Looks at a cluster, as often as asked."""
+
+    def __init__(
+        self,
+        replays: Mapping[Address, ClusterClient],
+        *,
+        credentials: Credentials,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._replays = replays
+        self._credentials = credentials
+        self._timeout_s = timeout_s
+        self._clock = clock
+
+    async def look(self) -> Look:
+        """What all replays say; takes up to the timeout where one does not answer."""
+        answers = await asyncio.gather(*map(self._ask, self._replays))
+        by_address = dict(zip(map(str, self._replays), answers, strict=True))
+        views = [answer for answer in answers if isinstance(answer, ClusterView)]
+        return Look(
+            self._clock(),
+            merged(views) if views else None,
+            {address: answer for address, answer in by_address.items() if isinstance(answer, DaseError)},
+        )
+
+    async def require_let_in(self) -> None:
+        """Asks a replay that did not answer whether it is for the credentials.
+
+        Raises:
+            UnauthenticatedError: it is; in one sentence.
+        """
+        for address in self._replays:
+            await require_let_in(address, self._credentials)
+
+    async def say_silence(self) -> None:
+        """Asks the operating system about a replay that did not answer.
+
+        Raises:
+            UnreachableError: it knows what keeps it from answering.
+        """
+        for address in self._replays:
+            if silence := await silence_of(address):
+                raise UnreachableError(
+                    f"the replay service at {address} does not answer: {silence}; see whether it runs, and "
+                    f"give its address with --replay"
+                )
+
+    async def _ask(self, address: Address) -> ClusterView | DaseError:
+        try:
+            return view_of(await self._replays[address].status(timeout_s=self._timeout_s))
+        except DaseError as error:
+            return error
+
+
+@asynccontextmanager
+async def observing(target: Target) -> AsyncIterator[Observer]:
+    """An observer of a cluster; it connects when it looks.
+
+    Raises:
+        CredentialsError: the credentials cannot be used.
+        UnreachableError: a name resolves to no address.
+    """
+    async with AsyncExitStack() as channels:
+        clients = {}
+        for address in await target.replay.found():
+            channel = await channels.enter_async_context(open_channel(address, target.credentials))
+            clients[address] = ClusterClient(channel, str(address))
+        yield Observer(clients, credentials=target.credentials, timeout_s=target.timeout_s)
+
+
+async def first_look(observer: Observer) -> Look:
+    """A look at which at least one replay answered.
+
+    Raises:
+        UnauthenticatedError: the two sides' credentials do not fit.
+        UnreachableError: no replay answers.
+        RefusalError: they refuse otherwise.
+    """
+    look = await observer.look()
+    if look.cluster is not None:
+        return look
+    why = next(iter(look.silent.values()))
+    if isinstance(why, UnreachableError):
+        await observer.require_let_in()
+        await observer.say_silence()
+    raise why
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Per second; None where it is not known. env_steps is that of the learners whose own is known.
+
+    inserted and sampled are in transitions.
+    """
+
+    inserted: float | None = None
+    sampled: float | None = None
+    env_steps: float | None = None
+    steps_by_agent: Mapping[int, float] = field(default_factory=dict)
+
+
+def rates(before: Look, now: Look) -> Rates:
+    """What happened from one look to a later one."""
+    if before.cluster is None or now.cluster is None:
+        return Rates()
+    was, is_now = before.cluster.buffer, now.cluster.buffer
+    known = {agent.agent_id: agent for agent in before.cluster.agents}
+    steps = {
+        agent.agent_id: speed
+        for agent in now.cluster.agents
+        if (speed := _steps(known.get(agent.agent_id), before.at, agent, now.at)) is not None
+    }
+    same = was.incarnations == is_now.incarnations and bool(was.capacity)
+    took_s = now.at - before.at
+    return Rates(
+        inserted=_per_second(was.inserted, is_now.inserted, took_s) if same else None,
+        sampled=_per_second(was.sampled, is_now.sampled, took_s) if same else None,
+        env_steps=sum(steps.values()) if steps else None,
+        steps_by_agent=steps,
+    )
+
+
+def course(looks: Sequence[Look]) -> list[Rates]:
+    """The rates from each look to the next, the latest last."""
+    return [rates(before, now) for before, now in pairwise(looks)]
+
+
+def _steps(before: AgentView | None, seen_at: float, now: AgentView, at: float) -> float | None:
+    """An agent's steps per second, by when it told its step and not by when somebody looked."""
+    if before is None or before.epoch != now.epoch or now.lease != "live":
+        return None
+    took_s = (at - now.silent_s) - (seen_at - before.silent_s)
+    return _per_second(before.progress.step, now.progress.step, took_s)
+
+
+def _per_second(before: int, now: int, took_s: float) -> float | None:
+    return (now - before) / took_s if took_s > 0.1 and now >= before else None

@@ -1,19 +1,19 @@
-"""How a node starts and ends: what stops it, logging, exit codes."""
+"""How a node starts and ends: signals, logging, exit codes. The only place that handles signals."""
 
 import asyncio
 import logging
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from dase_grpc.errors import DaseError, EnvironmentHangsError
-from dase_grpc.nodes.memory import keep_freed_memory
-from dase_grpc.process.ending import end_now
+from dase_grpc.process.ending import end_now, keep_freed_memory
 from dase_grpc.process.leash import kill_unless_ended, leashed
 from dase_grpc.process.signals import heeding
+from dase_grpc.process.tasks import first_cause
 
 READY_PREFIX: Final = "listening on "
 """What a node that listens prints on stdout, before its address, once it answers."""
@@ -22,7 +22,6 @@ _GRPC_LOGGER: Final = "grpc._cython.cygrpc"
 _ENDED_MEANWHILE: Final = "ExecuteBatchError raised in core by servicer method ["
 
 log = logging.getLogger("dase")
-T = TypeVar("T")
 
 
 class StopEvent(asyncio.Event):
@@ -122,46 +121,3 @@ async def stop_event(
     second = None if on_second is None else lambda number: on_second()
     with heeding(on_first, second), leashed(on_gone) if stdin_is_leash else nullcontext():
         yield stop
-
-
-async def unless(stop: asyncio.Event, awaited: Coroutine[Any, Any, T]) -> T | None:
-    """What `awaited` gives, or None if `stop` is set first; then `awaited` is cancelled and has ended."""
-    work = asyncio.ensure_future(awaited)
-    stopped = asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        return work.result() if work.done() else None
-    finally:
-        for task in (work, stopped):
-            task.cancel()
-        await asyncio.gather(work, stopped, return_exceptions=True)
-
-
-@contextmanager
-def first_cause() -> Iterator[None]:
-    """Raises, instead of a group of errors, the one to show.
-
-    That is its only bug, or the group itself if it has several, or else the first of our errors.
-    """
-    try:
-        yield
-    except ExceptionGroup as group:
-        refusals, bugs = group.split(DaseError)
-        cause: Exception | None = bugs
-        while isinstance(cause, ExceptionGroup) and len(cause.exceptions) == 1:
-            cause = cause.exceptions[0]
-        if cause is None and refusals is not None:
-            cause = first_error(refusals)
-        if cause is None or isinstance(cause, ExceptionGroup):
-            raise
-        raise cause from cause.__cause__
-
-
-def first_error(group: ExceptionGroup[DaseError] | DaseError) -> DaseError:
-    """The first of the errors in a group, however deeply nested."""
-    error: Exception = group
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    if not isinstance(error, DaseError):
-        raise TypeError(f"{error!r} is not one of our errors")
-    return error

@@ -28,8 +28,16 @@ from dase_grpc.runs.directory import (
     replaced_path,
     replaced_paths,
 )
-from dase_grpc.runs.files import STAGING_PREFIX, disk_refusal, staged_directory, write_synced
-from dase_grpc.runs.sealing import SEAL, json_text, require_seal, sealed
+from dase_grpc.runs.files import (
+    SEAL,
+    STAGING_PREFIX,
+    disk_refusal,
+    json_text,
+    require_seal,
+    sealed,
+    staged_directory,
+    write_synced,
+)
 from dase_grpc.schema import TransitionSchema
 
 Tensors = Mapping[str, Tensor]

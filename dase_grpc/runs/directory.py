@@ -16,9 +16,8 @@ from typing import Any, Final, Self
 import tomli_w
 
 from dase_grpc.config.resolve import RunConfig, resolve
-from dase_grpc.config.texts import toml_file
+from dase_grpc.config.texts import MAX_BYTES, names_a_folder, toml_file
 from dase_grpc.errors import ConfigError, RunDirectoryError
-from dase_grpc.naming import MAX_BYTES, names_a_folder
 from dase_grpc.runs.files import (
     STAGING_PREFIX,
     disk_refusal,
@@ -27,8 +26,7 @@ from dase_grpc.runs.files import (
     utf8,
     write_synced,
 )
-from dase_grpc.runs.logs import EvaluationsFile
-from dase_grpc.runs.metrics_log import MetricsLog
+from dase_grpc.runs.logs import EvaluationsFile, MetricsLog
 from dase_grpc.runs.provenance import derived_seeds, versions
 
 RUN_FILE: Final = "run.toml"

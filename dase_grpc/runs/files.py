@@ -1,20 +1,26 @@
-"""Writing files so that a crash leaves whole lines, whole files and whole directories."""
+"""Whole lines, whole files, check sums and locks: what a crash leaves is whole."""
 
 import contextlib
 import errno
+import fcntl
+import hashlib
+import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final, Self
 
 from dase_grpc.errors import DiskFullError, RunDirectoryError
+from dase_grpc.process.ending import closed_in_forks
 
 STAGING_PREFIX: Final = ".staging-"
 
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """What a disk says that has no room, or none for this user."""
+
+SEAL: Final = "sha256"
 
 
 def append_line(path: Path, line: str, *, header: str = "") -> None:
@@ -194,3 +200,75 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document with the checksum of all its other entries under `sha256`.
+
+    Raises:
+        ValueError, TypeError: it is not JSON, which has neither NaN nor infinity.
+    """
+    unsealed = {key: value for key, value in document.items() if key != SEAL}
+    return {**unsealed, SEAL: _checksum(unsealed)}
+
+
+def require_seal(document: Mapping[str, Any], what: str) -> None:
+    """Checks a document's checksum; `what` begins the sentence that says it is wrong.
+
+    Raises:
+        RunDirectoryError: it is missing, or is that of another document.
+    """
+    if document.get(SEAL) != sealed(document)[SEAL]:
+        raise RunDirectoryError(f"{what} does not have the checksum that it names")
+
+
+def json_text(document: Mapping[str, Any]) -> str:
+    """The document as it lies on disk: the same text for the same entries."""
+    return json.dumps(document, indent=2, sort_keys=True, allow_nan=False) + "\n"
+
+
+def _checksum(document: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json_text(document).encode()).hexdigest()
+
+
+class FolderLock:
+    """An advisory lock on a folder (flock): no file, and it ends with its owner, however that ends.
+
+    What the owner forks does not hold it.
+
+    On a file system that knows no locks it holds nothing.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+        closed_in_forks(self)
+
+    @classmethod
+    def acquire(cls, folder: Path) -> Self:
+        """Locks a folder, which is made if it is missing; never waits.
+
+        Raises:
+            RunDirectoryError: another holds it, or it cannot be made.
+        """
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise RunDirectoryError(f"cannot open {folder}: {error.strerror or error}") from None
+        lock = cls(descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise RunDirectoryError(
+                f"another process is still writing to {folder}; stop it, or wait until it has ended"
+            ) from None
+        except OSError:  # a file system without locks, where nothing can be said about others
+            lock.close()
+        return lock
+
+    def close(self) -> None:
+        """Lets others have the folder; may be called twice."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

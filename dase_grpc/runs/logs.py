@@ -1,12 +1,17 @@
-"""evaluations.csv: one row per evaluation of one agent."""
+"""evaluations.csv, metrics.jsonl and restarts.jsonl: the logs of a run, one line per event."""
 
-from dataclasses import dataclass
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from dase_grpc.config.texts import json_value
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs.files import append_line, whole_lines
 
@@ -17,6 +22,9 @@ COLUMNS: Final = ("step", "return_mean", "return_std", "episodes", "wall_seconds
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+_TABLES: Final = ("similarity", "refused")
+_COUNTS: Final = ("step", "wall_seconds")
 
 
 @dataclass(frozen=True)
@@ -87,3 +95,148 @@ def _row(path: Path, number: int, line: str) -> tuple[float, ...]:
         return counts[0], float(mean), float(std), counts[1], float(wall)
     except ValueError:
         raise RunDirectoryError(f"{path} is damaged: line {number} is not {len(COLUMNS)} numbers") from None
+
+
+@dataclass(frozen=True)
+class MetricsLog:
+    """Appends records to a JSON-lines file; opens it for each record, so a restart simply goes on.
+
+    One writer per file. JSON has no NaN and no infinity: both are written as null.
+    """
+
+    path: Path
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Adds one record: numbers, None, and mappings of them.
+
+        Raises:
+            TypeError: a value that JSON cannot hold.
+        """
+        append_line(self.path, json.dumps(_plain(record), separators=(",", ":"), allow_nan=False))
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The records in order; a missing file has none, a damaged last line is left out.
+
+    Raises:
+        RunDirectoryError: a line before the last is no record, a JSON object of numbers; names the line.
+    """
+    lines = whole_lines(path)
+    records = []
+    for number, line in enumerate(lines, start=1):
+        record = _record(line)
+        if record is not None:
+            records.append(record)
+        elif number < len(lines):
+            raise RunDirectoryError(f"{path} is damaged: line {number} is no record of numbers")
+    return records
+
+
+def _record(line: str) -> dict[str, Any] | None:
+    try:
+        value = json_value(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) and all(map(_fits, value, value.values())) else None
+
+
+def _fits(key: str, value: Any) -> bool:
+    """Whether a value is what `append` writes: numbers, none negative where it counts, and tables of them."""
+    if isinstance(value, dict):
+        known = (each.isdecimal() for each in value) if key == "similarity" else (True,)
+        return all(known) and all(map(_is_number, value.values()))
+    if key in _TABLES or (key in _COUNTS and isinstance(value, (int, float)) and value < 0):
+        return value is None
+    return _is_number(value)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return value is None
+    return abs(value) < sys.float_info.max
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    return value
+
+
+@dataclass(frozen=True)
+class Restart:
+    """One failure of a node.
+
+    Attributes:
+        time: when, in UTC.
+        node: which, as `learner-1` or `replay`.
+        why: how its process ended.
+        from_step: the checkpoint that a learner goes on from, 0 without any; None for the replay.
+        pause_s: seconds until it is started again; None where it is given up.
+    """
+
+    time: str
+    node: str
+    why: str
+    from_step: int | None
+    pause_s: float | None
+
+    @property
+    def given_up(self) -> bool:
+        """Whether the node is not started again."""
+        return self.pause_s is None
+
+
+def append_restart(path: Path, restart: Restart) -> None:
+    """Adds a line.
+
+    Raises:
+        RunDirectoryError: the disk refuses.
+    """
+    append_line(path, json.dumps(asdict(restart), separators=(",", ":")))
+
+
+def read_restarts(path: Path) -> list[Restart]:
+    """All failures in order; a missing file has none, a damaged last line is left out.
+
+    Raises:
+        RunDirectoryError: a line before the last is damaged; names it.
+    """
+    lines, found = whole_lines(path), []
+    for number, line in enumerate(lines, start=1):
+        try:
+            found.append(_parsed(line))
+        except (ValueError, TypeError):
+            if number < len(lines):
+                raise RunDirectoryError(f"{path} is damaged: line {number} is no restart of a node") from None
+    return found
+
+
+def told(restarts: Sequence[Restart]) -> dict[str, str]:
+    """How often each node was started again and why, in a sentence without its subject."""
+    sentences = {}
+    for node in dict.fromkeys(each.node for each in restarts):
+        failures = [each for each in restarts if each.node == node]
+        again = sum(not each.given_up for each in failures)
+        reasons = "; ".join(dict.fromkeys(each.why for each in failures))
+        times = "once" if again == 1 else f"{again} times"
+        given_up = "given up" if failures[-1].given_up else ""
+        started = f"started again {times}" if again else ""
+        sentences[node] = f"{' and then '.join(filter(None, (started, given_up)))} ({reasons})"
+    return sentences
+
+
+def _parsed(line: str) -> Restart:
+    value = json_value(line)
+    if not isinstance(value, dict):
+        raise TypeError("not an object")
+    restart = Restart(**value)
+    numbers = (restart.from_step, restart.pause_s)
+    if not all(isinstance(each, str) for each in (restart.time, restart.node, restart.why)):
+        raise TypeError("not a text")
+    if not all(each is None or isinstance(each, (int, float)) for each in numbers):
+        raise TypeError("not a number")
+    return restart

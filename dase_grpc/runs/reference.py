@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Final, Literal
 
+from dase_grpc.config.algorithms import DpdConfig, DpsConfig
 from dase_grpc.config.presets import paper_preset, preset
 from dase_grpc.config.resolve import RunConfig, resolve
-from dase_grpc.dpd_config import DpdConfig
-from dase_grpc.dps_config import DpsConfig
 
 TABLE: Final = "dase_reference_results.csv"
 _STEPS: Final = {"50k": 50_000, "100k": 100_000, "200k": 200_000, "300k": 300_000, "500k": 500_000}

@@ -1,27 +1,73 @@
-"""Rounds of a lockstep run on disk: which checkpoints and which rows of the buffer belong together.
+"""Rounds of a run in one process on disk: which checkpoints and which rows of the buffer belong together.
 
 A round's file is written last, after all that it names, so it stands for a state that is whole. The last
 two are kept, as the agents' checkpoints are.
 """
 
+import hashlib
+import io
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Self
+
+import numpy as np
 
 from dase_grpc.config.texts import json_value
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs.checkpoint import KEEP, Checkpoint, load_checkpoint, seal_of
 from dase_grpc.runs.directory import RunDirectory, checkpoint_path, checkpoint_paths, round_paths
-from dase_grpc.runs.files import disk_refusal, replace_file, sync_directory
-from dase_grpc.runs.row_log import RowLog, Segment
-from dase_grpc.runs.sealing import json_text, require_seal, sealed
+from dase_grpc.runs.files import (
+    STAGING_PREFIX,
+    disk_refusal,
+    json_text,
+    replace_file,
+    require_seal,
+    sealed,
+    sync_directory,
+)
 from dase_grpc.schema import Array
 
 FORMAT_VERSION: Final = 1
 
 _log = logging.getLogger("dase")
+
+PATTERN: Final = "rows-*.npy"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Rows first, ..., end - 1 of a buffer, and the checksum of their file."""
+
+    first: int
+    end: int
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return f"rows-{self.first:012d}-{self.end:012d}.npy"
+
+    def numbers(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return asdict(self)
+
+    def read(self, folder: Path) -> Array:
+        """Its rows.
+
+        Raises:
+            RunDirectoryError: the file is missing or damaged.
+        """
+        path = folder / self.name
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise RunDirectoryError(f"cannot read {path}: {error.strerror or error}") from None
+        if hashlib.sha256(data).hexdigest() != self.sha256:
+            raise RunDirectoryError(f"{path} is damaged: its checksum does not match")
+        rows: Array = np.load(io.BytesIO(data), allow_pickle=False)
+        return rows
 
 
 @dataclass(frozen=True)
@@ -194,3 +240,67 @@ def _read_whole(directory: RunDirectory, path: Path, passed_over: tuple[str, ...
     for segment in found.segments:
         segment.read(directory.replay)
     return WholeRound(path, found, tuple(checkpoints), passed_over)
+
+
+class RowLog:
+    """Writes a buffer's new rows. One writer per folder.
+
+    Args:
+        folder: where the files lie.
+        segments: what is there already of the same buffer, in order.
+    """
+
+    def __init__(self, folder: Path, segments: Sequence[Segment] = ()) -> None:
+        self._folder = folder
+        self._segments = list(segments)
+
+    def append(self, parts: tuple[Array, Array], *, total: int) -> tuple[Segment, ...]:
+        """Writes what was added since the last call; returns where all rows present lie, in order.
+
+        parts are all rows present, the oldest first; the last is number total - 1.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        present = sum(map(len, parts))
+        written = self._segments[-1].end if self._segments else 0
+        first = max(written, total - present)
+        if first < total:
+            rows = _last(parts, total - first)
+            self._segments.append(self._write(rows, first=first, end=total))
+        self._segments = [each for each in self._segments if each.end > total - present]
+        return tuple(self._segments)
+
+    def keep(self, segments: Collection[Segment]) -> None:
+        """Removes all files of rows but those of `segments`, and what a killed writer left unfinished."""
+        names = {each.name for each in segments}
+        for path in (*self._folder.glob(PATTERN), *self._folder.glob(f"{STAGING_PREFIX}*")):
+            if path.name not in names:
+                path.unlink()
+
+    def _write(self, rows: Array, *, first: int, end: int) -> Segment:
+        stream = io.BytesIO()
+        np.save(stream, rows, allow_pickle=False)
+        data = stream.getbuffer()
+        segment = Segment(first, end, hashlib.sha256(data).hexdigest())
+        self._folder.mkdir(parents=True, exist_ok=True)
+        replace_file(self._folder / segment.name, data)
+        sync_directory(self._folder)
+        return segment
+
+
+def read_rows(folder: Path, segments: Sequence[Segment], *, first: int) -> Iterator[Array]:
+    """The rows from number `first` on, file by file.
+
+    Raises:
+        RunDirectoryError: a file is missing or damaged.
+    """
+    for segment in segments:
+        yield segment.read(folder)[max(0, first - segment.first) :]
+
+
+def _last(parts: tuple[Array, Array], count: int) -> Array:
+    older, newer = parts
+    if count <= len(newer):
+        return newer[len(newer) - count :]
+    return np.concatenate((older[len(older) - (count - len(newer)) :], newer))

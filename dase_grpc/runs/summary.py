@@ -8,8 +8,7 @@ from typing import Any, Final, Self
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.runs.curves import FINAL, Series, final_score
 from dase_grpc.runs.directory import EVALUATOR_MODE, AgentDirectory, RunDirectory, checkpoint_paths
-from dase_grpc.runs.logs import Evaluations, read_evaluations
-from dase_grpc.runs.metrics_log import read_metrics
+from dase_grpc.runs.logs import Evaluations, read_evaluations, read_metrics
 
 FINAL_FROM: Final = 2 * FINAL
 """Evaluations after the random steps from which on the mean of the last 10 says how an agent ended."""

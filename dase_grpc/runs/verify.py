@@ -19,13 +19,10 @@ from dase_grpc.runs.directory import (
     round_paths,
 )
 from dase_grpc.runs.files import unfinished_line, whole_lines
-from dase_grpc.runs.logs import COLUMNS, read_evaluations
+from dase_grpc.runs.logs import COLUMNS, read_evaluations, read_metrics, read_restarts
 from dase_grpc.runs.lookup import require_run
-from dase_grpc.runs.metrics_log import read_metrics
-from dase_grpc.runs.restarts import read_restarts
-from dase_grpc.runs.rounds import Round, newest_whole_round
-from dase_grpc.runs.row_log import Segment
-from dase_grpc.runs.sameness import require_same_settings
+from dase_grpc.runs.rewind import require_same_settings
+from dase_grpc.runs.rounds import Round, Segment, newest_whole_round
 
 
 @dataclass(frozen=True)

@@ -73,10 +73,8 @@ def test_asyncio_is_used_only_where_there_are_streams_or_processes():
         "dase_grpc.launch.drill.cluster",
         "dase_grpc.launch.experiments.experiment",
         "dase_grpc.launch.drill.faults",
-        "dase_grpc.launch.listening",
-        "dase_grpc.launch.local",
         "dase_grpc.launch.processes",
-        "dase_grpc.launch.proxy",
+        "dase_grpc.launch.local",
         "dase_grpc.launch.supervision",
         "dase_grpc.launch.train",
     }

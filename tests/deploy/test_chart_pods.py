@@ -9,10 +9,10 @@ from dase_grpc import __main__
 from dase_grpc.cli import flags
 from dase_grpc.cli import node as cli_node
 from dase_grpc.cli.main import app
-from dase_grpc.health import LIVE_PATH, READY_PATH
-from dase_grpc.nodes import leaving, replay
-from dase_grpc.nodes.liveness import ANSWER_S
-from dase_grpc.replay.client import draining
+from dase_grpc.metrics.endpoint import LIVE_PATH, READY_PATH
+from dase_grpc.nodes import replay
+from dase_grpc.process.tasks import ANSWER_S
+from dase_grpc.replay.client import draining, joining
 
 FLAGS = {name for names in cli_node.TAKES.values() for name in names}
 CHECKPOINT_S = 30.0
@@ -90,10 +90,10 @@ def test_nodes_have_time_to_end_in_order(nodes):
             assert sleep_s > draining.DRAIN_S
             assert grace_s >= sleep_s + replay.GRACE_S + CHECKPOINT_S + __main__.EXIT_S
         if node.role == "learner":  # the compute thread, the last rows, the last policy, its leases
-            drain_s = 3 * draining.DRAIN_S + 2 * leaving.FAREWELL_S * shards(node)
+            drain_s = 3 * draining.DRAIN_S + 2 * joining.FAREWELL_S * shards(node)
             assert grace_s >= sleep_s + drain_s + CHECKPOINT_S + __main__.EXIT_S
         if node.role == "actor":  # its thread, the last rows
-            assert grace_s >= 2 * draining.DRAIN_S + 2 * leaving.FAREWELL_S * shards(node) + __main__.EXIT_S
+            assert grace_s >= 2 * draining.DRAIN_S + 2 * joining.FAREWELL_S * shards(node) + __main__.EXIT_S
 
 
 def test_learners_of_a_job_are_replaced_and_not_counted_when_they_are_stopped(nodes):

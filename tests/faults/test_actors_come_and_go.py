@@ -11,7 +11,7 @@ from nodes.learning_cases import status_of
 from nodes.processes import learner_arguments, process, replay_process
 from patience import PATIENCE_S
 
-from dase_grpc.replay.service.server import parse_address
+from dase_grpc.replay.wire.addresses import parse_address
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
 
 STEPS, AHEAD, FIRST = 3_000, 100, 20

@@ -13,7 +13,7 @@ from nodes.processes import learner_arguments, process
 from nodes.running import replay_node
 from patience import PATIENCE_S
 
-from dase_grpc.replay.service.server import Address
+from dase_grpc.replay.wire.addresses import Address
 
 PARTITION_S = float(os.environ.get("DASE_PARTITION", "2"))
 

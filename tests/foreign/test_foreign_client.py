@@ -19,7 +19,7 @@ from wire.services import serving
 
 from dase_grpc.learning.agents.registry import make_agent
 from dase_grpc.learning.training.publishing import to_bytes
-from dase_grpc.replay.service.policies import PolicyPublisher
+from dase_grpc.replay.client.policies import PolicyPublisher
 from dase_grpc.schema import TransitionSchema
 
 HERE = Path(__file__).parent

@@ -16,9 +16,11 @@ from wire.services import SCHEMA, rows_of, serials_of
 from dase_grpc.nodes.replay import boot_id
 from dase_grpc.progress import Progress
 from dase_grpc.replay.buffer.run import SharedRun
-from dase_grpc.replay.client.inserter import Inserter, Sampler, StreamTarget
-from dase_grpc.replay.service.cluster import ClusterClient
-from dase_grpc.replay.service.server import open_channel, parse_address
+from dase_grpc.replay.client.channels import open_channel
+from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
+from dase_grpc.replay.client.inserter import Inserter
+from dase_grpc.replay.client.sampler import Sampler
+from dase_grpc.replay.wire.addresses import parse_address
 
 MIB = 2**20
 EXAMPLES = int(os.environ.get("DASE_FUZZ_EXAMPLES", "0"))

@@ -18,12 +18,12 @@ from patience import PATIENCE_S
 from wire.services import END, SCHEMA, acknowledged, chunk, insert_header, refusal, rows_of, sample_header
 
 from dase_grpc.progress import Progress
+from dase_grpc.replay.client.cluster import ClusterClient
 from dase_grpc.replay.service import server
-from dase_grpc.replay.service.cluster import ClusterClient
+from dase_grpc.replay.service.insert import MAX_AGENT_STREAMS
 from dase_grpc.replay.service.interceptors import HEADER_S, MAX_CALLS
 from dase_grpc.replay.service.replay import MAX_CREDITS
 from dase_grpc.replay.wire.v1 import policy_pb2, policy_pb2_grpc, replay_pb2_grpc
-from dase_grpc.wire.admission import MAX_AGENT_STREAMS
 
 pytestmark = pytest.mark.fuzz
 

@@ -12,9 +12,10 @@ from small import new_run, small_config
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.launch.lockstep import LocalReplay, open_lockstep, run_lockstep
 from dase_grpc.learning.agents.dpd import terms
+from dase_grpc.learning.agents.policy import Published
 from dase_grpc.learning.envs.make import make_env, schema_of
 from dase_grpc.learning.training.build import build_learner, pairing
-from dase_grpc.learning.training.publishing import LocalPolicies, Published
+from dase_grpc.learning.training.publishing import LocalPolicies
 from dase_grpc.metrics.endpoint import make_registry
 from dase_grpc.metrics.nodes import LearnerMetrics
 from dase_grpc.replay.buffer.ring import RingBuffer

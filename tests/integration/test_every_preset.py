@@ -10,8 +10,7 @@ from dase_grpc.config.algorithms import ALGORITHMS
 from dase_grpc.config.presets import ENVIRONMENTS, layered
 from dase_grpc.launch.lockstep import open_lockstep, run_lockstep
 from dase_grpc.runs.directory import RunDirectory, checkpoint_paths
-from dase_grpc.runs.logs import read_evaluations
-from dase_grpc.runs.metrics_log import read_metrics
+from dase_grpc.runs.logs import read_evaluations, read_metrics
 
 STEPS = 1_000
 UPDATES = 51

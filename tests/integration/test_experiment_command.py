@@ -21,8 +21,7 @@ from dase_grpc.launch.experiments.experiment import STOPPED
 from dase_grpc.launch.experiments.folder import FINISHED_FILE
 from dase_grpc.runs.checkpoint import checkpoint_paths
 from dase_grpc.runs.directory import RunDirectory, round_paths
-from dase_grpc.runs.logs import read_evaluations
-from dase_grpc.runs.metrics_log import read_metrics
+from dase_grpc.runs.logs import read_evaluations, read_metrics
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from dase_grpc.replay.buffer.directory import DataDirectory
 from dase_grpc.replay.buffer.inspection import inspect
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.runs.locking import FolderLock
+from dase_grpc.runs.files import FolderLock
 from dase_grpc.runs.logs import read_evaluations
 
 pytestmark = pytest.mark.slow

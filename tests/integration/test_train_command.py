@@ -22,9 +22,7 @@ from small import small_flags
 
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
 from dase_grpc.runs.directory import AgentDirectory, RunDirectory, checkpoint_path
-from dase_grpc.runs.logs import read_evaluations
-from dase_grpc.runs.metrics_log import read_metrics
-from dase_grpc.runs.restarts import read_restarts
+from dase_grpc.runs.logs import read_evaluations, read_metrics, read_restarts
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,7 @@ from dase_grpc.config.resolve import RunConfig
 from dase_grpc.launch.evaluate import evaluate_checkpoint
 from dase_grpc.launch.lockstep import open_lockstep, run_lockstep
 from dase_grpc.runs.directory import AgentDirectory
-from dase_grpc.runs.logs import read_evaluations
-from dase_grpc.runs.metrics_log import read_metrics
+from dase_grpc.runs.logs import read_evaluations, read_metrics
 
 pytestmark = pytest.mark.slow
 

@@ -13,10 +13,9 @@ from dase_grpc.launch.lockstep import BUFFER_FILE, LockstepRun, open_lockstep, r
 from dase_grpc.launch.resume import ResumeOptions, resume_here
 from dase_grpc.runs.checkpoint import METADATA_FILE, checkpoints
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.runs.metrics_log import read_metrics
-from dase_grpc.runs.rounds import Round, round_paths
-from dase_grpc.runs.row_log import PATTERN, read_rows
-from dase_grpc.runs.sealing import json_text, sealed
+from dase_grpc.runs.files import json_text, sealed
+from dase_grpc.runs.logs import read_metrics
+from dase_grpc.runs.rounds import PATTERN, Round, read_rows, round_paths
 
 MEASURED_TIME = {"wall_seconds", "updates_per_second", "steps_per_second"}
 PERIODS = {"train__log_every": 20, "train__checkpoint_every": 30, "eval__every": 30}

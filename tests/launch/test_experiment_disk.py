@@ -6,9 +6,9 @@ from launch.experiments import small_cells
 from store.store_cases import SCHEMA
 
 from dase_grpc.errors import ConfigError
-from dase_grpc.launch import experiment_disk
-from dase_grpc.launch.experiment_disk import require_disk
-from dase_grpc.store.footprint import reserved_bytes
+from dase_grpc.launch.experiments import experiment
+from dase_grpc.launch.experiments.experiment import require_disk
+from dase_grpc.replay.buffer.durable import reserved_bytes
 
 SIZE = reserved_bytes(SCHEMA, 1_000)
 
@@ -18,7 +18,7 @@ def fits(monkeypatch, tmp_path):
     """Whether cells fit on a disk with room for `buffers` of them; three cores run one cell, six two."""
 
     def fits(cells, *, buffers: float, jobs: int = 6, kept: bool = False) -> bool:
-        monkeypatch.setattr(experiment_disk, "free_disk", lambda path: int(buffers * SIZE))
+        monkeypatch.setattr(experiment, "free_disk", lambda path: int(buffers * SIZE))
         try:
             require_disk(cells, {each.name: SCHEMA for each in cells}, tmp_path, jobs=jobs, kept=kept)
         except ConfigError as error:

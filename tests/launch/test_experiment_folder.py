@@ -22,7 +22,7 @@ from dase_grpc.launch.experiments import folder as experiments_folder
 from dase_grpc.launch.experiments.file import parse_experiment
 from dase_grpc.launch.experiments.folder import FINISHED_FILE, OWN_FOLDER, ExperimentFolder, score
 from dase_grpc.launch.experiments.matrix import cells_of
-from dase_grpc.runs.locking import FolderLock
+from dase_grpc.runs.files import FolderLock
 
 
 @pytest.fixture

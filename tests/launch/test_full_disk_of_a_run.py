@@ -14,7 +14,7 @@ from dase_grpc.launch import resume as resuming
 from dase_grpc.launch.lockstep import LockstepRun
 from dase_grpc.launch.train import TrainOptions, train_here
 from dase_grpc.runs.directory import RUN_FILE, RunDirectory
-from dase_grpc.runs.metrics_log import MetricsLog, read_metrics
+from dase_grpc.runs.logs import MetricsLog, read_metrics
 
 
 @pytest.fixture(autouse=True)

@@ -12,11 +12,11 @@ from patience import PATIENCE_S
 from small import new_run, small_config
 
 from dase_grpc.errors import NodeFailedError
-from dase_grpc.launch import local, processes, restart_policy, silence
+from dase_grpc.launch import local, processes, supervision
 from dase_grpc.launch.local import LocalCluster, run_cluster
 from dase_grpc.launch.processes import end_nodes, exit_text, start_node
 from dase_grpc.replay.wire.v1.cluster_pb2 import AgentStatus, Progress, StatusResponse
-from dase_grpc.runs.restarts import read_restarts
+from dase_grpc.runs.logs import read_restarts
 
 FAKE = Path(__file__).with_name("fake_node.py")
 
@@ -117,7 +117,7 @@ def is_running(pid: int) -> bool:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     monkeypatch.setattr(local, "STATUS_S", 0.05)
-    monkeypatch.setattr(restart_policy, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(supervision, "FIRST_PAUSE_S", 0.01)
 
 
 @pytest.fixture
@@ -288,7 +288,7 @@ async def test_a_learner_that_ends_early_again_and_again_is_given_up_with_a_hint
 
 
 async def test_a_learner_that_gets_on_between_its_failures_is_given_up_too_in_the_end(launch, monkeypatch):
-    monkeypatch.setattr(restart_policy, "IN_ALL", 3)
+    monkeypatch.setattr(supervision, "IN_ALL", 3)
     cluster = launch(first="fail a checkpoint later each time", second="end")
     with pytest.raises(NodeFailedError, match="learner-0 ended again after 6 restarts and is given up"):
         await cluster.run(max_restarts=2)
@@ -410,7 +410,7 @@ async def test_a_learner_whose_restarts_are_all_refused_is_given_up_and_the_othe
 
 @pytest.mark.slow
 async def test_a_replay_that_lives_and_does_not_answer_is_killed_and_started_again(launch, monkeypatch):
-    monkeypatch.setattr(silence, "SILENT_S", 1.5)
+    monkeypatch.setattr(supervision, "SILENT_S", 1.5)
     monkeypatch.setattr(local, "POLL_S", 0.05)
     cluster = launch(replay="serve", first="train", second="train")
     running = asyncio.create_task(cluster.run())
@@ -451,7 +451,7 @@ class Screen(NullDisplay):
 
 @pytest.mark.slow
 async def test_a_learner_that_lives_without_a_lease_is_killed_and_started_again(launch, monkeypatch):
-    monkeypatch.setattr(silence, "SILENT_S", 1.5)
+    monkeypatch.setattr(supervision, "SILENT_S", 1.5)
     monkeypatch.setattr(local, "POLL_S", 0.02)
     monkeypatch.setattr(local, "ClusterClient", FirstOneSilent)
     cluster = launch(first="ignore SIGTERM, end", second="train", env__timeout_s=0.1)
@@ -470,7 +470,7 @@ async def test_a_learner_that_lives_without_a_lease_is_killed_and_started_again(
 
 
 async def test_stop_while_the_replay_waits_for_its_restart_is_a_good_end(launch, monkeypatch):
-    monkeypatch.setattr(restart_policy, "FIRST_PAUSE_S", 600.0)
+    monkeypatch.setattr(supervision, "FIRST_PAUSE_S", 600.0)
     cluster = launch(replay="serve until the others train, serve", first="train", second="train")
     running = asyncio.create_task(cluster.run())
     await until(lambda: len(cluster.said) == 1)
@@ -481,7 +481,7 @@ async def test_stop_while_the_replay_waits_for_its_restart_is_a_good_end(launch,
 
 
 async def test_stop_while_a_learner_waits_for_its_restart_is_a_good_end(launch, monkeypatch):
-    monkeypatch.setattr(restart_policy, "FIRST_PAUSE_S", 600.0)
+    monkeypatch.setattr(supervision, "FIRST_PAUSE_S", 600.0)
     cluster = launch(first="be killed", second="train")
     running = asyncio.create_task(cluster.run())
     await until(lambda: len(cluster.said) == 1)

@@ -14,12 +14,12 @@ from small import new_run, small_config
 from dase_grpc.errors import CapacityError, EnvironmentFailedError, RunDirectoryError
 from dase_grpc.launch import lockstep
 from dase_grpc.launch.lockstep import BUFFER_FILE, LockstepRun, open_lockstep, run_lockstep, save_buffer
+from dase_grpc.learning.agents.dense import WORTH_ROUNDING
 from dase_grpc.learning.envs.make import make_env, schema_of
 from dase_grpc.learning.envs.restarting import exploring_env
-from dase_grpc.learning.products import WORTH_ROUNDING
 from dase_grpc.runs.checkpoint import METADATA_FILE, STATE_FILE, checkpoints, latest
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.runs.metrics_log import read_metrics
+from dase_grpc.runs.logs import read_metrics
 from dase_grpc.runs.rounds import newest_whole_round
 
 MEASURED_TIME = {"wall_seconds", "updates_per_second", "steps_per_second"}

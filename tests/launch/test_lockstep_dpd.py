@@ -7,8 +7,9 @@ import pytest
 import torch
 from small import SETTINGS, new_run, small_config
 
-from dase_grpc.config.resolve import EnvConfig, RunConfig, resolve
-from dase_grpc.dpd_config import DpdConfig
+from dase_grpc.config.algorithms import DpdConfig
+from dase_grpc.config.resolve import RunConfig, resolve
+from dase_grpc.config.sections import EnvConfig
 from dase_grpc.launch.lockstep import (
     AS_CONFIGURED,
     BUFFER_FILE,
@@ -21,7 +22,7 @@ from dase_grpc.learning.agents.dpd import PEER_VERSION
 from dase_grpc.learning.agents.registry import load_policy
 from dase_grpc.runs.checkpoint import STATE_FILE, latest, load_checkpoint
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.runs.metrics_log import read_metrics
+from dase_grpc.runs.logs import read_metrics
 
 MEASURED_TIME = {"wall_seconds", "updates_per_second", "steps_per_second"}
 EXCHANGE = {"dpd": {"publish_every": 10}}

@@ -11,7 +11,7 @@ from gymnasium.spaces import Box
 from small import new_run, small_config
 from worlds import PointGoal
 
-from dase_grpc.config.resolve import EnvConfig
+from dase_grpc.config.sections import EnvConfig
 from dase_grpc.errors import ConfigError, EnvironmentSpecError
 from dase_grpc.launch.lockstep import BUFFER_FILE, Peer, open_lockstep, run_lockstep
 from dase_grpc.runs.directory import RunDirectory

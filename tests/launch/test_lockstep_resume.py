@@ -35,8 +35,7 @@ from dase_grpc.launch.resume import ResumeOptions, resume_here
 from dase_grpc.learning.envs.restarting import EnvironmentBroke, WatchedEnv
 from dase_grpc.runs.checkpoint import METADATA_FILE, STATE_FILE, TRAINING_FILE, checkpoints, latest
 from dase_grpc.runs.directory import RUN_FILE, RunDirectory
-from dase_grpc.runs.logs import read_evaluations
-from dase_grpc.runs.metrics_log import read_metrics
+from dase_grpc.runs.logs import read_evaluations, read_metrics
 from dase_grpc.runs.rounds import newest_whole_round
 
 

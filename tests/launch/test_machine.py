@@ -2,7 +2,7 @@
 
 import pytest
 
-from dase_grpc.launch.machine import free_disk, free_memory
+from dase_grpc.launch.storage import free_disk, free_memory
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dase_grpc.config.presets import layered
+from dase_grpc.config.texts import names_a_folder
 from dase_grpc.errors import ConfigError, EnvironmentSpecError, UsageError
 from dase_grpc.launch.experiments.file import parse_experiment
 from dase_grpc.launch.experiments.matrix import NAME_LENGTH, _name, cells_of
-from dase_grpc.naming import names_a_folder
 
 
 def matrix_of(**tables):

@@ -13,7 +13,7 @@ from dase_grpc.launch.resume import ResumeOptions, resume_here
 from dase_grpc.launch.train import TrainOptions, train_here
 from dase_grpc.launch.verify import verify_here
 from dase_grpc.runs.directory import RUN_FILE, RunDirectory
-from dase_grpc.runs.locking import FolderLock
+from dase_grpc.runs.files import FolderLock
 from dase_grpc.runs.reports.report import write_report
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dase_grpc.launch.restart_policy import (
+from dase_grpc.launch.supervision import (
     HEALTHY_S,
     IN_ALL,
     LONGEST_PAUSE_S,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dase_grpc.launch.processes import Node
-from dase_grpc.launch.silence import LONGEST_LOOK_S, SILENT_S, Silence, silent_nodes
+from dase_grpc.launch.supervision import LONGEST_LOOK_S, SILENT_S, Silence, silent_nodes
 from dase_grpc.replay.wire.v1 import cluster_pb2
 
 

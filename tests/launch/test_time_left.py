@@ -2,7 +2,7 @@
 
 from launch.experiments import small_cells
 
-from dase_grpc.launch.time_left import ExperimentTimeLeft
+from dase_grpc.launch.experiments.scoreboard import ExperimentTimeLeft
 
 CELLS = {cell.name: cell for cell in small_cells(seed=[0, 1, 2], settings={"train.steps": 1_000})}
 A, B, C = CELLS.values()

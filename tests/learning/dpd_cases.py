@@ -8,11 +8,11 @@ import torch
 from learning.agent_cases import make, noises, update_by
 from learning.td3_cases import B, columns, weights
 
-from dase_grpc.config.algorithms import AgentConfig
-from dase_grpc.dpd_config import DpdConfig
+from dase_grpc.config.algorithms import AgentConfig, DpdConfig
 from dase_grpc.learning.agents.actor_critic import ActorCritic
 from dase_grpc.learning.agents.dpd import DPD, Pairing, terms
-from dase_grpc.learning.training.publishing import LocalPolicies, Published
+from dase_grpc.learning.agents.policy import Published
+from dase_grpc.learning.training.publishing import LocalPolicies
 
 PEER_ID = 1
 

@@ -10,7 +10,7 @@ from learning.agent_cases import CONFIGS, make, tiny
 from learning.dpd_cases import ONES, PEER_ID, Board, advantage_of, dpd_of, shift_values
 from learning.td3_cases import CPU, SCHEMA, M, as_batch, assert_same, columns
 
-from dase_grpc.dpd_config import LARGEST
+from dase_grpc.config.algorithms import LARGEST
 from dase_grpc.errors import ConfigError
 from dase_grpc.learning.agents.agent import Agent
 from dase_grpc.learning.agents.dpd import NO_VERSION, PEER_VERSION, terms

@@ -8,7 +8,7 @@ from learning.dpd_cases import Board, advantage_of, dpd_of, numbers, shift_value
 from learning.dpd_oracle import OracleDPD
 from learning.td3_cases import B, as_batch, columns, weights
 
-from dase_grpc.dpd_config import DpdConfig
+from dase_grpc.config.algorithms import DpdConfig
 from dase_grpc.learning.agents.dpd import confidence, distillation_loss
 
 PAIRS = [

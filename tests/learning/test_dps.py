@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from learning.gaussians import JS_ERROR, MEASURED, gaussian, jeffreys_oracle, quick, seeds, sizes
 from torch import Tensor
 
-from dase_grpc.dps_config import DIVERGENCES, Divergence
+from dase_grpc.config.algorithms import DIVERGENCES, Divergence
 from dase_grpc.errors import ConfigError
 from dase_grpc.learning.similarity import divergences, measure
 from dase_grpc.learning.similarity.measure import DpsOptions, divergence, similarity_weights

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from learning.peer_rows import EVERY, FINE, OPTIONS, OWN, R, flags, quick, rows, seeds, shares, sizes
 from torch import Tensor
 
+from dase_grpc.config.algorithms import DIVERGENCES
 from dase_grpc.config.resolve import resolve
-from dase_grpc.dps_config import DIVERGENCES
 from dase_grpc.errors import ConfigError
 from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.similarity.measure import SCOPES, DpsOptions, measure, similarity_weights

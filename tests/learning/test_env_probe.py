@@ -4,7 +4,7 @@ import breaches
 import pytest
 import worlds
 
-from dase_grpc.config.resolve import EnvConfig
+from dase_grpc.config.sections import EnvConfig
 from dase_grpc.errors import USAGE_CODE, EnvironmentSpecError
 from dase_grpc.learning.envs.make import schema_of
 from dase_grpc.learning.envs.probe import TryOut, probe, tried_out, try_out

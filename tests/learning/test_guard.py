@@ -4,16 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from dase_grpc.config.algorithms import ALGORITHMS
+from dase_grpc.config.algorithms import ALGORITHMS, DpdConfig
 from dase_grpc.config.resolve import resolve
-from dase_grpc.dpd_config import DpdConfig
-from dase_grpc.learning.adam import Adam
 from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.agents.dpd import DPD, Pairing, terms
-from dase_grpc.learning.agents.optimiser import Flat
+from dase_grpc.learning.agents.optimiser import Adam, Flat, GuardedSteps, Steps
+from dase_grpc.learning.agents.policy import Published
 from dase_grpc.learning.agents.registry import make_agent
-from dase_grpc.learning.guard import GuardedSteps, Steps
-from dase_grpc.learning.training.publishing import LocalPolicies, Published
+from dase_grpc.learning.training.publishing import LocalPolicies
 from dase_grpc.schema import TransitionSchema
 
 SCHEMA = TransitionSchema("Guarded-v0", 3, 2, (-1.0, -1.0), (1.0, 1.0))

@@ -13,8 +13,7 @@ import torch
 from meddling import FOUND_AGAIN, LEFT, PUT_BACK, Meddles, module_that, put_back, settings
 
 from dase_grpc.learning.envs.make import make_env
-from dase_grpc.learning.surroundings import SURROUNDINGS
-from dase_grpc.process.containment import given_variables
+from dase_grpc.process.containment import SURROUNDINGS, given_variables
 from dase_grpc.process.torch_settings import ALL
 
 ACTION = np.zeros(1, np.float32)

@@ -13,21 +13,19 @@ from patience import PATIENCE_S
 from worlds import PointGoal
 
 from dase_grpc.config.resolve import RunConfig, resolve
-from dase_grpc.errors import DivergedError, EnvironmentFailedError, RunDirectoryError
-from dase_grpc.learning.behaviour import Behaviour
+from dase_grpc.errors import DivergedError, EnvironmentFailedError, Halted, RunDirectoryError
+from dase_grpc.learning.agents.optimiser import Steps
+from dase_grpc.learning.agents.snapshots import Behaviour
 from dase_grpc.learning.envs.evaluation import Evaluator
 from dase_grpc.learning.envs.explorer import Explorer
 from dase_grpc.learning.envs.make import make_env, schema_of
 from dase_grpc.learning.envs.restarting import RestartableEnv
-from dase_grpc.learning.guard import Steps
-from dase_grpc.learning.health import DIVERGED_AFTER
-from dase_grpc.learning.ports import Halted
 from dase_grpc.learning.similarity.measure import DpsOptions
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher
 from dase_grpc.learning.training.learner import Learner
 from dase_grpc.learning.training.parts import LearnerParts
 from dase_grpc.learning.training.state import Saved
-from dase_grpc.learning.training.updating import DIAGNOSE_EVERY
+from dase_grpc.learning.training.updating import DIAGNOSE_EVERY, DIVERGED_AFTER
 from dase_grpc.metrics.endpoint import make_registry
 from dase_grpc.metrics.nodes import LearnerMetrics
 from dase_grpc.process.watchdog import Watch

@@ -6,7 +6,7 @@ import torch
 from learning.agent_cases import CONFIGS, make, noises, tiny
 from learning.td3_cases import B, as_batch, assert_same, columns, weights
 
-from dase_grpc.learning.rows import NEGLIGIBLE, that_count
+from dase_grpc.learning.agents.batch import NEGLIGIBLE, that_count
 
 MORE = {
     "td3 delayed": tiny("td3", policy_delay=2, critic_weight_decay=0.1, hidden=(6,)),

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.similarity.measure import DpsOptions
-from dase_grpc.learning.similarity.weigher import SimilarityWeigher, Weighing
-from dase_grpc.learning.weighing import weighed
+from dase_grpc.learning.similarity.weigher import SimilarityWeigher, Weighing, weighed
 from dase_grpc.schema import TransitionSchema
 
 

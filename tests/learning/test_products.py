@@ -7,11 +7,9 @@ import torch
 from learning.agent_cases import make, noises, tiny
 from learning.td3_cases import B, as_batch, assert_same, columns, weights
 
-from dase_grpc.learning.agents.dense import Buffers, Dense, Linear
-from dase_grpc.learning.products import EXACT, ROUNDED, WORTH_ROUNDING
+from dase_grpc.learning.agents.dense import EXACT, ROUNDED, WORTH_ROUNDING, Buffers, Dense, Linear
 from dase_grpc.learning.similarity.measure import DpsOptions
-from dase_grpc.learning.similarity.weigher import SimilarityWeigher
-from dase_grpc.learning.weighing import weighed
+from dase_grpc.learning.similarity.weigher import SimilarityWeigher, weighed
 
 LARGE, STEP = (WORTH_ROUNDING, WORTH_ROUNDING + 5, WORTH_ROUNDING), 2.0**-8
 ALGORITHMS = {

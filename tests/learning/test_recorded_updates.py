@@ -8,7 +8,7 @@ from learning.agent_cases import make, tiny
 from learning.td3_cases import CPU, SCHEMA, B, assert_same, columns
 from learning.tracing import Traces
 
-from dase_grpc.learning.behaviour import Current
+from dase_grpc.learning.agents.snapshots import Current
 from dase_grpc.learning.similarity.measure import DpsOptions
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher
 from dase_grpc.learning.training.state import Counters

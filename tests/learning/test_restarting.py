@@ -10,7 +10,7 @@ import pytest
 import worlds
 from contracts.sentences import assert_one_sentence
 
-from dase_grpc.config.resolve import EnvConfig
+from dase_grpc.config.sections import EnvConfig
 from dase_grpc.errors import LASTING_CODES, EnvironmentFailedError, EnvironmentSpecError
 from dase_grpc.learning.envs.evaluation import Evaluator
 from dase_grpc.learning.envs.explorer import Explorer

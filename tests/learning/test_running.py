@@ -12,9 +12,8 @@ from torch import Tensor
 from dase_grpc.config.resolve import resolve
 from dase_grpc.errors import ConfigError
 from dase_grpc.learning.agents.batch import Batch
-from dase_grpc.learning.running import RunningMoments
 from dase_grpc.learning.similarity.measure import DpsOptions
-from dase_grpc.learning.similarity.moments import moments
+from dase_grpc.learning.similarity.moments import RunningMoments, moments
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher
 from dase_grpc.schema import TransitionSchema
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dase_grpc.dps_config import DIVERGENCES, DpsConfig
+from dase_grpc.config.algorithms import DIVERGENCES, DpsConfig
 from dase_grpc.errors import ConfigError
 from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.similarity.measure import DpsOptions, similarity_weights

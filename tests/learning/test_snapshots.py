@@ -7,8 +7,7 @@ from learning.agent_cases import CONFIGS, make, tiny
 from learning.lazy_lanes import World
 from learning.td3_cases import CPU, SCHEMA, B, M, as_batch, columns
 
-from dase_grpc.learning.agents.snapshots import Snapshots
-from dase_grpc.learning.behaviour import Current
+from dase_grpc.learning.agents.snapshots import Current, Snapshots
 
 ONES = torch.ones(B)
 OBSERVATION = np.random.default_rng(1).normal(size=(4, M)).astype(np.float32)

@@ -8,8 +8,8 @@ from learning.td3_cases import CPU, SCHEMA, B, as_batch, assert_same, columns, w
 
 from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.agents.memory import StackedMemory
+from dase_grpc.learning.agents.optimiser import Steps
 from dase_grpc.learning.agents.stack import Stack
-from dase_grpc.learning.guard import Steps
 
 K = 3
 MORE = {

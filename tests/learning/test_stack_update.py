@@ -14,8 +14,8 @@ from dase_grpc.learning.agents.graphs import REHEARSALS
 from dase_grpc.learning.agents.memory import StackedMemory
 from dase_grpc.learning.similarity.measure import DpsOptions
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher
-from dase_grpc.learning.stack_update import StackedUpdate
 from dase_grpc.learning.training.statistics import DeviceTotals
+from dase_grpc.learning.training.together import StackedUpdate
 from dase_grpc.learning.training.updating import Taken
 
 K = 3

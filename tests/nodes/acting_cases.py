@@ -17,12 +17,11 @@ from dase_grpc.learning.envs.make import make_env, schema_of
 from dase_grpc.learning.training.publishing import to_bytes
 from dase_grpc.nodes.actor import ActorOptions, run_actor
 from dase_grpc.progress import Progress
-from dase_grpc.replay.client.inserter import StreamTarget
-from dase_grpc.replay.service.cluster import Membership
-from dase_grpc.replay.service.policies import PolicyPublisher
-from dase_grpc.replay.service.server import Address
+from dase_grpc.replay.client.cluster import StreamTarget
+from dase_grpc.replay.client.policies import PolicyPublisher
+from dase_grpc.replay.wire.addresses import Address, ReplayPlace
+from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.schema import Array, TransitionSchema
-from dase_grpc.wire.sharded import ReplayPlace
 
 POINT_GOAL = "worlds:PointGoal"
 

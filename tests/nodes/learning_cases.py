@@ -13,12 +13,12 @@ from wire.services import promptly
 from dase_grpc.config.resolve import RunConfig, resolve
 from dase_grpc.nodes.learner import LearnerOptions, run_learner
 from dase_grpc.progress import Progress
-from dase_grpc.replay.service.cluster import ClusterClient
-from dase_grpc.replay.service.server import Address, open_channel
+from dase_grpc.replay.client.channels import open_channel
+from dase_grpc.replay.client.cluster import ClusterClient
+from dase_grpc.replay.wire.addresses import Address, ReplayPlace
 from dase_grpc.replay.wire.messages import progress_from_proto
 from dase_grpc.replay.wire.v1 import cluster_pb2
 from dase_grpc.runs import checkpoint
-from dase_grpc.wire.sharded import ReplayPlace
 
 FOREVER = 10_000_000
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -9,9 +9,9 @@ from typing import Any
 from wire.services import LOOPBACK, SCHEMA, promptly
 
 from dase_grpc.nodes.replay import ReplayOptions, run_replay
-from dase_grpc.replay.client.inserter import StreamTarget
-from dase_grpc.replay.service.cluster import ClusterClient
-from dase_grpc.replay.service.server import Address, open_channel
+from dase_grpc.replay.client.channels import open_channel
+from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
+from dase_grpc.replay.wire.addresses import Address
 from dase_grpc.schema import TransitionSchema
 
 OPTIONS = ReplayOptions(run_id="the-run", listen=LOOPBACK, capacity=10_000, min_size=1, seed=7)

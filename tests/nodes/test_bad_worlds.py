@@ -4,7 +4,7 @@ import pytest
 from nodes.learning_cases import checkpoint_step, status_of
 from nodes.processes import learner_arguments, process, replay_process
 
-from dase_grpc.replay.service.server import parse_address
+from dase_grpc.replay.wire.addresses import parse_address
 
 pytestmark = pytest.mark.slow
 

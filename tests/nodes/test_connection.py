@@ -25,11 +25,10 @@ from dase_grpc.errors import (
 from dase_grpc.metrics.endpoint import make_registry
 from dase_grpc.metrics.nodes import LearnerMetrics
 from dase_grpc.progress import Progress
+from dase_grpc.replay.client.channels import open_channel
+from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
 from dase_grpc.replay.client.connection import Away, Connection, Outage, Stream
-from dase_grpc.replay.client.inserter import StreamTarget
 from dase_grpc.replay.client.waits import WaitReason
-from dase_grpc.replay.service.cluster import ClusterClient
-from dase_grpc.replay.service.server import open_channel
 
 SILENT = UnreachableError("no answer")
 FOREVER_S = 600.0

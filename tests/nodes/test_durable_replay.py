@@ -12,9 +12,11 @@ from dase_grpc.nodes.replay import ReplayOptions, boot_id
 from dase_grpc.progress import Progress
 from dase_grpc.replay.buffer.directory import DataDirectory
 from dase_grpc.replay.buffer.durable import DurableStore
-from dase_grpc.replay.client.inserter import Inserter, Sampler, StreamTarget
-from dase_grpc.replay.service.cluster import ClusterClient
-from dase_grpc.replay.service.server import open_channel, parse_address
+from dase_grpc.replay.client.channels import open_channel
+from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
+from dase_grpc.replay.client.inserter import Inserter
+from dase_grpc.replay.client.sampler import Sampler
+from dase_grpc.replay.wire.addresses import parse_address
 
 
 async def insert(target: StreamTarget, first: int, last: int) -> None:

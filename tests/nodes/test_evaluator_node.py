@@ -36,16 +36,15 @@ from dase_grpc.learning.training.publishing import to_bytes
 from dase_grpc.metrics.endpoint import make_registry
 from dase_grpc.nodes.evaluator import EvaluatorOptions, run_evaluator
 from dase_grpc.nodes.learner import run_learner
+from dase_grpc.replay.client.policies import PolicyPublisher
 from dase_grpc.replay.service.draining import Draining
-from dase_grpc.replay.service.policies import PolicyPublisher
-from dase_grpc.replay.service.server import Address
+from dase_grpc.replay.wire.addresses import Address, ReplayPlace
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.logs import read_evaluations
 from dase_grpc.runs.reports.report import write_report
 from dase_grpc.runs.summary import AgentFiles, status
 from dase_grpc.runs.verify import verify
-from dase_grpc.wire.sharded import ReplayPlace
 
 BY_EVALUATOR = {"eval__by": "evaluator", "eval__episodes": 2}
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from patience import PATIENCE_S
 
-from dase_grpc.learning.ports import Halted
+from dase_grpc.errors import Halted
 from dase_grpc.replay.client.handoff import Handoff
 
 

@@ -15,9 +15,10 @@ from dase_grpc.errors import (
     SchemaMismatchError,
     UnreachableError,
 )
-from dase_grpc.replay.client.joining import Wanted, join
-from dase_grpc.replay.service.cluster import Membership
-from dase_grpc.replay.service.server import Address
+from dase_grpc.replay.client.joining import join
+from dase_grpc.replay.client.patience import Wanted
+from dase_grpc.replay.wire.addresses import Address
+from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.replay.wire.v1 import cluster_pb2
 
 MEMBER = Membership("the-run", 0, 1, ttl_s=10, capacity=10, min_size=1)

@@ -45,13 +45,12 @@ from dase_grpc.nodes.learner import learner_main, run_learner
 from dase_grpc.replay.client.inserter import WINDOW_ROWS
 from dase_grpc.replay.service.cluster import ClusterServicer
 from dase_grpc.replay.service.replay import ReplayServicer
-from dase_grpc.replay.service.server import Address
+from dase_grpc.replay.wire.addresses import Address
 from dase_grpc.replay.wire.v1 import replay_pb2
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.runs.locking import FolderLock
-from dase_grpc.runs.logs import read_evaluations
-from dase_grpc.runs.metrics_log import read_metrics
+from dase_grpc.runs.files import FolderLock
+from dase_grpc.runs.logs import read_evaluations, read_metrics
 
 
 @pytest.fixture(autouse=True)
@@ -331,7 +330,7 @@ async def test_transitions_that_are_not_finite_are_left_out_and_training_goes_on
 
 
 async def test_a_replay_that_never_answers_is_given_up_in_time(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("dase_grpc.replay.client.joining.SAY_UNREACHABLE_AFTER_S", 0.05)
+    monkeypatch.setattr("dase_grpc.replay.client.patience.SAY_UNREACHABLE_AFTER_S", 0.05)
     caplog.set_level(logging.INFO, "dase")
     nobody = Address("127.0.0.1", 1)
     with pytest.raises(

@@ -9,11 +9,11 @@ from wire.services import eventually, promptly
 
 from dase_grpc.errors import ConfigError, UnreachableError
 from dase_grpc.learning.agents.dpd import PEER_VERSION
+from dase_grpc.nodes.followed import PolicyExchange
 from dase_grpc.nodes.learner import run_learner
-from dase_grpc.nodes.policies import PolicyExchange
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.runs.metrics_log import read_metrics
+from dase_grpc.runs.logs import read_metrics
 
 PAIR = {"train__agents": 2, "train__method": "dpd", "dpd__publish_every": 10}
 

@@ -3,9 +3,9 @@
 import pytest
 from wire.services import SCHEMA, rows_of
 
-from dase_grpc.nodes.lease_watch import LeaseWatch
 from dase_grpc.progress import Progress
 from dase_grpc.replay.buffer.run import SharedRun
+from dase_grpc.replay.service.monitor import LeaseWatch
 
 ALONE = (
     "no agent is left; the buffer holds {} transitions, and whoever joins finds them until this node is "

@@ -17,7 +17,8 @@ from patience import PATIENCE_S
 from dase_grpc.errors import AddressError, ConfigError, DaseError, DrainingError, UnreachableError
 from dase_grpc.process import signals
 from dase_grpc.process.leash import end_with_launcher
-from dase_grpc.process.lifecycle import first_cause, halt_event, run_node
+from dase_grpc.process.lifecycle import halt_event, run_node
+from dase_grpc.process.tasks import first_cause
 
 PROGRAM = """
 import asyncio, signal, sys

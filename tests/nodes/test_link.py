@@ -10,17 +10,17 @@ from nodes.running import joined, replay_node
 from wire.services import SCHEMA, eventually, promptly, rows_of, serials_of, serving
 
 from dase_grpc import seeding
-from dase_grpc.errors import DrainingError, MalformedError, StaleLeaseError, UnreachableError
-from dase_grpc.learning.ports import Halted, Origin
-from dase_grpc.pace import Pace
+from dase_grpc.config.sections import TrainConfig
+from dase_grpc.errors import DrainingError, Halted, MalformedError, StaleLeaseError, UnreachableError
+from dase_grpc.pace import Origin, Pace
 from dase_grpc.replay.client.collected import CollectedSteps
 from dase_grpc.replay.client.connection import Away, Connection, Outage
 from dase_grpc.replay.client.insert import GATHERED_ROWS, QUEUED_ROWS, RowLink
-from dase_grpc.replay.client.inserter import Inserter, Pacing, Sampler
+from dase_grpc.replay.client.inserter import Inserter
 from dase_grpc.replay.client.link import ReplayLink
+from dase_grpc.replay.client.sampler import Pacing, Sampler
 from dase_grpc.replay.client.shards import Shards
 from dase_grpc.replay.client.waits import say_waits
-from dase_grpc.train_config import TrainConfig
 
 BATCH = 4
 

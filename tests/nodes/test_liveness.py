@@ -11,9 +11,9 @@ from nodes.running import replay_node
 from patience import PATIENCE_S
 from wire.services import promptly
 
-from dase_grpc.health import LIVE_PATH, READY_PATH
-from dase_grpc.nodes.liveness import loop_turns
-from dase_grpc.replay.service.server import Address
+from dase_grpc.metrics.endpoint import LIVE_PATH, READY_PATH
+from dase_grpc.process.tasks import loop_turns
+from dase_grpc.replay.wire.addresses import Address
 
 
 def free_port() -> int:

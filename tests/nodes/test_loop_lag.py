@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from dase_grpc.nodes.loop_lag import watch_loop_lag
+from dase_grpc.process.tasks import watch_loop_lag
 
 
 async def test_a_loop_that_is_held_up_is_late_by_that_long():

@@ -8,7 +8,7 @@ from nodes.learning_cases import checkpoint_step, status_of, until_trained
 from nodes.processes import learner_arguments, process, replay_process
 from wire.services import serving
 
-from dase_grpc.replay.service.server import parse_address
+from dase_grpc.replay.wire.addresses import parse_address
 
 pytestmark = pytest.mark.slow
 

@@ -9,8 +9,9 @@ import torch
 from learning.td3_cases import assert_same
 from wire.services import eventually, serving
 
-from dase_grpc.learning.training.publishing import LocalPolicies, PeerPolicies, Published
-from dase_grpc.nodes.policies import PolicyExchange
+from dase_grpc.learning.agents.policy import PeerPolicies, Published
+from dase_grpc.learning.training.publishing import LocalPolicies
+from dase_grpc.nodes.followed import PolicyExchange
 from dase_grpc.replay.client.connection import Connection
 
 Views = list[PeerPolicies]

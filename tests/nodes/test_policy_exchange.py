@@ -11,9 +11,9 @@ from wire.services import eventually, promptly, serving
 
 from dase_grpc.errors import DaseError, DrainingError, StaleLeaseError, UnreachableError
 from dase_grpc.learning.training.publishing import from_bytes, to_bytes
-from dase_grpc.nodes.policies import PolicyExchange
+from dase_grpc.nodes.followed import PolicyExchange
 from dase_grpc.replay.client.connection import Connection
-from dase_grpc.replay.service.policies import PolicyPublisher
+from dase_grpc.replay.client.policies import PolicyPublisher
 
 
 def tensors(value):

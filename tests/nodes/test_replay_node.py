@@ -23,11 +23,13 @@ from dase_grpc.errors import (
     UnreachableError,
 )
 from dase_grpc.nodes.replay import SERVICES, ReplayOptions, run_replay
-from dase_grpc.replay.client.inserter import Inserter, Sampler
+from dase_grpc.replay.client.channels import open_channel
+from dase_grpc.replay.client.cluster import ClusterClient
+from dase_grpc.replay.client.inserter import Inserter
+from dase_grpc.replay.client.policies import PolicyPublisher, PolicySubscriber
+from dase_grpc.replay.client.sampler import Sampler
 from dase_grpc.replay.security.door import PERMISSIONS
-from dase_grpc.replay.service.cluster import ClusterClient
-from dase_grpc.replay.service.policies import PolicyPublisher, PolicySubscriber
-from dase_grpc.replay.service.server import Address, open_channel, parse_address
+from dase_grpc.replay.wire.addresses import Address, parse_address
 
 Health = health_pb2.HealthCheckResponse
 

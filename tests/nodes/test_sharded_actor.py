@@ -9,7 +9,7 @@ from wire.services import eventually, promptly
 
 from dase_grpc.errors import ConfigError
 from dase_grpc.nodes.actor import run_actor
-from dase_grpc.wire.sharded import ReplayPlace
+from dase_grpc.replay.wire.addresses import ReplayPlace
 
 
 @pytest.fixture(autouse=True)

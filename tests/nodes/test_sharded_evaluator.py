@@ -10,7 +10,7 @@ from wire.services import eventually, promptly
 
 from dase_grpc.errors import ConfigError
 from dase_grpc.nodes.evaluator import run_evaluator
-from dase_grpc.wire.sharded import ReplayPlace
+from dase_grpc.replay.wire.addresses import ReplayPlace
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,7 @@ from dase_grpc.errors import AgentTakenError, ConfigError, UnreachableError
 from dase_grpc.nodes.learner import run_learner
 from dase_grpc.progress import Progress
 from dase_grpc.replay.buffer.sharding import Shard
-from dase_grpc.replay.service.server import Address
-from dase_grpc.wire.sharded import ReplayPlace
+from dase_grpc.replay.wire.addresses import Address, ReplayPlace
 
 ON = {"train__steps": FOREVER, "eval__every": 100_000, "replay__capacity": 10_000}
 SERVED = {"capacity": 10_000, "min_size": 20}
@@ -165,7 +164,7 @@ async def test_shards_behind_a_name_are_found_again_at_new_addresses(tmp_path, c
         assert name == Address("replay.test", 1)
         return tuple(Address("127.0.0.1", port, server_name=name.host) for port in ports.values())
 
-    monkeypatch.setattr("dase_grpc.wire.sharded.resolved", resolved)
+    monkeypatch.setattr("dase_grpc.replay.wire.addresses.resolved", resolved)
     place = ReplayPlace.parse("dns:replay.test:1")
     async with replay_node(**data[0]) as first, replay_node(**data[1]) as second:
         ports |= {"first": first.address.port}

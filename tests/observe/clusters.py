@@ -5,10 +5,8 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from dase_grpc.attendance import Attendance
-from dase_grpc.observe.rates import Look
-from dase_grpc.observe.view import AgentView, BufferView, ClusterView, NodeView
-from dase_grpc.progress import Progress
+from dase_grpc.observe.view import AgentView, BufferView, ClusterView, Look, NodeView
+from dase_grpc.progress import Attendance, Progress
 
 
 def agent(agent_id: int, *, of: int = 2, step: int = 400, **changes: Any) -> AgentView:

@@ -17,11 +17,9 @@ from rich.console import Console
 from wire.services import promptly
 
 from dase_grpc.errors import UnreachableError, UsageError
-from dase_grpc.observe.looking import Target
-from dase_grpc.observe.rates import Look
 from dase_grpc.observe.top import follow, top_here
-from dase_grpc.replay.service.server import Address
-from dase_grpc.wire.sharded import ReplayPlace
+from dase_grpc.observe.view import Look, Target
+from dase_grpc.replay.wire.addresses import Address, ReplayPlace
 
 AWAY = Look(2.0, None, {"r:1": UnreachableError("r:1 does not answer")})
 ROOT = Path(__file__).resolve().parents[2]

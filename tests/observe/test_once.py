@@ -13,18 +13,14 @@ from rich.console import Console
 from security.credentials import guarded, make_keyring
 from wire.services import SCHEMA, serving
 
-from dase_grpc.attendance import Attendance, Attendant
 from dase_grpc.errors import UnauthenticatedError, UnreachableError
-from dase_grpc.observe.looking import Observer, Target, observing
 from dase_grpc.observe.once import Told, document, look_twice, page, tell
-from dase_grpc.observe.rates import Look
-from dase_grpc.observe.troubles import troubles
-from dase_grpc.observe.view import ClusterView, merged, view_of
-from dase_grpc.progress import Progress
+from dase_grpc.observe.tables import troubles
+from dase_grpc.observe.view import ClusterView, Look, Observer, Target, merged, observing, view_of
+from dase_grpc.progress import Attendance, Attendant, Progress
 from dase_grpc.replay.security.dialler import Credentials
-from dase_grpc.replay.service.server import Address
+from dase_grpc.replay.wire.addresses import Address, ReplayPlace
 from dase_grpc.replay.wire.v1 import cluster_pb2
-from dase_grpc.wire.sharded import ReplayPlace
 
 PROGRESS = Progress(
     step=123,

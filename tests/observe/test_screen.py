@@ -6,13 +6,11 @@ from dataclasses import replace
 import pytest
 from observe.clusters import actor, agent, buffer, cluster, looks, printed
 
-from dase_grpc.attendance import Attendance
 from dase_grpc.errors import UnreachableError
-from dase_grpc.observe.rates import Look
 from dase_grpc.observe.screen import Frame, Screen, draw
-from dase_grpc.observe.troubles import troubles
-from dase_grpc.observe.view import ClusterView, NodeView
-from dase_grpc.progress import Progress
+from dase_grpc.observe.tables import troubles
+from dase_grpc.observe.view import ClusterView, Look, NodeView
+from dase_grpc.progress import Attendance, Progress
 
 REPLAY = "127.0.0.1:50051"
 SIZES = [(80, 24), (160, 50)]

@@ -21,8 +21,7 @@ from dase_grpc.runs.checkpoint import (
     newest_sound,
     save_checkpoint,
 )
-from dase_grpc.runs.files import staged_directory
-from dase_grpc.runs.sealing import json_text, sealed
+from dase_grpc.runs.files import json_text, sealed, staged_directory
 from dase_grpc.schema import TransitionSchema
 
 CONFIG = resolve({"env": {"id": "worlds:PointGoal"}, "train": {"seed": 3}})

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dase_grpc.errors import RunDirectoryError
-from dase_grpc.runs.logs import EvaluationsFile, read_evaluations
-from dase_grpc.runs.metrics_log import MetricsLog, read_metrics
+from dase_grpc.runs.logs import EvaluationsFile, MetricsLog, read_evaluations, read_metrics
 
 HEADER = "step,return_mean,return_std,episodes,wall_seconds\n"
 

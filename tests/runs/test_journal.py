@@ -8,8 +8,7 @@ from small import small_config
 from dase_grpc.runs.checkpoint import load_checkpoint
 from dase_grpc.runs.directory import AgentDirectory
 from dase_grpc.runs.journal import AgentJournal
-from dase_grpc.runs.logs import read_evaluations
-from dase_grpc.runs.metrics_log import read_metrics
+from dase_grpc.runs.logs import read_evaluations, read_metrics
 from dase_grpc.schema import TransitionSchema
 
 CONFIG = small_config()

@@ -8,12 +8,12 @@ from children import forked
 from contracts.sentences import assert_one_sentence
 
 from dase_grpc.errors import RunDirectoryError
-from dase_grpc.runs.locking import FolderLock
+from dase_grpc.runs.files import FolderLock
 
 HOLD = """
 import sys
 from pathlib import Path
-from dase_grpc.runs.locking import FolderLock
+from dase_grpc.runs.files import FolderLock
 
 lock = FolderLock.acquire(Path(sys.argv[1]))
 print("locked", flush=True)

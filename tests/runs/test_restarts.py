@@ -3,7 +3,7 @@
 import pytest
 
 from dase_grpc.errors import RunDirectoryError
-from dase_grpc.runs.restarts import Restart, append_restart, read_restarts, told
+from dase_grpc.runs.logs import Restart, append_restart, read_restarts, told
 
 TIME = "2026-01-02T03:04:05+00:00"
 KILLED = Restart(TIME, "learner-1", "killed by SIGKILL", 1_000, 1.0)

@@ -8,8 +8,7 @@ import pytest
 from dase_grpc.errors import DiskFullError
 from dase_grpc.runs.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from dase_grpc.runs.directory import AgentDirectory
-from dase_grpc.runs.logs import read_evaluations
-from dase_grpc.runs.metrics_log import read_metrics
+from dase_grpc.runs.logs import read_evaluations, read_metrics
 from dase_grpc.runs.rewind import rewind
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs.files import STAGING_PREFIX
-from dase_grpc.runs.row_log import PATTERN, RowLog, read_rows
+from dase_grpc.runs.rounds import PATTERN, RowLog, read_rows
 
 WIDTH, CAPACITY = 3, 10
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dase_grpc.errors import RunDirectoryError
-from dase_grpc.runs.tensorboard import EventFileScalars, NoScalars, flattened, open_tensorboard
+from dase_grpc.runs.journal import EventFileScalars, NoScalars, flattened, open_tensorboard
 
 
 def test_nested_numbers_get_slashed_names_and_nothing_else_is_kept() -> None:
@@ -43,7 +43,7 @@ def test_without_the_extra_there_is_silence(tmp_path: Path, monkeypatch: pytest.
 
 def test_neither_torch_nor_tensorboard_is_loaded_before_a_writer_opens() -> None:
     program = (
-        "import sys, dase_grpc.runs.directory, dase_grpc.runs.tensorboard;"
+        "import sys, dase_grpc.runs.directory, dase_grpc.runs.journal;"
         "sys.exit(any(name in sys.modules for name in ('torch', 'tensorboard', 'matplotlib', 'gymnasium')))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -3,7 +3,7 @@
 import pytest
 from security.credentials import Keyring, make_keyring
 
-from dase_grpc.replay.client import joining
+from dase_grpc.replay.client import patience
 
 
 @pytest.fixture(scope="session")
@@ -14,4 +14,4 @@ def keyring(tmp_path_factory: pytest.TempPathFactory) -> Keyring:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Learners look soon whether a service that does not answer refuses their credentials."""
-    monkeypatch.setattr(joining, "SAY_UNREACHABLE_AFTER_S", 0.2)
+    monkeypatch.setattr(patience, "SAY_UNREACHABLE_AFTER_S", 0.2)

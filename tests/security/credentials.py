@@ -10,15 +10,19 @@ from typing import Any
 from wire.services import LOOPBACK, SCHEMA, Clock
 
 from dase_grpc.replay.buffer.run import SharedRun
+from dase_grpc.replay.client.channels import open_channel
+from dase_grpc.replay.client.cluster import ClusterClient
 from dase_grpc.replay.security.certificates import issue, make_authority
 from dase_grpc.replay.security.dialler import Credentials
 from dase_grpc.replay.security.identity import Identity
 from dase_grpc.replay.security.listener import Entrance
 from dase_grpc.replay.security.secrets import make_token
-from dase_grpc.replay.service.cluster import ClusterClient, ClusterServicer, Membership
+from dase_grpc.replay.service.cluster import ClusterServicer
 from dase_grpc.replay.service.policies import PolicyServicer
 from dase_grpc.replay.service.replay import ReplayServicer, add_replay
-from dase_grpc.replay.service.server import Address, bind, make_server, open_channel
+from dase_grpc.replay.service.server import bind, make_server
+from dase_grpc.replay.wire.addresses import Address
+from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.replay.wire.v1 import cluster_pb2_grpc, policy_pb2_grpc
 
 MEMBER = Membership("the-run", 3, 1, ttl_s=10, capacity=0, min_size=0)

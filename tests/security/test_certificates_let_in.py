@@ -11,15 +11,16 @@ from wire.services import SCHEMA, promptly, serving
 
 from dase_grpc.errors import CredentialsError, UnauthenticatedError, UnreachableError
 from dase_grpc.progress import Progress
-from dase_grpc.replay.client.inserter import Inserter, Sampler, StreamTarget
-from dase_grpc.replay.client.joining import Wanted, join
+from dase_grpc.replay.client.channels import open_channel
+from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
+from dase_grpc.replay.client.inserter import Inserter
+from dase_grpc.replay.client.joining import join
+from dase_grpc.replay.client.patience import Wanted
+from dase_grpc.replay.client.sampler import Sampler
 from dase_grpc.replay.security import door
 from dase_grpc.replay.security.certificates import issue
 from dase_grpc.replay.security.dialler import Credentials
 from dase_grpc.replay.security.identity import Identity
-from dase_grpc.replay.service.cluster import ClusterClient
-from dase_grpc.replay.service.server import open_channel
-from dase_grpc.wire import handshakes
 
 
 def without_certificate(keyring, tmp_path) -> Credentials:
@@ -157,7 +158,7 @@ async def test_connections_that_bring_no_call_are_counted_and_said_once(keyring,
             await caller.join(3)
             guard.entrance.look()
             assert guard.entrance.denied == {}
-            guard.clock.now += handshakes.FAILED_AFTER_S + 1
+            guard.clock.now += door.FAILED_AFTER_S + 1
             await caller.cluster.status()
             guard.entrance.look()
         assert guard.entrance.denied == {"handshake": 3}

@@ -10,14 +10,15 @@ from grpc_reflection.v1alpha import reflection_pb2
 from security.credentials import guarded
 from wire.services import SCHEMA, promptly
 
-from dase_grpc.attendance import Attendance, Attendant
 from dase_grpc.errors import CredentialsError, NotPermittedError
-from dase_grpc.progress import Progress
-from dase_grpc.replay.client.inserter import Inserter, Sampler, StreamTarget
+from dase_grpc.progress import Attendance, Attendant, Progress
+from dase_grpc.replay.client.cluster import StreamTarget
+from dase_grpc.replay.client.inserter import Inserter
+from dase_grpc.replay.client.policies import PolicyPublisher, PolicySubscriber
+from dase_grpc.replay.client.sampler import Sampler
 from dase_grpc.replay.security import door
 from dase_grpc.replay.security.door import PERMISSIONS
 from dase_grpc.replay.security.identity import Identity, Role
-from dase_grpc.replay.service.policies import PolicyPublisher, PolicySubscriber
 from dase_grpc.replay.service.standard import REFLECTION_V1
 from dase_grpc.replay.wire.v1 import cluster_pb2, policy_pb2, replay_pb2
 

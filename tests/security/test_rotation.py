@@ -10,7 +10,8 @@ from wire.services import SCHEMA, eventually, promptly
 
 from dase_grpc.errors import UnreachableError
 from dase_grpc.progress import Progress
-from dase_grpc.replay.client.inserter import Inserter, StreamTarget
+from dase_grpc.replay.client.cluster import StreamTarget
+from dase_grpc.replay.client.inserter import Inserter
 from dase_grpc.replay.security.dialler import Credentials
 
 

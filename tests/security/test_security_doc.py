@@ -3,11 +3,10 @@
 import re
 from pathlib import Path
 
-from dase_grpc.replay.security import tokens
+from dase_grpc.replay.security import door, tokens
 from dase_grpc.replay.security.certificates import CA_DAYS, NODE_DAYS
 from dase_grpc.replay.security.door import PERMISSIONS, SAY_EVERY_S, Denial
 from dase_grpc.replay.security.identity import VARIABLES, Role
-from dase_grpc.wire import handshakes
 
 TEXT = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
 
@@ -42,7 +41,7 @@ def test_the_numbers_are_those_of_the_code():
         (r"more than (\d+) s from its own clock", tokens.WINDOW_S),
         (r"of (\d+) characters or more", tokens.MIN_SECRET),
         (r"more than (\d+) calls", tokens.MAX_NONCES),
-        (r"a call within (\d+) s", handshakes.FAILED_AFTER_S),
+        (r"a call within (\d+) s", door.FAILED_AFTER_S),
         (r"a line per reason every (\d+) s", SAY_EVERY_S),
     ):
         assert [int(found) for found in re.findall(sentence, TEXT)] == [value], sentence

@@ -7,9 +7,8 @@ from contracts.sentences import assert_one_sentence
 
 from dase_grpc.errors import CredentialsError
 from dase_grpc.replay.security.dialler import Credentials
-from dase_grpc.replay.security.folders import TlsFolder, live_files
+from dase_grpc.replay.security.folders import TlsFolder, live_files, read_private
 from dase_grpc.replay.security.listener import entrance
-from dase_grpc.wire.private import read_private
 
 
 @pytest.fixture

@@ -14,7 +14,9 @@ from wire.services import SCHEMA, promptly
 
 from dase_grpc.errors import CredentialsError, NotPermittedError, OverloadedError, UnauthenticatedError
 from dase_grpc.progress import Progress
-from dase_grpc.replay.client.inserter import Inserter, StreamTarget
+from dase_grpc.replay.client.channels import CLIENT_OPTIONS
+from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
+from dase_grpc.replay.client.inserter import Inserter
 from dase_grpc.replay.security import tokens
 from dase_grpc.replay.security.dialler import Credentials
 from dase_grpc.replay.security.identity import Identity
@@ -30,8 +32,6 @@ from dase_grpc.replay.security.tokens import (
     read_secrets,
     sign,
 )
-from dase_grpc.replay.service.cluster import ClusterClient
-from dase_grpc.replay.service.server import CLIENT_OPTIONS
 from dase_grpc.replay.wire.status import service
 from dase_grpc.replay.wire.v1 import cluster_pb2
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dase_grpc.attendance import Attendance, Attendant
 from dase_grpc.errors import OverloadedError
+from dase_grpc.progress import Attendance, Attendant
 from dase_grpc.replay.buffer.attendants import AttendanceBook
 
 IDLE = Attendance()

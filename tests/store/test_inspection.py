@@ -8,9 +8,9 @@ from contracts.sentences import assert_one_sentence
 from store_cases import SCHEMA, rows_of
 
 from dase_grpc.errors import DataDirectoryError
+from dase_grpc.replay.buffer.durable import reserved_bytes
 from dase_grpc.replay.buffer.inspection import inspect
 from dase_grpc.replay.buffer.run import SharedRun
-from dase_grpc.store.footprint import reserved_bytes
 
 CAPACITY = 10
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dase_grpc.errors import MalformedError
-from dase_grpc.pace import Pace, deadlock
-from dase_grpc.store.pacing import StepLimiter
+from dase_grpc.pace import Pace, StepLimiter, deadlock
 
 RATIOS = st.sampled_from([0.01, 0.1, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 7.0])
 

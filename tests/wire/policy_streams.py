@@ -7,7 +7,7 @@ from wire.services import (
     SCHEMA,
 )
 
-from dase_grpc.replay.service.policies import PolicySubscriber
+from dase_grpc.replay.client.policies import PolicySubscriber
 from dase_grpc.replay.wire.v1 import policy_pb2, policy_pb2_grpc
 
 BIG = bytes(range(256)) * (5 * 2**12) + b"5 MiB and one sentence"

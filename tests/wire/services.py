@@ -14,11 +14,14 @@ from patience import PATIENCE_S
 
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.buffer.sharding import WHOLE, Shard
-from dase_grpc.replay.client.inserter import StreamTarget
-from dase_grpc.replay.service.cluster import ClusterClient, ClusterServicer, Membership
+from dase_grpc.replay.client.channels import open_channel
+from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
+from dase_grpc.replay.service.cluster import ClusterServicer
 from dase_grpc.replay.service.policies import PolicyServicer
 from dase_grpc.replay.service.replay import ReplayServicer, add_replay
-from dase_grpc.replay.service.server import Address, bind, make_server, open_channel
+from dase_grpc.replay.service.server import bind, make_server
+from dase_grpc.replay.wire.addresses import Address
+from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.replay.wire.v1 import cluster_pb2_grpc, policy_pb2_grpc, replay_pb2, replay_pb2_grpc
 from dase_grpc.schema import Array, TransitionSchema
 

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 from wire.services import SCHEMA, rows_of
 
-from dase_grpc.attendance import Attendance, Attendant
 from dase_grpc.errors import MalformedError, RunMismatchError, SchemaMismatchError
-from dase_grpc.progress import Progress
+from dase_grpc.progress import Attendance, Attendant, Progress
 from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
 from dase_grpc.replay.service.cluster import MAX_NODE_ID
 from dase_grpc.replay.wire.messages import attendance_from_proto, attendance_to_proto

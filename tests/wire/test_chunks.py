@@ -6,9 +6,15 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from dase_grpc.replay.service.replay import ReplayServicer, add_replay
+from dase_grpc.replay.wire.packed import (
+    CHUNK_HEAD_BYTES,
+    Chunk,
+    ChunkWriter,
+    ReusedMemory,
+    read_request,
+    write_request,
+)
 from dase_grpc.replay.wire.v1 import replay_pb2
-from dase_grpc.wire.chunks import HEAD_BYTES, Chunk, ChunkWriter, read_request, write_request
-from dase_grpc.wire.reused import ReusedMemory
 
 ROWS = bytes(range(256)) * 3
 NUMBERS = (0, 1, 127, 128, 300, 10**9, 2**63 - 1)
@@ -21,7 +27,7 @@ def test_what_is_written_is_a_message_to_every_protobuf_library(rows, first_seq)
     assert replay_pb2.InsertRequest.FromString(data) == replay_pb2.InsertRequest(
         chunk=replay_pb2.InsertChunk(first_seq=first_seq, rows=rows)
     )
-    assert len(data) == HEAD_BYTES + len(rows)
+    assert len(data) == CHUNK_HEAD_BYTES + len(rows)
     assert read_request(data) == Chunk(first_seq, memoryview(rows))
     assert write_request(data) is data
 
@@ -62,7 +68,7 @@ def test_a_chunk_whose_head_is_damaged_is_read_as_the_library_reads_it_or_refuse
 def test_rows_are_where_they_came_and_begin_at_a_multiple_of_four():
     data = ChunkWriter().message(1, memoryview(ROWS))
     assert read_request(data).rows.obj is data
-    assert HEAD_BYTES % 4 == 0
+    assert CHUNK_HEAD_BYTES % 4 == 0
 
 
 # --- memory that is used again ------------------------------------------------------------------------------

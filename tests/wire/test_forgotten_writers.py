@@ -6,8 +6,8 @@ import pytest
 from patience import PATIENCE_S
 from wire.services import acknowledged, chunk, insert_header, refusal, rows_of
 
-from dase_grpc.attendance import Attendance, Attendant
 from dase_grpc.errors import WriterForgottenError
+from dase_grpc.progress import Attendance, Attendant
 from dase_grpc.replay.buffer.store import MAX_AGENT_WRITERS
 from dase_grpc.replay.client.inserter import Inserter
 from dase_grpc.replay.wire.v1 import replay_pb2_grpc

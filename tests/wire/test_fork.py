@@ -8,7 +8,9 @@ from patience import PATIENCE_S
 
 PROGRAM = """
 import asyncio, subprocess
-from dase_grpc.replay.service.server import bind, make_server, open_channel, parse_address
+from dase_grpc.replay.service.server import bind, make_server
+from dase_grpc.replay.client.channels import open_channel
+from dase_grpc.replay.wire.addresses import parse_address
 
 async def main():
     server = make_server()

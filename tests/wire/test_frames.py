@@ -3,8 +3,8 @@
 import pytest
 from google.protobuf.message import DecodeError
 
+from dase_grpc.replay.wire.packed import FRAME_HEAD_BYTES, Frame, Waiting, joined, read_response, write_frame
 from dase_grpc.replay.wire.v1 import replay_pb2
-from dase_grpc.wire.frames import HEAD_BYTES, Frame, Waiting, joined, read_response, write_frame
 
 ROWS = bytes(range(256)) * 3
 NUMBERS = (0, 1, 127, 128, 300, 10**9, 2**64 - 1)
@@ -18,7 +18,7 @@ def test_what_is_written_is_a_message_to_every_protobuf_library(rows, number):
         assert replay_pb2.SampleResponse.FromString(data) == replay_pb2.SampleResponse(
             frame=replay_pb2.SampleFrame(rows=rows, last=last, buffer_size=number, drawn_from=number // 2)
         )
-        assert len(data) == HEAD_BYTES + len(rows)
+        assert len(data) == FRAME_HEAD_BYTES + len(rows)
         assert read_response(data) == Frame(memoryview(rows), last, number, number // 2)
 
 
@@ -55,6 +55,6 @@ def test_rows_are_where_they_came_and_begin_at_a_multiple_of_four():
     frame = read_response(data)
     assert frame.rows.obj is data
     assert frame.rows == ROWS
-    assert HEAD_BYTES % 4 == 0
+    assert FRAME_HEAD_BYTES % 4 == 0
     assert joined([frame]).obj is data
     assert joined([frame, frame]) == 2 * ROWS

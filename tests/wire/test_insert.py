@@ -34,11 +34,12 @@ from dase_grpc.errors import (
     StaleLeaseError,
     UnreachableError,
 )
-from dase_grpc.replay.client.inserter import Inserter, StreamTarget
-from dase_grpc.replay.service.cluster import Membership
+from dase_grpc.replay.client.channels import open_channel
+from dase_grpc.replay.client.cluster import StreamTarget
+from dase_grpc.replay.client.inserter import Inserter
 from dase_grpc.replay.service.insert import ACK_ROWS
 from dase_grpc.replay.service.replay import MAX_WRITER_ID
-from dase_grpc.replay.service.server import open_channel
+from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.replay.wire.v1 import replay_pb2, replay_pb2_grpc
 
 

@@ -5,13 +5,12 @@ import asyncio
 import pytest
 from wire.services import acknowledged, chunk, eventually, insert_header, promptly, rows_of
 
-from dase_grpc.attendance import Attendance, Attendant
 from dase_grpc.errors import MalformedError
-from dase_grpc.pace import Pace
-from dase_grpc.replay.client.inserter import Pacing, Sampler
+from dase_grpc.pace import Pace, StepLimiter
+from dase_grpc.progress import Attendance, Attendant
+from dase_grpc.replay.client.sampler import Pacing, Sampler
 from dase_grpc.replay.service.paced import Change, PacedBatches
 from dase_grpc.replay.wire.v1 import replay_pb2
-from dase_grpc.store.pacing import StepLimiter
 
 
 def paced(*, first=5, error=4, ratio=1.0, used=0, held=0):

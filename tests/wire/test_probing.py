@@ -5,8 +5,7 @@ import socket
 
 import pytest
 
-from dase_grpc.replay.service.server import Address
-from dase_grpc.wire.probing import silence_of
+from dase_grpc.replay.wire.addresses import Address, silence_of
 
 
 async def test_a_port_where_nobody_listens_is_called_so():

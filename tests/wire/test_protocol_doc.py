@@ -12,13 +12,14 @@ from dase_grpc.nodes import replay as replay_node
 from dase_grpc.replay.buffer.policies import MAX_BOARD_BYTES, MAX_POLICY_BYTES, MAX_VERSION
 from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
 from dase_grpc.replay.buffer.store import MAX_AGENT_WRITERS, MAX_WRITERS
-from dase_grpc.replay.client import draining, insert, inserter
+from dase_grpc.replay.client import channels, draining, insert, inserter
+from dase_grpc.replay.client import cluster as client_cluster
+from dase_grpc.replay.client import policies as client_policies
 from dase_grpc.replay.service import cluster, interceptors, policies, replay, server
 from dase_grpc.replay.service import insert as service_insert
-from dase_grpc.replay.wire import messages, packed
+from dase_grpc.replay.wire import limits, messages, packed
 from dase_grpc.replay.wire.status import REFUSAL_KEY, STATUS
 from dase_grpc.replay.wire.v1 import cluster_pb2, policy_pb2, replay_pb2
-from dase_grpc.wire import admission
 
 TEXT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
 
@@ -50,7 +51,7 @@ def test_the_limits_are_those_of_the_code():
     documented = [int(re.match(r"\d+", limit)[0]) for _, limit in table("Limits")]
     assert documented == [
         packed.ROWS_BYTES,
-        server.MAX_MESSAGE_BYTES,
+        limits.MAX_MESSAGE_BYTES,
         schema.MAX_ROW_BYTES,
         replay.MAX_BATCH_SIZE,
         replay.MAX_BATCH_BYTES,
@@ -63,12 +64,12 @@ def test_the_limits_are_those_of_the_code():
         MAX_POLICY_BYTES,
         MAX_BOARD_BYTES,
         MAX_VERSION,
-        policies.MAX_CHUNK_BYTES,
+        limits.MAX_CHUNK_BYTES,
         messages.MAX_ENVIRONMENT,
         messages.MAX_TEXT,
-        admission.MAX_AGENT_STREAMS,
-        admission.MAX_AGENT_HELD_BYTES,
-        admission.MAX_HELD_BYTES,
+        service_insert.MAX_AGENT_STREAMS,
+        service_insert.MAX_AGENT_HELD_BYTES,
+        service_insert.MAX_HELD_BYTES,
         interceptors.MAX_CALLS,
         server.MAX_CONNECTION_STREAMS,
         server.MAX_CONNECTIONS,
@@ -79,7 +80,7 @@ def test_the_limits_are_those_of_the_code():
         server.HANDSHAKE_MS / 1_000,
         server.IDLE_MS / 1_000,
     ]
-    assert policies.CHUNK_BYTES <= policies.MAX_CHUNK_BYTES
+    assert limits.CHUNK_BYTES <= limits.MAX_CHUNK_BYTES
 
 
 @pytest.mark.parametrize(
@@ -88,12 +89,12 @@ def test_the_limits_are_those_of_the_code():
         (r"at most (\d+) rows unacknowledged", inserter.WINDOW_ROWS, 1),
         (r"come at least (\d+) ms apart", service_insert.ACK_EVERY_S, 1_000),
         (r"at once for (\d+) rows", service_insert.ACK_ROWS, 1),
-        (r"the start of a stream, (\d+) s", cluster.UNARY_TIMEOUT_S, 1),
-        (r"gives one policy (\d+) s", policies.PUBLISH_TIMEOUT_S, 1),
-        (r"keepalive ping after (\d+) s", server.KEEPALIVE_TIME_MS, 1e-3),
-        (r"does not answer one within (\d+) s", server.KEEPALIVE_TIMEOUT_MS, 1e-3),
-        (r"made again after (\d+\.\d+) s", server.RECONNECT_MS[0], 1e-3),
-        (r"longer pauses, at most (\d+) s", server.RECONNECT_MS[1], 1e-3),
+        (r"the start of a stream, (\d+) s", client_cluster.UNARY_TIMEOUT_S, 1),
+        (r"gives one policy (\d+) s", client_policies.PUBLISH_TIMEOUT_S, 1),
+        (r"keepalive ping after (\d+) s", limits.KEEPALIVE_TIME_MS, 1e-3),
+        (r"does not answer one within (\d+) s", limits.KEEPALIVE_TIMEOUT_MS, 1e-3),
+        (r"made again after (\d+\.\d+) s", channels.RECONNECT_MS[0], 1e-3),
+        (r"longer pauses, at most (\d+) s", channels.RECONNECT_MS[1], 1e-3),
         (r"or (\d+) MiB of them, and then waits", insert.KEPT_BYTES, 2**-20),
         (r"`--replay-timeout` seconds \((\d+)\)", learner_node.REPLAY_TIMEOUT_S, 1),
         (r"`ttl_seconds` \((\d+)\)", replay_node.LEASE_TTL_S, 1),

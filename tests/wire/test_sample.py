@@ -21,12 +21,13 @@ from dase_grpc.errors import (
     DaseError,
     UnreachableError,
 )
-from dase_grpc.replay.client.inserter import Inserter, Sampler, StreamTarget
-from dase_grpc.replay.service.cluster import Membership
-from dase_grpc.replay.wire.packed import ROWS_BYTES
+from dase_grpc.replay.client.cluster import StreamTarget
+from dase_grpc.replay.client.inserter import Inserter
+from dase_grpc.replay.client.sampler import Sampler
+from dase_grpc.replay.wire.messages import Membership
+from dase_grpc.replay.wire.packed import ROWS_BYTES, Frame, Waiting, read_response
 from dase_grpc.replay.wire.v1 import replay_pb2
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.wire.frames import Frame, Waiting, read_response
 
 
 async def answers(call):

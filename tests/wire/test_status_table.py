@@ -6,10 +6,13 @@ from wire.services import SCHEMA, listening, serving
 
 from dase_grpc.errors import DaseError, RefusalError, UnreachableError
 from dase_grpc.progress import Progress
-from dase_grpc.replay.client.inserter import Inserter, Sampler, StreamTarget
-from dase_grpc.replay.service.cluster import ClusterClient, ClusterServicer, Membership
-from dase_grpc.replay.service.policies import PolicyPublisher, PolicySubscriber
-from dase_grpc.replay.service.server import open_channel
+from dase_grpc.replay.client.channels import open_channel
+from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
+from dase_grpc.replay.client.inserter import Inserter
+from dase_grpc.replay.client.policies import PolicyPublisher, PolicySubscriber
+from dase_grpc.replay.client.sampler import Sampler
+from dase_grpc.replay.service.cluster import ClusterServicer
+from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.replay.wire.status import REFUSAL_KEY, STATUS, refusals
 from dase_grpc.replay.wire.v1 import cluster_pb2_grpc, policy_pb2_grpc, replay_pb2_grpc
 

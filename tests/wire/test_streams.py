@@ -17,9 +17,10 @@ from wire.services import (
 )
 
 from dase_grpc.errors import DrainingError, StaleLeaseError, UnreachableError
-from dase_grpc.replay.client.inserter import Inserter, Sampler
+from dase_grpc.replay.client.channels import open_channel
+from dase_grpc.replay.client.inserter import Inserter
+from dase_grpc.replay.client.sampler import Sampler
 from dase_grpc.replay.client.streams import ClientStream
-from dase_grpc.replay.service.server import open_channel
 from dase_grpc.replay.wire.status import refusals
 from dase_grpc.replay.wire.v1 import replay_pb2, replay_pb2_grpc
 

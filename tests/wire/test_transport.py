@@ -8,19 +8,13 @@ from patience import PATIENCE_S
 from wire.services import LOOPBACK, serving
 
 from dase_grpc.errors import AddressError
+from dase_grpc.replay.client.channels import open_channel
 from dase_grpc.replay.service import server as service_server
-from dase_grpc.replay.service.server import (
-    MAX_MESSAGE_BYTES,
-    Address,
-    bind,
-    make_server,
-    open_channel,
-    parse_address,
-    require_private,
-)
-from dase_grpc.replay.wire.packed import ROWS_BYTES
-from dase_grpc.wire.chunks import HEAD_BYTES as CHUNK_HEAD_BYTES
-from dase_grpc.wire.frames import HEAD_BYTES
+from dase_grpc.replay.service.server import bind, make_server, require_private
+from dase_grpc.replay.wire.addresses import Address, parse_address
+from dase_grpc.replay.wire.limits import MAX_MESSAGE_BYTES
+from dase_grpc.replay.wire.packed import CHUNK_HEAD_BYTES as CHUNK_HEAD_BYTES
+from dase_grpc.replay.wire.packed import FRAME_HEAD_BYTES, ROWS_BYTES
 
 
 @pytest.mark.parametrize(
@@ -162,4 +156,4 @@ async def _echo(request, context):
 
 
 def test_frames_and_chunks_stay_below_1_mib_with_what_surrounds_them():
-    assert ROWS_BYTES + max(HEAD_BYTES, CHUNK_HEAD_BYTES) <= 2**20 <= MAX_MESSAGE_BYTES
+    assert ROWS_BYTES + max(FRAME_HEAD_BYTES, CHUNK_HEAD_BYTES) <= 2**20 <= MAX_MESSAGE_BYTES

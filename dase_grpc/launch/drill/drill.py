@@ -16,7 +16,7 @@ from rich.table import Table
 from dase_grpc.config.resolve import RunConfig, resolve
 from dase_grpc.errors import NodeFailedError, RunDirectoryError
 from dase_grpc.launch.checks import check
-from dase_grpc.launch.console import PatientConsole, say
+from dase_grpc.launch.display import PatientConsole, say
 from dase_grpc.launch.drill.cluster import DrillCluster, open_cluster
 from dase_grpc.launch.drill.evidence import problems, read_buffer
 from dase_grpc.launch.drill.faults import Fault, Outcome, one_round, strike
@@ -24,7 +24,8 @@ from dase_grpc.launch.drill.numbered import read_ledger
 from dase_grpc.launch.local import PROGRAM
 from dase_grpc.learning.envs.ids import with_resolved_id
 from dase_grpc.learning.envs.make import close_env, make_env
-from dase_grpc.process.lifecycle import first_cause, stop_event, unless
+from dase_grpc.process.lifecycle import stop_event
+from dase_grpc.process.tasks import first_cause, unless
 from dase_grpc.progress import several
 
 PAUSE_S: Final = 0.002

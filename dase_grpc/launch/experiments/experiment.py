@@ -13,17 +13,20 @@ from typing import Final
 
 from rich.console import Console
 
-from dase_grpc.errors import DaseError
+from dase_grpc.config.texts import transitions
+from dase_grpc.errors import ConfigError, DaseError
 from dase_grpc.launch.checks import check_capacity, check_device, probed
-from dase_grpc.launch.console import PatientConsole, pasted, program, say
-from dase_grpc.launch.experiment_disk import require_disk
+from dase_grpc.launch.display import PatientConsole, pasted, program, say
 from dase_grpc.launch.experiments.file import read_experiment
 from dase_grpc.launch.experiments.folder import ExperimentFolder, State, score
 from dase_grpc.launch.experiments.matrix import Cell, cells_of
 from dase_grpc.launch.experiments.runner import CellRunner
 from dase_grpc.launch.experiments.scoreboard import Outcome, Reading, Scoreboard
+from dase_grpc.launch.storage import free_disk, keeps_on_disk, shown_size
 from dase_grpc.process.lifecycle import stop_event
 from dase_grpc.progress import duration, number, several
+from dase_grpc.replay.buffer.directory import ROWS
+from dase_grpc.replay.buffer.durable import reserved_bytes
 from dase_grpc.schema import TransitionSchema
 
 ALL_FINISHED: Final = 0
@@ -163,3 +166,42 @@ def _conclude(
         return SOME_FAILED
     say(console, f"all cells are finished; next: {called} compare {pasted(folder.path)}")
     return ALL_FINISHED
+
+
+def require_disk(
+    cells: Sequence[Cell], schemas: Mapping[str, TransitionSchema], root: Path, *, jobs: int, kept: bool
+) -> None:
+    """Checks that the buffers of the clusters among `cells`, which are still to run, find room below `root`.
+
+    Each takes its whole size from its start on; one that is there already takes nothing more. Those that
+    may run at once count, the largest ones, or all of them where finished cells keep theirs.
+
+    Args:
+        cells: those that have not finished.
+        schemas: the layout of each cell's transitions, by its name.
+        root: the experiment's folder.
+        jobs: how many cores are kept busy.
+        kept: whether the buffers of finished cells stay.
+
+    Raises:
+        ConfigError: the disk has no room.
+    """
+    waiting = [cell for cell in cells if cell.mode == "cluster" and keeps_on_disk(cell.config)]
+    if not waiting:
+        return
+    at_once = len(waiting) if kept else max(1, jobs // min(cell.weight for cell in waiting))
+    sizes = sorted((_missing(cell, schemas[cell.name], root) for cell in waiting), reverse=True)[:at_once]
+    wanted, free = sum(sizes), free_disk(root)
+    if wanted > free:
+        why = "cells that finish keep theirs" if kept else f"up to {len(sizes)} run at once"
+        raise ConfigError(
+            f"the cells' buffers take {shown_size(wanted)} of disk in {root} ({why}), and {shown_size(free)} "
+            f"are free; free space there, lower replay.capacity or --jobs, or set replay.storage = 'memory'"
+        )
+
+
+def _missing(cell: Cell, schema: TransitionSchema, root: Path) -> int:
+    """What a cell's buffer has still to take."""
+    if (root / cell.name / "replay" / ROWS).exists():
+        return 0
+    return reserved_bytes(schema, transitions(cell.config.replay.capacity, row_bytes=schema.row_bytes))

@@ -36,10 +36,9 @@ from dase_grpc.runs.directory import (
     first_difference,
     round_paths,
 )
-from dase_grpc.runs.files import last_line, replace_file, utf8
-from dase_grpc.runs.locking import FolderLock
+from dase_grpc.runs.files import FolderLock, last_line, replace_file, utf8
 from dase_grpc.runs.provenance import versions
-from dase_grpc.runs.sameness import changed_versions
+from dase_grpc.runs.rewind import changed_versions
 from dase_grpc.runs.summary import AgentFiles, status
 
 FINISHED_FILE: Final = "finished.json"

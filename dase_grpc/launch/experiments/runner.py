@@ -13,7 +13,7 @@ from dase_grpc.launch.experiments.matrix import Cell
 from dase_grpc.launch.experiments.scoreboard import Outcome, Scoreboard
 from dase_grpc.launch.local import PROGRAM
 from dase_grpc.launch.processes import STOP_S, Node, end_nodes, exit_text, start_node
-from dase_grpc.process.lifecycle import first_cause, unless
+from dase_grpc.process.tasks import first_cause, unless
 from dase_grpc.runs.files import end_of
 
 STOP_CELL_S: Final = 2 * STOP_S + 10

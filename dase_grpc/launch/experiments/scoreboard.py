@@ -1,8 +1,9 @@
-"""How an experiment stands: a live table on a terminal, plain lines elsewhere."""
+"""How an experiment stands, and how long the rest of it takes."""
 
+import heapq
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Self
 
@@ -11,13 +12,15 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dase_grpc.launch.console import say
+from dase_grpc.launch.display import say
 from dase_grpc.launch.experiments.matrix import Cell
-from dase_grpc.launch.time_left import ExperimentTimeLeft
 from dase_grpc.progress import duration, number, several
 
 REDRAW_S: Final = 1.0
 PLAIN_EVERY_S: Final = 60.0
+
+MEASURED_S: Final = 10.0
+"""How long cells must have trained before their speed says anything about the time left."""
 
 
 @dataclass(frozen=True)
@@ -146,3 +149,121 @@ class Scoreboard:
         rest = {name: cell for name, cell in self._cells.items() if name not in self.outcomes}
         seconds = self._time_left.estimate(running, rest)
         return "time left not known yet" if seconds is None else f"about {duration(seconds)} left"
+
+
+@dataclass
+class _Track:
+    """What was seen of a cell; step -1 is not yet.
+
+    Attributes:
+        began_step: where it goes on from, 0 unless it is resumed.
+        first_s, first_step: when it was first seen to train, beyond what its agents explore at random.
+        took_s: how long its process ran, once it has finished.
+    """
+
+    agents: int
+    trains_from: int
+    began_s: float
+    began_step: int
+    first_s: float = 0.0
+    first_step: int = -1
+    latest_s: float = 0.0
+    latest_step: int = -1
+    took_s: float | None = None
+
+    @property
+    def measured_s(self) -> float:
+        return self.latest_s - self.first_s
+
+    @property
+    def measured_steps(self) -> int:
+        """Environment steps of all agents in that time."""
+        return self.agents * (self.latest_step - self.first_step)
+
+
+class ExperimentTimeLeft:
+    """Estimates the rest of an experiment; `now` is a monotonic clock's reading in seconds.
+
+    A process that has made no step yet, because it imports and checks, is not one that trains slowly: the
+    speed of a running cell counts from when it was first seen to train. What such a beginning costs counts
+    once for each cell that waits.
+    """
+
+    def __init__(self) -> None:
+        self._tracks: dict[str, _Track] = {}
+        self._running = 0
+        self._most_running = 1
+
+    def started(self, cell: Cell, step: int, now: float) -> None:
+        """Notes that a cell runs, from `step` on."""
+        config = cell.config
+        random = config.start_steps if config.start_steps < config.train.steps else 0
+        self._tracks[cell.name] = _Track(config.train.agents, random, now, step)
+        self._running += 1
+        self._most_running = max(self._most_running, self._running)
+
+    def observe(self, cell: Cell, step: int, now: float) -> None:
+        """Takes in how far the slowest agent of a running cell is."""
+        track = self._tracks[cell.name]
+        if step > track.began_step and step >= track.trains_from:
+            if track.first_step < 0:
+                track.first_s, track.first_step = now, step
+            track.latest_s, track.latest_step = now, step
+
+    def ended(self, cell: Cell, *, took_s: float | None) -> None:
+        """Notes that a cell's process has ended, and how long it took if the cell is finished."""
+        self._tracks[cell.name].took_s = took_s
+        self._running -= 1
+
+    def estimate(self, running: Mapping[str, int], cells: Mapping[str, Cell]) -> float | None:
+        """Seconds until all cells have ended; None while too little is known.
+
+        running are those that run, with their steps; cells are these and those that wait, in their order.
+        """
+        whole, training = self._whole_pace(), self._training_pace()
+        if training is None:
+            training = whole
+        if training is None:
+            return None
+        ends = [
+            cells[name].config.train.agents
+            * max(0, cells[name].config.train.steps - step)
+            * (self._own_pace(name) or training)
+            for name, step in running.items()
+        ]
+        start_s = 0.0 if whole is not None else self._start_s()
+        each = training if whole is None else whole
+        waiting = [cell.steps * each + start_s for name, cell in cells.items() if name not in running]
+        return _all_ended([*ends, *[0.0] * (self._most_running - len(ends))], waiting)
+
+    def _own_pace(self, name: str) -> float | None:
+        """Seconds for one step of one agent of a cell that has been measured for long enough."""
+        track = self._tracks[name]
+        enough = track.measured_s >= MEASURED_S and track.measured_steps > 0
+        return track.measured_s / track.measured_steps if enough else None
+
+    def _training_pace(self) -> float | None:
+        """Seconds for one step of one agent, while cells train."""
+        seconds = sum(track.measured_s for track in self._tracks.values())
+        steps = sum(track.measured_steps for track in self._tracks.values())
+        return seconds / steps if steps > 0 and seconds >= MEASURED_S else None
+
+    def _whole_pace(self) -> float | None:
+        """The same from cells that ran from beginning to end, with all else that took time."""
+        done = [track for track in self._tracks.values() if track.took_s is not None and not track.began_step]
+        steps = sum(track.agents * track.latest_step for track in done if track.latest_step > 0)
+        seconds = sum(track.took_s or 0.0 for track in done)
+        return seconds / steps if steps > 0 else None
+
+    def _start_s(self) -> float:
+        """How long it takes until a cell is seen to train."""
+        known = [track.first_s - track.began_s for track in self._tracks.values() if track.first_step >= 0]
+        return sum(known) / len(known) if known else 0.0
+
+
+def _all_ended(slots: list[float], waiting: Iterable[float]) -> float:
+    """When all cells have ended, if each that waits takes the slot that is free first."""
+    heapq.heapify(slots)
+    for seconds in waiting:
+        heapq.heapreplace(slots, slots[0] + seconds)
+    return max(slots)

@@ -9,19 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from dase_grpc.config.algorithms import AgentConfig
-from dase_grpc.learning.adam import Adam
-from dase_grpc.learning.agents.batch import Batch
+from dase_grpc.learning.agents.batch import Batch, that_count
+from dase_grpc.learning.agents.dense import PRODUCTS
 from dase_grpc.learning.agents.equations import Moves
 from dase_grpc.learning.agents.memory import OWN, Memory
 from dase_grpc.learning.agents.networks import Actor, TwinCritic, restore
 from dase_grpc.learning.agents.noise import NoiseStream
 from dase_grpc.learning.agents.normaliser import Normaliser
-from dase_grpc.learning.agents.optimiser import Flat
+from dase_grpc.learning.agents.optimiser import Adam, Flat, GuardedSteps, Steps
 from dase_grpc.learning.agents.passes import ActorPass
 from dase_grpc.learning.agents.policy import ActorPolicy
-from dase_grpc.learning.guard import GuardedSteps, Steps
-from dase_grpc.learning.products import PRODUCTS
-from dase_grpc.learning.rows import that_count
 from dase_grpc.schema import Array
 from dase_grpc.seeding import Purpose, integer
 

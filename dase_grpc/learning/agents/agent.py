@@ -1,4 +1,4 @@
-"""What the learner asks of a learning algorithm, and what evaluation asks of a policy."""
+"""What the learner asks of a learning algorithm."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -6,17 +6,9 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from dase_grpc.learning.agents.batch import Batch
+from dase_grpc.learning.agents.optimiser import Steps
 from dase_grpc.learning.agents.policy import ActorPolicy
-from dase_grpc.learning.guard import Steps
-from dase_grpc.schema import Array
-
-
-class Policy(Protocol):
-    """A deterministic policy."""
-
-    def act(self, observation: Array) -> Array:
-        """Noise-free actions in [-1, 1]; (B, m) float32 -> (B, n) float32, a new array."""
-        ...
+from dase_grpc.learning.envs.explorer import Policy
 
 
 class Agent(Policy, Protocol):

@@ -1,4 +1,4 @@
-"""A sampled batch as named tensors: views of one (B, width) tensor of packed rows."""
+"""A sampled batch as named tensors, and which of its rows are worth computing."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -8,6 +8,15 @@ import torch
 from torch import Tensor
 
 from dase_grpc.schema import TransitionSchema
+
+NEGLIGIBLE: Final = 2.0**-40
+"""A row counts if its weight is more than this share of the batch's largest, an internal row's 1.
+
+Float32 keeps a sum to 2⁻²⁴ of its terms at best, so rows of such weights change the sums of a loss and of
+its gradients by less than rounding does, unless what they add up to without their weights is 65 000 times
+what the others do. Where no other row reaches a parameter at all, Adam, which divides by the gradient's own
+size + 1e-8, would move it by 1e-4 of the learning rate for a gradient of 1. Weights of 0 never count.
+"""
 
 
 @dataclass(frozen=True)
@@ -65,3 +74,14 @@ class Batch:
 
 # observation and action are parts of state_action
 _COPIED: Final = tuple(field.name for field in fields(Batch) if field.name not in ("observation", "action"))
+
+
+def that_count(weight: Tensor) -> Tensor | None:
+    """The (k,) int64 indices of the rows that count, in order; None if all do, or all weights are 0.
+
+    weight is (B,), on the CPU: on another device this would wait for it, and k would be a shape that
+    depends on data.
+    """
+    values = weight.numpy()
+    (rows,) = (values > NEGLIGIBLE * values.max()).nonzero()
+    return torch.from_numpy(rows) if 0 < len(rows) < len(values) else None

@@ -1,32 +1,24 @@
-"""A stack of linear layers with ReLU between them, its forward and backward pass written out.
+"""Linear layers with ReLU between them, both passes written out, in float32 or with bfloat16 products.
 
 No autograd and no large allocation: every layer writes into buffers that the next pass uses again, and
 the gradients go straight to where the optimiser reads them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 
-from dase_grpc.learning.products import EXACT, Products
+from dase_grpc.config.algorithms import ProductsKind
 
+WORTH_ROUNDING: Final = 96
+"""A layer's inputs and its outputs have to be as many: among fewer, rounding takes what the product gains.
 
-@dataclass(frozen=True)
-class Linear:
-    """One layer: x @ weight + bias, with weight (in, out) and bias (out,), and where their gradients go.
-
-    Views of any strides; without gradients where nothing learns. `values` multiplies on the way forward,
-    but in the last layer of a stack, and `gradients` on the way back.
-    """
-
-    weight: Tensor
-    bias: Tensor
-    weight_gradient: Tensor | None = None
-    bias_gradient: Tensor | None = None
-    values: Products = EXACT
-    gradients: Products = EXACT
+Measured with batches of 256 on an AMD EPYC (Zen 4), in the best rounds: a layer of 64 x 64 takes 1.5 times as
+long, one of 128 x 128 0.86 times, one of 256 x 256 0.6 times.
+"""
 
 
 class Buffers:
@@ -53,6 +45,49 @@ class Buffers:
         views = [room[:rows] for room in self._room]
         self.activations, self.gradients = views[: len(self._widths)], views[len(self._widths) :]
         self._rows = rows
+
+
+class Product(Protocol):
+    """Two matrices multiplied."""
+
+    def __call__(self, a: Tensor, b: Tensor, /, *, out: Tensor) -> Tensor:
+        """Writes a b into `out` and returns it; (r, k) and (k, c) -> (r, c), views of any strides."""
+        ...
+
+
+class AddedProduct(Protocol):
+    """Two matrices multiplied, and something added."""
+
+    def __call__(self, added: Tensor, a: Tensor, b: Tensor, /, *, out: Tensor) -> Tensor:
+        """Writes added + a b into `out` and returns it; `added` is (c,) or (r, c)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Products:
+    """How a layer multiplies."""
+
+    plain: Product
+    added: AddedProduct
+
+
+EXACT: Final = Products(torch.mm, torch.addmm)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """One layer: x @ weight + bias, with weight (in, out) and bias (out,), and where their gradients go.
+
+    Views of any strides; without gradients where nothing learns. `values` multiplies on the way forward,
+    but in the last layer of a stack, and `gradients` on the way back.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    weight_gradient: Tensor | None = None
+    bias_gradient: Tensor | None = None
+    values: Products = EXACT
+    gradients: Products = EXACT
 
 
 class Dense:
@@ -122,3 +157,15 @@ class Dense:
             below, self._inputs[index], 0, grad_input=below
         )
         return result
+
+
+def _rounded(a: Tensor, b: Tensor, /, *, out: Tensor) -> Tensor:
+    return out.copy_(torch.mm(a.bfloat16(), b.bfloat16()))
+
+
+def _rounded_added(added: Tensor, a: Tensor, b: Tensor, /, *, out: Tensor) -> Tensor:
+    return _rounded(a, b, out=out).add_(added)
+
+
+ROUNDED: Final = Products(_rounded, _rounded_added)
+PRODUCTS: Final[Mapping[ProductsKind, Products]] = {"float32": EXACT, "bfloat16": ROUNDED}

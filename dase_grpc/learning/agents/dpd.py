@@ -13,17 +13,13 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from dase_grpc.config.algorithms import ALGORITHMS, AgentConfig
-from dase_grpc.dpd_config import DpdConfig
+from dase_grpc.config.algorithms import ALGORITHMS, AgentConfig, DpdConfig
 from dase_grpc.errors import ConfigError
-from dase_grpc.learning.adam import Adam
 from dase_grpc.learning.agents.actor_critic import ActorCritic
 from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.agents.networks import require_fit, restore
-from dase_grpc.learning.agents.optimiser import Flat
-from dase_grpc.learning.agents.policy import ActorPolicy
-from dase_grpc.learning.guard import GuardedSteps, Steps
-from dase_grpc.learning.training.publishing import PeerPolicies, Published
+from dase_grpc.learning.agents.optimiser import Adam, Flat, GuardedSteps, Steps
+from dase_grpc.learning.agents.policy import ActorPolicy, PeerPolicies, Published
 from dase_grpc.schema import Array
 
 OPTIMIZER: Final = "distillation_optimizer"

@@ -9,9 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from dase_grpc.learning.agents.dense import Buffers, Dense, Linear
+from dase_grpc.learning.agents.dense import EXACT, WORTH_ROUNDING, Buffers, Dense, Linear, Products
 from dase_grpc.learning.agents.networks import Actor, LateActionCritic, TwinCritic
-from dase_grpc.learning.products import EXACT, WORTH_ROUNDING, Products
 
 Pick = Callable[[Tensor], Tensor]
 

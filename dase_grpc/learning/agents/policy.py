@@ -1,7 +1,8 @@
-"""The policy that an agent acts by and exports: its actor, and its normaliser where it has one."""
+"""The policy that an agent acts by and publishes, and what it sees of those of its peers."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, cast
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, cast
 
 import numpy as np
 import torch
@@ -84,3 +85,40 @@ def load_policy(
     policy = ActorPolicy(actor, normaliser)
     restore(dict(policy.named_tensors()), policy_tensors(state))
     return policy
+
+
+@dataclass(frozen=True)
+class Published:
+    """A policy as it was after `version` training iterations.
+
+    The tensors are on the CPU, belong to all who look at them, and must not be changed.
+    """
+
+    version: int
+    tensors: Mapping[str, Tensor]
+
+
+class PeerPolicies(Protocol):
+    """One agent's view of the policies of a run; for the thread that trains the agent."""
+
+    def publish(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """Shows this agent's policy to the others; a later one takes its place.
+
+        The tensors are copied to the CPU before this returns, which waits for their device but for
+        nobody else. The version last published, given again, changes nothing.
+
+        Raises:
+            ValueError: the version is lower than one published before.
+        """
+        ...
+
+    def latest(self, agent_id: int) -> Published | None:
+        """The newest policy of another agent that has come here, None before the first.
+
+        Never waits. As long as no newer one has come it is the same object, so `is` tells whether there
+        is anything new. A peer that started again may come back with a lower version.
+
+        Raises:
+            DaseError: what the other agent published is not a policy; in one sentence.
+        """
+        ...

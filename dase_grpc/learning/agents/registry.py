@@ -9,11 +9,11 @@ import torch
 from dase_grpc.config.algorithms import AgentConfig
 from dase_grpc.learning.agents import policy
 from dase_grpc.learning.agents.actor_critic import ActorCritic
-from dase_grpc.learning.agents.agent import Policy
 from dase_grpc.learning.agents.ddpg import DDPG
 from dase_grpc.learning.agents.memory import OWN, Memory
 from dase_grpc.learning.agents.sac import SAC
 from dase_grpc.learning.agents.td3 import TD3
+from dase_grpc.learning.envs.explorer import Policy
 from dase_grpc.schema import TransitionSchema
 
 

@@ -1,6 +1,6 @@
-"""Copies of the policy that a device trains, in host memory, for the learner to act by."""
+"""Copies of the policy that a learner acts by, and who says which copy that is."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from dase_grpc.config.algorithms import AgentConfig
+from dase_grpc.learning.agents.agent import Agent
 from dase_grpc.learning.agents.networks import Actor
 from dase_grpc.learning.agents.normaliser import Normaliser
 from dase_grpc.learning.agents.optimiser import Flat
 from dase_grpc.learning.agents.policy import NORMALISER, ActorPolicy
-from dase_grpc.learning.behaviour import Behaviour
-from dase_grpc.learning.streams import AtOnce, CudaLane, Lane, Mark, pinned
+from dase_grpc.learning.agents.transfers import AtOnce, CudaLane, Lane, Mark, pinned
+from dase_grpc.learning.envs.explorer import Policy
 from dase_grpc.schema import TransitionSchema
 
 
@@ -56,6 +57,27 @@ class _Snapshot:
     places: tuple[Tensor, ...]
     version: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.int64))
     arrived: Mark | None = None
+
+
+def _room(config: AgentConfig, schema: TransitionSchema, device: torch.device) -> _Snapshot:
+    """A policy on the host like those of an agent on `device`."""
+    cpu, memory = torch.device("cpu"), _PinnedMemory(device)
+    sizes = (schema.observation_size, *config.hidden, schema.action_size)
+    actor = Actor(sizes, torch.Generator(), device=cpu, dtype=torch.float32).requires_grad_(False)
+    places = [Flat(actor, name="actor", memory=memory).values]
+    normaliser = None
+    if config.normalise_observations:
+        normaliser = Normaliser.new(schema.observation_size, cpu, memory=memory)
+        places += [tensor for _, tensor in normaliser.named_tensors(NORMALISER)]
+    return _Snapshot(ActorPolicy(actor, normaliser), tuple(places))
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """What to act by: a policy and the training iterations it has had, or nothing, meaning uniformly."""
+
+    policy: Policy | None
+    version: int
 
 
 class Snapshots:
@@ -130,14 +152,54 @@ class Snapshots:
         snapshot.arrived = self._lane.mark()
 
 
-def _room(config: AgentConfig, schema: TransitionSchema, device: torch.device) -> _Snapshot:
-    """A policy on the host like those of an agent on `device`."""
-    cpu, memory = torch.device("cpu"), _PinnedMemory(device)
-    sizes = (schema.observation_size, *config.hidden, schema.action_size)
-    actor = Actor(sizes, torch.Generator(), device=cpu, dtype=torch.float32).requires_grad_(False)
-    places = [Flat(actor, name="actor", memory=memory).values]
-    normaliser = None
-    if config.normalise_observations:
-        normaliser = Normaliser.new(schema.observation_size, cpu, memory=memory)
-        places += [tensor for _, tensor in normaliser.named_tensors(NORMALISER)]
-    return _Snapshot(ActorPolicy(actor, normaliser), tuple(places))
+class Guide(Protocol):
+    """Says what to act by; asked before each round."""
+
+    def behaviour(self) -> Behaviour:
+        """The latest; never waits.
+
+        Raises:
+            DaseError: what was published is no policy of this agent.
+        """
+        ...
+
+
+class LearnersGuide(Protocol):
+    """Says what a learner acts by that trains the policy itself. Owned by the thread that trains."""
+
+    def behaviour(self) -> Behaviour:
+        """What to act by now; may wait for the device."""
+        ...
+
+    def updated(self) -> None:
+        """The agent has had an update, which may still be queued on its device."""
+        ...
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """What a checkpoint has to keep, the tensors themselves; whoever writes into them sets them."""
+        ...
+
+    def resumed(self) -> None:
+        """The agent and `tensors` have been set to what was saved."""
+        ...
+
+
+class Current:
+    """A `LearnersGuide` to the agent as it is."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def behaviour(self) -> Behaviour:
+        """See LearnersGuide; never waits."""
+        return Behaviour(self._agent, self._agent.updates)
+
+    def updated(self) -> None:
+        """See LearnersGuide."""
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """See LearnersGuide."""
+        return {}
+
+    def resumed(self) -> None:
+        """See LearnersGuide."""

@@ -20,7 +20,7 @@ from dase_grpc.learning.agents.batched import StackedActor, StackedLate, Stacked
 from dase_grpc.learning.agents.equations import Learn, Moves, Networks
 from dase_grpc.learning.agents.memory import StackedMemory
 from dase_grpc.learning.agents.normaliser import Normaliser
-from dase_grpc.learning.stack_steps import StackedSteps
+from dase_grpc.learning.agents.optimiser import StackedSteps
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dase_grpc.errors import EnvironmentSpecError
-from dase_grpc.learning.agents.agent import Policy
-from dase_grpc.learning.envs.explorer import require_finite_action
+from dase_grpc.learning.envs.explorer import Policy, require_finite_action
 from dase_grpc.learning.envs.foreign import RAISED, summary
 from dase_grpc.learning.envs.make import ActionMap, Environment, close_env
 from dase_grpc.learning.envs.restarting import EnvironmentBroke, given_up, reset, step

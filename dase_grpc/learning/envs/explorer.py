@@ -4,18 +4,17 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 
 from dase_grpc import seeding
 from dase_grpc.errors import DivergedError
-from dase_grpc.explorer_metrics import ExplorerMetrics
-from dase_grpc.learning.agents.agent import Policy
 from dase_grpc.learning.envs.answers import coarsened
 from dase_grpc.learning.envs.foreign import summary
 from dase_grpc.learning.envs.make import ActionMap, Environment
 from dase_grpc.learning.envs.restarting import EnvironmentBroke, RestartableEnv, reset, step
+from dase_grpc.metrics.nodes import ExplorerMetrics
 from dase_grpc.schema import Array, TransitionSchema
 
 REFUSED_IN_A_ROW: Final = 100
@@ -61,6 +60,44 @@ class _BrokenOff:
 
     kept: tuple[Array, Array] | None
     return_: str
+
+
+def count(metrics: ExplorerMetrics, explored: ExploredStep) -> None:
+    """Counts an environment step in the metrics of whoever explores."""
+    metrics.env_steps.inc()
+    for call in explored.restarts:
+        metrics.restarted(call)
+    if explored.reason is not None:
+        metrics.refused(explored.reason)
+    if explored.episode is not None:
+        metrics.episodes.inc()
+        metrics.episode_return.set(explored.episode.return_)
+
+
+def require_finite_action(action: Array, *, of: str = "the policy") -> None:
+    """Checks a policy's actions, of any shape; `of` says whose they are.
+
+    Raises:
+        DivergedError: its networks have diverged.
+    """
+    if not np.isfinite(action).all():
+        raise diverged(of, "its actions are not finite")
+
+
+def diverged(who: str, finding: str) -> DivergedError:
+    """The error that says who has diverged, by what that was noticed, and what to do."""
+    return DivergedError(
+        f"{who} has diverged: {finding}; lower agent.actor_lr or agent.critic_lr, or scale the reward "
+        f"(the last checkpoint is kept)"
+    )
+
+
+class Policy(Protocol):
+    """A deterministic policy."""
+
+    def act(self, observation: Array) -> Array:
+        """Noise-free actions in [-1, 1]; (B, m) float32 -> (B, n) float32, a new array."""
+        ...
 
 
 class Explorer:
@@ -358,33 +395,3 @@ class Explorer:
                 REFUSED_IN_A_ROW,
                 reason,
             )
-
-
-def count(metrics: ExplorerMetrics, explored: ExploredStep) -> None:
-    """Counts an environment step in the metrics of whoever explores."""
-    metrics.env_steps.inc()
-    for call in explored.restarts:
-        metrics.restarted(call)
-    if explored.reason is not None:
-        metrics.refused(explored.reason)
-    if explored.episode is not None:
-        metrics.episodes.inc()
-        metrics.episode_return.set(explored.episode.return_)
-
-
-def require_finite_action(action: Array, *, of: str = "the policy") -> None:
-    """Checks a policy's actions, of any shape; `of` says whose they are.
-
-    Raises:
-        DivergedError: its networks have diverged.
-    """
-    if not np.isfinite(action).all():
-        raise diverged(of, "its actions are not finite")
-
-
-def diverged(who: str, finding: str) -> DivergedError:
-    """The error that says who has diverged, by what that was noticed, and what to do."""
-    return DivergedError(
-        f"{who} has diverged: {finding}; lower agent.actor_lr or agent.critic_lr, or scale the reward "
-        f"(the last checkpoint is kept)"
-    )

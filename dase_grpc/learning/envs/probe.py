@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from dase_grpc.config.resolve import EnvConfig
+from dase_grpc.config.sections import EnvConfig
 from dase_grpc.errors import EnvironmentSpecError
 from dase_grpc.learning.envs.answers import Call, faults, misuse, to_float32, to_reward
 from dase_grpc.learning.envs.foreign import RAISED, summary

@@ -8,7 +8,7 @@ from typing import Any, Final
 import gymnasium
 
 from dase_grpc.backoff import pause_s
-from dase_grpc.config.resolve import EnvConfig
+from dase_grpc.config.sections import EnvConfig
 from dase_grpc.errors import EnvironmentFailedError, EnvironmentSpecError
 from dase_grpc.learning.envs.answers import Call, begun, misuse, taken
 from dase_grpc.learning.envs.foreign import RAISED, summary

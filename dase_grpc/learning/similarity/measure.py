@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dase_grpc.dps_config import DIVERGENCES, Scope
+from dase_grpc.config.algorithms import DIVERGENCES, Scope
 from dase_grpc.errors import ConfigError
 from dase_grpc.learning.similarity.divergences import (
     EQUATIONS,

@@ -1,16 +1,25 @@
-"""Mean and covariance of groups of deviations, and what may be done to a covariance before it is judged.
+"""Mean and covariance of groups of deviations, of one batch or running over batches.
 
 Pure functions on float64 tensors with leading dimensions; nothing waits for the device, so there is no
 eigendecomposition here (torch's synchronises). Equations and reasons: docs/dps.md.
 """
 
-from typing import Final
+from collections.abc import Mapping
+from functools import partial
+from typing import Final, Self
 
 import torch
 from torch import Tensor
 
+from dase_grpc.learning.agents.memory import OWN, Memory, overwrite
+
 SIGN_STEPS: Final = 40
 """Newton-Schulz steps; each enlarges a small eigenvalue by half, and 1.5^40 is 1e7."""
+
+_FORGOTTEN: Final = 1e-100
+"""A group whose weight has decayed to this is as if never seen: its squares would underflow next."""
+_NAMES: Final = ("mean", "scatter", "weight", "squares")
+_TINY: Final = torch.finfo(torch.float64).tiny
 
 
 def moments(deviation: Tensor, member: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -67,3 +76,83 @@ def _sign(symmetric: Tensor) -> Tensor:
 
 def _identity(cov: Tensor) -> Tensor:
     return torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
+
+
+class RunningMoments:
+    """Weighted mean and covariance of G groups of deviations in R^n over all batches taken in.
+
+    At each `take` the weight of every earlier row falls by γ = 2^(−1/half_life), that of a new row is 1.
+    Older scatter is merged with the batch's around their common mean (Chan, Golub and LeVeque 1979), so
+    that no large sums cancel and a dimension that never varied has exactly no variance.
+
+    Owned by one thread. Holds its tensors for life and writes them in place.
+
+    Args:
+        half_life: in calls of `take`; positive.
+        mean, scatter, weight, squares: (G, n), (G, n, n), (G,) and (G,) float64, all zeros at first; of a
+            stack, with K in front.
+    """
+
+    def __init__(
+        self, *, half_life: float, mean: Tensor, scatter: Tensor, weight: Tensor, squares: Tensor
+    ) -> None:
+        self._decay = 0.5 ** (1.0 / half_life)
+        self._mean = mean
+        self._scatter = scatter
+        self._weight = weight
+        self._squares = squares
+
+    @classmethod
+    def empty(
+        cls, groups: int, size: int, *, half_life: float, device: torch.device, memory: Memory = OWN
+    ) -> Self:
+        """Of G = `groups` groups that nothing is known of yet, in R^n with n = `size`."""
+        room = partial(memory.zeros, dtype=torch.float64, device=device)
+        shapes = (groups, size), (groups, size, size), (groups,), (groups,)
+        held = {name: room(f"similarity.{name}", shape) for name, shape in zip(_NAMES, shapes, strict=True)}
+        return cls(half_life=half_life, **held)
+
+    @classmethod
+    def stacked(cls, held: Mapping[str, Tensor], *, half_life: float) -> Self:
+        """Those of all agents of a stack; `held` is what its memory holds."""
+        return cls(half_life=half_life, **{name: held[f"similarity.{name}"] for name in _NAMES})
+
+    def take(self, deviation: Tensor, member: Tensor, *, live: Tensor | None = None) -> None:
+        """Takes a batch in: (b, n) float64 deviations and (G, b) membership; of a stack, with K in front.
+
+        A group with a row that is not finite keeps what it had, older by one update. In a stack, `live` is
+        (K,) bool: what is not keeps what it had as it is.
+        """
+        member = member & sound(deviation, member)[..., None]
+        mean, spread, count = scatter(deviation, member)
+        weight = self._weight * self._decay
+        known = weight > _FORGOTTEN
+        weight = torch.where(known, weight, 0.0)
+        total = weight + count
+        share = count / total.clamp(min=_TINY)
+        shift = mean - self._mean
+        between = (weight * share)[..., None, None] * shift[..., :, None] * shift[..., None, :]
+        older = torch.where(known[..., None, None], self._scatter * self._decay, 0.0)
+        squares = torch.where(known, self._squares * self._decay**2, 0.0) + count
+        taken = (self._mean + share[..., None] * shift, older + spread + between, total, squares)
+        for held, new in zip(self.tensors().values(), taken, strict=True):
+            overwrite(held, new, live=live)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that is to be saved, the tensors themselves; whoever writes into them sets them."""
+        return dict(zip(_NAMES, (self._mean, self._scatter, self._weight, self._squares), strict=True))
+
+    def moments(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean (G, n), covariance (G, n, n) and effective number of rows (G,), all float64.
+
+        With w the weights of all rows so far, the covariance is Σ w (d − μ)(d − μ)ᵀ / (Σ w − Σ w² / Σ w)
+        and the number of rows (Σ w)² / Σ w²; after one batch they are those of `moments.moments`.
+        """
+        rows = self._weight.square() / self._squares.clamp(min=_TINY)
+        freedom = self._weight - self._squares / self._weight.clamp(min=_TINY)
+        return self._mean.clone(), self._scatter / freedom.clamp(min=_TINY)[..., None, None], rows
+
+
+def sound(deviation: Tensor, member: Tensor) -> Tensor:
+    """Whether every row of a group is finite, (G,) bool."""
+    return ~(member & ~deviation.isfinite().all(-1)[..., None, :]).any(-1)

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dase_grpc.learning.agents.agent import Agent
 from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.agents.memory import OWN, Memory
-from dase_grpc.learning.running import RunningMoments, sound
 from dase_grpc.learning.similarity import pooled
 from dase_grpc.learning.similarity.measure import (
     DpsOptions,
@@ -23,6 +23,7 @@ from dase_grpc.learning.similarity.measure import (
     measure_rows,
     row_weights,
 )
+from dase_grpc.learning.similarity.moments import RunningMoments, sound
 
 _TINY: Final = torch.finfo(torch.float64).tiny
 
@@ -303,3 +304,16 @@ def _finite_mean(member: Tensor, value: Tensor) -> Tensor:
     count = measured.sum(-1)
     total = torch.where(measured, value, 0.0).sum(-1)
     return torch.where(count > 0, total / count.clamp(min=1), math.inf)
+
+
+def weighed(agent: Agent, weigher: SimilarityWeigher, batch: Batch) -> tuple[Weighing, Tensor | None]:
+    """The weights, and π(s) of the whole batch where the coming `update` goes on from it.
+
+    Where it would not, the policy is asked about the external rows alone.
+    """
+    rows = None if agent.uses_actions else weigher.rows_to_judge(batch)
+    if rows is None:
+        actions = agent.policy_actions(batch.observation)
+        return weigher.weigh(batch, actions), actions
+    actions = agent.policy_actions(batch.observation.index_select(0, rows))
+    return weigher.weigh(batch, actions, rows=rows), None

@@ -16,12 +16,12 @@ import numpy as np
 
 from dase_grpc import seeding
 from dase_grpc.config.algorithms import AgentConfig
-from dase_grpc.explorer_metrics import ExplorerMetrics
-from dase_grpc.learning.agents.agent import Policy
-from dase_grpc.learning.behaviour import Behaviour, Guide
-from dase_grpc.learning.envs.explorer import ExploredStep, Explorer, count
+from dase_grpc.errors import Halted
+from dase_grpc.learning.agents.snapshots import Behaviour, Guide
+from dase_grpc.learning.envs.explorer import ExploredStep, Explorer, Policy, count
 from dase_grpc.learning.envs.make import Environment
-from dase_grpc.learning.ports import Halted, TransitionSink
+from dase_grpc.learning.training.parts import TransitionSink
+from dase_grpc.metrics.nodes import ExplorerMetrics
 from dase_grpc.process.containment import Contained
 from dase_grpc.schema import Array, TransitionSchema
 

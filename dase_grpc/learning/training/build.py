@@ -14,20 +14,18 @@ from dase_grpc.learning.agents.actor_critic import ActorCritic
 from dase_grpc.learning.agents.dpd import DPD, Pairing
 from dase_grpc.learning.agents.graphs import Recorder, recorder_for
 from dase_grpc.learning.agents.memory import OWN, Memory
+from dase_grpc.learning.agents.policy import PeerPolicies
 from dase_grpc.learning.agents.registry import make_agent
-from dase_grpc.learning.agents.snapshots import Snapshots, Trained
-from dase_grpc.learning.behaviour import LearnersGuide
+from dase_grpc.learning.agents.snapshots import LearnersGuide, Snapshots, Trained
 from dase_grpc.learning.envs.evaluation import Evaluator
 from dase_grpc.learning.envs.explorer import Explorer
 from dase_grpc.learning.envs.make import Environment, make_env
 from dase_grpc.learning.envs.restarting import WatchedEnv, evaluation_env
-from dase_grpc.learning.ports import ActorSteps, BatchSource, Journal, TransitionSink
-from dase_grpc.learning.publication import Audience, Publication, to_nobody
 from dase_grpc.learning.similarity.measure import DpsOptions
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher
 from dase_grpc.learning.training.learner import Learner
-from dase_grpc.learning.training.parts import LearnerParts
-from dase_grpc.learning.training.publishing import PeerPolicies
+from dase_grpc.learning.training.parts import ActorSteps, BatchSource, Journal, LearnerParts, TransitionSink
+from dase_grpc.learning.training.publishing import Audience, Publication, to_nobody
 from dase_grpc.metrics.nodes import LearnerMetrics
 from dase_grpc.schema import TransitionSchema
 

@@ -3,17 +3,16 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from math import floor
 from typing import Protocol
 
 from dase_grpc.errors import EnvironmentFailedError
 from dase_grpc.learning.envs.explorer import Episode, ExploredStep, Explorer, count
-from dase_grpc.learning.ports import ActorSteps
-from dase_grpc.learning.training.parts import LearnerParts
+from dase_grpc.learning.training.parts import ActorSteps, LearnerParts
 from dase_grpc.learning.training.state import Counters
 from dase_grpc.learning.training.statistics import Window
+from dase_grpc.pace import Schedule
 
 _log = logging.getLogger("dase")
 
@@ -126,27 +125,6 @@ class OwnSteps:
                 reason,
             )
         self._refused[reason] += 1
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """When a learner without steps of its own updates.
-
-    Attributes:
-        ratio: updates per environment step.
-        first_steps: collected before the first update, which follows the last of them.
-        total: environment steps of the run.
-        marks: at multiples of these many steps something is due, so none is passed over before updates.
-    """
-
-    ratio: Fraction
-    first_steps: int
-    total: int
-    marks: Sequence[int]
-
-    def next_mark(self, steps: int) -> int:
-        """The next number of steps after this one at which something is due."""
-        return min([self.total, *(steps // every * every + every for every in self.marks)])
 
 
 class ActorsSteps:

@@ -9,15 +9,13 @@ from contextlib import suppress
 from dataclasses import replace
 from threading import Event
 
-from dase_grpc.errors import DivergedError, EnvironmentFailedError, RunDirectoryError
+from dase_grpc.errors import DivergedError, EnvironmentFailedError, Halted, RunDirectoryError
 from dase_grpc.learning.agents.device import use
-from dase_grpc.learning.health import require_finite
-from dase_grpc.learning.ports import Halted, StoppablePolicy
 from dase_grpc.learning.training.collecting import count_restarts, make_collecting
-from dase_grpc.learning.training.parts import LearnerParts
+from dase_grpc.learning.training.parts import LearnerParts, StoppablePolicy
 from dase_grpc.learning.training.state import NOT_YET, Counters, LearnerState, Saved
 from dase_grpc.learning.training.statistics import DeviceTotals, Window, finite, record
-from dase_grpc.learning.training.updating import Look, Updating
+from dase_grpc.learning.training.updating import Look, Updating, require_finite
 from dase_grpc.process.containment import Contained
 from dase_grpc.progress import Progress, evaluation_line
 

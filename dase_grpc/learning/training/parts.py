@@ -1,23 +1,91 @@
-"""What a learner is made of."""
+"""What a learner is made of and connected to: transitions out, batches in, results."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from threading import Event
+from typing import Any, Protocol
 
 import torch
 
 from dase_grpc.config.resolve import RunConfig
+from dase_grpc.errors import Halted
 from dase_grpc.learning.agents.agent import Agent
 from dase_grpc.learning.agents.graphs import Recorder
 from dase_grpc.learning.agents.memory import OWN, Memory
-from dase_grpc.learning.behaviour import Current, LearnersGuide
+from dase_grpc.learning.agents.snapshots import Current, LearnersGuide
 from dase_grpc.learning.envs.evaluation import Evaluator
-from dase_grpc.learning.envs.explorer import Explorer
-from dase_grpc.learning.ports import ActorSteps, BatchSource, Journal, TransitionSink
-from dase_grpc.learning.publication import to_nobody
+from dase_grpc.learning.envs.explorer import Explorer, Policy, require_finite_action
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher
+from dase_grpc.learning.training.publishing import to_nobody
+from dase_grpc.learning.training.state import Saved
 from dase_grpc.metrics.nodes import LearnerMetrics
-from dase_grpc.schema import TransitionSchema
+from dase_grpc.pace import Origin
+from dase_grpc.schema import Array, TransitionSchema
+
+
+class TransitionSink(Protocol):
+    """Where an agent's transitions go."""
+
+    def store(self, row: Array) -> None:
+        """Takes one (width,) packed transition; may block.
+
+        Raises:
+            Halted: training shall end.
+        """
+        ...
+
+
+class BatchSource(Protocol):
+    """Where batches come from."""
+
+    def next(self) -> tuple[Array, int] | None:
+        """A (B, width) batch, read-only, and the number of transitions in the buffer; may block.
+
+        None where the buffer holds too little and waiting would not change that: the update is left out.
+
+        Raises:
+            Halted: training shall end.
+        """
+        ...
+
+
+class ActorSteps(Protocol):
+    """The environment steps that an agent's actors collect.
+
+    Attributes:
+        origin: from where they are counted; another one where the buffer was lost.
+    """
+
+    @property
+    def origin(self) -> Origin:
+        """From where they are counted now."""
+        ...
+
+    def reach(self, steps: int) -> int:
+        """How many there are since the origin; waits a moment where there are fewer than `steps`.
+
+        Raises:
+            Halted: training shall end.
+        """
+        ...
+
+
+class Journal(Protocol):
+    """Where results are written."""
+
+    def evaluation(
+        self, *, step: int, return_mean: float, return_std: float, episodes: int, wall_seconds: float
+    ) -> None:
+        """Notes one evaluation."""
+        ...
+
+    def metrics(self, values: Mapping[str, Any]) -> None:
+        """Notes one line of metrics."""
+        ...
+
+    def checkpoint(self, *, step: int, saved: Saved, scores: Mapping[str, Any]) -> None:
+        """Keeps the learner's state."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -61,3 +129,25 @@ class LearnerParts:
     def name_at(self, step: int) -> str:
         """Who the learner is and how far, for messages."""
         return f"agent {self.agent_id} at step {step:,}"
+
+
+@dataclass(frozen=True)
+class StoppablePolicy:
+    """A policy that raises Halted once `halt` is set, so that no evaluation outlives its run."""
+
+    policy: Policy
+    halt: Event
+    name: str
+
+    def act(self, observation: Array) -> Array:
+        """The policy's actions.
+
+        Raises:
+            Halted: training shall end.
+            DivergedError: an action is not finite.
+        """
+        if self.halt.is_set():
+            raise Halted
+        actions = self.policy.act(observation)
+        require_finite_action(actions, of=self.name)
+        return actions

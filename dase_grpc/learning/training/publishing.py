@@ -1,58 +1,22 @@
-"""What an agent shows of its policy to the others, and sees of theirs.
+"""Policies shown to peers, actors and evaluators, and those seen of peers.
 
 `PeerPolicies` is all an algorithm needs that learns from other agents' policies. It has two
 implementations that keep the same promises: `LocalPolicies` here, for agents of one process, and
-`PolicyExchange` in nodes/policies.py, over the network. What is published is `policy_tensors` of an
+`PolicyExchange` in nodes/followed.py, over the network. What is published is `policy_tensors` of an
 agent's state (learning/agents/policy.py), with DPD its critic too; `load_policy` makes a policy of either and
 checks names, shapes and dtypes. Between processes it travels as safetensors bytes, never as a pickle.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
 from dase_grpc.errors import DaseError
-
-
-@dataclass(frozen=True)
-class Published:
-    """A policy as it was after `version` training iterations.
-
-    The tensors are on the CPU, belong to all who look at them, and must not be changed.
-    """
-
-    version: int
-    tensors: Mapping[str, Tensor]
-
-
-class PeerPolicies(Protocol):
-    """One agent's view of the policies of a run; for the thread that trains the agent."""
-
-    def publish(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        """Shows this agent's policy to the others; a later one takes its place.
-
-        The tensors are copied to the CPU before this returns, which waits for their device but for
-        nobody else. The version last published, given again, changes nothing.
-
-        Raises:
-            ValueError: the version is lower than one published before.
-        """
-        ...
-
-    def latest(self, agent_id: int) -> Published | None:
-        """The newest policy of another agent that has come here, None before the first.
-
-        Never waits. As long as no newer one has come it is the same object, so `is` tells whether there
-        is anything new. A peer that started again may come back with a lower version.
-
-        Raises:
-            DaseError: what the other agent published is not a policy; in one sentence.
-        """
-        ...
+from dase_grpc.learning.agents.agent import Agent
+from dase_grpc.learning.agents.policy import PeerPolicies, Published
 
 
 class LocalPolicies:
@@ -107,3 +71,53 @@ def from_bytes(payload: bytes) -> dict[str, Tensor]:
     except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         raise DaseError(f"{len(payload)} bytes are not tensors in safetensors format") from error
     return tensors
+
+
+def to_nobody(due: bool) -> None:
+    """What a learner calls whose policy nobody can follow."""
+
+
+@dataclass(frozen=True)
+class Audience:
+    """Where a learner's policy is shown, and whether anybody looks; `followed` is asked at every step.
+
+    Attributes:
+        publish_every: updates between two publications.
+        always_when_due: show it at each step with an evaluation due, whether or not anybody looks.
+    """
+
+    policies: PeerPolicies
+    followed: Callable[[], bool]
+    publish_every: int
+    always_when_due: bool = False
+
+
+class Publication:
+    """Publishes an agent's actor and normaliser; nothing is copied, and no device waited for, unless it does.
+
+    Owned by the thread that trains the agent.
+    """
+
+    def __init__(self, agent: Agent, audience: Audience) -> None:
+        self._agent = agent
+        self._audience = audience
+        self._published: int | None = None  # the version, while somebody follows
+
+    def look(self, due: bool) -> None:
+        """Publishes the policy where that is due: call once after each environment step.
+
+        That is as soon as somebody follows, then every `publish_every` updates, and where `due` says so,
+        which it does at each step with an evaluation.
+        """
+        followed = self._audience.followed()
+        if not followed:
+            self._published = None
+        if (due and (followed or self._audience.always_when_due)) or (followed and self._is_old):
+            self._published = self._agent.updates if followed else None
+            self._audience.policies.publish(self._agent.updates, dict(self._agent.policy.named_tensors()))
+
+    @property
+    def _is_old(self) -> bool:
+        if self._published is None:
+            return True
+        return self._agent.updates - self._published >= self._audience.publish_every

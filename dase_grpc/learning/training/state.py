@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dase_grpc.learning.agents.agent import Agent
 from dase_grpc.learning.agents.networks import restore
-from dase_grpc.learning.behaviour import LearnersGuide
+from dase_grpc.learning.agents.snapshots import LearnersGuide
 from dase_grpc.learning.envs.explorer import Explorer
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher
 from dase_grpc.learning.training.statistics import DeviceTotals, Mean, Window

@@ -1,13 +1,34 @@
 """Learners whose agents are a stack: they explore, sample and evaluate one by one, and update at once."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from threading import Event
+from typing import Any, Final
 
-from dase_grpc.learning.agents.graphs import Recorder
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dase_grpc.learning.agents.actor_critic import ActorCritic
+from dase_grpc.learning.agents.batch import Batch
+from dase_grpc.learning.agents.graphs import Captured, Recorder
 from dase_grpc.learning.agents.memory import StackedMemory
-from dase_grpc.learning.stack_update import StackedUpdate
+from dase_grpc.learning.agents.stack import Stack
+from dase_grpc.learning.agents.transfers import Staged
+from dase_grpc.learning.similarity.measure import Similarity
+from dase_grpc.learning.similarity.moments import RunningMoments
+from dase_grpc.learning.similarity.weigher import SimilarityWeigher, Weighing, each_tensor
 from dase_grpc.learning.training.learner import Learner
+from dase_grpc.learning.training.parts import LearnerParts
+from dase_grpc.learning.training.statistics import DeviceTotals
 from dase_grpc.learning.training.updating import Taken
+from dase_grpc.process.torch_settings import with_gradients
+
+LIVE, EXTERNAL, MOVES = range(3)
+_FLAGS: Final = 3
 
 
 class StackedLearners:
@@ -77,3 +98,157 @@ class StackedLearners:
                         batch, weighing if weighed else None, losses, sources if weighed else None
                     )
                 )
+
+
+@dataclass(frozen=True)
+class Made:
+    """An update of a stack, K in front of all: the weights, None where each row weighed 1, and the losses."""
+
+    weighing: Weighing | None
+    losses: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What an update of a stack shows, read from the device once."""
+
+    made: Made
+    sources: Similarity | None
+
+    def of(self, place: int) -> tuple[Weighing | None, Mapping[str, Tensor], Similarity | None]:
+        """The part of the agent at this place, as `Updating.look` wants it."""
+        losses = {name: values[place] for name, values in self.made.losses.items()}
+        if self.made.weighing is None or self.sources is None:
+            return None, losses, None
+        part = itemgetter(place)
+        return each_tensor(self.made.weighing, part), losses, each_tensor(self.sources, part)
+
+
+class StackedUpdate:
+    """Has each agent of a stack learn from a batch of its own, all at once.
+
+    An agent without a batch, or whose batch weighs nothing, stays as it is. A kind of update is whether any
+    agent moves its actor and whether any batch has external rows; each is recorded when its turn has come
+    often enough, on a device that records. Owned by one thread.
+
+    Args:
+        parts: of the learners, whose agents and weighers were made with `memory`, as their totals were.
+        memory: of as many agents.
+        recorder: what records; None does all as it is.
+    """
+
+    def __init__(
+        self, parts: Sequence[LearnerParts], memory: StackedMemory, *, recorder: Recorder | None
+    ) -> None:
+        first = parts[0]
+        self._agents = [_learns_by_itself(each) for each in parts]
+        self._stack = Stack(self._agents, first.config.agent, memory)
+        self._weigher = _joint(parts, memory)
+        self._totals = DeviceTotals.stacked(memory.held)
+        shape = (len(parts), first.config.agent.batch_size, first.schema.width)
+        self._rows = Staged(shape, torch.float32, first.device)
+        self._flags = Staged((_FLAGS, len(parts)), torch.bool, first.device)
+        self._batch = Batch.from_rows(first.schema, self._rows.tensor)
+        self._all_internal = torch.ones_like(self._batch.reward)
+        each = (Batch.from_rows(first.schema, rows) for rows in self._rows.tensor)
+        rooms = [agent.room_for_noise(batch) for agent, batch in zip(self._agents, each, strict=True)]
+        self._noise = [torch.stack(drawn) for drawn in zip(*rooms, strict=True)]
+        self._noise_of = [[drawn[place] for drawn in self._noise] for place in range(len(parts))]
+        self._recorder = recorder
+        self._kinds: dict[tuple[bool, bool], Captured[Made]] = {}
+
+    @with_gradients
+    def __call__(self, taken: Sequence[Taken | None]) -> tuple[list[bool], Made | None]:
+        """One update of each agent that has taken a batch; whose was made, and what it gave.
+
+        Waits for the device only where a batch has no row of its agent's own, to see whether it weighs
+        anything. Tensors are valid until the next call.
+        """
+        live = [each is not None for each in taken]
+        if not any(live):
+            return live, None
+        self._load(taken)
+        external = [each is not None and not each.own.all() for each in taken]
+        weighing = None
+        if any(each is not None and not each.own.any() for each in taken):
+            self._set({EXTERNAL: external})
+            weighing = self._weigh()
+            weighs = weighing.weight.any(-1).tolist()
+            live = [turn and some for turn, some in zip(live, weighs, strict=True)]
+        moves = [
+            turn and agent.begin_update(noise)
+            for turn, agent, noise in zip(live, self._agents, self._noise_of, strict=True)
+        ]
+        if not any(live):
+            return live, None
+        self._set({LIVE: live, EXTERNAL: external, MOVES: moves})
+        if weighing is not None:
+            return live, self._learn(weighing, with_actor=any(moves))
+        return live, self._recorded(any(moves), any(external))()
+
+    def see(self, made: Made) -> Seen:
+        """What the last update shows, in host memory; waits for the device."""
+        sources = None
+        if made.weighing is not None:
+            actions = self._stack.policy_actions(self._batch.observation)
+            sources = each_tensor(self._weigher.by_source(self._batch, actions), Tensor.cpu)
+        weighing = None if made.weighing is None else each_tensor(made.weighing, Tensor.cpu)
+        return Seen(Made(weighing, {name: values.cpu() for name, values in made.losses.items()}), sources)
+
+    def _recorded(self, with_actor: bool, weighs: bool) -> Captured[Made]:
+        kind = with_actor, weighs
+        if kind not in self._kinds:
+            work = partial(self._make, with_actor=with_actor, weighs=weighs)
+            self._kinds[kind] = Captured(work, self._recorder, name="the update of the stack")
+        return self._kinds[kind]
+
+    def _make(self, *, with_actor: bool, weighs: bool) -> Made:
+        return self._learn(self._weigh() if weighs else None, with_actor=with_actor)
+
+    def _weigh(self) -> Weighing:
+        external = self._flags.tensor[EXTERNAL]
+        actions = self._stack.policy_actions(self._batch.observation)
+        weighing = self._weigher.weigh(self._batch, actions, live=external)
+        self._totals.add(weighing, live=external)
+        return weighing
+
+    def _learn(self, weighing: Weighing | None, *, with_actor: bool) -> Made:
+        weight = self._all_internal if weighing is None else weighing.weight
+        flags = self._flags.tensor
+        moves = flags[MOVES] if with_actor else None
+        losses = self._stack.learn(self._batch, weight, self._noise, live=flags[LIVE], moves=moves)
+        return Made(weighing, losses)
+
+    def _load(self, taken: Sequence[Taken | None]) -> None:
+        def write(place: npt.NDArray[Any]) -> None:
+            for rows, each in zip(place, taken, strict=True):
+                if each is not None:
+                    rows[:] = each.rows
+
+        self._rows.fill(write)
+
+    def _set(self, flags: Mapping[int, Sequence[bool]]) -> None:
+        def write(place: npt.NDArray[np.bool_]) -> None:
+            for flag, values in flags.items():
+                place[flag] = values
+
+        self._flags.fill(write)
+
+
+def _learns_by_itself(parts: LearnerParts) -> ActorCritic:
+    if not isinstance(parts.agent, ActorCritic):
+        raise TypeError(f"agent {parts.agent_id} learns from others' policies and cannot be stacked")
+    return parts.agent
+
+
+def _joint(parts: Sequence[LearnerParts], memory: StackedMemory) -> SimilarityWeigher:
+    """The weigher of all, whose running moments are those of each, if there are any."""
+    first = parts[0]
+    for each in parts:
+        each.weigher.remember(first.schema.action_size, first.device)
+    options, running = first.weigher.options, None
+    if options.memory:
+        running = RunningMoments.stacked(memory.held, half_life=options.memory)
+    own = torch.tensor([[each.agent_id] for each in parts], dtype=torch.int32, device=first.device)
+    agents = first.config.train.agents
+    return SimilarityWeigher(options, own_id=own, agents=agents, masked=True, running=running)

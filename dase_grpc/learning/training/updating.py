@@ -1,5 +1,7 @@
-"""One agent's updates: take a batch, weigh it, learn from it, and look at how that goes every so often."""
+"""One agent's updates: take a batch, weigh it, learn from it, time it, and leave out what is not finite."""
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -10,24 +12,28 @@ import torch
 from torch import Tensor
 
 from dase_grpc.learning.agents.actor_critic import ActorCritic
+from dase_grpc.learning.agents.agent import Agent
 from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.agents.transfers import Staging
 from dase_grpc.learning.envs.explorer import diverged
-from dase_grpc.learning.health import Health
 from dase_grpc.learning.similarity.measure import Similarity
-from dase_grpc.learning.similarity.weigher import Weighing
-from dase_grpc.learning.timing import UpdateTiming
+from dase_grpc.learning.similarity.weigher import Weighing, weighed
 from dase_grpc.learning.training.collecting import Collecting
 from dase_grpc.learning.training.parts import LearnerParts
 from dase_grpc.learning.training.state import Counters
 from dase_grpc.learning.training.statistics import DeviceTotals, Diagnosis, Window, fold, show
 from dase_grpc.learning.training.whole import WholeUpdate
-from dase_grpc.learning.weighing import weighed
+from dase_grpc.metrics.nodes import LearnerMetrics
 from dase_grpc.process.torch_settings import with_gradients
 from dase_grpc.schema import Array
 
 DIAGNOSE_EVERY: Final = 50
 """Updates between two looks at losses and similarity; each look waits for the device once."""
+
+DIVERGED_AFTER: Final = 100
+"""So many steps in a row that had to be left out mean that an agent learns nothing any more."""
+
+_log = logging.getLogger("dase")
 
 
 @dataclass(frozen=True)
@@ -215,3 +221,89 @@ class Updating:
         updates, seconds = self._parts.agent.updates - self._paced_updates, now - self._pace_from
         self._pace_from, self._paced_updates = now, self._parts.agent.updates
         return updates / seconds if seconds > 0 else None
+
+
+class UpdateTiming:
+    """Times one update after another. On a GPU the parts of an update show how long it took to start them.
+
+    `begin` comes first, then a `lap` at the end of each of sample, load and weigh, then `finish`, which ends
+    learn; an update that is skipped is just not finished.
+    """
+
+    def __init__(self, metrics: LearnerMetrics, clock: Callable[[], float]) -> None:
+        self._seconds = metrics.stage_seconds
+        self._clock = clock
+        self._laps: list[tuple[str, float]] = []
+        self._last = 0.0
+
+    def begin(self) -> None:
+        """An update begins: the batch is asked for."""
+        self._laps.clear()
+        self._last = self._clock()
+
+    def lap(self, stage: str) -> float:
+        """A stage ends; the time, by the clock."""
+        now = self._clock()
+        self._laps.append((stage, now - self._last))
+        self._last = now
+        return now
+
+    def finish(self, *, parts: bool) -> float:
+        """The update has been made; with `parts` what it consists of counts one by one, too. The time."""
+        now = self.lap("learn")
+        (_, sample_s), *rest = self._laps
+        self._seconds["sample"].observe(sample_s)
+        self._seconds["update"].observe(sum(seconds for _, seconds in rest))
+        if parts:
+            for stage, seconds in rest:
+                self._seconds[stage].observe(seconds)
+        return now
+
+
+class Health:
+    """How an agent's updates went; asks the agent, which waits for the device."""
+
+    def __init__(self, agent: Agent, metrics: LearnerMetrics) -> None:
+        self._agent = agent
+        self._metrics = metrics
+        self._in_a_row: Counter[str] = Counter()
+        self._said = False
+        self.finding: str | None = None
+
+    def count(self, window: Window) -> None:
+        """Adds what was left out since the last call; `finding` says if it has been everything for long."""
+        for part, steps in self._agent.take_steps().items():
+            if not steps.tried:
+                continue
+            if steps.left_out:
+                window.skipped += steps.left_out
+                self._metrics.skipped(f"{part}_not_finite", steps.left_out)
+                self._say(part, steps.left_out)
+            every_one = steps.left_out == steps.tried
+            self._in_a_row[part] = self._in_a_row[part] + steps.tried if every_one else 0
+            if self._in_a_row[part] >= DIVERGED_AFTER:
+                self.finding = (
+                    f"the last {self._in_a_row[part]} updates of its {part} had a loss or a gradient that is "
+                    f"not finite and were left out"
+                )
+
+    def _say(self, part: str, count: int) -> None:
+        if not self._said:
+            _log.warning(
+                "%d updates of the %s are left out because their loss or gradient is not finite, and so is "
+                "every later one that is not (they are counted in metrics.jsonl)",
+                count,
+                part,
+            )
+        self._said = True
+
+
+def require_finite(state: Mapping[str, Tensor], *, of: str) -> None:
+    """Checks every number of an agent's state; waits for the device.
+
+    Raises:
+        DivergedError: one is not finite.
+    """
+    for name, tensor in state.items():
+        if not bool(tensor.isfinite().all()):
+            raise diverged(of, f"{name} is not finite")

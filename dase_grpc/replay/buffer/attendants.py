@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
-from dase_grpc.attendance import Attendance, Attendant
 from dase_grpc.errors import OverloadedError
+from dase_grpc.progress import Attendance, Attendant
 
 MAX_ATTENDANTS: Final = 4_096
 MAX_AGENT_ATTENDANTS: Final = 512

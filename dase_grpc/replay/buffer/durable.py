@@ -16,6 +16,7 @@ from typing import Final, Self
 import numpy as np
 
 from dase_grpc.errors import CapacityError
+from dase_grpc.replay.buffer import directory, ledger
 from dase_grpc.replay.buffer.directory import COMMITS, ROWS, BufferIdentity, DataDirectory
 from dase_grpc.replay.buffer.ledger import FORGOTTEN, RETIRED, CommitFile, Committed, Numbers, PackedState
 from dase_grpc.replay.buffer.mapped import MappedFile
@@ -338,3 +339,14 @@ class DurableStore(ReplayStore):
         if sure < state.size:
             self._mapped.shorten(sure)
         self.recovery = Recovery(sure, len(self._committed), machine_stopped=True, unsure=state.size - sure)
+
+
+def spare_slots(schema: TransitionSchema) -> int:
+    """Rows that lie beside the capacity, for those that are not committed yet."""
+    return max(1, SPARE_BYTES // schema.row_bytes)
+
+
+def reserved_bytes(schema: TransitionSchema, capacity: int) -> int:
+    """The size of all files of a data directory for `capacity` transitions, but for some text."""
+    rows = (capacity + spare_slots(schema)) * schema.row_bytes
+    return rows + ledger.file_bytes(WRITER_PLACES) + directory.FILE_BYTES

@@ -3,10 +3,16 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from dase_grpc.replay.buffer.directory import COMMITS, LEASES, ROWS, BufferIdentity, stored_identity
+from dase_grpc.replay.buffer.directory import (
+    COMMITS,
+    FILE_BYTES,
+    LEASES,
+    ROWS,
+    BufferIdentity,
+    stored_identity,
+)
 from dase_grpc.replay.buffer.ledger import FORGOTTEN, CommitFile, Committed
 from dase_grpc.replay.buffer.mapped import MappedFile
-from dase_grpc.store.lease_file import FILE_BYTES
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dase_grpc.capacity import transitions
+from dase_grpc.config.texts import transitions
 from dase_grpc.errors import CapacityError, MalformedError
 from dase_grpc.schema import Array, TransitionSchema
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from dase_grpc.capacity import transitions
+from dase_grpc.config.texts import transitions
 from dase_grpc.errors import (
     BufferGoneError,
     CapacityError,
@@ -17,18 +17,16 @@ from dase_grpc.errors import (
     RunMismatchError,
     SchemaMismatchError,
 )
+from dase_grpc.pace import StepLimiter
 from dase_grpc.replay.buffer.attendants import AttendanceBook
-from dase_grpc.replay.buffer.directory import BufferIdentity, DataDirectory
-from dase_grpc.replay.buffer.durable import WRITER_PLACES, DurableStore, Recovery
+from dase_grpc.replay.buffer.directory import BufferIdentity, DataDirectory, LeaseFile
+from dase_grpc.replay.buffer.durable import WRITER_PLACES, DurableStore, Recovery, spare_slots
 from dase_grpc.replay.buffer.leases import Lease, LeaseTable
 from dase_grpc.replay.buffer.policies import PolicyBoard
 from dase_grpc.replay.buffer.ring import RingBuffer
 from dase_grpc.replay.buffer.sharding import WHOLE, Shard
 from dase_grpc.replay.buffer.store import ReplayStore
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.store.footprint import spare_slots
-from dase_grpc.store.lease_file import LeaseFile
-from dase_grpc.store.pacing import StepLimiter
 
 MAX_NAME = 100
 """Characters of a name that a client sent which a refusal repeats."""

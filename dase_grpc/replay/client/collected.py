@@ -5,20 +5,19 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from dase_grpc.errors import WaitedTooLongError
-from dase_grpc.learning.ports import Halted, Origin
-from dase_grpc.pace import Pace
+from dase_grpc.config.sections import TrainConfig
+from dase_grpc.errors import Halted, WaitedTooLongError
+from dase_grpc.pace import Origin, Pace
 from dase_grpc.replay.client.connection import Connection
-from dase_grpc.replay.client.inserter import Pacing
+from dase_grpc.replay.client.sampler import Pacing
 from dase_grpc.replay.client.waits import Waited
-from dase_grpc.train_config import TrainConfig
 
 LOOK_S: Final = 0.1
 """How long `reach` waits at most, so that a learner without steps still publishes its policy."""
 
 
 class CollectedSteps:
-    """ActorSteps (learning/ports.py) as the replay counts them, and what its Sample streams state.
+    """ActorSteps (learning/training/parts.py) as the replay counts them, and what its Sample streams state.
 
     `reach` belongs to the compute thread; everything else belongs to the event loop, but for `origin`.
 

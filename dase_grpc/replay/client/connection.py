@@ -1,4 +1,4 @@
-"""A learner's connection to its replay: streams that break begin again, until it has been away too long."""
+"""A node's connection to its replay: streams that break begin again, until it has been away too long."""
 
 import asyncio
 import logging
@@ -24,13 +24,13 @@ from dase_grpc.errors import (
     RefusalError,
     StaleLeaseError,
     UnauthenticatedError,
-    UnreachableError,
 )
-from dase_grpc.explorer_metrics import StreamMetrics
-from dase_grpc.process.lifecycle import first_cause
+from dase_grpc.metrics.nodes import StreamMetrics
+from dase_grpc.process.tasks import first_cause
 from dase_grpc.progress import Progress, several
-from dase_grpc.replay.client.inserter import StreamTarget
-from dase_grpc.replay.service.cluster import ClusterClient, Membership
+from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
+from dase_grpc.replay.client.patience import AWAY
+from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.replay.wire.status import STATUS
 from dase_grpc.replay.wire.v1 import replay_pb2
 
@@ -42,9 +42,6 @@ LOOK_EVERY_S: Final = 30.0
 
 STOPPING_S: Final = 3.0
 """How long a learner that has been told to stop still tries to reach its replay."""
-
-AWAY: Final = (UnreachableError, OverloadedError, DrainingError)
-"""What a replay that does not serve just now answers, if it does."""
 
 PASSING: Final = (*AWAY, NotJoinedError)
 """What a new attempt may put right."""

@@ -1,36 +1,31 @@
-"""How a node comes to the shards of its replay, joins each, and finds one again that has moved."""
+"""Which services are the shards of one replay, and how a batch is split over them."""
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, Final
 
+import numpy as np
 from grpc.aio import Channel
 
 from dase_grpc.errors import ConfigError, RefusalError, UnreachableError
-from dase_grpc.metrics.nodes import LearnerMetrics
-from dase_grpc.nodes.leaving import Farewell, leave
-from dase_grpc.replay.buffer.sharding import WHOLE
-from dase_grpc.replay.client.connection import AWAY, Connection
-from dase_grpc.replay.client.inserter import StreamTarget
-from dase_grpc.replay.client.joining import NODE_NAME, Wanted, join, patiently
-from dase_grpc.replay.client.shards import Shards
-from dase_grpc.replay.security.dialler import Credentials
-from dase_grpc.replay.service.cluster import ClusterClient, Membership
-from dase_grpc.replay.service.server import Address, open_channel, require_let_in
+from dase_grpc.replay.buffer.sharding import WHOLE, Shard
+from dase_grpc.replay.client.channels import Lines
+from dase_grpc.replay.client.cluster import UNARY_TIMEOUT_S, ClusterClient, StreamTarget
+from dase_grpc.replay.client.connection import Connection
+from dase_grpc.replay.client.joining import Farewell, join, leave
+from dase_grpc.replay.client.patience import AWAY, Wanted, patiently
+from dase_grpc.replay.client.shards import Joined, Shards
+from dase_grpc.replay.wire.addresses import Address
+from dase_grpc.replay.wire.messages import Membership, shard_of
+from dase_grpc.replay.wire.status import service
+from dase_grpc.replay.wire.v1 import replay_pb2, replay_pb2_grpc
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.wire.sharded import (
-    FoundShard,
-    ReplayPlace,
-    describe,
-    in_order,
-    missing,
-    require_complete,
-)
 
 LOOK_AGAIN_S: Final = 1.0
 """How often a name is resolved again while shards behind it are missing."""
@@ -39,56 +34,6 @@ DESCRIBE_S: Final = 2.0
 """How long one of the addresses of a name may take to say which shard it is."""
 
 log = logging.getLogger("dase")
-
-
-class Lines:
-    """The channels of one node, by address; each is made when it is first needed, and all end with it."""
-
-    def __init__(self, place: ReplayPlace, credentials: Credentials) -> None:
-        self.place = place
-        self.credentials = credentials
-        self._channels: dict[Address, Channel] = {}
-
-    def to(self, address: Address) -> Channel:
-        """The channel to an address; connects when first used."""
-        if address not in self._channels:
-            self._channels[address] = open_channel(address, self.credentials)
-        return self._channels[address]
-
-    async def close(self) -> None:
-        """Closes all; what still runs over them ends."""
-        async with AsyncExitStack() as closing:
-            for channel in self._channels.values():
-                closing.push_async_callback(channel.close)
-
-
-@asynccontextmanager
-async def lines_to(place: ReplayPlace, credentials: Credentials) -> AsyncIterator[Lines]:
-    """Channels to the services at a place, closed at the end of the block."""
-    lines = Lines(place, credentials)
-    try:
-        yield lines
-    finally:
-        await lines.close()
-
-
-@dataclass(frozen=True)
-class Joined:
-    """A node that has joined each shard: as who, and where, in the order of the shards."""
-
-    targets: tuple[StreamTarget, ...]
-    addresses: tuple[Address, ...]
-
-    @property
-    def member(self) -> Membership:
-        """What the node is: as the first shard has it, with what all shards hold together."""
-        members = [target.member for target in self.targets]
-        return replace(
-            members[0],
-            capacity=sum(member.capacity for member in members),
-            buffer_size=sum(member.buffer_size for member in members),
-        )
-
 
 Entry = Callable[[ClusterClient, Wanted, TransitionSchema], Coroutine[Any, Any, Membership]]
 """How a node of some role is let in by one shard."""
@@ -175,6 +120,43 @@ async def _find(lines: Lines, wanted: Wanted) -> list[Address]:
     return [each.address for each in found]
 
 
+async def follow_name(shards: Shards, lines: Lines, *, every_s: float = LOOK_AGAIN_S) -> None:
+    """Looks for shards that are away at the addresses that their name has by then, until cancelled.
+
+    Returns at once where the replay is not stated by a name. `shards` may be the first ones alone.
+    """
+    while lines.place.by_name:
+        await asyncio.sleep(every_s)
+        away = {index: each for index, each in enumerate(shards.connections) if each.away is not None}
+        if away:
+            with suppress(RefusalError):
+                await _move(away, shards, lines)
+
+
+async def _move(away: dict[int, Connection], shards: Shards, lines: Lines) -> None:
+    in_use = {each.target.address for each in shards.connections}
+    addresses = [address for address in await lines.place.found() if str(address) not in in_use]
+    member = shards.first.target.member
+    for found in await _answering(lines, tuple(addresses)):
+        ours = found.run_id == member.run_id and found.shard.count == member.shard.count
+        connection = away.get(found.shard.index) if ours else None
+        if connection is not None and connection.away is not None:
+            connection.move(lines.to(found.address), str(found.address))
+
+
+@dataclass(frozen=True)
+class FoundShard:
+    """What a service says of itself; capacity and fingerprint are empty until a learner has joined."""
+
+    address: Address
+    shard: Shard
+    run_id: str
+    incarnation: str
+    min_size: int
+    capacity: int
+    fingerprint: str
+
+
 async def _find_listed(lines: Lines, wanted: Wanted) -> list[FoundShard]:
     found = []
     for address in lines.place.addresses:
@@ -232,57 +214,102 @@ async def _describe(lines: Lines, address: Address, timeout_s: float) -> FoundSh
     return await describe(lines.to(address), address, timeout_s=timeout_s)
 
 
-def connected(
-    joined: Joined,
-    lines: Lines,
-    *,
-    timeout_s: float,
-    accept: Callable[[Membership], None],
-    metrics: LearnerMetrics | None,
-) -> Shards:
-    """The connections of a learner that has joined; see Connection.
+async def describe(
+    channel: Channel, address: Address, *, timeout_s: float = UNARY_TIMEOUT_S, wait: bool = True
+) -> FoundShard:
+    """Asks a service which shard it is; with `wait` waits for one to come up.
 
-    `accept` is told of a membership what all shards hold together.
+    Raises:
+        RefusalError: it does not answer, or does not let this node in.
     """
-    count = len(joined.targets)
-
-    def accept_part(member: Membership) -> None:
-        accept(replace(member, capacity=member.capacity * count))
-
-    return Shards(
-        [
-            Connection(
-                target,
-                node_name=NODE_NAME,
-                timeout_s=timeout_s,
-                accept=accept_part,
-                metrics=metrics,
-                look_why_away=partial(require_let_in, address, lines.credentials),
-            )
-            for target, address in zip(joined.targets, joined.addresses, strict=True)
-        ]
+    stub = replay_pb2_grpc.ReplayServiceStub(channel)
+    with service(str(address)):
+        answer = await stub.Describe(replay_pb2.DescribeRequest(), timeout=timeout_s, wait_for_ready=wait)
+    buffer = answer.buffer
+    return FoundShard(
+        address,
+        shard_of(buffer),
+        answer.run_id,
+        buffer.incarnation,
+        buffer.min_size,
+        buffer.capacity,
+        answer.schema_fingerprint,
     )
 
 
-async def follow_name(shards: Shards, lines: Lines, *, every_s: float = LOOK_AGAIN_S) -> None:
-    """Looks for shards that are away at the addresses that their name has by then, until cancelled.
+def in_order(found: Sequence[FoundShard]) -> list[FoundShard]:
+    """The shards of one replay by the index that each states; some of them may be missing.
 
-    Returns at once where the replay is not stated by a name. `shards` may be the first ones alone.
+    Raises:
+        ConfigError: two of them are not of one replay, or the same shard.
     """
-    while lines.place.by_name:
-        await asyncio.sleep(every_s)
-        away = {index: each for index, each in enumerate(shards.connections) if each.away is not None}
-        if away:
-            with suppress(RefusalError):
-                await _move(away, shards, lines)
+    for one in found:
+        for other in found:
+            if (difference := _difference(one, other)) is not None:
+                raise ConfigError(
+                    f"the services at {one.address} and {other.address} are not shards of one replay: "
+                    f"{difference}; see --replay, and start all shards of a run alike"
+                )
+    ordered = sorted(found, key=lambda each: each.shard.index)
+    for one, other in pairwise(ordered):
+        if one.shard.index == other.shard.index:
+            raise ConfigError(
+                f"the services at {one.address} and {other.address} are both shard {one.shard}; "
+                f"see --replay, and their --shard"
+            )
+    return ordered
 
 
-async def _move(away: dict[int, Connection], shards: Shards, lines: Lines) -> None:
-    in_use = {each.target.address for each in shards.connections}
-    addresses = [address for address in await lines.place.found() if str(address) not in in_use]
-    member = shards.first.target.member
-    for found in await _answering(lines, tuple(addresses)):
-        ours = found.run_id == member.run_id and found.shard.count == member.shard.count
-        connection = away.get(found.shard.index) if ours else None
-        if connection is not None and connection.away is not None:
-            connection.move(lines.to(found.address), str(found.address))
+def missing(found: Sequence[FoundShard]) -> str | None:
+    """Which shards are not among those found, in a few words; None if none is missing."""
+    count = found[0].shard.count
+    absent = sorted(set(range(count)) - {each.shard.index for each in found})
+    if not absent:
+        return None
+    named = ", ".join(f"{index}/{count}" for index in absent[:8])
+    return f"shard{'s' if len(absent) > 1 else ''} {named}{', ...' if len(absent) > 8 else ''}"
+
+
+def require_complete(found: Sequence[FoundShard]) -> None:
+    """Checks that the shards named are all that there are.
+
+    Raises:
+        ConfigError: some are missing.
+    """
+    if (absent := missing(found)) is not None:
+        raise ConfigError(
+            f"--replay names {len(found)} of the {found[0].shard.count} shards of run "
+            f"{found[0].run_id!r} and leaves {absent} out; name the addresses of all"
+        )
+
+
+def _difference(one: FoundShard, other: FoundShard) -> str | None:
+    """What keeps two services from being shards of one replay."""
+    for name, here, there in (
+        ("run_id", one.run_id, other.run_id),
+        ("the number of shards", one.shard.count, other.shard.count),
+        ("min_size", one.min_size, other.min_size),
+        ("capacity", one.capacity or other.capacity, other.capacity or one.capacity),
+        (
+            "schema_fingerprint",
+            one.fingerprint or other.fingerprint,
+            other.fingerprint or one.fingerprint,
+        ),
+    ):
+        if here != there:
+            return f"{name} is {here!r} and {there!r}"
+    return None
+
+
+def split(rows: int, sizes: Sequence[int], rng: np.random.Generator) -> list[int]:
+    """How many of `rows` independent uniform draws from a union fall on each part, of these sizes.
+
+    Multinomial. Drawn as whole numbers, so that a part of size 0 gets none, whatever is rounded where.
+
+    Raises:
+        ValueError: the union is empty.
+    """
+    ends = np.cumsum(sizes)
+    drawn = np.searchsorted(ends, rng.integers(ends[-1], size=rows), side="right")
+    counts: list[int] = np.bincount(drawn, minlength=len(sizes)).tolist()
+    return counts

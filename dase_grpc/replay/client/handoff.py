@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
-from dase_grpc.learning.ports import Halted
+from dase_grpc.errors import Halted
 
 T = TypeVar("T")
 

@@ -9,11 +9,12 @@ from typing import Final
 
 import numpy as np
 
-from dase_grpc.process.lifecycle import first_cause
+from dase_grpc.process.tasks import first_cause
 from dase_grpc.progress import several
+from dase_grpc.replay.client.cluster import StreamTarget
 from dase_grpc.replay.client.connection import Connection, Stream
 from dase_grpc.replay.client.handoff import Handoff
-from dase_grpc.replay.client.inserter import WINDOW_ROWS, Inserter, StreamTarget
+from dase_grpc.replay.client.inserter import WINDOW_ROWS, Inserter
 from dase_grpc.replay.client.outbox import Outbox
 from dase_grpc.replay.client.shards import Shards
 from dase_grpc.replay.client.waits import Wait, Waited, WaitReason

@@ -1,74 +1,31 @@
-"""How a learner comes to its agent id: it waits for the replay, and for the lease of one that died to end."""
+"""How a learner is let in by its replay under a lease, and how it gives its leases back."""
 
 import asyncio
 import logging
-import platform
-import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final
 
-from dase_grpc.backoff import Backoff
 from dase_grpc.config.resolve import RunConfig, require_capacity
-from dase_grpc.errors import AgentTakenError, ConfigError, RefusalError, UnreachableError
-from dase_grpc.progress import several
-from dase_grpc.replay.client.connection import AWAY
-from dase_grpc.replay.security.dialler import NO_CREDENTIALS, Credentials
-from dase_grpc.replay.service.cluster import ClusterClient, Membership
-from dase_grpc.replay.service.server import Address, require_let_in
+from dase_grpc.errors import AgentTakenError, ConfigError, RefusalError
+from dase_grpc.progress import Progress, several
+from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
+from dase_grpc.replay.client.patience import NODE_NAME, Wanted, patiently
+from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.replay.wire.v1 import cluster_pb2
 from dase_grpc.schema import TransitionSchema
-from dase_grpc.wire.probing import silence_of
-
-REPLAY_TIMEOUT_S: Final = 600.0
-"""How long the replay may be away before a node that needs it ends."""
-
-NODE_NAME: Final = f"learner@{platform.node()}"
-SAY_UNREACHABLE_AFTER_S: Final = 2.0
-SHORTEST_CALL_S: Final = 0.1
-LOOK_AT_CREDENTIALS_S: Final = 5.0
 
 HOLDER_LOOK_S: Final = 2.0
 """Time in which a live learner renews its lease several times."""
 
 HOLDER_POLL_S: Final = 0.5
 
-T = TypeVar("T")
-
 log = logging.getLogger("dase")
 
-
-def replay_timeout_s(given: float | None) -> float:
-    """What --replay-timeout says, or else its default.
-
-    Raises:
-        ConfigError: it is no time.
-    """
-    if given is None:
-        return REPLAY_TIMEOUT_S
-    if not given >= 0:
-        raise ConfigError(f"--replay-timeout {given:g} is not a time; give seconds, 0 or more")
-    return given
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What a learner asks for: an agent id (None for the next free) of a run ("" for any) at a replay.
-
-    Attributes:
-        node_id: random, so that the replay knows who asks again.
-        timeout_s: how long a replay that has not answered yet is waited for.
-        away_s: how long one may be away that has answered, if only that it does not serve just now.
-    """
-
-    replay: Address
-    agent_id: int | None
-    run_id: str
-    node_id: str
-    timeout_s: float
-    away_s: float
-    credentials: Credentials = NO_CREDENTIALS
+FAREWELL_S: Final = 2.0
+"""How long a replay may take for each call."""
 
 
 async def join(cluster: ClusterClient, wanted: Wanted, schema: TransitionSchema) -> Membership:
@@ -115,109 +72,6 @@ def _has_beaten(status: cluster_pb2.StatusResponse, agent_id: int, *, within_s: 
     """Whether the holder of an agent id has renewed its lease within the last seconds."""
     holder = {agent.agent_id: agent for agent in status.agents}.get(agent_id)
     return holder is not None and holder.lease == "live" and holder.seconds_since_heartbeat < within_s
-
-
-async def patiently(ask: Callable[[float], Awaitable[T]], wanted: Wanted) -> T:
-    """What `ask` gives, which is told how long it may take; asks again while the replay is away.
-
-    Raises:
-        UnreachableError, OverloadedError, DrainingError: it was away for too long.
-    """
-    patience = _Patience(wanted)
-    while True:
-        asking = asyncio.ensure_future(ask(patience.left_s))
-        try:
-            done, _ = await asyncio.wait({asking}, timeout=SAY_UNREACHABLE_AFTER_S)
-            if not done:
-                patience.say_silent(await silence_of(wanted.replay))
-                await _unless_shut_out(asking, wanted)
-            return await asking
-        except AWAY as error:
-            pause_s = patience.pause_s(error)
-        finally:
-            asking.cancel()
-        await asyncio.sleep(pause_s)
-
-
-class _Patience:
-    """How long a replay that is away is asked again, and what is said of it meanwhile."""
-
-    def __init__(self, wanted: Wanted) -> None:
-        self._wanted = wanted
-        self._limit_s = wanted.timeout_s
-        self._began = time.monotonic()
-        self._backoff = Backoff(random.Random())
-        self._answered = self._said = False
-        self._why = ""
-
-    @property
-    def left_s(self) -> float:
-        """Seconds that are left, for a call that has not been made."""
-        return max(SHORTEST_CALL_S, self._limit_s - self._lasted_s)
-
-    @property
-    def _lasted_s(self) -> float:
-        return time.monotonic() - self._began
-
-    @property
-    def _remedy(self) -> str:
-        return f"start it with `dase node --role replay --listen {self._wanted.replay}`"
-
-    def say_silent(self, why: str) -> None:
-        """Says that nothing has come, and why if that is known, unless anything has been said."""
-        self._why = why and f": {why}"
-        if not self._said:
-            within, replay = f"{self._limit_s:g} s", f"{self._wanted.replay}{self._why}"
-            log.info("waiting up to %s for the replay service at %s; %s", within, replay, self._remedy)
-        self._said = True
-
-    def pause_s(self, error: RefusalError) -> float:
-        """How long to wait before the next call.
-
-        Raises:
-            RefusalError: it has been long enough.
-        """
-        if not isinstance(error, UnreachableError):
-            self._answered, self._limit_s = True, self._wanted.away_s
-        left_s = self._limit_s - self._lasted_s
-        if left_s <= 0:
-            raise self._gave_up(error) from error
-        if self._answered and not self._said:
-            log.info("%s; trying again for up to %g s", error, self._limit_s)
-            self._said = True
-        return min(self._backoff.next_s(), left_s)
-
-    def _gave_up(self, error: RefusalError) -> RefusalError:
-        if self._answered:
-            return type(error)(
-                f"gave up after {self._lasted_s:.0f} s: {error}" if self._limit_s else str(error)
-            )
-        return UnreachableError(
-            f"the replay service at {self._wanted.replay} does not answer (waited up to "
-            f"{self._limit_s:g} s){self._why}; {self._remedy}, or give its address with --replay"
-        )
-
-
-async def _unless_shut_out(asking: "asyncio.Future[Any]", wanted: Wanted) -> None:
-    """Waits for an answer; looks meanwhile whether it is the credentials that keep it away.
-
-    Raises:
-        UnauthenticatedError: it is.
-    """
-    looking = asyncio.ensure_future(_look_at_credentials(wanted))
-    try:
-        either: set[asyncio.Future[Any]] = {asking, looking}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not asking.done():
-            await looking
-    finally:
-        looking.cancel()
-
-
-async def _look_at_credentials(wanted: Wanted) -> NoReturn:
-    while True:
-        await require_let_in(wanted.replay, wanted.credentials)
-        await asyncio.sleep(LOOK_AT_CREDENTIALS_S)
 
 
 def require_agent(config: RunConfig, agent_id: int) -> None:
@@ -274,3 +128,43 @@ def require_one_piece(config: RunConfig, *, shards: int) -> None:
             f"train.explore = false needs a replay in one piece, which keeps updates and steps in "
             f"proportion, and this one has {shards} shards; leave it out, or start a replay without --shard"
         )
+
+
+@dataclass
+class Farewell:
+    """What a learner says when it gives its leases back, unless these or the replay are gone.
+
+    Attributes:
+        targets: the replay, or its shards in their order.
+    """
+
+    targets: Sequence[StreamTarget]
+    reason: str = "failed"
+    progress: Progress | None = None
+    nothing_to_give_back: bool = False
+
+
+@asynccontextmanager
+async def leases(targets: Sequence[StreamTarget]) -> AsyncIterator[Farewell]:
+    """Gives the leases back at the end of the block, however it ends, if somebody is there to take them.
+
+    Of several shards one may be gone and the others there, so each is tried.
+    """
+    farewell = Farewell(targets)
+    try:
+        yield farewell
+    finally:
+        if not farewell.nothing_to_give_back or len(farewell.targets) > 1:
+            await leave(farewell)
+
+
+async def leave(farewell: Farewell) -> None:
+    """Leaves each shard, the first one last, so that whoever gets its lease finds the others free."""
+    for target in reversed(farewell.targets):
+        cluster = ClusterClient(target.channel, target.address)
+        try:
+            if farewell.progress is not None:
+                await cluster.heartbeat(target.member, farewell.progress, timeout_s=FAREWELL_S)
+            await cluster.leave(target.member, reason=farewell.reason, timeout_s=FAREWELL_S)
+        except RefusalError as error:
+            log.info("could not give the lease back: %s", error)

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from dase_grpc.learning.ports import Halted
+from dase_grpc.errors import Halted
+from dase_grpc.replay.client.cluster import StreamTarget
 from dase_grpc.replay.client.connection import Connection, Stream
 from dase_grpc.replay.client.handoff import Handoff
-from dase_grpc.replay.client.inserter import Pacing, Sampler, StreamTarget
+from dase_grpc.replay.client.sampler import Pacing, Sampler
 from dase_grpc.schema import Array
 
 

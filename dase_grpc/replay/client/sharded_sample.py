@@ -8,14 +8,15 @@ from typing import Final
 
 import numpy as np
 
-from dase_grpc.learning.ports import Halted
-from dase_grpc.process.lifecycle import first_cause
+from dase_grpc.errors import Halted
+from dase_grpc.process.tasks import first_cause
+from dase_grpc.replay.client.cluster import StreamTarget
 from dase_grpc.replay.client.connection import Connection, Stream
-from dase_grpc.replay.client.inserter import SampledBatch, Sampler, StreamTarget
+from dase_grpc.replay.client.finding import split
 from dase_grpc.replay.client.sample import BatchQueue
+from dase_grpc.replay.client.sampler import SampledBatch, Sampler
 from dase_grpc.replay.client.shards import Shards
 from dase_grpc.schema import Array
-from dase_grpc.wire.sharded import split
 
 LOOK_S: Final = 0.25
 """How often it is looked whether a shard has fallen silent, or batches can be drawn at last."""

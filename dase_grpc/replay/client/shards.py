@@ -2,12 +2,19 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self
 
-from dase_grpc.process.lifecycle import first_cause
+from dase_grpc.metrics.nodes import LearnerMetrics
+from dase_grpc.process.tasks import first_cause
 from dase_grpc.progress import Progress
+from dase_grpc.replay.client.channels import Lines, require_let_in
+from dase_grpc.replay.client.cluster import StreamTarget
 from dase_grpc.replay.client.connection import Connection, Outage
+from dase_grpc.replay.client.patience import NODE_NAME
+from dase_grpc.replay.wire.addresses import Address
+from dase_grpc.replay.wire.messages import Membership
 
 
 class Shards:
@@ -102,3 +109,53 @@ class Shards:
         if all(each.outage is not None for each in others):
             return True
         return self.ending and self._kept[index]() > 0
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A node that has joined each shard: as who, and where, in the order of the shards."""
+
+    targets: tuple[StreamTarget, ...]
+    addresses: tuple[Address, ...]
+
+    @property
+    def member(self) -> Membership:
+        """What the node is: as the first shard has it, with what all shards hold together."""
+        members = [target.member for target in self.targets]
+        return replace(
+            members[0],
+            capacity=sum(member.capacity for member in members),
+            buffer_size=sum(member.buffer_size for member in members),
+        )
+
+
+def connected(
+    joined: Joined,
+    lines: Lines,
+    *,
+    timeout_s: float,
+    accept: Callable[[Membership], None],
+    metrics: LearnerMetrics | None,
+) -> Shards:
+    """The connections of a learner that has joined; see Connection.
+
+    `accept` is told of a membership what all shards hold together.
+    """
+    count = len(joined.targets)
+
+    def accept_part(member: Membership) -> None:
+        accept(replace(member, capacity=member.capacity * count))
+
+    return Shards(
+        [
+            Connection(
+                target,
+                node_name=NODE_NAME,
+                timeout_s=timeout_s,
+                accept=accept_part,
+                metrics=metrics,
+                look_why_away=partial(require_let_in, address, lines.credentials),
+            )
+            for target, address in zip(joined.targets, joined.addresses, strict=True)
+        ]
+    )

@@ -149,3 +149,9 @@ def _at_once(coroutine: Coroutine[Any, Any, Any]) -> Any:
         return end.value
     coroutine.close()
     raise TypeError(f"{coroutine!r} waits")
+
+
+def opened(stream: ClientStream | None) -> ClientStream:
+    if stream is None:
+        raise TypeError("the stream has not been opened")
+    return stream

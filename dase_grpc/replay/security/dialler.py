@@ -10,10 +10,9 @@ from typing import Any, Final, Self
 import grpc
 
 from dase_grpc.errors import CredentialsError, UnauthenticatedError
-from dase_grpc.replay.security.folders import TlsFiles, TlsFolder, live_files
+from dase_grpc.replay.security.folders import Live, TlsFiles, TlsFolder, live_files
 from dase_grpc.replay.security.selfcheck import require_accepted, why_not
 from dase_grpc.replay.security.tokens import TOKEN_KEY, Secret, live_secret, sign
-from dase_grpc.wire.live import Live
 
 CLOSE_S: Final = 1.0
 

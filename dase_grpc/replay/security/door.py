@@ -1,7 +1,7 @@
-"""Who calls, and what a caller of each role may do: one table, one door before all servicers."""
+"""Who calls, what a caller of each role may do, and which handshakes failed."""
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,7 +14,6 @@ from dase_grpc.replay.security.identity import PREFIX, Identity, Role
 from dase_grpc.replay.security.tokens import TOKEN_KEY, BadToken, TokenBook
 from dase_grpc.replay.wire.messages import shown
 from dase_grpc.replay.wire.status import Context
-from dase_grpc.wire.handshakes import Handshakes
 
 EVERYBODY: Final = frozenset(Role)
 LEARNERS: Final = frozenset({Role.LEARNER})
@@ -45,6 +44,14 @@ SAY_EVERY_S: Final = 10.0
 """Of each reason for which callers are refused, one line in this time."""
 
 log = logging.getLogger("dase")
+
+FAILED_AFTER_S: Final = 11.0
+"""A connection without a call for so long has failed: a handshake may take 10 s."""
+
+FORGOTTEN_AFTER_S: Final = 65.0
+"""An address without a call for so long may be another connection's: idle ones are closed after 60 s."""
+
+MAX_PENDING: Final = 65_536
 
 
 class Denial(StrEnum):
@@ -103,6 +110,115 @@ def from_token(book: TokenBook) -> Authenticator:
         return book.check(method, tokens[0])
 
     return authenticate
+
+
+def require_agent(agent_id: int) -> None:
+    """Checks that the caller of this call may act as an agent; without a door everybody may.
+
+    Raises:
+        NotPermittedError: it may not.
+    """
+    caller = _CALLER.get()
+    if caller is not None:
+        caller.require_agent(agent_id)
+
+
+def require_role(role: str) -> None:
+    """Checks that the caller of this call has a role; without a door everybody has.
+
+    Raises:
+        NotPermittedError: it has another.
+    """
+    caller = _CALLER.get()
+    if caller is not None:
+        caller.require_role(role)
+
+
+def require_policies(agent_ids: Iterable[int]) -> None:
+    """Checks that the caller of this call may read the policies of these agents, of none meaning all.
+
+    Raises:
+        NotPermittedError: it is an actor of another agent.
+    """
+    caller = _CALLER.get()
+    if caller is None or caller.identity.role is not Role.ACTOR or caller.identity.agent_id is None:
+        return
+    wanted = set(agent_ids)
+    if wanted != {caller.identity.agent_id}:
+        caller.refuse(
+            Denial.AGENT, f"an actor of agent {caller.identity.agent_id} may read that agent's policies alone"
+        )
+
+
+def agent_to_join(wanted: int | None) -> int | None:
+    """The agent id that the caller joins as: what it wants, else what its credentials are for.
+
+    Raises:
+        NotPermittedError: it wants another one.
+    """
+    caller = _CALLER.get()
+    if caller is None:
+        return wanted
+    if wanted is None:
+        return caller.identity.agent_id
+    caller.require_agent(wanted)
+    return wanted
+
+
+@dataclass
+class _Peer:
+    open_calls: int
+    last_call_at: float
+
+
+class Handshakes:
+    """Counts the connections that never brought a call. Lives on one event loop, but for `begun`.
+
+    Which connection failed cannot be told, only how many did: those that began without those that brought
+    a call, each of which is known by its client's address.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, *, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._pending: deque[float] = deque(maxlen=MAX_PENDING)
+        self._peers: dict[str, _Peer] = {}
+
+    def begun(self) -> None:
+        """Notes that a connection begins; from any thread."""
+        self._pending.append(self._clock())
+
+    @contextmanager
+    def call(self, peer: str) -> Iterator[None]:
+        """Notes a call for as long as it is open."""
+        known = self._peers.get(peer)
+        if known is None:
+            known = self._peers[peer] = _Peer(0, self._clock())
+            if self._pending:
+                self._pending.popleft()
+        known.open_calls += 1
+        try:
+            yield
+        finally:
+            known.open_calls -= 1
+            known.last_call_at = self._clock()
+
+    def failed(self) -> int:
+        """How many have turned out to have failed since this was called last."""
+        now, count = self._clock(), 0
+        while self._pending and now - self._pending[0] > FAILED_AFTER_S:
+            self._pending.popleft()
+            count += 1
+        gone = [
+            peer
+            for peer, known in self._peers.items()
+            if not known.open_calls and now - known.last_call_at > FORGOTTEN_AFTER_S
+        ]
+        for peer in gone:
+            del self._peers[peer]
+        return count
 
 
 class Door:
@@ -200,56 +316,3 @@ class _Caller:
 
 
 _CALLER: ContextVar[_Caller | None] = ContextVar("caller", default=None)
-
-
-def require_agent(agent_id: int) -> None:
-    """Checks that the caller of this call may act as an agent; without a door everybody may.
-
-    Raises:
-        NotPermittedError: it may not.
-    """
-    caller = _CALLER.get()
-    if caller is not None:
-        caller.require_agent(agent_id)
-
-
-def require_role(role: str) -> None:
-    """Checks that the caller of this call has a role; without a door everybody has.
-
-    Raises:
-        NotPermittedError: it has another.
-    """
-    caller = _CALLER.get()
-    if caller is not None:
-        caller.require_role(role)
-
-
-def require_policies(agent_ids: Iterable[int]) -> None:
-    """Checks that the caller of this call may read the policies of these agents, of none meaning all.
-
-    Raises:
-        NotPermittedError: it is an actor of another agent.
-    """
-    caller = _CALLER.get()
-    if caller is None or caller.identity.role is not Role.ACTOR or caller.identity.agent_id is None:
-        return
-    wanted = set(agent_ids)
-    if wanted != {caller.identity.agent_id}:
-        caller.refuse(
-            Denial.AGENT, f"an actor of agent {caller.identity.agent_id} may read that agent's policies alone"
-        )
-
-
-def agent_to_join(wanted: int | None) -> int | None:
-    """The agent id that the caller joins as: what it wants, else what its credentials are for.
-
-    Raises:
-        NotPermittedError: it wants another one.
-    """
-    caller = _CALLER.get()
-    if caller is None:
-        return wanted
-    if wanted is None:
-        return caller.identity.agent_id
-    caller.require_agent(wanted)
-    return wanted

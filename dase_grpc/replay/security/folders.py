@@ -1,18 +1,26 @@
-"""A node's TLS files: a folder with the names of a Kubernetes TLS secret, read again when it changes."""
+"""Files of credentials: TLS folders and secrets, private to their node, read again when they change."""
 
+import logging
+import os
 import ssl
+import stat
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from dase_grpc.errors import CredentialsError
-from dase_grpc.wire.live import Live, Stamp, stamp_of
-from dase_grpc.wire.private import read_private, read_public
 
 CA: Final = "ca.crt"
 CERTIFICATE: Final = "tls.crt"
 KEY: Final = "tls.key"
+
+Stamp = tuple[tuple[int, int, int] | None, ...]
+"""What tells one state of some files from another: when changed, how long, and which file."""
+
+T = TypeVar("T")
+log = logging.getLogger("dase")
 
 
 @dataclass(frozen=True)
@@ -99,6 +107,52 @@ def _server_context(folder: TlsFolder) -> ssl.SSLContext:
     return context
 
 
+class Live(Generic[T]):
+    """The contents of some files as they were when they were last fit for use. For any thread.
+
+    Args:
+        what: names it in the log.
+        stamp: the state of the files; called at each look, so it has to be cheap.
+        read: the contents; raises CredentialsError where they are not fit, and does so at once here.
+    """
+
+    def __init__(self, what: str, stamp: Callable[[], Stamp], read: Callable[[], T]) -> None:
+        self._what, self._stamp_now, self._read = what, stamp, read
+        self._lock = threading.Lock()
+        self._complaint = ""
+        self._stamp = stamp()
+        self._value = read()
+
+    @property
+    def value(self) -> T:
+        """The contents, as `refresh` last found them."""
+        return self._value
+
+    def refresh(self) -> bool:
+        """Looks at the files; whether there are new contents.
+
+        Contents that are not fit leave the old ones in use, which is logged once, and are looked at again
+        the next time: whoever replaces the files may be half way.
+        """
+        with self._lock:
+            stamp = self._stamp_now()
+            if stamp == self._stamp:
+                return False
+            try:
+                value = self._read()
+            except CredentialsError as error:
+                if str(error) != self._complaint:
+                    self._complaint = str(error)
+                    log.warning("%s from before: still in use, for %s", self._what, error)
+                return False
+            self._stamp, self._complaint = stamp, ""
+            if value == self._value:
+                return False
+            self._value = value
+            log.info("%s: new ones in use from now on", self._what)
+            return True
+
+
 def live_files(folder: TlsFolder) -> Live[TlsFiles]:
     """The folder's files, for as long as a node runs.
 
@@ -106,3 +160,51 @@ def live_files(folder: TlsFolder) -> Live[TlsFiles]:
         CredentialsError: see TlsFolder.read.
     """
     return Live(f"TLS files of {folder.path}", folder.stamp, folder.read)
+
+
+def stamp_of(*files: Path) -> Stamp:
+    """The state of some files; a file that is not there has one too."""
+    return tuple(_stamp(file) for file in files)
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def read_private(file: Path) -> bytes:
+    """The contents of a file that holds a secret.
+
+    Its group may read it only where root owns the file: so Kubernetes lets a pod's user read a secret.
+
+    Raises:
+        CredentialsError: it cannot be read, or others can read or write it.
+    """
+    try:
+        with file.open("rb") as opened:
+            found = os.fstat(opened.fileno())
+            content = opened.read()
+    except OSError as error:
+        raise CredentialsError(f"cannot read {file}: {error.strerror or error}") from error
+    open_to = stat.S_IRWXO | (stat.S_IWGRP if found.st_uid == 0 else stat.S_IRWXG)
+    if found.st_mode & open_to:
+        raise CredentialsError(
+            f"{file} holds a secret and others can read or change it (mode "
+            f"{stat.S_IMODE(found.st_mode):04o}); run `chmod 600 {file}`, and replace the secret if they did"
+        )
+    return content
+
+
+def read_public(file: Path) -> bytes:
+    """The contents of a file that everybody may read.
+
+    Raises:
+        CredentialsError: it cannot be read.
+    """
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise CredentialsError(f"cannot read {file}: {error.strerror or error}") from error

@@ -8,12 +8,10 @@ import grpc
 
 from dase_grpc.errors import CredentialsError
 from dase_grpc.progress import several
-from dase_grpc.replay.security.door import Denial, Door, from_certificate, from_token
-from dase_grpc.replay.security.folders import TlsFiles, TlsFolder, live_files
+from dase_grpc.replay.security.door import Denial, Door, Handshakes, from_certificate, from_token
+from dase_grpc.replay.security.folders import Live, TlsFiles, TlsFolder, live_files
 from dase_grpc.replay.security.selfcheck import require_accepted
 from dase_grpc.replay.security.tokens import Secret, TokenBook, live_secrets
-from dase_grpc.wire.handshakes import Handshakes
-from dase_grpc.wire.live import Live
 
 
 class Entrance:

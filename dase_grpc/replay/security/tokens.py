@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from dase_grpc.errors import CredentialsError, OverloadedError
+from dase_grpc.replay.security.folders import Live, read_private, stamp_of
 from dase_grpc.replay.security.identity import Identity
-from dase_grpc.wire.live import Live, stamp_of
-from dase_grpc.wire.private import read_private
 
 TOKEN_KEY: Final = "dase-token"
 """The metadata of a call that holds its token."""

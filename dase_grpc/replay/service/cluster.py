@@ -1,19 +1,14 @@
-"""ClusterService: its servicer, and the client that holds a lease."""
+"""ClusterService: Join, Heartbeat, Leave, Attend and Status over a SharedRun."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final
 
-from grpc.aio import Channel
-
-from dase_grpc.attendance import Attendance, Attendant
 from dase_grpc.errors import DrainingError, MalformedError
-from dase_grpc.progress import Progress
+from dase_grpc.progress import Attendant
 from dase_grpc.replay.buffer.attendants import Seen
 from dase_grpc.replay.buffer.leases import Lease
 from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
 from dase_grpc.replay.buffer.run import SharedRun
-from dase_grpc.replay.buffer.sharding import WHOLE, Shard
 from dase_grpc.replay.security.door import agent_to_join, require_agent, require_role
 from dase_grpc.replay.wire.messages import (
     attendance_from_proto,
@@ -22,14 +17,11 @@ from dase_grpc.replay.wire.messages import (
     progress_from_proto,
     progress_to_proto,
     schema_from_proto,
-    schema_to_proto,
     shown,
 )
-from dase_grpc.replay.wire.status import Context, refusals, service
-from dase_grpc.replay.wire.v1 import cluster_pb2, cluster_pb2_grpc, replay_pb2
-from dase_grpc.schema import TransitionSchema
+from dase_grpc.replay.wire.status import Context, refusals
+from dase_grpc.replay.wire.v1 import cluster_pb2, cluster_pb2_grpc
 
-UNARY_TIMEOUT_S: Final = 5.0
 MAX_NODE_ID: Final = 128
 """Characters."""
 
@@ -213,157 +205,3 @@ def _agent_status(lease: Lease, now: float, *, policy_version: int | None) -> cl
         reason=lease.left_because or "",
         policy_version=policy_version,
     )
-
-
-@dataclass(frozen=True)
-class Membership:
-    """What a node is within a run: the answer to Join.
-
-    `buffer_size` and `inserted`, the transitions of its agent that were ever stored, are as of then.
-    """
-
-    run_id: str
-    agent_id: int
-    epoch: int
-    ttl_s: float
-    capacity: int
-    min_size: int
-    incarnation: str = ""
-    buffer_id: str = ""
-    buffer_size: int = 0
-    node_id: str = ""
-    shard: Shard = WHOLE
-    inserted: int = 0
-
-    @classmethod
-    def of(
-        cls,
-        answer: cluster_pb2.JoinResponse | cluster_pb2.AttendResponse,
-        *,
-        ttl_s: float,
-        node_id: str,
-    ) -> Self:
-        """What the replay has said; agent and epoch are 0 where that is no lease."""
-        lease, buffer = answer.lease, answer.buffer
-        return cls(
-            run_id=answer.run_id,
-            agent_id=lease.agent_id,
-            epoch=lease.epoch,
-            ttl_s=ttl_s,
-            capacity=buffer.capacity,
-            min_size=buffer.min_size,
-            incarnation=buffer.incarnation,
-            buffer_id=buffer.buffer_id,
-            buffer_size=buffer.size,
-            node_id=node_id,
-            shard=shard_of(buffer),
-            inserted=buffer.inserted_by_agent.get(lease.agent_id, 0),
-        )
-
-    @property
-    def buffer(self) -> replay_pb2.BufferState:
-        """What was said of the buffer then."""
-        return replay_pb2.BufferState(
-            size=self.buffer_size, inserted_by_agent={self.agent_id: self.inserted} if self.inserted else {}
-        )
-
-
-def shard_of(buffer: replay_pb2.BufferState) -> Shard:
-    """Which shard a service says it is; one from before there were shards is all of its replay."""
-    return Shard(buffer.shard_index, buffer.shard_count or 1)
-
-
-class ClusterClient:
-    """Calls on ClusterService; every call has a deadline.
-
-    All methods raise the refusals of errors.py, UnreachableError among them.
-    """
-
-    def __init__(self, channel: Channel, address: str) -> None:
-        self._stub = cluster_pb2_grpc.ClusterServiceStub(channel)
-        self._address = address
-
-    async def join(
-        self,
-        *,
-        node_name: str,
-        schema: TransitionSchema,
-        agent_id: int | None,
-        run_id: str = "",
-        lost_buffer_id: str = "",
-        node_id: str = "",
-        timeout_s: float = UNARY_TIMEOUT_S,
-    ) -> Membership:
-        """Leases an agent id, waiting up to `timeout_s` for the service to come up.
-
-        Whoever does not hear the answer may ask again with the same `node_id`, which is random.
-        """
-        request = cluster_pb2.JoinRequest(
-            node_name=node_name,
-            run_id=run_id,
-            agent_id=agent_id,
-            schema=schema_to_proto(schema),
-            lost_buffer_id=lost_buffer_id,
-            node_id=node_id,
-        )
-        with service(self._address):
-            answer = await self._stub.Join(request, timeout=timeout_s, wait_for_ready=True)
-        return Membership.of(answer, ttl_s=answer.lease.ttl_seconds, node_id=node_id)
-
-    async def heartbeat(
-        self, member: Membership, progress: Progress, *, timeout_s: float = UNARY_TIMEOUT_S
-    ) -> cluster_pb2.HeartbeatResponse:
-        """Renews the lease and reports progress; returns what the buffer holds, and how many follow."""
-        request = cluster_pb2.HeartbeatRequest(
-            run_id=member.run_id,
-            agent_id=member.agent_id,
-            epoch=member.epoch,
-            progress=progress_to_proto(progress),
-            buffer_id=member.buffer_id,
-        )
-        with service(self._address):
-            return await self._stub.Heartbeat(request, timeout=timeout_s)
-
-    async def leave(self, member: Membership, *, reason: str, timeout_s: float = UNARY_TIMEOUT_S) -> None:
-        """Gives the lease back."""
-        request = cluster_pb2.LeaveRequest(
-            run_id=member.run_id,
-            agent_id=member.agent_id,
-            epoch=member.epoch,
-            reason=shown(reason),
-            buffer_id=member.buffer_id,
-        )
-        with service(self._address):
-            await self._stub.Leave(request, timeout=timeout_s)
-
-    async def attend(
-        self,
-        node: Attendant,
-        attendance: Attendance,
-        *,
-        run_id: str = "",
-        fingerprint: str = "",
-        leaving: bool = False,
-        timeout_s: float = UNARY_TIMEOUT_S,
-        wait_for_ready: bool = False,
-    ) -> cluster_pb2.AttendResponse:
-        """Announces a node that holds no lease, or says that it leaves."""
-        request = cluster_pb2.AttendRequest(
-            run_id=run_id,
-            node_id=node.node_id,
-            node_name=node.node_name,
-            role=node.role,
-            agent_id=node.agent_id,
-            schema_fingerprint=fingerprint,
-            attendance=attendance_to_proto(attendance),
-            leaving=leaving,
-        )
-        with service(self._address):
-            return await self._stub.Attend(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
-
-    async def status(self, *, timeout_s: float = UNARY_TIMEOUT_S) -> cluster_pb2.StatusResponse:
-        """The run's agents and buffer."""
-        with service(self._address):
-            return await self._stub.Status(
-                cluster_pb2.StatusRequest(), timeout=timeout_s, wait_for_ready=True
-            )

@@ -8,12 +8,11 @@ from typing import Any, Final
 import grpc
 
 from dase_grpc.errors import MalformedError
-from dase_grpc.pace import Pace
+from dase_grpc.pace import Pace, StepLimiter
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.service.interceptors import read
 from dase_grpc.replay.wire.status import Context
 from dase_grpc.replay.wire.v1 import replay_pb2
-from dase_grpc.store.pacing import StepLimiter
 
 MAX_CREDITS: Final = 1_024
 SAY_EVERY_S: Final = 1.0

@@ -19,7 +19,7 @@ from dase_grpc.replay.buffer.sharding import WHOLE
 from dase_grpc.replay.buffer.store import ReplayStore
 from dase_grpc.replay.security.door import require_agent
 from dase_grpc.replay.service.draining import Draining
-from dase_grpc.replay.service.insert import Acknowledger
+from dase_grpc.replay.service.insert import Acknowledger, Admission
 from dase_grpc.replay.service.interceptors import read, read_first
 from dase_grpc.replay.service.paced import (
     MAX_CREDITS,
@@ -31,11 +31,9 @@ from dase_grpc.replay.service.paced import (
 )
 from dase_grpc.replay.service.sample import Batches
 from dase_grpc.replay.wire.messages import buffer_to_proto, schema_to_proto
-from dase_grpc.replay.wire.packed import ROWS_BYTES
+from dase_grpc.replay.wire.packed import ROWS_BYTES, Chunk, read_request
 from dase_grpc.replay.wire.status import Context, refusals
 from dase_grpc.replay.wire.v1 import replay_pb2, replay_pb2_grpc
-from dase_grpc.wire.admission import Admission
-from dase_grpc.wire.chunks import Chunk, read_request
 
 MAX_BATCH_SIZE: Final = 65_536
 MAX_BATCH_BYTES: Final = 64 * 2**20

@@ -3,12 +3,10 @@
 import numpy as np
 
 from dase_grpc.replay.buffer.run import SharedRun
-from dase_grpc.replay.wire.packed import ROWS_BYTES
+from dase_grpc.replay.wire.packed import FRAME_HEAD_BYTES, ROWS_BYTES, ReusedMemory, frame_head, write_frame
 from dase_grpc.replay.wire.status import Context
 from dase_grpc.replay.wire.v1 import replay_pb2
 from dase_grpc.schema import Array
-from dase_grpc.wire.frames import HEAD_BYTES, frame_head, write_frame
-from dase_grpc.wire.reused import ReusedMemory
 
 
 class Batches:
@@ -43,11 +41,11 @@ class Batches:
         head = frame_head(size_bytes, last=True, buffer_size=buffer_size, drawn_from=drawn_from)
 
         def fill(message: memoryview) -> None:
-            message[:HEAD_BYTES] = head
+            message[:FRAME_HEAD_BYTES] = head
             if count:
-                self._draw(self._run.store.schema.from_bytes(message[HEAD_BYTES:]))
+                self._draw(self._run.store.schema.from_bytes(message[FRAME_HEAD_BYTES:]))
 
-        return self._memory.message(HEAD_BYTES + size_bytes, fill)
+        return self._memory.message(FRAME_HEAD_BYTES + size_bytes, fill)
 
     async def _send_pieces(self, count: int, *, buffer_size: int, drawn_from: int) -> None:
         """Sends what is too large for one frame."""

@@ -1,24 +1,18 @@
-"""Addresses, channels and listeners: how nodes reach each other."""
+"""A gRPC server with this project's limits, and the port it is bound to."""
 
 import errno
-import ipaddress
-import re
 import socket
-from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
 
 from dase_grpc.errors import AddressError
 from dase_grpc.metrics.calls import Calls
-from dase_grpc.replay.security.dialler import Credentials
 from dase_grpc.replay.security.door import Door
-from dase_grpc.replay.service.interceptors import Guard
-from dase_grpc.wire.accounting import Accounting
+from dase_grpc.replay.service.interceptors import Accounting, Guard
+from dase_grpc.replay.wire.addresses import Address
+from dase_grpc.replay.wire.limits import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS, MAX_MESSAGE_BYTES
 
-KEEPALIVE_TIME_MS: Final = 10_000
-KEEPALIVE_TIMEOUT_MS: Final = 5_000
-MAX_MESSAGE_BYTES: Final = 4 * 2**20
 MAX_HEADERS_BYTES: Final = 16 * 2**10
 """Of one call; gRPC refuses more with RESOURCE_EXHAUSTED."""
 
@@ -32,30 +26,7 @@ HANDSHAKE_MS: Final = 10_000
 IDLE_MS: Final = 60_000
 """How long a connection may be without a call; a client makes a new one when it has one."""
 
-RECONNECT_MS: Final = (100, 2_000)
-"""The first and the longest pause between attempts to connect."""
-
-CONNECT_MS: Final = 3_000
-"""How long one attempt may take: a lost packet must not keep a replay that is back away for long."""
-
-_ADDRESS: Final = re.compile(
-    r"(?:\[(?P<ipv6>[^\s\[\]]*:[^\s\[\]]*)\]|(?P<host>[^\s:/\[\]]+)):(?P<port>[0-9]{1,5})"
-)
-
 _WHY_NOT: Final = {errno.EADDRINUSE: "in use", errno.EADDRNOTAVAIL: "not an address of this machine"}
-
-CLIENT_OPTIONS: Final = (
-    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # a probe under way takes the keepalive's place
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS[0]),
-    ("grpc.max_reconnect_backoff_ms", RECONNECT_MS[1]),
-    ("grpc.min_reconnect_backoff_ms", CONNECT_MS),
-)
 SERVER_OPTIONS: Final = (
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
@@ -74,49 +45,6 @@ SERVER_OPTIONS: Final = (
 )
 
 
-@dataclass(frozen=True)
-class Address:
-    """A host and a port; port 0 asks for a free one.
-
-    server_name: what the service there must show a certificate of, where that is not the host.
-    """
-
-    host: str
-    port: int
-    server_name: str = ""
-
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
-
-    @property
-    def target(self) -> str:
-        """What gRPC calls it: without a scheme it would take a host named dns, unix or ipv4 for one."""
-        return f"dns:///{self}"
-
-    @property
-    def loopback(self) -> bool:
-        """Whether only this machine can reach it."""
-        if self.host.lower() == "localhost":  # names have no case
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
-
-
-def parse_address(text: str) -> Address:
-    """Reads HOST:PORT; an IPv6 host stands in brackets.
-
-    Raises:
-        AddressError: the text is not of that form.
-    """
-    match = _ADDRESS.fullmatch(text)
-    if match is None or int(match["port"]) > 65_535:
-        raise AddressError(f"{text!r} is not an address of the form HOST:PORT, e.g. 127.0.0.1:50051")
-    return Address(match["ipv6"] or match["host"], int(match["port"]))
-
-
 def require_private(address: Address, *, insecure: bool, flag: str = "--tls") -> None:
     """Refuses to listen in plaintext where other machines can connect, unless that was asked for.
 
@@ -131,27 +59,6 @@ def require_private(address: Address, *, insecure: bool, flag: str = "--tls") ->
             f"authenticated; give certificates with {flag} DIR, listen on 127.0.0.1, or pass --insecure on a "
             f"network you trust"
         )
-
-
-def open_channel(address: Address, credentials: Credentials | None = None) -> grpc.aio.Channel:
-    """A channel to a node; connects when first used.
-
-    Raises:
-        CredentialsError: the credentials cannot be used.
-    """
-    if credentials is None:
-        return grpc.aio.insecure_channel(address.target, options=list(CLIENT_OPTIONS))
-    name = (("grpc.ssl_target_name_override", address.server_name),) if address.server_name else ()
-    return credentials.channel(address.target, (*CLIENT_OPTIONS, *name))
-
-
-async def require_let_in(address: Address, credentials: Credentials) -> None:
-    """Asks a service that does not answer whether it is the credentials.
-
-    Raises:
-        UnauthenticatedError: it is; in one sentence.
-    """
-    await credentials.require_let_in(address.host, address.port, address.server_name)
 
 
 def make_server(calls: Calls | None = None, door: Door | None = None) -> grpc.aio.Server:

@@ -1,13 +1,14 @@
 """Conversions between the wire's messages and the plain objects they carry."""
 
 import math
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Self
 
-from dase_grpc.attendance import Attendance
 from dase_grpc.errors import MalformedError
-from dase_grpc.progress import Progress
+from dase_grpc.progress import Attendance, Progress
 from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
 from dase_grpc.replay.buffer.run import SharedRun
+from dase_grpc.replay.buffer.sharding import WHOLE, Shard
 from dase_grpc.replay.wire.v1 import cluster_pb2, replay_pb2
 from dase_grpc.schema import TransitionSchema
 
@@ -148,3 +149,61 @@ def buffer_to_proto(run: SharedRun) -> replay_pb2.BufferState:
 def known(value: float | None) -> float | None:
     """A number, None where it is not finite."""
     return value if value is not None and math.isfinite(value) else None
+
+
+@dataclass(frozen=True)
+class Membership:
+    """What a node is within a run: the answer to Join.
+
+    `buffer_size` and `inserted`, the transitions of its agent that were ever stored, are as of then.
+    """
+
+    run_id: str
+    agent_id: int
+    epoch: int
+    ttl_s: float
+    capacity: int
+    min_size: int
+    incarnation: str = ""
+    buffer_id: str = ""
+    buffer_size: int = 0
+    node_id: str = ""
+    shard: Shard = WHOLE
+    inserted: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        answer: cluster_pb2.JoinResponse | cluster_pb2.AttendResponse,
+        *,
+        ttl_s: float,
+        node_id: str,
+    ) -> Self:
+        """What the replay has said; agent and epoch are 0 where that is no lease."""
+        lease, buffer = answer.lease, answer.buffer
+        return cls(
+            run_id=answer.run_id,
+            agent_id=lease.agent_id,
+            epoch=lease.epoch,
+            ttl_s=ttl_s,
+            capacity=buffer.capacity,
+            min_size=buffer.min_size,
+            incarnation=buffer.incarnation,
+            buffer_id=buffer.buffer_id,
+            buffer_size=buffer.size,
+            node_id=node_id,
+            shard=shard_of(buffer),
+            inserted=buffer.inserted_by_agent.get(lease.agent_id, 0),
+        )
+
+    @property
+    def buffer(self) -> replay_pb2.BufferState:
+        """What was said of the buffer then."""
+        return replay_pb2.BufferState(
+            size=self.buffer_size, inserted_by_agent={self.agent_id: self.inserted} if self.inserted else {}
+        )
+
+
+def shard_of(buffer: replay_pb2.BufferState) -> Shard:
+    """Which shard a service says it is; one from before there were shards is all of its replay."""
+    return Shard(buffer.shard_index, buffer.shard_count or 1)

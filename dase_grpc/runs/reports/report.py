@@ -13,9 +13,9 @@ from dase_grpc.progress import duration, several
 from dase_grpc.runs.curves import FINAL, SMOOTHING, Series, column, recent, recent_weights, returns
 from dase_grpc.runs.directory import EVALUATOR_MODE, IN_ROUNDS, RunDirectory
 from dase_grpc.runs.files import replace_file, utf8
+from dase_grpc.runs.logs import read_restarts, told
 from dase_grpc.runs.reference import PublishedRow, comparable, published_method
 from dase_grpc.runs.reports import html, plots
-from dase_grpc.runs.restarts import read_restarts, told
 from dase_grpc.runs.summary import FINAL_FROM, AgentFiles, refused, settled_score, status
 
 Records = Mapping[int, Sequence[Mapping[str, Any]]]

@@ -1,0 +1,83 @@
+"""asyncio in the small: what ends first, which error counts, and how late the event loop is."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+from dase_grpc.errors import DaseError
+
+T = TypeVar("T")
+
+ANSWER_S: Final = 3.0
+"""How long the event loop may take to answer a probe; a probe has to wait longer than that."""
+
+LOOK_EVERY_S: Final = 0.25
+
+
+async def unless(stop: asyncio.Event, awaited: Coroutine[Any, Any, T]) -> T | None:
+    """What `awaited` gives, or None if `stop` is set first; then `awaited` is cancelled and has ended."""
+    work = asyncio.ensure_future(awaited)
+    stopped = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else None
+    finally:
+        for task in (work, stopped):
+            task.cancel()
+        await asyncio.gather(work, stopped, return_exceptions=True)
+
+
+@contextmanager
+def first_cause() -> Iterator[None]:
+    """Raises, instead of a group of errors, the one to show.
+
+    That is its only bug, or the group itself if it has several, or else the first of our errors.
+    """
+    try:
+        yield
+    except ExceptionGroup as group:
+        refusals, bugs = group.split(DaseError)
+        cause: Exception | None = bugs
+        while isinstance(cause, ExceptionGroup) and len(cause.exceptions) == 1:
+            cause = cause.exceptions[0]
+        if cause is None and refusals is not None:
+            cause = first_error(refusals)
+        if cause is None or isinstance(cause, ExceptionGroup):
+            raise
+        raise cause from cause.__cause__
+
+
+def first_error(group: ExceptionGroup[DaseError] | DaseError) -> DaseError:
+    """The first of the errors in a group, however deeply nested."""
+    error: Exception = group
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    if not isinstance(error, DaseError):
+        raise TypeError(f"{error!r} is not one of our errors")
+    return error
+
+
+def loop_turns(*, within_s: float = ANSWER_S) -> Callable[[], bool]:
+    """Asks the running loop, when called on another thread, for a sign of life; waits that long for it."""
+    loop = asyncio.get_running_loop()
+
+    def ask() -> bool:
+        answered = threading.Event()
+        try:
+            loop.call_soon_threadsafe(answered.set)
+        except RuntimeError:  # the loop has been closed meanwhile
+            return False
+        return answered.wait(within_s)
+
+    return ask
+
+
+async def watch_loop_lag(observe: Callable[[float], None], *, every_s: float = LOOK_EVERY_S) -> None:
+    """Observes how many seconds later than asked this loop wakes a task, again and again, until cancelled."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + every_s
+        await asyncio.sleep(every_s)
+        observe(max(0.0, loop.time() - due))

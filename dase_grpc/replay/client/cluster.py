@@ -1,0 +1,161 @@
+"""ClusterService's calls, by a client that holds a lease."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from grpc.aio import Channel
+
+from dase_grpc.progress import Attendance, Attendant, Progress
+from dase_grpc.replay.client.streams import ClientStream
+from dase_grpc.replay.wire.messages import (
+    Membership,
+    attendance_to_proto,
+    progress_to_proto,
+    schema_to_proto,
+    shown,
+)
+from dase_grpc.replay.wire.packed import (
+    read_response,
+    write_request,
+)
+from dase_grpc.replay.wire.status import service
+from dase_grpc.replay.wire.v1 import cluster_pb2, cluster_pb2_grpc, replay_pb2
+from dase_grpc.schema import TransitionSchema
+
+UNARY_TIMEOUT_S: Final = 5.0
+
+_SERVICE: Final = replay_pb2.DESCRIPTOR.services_by_name["ReplayService"].full_name
+
+
+class ClusterClient:
+    """Calls on ClusterService; every call has a deadline.
+
+    All methods raise the refusals of errors.py, UnreachableError among them.
+    """
+
+    def __init__(self, channel: Channel, address: str) -> None:
+        self._stub = cluster_pb2_grpc.ClusterServiceStub(channel)
+        self._address = address
+
+    async def join(
+        self,
+        *,
+        node_name: str,
+        schema: TransitionSchema,
+        agent_id: int | None,
+        run_id: str = "",
+        lost_buffer_id: str = "",
+        node_id: str = "",
+        timeout_s: float = UNARY_TIMEOUT_S,
+    ) -> Membership:
+        """Leases an agent id, waiting up to `timeout_s` for the service to come up.
+
+        Whoever does not hear the answer may ask again with the same `node_id`, which is random.
+        """
+        request = cluster_pb2.JoinRequest(
+            node_name=node_name,
+            run_id=run_id,
+            agent_id=agent_id,
+            schema=schema_to_proto(schema),
+            lost_buffer_id=lost_buffer_id,
+            node_id=node_id,
+        )
+        with service(self._address):
+            answer = await self._stub.Join(request, timeout=timeout_s, wait_for_ready=True)
+        return Membership.of(answer, ttl_s=answer.lease.ttl_seconds, node_id=node_id)
+
+    async def heartbeat(
+        self, member: Membership, progress: Progress, *, timeout_s: float = UNARY_TIMEOUT_S
+    ) -> cluster_pb2.HeartbeatResponse:
+        """Renews the lease and reports progress; returns what the buffer holds, and how many follow."""
+        request = cluster_pb2.HeartbeatRequest(
+            run_id=member.run_id,
+            agent_id=member.agent_id,
+            epoch=member.epoch,
+            progress=progress_to_proto(progress),
+            buffer_id=member.buffer_id,
+        )
+        with service(self._address):
+            return await self._stub.Heartbeat(request, timeout=timeout_s)
+
+    async def leave(self, member: Membership, *, reason: str, timeout_s: float = UNARY_TIMEOUT_S) -> None:
+        """Gives the lease back."""
+        request = cluster_pb2.LeaveRequest(
+            run_id=member.run_id,
+            agent_id=member.agent_id,
+            epoch=member.epoch,
+            reason=shown(reason),
+            buffer_id=member.buffer_id,
+        )
+        with service(self._address):
+            await self._stub.Leave(request, timeout=timeout_s)
+
+    async def attend(
+        self,
+        node: Attendant,
+        attendance: Attendance,
+        *,
+        run_id: str = "",
+        fingerprint: str = "",
+        leaving: bool = False,
+        timeout_s: float = UNARY_TIMEOUT_S,
+        wait_for_ready: bool = False,
+    ) -> cluster_pb2.AttendResponse:
+        """Announces a node that holds no lease, or says that it leaves."""
+        request = cluster_pb2.AttendRequest(
+            run_id=run_id,
+            node_id=node.node_id,
+            node_name=node.node_name,
+            role=node.role,
+            agent_id=node.agent_id,
+            schema_fingerprint=fingerprint,
+            attendance=attendance_to_proto(attendance),
+            leaving=leaving,
+        )
+        with service(self._address):
+            return await self._stub.Attend(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
+
+    async def status(self, *, timeout_s: float = UNARY_TIMEOUT_S) -> cluster_pb2.StatusResponse:
+        """The run's agents and buffer."""
+        with service(self._address):
+            return await self._stub.Status(
+                cluster_pb2.StatusRequest(), timeout=timeout_s, wait_for_ready=True
+            )
+
+
+@dataclass(frozen=True)
+class StreamTarget:
+    """What a stream connects to and what it states first."""
+
+    channel: Channel
+    address: str
+    member: Membership
+    schema: TransitionSchema
+
+    def header(self) -> replay_pb2.StreamHeader:
+        """The first thing that every stream says."""
+        return replay_pb2.StreamHeader(
+            run_id=self.member.run_id,
+            agent_id=self.member.agent_id,
+            lease_epoch=self.member.epoch,
+            schema_fingerprint=self.schema.fingerprint,
+            buffer_id=self.member.buffer_id,
+        )
+
+    def insert_stream(self) -> ClientStream:
+        """A new Insert stream; waits for the connection when first written to."""
+        call = self.channel.stream_stream(
+            f"/{_SERVICE}/Insert",
+            request_serializer=write_request,
+            response_deserializer=replay_pb2.InsertResponse.FromString,
+        )
+        return ClientStream(call(wait_for_ready=True), self.address)
+
+    def sample_stream(self) -> ClientStream:
+        """A new Sample stream; waits for the connection when first written to."""
+        call = self.channel.stream_stream(
+            f"/{_SERVICE}/Sample",
+            request_serializer=replay_pb2.SampleRequest.SerializeToString,
+            response_deserializer=read_response,
+        )
+        return ClientStream(call(wait_for_ready=True), self.address)

@@ -1,0 +1,172 @@
+"""Patience with a replay that is away: asked again and again until a limit, and said in the log."""
+
+import asyncio
+import logging
+import platform
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn, TypeVar
+
+from dase_grpc.backoff import Backoff
+from dase_grpc.errors import (
+    ConfigError,
+    DrainingError,
+    OverloadedError,
+    RefusalError,
+    UnreachableError,
+)
+from dase_grpc.replay.client.channels import require_let_in
+from dase_grpc.replay.security.dialler import NO_CREDENTIALS, Credentials
+from dase_grpc.replay.wire.addresses import Address, silence_of
+
+log = logging.getLogger("dase")
+
+REPLAY_TIMEOUT_S: Final = 600.0
+"""How long the replay may be away before a node that needs it ends."""
+
+NODE_NAME: Final = f"learner@{platform.node()}"
+SAY_UNREACHABLE_AFTER_S: Final = 2.0
+SHORTEST_CALL_S: Final = 0.1
+LOOK_AT_CREDENTIALS_S: Final = 5.0
+
+T = TypeVar("T")
+
+AWAY: Final = (UnreachableError, OverloadedError, DrainingError)
+"""What a replay that does not serve just now answers, if it does."""
+
+
+def replay_timeout_s(given: float | None) -> float:
+    """What --replay-timeout says, or else its default.
+
+    Raises:
+        ConfigError: it is no time.
+    """
+    if given is None:
+        return REPLAY_TIMEOUT_S
+    if not given >= 0:
+        raise ConfigError(f"--replay-timeout {given:g} is not a time; give seconds, 0 or more")
+    return given
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a learner asks for: an agent id (None for the next free) of a run ("" for any) at a replay.
+
+    Attributes:
+        node_id: random, so that the replay knows who asks again.
+        timeout_s: how long a replay that has not answered yet is waited for.
+        away_s: how long one may be away that has answered, if only that it does not serve just now.
+    """
+
+    replay: Address
+    agent_id: int | None
+    run_id: str
+    node_id: str
+    timeout_s: float
+    away_s: float
+    credentials: Credentials = NO_CREDENTIALS
+
+
+async def patiently(ask: Callable[[float], Awaitable[T]], wanted: Wanted) -> T:
+    """What `ask` gives, which is told how long it may take; asks again while the replay is away.
+
+    Raises:
+        UnreachableError, OverloadedError, DrainingError: it was away for too long.
+    """
+    patience = _Patience(wanted)
+    while True:
+        asking = asyncio.ensure_future(ask(patience.left_s))
+        try:
+            done, _ = await asyncio.wait({asking}, timeout=SAY_UNREACHABLE_AFTER_S)
+            if not done:
+                patience.say_silent(await silence_of(wanted.replay))
+                await _unless_shut_out(asking, wanted)
+            return await asking
+        except AWAY as error:
+            pause_s = patience.pause_s(error)
+        finally:
+            asking.cancel()
+        await asyncio.sleep(pause_s)
+
+
+class _Patience:
+    """How long a replay that is away is asked again, and what is said of it meanwhile."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._limit_s = wanted.timeout_s
+        self._began = time.monotonic()
+        self._backoff = Backoff(random.Random())
+        self._answered = self._said = False
+        self._why = ""
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left, for a call that has not been made."""
+        return max(SHORTEST_CALL_S, self._limit_s - self._lasted_s)
+
+    @property
+    def _lasted_s(self) -> float:
+        return time.monotonic() - self._began
+
+    @property
+    def _remedy(self) -> str:
+        return f"start it with `dase node --role replay --listen {self._wanted.replay}`"
+
+    def say_silent(self, why: str) -> None:
+        """Says that nothing has come, and why if that is known, unless anything has been said."""
+        self._why = why and f": {why}"
+        if not self._said:
+            within, replay = f"{self._limit_s:g} s", f"{self._wanted.replay}{self._why}"
+            log.info("waiting up to %s for the replay service at %s; %s", within, replay, self._remedy)
+        self._said = True
+
+    def pause_s(self, error: RefusalError) -> float:
+        """How long to wait before the next call.
+
+        Raises:
+            RefusalError: it has been long enough.
+        """
+        if not isinstance(error, UnreachableError):
+            self._answered, self._limit_s = True, self._wanted.away_s
+        left_s = self._limit_s - self._lasted_s
+        if left_s <= 0:
+            raise self._gave_up(error) from error
+        if self._answered and not self._said:
+            log.info("%s; trying again for up to %g s", error, self._limit_s)
+            self._said = True
+        return min(self._backoff.next_s(), left_s)
+
+    def _gave_up(self, error: RefusalError) -> RefusalError:
+        if self._answered:
+            return type(error)(
+                f"gave up after {self._lasted_s:.0f} s: {error}" if self._limit_s else str(error)
+            )
+        return UnreachableError(
+            f"the replay service at {self._wanted.replay} does not answer (waited up to "
+            f"{self._limit_s:g} s){self._why}; {self._remedy}, or give its address with --replay"
+        )
+
+
+async def _unless_shut_out(asking: "asyncio.Future[Any]", wanted: Wanted) -> None:
+    """Waits for an answer; looks meanwhile whether it is the credentials that keep it away.
+
+    Raises:
+        UnauthenticatedError: it is.
+    """
+    looking = asyncio.ensure_future(_look_at_credentials(wanted))
+    try:
+        either: set[asyncio.Future[Any]] = {asking, looking}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not asking.done():
+            await looking
+    finally:
+        looking.cancel()
+
+
+async def _look_at_credentials(wanted: Wanted) -> NoReturn:
+    while True:
+        await require_let_in(wanted.replay, wanted.credentials)
+        await asyncio.sleep(LOOK_AT_CREDENTIALS_S)

@@ -1,0 +1,152 @@
+"""Addresses: HOST:PORT, lists of shards and DNS names, and why one of them is silent."""
+
+import asyncio
+import ipaddress
+import re
+import socket
+from dataclasses import dataclass
+from typing import Final, Self
+
+from dase_grpc.errors import AddressError, UnreachableError
+
+_ADDRESS: Final = re.compile(
+    r"(?:\[(?P<ipv6>[^\s\[\]]*:[^\s\[\]]*)\]|(?P<host>[^\s:/\[\]]+)):(?P<port>[0-9]{1,5})"
+)
+
+DNS: Final = "dns:"
+
+PROBE_S: Final = 1.0
+
+
+@dataclass(frozen=True)
+class Address:
+    """A host and a port; port 0 asks for a free one.
+
+    server_name: what the service there must show a certificate of, where that is not the host.
+    """
+
+    host: str
+    port: int
+    server_name: str = ""
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
+    def target(self) -> str:
+        """What gRPC calls it: without a scheme it would take a host named dns, unix or ipv4 for one."""
+        return f"dns:///{self}"
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.host.lower() == "localhost":  # names have no case
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def parse_address(text: str) -> Address:
+    """Reads HOST:PORT; an IPv6 host stands in brackets.
+
+    Raises:
+        AddressError: the text is not of that form.
+    """
+    match = _ADDRESS.fullmatch(text)
+    if match is None or int(match["port"]) > 65_535:
+        raise AddressError(f"{text!r} is not an address of the form HOST:PORT, e.g. 127.0.0.1:50051")
+    return Address(match["ipv6"] or match["host"], int(match["port"]))
+
+
+@dataclass(frozen=True)
+class ReplayPlace:
+    """What --replay states: one address, one for each shard, or a name that resolves to theirs."""
+
+    addresses: tuple[Address, ...]
+    by_name: bool = False
+
+    def __str__(self) -> str:
+        listed = ",".join(str(address) for address in self.addresses)
+        return f"{DNS}{listed}" if self.by_name else listed
+
+    @classmethod
+    def at(cls, address: Address) -> Self:
+        """A replay in one piece."""
+        return cls((address,))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Reads HOST:PORT, several of these with commas between them, or dns:NAME:PORT.
+
+        What is but a number behind dns: is a port, of a host of that name.
+
+        Raises:
+            AddressError: it is none of these, or names an address twice.
+        """
+        if text.startswith(DNS) and not text.removeprefix(DNS).partition(",")[0].isdecimal():
+            return cls((parse_address(text.removeprefix(DNS)),), by_name=True)
+        addresses = tuple(parse_address(part) for part in text.split(","))
+        for address in addresses:
+            if addresses.count(address) > 1:
+                raise AddressError(f"--replay names {address} twice; name each shard once")
+        return cls(addresses)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it can be a replay in one piece only."""
+        return len(self.addresses) == 1 and not self.by_name
+
+    async def found(self) -> tuple[Address, ...]:
+        """The addresses; those that a name has now, each to be verified under that name.
+
+        Raises:
+            UnreachableError: the name resolves to none.
+        """
+        return await resolved(self.addresses[0]) if self.by_name else self.addresses
+
+
+async def resolved(name: Address) -> tuple[Address, ...]:
+    """All addresses that a name has now, in the order of their numbers.
+
+    Raises:
+        UnreachableError: it has none.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        answers = await loop.getaddrinfo(name.host, name.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise UnreachableError(
+            f"the name {name.host} does not resolve ({error.strerror or error}); see --replay"
+        ) from None
+    hosts = sorted({str(target[0]) for *_, target in answers})
+    return tuple(Address(host, name.port, server_name=name.host) for host in hosts)
+
+
+async def silence_of(address: Address, *, within_s: float = PROBE_S) -> str:
+    """What keeps a service from answering, in a few words; "" where a connection can be made.
+
+    Takes `within_s` at most. Neither a name that does not resolve yet nor a closed port is an error here: a
+    service may be about to start.
+    """
+    loop = asyncio.get_running_loop()
+    writer: asyncio.StreamWriter | None = None
+    try:
+        async with asyncio.timeout(within_s):
+            try:
+                await loop.getaddrinfo(address.host, address.port)
+            except OSError as error:
+                return f"the name {address.host} does not resolve ({error.strerror or error})"
+            _, writer = await asyncio.open_connection(address.host, address.port)
+    except ConnectionRefusedError:
+        return "nothing listens there"
+    except TimeoutError:
+        return f"no connection within {within_s:g} s"
+    except OSError as error:
+        return f"no connection ({error.strerror or error})"
+    finally:
+        if writer is not None:
+            writer.close()
+    return ""
