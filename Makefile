@@ -46,8 +46,8 @@ protos: $(STAMP)  ## Generate dase_grpc/replay/wire/v1 from protos/
 	$(BIN)/python scripts/generate_protos.py
 
 docs: $(STAMP)  ## Generate docs/configuration.md and docs/metrics.md
-	$(BIN)/python -m dase_grpc.config_reference > docs/configuration.md
-	$(BIN)/python -m dase_grpc.metrics_reference > docs/metrics.md
+	$(BIN)/python scripts/write_configuration.py > docs/configuration.md
+	$(BIN)/python scripts/write_metrics.py > docs/metrics.md
 
 dashboards: $(STAMP)  ## Generate deploy/grafana/dashboards
 	$(BIN)/python scripts/write_dashboards.py

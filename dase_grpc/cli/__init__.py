@@ -1,0 +1,1 @@
+"""The `dase` command line: parse, call, print. No logic."""

@@ -1,0 +1,1 @@
+"""Settings: what a run is told, declared once and checked once."""

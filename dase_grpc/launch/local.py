@@ -55,7 +55,7 @@ class LocalCluster:
 
     A node that fails is started again, the replay at the same address, a learner from its last checkpoint,
     an actor as a new one, while the others go on (supervision.py). Not so one that would end the same way
-    again. One that lives and is silent (silence.py) has failed too.
+    again. One that lives and is silent (supervision.py) has failed too.
 
     Attributes:
         hurry: nodes that are to end get `HURRY_S` for it, not `STOP_S`.

@@ -1,1 +1,1 @@
-"""Agents and how they learn: torch and Gymnasium, no network."""
+"""How agents learn: environments, agents, similarity, training. No network."""

@@ -1,1 +1,1 @@
-"""Processes with a role: asyncio around the plain objects."""
+"""Processes with a role: replay, learner, actor, evaluator."""

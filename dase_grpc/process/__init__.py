@@ -1,0 +1,1 @@
+"""A process: signals, orphans, hangs, exit codes, and what an environment may not do to it."""

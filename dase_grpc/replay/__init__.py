@@ -1,0 +1,1 @@
+"""The replay: what it keeps, how it is spoken to, who may speak, its two sides."""

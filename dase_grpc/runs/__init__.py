@@ -1,1 +1,1 @@
-"""A run on disk: directory, checkpoints, report."""
+"""A run on disk."""

@@ -1,14 +1,14 @@
 """Tables that must not miss an entry, and names that outside users rely on."""
 
 import inspect
-from types import ModuleType
 
 import grpc
 import pytest
 
-from dase_grpc import errors, store
+from dase_grpc import errors
 from dase_grpc.errors import RefusalError
 from dase_grpc.learning.similarity import measure
+from dase_grpc.replay.buffer.ring import RingBuffer
 from dase_grpc.replay.wire.status import STATUS
 from dase_grpc.schema import TransitionSchema
 
@@ -42,19 +42,9 @@ def test_statuses_are_those_of_the_design(error, status):
     assert STATUS[error].name == status
 
 
-def test_the_store_exports_exactly_what_it_lists():
-    public = {
-        name
-        for name, value in vars(store).items()
-        if not name.startswith("_") and not isinstance(value, ModuleType)
-    }
-    assert public == set(store.__all__)
-    assert store.__all__ == sorted(store.__all__)
-
-
 def test_the_names_that_examples_and_outside_checks_use_are_there():
     assert TransitionSchema.__module__ == "dase_grpc.schema"
-    assert store.RingBuffer
+    assert RingBuffer
     weights = inspect.signature(measure.similarity_weights).parameters
     assert list(weights) == [
         "actions",

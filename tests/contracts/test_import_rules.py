@@ -31,6 +31,14 @@ asyncio.run(serve())
 """
 
 
+NETWORKED = (
+    "dase_grpc.replay.client",
+    "dase_grpc.replay.service",
+    "dase_grpc.replay.wire",
+    "dase_grpc.nodes",
+)
+
+
 def python(code: str) -> subprocess.CompletedProcess[str]:
     """Runs code in a fresh interpreter."""
     return subprocess.run(
@@ -66,7 +74,14 @@ def test_the_import_contracts_in_pyproject_hold():
 
 def test_asyncio_is_used_only_where_there_are_streams_or_processes():
     """import-linter does not see the standard library."""
-    rooms = ("dase_grpc.wire.", "dase_grpc.nodes.", "dase_grpc.observe.")
+    rooms = (
+        "dase_grpc.process.",
+        "dase_grpc.replay.client.",
+        "dase_grpc.replay.service.",
+        "dase_grpc.replay.security.",
+        "dase_grpc.nodes.",
+        "dase_grpc.observe.",
+    )
     launchers = {
         "dase_grpc.launch.experiments.runner",
         "dase_grpc.launch.drill.drill",
@@ -88,7 +103,7 @@ def test_asyncio_is_used_only_where_there_are_streams_or_processes():
         "dase_grpc.launch.lockstep",
         "dase_grpc.launch.evaluate",
         "dase_grpc.learning.training.build",
-        "dase_grpc.store",
+        "dase_grpc.replay.buffer.run",
         "dase_grpc.runs.reports.report",
         "dase_grpc.launch.comparison",
     ],
@@ -98,7 +113,7 @@ def test_what_is_synchronous_reaches_no_asyncio_and_no_network(start):
     assert start in reached
     assert not reached & importers("asyncio")
     assert not reached & importers("grpc")
-    assert not {name for name in reached if name.startswith(("dase_grpc.wire", "dase_grpc.nodes"))}
+    assert not {name for name in reached if name.startswith(NETWORKED)}
 
 
 def test_nothing_in_the_package_imports_a_pickle():
@@ -114,7 +129,9 @@ def test_nothing_in_the_package_imports_its_tests_or_their_tools():
 
 def test_only_what_estimates_imports_scipy_and_only_when_it_does():
     assert importers("scipy") == {"dase_grpc.runs.reports.estimates"}
-    assert "scipy" not in libraries_after("import dase_grpc.runs.comparison, dase_grpc.runs.reports.report")
+    assert "scipy" not in libraries_after(
+        "import dase_grpc.runs.reports.compare, dase_grpc.runs.reports.report"
+    )
 
 
 REFUSED = [
@@ -152,7 +169,7 @@ def test_imports_are_absolute():
 
 
 @pytest.mark.parametrize(
-    "module", ["dase_grpc.nodes.replay", "dase_grpc.replay.service.replay", "dase_grpc.store"]
+    "module", ["dase_grpc.nodes.replay", "dase_grpc.replay.service.replay", "dase_grpc.replay.buffer.run"]
 )
 def test_the_replay_and_what_it_stands_on_load_nothing_that_learns_or_simulates(module):
     assert not libraries_after(f"import {module}") & LEARNING
@@ -164,7 +181,9 @@ def test_the_replay_node_serves_without_anything_that_learns_or_simulates():
     assert not loaded & (LEARNING | {"rich", "typer"})
 
 
-@pytest.mark.parametrize("module", ["dase_grpc.store", "dase_grpc.schema", "dase_grpc.config.resolve"])
+@pytest.mark.parametrize(
+    "module", ["dase_grpc.replay.buffer.run", "dase_grpc.schema", "dase_grpc.config.resolve"]
+)
 def test_the_state_and_the_base_load_no_network(module):
     assert not libraries_after(f"import {module}") & NETWORK
 

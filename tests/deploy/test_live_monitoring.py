@@ -19,9 +19,9 @@ from deploy.servers import free_ports, running
 from patience import PATIENCE_S
 from prometheus_client import CollectorRegistry, start_http_server
 from small import small_flags
+from write_metrics import DISTILLED
 
 from dase_grpc.metrics.nodes import DistillationMetrics
-from dase_grpc.metrics_reference import DISTILLED
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,7 @@ import re
 import pytest
 from deploy.deployed import ALERTS, DEPLOY, PROJECT, RULE_TESTS, RULES, exported, metrics_in
 from prometheus_client import generate_latest
-
-from dase_grpc.metrics_reference import registries
+from write_metrics import registries
 
 NAMES = re.findall(r"alert: (\w+)", ALERTS)
 OPERATIONS = (PROJECT / "docs" / "operations.md").read_text(encoding="utf-8")

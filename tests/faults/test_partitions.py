@@ -8,7 +8,7 @@ import pytest
 from faults.stories import check_story
 from nodes.learning_cases import FOREVER, checkpoint_step, learner_options, learning, status_of, until_trained
 from nodes.running import replay_node
-from wire.services import eventually, promptly
+from replay.wire.services import eventually, promptly
 
 from dase_grpc.launch.drill.cluster import proxied
 from dase_grpc.progress import Progress

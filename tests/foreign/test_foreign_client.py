@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from learning.agent_cases import CONFIGS
-from wire.services import serving
+from replay.wire.services import serving
 
 from dase_grpc.learning.agents.registry import make_agent
 from dase_grpc.learning.training.publishing import to_bytes

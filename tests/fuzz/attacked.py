@@ -11,7 +11,7 @@ import grpc
 import psutil
 from nodes.processes import NodeProcess, replay_process
 from patience import PATIENCE_S
-from wire.services import SCHEMA, rows_of, serials_of
+from replay.wire.services import SCHEMA, rows_of, serials_of
 
 from dase_grpc.nodes.replay import boot_id
 from dase_grpc.progress import Progress

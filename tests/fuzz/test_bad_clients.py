@@ -15,7 +15,16 @@ import grpc
 import pytest
 from fuzz.attacked import EXAMPLES, MIB, attacked
 from patience import PATIENCE_S
-from wire.services import END, SCHEMA, acknowledged, chunk, insert_header, refusal, rows_of, sample_header
+from replay.wire.services import (
+    END,
+    SCHEMA,
+    acknowledged,
+    chunk,
+    insert_header,
+    refusal,
+    rows_of,
+    sample_header,
+)
 
 from dase_grpc.progress import Progress
 from dase_grpc.replay.client.cluster import ClusterClient

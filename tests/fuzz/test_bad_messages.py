@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nodes.running import joined, replay_node
 from patience import PATIENCE_S
-from wire.services import (
+from replay.wire.services import (
     SCHEMA,
     chunk,
     insert_header,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from contracts.sentences import assert_one_sentence
+from replay.buffer.store_cases import SCHEMA
 from small import new_run, small_config
-from store.store_cases import SCHEMA
 
 from dase_grpc.errors import ConfigError, DataDirectoryError, RunDirectoryError
 from dase_grpc.launch import storage

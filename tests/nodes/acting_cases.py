@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from nodes.learning_cases import tiny_config
-from wire.services import Service, promptly
+from replay.wire.services import Service, promptly
 
 from dase_grpc.learning.agents.agent import Agent
 from dase_grpc.learning.agents.policy import policy_tensors

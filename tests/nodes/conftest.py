@@ -1,6 +1,6 @@
 """A running replay node, or just its service, for each test."""
 
 from nodes.fixtures import replay
-from wire.fixtures import service
+from replay.wire.fixtures import service
 
 __all__ = ["replay", "service"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from patience import PATIENCE_S
-from wire.services import promptly
+from replay.wire.services import promptly
 
 from dase_grpc.config.resolve import RunConfig, resolve
 from dase_grpc.nodes.learner import LearnerOptions, run_learner

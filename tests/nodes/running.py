@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from wire.services import LOOPBACK, SCHEMA, promptly
+from replay.wire.services import LOOPBACK, SCHEMA, promptly
 
 from dase_grpc.nodes.replay import ReplayOptions, run_replay
 from dase_grpc.replay.client.channels import open_channel

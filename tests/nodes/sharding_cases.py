@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import numpy as np
-from wire.services import Service, eventually, promptly, rows_of, serving
+from replay.wire.services import Service, eventually, promptly, rows_of, serving
 
 from dase_grpc.progress import Progress
 from dase_grpc.replay.buffer.sharding import Shard

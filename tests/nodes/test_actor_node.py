@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from nodes.acting_cases import FakeLearner, acting, actor_options, assert_unbroken, rows_in
 from nodes.learning_cases import learner_options, learning, until_trained
-from wire.services import eventually, promptly, serving
+from replay.wire.services import eventually, promptly, serving
 
 from dase_grpc.errors import ConfigError, UnreachableError, WaitedTooLongError
 from dase_grpc.launch.drill.cluster import proxied

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from nodes.processes import process, replay_process
 from nodes.running import joined, replay_node
-from wire.services import SCHEMA, eventually, rows_of, serials_of
+from replay.wire.services import SCHEMA, eventually, rows_of, serials_of
 
 from dase_grpc.errors import ConfigError, DataDirectoryError, SequenceGapError, StaleLeaseError
 from dase_grpc.nodes.replay import ReplayOptions, boot_id

@@ -15,7 +15,7 @@ from nodes.learning_cases import FOREVER, learner_options, learning, tiny_config
 from nodes.processes import learner_arguments, process, replay_process
 from nodes.running import joined, replay_node
 from patience import PATIENCE_S
-from wire.services import eventually, promptly
+from replay.wire.services import eventually, promptly
 
 from dase_grpc import seeding
 from dase_grpc.errors import (

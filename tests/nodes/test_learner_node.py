@@ -24,7 +24,7 @@ from nodes.learning_cases import (
 )
 from nodes.running import replay_node
 from patience import PATIENCE_S
-from wire.services import eventually, listening, promptly, serving
+from replay.wire.services import eventually, listening, promptly, serving
 
 from dase_grpc.errors import (
     AgentTakenError,

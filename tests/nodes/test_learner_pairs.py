@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from contracts.sentences import assert_one_sentence
 from nodes.learning_cases import FOREVER, learner_options, learning
-from wire.services import eventually, promptly
+from replay.wire.services import eventually, promptly
 
 from dase_grpc.errors import ConfigError, UnreachableError
 from dase_grpc.learning.agents.dpd import PEER_VERSION

@@ -7,7 +7,7 @@ import pytest
 from nodes.acting_cases import acting, actor_options
 from nodes.learning_cases import learner_options, learning, status_of, tiny_config, until_trained
 from nodes.running import replay_node
-from wire.services import eventually, promptly, serving
+from replay.wire.services import eventually, promptly, serving
 
 from dase_grpc.errors import ConfigError, WaitedTooLongError
 from dase_grpc.nodes.actor import run_actor

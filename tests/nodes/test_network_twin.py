@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from nodes.learning_cases import tiny_config
-from wire.services import eventually, promptly, serving
+from replay.wire.services import eventually, promptly, serving
 
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.launch.lockstep import LockstepRun, open_lockstep, run_lockstep

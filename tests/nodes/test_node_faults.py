@@ -6,7 +6,7 @@ import signal
 import pytest
 from nodes.learning_cases import checkpoint_step, status_of, until_trained
 from nodes.processes import learner_arguments, process, replay_process
-from wire.services import serving
+from replay.wire.services import serving
 
 from dase_grpc.replay.wire.addresses import parse_address
 

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import pytest
 import torch
 from learning.td3_cases import assert_same
-from wire.services import eventually, serving
+from replay.wire.services import eventually, serving
 
 from dase_grpc.learning.agents.policy import PeerPolicies, Published
 from dase_grpc.learning.training.publishing import LocalPolicies

@@ -7,7 +7,7 @@ import pytest
 import torch
 from contracts.sentences import assert_one_sentence
 from nodes.running import joined, replay_node
-from wire.services import eventually, promptly, serving
+from replay.wire.services import eventually, promptly, serving
 
 from dase_grpc.errors import DaseError, DrainingError, StaleLeaseError, UnreachableError
 from dase_grpc.learning.training.publishing import from_bytes, to_bytes

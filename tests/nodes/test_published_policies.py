@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 import torch
 from nodes.learning_cases import FOREVER, learner_options, learning, tiny_config, until_trained
-from wire.policy_streams import subscriber_of
-from wire.services import promptly
+from replay.wire.policy_streams import subscriber_of
+from replay.wire.services import promptly
 
 from dase_grpc.learning.agents.registry import load_policy
 from dase_grpc.learning.envs.make import make_env, schema_of

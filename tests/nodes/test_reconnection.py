@@ -17,7 +17,7 @@ from nodes.learning_cases import (
     until_trained,
 )
 from nodes.running import joined, replay_node
-from wire.services import SCHEMA, eventually, promptly, rows_of, serials_of
+from replay.wire.services import SCHEMA, eventually, promptly, rows_of, serials_of
 
 from dase_grpc.errors import UnreachableError
 from dase_grpc.nodes.learner import run_learner

@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from nodes.processes import replay_process
 from nodes.running import OPTIONS, joined, replay_node
 from patience import PATIENCE_S
-from wire.services import SCHEMA, WIDE, eventually, promptly, rows_of
+from replay.wire.services import SCHEMA, WIDE, eventually, promptly, rows_of
 
 from dase_grpc.errors import (
     AddressError,

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from nodes.acting_cases import FakeLearner, acting, actor_options
 from nodes.sharding_cases import shards_serving
-from wire.services import eventually, promptly
+from replay.wire.services import eventually, promptly
 
 from dase_grpc.errors import ConfigError
 from dase_grpc.nodes.actor import run_actor

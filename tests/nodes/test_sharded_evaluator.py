@@ -6,7 +6,7 @@ import pytest
 from contracts.sentences import assert_one_sentence
 from nodes.sharding_cases import shards_serving
 from nodes.test_evaluator_node import Published, evaluating, evaluator_options, steps_of
-from wire.services import eventually, promptly
+from replay.wire.services import eventually, promptly
 
 from dase_grpc.errors import ConfigError
 from dase_grpc.nodes.evaluator import run_evaluator

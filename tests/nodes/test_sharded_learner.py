@@ -12,7 +12,7 @@ from nodes.learning_cases import FOREVER, learner_options, learning, status_of, 
 from nodes.running import replay_node
 from nodes.sharding_cases import shards_serving
 from patience import PATIENCE_S
-from wire.services import eventually, promptly
+from replay.wire.services import eventually, promptly
 
 from dase_grpc.errors import AgentTakenError, ConfigError, UnreachableError
 from dase_grpc.nodes.learner import run_learner

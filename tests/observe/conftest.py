@@ -1,5 +1,5 @@
 """A running service for each test that asks for one."""
 
-from wire.fixtures import service
+from replay.wire.fixtures import service
 
 __all__ = ["service"]

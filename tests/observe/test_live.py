@@ -13,8 +13,8 @@ import pytest
 from children import importing
 from observe.clusters import cluster, looks
 from patience import PATIENCE_S
+from replay.wire.services import promptly
 from rich.console import Console
-from wire.services import promptly
 
 from dase_grpc.errors import UnreachableError, UsageError
 from dase_grpc.observe.top import follow, top_here

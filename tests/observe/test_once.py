@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from observe.clusters import actor, agent, cluster, printed
 from patience import PATIENCE_S
+from replay.security.credentials import guarded, make_keyring
+from replay.wire.services import SCHEMA, serving
 from rich.console import Console
-from security.credentials import guarded, make_keyring
-from wire.services import SCHEMA, serving
 
 from dase_grpc.errors import UnauthenticatedError, UnreachableError
 from dase_grpc.observe.once import Told, document, look_twice, page, tell

@@ -1,0 +1,1 @@
+"""The drill: breaks a local cluster and says what recovered how fast."""

@@ -1,0 +1,1 @@
+"""Algorithms, networks and their updates."""

@@ -179,7 +179,7 @@ class ActorCritic(ABC):
         """The tensor work of the update that `begin_update` has begun; see `update`.
 
         By autograd it works on tensors that stay where they are, asks nothing of the host and leaves nothing
-        in Python, so it may be recorded (captured.py), once for each answer of `begin_update`.
+        in Python, so it may be recorded (graphs.py), once for each answer of `begin_update`.
         """
         if self._by_autograd:
             return self._learn_by_autograd(self._seen(batch, weight), weight / weight.sum(), *noise)

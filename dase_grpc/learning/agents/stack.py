@@ -63,7 +63,7 @@ class _Network:
 class Stack:
     """What K agents learn at once; only it may update them. Owned by one thread.
 
-    All is tensor work on the agents' device that never waits for it and may be recorded (captured.py).
+    All is tensor work on the agents' device that never waits for it and may be recorded (graphs.py).
 
     Args:
         agents: made with `memory.of(0)`, `memory.of(1)`, ..., all of `config`.

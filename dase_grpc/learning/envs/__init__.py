@@ -1,0 +1,1 @@
+"""Environments: found, made, tried out, explored, evaluated. No torch."""

@@ -1,0 +1,1 @@
+"""The learner: explore, store, sample, weigh, update, evaluate."""

@@ -96,9 +96,9 @@ class LearnerParts:
         notes: what else each line of its metrics shall say.
         explorer: None where the agent's actors explore; `actor_steps` are theirs then.
         guide: what the explorer acts by; None for the agent as it is.
-        recorder: what records whole updates (whole_update.py); None where they are made as they are.
+        recorder: what records whole updates (whole.py); None where they are made as they are.
         memory: gives out the tensors that a checkpoint keeps, the agent's and the weigher's among them.
-        publish: called after each step and before its evaluation, with whether one is due (publication.py).
+        publish: called after each step and before its evaluation, with whether one is due (publishing.py).
     """
 
     config: RunConfig

@@ -2,7 +2,7 @@
 
 Rows lie in a memory-mapped ring with spare slots, so that rows which are not committed yet never lie on
 rows that the latest commit record claims. Rows are put first, then one of two alternating commit records
-(commits.py). A killed process leaves all its puts to the kernel, in order, so the newest whole record is
+(ledger.py). A killed process leaves all its puts to the kernel, in order, so the newest whole record is
 right. A machine that stops may have written any of the mapped pages and not others, so there, known by
 another boot id, the newest synced record is right: it is written only after its rows are on the disk, and
 says which of them later rows may have been written over.

@@ -1,0 +1,1 @@
+"""The client's side: joining, streams that begin again, shards."""

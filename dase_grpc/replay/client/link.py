@@ -1,4 +1,4 @@
-"""A learner's link to the replay: beside its rows (rows.py), the batches that the compute thread takes."""
+"""A learner's link to the replay: beside its rows (insert.py), the batches that the compute thread takes."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ class ReplayLink(RowLink):
     """The learner's sink and source over the network.
 
     `next` belongs to the compute thread and blocks, as `store` does. No batch is drawn before the first
-    one is asked for, and at most `prefetch` are drawn ahead of their use (batches.py); Sample streams begin
+    one is asked for, and at most `prefetch` are drawn ahead of their use (sample.py); Sample streams begin
     again when they break, too. While the replay is away, or came back with too little to draw from, `next`
     gives no batch, so that the learner explores on, for as long as the queue of `store` has room. After
     `hold_batches` no batch is drawn either before the next is asked for. With `collected` the agent's actors

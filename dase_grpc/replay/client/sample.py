@@ -111,7 +111,7 @@ class OneFetcher:
     """A BatchFetcher over one Sample stream, which begins again when it breaks (connection.py).
 
     Batches are asked for by the queue's portions, which may come in one message. With `pacing`, which is
-    asked when a stream begins (paces.py), they come at an agent's pace; the queue is a `one_by_one` then,
+    asked when a stream begins (collected.py), they come at an agent's pace; the queue is a `one_by_one` then,
     for the service waits to hear which are used.
     """
 

@@ -23,7 +23,7 @@ LOOK_S: Final = 0.25
 
 
 class ShardedFetcher:
-    """A BatchFetcher (batches.py) over one Sample stream for each shard.
+    """A BatchFetcher (sample.py) over one Sample stream for each shard.
 
     How many of a batch's rows come from each shard is drawn from a multinomial over how many transitions
     each was last heard to hold, which is as old as its latest heartbeat or batch. A shard draws its rows

@@ -165,7 +165,7 @@ Request = Chunk | replay_pb2.InsertRequest
 
 
 class ChunkWriter:
-    """Makes the chunks of a stream, one after the other, in the same memory (reused.py)."""
+    """Makes the chunks of a stream, one after the other, in the same memory."""
 
     def __init__(self) -> None:
         self._memory = ReusedMemory()

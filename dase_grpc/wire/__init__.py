@@ -1,1 +1,0 @@
-"""The protocols: gRPC servicers and their clients."""

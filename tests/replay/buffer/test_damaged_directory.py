@@ -1,0 +1,71 @@
+"""Data directories that are damaged, and disks that are full."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from contracts.sentences import assert_one_sentence
+from replay.buffer.runs_on_disk import join
+from store_cases import rows_of
+
+from dase_grpc.errors import (
+    DataDirectoryError,
+)
+
+
+def changed_identity(path: Path, **changes: object) -> None:
+    file = path / "buffer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def test_another_format_is_refused_with_both_versions(runs):
+    run = runs.start()
+    join(run)
+    runs.close(run)
+    changed_identity(runs.path, format=7)
+    with pytest.raises(DataDirectoryError) as refusal:
+        runs.start()
+    assert_one_sentence(refusal.value, "format 7", "format 1")
+
+
+def shorten(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: changed_identity(path, capacity=11),
+        lambda path: (path / "buffer.json").write_text("{"),
+        lambda path: (path / "buffer.json").write_text("[1]"),
+        lambda path: (path / "buffer.json").write_bytes(b"\xff"),
+        lambda path: shorten(path / "rows"),
+        lambda path: (path / "rows").unlink(),
+        lambda path: shorten(path / "commits"),
+        lambda path: (path / "commits").write_bytes(bytes((path / "commits").stat().st_size)),
+        lambda path: shorten(path / "leases"),
+    ],
+)
+def test_a_damaged_directory_is_refused_in_one_sentence_and_can_be_tried_again(runs, damage):
+    run = runs.start()
+    join(run)
+    run.store.append("w", 1, rows_of([1], 0), agent_id=0)
+    runs.close(run)
+    damage(runs.path)
+    for _ in range(2):
+        with pytest.raises(DataDirectoryError) as refusal:
+            runs.start()
+        assert_one_sentence(refusal.value, str(runs.path))
+
+
+def test_a_damaged_name_of_a_writer_is_refused(runs):
+    run = runs.start()
+    join(run)
+    run.store.append("the-writer", 1, rows_of([1], 0), agent_id=0)
+    runs.close(run)
+    commits = runs.path / "commits"
+    commits.write_bytes(commits.read_bytes().replace(b"the-writer", b"THE-writer"))
+    with pytest.raises(DataDirectoryError) as refusal:
+        runs.start()
+    assert_one_sentence(refusal.value, "commits", "damaged")

@@ -1,0 +1,233 @@
+"""A run in a data directory: what it refuses, what a restart finds, what a full disk does."""
+
+import pytest
+from contracts.sentences import assert_one_sentence
+from replay.buffer.runs_on_disk import TTL_S, join
+from store_cases import SCHEMA, WIDER, rows_of, serials_of
+
+from dase_grpc.errors import (
+    AgentTakenError,
+    CapacityError,
+    DataDirectoryError,
+    MalformedError,
+    SchemaMismatchError,
+    StaleLeaseError,
+)
+from dase_grpc.progress import Progress
+from dase_grpc.replay.buffer.directory import DataDirectory
+from dase_grpc.replay.buffer.run import SharedRun
+from dase_grpc.schema import TransitionSchema
+
+
+def test_a_killed_run_goes_on_with_rows_writers_counters_and_schema(runs):
+    run = runs.start()
+    join(run)
+    rows = rows_of(range(1, 13), 0)
+    rows[3, 0] = float("nan")
+    run.store.append("w", 1, rows, agent_id=0)
+    buffer_id, incarnation = run.buffer_id, run.incarnation
+    runs.kill(run)
+
+    again = runs.start()
+    assert again.opened
+    assert len(again.store.ring) >= again.min_size
+    assert again.store.schema == SCHEMA
+    assert serials_of(again.store.ring.ordered()) == [2, 3, *range(5, 13)]
+    assert again.store.committed("w", agent_id=0) == 12
+    assert again.store.ring.size_by_agent == {0: 10}
+    assert again.store.traffic.inserted == {0: 11}
+    assert again.store.traffic.refused == {(0, "not_finite"): 1}
+    assert again.store.traffic.evicted == {0: 1}
+    assert (again.store.traffic.inserted_total, again.store.traffic.refused_total) == (11, 1)
+    assert again.buffer_id == buffer_id
+    assert again.incarnation != incarnation
+    assert again.recovery is not None
+    assert (again.recovery.transitions, again.recovery.writers) == (10, 1)
+    again.store.append("w", 13, rows_of([13], 0), agent_id=0)
+    assert serials_of(again.store.ring.ordered())[-2:] == [12, 13]
+
+
+def test_in_memory_there_is_an_incarnation_and_nothing_to_find():
+    first, second = (SharedRun("r", capacity=10, min_size=1, seed=0, ttl_s=TTL_S) for _ in range(2))
+    assert first.incarnation != second.incarnation
+    assert first.buffer_id is first.recovery is None
+    assert list(first.sync()) == []
+    first.close()
+
+
+def test_before_the_first_join_a_restart_finds_nothing(runs):
+    runs.kill(runs.start())
+    run = runs.start(run_id="another", capacity=5)
+    assert not run.opened
+    assert run.recovery is None
+    join(run)
+    assert run.store.ring.capacity == 5
+
+
+def test_a_holder_goes_on_after_a_restart_and_others_wait_for_its_time_to_live(runs):
+    run = runs.start()
+    epoch = join(run).epoch
+    runs.kill(run)
+    again = runs.start(now=1_000.0)
+    with pytest.raises(AgentTakenError) as refusal:
+        join(again, now=1_000.0 + TTL_S)
+    assert_one_sentence(refusal.value, "agent 0", "'node'")
+    again.leases.renew(0, epoch, 1_005.0, progress=Progress())
+    with pytest.raises(AgentTakenError):
+        join(again, now=1_005.0 + TTL_S)
+    assert join(again, now=1_005.1 + TTL_S).epoch == epoch + 1
+
+
+def test_a_node_whose_answer_a_restart_swallowed_is_given_its_lease(runs):
+    run = runs.start()
+    epoch = join(run, node_id="a").epoch
+    runs.kill(run)
+    again = runs.start(now=1_000.0)
+    assert join(again, now=1_000.0, node_id="a").epoch == epoch
+    with pytest.raises(AgentTakenError):
+        join(again, now=1_000.0, node_id="b")
+    again.leases.leave(0, epoch, because="b")
+    runs.kill(again)
+    assert join(runs.start(now=1_001.0), now=1_001.0, node_id="b").epoch == epoch + 1
+
+
+def test_epochs_grow_across_restarts_and_old_ones_stay_fenced(runs):
+    epochs = []
+    for start in range(3):
+        run = runs.start(now=100.0 * start)
+        epochs.append(join(run, now=100.0 * start + 50.0).epoch)
+        runs.kill(run)
+    assert epochs == [1, 2, 3]
+    again = runs.start()
+    with pytest.raises(StaleLeaseError):
+        again.leases.require(0, 2)
+    again.leases.require(0, 3)
+
+
+def test_a_lease_that_was_given_back_stays_so_and_says_why(runs):
+    run = runs.start()
+    run.leases.leave(0, join(run).epoch, because="budget spent: " + "ä" * 200)
+    runs.kill(run)
+    again = runs.start()
+    with pytest.raises(StaleLeaseError, match="budget spent: ääää"):
+        again.leases.require(0, 1)
+    assert join(again).epoch == 2
+
+
+def test_a_second_replay_on_the_same_directory_is_refused(runs):
+    run = runs.start()
+    with pytest.raises(DataDirectoryError) as refusal:
+        runs.start()
+    assert_one_sentence(refusal.value, str(runs.path), "in use by another replay")
+    runs.close(run)
+    runs.start()
+
+
+@pytest.mark.parametrize(
+    ("asked", "parts"),
+    [
+        ({"run_id": "run-b"}, ("run_id", "'run-a'", "'run-b'", "--run-id")),
+        ({"capacity": 11}, ("capacity 10", "11", "--capacity")),
+        ({"capacity": "1kB"}, ("capacity 10", "27 (1kB)")),
+    ],
+)
+def test_another_run_or_capacity_is_refused_with_both_values(runs, asked, parts):
+    run = runs.start()
+    join(run)
+    runs.kill(run)
+    with pytest.raises(DataDirectoryError) as refusal:
+        runs.start(**asked)
+    assert_one_sentence(refusal.value, *parts)
+    assert runs.start().opened
+
+
+def test_a_capacity_in_bytes_that_comes_to_the_same_is_the_same(runs):
+    run = runs.start(capacity="360B")
+    join(run)
+    runs.kill(run)
+    assert runs.start(capacity=10).store.ring.capacity == 10
+
+
+def test_another_schema_is_refused_with_both_values(runs):
+    run = runs.start()
+    join(run)
+    runs.kill(run)
+    again = runs.start()
+    with pytest.raises(SchemaMismatchError) as refusal:
+        join(again, schema=WIDER)
+    assert_one_sentence(refusal.value, "observation_size = 2", "observation_size = 3")
+
+
+def test_a_min_size_beyond_the_capacity_that_lies_there_is_refused(runs):
+    run = runs.start()
+    join(run)
+    runs.kill(run)
+    with pytest.raises(CapacityError) as refusal:
+        runs.start(min_size=11)
+    assert_one_sentence(refusal.value, "replay.min_size = 11", "10 transitions")
+
+
+def test_a_directory_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataDirectoryError) as refusal:
+        DataDirectory.open(tmp_path / "file" / "data")
+    assert_one_sentence(refusal.value, "file/data cannot be used (Not a directory)")
+
+
+def test_a_node_that_is_refused_leaves_no_buffer_behind(runs):
+    run = runs.start()
+    with pytest.raises(MalformedError):
+        join(run, wanted=1024)
+    assert not run.opened
+    assert sorted(path.name for path in runs.path.iterdir()) == ["leases", "lock"]
+    join(run, schema=WIDER)
+    assert run.store.schema == WIDER
+
+
+def test_a_start_that_was_killed_while_it_made_the_buffer_does_not_block_the_next(runs):
+    run = runs.start()
+    join(run)
+    runs.kill(run)
+    (runs.path / "buffer.json").rename(runs.path / "buffer.json.new")  # as before the last step
+    again = runs.start(capacity=20)
+    assert not again.opened
+    assert join(again, now=TTL_S + 1).epoch == 2
+    assert again.store.ring.capacity == 20
+    assert len(again.store.ring) == 0
+
+
+def test_after_an_orderly_stop_another_boot_finds_every_transition(runs):
+    run = runs.start()
+    join(run)
+    for seq in range(1, 40):  # far more than two syncs foresee
+        run.store.append("w", seq, rows_of([seq], 0), agent_id=0)
+        if seq == 5:
+            for blocking in run.sync():
+                blocking()
+    runs.close(run)
+    again = runs.start(boot_id="another")
+    assert serials_of(again.store.ring.ordered()) == [*range(30, 40)]
+    assert again.recovery is not None
+    assert (again.recovery.machine_stopped, again.recovery.unsure) == (True, 0)
+
+
+def test_a_machine_that_does_not_tell_its_boot_is_taken_for_one_that_was_stopped(runs):
+    run = runs.start(boot_id="")
+    join(run)
+    run.store.append("w", 1, rows_of([1, 2], 0), agent_id=0)
+    for blocking in run.sync():
+        blocking()
+    run.store.append("w", 3, rows_of([3], 0), agent_id=0)
+    runs.kill(run)
+    assert runs.start(boot_id="").store.committed("w", agent_id=0) == 2
+
+
+def test_a_restart_takes_as_long_for_a_large_buffer_as_for_a_small_one(runs, monkeypatch):
+    """No row is looked at."""
+    run = runs.start(capacity=50_000)
+    join(run)
+    run.store.append("w", 1, rows_of(range(50_000), 0), agent_id=0)
+    runs.kill(run)
+    monkeypatch.setattr(TransitionSchema, "agent_ids", lambda self, rows: pytest.fail("rows were read"))
+    again = runs.start(capacity=50_000)
+    assert again.store.ring.size_by_agent == {0: 50_000}

@@ -1,0 +1,124 @@
+"""How a learner comes to its agent id: a replay that is away, overloaded or shutting down is asked again."""
+
+import asyncio
+import logging
+from types import SimpleNamespace
+
+import pytest
+from contracts.sentences import assert_one_sentence
+from replay.wire.services import SCHEMA, promptly
+
+from dase_grpc.errors import (
+    AgentTakenError,
+    DrainingError,
+    OverloadedError,
+    SchemaMismatchError,
+    UnreachableError,
+)
+from dase_grpc.replay.client.joining import join
+from dase_grpc.replay.client.patience import Wanted
+from dase_grpc.replay.wire.addresses import Address
+from dase_grpc.replay.wire.messages import Membership
+from dase_grpc.replay.wire.v1 import cluster_pb2
+
+MEMBER = Membership("the-run", 0, 1, ttl_s=10, capacity=10, min_size=1)
+SILENT = UnreachableError("no answer")
+OVERLOADED = OverloadedError("2048 calls of Join are open")
+DRAINING = DrainingError("shutting down")
+TAKEN = AgentTakenError("held by a live node")
+
+
+class Clock:
+    """Time that passes by sleeping alone."""
+
+    def __init__(self):
+        self.now, self.sleep = 0.0, asyncio.sleep
+
+    async def slept(self, seconds):
+        self.now += seconds
+        await self.sleep(0)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("dase_grpc.replay.client.joining.time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(
+        "dase_grpc.replay.client.joining.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": clock.slept})
+    )
+    return clock
+
+
+class Scripted:
+    """A replay that answers by a script, the last entry again and again."""
+
+    def __init__(self, *joins, statuses=()):
+        self.joins, self.statuses, self.asked = list(joins), list(statuses), []
+
+    async def join(self, **named):
+        self.asked.append(named)
+        return self._next(self.joins)
+
+    async def status(self, **named):
+        return self._next(self.statuses)
+
+    @staticmethod
+    def _next(answers):
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def joined(self, **changes):
+        wanted = {"node_id": "this node", "timeout_s": 60.0, "away_s": 600.0, **changes}
+        return await promptly(join(self, Wanted(Address("host", 1), 0, "", **wanted), SCHEMA))
+
+
+@pytest.mark.parametrize(
+    "errors", [[OVERLOADED], [DRAINING], [SILENT], [DRAINING, SILENT, SILENT, OVERLOADED]]
+)
+async def test_a_replay_that_does_not_serve_just_now_is_asked_again_as_the_same_node(errors):
+    replay = Scripted(*errors, MEMBER)
+    assert await replay.joined() == MEMBER
+    assert [each["node_id"] for each in replay.asked] == ["this node"] * (len(errors) + 1)
+
+
+@pytest.mark.parametrize("error", [OVERLOADED, DRAINING])
+async def test_one_that_answers_is_given_up_when_it_has_not_served_for_as_long_as_it_may_be_away(
+    clock, error, caplog
+):
+    caplog.set_level(logging.INFO, "dase")
+    with pytest.raises(type(error), match=r"^gave up after 600 s: ") as refusal:
+        await Scripted(error).joined()
+    assert_one_sentence(refusal.value, str(error))
+    assert clock.now == pytest.approx(600)
+    assert caplog.text.count(f"{error}; trying again for up to 600 s") == 1
+
+
+async def test_one_that_has_never_answered_is_given_up_sooner_and_one_that_shut_down_is_not(clock):
+    with pytest.raises(
+        UnreachableError, match=r"host:1 does not answer \(waited up to 60 s\); start it with"
+    ):
+        await Scripted(SILENT).joined()
+    assert clock.now == pytest.approx(60)
+    with pytest.raises(UnreachableError, match=r"gave up after 600 s: no answer"):
+        await Scripted(DRAINING, SILENT).joined()
+
+
+@pytest.mark.parametrize("error", [OVERLOADED, DRAINING])
+async def test_whoever_would_not_wait_is_told_at_once(clock, error):
+    with pytest.raises(type(error), match=f"^{error}$"):
+        await Scripted(error).joined(away_s=0.0)
+    assert clock.now == 0
+
+
+async def test_what_no_new_attempt_would_put_right_is_raised_at_once(clock):
+    with pytest.raises(SchemaMismatchError):
+        await Scripted(SchemaMismatchError("another world")).joined()
+    assert clock.now == 0
+
+
+async def test_a_replay_that_is_overloaded_while_it_is_asked_for_the_holder_is_asked_again():
+    nobody = cluster_pb2.StatusResponse()
+    replay = Scripted(TAKEN, TAKEN, MEMBER, statuses=[OVERLOADED, nobody, SILENT, nobody])
+    assert await replay.joined() == MEMBER

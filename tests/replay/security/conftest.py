@@ -1,0 +1,17 @@
+"""Credentials are made once; a test that changes files copies them."""
+
+import pytest
+from replay.security.credentials import Keyring, make_keyring
+
+from dase_grpc.replay.client import patience
+
+
+@pytest.fixture(scope="session")
+def keyring(tmp_path_factory: pytest.TempPathFactory) -> Keyring:
+    return make_keyring(tmp_path_factory.mktemp("keyring"))
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learners look soon whether a service that does not answer refuses their credentials."""
+    monkeypatch.setattr(patience, "SAY_UNREACHABLE_AFTER_S", 0.2)

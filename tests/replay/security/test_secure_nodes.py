@@ -1,0 +1,109 @@
+"""Nodes with --tls: what they listen on, what they tell, and a learner that trains to its end."""
+
+import os
+from pathlib import Path
+
+import pytest
+from nodes.processes import learner_arguments, process, replay_process
+from nodes.running import replay_node
+from replay.security.credentials import Caller
+from replay.wire.services import promptly
+
+from dase_grpc.cli.main import main
+from dase_grpc.errors import AddressError, CredentialsError, NotPermittedError
+from dase_grpc.launch.processes import _environment
+from dase_grpc.metrics.buffer import ReplayCollector, ReplayCounts
+from dase_grpc.replay.client.channels import open_channel
+from dase_grpc.replay.service import monitor
+from dase_grpc.replay.wire.addresses import Address
+
+EVERYWHERE = Address("0.0.0.0", 0)
+
+
+async def test_a_replay_with_tls_may_listen_beyond_loopback_and_one_without_may_not(keyring):
+    with pytest.raises(AddressError, match="--tls DIR"):
+        async with replay_node(listen=EVERYWHERE):
+            pass
+    async with (
+        replay_node(listen=EVERYWHERE, tls=keyring.folder("replay")) as replay,
+        open_channel(
+            Address("127.0.0.1", replay.address.port), keyring.with_certificate("observer")
+        ) as channel,
+    ):
+        status = await promptly(Caller(channel, "a").cluster.status())
+        assert status.run_id == "the-run"
+
+
+async def test_its_prometheus_endpoint_is_no_more_protected_for_it(keyring):
+    with pytest.raises(AddressError, match="--insecure"):
+        async with replay_node(tls=keyring.folder("replay"), metrics_host="0.0.0.0", metrics_port=9_999):
+            pass
+
+
+async def test_a_replay_with_files_that_do_not_fit_does_not_start(keyring, tmp_path):
+    with pytest.raises(CredentialsError, match="No such file"):
+        async with replay_node(tls=tmp_path):
+            pass
+
+
+async def test_a_replay_node_counts_whom_it_refuses(keyring, monkeypatch):
+    registered: list[ReplayCollector] = []
+    monkeypatch.setattr(
+        monitor,
+        "ReplayCollector",
+        lambda read: registered.append(ReplayCollector(read)) or registered[0],
+    )
+    async with (
+        replay_node(tls=keyring.folder("replay")) as replay,
+        open_channel(replay.address, keyring.with_certificate("learner/3")) as channel,
+    ):
+        with pytest.raises(NotPermittedError):
+            await Caller(channel, str(replay.address)).join(4)
+        families = {family.name: family for family in registered[0].collect()}
+    samples = families["dase_replay_denied_calls"].samples
+    assert [(sample.name, sample.labels, sample.value) for sample in samples] == [
+        ("dase_replay_denied_calls_total", {"reason": "agent"}, 1)
+    ]
+    assert ReplayCounts().denied == {}
+
+
+def test_the_nodes_of_one_machine_do_not_inherit_credentials(monkeypatch, tmp_path):
+    for name in ("DASE_TLS", "DASE_TOKENS", "DASE_TOKEN_FILE"):
+        monkeypatch.setenv(name, str(tmp_path))
+        assert name not in _environment()
+    assert _environment().items() <= os.environ.items()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--role=learner", "--tokens=t"), "--tokens is not for --role learner"),
+        (("--role=replay", "--token-file=t"), "--token-file is not for --role replay"),
+    ],
+)
+def test_credentials_for_another_role_are_refused(monkeypatch, capsys, arguments, says):
+    monkeypatch.setattr("sys.argv", ["dase", "node", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_learner_trains_to_its_end_with_its_certificate_and_a_stranger_ends_for_good(
+    keyring, tmp_path: Path, monkeypatch
+):
+    with replay_process(f"--tls={keyring.folder('replay')}") as (replay, address):
+        monkeypatch.setenv("DASE_TLS", str(keyring.folder("learner/0")))
+        short = learner_arguments(address, tmp_path / "run", train__steps=300)
+        with process(*short) as learner:
+            assert learner.exit_code() == 0, learner.log
+        assert "joined run" in learner.log
+        assert "finished after 300 steps" in learner.log
+        monkeypatch.setenv("DASE_TLS", str(keyring.folder("learner/0", authority="other")))
+        with process(*short) as stranger:
+            assert stranger.exit_code() == 3, stranger.log
+        assert "is not trusted here" in stranger.log
+        replay.until_says("denied (handshake)")
+        assert "Handshake failed" not in replay.log
+        assert "PRIVATE" not in replay.log + learner.log + stranger.log

@@ -1,0 +1,5 @@
+"""A running service for each test."""
+
+from replay.wire.fixtures import service
+
+__all__ = ["service"]

@@ -1,0 +1,105 @@
+"""Writers that come and go: those that are done make room, and who was forgotten is never taken for new."""
+
+import asyncio
+
+import pytest
+from patience import PATIENCE_S
+from replay.wire.services import acknowledged, chunk, insert_header, refusal, rows_of
+
+from dase_grpc.errors import WriterForgottenError
+from dase_grpc.progress import Attendance, Attendant
+from dase_grpc.replay.buffer.store import MAX_AGENT_WRITERS
+from dase_grpc.replay.client.inserter import Inserter
+from dase_grpc.replay.wire.v1 import replay_pb2_grpc
+
+STATUS = "FAILED_PRECONDITION"
+
+
+async def insert(inserter, rows):
+    """Opens a stream, sends rows and ends it well."""
+    async with asyncio.TaskGroup() as tasks:
+        await inserter.open()
+        tasks.create_task(inserter.receive())
+        await inserter.append(rows)
+        await inserter.finish()
+    return inserter
+
+
+@pytest.mark.slow
+async def test_more_actors_than_the_table_takes_may_come_and_go(service):
+    target = await service.target()
+    for number in range(MAX_AGENT_WRITERS + 20):
+        row = rows_of(number + 1, number + 1)
+        node = Attendant(str(number), "host", "actor", 0)
+        await insert(Inserter(target, writer_id=node.writer_id), row)
+        await service.client.attend(node, Attendance(), leaving=True)
+    assert service.stored() == [*range(1, MAX_AGENT_WRITERS + 21)]
+
+
+async def test_a_writer_that_was_forgotten_after_its_rows_were_stored_unheard_cannot_store_them_again(
+    service,
+):
+    """Its first chunk is stored, the acknowledgement lost; what it resends would begin at 1 again."""
+    target = await service.target()
+    stub = replay_pb2_grpc.ReplayServiceStub(target.channel)
+    call = stub.Insert()
+    await call.write(insert_header(target))
+    heard = (await call.read()).forgotten_writers
+    await call.write(chunk(1, rows_of(1, 3)))
+    await acknowledged(call, 3)
+    call.cancel()
+    service.run.store.forget([(0, "w")])
+
+    header = insert_header(target)
+    header.header.forgotten_writers = heard
+    again = stub.Insert()
+    await again.write(header)
+    code, sentence = await refusal(again)
+    assert (code.name, service.stored()) == (STATUS, [1, 2, 3])
+    assert "start its node again" in sentence
+
+
+async def test_a_writer_that_stays_away_while_others_are_forgotten_goes_on(service):
+    target = await service.target()
+    first = await insert(Inserter(target, writer_id="w"), rows_of(1, 3))
+    await insert(Inserter(target, writer_id="another"), rows_of(4, 4))
+    service.run.store.forget([(0, "another")])
+    again = Inserter(target, writer_id="w", forgotten_writers=first.forgotten_writers)
+    await insert(again, rows_of(5, 6))
+    assert (again.acknowledged_seq, again.forgotten_writers) == (5, 1)
+    assert service.stored() == [*range(1, 7)]
+
+
+async def test_a_writer_that_has_stored_nothing_yet_is_not_taken_for_a_forgotten_one(service):
+    target = await service.target()
+    first = await Inserter(target, writer_id="w").open()
+    first.cancel()
+    again = Inserter(target, writer_id="w", forgotten_writers=first.forgotten_writers)
+    await insert(again, rows_of(1, 2))
+    assert service.stored() == [1, 2]
+
+
+async def test_what_a_stream_hears_while_it_is_open_counts(service):
+    """A writer that has long waited with an open stream is not refused for those forgotten meanwhile."""
+    target = await service.target()
+    await insert(Inserter(target, writer_id="another"), rows_of(1, 1))
+    waiting = await Inserter(target, writer_id="w").open()
+    service.run.store.forget([(0, "another")])
+    receiving = asyncio.ensure_future(waiting.receive())
+    await waiting.append(rows_of(2, 2))
+    async with asyncio.timeout(PATIENCE_S):
+        while waiting.unacknowledged:  # noqa: ASYNC110 - a state of a plain object, which tells nobody
+            await asyncio.sleep(0.002)
+    assert waiting.forgotten_writers == 1
+    receiving.cancel()
+    await asyncio.gather(receiving, return_exceptions=True)
+    waiting.cancel()
+
+
+@pytest.mark.parametrize("heard", [0, 7])
+async def test_a_client_of_ours_is_refused_with_the_error_of_that_name(service, heard):
+    target = await service.target()
+    await insert(Inserter(target, writer_id="w"), rows_of(1, 1))
+    service.run.store.forget([(0, "w")])
+    with pytest.raises(WriterForgottenError):
+        await Inserter(target, writer_id="w", forgotten_writers=heard).open()

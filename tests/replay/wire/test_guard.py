@@ -1,0 +1,28 @@
+"""The guard before every servicer: what a servicer leaves out is refused without a traceback."""
+
+import grpc
+import pytest
+from replay.wire.services import listening, promptly
+
+from dase_grpc.replay.client.channels import open_channel
+from dase_grpc.replay.wire.v1 import cluster_pb2_grpc, policy_pb2_grpc, replay_pb2_grpc
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["ReplayService/Describe", "ReplayService/Insert", "PolicyService/Publish", "PolicyService/Subscribe"],
+    ids=["unary_unary", "stream_stream", "stream_unary", "unary_stream"],
+)
+async def test_a_method_that_its_servicer_leaves_out_is_unimplemented_without_a_traceback(method, caplog):
+    bare = (
+        replay_pb2_grpc.ReplayServiceServicer(),
+        cluster_pb2_grpc.ClusterServiceServicer(),
+        policy_pb2_grpc.PolicyServiceServicer(),
+    )
+    async with listening(*bare) as (_, address), open_channel(address) as channel:
+        call = channel.stream_stream(f"/dase.v1.{method}")()
+        await call.write(b"")
+        with pytest.raises(grpc.aio.AioRpcError, match=f"does not implement /dase.v1.{method}") as caught:
+            await promptly(call.read())
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []

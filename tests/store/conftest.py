@@ -1,5 +1,0 @@
-"""Runs on disk, for each test that asks for them."""
-
-from store.runs_on_disk import runs
-
-__all__ = ["runs"]
