@@ -17,7 +17,9 @@ from dase_grpc.errors import (
     WaitedTooLongError,
 )
 
-CLASSES = {name: cls for name, cls in vars(errors).items() if inspect.isclass(cls)}
+CLASSES = {
+    name: cls for name, cls in vars(errors).items() if inspect.isclass(cls) and issubclass(cls, DaseError)
+}
 LINE = re.compile(r"(?P<branches>(?:[│ ]   )*)(?:[├└]── )(?P<name>\w+)  +\S")
 
 

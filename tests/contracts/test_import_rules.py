@@ -61,7 +61,7 @@ def libraries_after(code: str) -> set[str]:
 
 def command(*arguments: str) -> str:
     """Code that runs the command line and goes on."""
-    return f"from dase_grpc.cli.main.main import app; app({list(arguments)!r}, standalone_mode=False)"
+    return f"from dase_grpc.cli.main import app; app({list(arguments)!r}, standalone_mode=False)"
 
 
 def test_the_import_contracts_in_pyproject_hold():

@@ -333,7 +333,7 @@ async def test_policies_of_other_settings_are_refused(service, tmp_path):
 
 @pytest.mark.slow
 async def test_a_replay_that_stays_away_ends_it_with_one_sentence(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("dase_grpc.replay.service.policies.UNARY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("dase_grpc.replay.client.policies.UNARY_TIMEOUT_S", 0.2)
     caplog.set_level(logging.INFO, "dase")
     async with replay_node() as replay, joined(replay.address, schema=point_goal()):
         options = evaluator_options(replay.address, tmp_path / "run", replay_timeout_s=0.3)

@@ -23,7 +23,7 @@ from dase_grpc.process.tasks import first_cause
 PROGRAM = """
 import asyncio, signal, sys
 from dase_grpc.errors import *
-from dase_grpc.nodes import signals
+from dase_grpc.process import signals
 from dase_grpc.process.lifecycle import run_node
 
 async def until_stopped(stop):
@@ -271,7 +271,7 @@ def test_a_node_whose_leash_is_let_go_stops_and_exits_0():
 
 
 def test_a_node_that_does_not_end_after_its_launcher_kills_itself():
-    hangs = "from dase_grpc.nodes import leash\nleash.LEASHLESS_S = 0.3\n" + textwrap.dedent(HANGS)
+    hangs = "from dase_grpc.process import leash\nleash.LEASHLESS_S = 0.3\n" + textwrap.dedent(HANGS)
     with node(hangs, leash=True) as process:
         ready(process)
         process.stdin.close()
@@ -282,7 +282,7 @@ def test_a_node_that_does_not_end_after_its_launcher_kills_itself():
 
 
 def test_a_node_that_is_draining_when_its_launcher_dies_has_no_longer_for_it():
-    hangs = "from dase_grpc.nodes import leash\nleash.LEASHLESS_S = 0.3\n" + textwrap.dedent(HANGS)
+    hangs = "from dase_grpc.process import leash\nleash.LEASHLESS_S = 0.3\n" + textwrap.dedent(HANGS)
     with node(hangs, leash=True) as process:
         ready(process)
         process.send_signal(signal.SIGTERM)
@@ -382,7 +382,7 @@ def test_what_had_a_signal_before_a_halt_event_has_it_again_once_the_same_again_
 
 PROGRAM_WITHOUT_A_LOOP = """
 import sys, threading
-from dase_grpc.nodes import leash, lifecycle
+from dase_grpc.process import leash, lifecycle
 
 leash.LEASHLESS_S = {leashless_s}
 with lifecycle.halt_event(stdin_is_leash=True) as halt:

@@ -152,6 +152,7 @@ def _at_once(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def opened(stream: ClientStream | None) -> ClientStream:
+    """The stream; a bug where it has not been opened."""
     if stream is None:
         raise TypeError("the stream has not been opened")
     return stream

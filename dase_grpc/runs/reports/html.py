@@ -27,7 +27,7 @@ class Markup:
 
 def document(title: str, *parts: Markup) -> str:
     """The whole page, which needs nothing beside it."""
-    template = (resources.files("dase_grpc.runs") / TEMPLATE).read_text(encoding="utf-8")
+    template = (resources.files("dase_grpc.runs.reports") / TEMPLATE).read_text(encoding="utf-8")
     body = "\n".join(part.html for part in parts)
     return Template(template).substitute(title=escape(title), body=body)
 

@@ -84,7 +84,7 @@ def test_the_nodes_of_one_machine_do_not_inherit_credentials(monkeypatch, tmp_pa
 def test_credentials_for_another_role_are_refused(monkeypatch, capsys, arguments, says):
     monkeypatch.setattr("sys.argv", ["dase", "node", *arguments])
     with pytest.raises(SystemExit) as ended:
-        main.main()
+        main()
     assert ended.value.code == 2
     assert says in capsys.readouterr().err
 

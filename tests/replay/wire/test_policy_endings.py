@@ -80,7 +80,7 @@ async def test_a_publisher_that_comes_back_does_not_wait_for_its_broken_stream(s
 
 
 async def test_a_service_that_does_not_come_or_does_not_answer_is_given_up_in_time(monkeypatch):
-    monkeypatch.setattr("dase_grpc.replay.service.policies.UNARY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("dase_grpc.replay.client.policies.UNARY_TIMEOUT_S", 0.2)
     async with serving() as service:
         target = await service.target()
         await service.server.stop(None)

@@ -180,6 +180,7 @@ async def test_a_closed_channel_wakes_its_streams():
 
 async def test_a_stream_that_gets_no_connection_is_given_up_in_time(monkeypatch):
     monkeypatch.setattr("dase_grpc.replay.client.inserter.UNARY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("dase_grpc.replay.client.sampler.UNARY_TIMEOUT_S", 0.2)
     async with serving() as service:
         target = await service.target()
         await service.server.stop(None)
@@ -191,6 +192,7 @@ async def test_a_stream_that_gets_no_connection_is_given_up_in_time(monkeypatch)
 
 async def test_a_service_that_does_not_answer_a_header_is_given_up_in_time(monkeypatch):
     monkeypatch.setattr("dase_grpc.replay.client.inserter.UNARY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("dase_grpc.replay.client.sampler.UNARY_TIMEOUT_S", 0.2)
 
     class Silent(replay_pb2_grpc.ReplayServiceServicer):
         async def Insert(self, request_iterator, context):

@@ -13,8 +13,7 @@ from dase_grpc.replay.service import server as service_server
 from dase_grpc.replay.service.server import bind, make_server, require_private
 from dase_grpc.replay.wire.addresses import Address, parse_address
 from dase_grpc.replay.wire.limits import MAX_MESSAGE_BYTES
-from dase_grpc.replay.wire.packed import CHUNK_HEAD_BYTES as CHUNK_HEAD_BYTES
-from dase_grpc.replay.wire.packed import FRAME_HEAD_BYTES, ROWS_BYTES
+from dase_grpc.replay.wire.packed import CHUNK_HEAD_BYTES, FRAME_HEAD_BYTES, ROWS_BYTES
 
 
 @pytest.mark.parametrize(

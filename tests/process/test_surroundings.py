@@ -87,7 +87,7 @@ def test_files_that_run_out_later_are_one_sentence_too():
 def test_a_leash_has_a_number_of_its_own_however_few_files_may_be_opened(limit):
     held = f"""
     import os
-    from dase_grpc.nodes import leash
+    from dase_grpc.process import leash
     with leash.leashed(lambda: None):
         highest = max(int(name) for name in os.listdir("/proc/self/fd"))
         print({min(leash.FIRST_OWN_DESCRIPTOR, limit // 2)} <= highest < {limit})
@@ -102,7 +102,7 @@ def test_a_stream_that_is_closed_leaves_its_number_to_no_other_file(closed, tmp_
     import os, sys
     for number in {closed}:
         os.close(number)
-    from dase_grpc import surroundings
+    from dase_grpc.process import surroundings
     surroundings.put_right()
     file = open("log", "w")
     print(file.fileno() > 2, file=file)
@@ -164,7 +164,7 @@ def test_metrics_begin_at_zero_whatever_folder_prometheus_is_told_to_share(name,
 
 FIRST_OF_A_CONTAINER = """
 import os, signal
-from dase_grpc.nodes import lifecycle, signals
+from dase_grpc.process import lifecycle, signals
 
 signals.INIT_PID = os.getpid()
 signals.SAME_REQUEST_S = 0.0
