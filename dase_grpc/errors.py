@@ -15,7 +15,7 @@ DaseError
 ├── DivergedError            an agent's networks hold numbers that are not finite
 ├── EnvironmentFailedError   an environment raises again and again
 ├── EnvironmentHangsError    a call into an environment does not return
-└── RefusalError             what the service answers instead of doing it (replay/wire/status.py: its gRPC status)
+└── RefusalError             what the service answers instead of doing it (replay/wire/status.py)
     ├── UnauthenticatedError     the caller has not shown who it is
     ├── NotPermittedError        the caller is known, and may not do this
     ├── MalformedError           the request cannot be understood
