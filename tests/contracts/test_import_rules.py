@@ -72,31 +72,6 @@ def test_the_import_contracts_in_pyproject_hold():
     assert "0 broken" in answer.stdout
 
 
-def test_asyncio_is_used_only_where_there_are_streams_or_processes():
-    """import-linter does not see the standard library."""
-    rooms = (
-        "dase_grpc.process.",
-        "dase_grpc.replay.client.",
-        "dase_grpc.replay.service.",
-        "dase_grpc.replay.security.",
-        "dase_grpc.nodes.",
-        "dase_grpc.observe.",
-    )
-    launchers = {
-        "dase_grpc.launch.experiments.runner",
-        "dase_grpc.launch.drill.drill",
-        "dase_grpc.launch.drill.cluster",
-        "dase_grpc.launch.experiments.experiment",
-        "dase_grpc.launch.drill.faults",
-        "dase_grpc.launch.processes",
-        "dase_grpc.launch.local",
-        "dase_grpc.launch.supervision",
-        "dase_grpc.launch.train",
-    }
-    others = {name for name in importers("asyncio") if not name.startswith(rooms)}
-    assert others <= launchers
-
-
 @pytest.mark.parametrize(
     "start",
     [

@@ -1,0 +1,147 @@
+"""Shape of the house: rooms one can know, modules that are more than a paragraph, names used once.
+
+Each rule lists its exceptions with the reason; a list only shrinks.
+"""
+
+import ast
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from contracts.source import imports, modules, sources
+
+MODULES_IN_A_ROOM = 25
+LINES_OF_A_PARAGRAPH = 100
+
+ROOT = {"__main__", "backoff", "errors", "pace", "progress", "schema", "seeding"}
+"""The nouns that every room may use, and the process."""
+
+PARAGRAPHS = {
+    "cli.certs": "one command each, as cli.node",
+    "cli.observe": "one command each, as cli.node",
+    "launch.verify": "one command each; what it shows is found by runs.verify",
+    "learning.similarity.pooled": "the second implementation of a divergence, beside divergences",
+    "learning.training.whole": "to be one with learning.training.together",
+    "process.surroundings": "what a process is started with; its only caller is the process",
+    "replay.client.outbox": "a state of its own with an oracle in the tests",
+    "replay.service.sample": "Batches; the servicer of replay.service.replay is to be cut in two",
+    "replay.service.standard": "services of gRPC's own, beside ours",
+}
+"""Modules of fewer lines than a module takes, which one other imports."""
+
+TWO_SIDES = {
+    "cluster": {"replay.client.cluster", "replay.service.cluster", "launch.drill.cluster"},
+    "directory": {"replay.buffer.directory", "runs.directory"},
+    "draining": {"replay.client.draining", "replay.service.draining"},
+    "insert": {"replay.client.insert", "replay.service.insert"},
+    "learner": {"learning.training.learner", "nodes.learner"},
+    "policies": {"replay.buffer.policies", "replay.client.policies", "replay.service.policies"},
+    "replay": {"nodes.replay", "replay.service.replay"},
+    "sample": {"replay.client.sample", "replay.service.sample"},
+    "verify": {"launch.verify", "runs.verify"},
+}
+"""File names that are used more than once: the ends or the sides of one thing."""
+
+DOUBLED = {
+    "Cell": "of a comparison, and of an experiment's matrix",
+    "Frame": "of a message, and of a screen",
+    "Health": "of a node, and of an agent's updates",
+    "Look": "at a cluster, and at updates",
+    "Outcome": "of a fault, and of a cell",
+    "Policy": "as bytes, as a network, and as what acts",
+    "Seen": "of an attendant, and of a stack's update",
+    "Taken": "a batch, and a step of the numbered environment",
+}
+"""Classes with a namesake."""
+
+GERUNDS = {
+    "attending": "Attend is the call",
+    "collecting": "to become a noun",
+    "draining": "gRPC's word for a server that takes nothing new",
+    "ending": "to become a noun",
+    "evaluating": "to be one with nodes.evaluator",
+    "finding": "to become a noun",
+    "acting": "the opposite of training",
+    "joining": "Join is the call",
+    "monitoring": "to be part of nodes.frame",
+    "publishing": "Publish is the call",
+    "restarting": "to become a noun",
+    "seeding": "the field's word",
+    "sharding": "the field's word",
+    "training": "the field's word",
+    "updating": "to become a noun",
+    "learning": "the field's word",
+}
+"""Names of modules and rooms that say what is done, not what is there."""
+
+ASYNCIO = (
+    "process",
+    "replay.client",
+    "replay.service",
+    "replay.security",
+    "replay.wire.addresses",  # asks the resolver
+    "observe",
+    "nodes",
+    "launch",
+)
+"""Where there are streams or processes."""
+
+
+def inner(names: Iterable[str]) -> list[str]:
+    """Names of modules without the package's own."""
+    return sorted(name.removeprefix("dase_grpc.") for name in names if name != "dase_grpc")
+
+
+def rooms() -> set[str]:
+    return {name.rpartition(".")[0] for name in modules() if "." in name}
+
+
+def files() -> list[str]:
+    """The modules that are no `__init__`."""
+    return inner(set(modules()) - rooms())
+
+
+def test_a_room_holds_no_more_than_one_can_know():
+    sizes = Counter(name.rpartition(".")[0] for name in modules())
+    assert {room: size for room, size in sizes.items() if size > MODULES_IN_A_ROOM} == {}
+
+
+def test_only_the_nouns_stand_outside_the_rooms():
+    assert {name for name in files() if "." not in name} == ROOT
+
+
+def test_a_paragraph_of_one_module_is_no_module():
+    importers = {
+        name: [other for other in modules() if f"dase_grpc.{name}" in imports(other)] for name in files()
+    }
+    lines = {name: len(sources()[f"dase_grpc.{name}"].splitlines()) for name in files()}
+    short = {name for name in files() if len(importers[name]) == 1 and lines[name] < LINES_OF_A_PARAGRAPH}
+    assert short == set(PARAGRAPHS)
+
+
+def test_a_file_name_is_used_twice_only_for_the_sides_of_one_thing():
+    places = defaultdict(set)
+    for name in files():
+        places[name.rpartition(".")[2]].add(name)
+    assert {name: found for name, found in places.items() if len(found) > 1} == TWO_SIDES
+
+
+def test_a_class_name_is_used_once():
+    found = Counter(
+        node.name for tree in modules().values() for node in tree.body if isinstance(node, ast.ClassDef)
+    )
+    assert {name for name, times in found.items() if times > 1 and not name.startswith("_")} == set(DOUBLED)
+
+
+def test_names_of_files_and_rooms_are_nouns():
+    parts = {part for name in inner(modules()) for part in name.split(".")}
+    assert {part for part in parts if part.endswith("ing") and part != "ring"} == set(GERUNDS)
+
+
+def test_asyncio_stays_in_the_rooms_where_there_are_streams_or_processes():
+    strangers = [
+        name
+        for name in files()
+        if "asyncio" in imports(f"dase_grpc.{name}")
+        and not any(name == room or name.startswith(f"{room}.") for room in ASYNCIO)
+    ]
+    assert strangers == []
