@@ -8,7 +8,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from dase_grpc.launch.display import say
+from dase_grpc.launch.console import say
 from dase_grpc.runs.reports import comparison_words
 from dase_grpc.runs.reports.compare import Comparison, EnvironmentResults, compare
 from dase_grpc.runs.reports.comparison_tables import write_comparison

@@ -1,9 +1,6 @@
-"""What a person sees of a command: its sentences, and a run in progress as a table or as lines."""
+"""A run in progress: a live table on a terminal, plain lines elsewhere."""
 
-import os
 import shlex
-import shutil
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dase_grpc.config.resolve import RunConfig
+from dase_grpc.launch.console import say
 from dase_grpc.observe.cells import NOTHING, agent_cells, buffer_text, has_ended, has_started
 from dase_grpc.progress import Progress, duration, several
 
@@ -201,41 +199,7 @@ def agent_line(agent_id: int, progress: Progress, *, first: bool) -> str:
     )
 
 
-class PatientConsole(Console):
-    """A console whose reader may go away: training goes on without one."""
-
-    def on_broken_pipe(self) -> None:
-        """Shows nothing any more, now that nobody reads it."""
-        self.quiet = True
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-
-
-def say(console: Console, text: str) -> None:
-    """Prints a line as it is, however long; nothing in it is markup."""
-    console.print(text, highlight=False, soft_wrap=True, markup=False)
-
-
-def program(command: Sequence[str]) -> str:
-    """How this program was called, so that a line with another of its commands can be pasted.
-
-    command is sys.argv; what the shell finds by its name alone is named by that.
-    """
-    called = Path(command[0] if command else "dase")
-    if called.name == "__main__.py":
-        return f"{_as_found(Path(sys.executable))} -m dase_grpc"
-    return _as_found(called)
-
-
 def pasted(path: Path) -> str:
     """A path as an argument in a line that can be pasted; none is taken for an option."""
     text = str(path)
     return shlex.quote(f"./{text}" if text.startswith("-") else text)
-
-
-def _as_found(called: Path) -> str:
-    found = shutil.which(called.name)
-    if called.name == str(called) or (found is not None and Path(found) == called):
-        return called.name
-    return shlex.quote(str(called))

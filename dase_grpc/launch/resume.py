@@ -8,7 +8,7 @@ from pathlib import Path
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import ConfigError, RunDirectoryError
 from dase_grpc.launch.checks import check
-from dase_grpc.launch.display import PatientConsole, say
+from dase_grpc.launch.console import PatientConsole, say
 from dase_grpc.launch.lockstep import BUFFER_FILE, ResumedRound
 from dase_grpc.launch.storage import (
     BEGIN_EMPTY,

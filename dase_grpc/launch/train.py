@@ -23,7 +23,8 @@ from dase_grpc.errors import (
     RunDirectoryError,
 )
 from dase_grpc.launch.checks import check, end_hanging, require_stackable, vain_products
-from dase_grpc.launch.display import PatientConsole, Snapshot, make_display, pasted, program, say
+from dase_grpc.launch.console import PatientConsole, program, say
+from dase_grpc.launch.display import Snapshot, make_display, pasted
 from dase_grpc.launch.local import LocalCluster, run_cluster
 from dase_grpc.launch.storage import require_memory, reserve
 from dase_grpc.launch.supervision import MAX_RESTARTS

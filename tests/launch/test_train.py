@@ -19,7 +19,8 @@ from dase_grpc.errors import (
 )
 from dase_grpc.launch import train
 from dase_grpc.launch.checks import check
-from dase_grpc.launch.display import pasted, program
+from dase_grpc.launch.console import program
+from dase_grpc.launch.display import pasted
 from dase_grpc.launch.train import TrainOptions, run_name, train_here
 from dase_grpc.learning.envs import probe
 from dase_grpc.learning.envs.make import make_env

@@ -16,7 +16,7 @@ from rich.table import Table
 from dase_grpc.config.resolve import RunConfig, resolve
 from dase_grpc.errors import NodeFailedError, RunDirectoryError
 from dase_grpc.launch.checks import check
-from dase_grpc.launch.display import PatientConsole, say
+from dase_grpc.launch.console import PatientConsole, say
 from dase_grpc.launch.drill.cluster import DrillCluster, open_cluster
 from dase_grpc.launch.drill.evidence import problems, read_buffer
 from dase_grpc.launch.drill.faults import Fault, Outcome, one_round, strike

@@ -16,7 +16,8 @@ from rich.console import Console
 from dase_grpc.config.texts import transitions
 from dase_grpc.errors import ConfigError, DaseError
 from dase_grpc.launch.checks import check_capacity, check_device, probed
-from dase_grpc.launch.display import PatientConsole, pasted, program, say
+from dase_grpc.launch.console import PatientConsole, program, say
+from dase_grpc.launch.display import pasted
 from dase_grpc.launch.experiments.file import read_experiment
 from dase_grpc.launch.experiments.folder import ExperimentFolder, State, score
 from dase_grpc.launch.experiments.matrix import Cell, cells_of

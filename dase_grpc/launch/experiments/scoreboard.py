@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dase_grpc.launch.display import say
+from dase_grpc.launch.console import say
 from dase_grpc.launch.experiments.matrix import Cell
 from dase_grpc.progress import duration, number, several
 
