@@ -150,10 +150,11 @@ def put_back() -> Iterator[None]:
     logging.getLogger("dase")
     filters = list(warnings.filters)
     warnings.filters[:] = [each for each in filters if each[0] != "error"]  # type: ignore[index]
-    before, variables = settings(), os.environ.copy()
+    before, variables, language = settings(), os.environ.copy(), locale.setlocale(locale.LC_ALL)
     try:
         yield
     finally:
+        locale.setlocale(locale.LC_ALL, language)
         SURROUNDINGS.__init__()  # type: ignore[misc]
         while _kept:
             _kept.pop().__exit__(None, None, None)

@@ -76,7 +76,7 @@ class Experiment:
         found = {}
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
-                command = path.read_bytes().decode().split("\0")
+                command = os.fsdecode(path.read_bytes()).split("\0")
             except OSError:
                 continue
             if "--stdin-is-leash" in command and f"--runs=runs/{self.name}" in command:
@@ -230,7 +230,7 @@ def test_a_cell_that_fails_is_named_and_the_others_finish_and_it_is_tried_again(
         assert "the environment raised RuntimeError: the simulator broke at step 9" in told
         assert told.endswith(f"; its log is {log}")
         assert "Traceback" in (one.folder / log).read_text()
-    assert "1 of 2 cells failed; to try these again: " in one.output
+    assert "1 of 2 cells failed; to try again: " in one.output
     assert one.run("--dry-run") == 0
     assert "2 cells: 1 finished, 1 failed" in one.output
     assert one.run() == 1

@@ -64,7 +64,7 @@ async def test_an_agent_whose_environment_is_bad_ends_and_the_other_trains_to_it
         assert f"error: {sentence}" in bad.log
         assert place in bad.log
         assert good.exit_code() == 0, good.log
-        assert f"finished after {STEPS} steps" in good.log
+        assert f"finished after {STEPS:,} steps" in good.log
         leases = {agent.agent_id: agent for agent in (await status_of(parse_address(address))).agents}
         assert {agent.lease for agent in leases.values()} == {"left"}
         assert sentence[:60] in leases[0].reason
