@@ -717,7 +717,8 @@ def test_ctrl_c_while_modules_are_loaded_is_no_traceback(monkeypatch, capsys):
 
 LEAVES_A_PROCESS = """
 import multiprocessing, time
-from dase_grpc import __main__, cli
+from dase_grpc import __main__
+from dase_grpc.cli import main as cli
 
 def main():
     process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))

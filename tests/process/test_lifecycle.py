@@ -226,7 +226,8 @@ def test_a_node_that_ends_at_once_is_not_killed_by_the_same_signal_again():
     """As `timeout` sends it: to its child, and to the group that the child is in."""
     stops = """
     import atexit, os
-    from dase_grpc import __main__, cli
+    from dase_grpc import __main__
+    from dase_grpc.cli import main as cli
 
     async def main(stop):
         os.kill(os.getpid(), signal.SIGTERM)

@@ -70,7 +70,8 @@ def test_a_process_that_may_open_hardly_any_file_is_refused_with_both_numbers_an
 
 def test_files_that_run_out_later_are_one_sentence_too():
     runs_out = """
-    from dase_grpc import __main__, cli
+    from dase_grpc import __main__
+    from dase_grpc.cli import main as cli
     def main():
         held = []
         while True:
