@@ -1,4 +1,4 @@
-"""What a person sees of a command: its sentences, and a run in progress as a table or as lines."""
+"""The display of a command: its sentences, and a run in progress as a table or as lines."""
 
 import os
 import shlex

@@ -1,4 +1,4 @@
-"""Makes environments by name, refuses those no agent here can act in, and maps actions into their units."""
+"""Environments by name, without those that no agent here can act in; actions mapped into their units."""
 
 import logging
 import threading
