@@ -26,7 +26,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 COMMAND = re.compile(r"(?:^|[;&|(] *|\bdo )(dase [^;&|>#)\n]*)", re.MULTILINE)
 DASE = get_command(app)
 PYTHON_FILE = re.compile(r"(?<![\w/.{*-])[\w.-][\w./-]*\.py\b")
-FOLDER = re.compile(r"\b(?:dase_grpc|tests|benchmarks|scripts|examples)/[\w/]+\b")
+FOLDER = re.compile(r"(?<![\w/])(?:dase_grpc|tests|benchmarks|scripts)/[\w/]*\w(?![\w/*<{-]|\.\w)")
 OF_EVERY_ROLE = {*SHARED, "role", "seed"}
 
 
@@ -93,11 +93,11 @@ def missing_files(text: str, *folders: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", OF_TODAY, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_python_file_that_a_page_names_exists(page):
+def test_every_python_file_and_folder_of_code_that_a_page_names_exists(page):
     assert not missing_files(page.read_text(encoding="utf-8"), page.parent)
 
 
-def test_every_python_file_that_a_module_names_exists():
+def test_every_python_file_and_folder_of_code_that_a_module_names_exists():
     for name, text in sources().items():
         beside = ROOT.joinpath(*name.split("."))
         assert not missing_files(text, beside, beside.parent), name
