@@ -1,4 +1,4 @@
-"""The display of a command: its sentences, and a run in progress as a table or as lines."""
+"""What a person sees of a command: its sentences, and a run in progress as a table or as lines."""
 
 import os
 import shlex
