@@ -1,4 +1,4 @@
-"""How long to wait before the next attempt: longer after each failure."""
+"""Backoff: the pauses before the next attempts, longer after each failure."""
 
 import random
 from typing import Final

@@ -1,4 +1,4 @@
-"""What a node says of itself: a learner's Progress, an actor's or evaluator's Attendance."""
+"""The word of a node about itself: a learner's Progress, an actor's or evaluator's Attendance."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Derives every random stream of a run from the run's one seed, by NumPy's SeedSequence.
+"""Seeds: every random stream of a run, derived from the run's one seed by NumPy's SeedSequence.
 
 A stream is named by its purpose and its agent, so adding a stream never moves another.
 """

@@ -1,4 +1,4 @@
-"""Says what is wrong with a configuration in one sentence, out of pydantic's error."""
+"""Sentences that say what is wrong with a configuration, out of pydantic's errors."""
 
 import difflib
 import json

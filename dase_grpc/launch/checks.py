@@ -1,4 +1,4 @@
-"""What can only be known with the environment and the machine at hand, checked before a run begins."""
+"""Checks before a run begins, of what only the environment and the machine at hand can tell."""
 
 import sys
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Evaluates checkpoints by the run's own protocol, without the run's services."""
+"""`dase evaluate`: checkpoints evaluated by the run's own protocol, without the run's services."""
 
 import logging
 from collections.abc import Sequence

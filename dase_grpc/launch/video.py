@@ -1,4 +1,4 @@
-"""Films one episode of a policy and writes it as .mp4 or .gif."""
+"""Films of one episode of a policy, as .mp4 or .gif."""
 
 import ctypes.util
 import importlib

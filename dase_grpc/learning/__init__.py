@@ -1,1 +1,1 @@
-"""How agents learn: environments, agents, similarity, training. No network."""
+"""Learning: environments, agents, similarity, training. No network."""

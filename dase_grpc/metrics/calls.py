@@ -1,4 +1,4 @@
-"""What a service's calls have been: counters that one event loop writes and /metrics reads when scraped.
+"""Counters of a service's calls, which one event loop writes and /metrics reads when scraped.
 
 They are plain lists and dictionaries: one observation takes 0.14 µs, of a Prometheus histogram 0.8 µs, and
 a replay observes each chunk and each batch. All that is counted of a batch takes it 0.7 µs.

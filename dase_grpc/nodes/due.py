@@ -1,4 +1,4 @@
-"""Which policies an evaluator has to evaluate: the event loop offers what arrives, a thread takes."""
+"""Policies that are due for an evaluator: the event loop offers what arrives, a thread takes."""
 
 import threading
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""What an evaluator does on its compute thread: one policy after the other, until nothing is left."""
+"""An evaluator's compute thread: one policy after the other, until nothing is left."""
 
 import logging
 import threading

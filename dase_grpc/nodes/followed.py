@@ -28,7 +28,7 @@ class FollowedPolicy:
 
     `behaviour` belongs to the thread that explores and never waits; everything else belongs to the event
     loop. Of policies that come faster than they are used, the latest counts. The stream begins again when
-    it breaks (connection.py).
+    it breaks (replay/client/connection.py).
 
     Args:
         connection: to the replay that serves the policies.
@@ -138,8 +138,8 @@ class PolicyExchange:
     has not been sent yet is replaced by the next, and so is one that nobody has looked at. The threads
     meet in single references that one side sets and the other reads, so neither needs a lock.
 
-    Both streams begin again when they break (connection.py). The service keeps policies in memory, so the
-    latest is sent again when it was started anew.
+    Both streams begin again when they break (replay/client/connection.py). The service keeps policies in
+    memory, so the latest is sent again when it was started anew.
 
     A learner node makes one exchange, gives it to its learner, and runs `run` among its streams::
 

@@ -1,4 +1,4 @@
-"""How a node's Prometheus endpoint is protected."""
+"""The protection of a node's Prometheus endpoint."""
 
 from pathlib import Path
 

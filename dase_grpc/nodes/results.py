@@ -1,4 +1,4 @@
-"""Where learners and evaluators write their results, and what they go on from."""
+"""The results of learners and evaluators on disk, and what they go on from."""
 
 import logging
 from collections.abc import Collection, Mapping, Sequence

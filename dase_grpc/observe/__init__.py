@@ -1,1 +1,1 @@
-"""What an observer sees of a cluster: its status read, told in words, and drawn."""
+"""The view of an observer: a cluster's status read, told in words, and drawn."""

@@ -1,4 +1,4 @@
-"""What `dase top` shows: a frame made into lines that fit a terminal. No clock, no terminal, no network."""
+"""The screen of `dase top`: a frame as lines that fit a terminal. No clock, no terminal, no network."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

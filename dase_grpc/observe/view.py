@@ -1,4 +1,4 @@
-"""A cluster at one moment as its replays' Status say, and how fast it is."""
+"""The view of a cluster at one moment, out of its replays' Status, and how fast it is."""
 
 import asyncio
 import math

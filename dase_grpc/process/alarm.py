@@ -1,4 +1,4 @@
-"""What a learner node does when its compute thread hangs in the environment: says so, says farewell, ends."""
+"""The alarm of a node whose compute thread hangs in the environment: it says so, says farewell, ends."""
 
 import asyncio
 import logging

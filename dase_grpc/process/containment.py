@@ -1,4 +1,4 @@
-"""What an environment may not do to the process around it: its changes hold in its own calls only."""
+"""The containment of an environment: its changes to the process hold in its own calls only."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""How a process ends in every case, what its forks must not keep, and which memory it keeps."""
+"""The end of a process in every case, what its forks must not keep, and which memory it keeps."""
 
 import ctypes
 import logging

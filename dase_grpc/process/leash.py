@@ -1,4 +1,4 @@
-"""A process on a leash does not outlive its launcher: stdin is a pipe whose other end only that one holds."""
+"""The leash of a child process, which ends with its launcher: a pipe that only the launcher holds open."""
 
 import fcntl
 import logging

@@ -1,4 +1,4 @@
-"""How a node starts and ends: signals, logging, exit codes. The only place that handles signals."""
+"""The life of a node from start to end: signals, logging, exit codes. The only place that handles signals."""
 
 import asyncio
 import logging

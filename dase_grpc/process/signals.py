@@ -1,4 +1,4 @@
-"""What SIGTERM, SIGINT and SIGHUP do to a process: the first stops it, a second one kills it."""
+"""Signals: the first SIGTERM, SIGINT or SIGHUP stops a process, a second one kills it."""
 
 import os
 import signal

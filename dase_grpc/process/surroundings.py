@@ -1,4 +1,4 @@
-"""What a process gets from whoever starts it, put right: streams, signals, how many files it may open."""
+"""Surroundings of a process, from whoever starts it, put right: streams, signals, its limit of open files."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Notices a call into an environment that does not return; what to do then is another's to decide."""
+"""The watch over calls into an environment: one that does not return is noticed, for others to decide."""
 
 import logging
 import sys

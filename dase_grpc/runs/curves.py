@@ -1,4 +1,4 @@
-"""What a report shows, as arrays: smoothed curves, means over agents, and series out of metrics.jsonl."""
+"""Curves as arrays: smoothed, means over agents, and series out of metrics.jsonl."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

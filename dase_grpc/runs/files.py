@@ -1,4 +1,4 @@
-"""Whole lines, whole files, check sums and locks: what a crash leaves is whole."""
+"""Whole lines, whole files, check sums and locks: a crash leaves nothing half written."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""Says of a path that was meant to be a run what it is instead, and which run may be meant.
+"""Paths that were meant to be runs: what each is instead, and which run may be meant.
 
 Commands ask this before they import what takes seconds.
 """

@@ -1,4 +1,4 @@
-"""What a result depends on besides its configuration: versions of software and derived seeds."""
+"""The provenance of a result besides its configuration: versions of software and derived seeds."""
 
 import platform
 import shutil

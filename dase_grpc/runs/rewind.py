@@ -1,4 +1,4 @@
-"""Takes an agent's files back to a checkpoint, if that is of the same run; nothing is lost.
+"""Rewinding an agent's files to a checkpoint of the same run; nothing is lost.
 
 The rest of the interrupted run would be written a second time otherwise. What is put aside lies in
 agents/<i>/before-resume-<n>.

@@ -1,4 +1,4 @@
-"""Rounds of a run in one process on disk: which checkpoints and which rows of the buffer belong together.
+"""Rounds of a run in one process on disk: checkpoints and rows of the buffer that belong together.
 
 A round's file is written last, after all that it names, so it stands for a state that is whole. The last
 two are kept, as the agents' checkpoints are.

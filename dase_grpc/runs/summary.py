@@ -1,4 +1,4 @@
-"""How far a run has come, how long it took and what was left out, derived from the files of its agents."""
+"""The summary of a run from its agents' files: how far it came, how long it took, what was left out."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Reads every file of a run that can be checked; says what is damaged and from where it can be resumed."""
+"""The verification of a run's files: what is damaged, and from where the run can be resumed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

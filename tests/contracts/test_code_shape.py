@@ -7,11 +7,17 @@ from contracts.source import ROOT, modules, sources
 FUNCTION_LINES = 70
 MODULE_LINES = 400
 DRAWERS = {"util", "utils", "common", "helper", "helpers", "manager", "managers", "misc"}
+QUESTIONS = {"How", "What", "When", "Where", "Whether", "Which", "Who", "Whose", "Why"}
 BROAD = {"Exception", "BaseException", "CancelledError"}
 
 
 def test_every_module_says_its_subject():
     assert [name for name, tree in modules().items() if not ast.get_docstring(tree)] == []
+
+
+def test_a_modules_first_line_names_what_is_in_it():
+    first_words = {name: (ast.get_docstring(tree) or " ").split()[0] for name, tree in modules().items()}
+    assert {name: word for name, word in first_words.items() if word in QUESTIONS} == {}
 
 
 def test_every_module_stays_short():

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from contracts.source import ROOT as PACKAGE
+from contracts.source import sources
 from typer.main import get_command
 
 from dase_grpc.cli.main import app
@@ -18,11 +19,14 @@ PAGES = sorted(
     for pattern in ("*.md", "docs/**/*.md", "deploy/**/*.md", "examples/**/*.md")
     for page in ROOT.glob(pattern)
 )
+OF_TODAY = [page for page in PAGES if page.name != "CHANGELOG.md"]
 BLOCK = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(dase [^`]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 COMMAND = re.compile(r"(?:^|[;&|(] *|\bdo )(dase [^;&|>#)\n]*)", re.MULTILINE)
 DASE = get_command(app)
+PYTHON_FILE = re.compile(r"(?<![\w/.{*-])[\w.-][\w./-]*\.py\b")
+FOLDER = re.compile(r"(?<![\w/])(?:dase_grpc|tests|benchmarks|scripts)/[\w/]*\w(?![\w/*<{-]|\.\w)")
 OF_EVERY_ROLE = {*SHARED, "role", "seed"}
 
 
@@ -77,6 +81,34 @@ def test_every_link_leads_to_a_file_and_a_heading(page):
 def test_every_command_on_a_page_exists_with_its_flags(page):
     for words in commands(page):
         assert not list(faults(list(words))), f"dase {' '.join(words)}"
+
+
+def missing_files(text: str, *folders: Path) -> list[str]:
+    """The Python files that a text names and that are nowhere here: root, package, tests, these folders."""
+    named = [ROOT / folder for folder in FOLDER.findall(text)]
+    within = (ROOT, PACKAGE, ROOT / "tests", *folders, *named)
+    return [
+        name for name in PYTHON_FILE.findall(text) if not any((place / name).is_file() for place in within)
+    ]
+
+
+@pytest.mark.parametrize("page", OF_TODAY, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_python_file_and_folder_of_code_that_a_page_names_exists(page):
+    assert not missing_files(page.read_text(encoding="utf-8"), page.parent)
+
+
+def test_every_python_file_and_folder_of_code_that_a_module_names_exists():
+    for name, text in sources().items():
+        beside = ROOT.joinpath(*name.split("."))
+        assert not missing_files(text, beside, beside.parent), name
+
+
+def test_a_file_that_is_gone_and_a_folder_that_is_named_would_be_found():
+    assert missing_files("see `replay/wire/statuses.py` and link.py") == [
+        "replay/wire/statuses.py",
+        "link.py",
+    ]
+    assert not missing_files("in dase_grpc/replay/client: link.py; `replay/wire/status.py`, schema.py")
 
 
 def test_a_command_that_is_none_would_be_found():

@@ -179,7 +179,9 @@ async def test_each_bad_message_is_refused_as_documented_and_stores_nothing(what
 
 
 def test_the_documented_table_is_the_tested_one():
-    section = DOC.read_text(encoding="utf-8").split("## Bad bytes\n", 1)[1].split("\n## ", 1)[0]
+    section = (
+        DOC.read_text(encoding="utf-8").split("## What malformed messages do\n", 1)[1].split("\n## ", 1)[0]
+    )
     rows = re.findall(r"^\| (.+?) \| (\w+) \| (\w+) \|$", section, flags=re.MULTILINE)
     assert rows[1:] == [
         (what, refusal.__name__, STATUS[refusal].name) for what, (refusal, _) in CASES.items()

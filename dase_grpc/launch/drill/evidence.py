@@ -1,4 +1,4 @@
-"""What must lie in the buffer of a drill: each transition that was acknowledged, once, whole, in order."""
+"""The evidence of a drill: each acknowledged transition lies in the buffer once, whole, in order."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a drill does to its cluster, one fault at a time, and how long training takes to go on after it."""
+"""The faults of a drill, one at a time, and the time until training goes on after each."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""Runs cells as child processes, as many at a time as there are cores for; none outlives this process."""
+"""The runner of cells: child processes, as many at a time as there are cores for; none outlives this one."""
 
 import asyncio
 import time

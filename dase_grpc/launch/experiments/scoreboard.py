@@ -1,4 +1,4 @@
-"""How an experiment stands, and how long the rest of it takes."""
+"""The scoreboard of an experiment: how it stands, and how long the rest of it takes."""
 
 import heapq
 import time

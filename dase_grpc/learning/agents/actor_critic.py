@@ -1,4 +1,4 @@
-"""What the deterministic actor-critics share: acting, optimisers, target networks, saving."""
+"""ActorCritic: acting, optimisers, target networks and saving, which the algorithms share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What the learner asks of a learning algorithm."""
+"""Agent: what the learner asks of a learning algorithm."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol

@@ -1,4 +1,4 @@
-"""Which device an agent computes on, and whether it can compute as it is to; never a silent fallback."""
+"""The device that an agent computes on, found or refused; never a silent fallback."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final

@@ -1,4 +1,4 @@
-"""Replays tensor work as one CUDA graph instead of launching its kernels one by one.
+"""CUDA graphs: tensor work recorded once and replayed, instead of its kernels launched one by one.
 
 An update of these small networks is some hundred kernels of a few microseconds each, and launching one
 takes Python as long; a graph launches all of them at once. Not run on a GPU yet: docs/performance.md.

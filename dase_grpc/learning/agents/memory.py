@@ -1,4 +1,4 @@
-"""Where an agent's tensors lie: each by itself, or beside the same tensors of other agents in a stack."""
+"""Memory: the place of an agent's tensors, by themselves or beside those of other agents in a stack."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol

@@ -1,4 +1,4 @@
-"""What an environment's reset and step return, taken apart; each breach of the interface is one sentence.
+"""Answers of an environment's reset and step, taken apart; each breach of the interface is one sentence.
 
 What can be meant in one way only is accepted: an array of one number for a number, 0 or 1 for a flag, a
 tensor that still has a gradient for its numbers.

@@ -1,4 +1,4 @@
-"""What an environment's id stands for: a version of Gymnasium's, or a class or function of a module."""
+"""Ids of environments: a version of Gymnasium's, or a class or function of a module."""
 
 import difflib
 import functools

@@ -1,4 +1,4 @@
-"""Makes environments by name, refuses those no agent here can act in, and maps actions into their units."""
+"""Environments by name, without those that no agent here can act in; actions mapped into their units."""
 
 import logging
 import threading
@@ -31,7 +31,7 @@ _mujoco_hook = threading.RLock()
 def make_env(env_id: str, kwargs: Mapping[str, Any], *, render_mode: str | None = None) -> Environment:
     """An environment with flat Box observations and a bounded Box action space.
 
-    What it does to the process holds in its own calls only (kept_env.py).
+    What it does to the process holds in its own calls only (process/containment.py).
 
     env_id is a Gymnasium id, whose latest version is taken if it names none, or `package.module:Name`
     where Name is a class or a function that returns an environment, or an id that importing the module

@@ -1,4 +1,4 @@
-"""Tries an environment out before a run, so that a breach of Gymnasium's interface is one sentence."""
+"""The trial of an environment before a run: a breach of Gymnasium's interface is one sentence."""
 
 import logging
 import math

@@ -1,4 +1,4 @@
-"""Weighs a learner's batches by deterministic policy similarity, and says how similar each peer is."""
+"""SimilarityWeigher: weights of a learner's batches by DPS, and how similar each peer is."""
 
 import math
 from collections.abc import Callable, Mapping

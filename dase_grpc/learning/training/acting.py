@@ -1,4 +1,4 @@
-"""Exploring several environments with one policy that somebody else trains: what an actor's thread does.
+"""An actor's thread: exploration of several environments with one policy that somebody else trains.
 
 Plain and synchronous; where policies come from and where transitions go are two small interfaces.
 """

@@ -1,4 +1,4 @@
-"""Puts a learner together from the run's configuration and seed."""
+"""A learner put together from the run's configuration and seed."""
 
 import logging
 import time

@@ -1,4 +1,4 @@
-"""How a learner comes by environment steps: it takes them itself, or its agent's actors do."""
+"""The sources of a learner's environment steps: its own, or those of its agent's actors."""
 
 import logging
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What a learner is made of and connected to: transitions out, batches in, results."""
+"""The parts of a learner and what it is connected to: transitions out, batches in, results."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a learner goes on from besides its agent: counters, sums, exploration; as a checkpoint keeps it.
+"""The state of a learner besides its agent's: counters, sums, exploration; as a checkpoint keeps it.
 
 Numbers are such as JSON holds them, floats bit for bit; arrays are tensors. Nothing is a pickle.
 """

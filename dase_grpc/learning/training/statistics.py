@@ -1,4 +1,4 @@
-"""What a learner measures between two lines of its metrics: sums on the device, read seldom."""
+"""Statistics between two lines of a learner's metrics: sums on the device, read seldom."""
 
 import math
 from collections import Counter

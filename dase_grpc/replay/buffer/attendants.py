@@ -1,4 +1,4 @@
-"""Who works for a run without a lease: actors and evaluators, by what they say again and again."""
+"""Attendants: actors and evaluators, which work for a run without a lease and say so again and again."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -1,4 +1,4 @@
-"""Reads a data directory without taking or changing it, also while a replay works on it."""
+"""Inspection of a data directory, which takes and changes nothing, also while a replay works on it."""
 
 from dataclasses import dataclass
 from pathlib import Path

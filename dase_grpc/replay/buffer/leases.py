@@ -1,4 +1,4 @@
-"""Who may act as which agent: leases with a time to live and an epoch."""
+"""Leases: who may act as which agent, with a time to live and an epoch."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""The file beside the rows that says which of them count: alternating records of commits and writers."""
+"""The ledger beside the rows: alternating records of commits and writers, which say what counts."""
 
 import struct
 import zlib

@@ -1,4 +1,4 @@
-"""Which part of a sharded replay a service is."""
+"""Shard: the part of a sharded replay that a service is."""
 
 import re
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What each writer has committed to the ring, and what was drawn from it."""
+"""ReplayStore: the ring, what each writer has committed to it, and what was drawn from it."""
 
 import sys
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Since when the writers of a buffer have had no stream, so that those that are gone can be forgotten."""
+"""Writers without a stream, and since when, so that those that are gone can be forgotten."""
 
 import math
 from collections.abc import Iterable

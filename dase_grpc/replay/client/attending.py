@@ -1,4 +1,4 @@
-"""How nodes without a lease are let in: actors under the lease of their learner, evaluators under none."""
+"""Attendance without a lease of one's own: actors under that of their learner, evaluators under none."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""ClusterService's calls, by a client that holds a lease."""
+"""The client of ClusterService, which holds a lease."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -1,4 +1,4 @@
-"""A learner's view of the environment steps that its agent's actors collect, and the pace it asks for."""
+"""The environment steps that a learner's actors collect, as it sees them, and the pace it asks for."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""How long a node that ends waits for what its replay has still to take."""
+"""The wait of a node that ends for what its replay has still to take, and its limit."""
 
 import asyncio
 from typing import Any, Final

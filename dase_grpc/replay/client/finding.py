@@ -1,4 +1,4 @@
-"""Which services are the shards of one replay, and how a batch is split over them."""
+"""The shards of one replay, found and put in order, and the split of a batch over them."""
 
 import asyncio
 import logging

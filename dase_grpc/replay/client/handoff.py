@@ -1,4 +1,4 @@
-"""A bounded, closable queue between the compute thread and the event loop's thread."""
+"""Handoff: a bounded, closable queue between two threads, compute and event loop."""
 
 import threading
 from collections import deque

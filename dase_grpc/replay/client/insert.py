@@ -1,4 +1,4 @@
-"""A node's rows on their way to the replay: the compute thread stores them, Insert streams carry them."""
+"""RowLink: a node's rows, stored by the compute thread, on their way to the replay in Insert streams."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""How a learner is let in by its replay under a lease, and how it gives its leases back."""
+"""A learner's admission under a lease, and how it gives its leases back."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""A learner's link to the replay: beside its rows (insert.py), the batches that the compute thread takes."""
+"""ReplayLink: beside a learner's rows (insert.py), the batches that its compute thread takes."""
 
 from collections.abc import Callable
 

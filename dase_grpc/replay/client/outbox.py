@@ -1,4 +1,4 @@
-"""The rows that a writer has handed to its Insert stream and whose commit it does not know of."""
+"""Outbox: rows that a writer has handed to its Insert stream, until their commit is known."""
 
 from collections import deque
 from collections.abc import Callable, Iterator

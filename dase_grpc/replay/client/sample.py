@@ -1,4 +1,4 @@
-"""The batches of one learner on their way in: an event loop fetches them, the compute thread takes them."""
+"""BatchQueue: a learner's batches; an event loop fetches them, the compute thread takes them."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a node waits for: noticed by the compute thread, said in the log, in the status and in a metric."""
+"""Waits of a node: noticed by the compute thread, said in the log, in the status and in a metric."""
 
 import asyncio
 import logging

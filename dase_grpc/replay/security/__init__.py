@@ -1,1 +1,1 @@
-"""Who may call, and how that is proved."""
+"""Security: who may call, and how that is proved."""

@@ -1,4 +1,4 @@
-"""A caller's side of security: channels with TLS, made anew when the files have changed, and signed calls."""
+"""A caller's side of security: channels with TLS, made anew when files change, and signed calls."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Who calls, what a caller of each role may do, and which handshakes failed."""
+"""The door of a service: who calls, what a caller of each role may do, which handshakes failed."""
 
 import logging
 from collections import Counter, deque

@@ -1,4 +1,4 @@
-"""Who a node is when it shows credentials: a role and, for some roles, the one agent it acts as."""
+"""The identity that a node's credentials show: a role and, for some roles, the agent it acts as."""
 
 import re
 import reprlib

@@ -1,4 +1,4 @@
-"""Whether a certificate will be accepted, and why it was not: Python's TLS says what gRPC keeps back."""
+"""The self-check of a certificate: whether it will be accepted, and why it was not, as Python's TLS says."""
 
 import asyncio
 import ssl

@@ -1,4 +1,4 @@
-"""Tokens for nodes without a certificate: each call is signed with a secret that the replay knows too."""
+"""Tokens for nodes without a certificate: calls signed with a secret that the replay knows too."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""Which streams of a service are open, and how it ends them: each with the refusal that says why."""
+"""The open streams of a service, and their end: each with the refusal that says why."""
 
 import asyncio
 from collections.abc import Callable, Coroutine

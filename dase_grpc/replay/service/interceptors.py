@@ -1,4 +1,4 @@
-"""Interceptors before every servicer: what is unreadable is refused, and every call is counted."""
+"""Interceptors before every servicer: they refuse what is unreadable and count every call."""
 
 import asyncio
 import inspect

@@ -1,4 +1,4 @@
-"""What a replay node shows Prometheus, and what its log says about leases."""
+"""The monitor of a replay node: what it shows Prometheus, and what its log says of leases."""
 
 import logging
 import time

@@ -1,4 +1,4 @@
-"""Streams of an agent whose updates and environment steps keep a pace: which of them waits, and for what."""
+"""Streams of an agent whose updates and steps keep a pace: which of them waits, and for what."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

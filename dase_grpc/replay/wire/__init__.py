@@ -1,1 +1,1 @@
-"""What both sides of the wire share: messages, statuses, addresses, limits."""
+"""The wire, as both sides share it: messages, statuses, addresses, limits."""

@@ -1,4 +1,4 @@
-"""What a comparison leaves in a folder: tables as CSV, the picture, and one HTML page."""
+"""The files of a comparison: tables as CSV, the picture, and one HTML page."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""What a few runs say about all runs like them: interquartile mean, bootstrap intervals, improvement.
+"""Estimates from a few runs about all runs like them: interquartile mean, intervals, improvement.
 
 SciPy is loaded by the first call, since nothing else of the project needs it.
 """

@@ -1,4 +1,4 @@
-"""What was run, seeds aside: which runs are the same experiment, and what tells experiments apart."""
+"""Groups of runs that are the same experiment, seeds aside, and what tells experiments apart."""
 
 import json
 from collections.abc import Mapping, Sequence
