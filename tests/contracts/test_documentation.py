@@ -10,7 +10,7 @@ from contracts.source import ROOT as PACKAGE
 from typer.main import get_command
 
 from dase_grpc.cli.main import app
-from dase_grpc.cli.node import SHARED, TAKES
+from dase_grpc.cli.node import TAKES
 
 ROOT = PACKAGE.parent
 PAGES = sorted(
@@ -23,7 +23,6 @@ INLINE = re.compile(r"`(dase [^`]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 COMMAND = re.compile(r"(?:^|[;&|(] *|\bdo )(dase [^;&|>#)\n]*)", re.MULTILINE)
 DASE = get_command(app)
-OF_EVERY_ROLE = {*SHARED, "role", "seed"}
 
 
 def prose(page: Path) -> str:
@@ -58,7 +57,7 @@ def faults(words: list[str]) -> Iterator[str]:
     if command.name == "node" and "--role" in words:
         role = words[words.index("--role") + 1]
         names = ["assignments" if flag == "--set" else flag[2:].replace("-", "_") for flag in flags]
-        takes = OF_EVERY_ROLE.union(*(TAKES[each] for each in role.split("|")))
+        takes = {"role"}.union(*(TAKES[each] for each in role.split("|")))
         yield from (f"{name} is not for {role}" for name in names if name not in takes)
 
 
