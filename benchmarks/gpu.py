@@ -34,7 +34,7 @@ from measuring import (
     write_figures,
 )
 
-from dase_grpc.config.algorithms import ALGORITHMS
+from dase_grpc.config.algorithms import ALGORITHMS, DpsConfig
 from dase_grpc.config.presets import preset
 from dase_grpc.config.resolve import RunConfig, resolve
 from dase_grpc.errors import DaseError
@@ -45,7 +45,6 @@ from dase_grpc.learning.agents.graphs import recorder_for
 from dase_grpc.learning.agents.memory import OWN, Memory, StackedMemory
 from dase_grpc.learning.agents.registry import make_agent
 from dase_grpc.learning.envs.make import make_env, schema_of
-from dase_grpc.learning.similarity.measure import DpsOptions
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher
 from dase_grpc.learning.training.build import build_learner
 from dase_grpc.learning.training.learner import Learner
@@ -102,7 +101,7 @@ def whole_update(
     rows = torch.randn(ROWS, schema.width, generator=torch.Generator().manual_seed(0))
     schema.agent_ids(rows.numpy())[:] = np.arange(ROWS) % 2
     batch = Batch.from_rows(schema, rows.to(device))
-    weigher = SimilarityWeigher(DpsOptions(), own_id=0, agents=2, masked=True)
+    weigher = SimilarityWeigher(DpsConfig(), own_id=0, agents=2, masked=True)
     recorder = recorder_for(device) if captured else None
     update = WholeUpdate(agent, weigher, DeviceTotals.zero(device), batch, recorder=recorder, name=algorithm)
     if compiled:

@@ -34,7 +34,7 @@ from measuring import (
     write_figures,
 )
 
-from dase_grpc.config.algorithms import ALGORITHMS
+from dase_grpc.config.algorithms import ALGORITHMS, DpsConfig
 from dase_grpc.config.presets import preset
 from dase_grpc.config.resolve import RunConfig, resolve
 from dase_grpc.errors import DaseError
@@ -43,7 +43,6 @@ from dase_grpc.learning.agents.graphs import recorder_for
 from dase_grpc.learning.agents.memory import OWN, StackedMemory
 from dase_grpc.learning.agents.registry import make_agent
 from dase_grpc.learning.agents.transfers import Staging
-from dase_grpc.learning.similarity.measure import DpsOptions
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher, weighed
 from dase_grpc.learning.training.statistics import DeviceTotals
 from dase_grpc.learning.training.together import StackedUpdate
@@ -75,7 +74,7 @@ def stacked(config: RunConfig, device: torch.device, *, captured: bool = True) -
     for agent_id in range(agents):
         row = memory.of(agent_id)
         DeviceTotals.zero(device, memory=row)
-        weigher = SimilarityWeigher(DpsOptions(), own_id=agent_id, agents=agents, memory=row)
+        weigher = SimilarityWeigher(DpsConfig(), own_id=agent_id, agents=agents, memory=row)
         agent = make_agent(config.agent, SCHEMA, seed=0, agent_id=agent_id, device=device, memory=row)
         parts.append(
             SimpleNamespace(
@@ -93,7 +92,7 @@ def one_by_one(config: RunConfig, device: torch.device, *, autograd: bool | None
         agent = make_agent(
             config.agent, SCHEMA, seed=0, agent_id=agent_id, device=device, memory=OWN, autograd=autograd
         )
-        weigher = SimilarityWeigher(DpsOptions(), own_id=agent_id, agents=count, masked=bool(autograd))
+        weigher = SimilarityWeigher(DpsConfig(), own_id=agent_id, agents=count, masked=bool(autograd))
         works.append(partial(_one, agent, weigher, Staging(SCHEMA, ROWS, device), taken))
 
     def update() -> None:

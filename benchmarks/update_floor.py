@@ -31,7 +31,7 @@ from update_flops import forward, update_flops
 from update_rivals import authors, cleanrl
 from update_tables import Timed, here, read_timed, tables, write_timed
 
-from dase_grpc.config.algorithms import ALGORITHMS
+from dase_grpc.config.algorithms import ALGORITHMS, DpsConfig
 from dase_grpc.config.presets import preset
 from dase_grpc.config.resolve import resolve
 from dase_grpc.errors import DaseError, DeviceError
@@ -42,7 +42,6 @@ from dase_grpc.learning.agents.device import pick_device
 from dase_grpc.learning.agents.sac import SAC
 from dase_grpc.learning.agents.td3 import TD3
 from dase_grpc.learning.agents.transfers import Staging
-from dase_grpc.learning.similarity.measure import DpsOptions
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher, weighed
 from dase_grpc.schema import Array, TransitionSchema
 
@@ -120,7 +119,7 @@ def rounded_updates() -> list[Subject]:
 def step(*, far: bool) -> Subject:
     """What a learner of two agents does with a batch: load, weigh, update."""
     agent, staging = make("td3"), Staging(SCHEMA, ROWS, CPU)
-    weigher = SimilarityWeigher(DpsOptions(), own_id=0, agents=2)
+    weigher = SimilarityWeigher(DpsConfig(), own_id=0, agents=2)
     given, untrained = rows(far=far), agent.state_dict()
 
     def weigh() -> tuple[Batch, Tensor, Tensor | None]:

@@ -10,17 +10,27 @@ import typer
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.config.sections import whole_number
 from dase_grpc.errors import ConfigError
+from dase_grpc.nodes.options import ActorOptions, EvaluatorOptions, Flag, LearnerOptions, NodeOptions
+from dase_grpc.nodes.replay_options import ReplayOptions
 from dase_grpc.process.leash import end_with_launcher
-from dase_grpc.replay.security.identity import TLS_VARIABLE, TOKEN_FILE_VARIABLE, TOKENS_VARIABLE
 
-DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
-ROLES: Final = ("replay", "learner", "actor", "evaluator")
-"""What `dase node` starts."""
+ROLES: Final[Mapping[str, type[NodeOptions]]] = {
+    "replay": ReplayOptions,
+    "learner": LearnerOptions,
+    "actor": ActorOptions,
+    "evaluator": EvaluatorOptions,
+}
+"""What `dase node` starts, and what each is told."""
 
 
 def option(flag: str, text: str, *, panel: str | None = None, **more: Any) -> Any:
     """A flag with its help, in a panel of its kind."""
     return typer.Option(flag, help=text, rich_help_panel=panel, show_default=False, **more)
+
+
+def of(flag: Flag) -> Any:
+    """A flag that a node's options declare."""
+    return option(flag.name, flag.help, panel=flag.panel, **flag.more)
 
 
 def _run(path: Path) -> Path:
@@ -120,7 +130,7 @@ Assignments = Annotated[
     option("--set", "Any setting; may be repeated.", panel=SETTINGS, metavar="SECTION.KEY=VALUE"),
 ]
 
-Gpu = Annotated[int | None, option("--gpu", "CUDA device index; without it the CPU.")]
+Gpu = Annotated[int | None, of(LearnerOptions.flags()["gpu"])]
 Lockstep = Annotated[bool, option("--lockstep", "One process, bit-for-bit reproducible from the seed.")]
 Stack = Annotated[bool, option("--stack", "One process that updates all agents at once: for a GPU.")]
 Name = Annotated[str | None, option("--name", "The run's folder name.")]
@@ -170,41 +180,8 @@ DrillDir = Annotated[
 ]
 AsJson = Annotated[bool, option("--json", "Print the result as JSON.")]
 
-Role = Annotated[str, option("--role", f"{', '.join(ROLES[:-1])} or {ROLES[-1]}.", callback=_role)]
-RunId = Annotated[
-    str | None, option("--run-id", "The run's name; a learner without it joins whatever run it finds.")
-]
-MetricsPort = Annotated[
-    int | None,
-    option("--metrics-port", "Prometheus endpoint; 0 is off, the default.", min=0, max=65_535),
-]
-MetricsHost = Annotated[
-    str, option("--metrics-host", "Where the Prometheus endpoint listens; else 127.0.0.1.")
-]
-MetricsTls = Annotated[
-    Path | None,
-    option(
-        "--metrics-tls",
-        "A folder like that of --tls, of a replay's certificate for this host: serve metrics over HTTPS, to "
-        "whom its ca.crt vouches for.",
-        metavar="DIR",
-    ),
-]
-Insecure = Annotated[
-    bool,
-    option(
-        "--insecure", "Allow plaintext beyond loopback: of the Prometheus endpoint, and of all without --tls."
-    ),
-]
-Tls = Annotated[
-    Path | None,
-    option(
-        "--tls",
-        "A folder with ca.crt, tls.crt and tls.key: encrypt, and show who this node is (docs/security.md).",
-        envvar=TLS_VARIABLE,
-        metavar="DIR",
-    ),
-]
+Role = Annotated[str, option("--role", " or ".join(", ".join(ROLES).rsplit(", ", 1)) + ".", callback=_role)]
+Tls = Annotated[Path | None, of(NodeOptions.flags()["tls"])]
 
 
 def _heeded(given: bool) -> bool:
@@ -214,125 +191,6 @@ def _heeded(given: bool) -> bool:
 
 
 Leash = Annotated[bool, typer.Option("--stdin-is-leash", hidden=True, is_eager=True, callback=_heeded)]
-
-REPLAY_NODE: Final = "Replay node"
-Listen = Annotated[
-    str | None,
-    option(
-        "--listen",
-        f"Where to listen, else {DEFAULT_ADDRESS}; port 0 is any.",
-        panel=REPLAY_NODE,
-        metavar="HOST:PORT",
-    ),
-]
-Capacity = Annotated[
-    str | None,
-    option("--capacity", 'Transitions kept, else 1000000; or a size such as "512MiB".', panel=REPLAY_NODE),
-]
-MinSize = Annotated[
-    int | None,
-    option("--min-size", "Transitions present before batches are served, else 1.", panel=REPLAY_NODE, min=1),
-]
-DataDir = Annotated[
-    Path | None,
-    option(
-        "--data-dir",
-        "Keep the buffer there, so that it outlives the process; else in memory.",
-        panel=REPLAY_NODE,
-        metavar="DIR",
-    ),
-]
-SyncEvery = Annotated[
-    float | None,
-    option(
-        "--sync-every",
-        "With --data-dir, seconds between writes to the disk, the bound on what a power loss takes; else 5.",
-        panel=REPLAY_NODE,
-        metavar="SECONDS",
-    ),
-]
-
-Tokens = Annotated[
-    Path | None,
-    option(
-        "--tokens",
-        "With --tls, a file or folder of tokens; nodes then show a token instead of a certificate.",
-        panel=REPLAY_NODE,
-        envvar=TOKENS_VARIABLE,
-        metavar="FILE",
-    ),
-]
-Shard = Annotated[
-    str | None,
-    option(
-        "--shard",
-        "Which part of a sharded replay this is, e.g. 0/2 and 1/2 (docs/sharding.md); else all of it.",
-        panel=REPLAY_NODE,
-        metavar="INDEX/COUNT",
-    ),
-]
-
-LEARNER_NODE: Final = "Learner node"
-Replay = Annotated[
-    str | None,
-    option(
-        "--replay",
-        f"The replay's address, else {DEFAULT_ADDRESS}; of a sharded one those of all shards, with commas "
-        "between them, or dns:NAME:PORT for a name that resolves to them.",
-        panel=LEARNER_NODE,
-        metavar="HOST:PORT",
-    ),
-]
-ReplayTimeout = Annotated[
-    float | None,
-    option(
-        "--replay-timeout",
-        "How long the replay, or the learner of an actor, may be away before the node ends; else 600.",
-        panel=LEARNER_NODE,
-        metavar="SECONDS",
-    ),
-]
-TokenFile = Annotated[
-    Path | None,
-    option(
-        "--token-file",
-        "This node's token, with a --tls folder that needs ca.crt only.",
-        panel=LEARNER_NODE,
-        envvar=TOKEN_FILE_VARIABLE,
-        metavar="FILE",
-    ),
-]
-ACTOR_NODE: Final = "Actor node"
-Envs = Annotated[
-    int | None,
-    option("--envs", "Environments to step in turn, else 1.", panel=ACTOR_NODE, min=1, max=1_024),
-]
-AgentIds = Annotated[
-    list[int] | None,
-    option(
-        "--agent",
-        "The agent id to take, else the next free one; an actor's agent; an evaluator's, else all (may be "
-        "repeated).",
-        panel=LEARNER_NODE,
-        min=0,
-    ),
-]
-RunDir = Annotated[
-    Path | None, option("--run-dir", "Where results go; else runs/RUN_ID.", panel=LEARNER_NODE)
-]
-Resume = Annotated[
-    bool, option("--resume", "Go on from the agent's last checkpoint in --run-dir.", panel=LEARNER_NODE)
-]
-UnfinishedCode = Annotated[
-    int | None,
-    option(
-        "--unfinished-code",
-        "The exit code when it is stopped before its last step, for schedulers that take 0 for done; else 0.",
-        panel=LEARNER_NODE,
-        min=0,
-        max=255,
-    ),
-]
 
 
 def settings(
@@ -383,13 +241,6 @@ def require_values(arguments: Sequence[str]) -> None:
         if assigned and not value.strip():
             name = flag or (before if before.startswith("-") and "=" not in before else "an argument")
             raise ConfigError(f"{name} is empty; give it a value, or leave it out")
-
-
-def one_agent(agents: Sequence[int] | None, role: str) -> int | None:
-    """The agent of a node that is of one agent; None where none was given."""
-    if agents and len(agents) > 1:
-        raise ConfigError(f"--agent is given {len(agents)} times, and a {role} is of one agent; give it once")
-    return agents[0] if agents else None
 
 
 def refuse(flags: Mapping[str, object], role: str) -> None:

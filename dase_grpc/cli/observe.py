@@ -6,13 +6,14 @@ from typing import Annotated
 import typer
 
 from dase_grpc.cli import flags
+from dase_grpc.nodes.options import DEFAULT_ADDRESS
 from dase_grpc.replay.security.identity import TOKEN_FILE_VARIABLE
 
 Replays = Annotated[
     str,
     flags.option(
         "--replay",
-        f"As for nodes: the replay's address, else {flags.DEFAULT_ADDRESS}, or those of its shards.",
+        f"As for nodes: the replay's address, else {DEFAULT_ADDRESS}, or those of its shards.",
         metavar="HOST:PORT[,...]",
     ),
 ]
@@ -32,7 +33,7 @@ Timeout = Annotated[
 
 def status(
     *,
-    replay: Replays = flags.DEFAULT_ADDRESS,
+    replay: Replays = DEFAULT_ADDRESS,
     as_json: flags.AsJson = False,
     check: Annotated[
         bool, flags.option("--check", "Exit with 5 where something is wrong with the cluster.")
@@ -57,7 +58,7 @@ def status(
 
 def top(
     *,
-    replay: Replays = flags.DEFAULT_ADDRESS,
+    replay: Replays = DEFAULT_ADDRESS,
     tls: flags.Tls = None,
     token_file: TokenFile = None,
     timeout: Timeout = 2.0,

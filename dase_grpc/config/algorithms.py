@@ -23,6 +23,7 @@ READ_BY_ONE: Final[Mapping[str, str]] = {
 Divergence = Literal["jeffreys", "js", "kl", "none", "isolated"]
 Scope = Literal["pooled", "agent", "transition"]
 DIVERGENCES: Final[tuple[str, ...]] = get_args(Divergence)
+SCOPES: Final[tuple[str, ...]] = get_args(Scope)
 
 LARGEST: Final = 1e30
 """Of a factor: sums over a batch of what it weighs are numbers in float32 still."""
@@ -117,6 +118,11 @@ class DpsConfig(Section):
         description="half-life, in updates, of running moments of Σ and μ over the batches, for agents with "
         "few rows in each; 0 looks at each batch alone",
     )
+
+    @property
+    def regularised(self) -> bool:
+        """Whether Σ is changed before it is judged, so that any number of rows will do."""
+        return self.floor or self.shrinkage > 0
 
     @model_validator(mode="after")
     def _memory_has_a_group(self) -> Self:

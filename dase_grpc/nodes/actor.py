@@ -7,15 +7,11 @@ import secrets
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Self
 
 import torch
 
 from dase_grpc.config.resolve import RunConfig
-from dase_grpc.errors import ConfigError
 from dase_grpc.learning.envs.ids import with_resolved_id
 from dase_grpc.learning.envs.make import schema_of
 from dase_grpc.learning.envs.restarting import RestartableEnv, exploring_env
@@ -24,94 +20,22 @@ from dase_grpc.metrics.endpoint import Health, make_registry, metrics_endpoint
 from dase_grpc.metrics.nodes import ActorMetrics
 from dase_grpc.nodes.followed import FollowedPolicy
 from dase_grpc.nodes.monitoring import protection
+from dase_grpc.nodes.options import ActorOptions
 from dase_grpc.nodes.troupe import Troupe, explore_to_the_end
 from dase_grpc.process.alarm import HangAlarm
 from dase_grpc.process.lifecycle import run_node
 from dase_grpc.process.tasks import loop_turns, unless
 from dase_grpc.process.watchdog import Watch
 from dase_grpc.progress import Attendant
-from dase_grpc.replay.client import joining, patience
 from dase_grpc.replay.client.attending import ActorConnection, AgentFinished, attend
 from dase_grpc.replay.client.channels import lines_to, require_let_in
 from dase_grpc.replay.client.connection import Stream
 from dase_grpc.replay.client.finding import enter_all, follow_name
 from dase_grpc.replay.client.insert import RowLink
-from dase_grpc.replay.client.patience import REPLAY_TIMEOUT_S, Wanted
 from dase_grpc.replay.client.shards import Shards
 from dase_grpc.replay.client.waits import WaitReason
-from dase_grpc.replay.security.dialler import NO_CREDENTIALS, Credentials
-from dase_grpc.replay.wire.addresses import ReplayPlace
 
 log = logging.getLogger("dase")
-
-
-@dataclass(frozen=True)
-class ActorOptions:
-    """What an actor node is told on its command line."""
-
-    replay: ReplayPlace
-    config: RunConfig
-    agent_id: int
-    envs: int = 1
-    run_id: str = ""
-    metrics_port: int = 0
-    metrics_host: str = "127.0.0.1"
-    metrics_tls: Path | None = None
-    insecure: bool = False
-    connect_timeout_s: float = 60.0
-    replay_timeout_s: float = REPLAY_TIMEOUT_S
-    credentials: Credentials = NO_CREDENTIALS
-
-    def wanted(self, node_id: str) -> Wanted:
-        """Which replay and run."""
-        return Wanted(
-            self.replay.addresses[0],
-            self.agent_id,
-            self.run_id,
-            node_id=node_id,
-            timeout_s=self.connect_timeout_s,
-            away_s=self.replay_timeout_s,
-            credentials=self.credentials,
-        )
-
-    @classmethod
-    def parse(
-        cls,
-        config: RunConfig,
-        *,
-        replay: str,
-        agent_id: int | None,
-        envs: int,
-        run_id: str | None,
-        metrics_port: int | None,
-        metrics_host: str,
-        metrics_tls: Path | None = None,
-        insecure: bool,
-        replay_timeout_s: float | None = None,
-        tls: Path | None = None,
-        token_file: Path | None = None,
-    ) -> Self:
-        """Reads the texts of a command line.
-
-        Raises:
-            AddressError, ConfigError: in one sentence.
-        """
-        if agent_id is None:
-            raise ConfigError("an actor says whose actor it is; give it an agent id with --agent")
-        joining.require_agent(config, agent_id)
-        return cls(
-            ReplayPlace.parse(replay),
-            config,
-            agent_id,
-            envs=envs,
-            run_id=run_id or "",
-            metrics_port=metrics_port or 0,
-            metrics_host=metrics_host,
-            metrics_tls=metrics_tls,
-            insecure=insecure,
-            replay_timeout_s=patience.replay_timeout_s(replay_timeout_s),
-            credentials=Credentials(tls, token_file),
-        )
 
 
 def actor_main(options: ActorOptions, *, stdin_is_leash: bool) -> int:
@@ -148,7 +72,8 @@ async def run_actor(options: ActorOptions, stop: asyncio.Event) -> None:
         node = Attendant(secrets.token_hex(8), f"actor@{platform.node()}", "actor", options.agent_id)
         async with lines_to(options.replay, options.credentials) as lines:
             enter = partial(attend, node=node)
-            asking = enter_all(lines, options.wanted(node.node_id), schema, enter=enter, entered=[])
+            wanted = options.wanted(node.node_id, options.agent_id)
+            asking = enter_all(lines, wanted, schema, enter=enter, entered=[])
             try:
                 let_in = await unless(stop, asking)
             except AgentFinished as finished:

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import torch
 
@@ -24,97 +24,26 @@ from dase_grpc.metrics.nodes import EvaluatorMetrics
 from dase_grpc.nodes.due import DuePolicies
 from dase_grpc.nodes.evaluating import Evaluating
 from dase_grpc.nodes.monitoring import protection
+from dase_grpc.nodes.options import EvaluatorOptions
 from dase_grpc.nodes.results import EvaluationBooks, results_path
 from dase_grpc.process.alarm import HangAlarm
 from dase_grpc.process.lifecycle import run_node
 from dase_grpc.process.tasks import first_cause, loop_turns, unless, watch_loop_lag
 from dase_grpc.process.watchdog import Watch
 from dase_grpc.progress import Attendant, several
-from dase_grpc.replay.client import joining, patience
 from dase_grpc.replay.client.attending import Guest, arrived
 from dase_grpc.replay.client.channels import lines_to
 from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
 from dase_grpc.replay.client.connection import Connection, Stream
 from dase_grpc.replay.client.finding import follow_name
-from dase_grpc.replay.client.patience import REPLAY_TIMEOUT_S, Wanted
 from dase_grpc.replay.client.policies import follow
 from dase_grpc.replay.client.shards import Shards
-from dase_grpc.replay.security.dialler import NO_CREDENTIALS, Credentials
-from dase_grpc.replay.wire.addresses import ReplayPlace
 from dase_grpc.schema import TransitionSchema
 
 ATTEND_S: Final = 0.5
-CONNECT_S: Final = 60.0
 ROLE: Final = "evaluator"
 
 log = logging.getLogger("dase")
-
-
-@dataclass(frozen=True)
-class EvaluatorOptions:
-    """What an evaluator node is told on its command line; no agents are all agents."""
-
-    replay: ReplayPlace
-    config: RunConfig
-    agents: Sequence[int] = ()
-    run_id: str = ""
-    run_dir: Path | None = None
-    metrics_port: int = 0
-    metrics_host: str = "127.0.0.1"
-    metrics_tls: Path | None = None
-    insecure: bool = False
-    command: Sequence[str] = ()
-    replay_timeout_s: float = REPLAY_TIMEOUT_S
-    credentials: Credentials = NO_CREDENTIALS
-
-    @classmethod
-    def parse(
-        cls,
-        config: RunConfig,
-        *,
-        replay: str,
-        agents: Sequence[int],
-        run_id: str | None,
-        run_dir: Path | None,
-        metrics_port: int | None,
-        metrics_host: str,
-        metrics_tls: Path | None = None,
-        insecure: bool,
-        command: Sequence[str],
-        replay_timeout_s: float | None = None,
-        tls: Path | None = None,
-        token_file: Path | None = None,
-    ) -> Self:
-        """Reads the texts of a command line.
-
-        Raises:
-            AddressError, ConfigError: in one sentence.
-        """
-        return cls(
-            ReplayPlace.parse(replay),
-            config,
-            agents=_evaluated(config, agents),
-            run_id=run_id or "",
-            run_dir=run_dir,
-            metrics_port=metrics_port or 0,
-            metrics_host=metrics_host,
-            metrics_tls=metrics_tls,
-            insecure=insecure,
-            command=command,
-            replay_timeout_s=patience.replay_timeout_s(replay_timeout_s),
-            credentials=Credentials(tls, token_file),
-        )
-
-
-def _evaluated(config: RunConfig, wanted: Sequence[int]) -> list[int]:
-    """The agents to evaluate, in order.
-
-    Raises:
-        ConfigError: one does not exist.
-    """
-    for agent_id in wanted:
-        joining.require_agent(config, agent_id)
-    return sorted(set(wanted)) or list(range(config.train.agents))
 
 
 def evaluator_main(options: EvaluatorOptions, *, stdin_is_leash: bool) -> int:
@@ -135,7 +64,7 @@ async def run_evaluator(options: EvaluatorOptions, stop: asyncio.Event) -> None:
     """
     here = Path.cwd()  # before there is an environment, which may move
     options.credentials.require_usable()
-    config, agents = with_resolved_id(options.config), _evaluated(options.config, options.agents)
+    config, agents = with_resolved_id(options.config), options.evaluated
     where = (options.metrics_host, options.metrics_port)
     metrics_tls = protection(*where, tls=options.metrics_tls, insecure=options.insecure)
     torch.set_num_threads(config.train.threads)
@@ -147,7 +76,8 @@ async def run_evaluator(options: EvaluatorOptions, stop: asyncio.Event) -> None:
         metrics = EvaluatorMetrics(registry, agents)
         metrics.expect((Stream.HEARTBEAT, Stream.SUBSCRIBE))
         async with lines_to(options.replay, options.credentials) as lines:
-            guest = await unless(stop, arrived(lines, _wanted(options), schema, node=_node(options)))
+            wanted, node = options.wanted(node_id=""), _node(options.agents)
+            guest = await unless(stop, arrived(lines, wanted, schema, node=node))
             if guest is None:
                 log.info("stopped before the replay answered")
                 return
@@ -200,21 +130,9 @@ def _schema(config: RunConfig, watch: Watch) -> TransitionSchema:
         env.close()
 
 
-def _node(options: EvaluatorOptions) -> Attendant:
-    one = options.agents[0] if len(options.agents) == 1 else None
+def _node(agents: Sequence[int]) -> Attendant:
+    one = agents[0] if len(agents) == 1 else None
     return Attendant(secrets.token_hex(8), f"{ROLE}@{platform.node()}", ROLE, one)
-
-
-def _wanted(options: EvaluatorOptions) -> Wanted:
-    return Wanted(
-        options.replay.addresses[0],
-        None,
-        options.run_id,
-        node_id="",
-        timeout_s=CONNECT_S,
-        away_s=options.replay_timeout_s,
-        credentials=options.credentials,
-    )
 
 
 @dataclass(frozen=True)

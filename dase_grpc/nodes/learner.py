@@ -4,16 +4,14 @@ import asyncio
 import logging
 import secrets
 import threading
-from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 import torch
 
-from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import (
     DaseError,
     DrainingError,
@@ -27,6 +25,7 @@ from dase_grpc.learning.envs.restarting import exploring_env
 from dase_grpc.metrics.endpoint import Health, make_registry, metrics_endpoint
 from dase_grpc.metrics.nodes import LearnerMetrics
 from dase_grpc.nodes.monitoring import protection
+from dase_grpc.nodes.options import LearnerOptions
 from dase_grpc.nodes.results import open_results, results_path
 from dase_grpc.nodes.session import Session, put_together, starved
 from dase_grpc.process.alarm import HangAlarm
@@ -34,103 +33,17 @@ from dase_grpc.process.lifecycle import run_node
 from dase_grpc.process.tasks import first_cause, loop_turns, unless, watch_loop_lag
 from dase_grpc.process.watchdog import Watch
 from dase_grpc.progress import Progress, several
-from dase_grpc.replay.client import draining, joining, patience
+from dase_grpc.replay.client import draining
 from dase_grpc.replay.client.channels import lines_to
 from dase_grpc.replay.client.draining import drain, in_time
 from dase_grpc.replay.client.finding import follow_name, join_all
 from dase_grpc.replay.client.joining import Farewell, leases, require_fit, require_one_piece
-from dase_grpc.replay.client.patience import REPLAY_TIMEOUT_S, Wanted
 from dase_grpc.replay.client.shards import connected
 from dase_grpc.replay.client.waits import say_waits
-from dase_grpc.replay.security.dialler import NO_CREDENTIALS, Credentials
-from dase_grpc.replay.wire.addresses import ReplayPlace
 from dase_grpc.runs.journal import AgentJournal
 
 HEARTBEAT_S: Final = 0.5
 log = logging.getLogger("dase")
-
-
-@dataclass(frozen=True)
-class LearnerOptions:
-    """What a learner node is told on its command line."""
-
-    replay: ReplayPlace
-    config: RunConfig
-    agent_id: int | None = None
-    gpu: int | None = None
-    run_id: str = ""
-    run_dir: Path | None = None
-    metrics_port: int = 0
-    metrics_host: str = "127.0.0.1"
-    metrics_tls: Path | None = None
-    insecure: bool = False
-    command: Sequence[str] = ()
-    connect_timeout_s: float = 60.0
-    replay_timeout_s: float = REPLAY_TIMEOUT_S
-    resume: bool = False
-    unfinished_code: int = 0
-    credentials: Credentials = NO_CREDENTIALS
-
-    def wanted(self, node_id: str) -> Wanted:
-        """What to join; the replay of a learner that resumes has been there, so it counts as away."""
-        first_s = max(self.connect_timeout_s, self.replay_timeout_s if self.resume else 0.0)
-        return Wanted(
-            self.replay.addresses[0],
-            self.agent_id,
-            self.run_id,
-            node_id=node_id,
-            timeout_s=first_s,
-            away_s=self.replay_timeout_s,
-            credentials=self.credentials,
-        )
-
-    @classmethod
-    def parse(
-        cls,
-        config: RunConfig,
-        *,
-        replay: str,
-        agent_id: int | None,
-        gpu: int | None,
-        run_id: str | None,
-        run_dir: Path | None,
-        metrics_port: int | None,
-        metrics_host: str,
-        metrics_tls: Path | None = None,
-        insecure: bool,
-        command: Sequence[str],
-        replay_timeout_s: float | None = None,
-        resume: bool = False,
-        unfinished_code: int = 0,
-        tls: Path | None = None,
-        token_file: Path | None = None,
-    ) -> Self:
-        """Reads the texts of a command line; without a metrics port the configuration's counts.
-
-        Raises:
-            AddressError, ConfigError: in one sentence.
-        """
-        if agent_id is not None:
-            joining.require_agent(config, agent_id)
-        if metrics_port is None:
-            metrics_port = config.metrics.port and config.metrics.port + 1 + (agent_id or 0)
-        return cls(
-            ReplayPlace.parse(replay),
-            config,
-            agent_id=agent_id,
-            gpu=gpu,
-            run_id=run_id or "",
-            run_dir=run_dir,
-            metrics_port=metrics_port,
-            metrics_host=metrics_host,
-            metrics_tls=metrics_tls,
-            insecure=insecure,
-            command=command,
-            replay_timeout_s=patience.replay_timeout_s(replay_timeout_s),
-            resume=resume,
-            unfinished_code=unfinished_code,
-            credentials=Credentials(tls, token_file),
-        )
 
 
 def learner_main(options: LearnerOptions, *, stdin_is_leash: bool) -> int:

@@ -2,25 +2,22 @@
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
-from dase_grpc.config.texts import names_a_folder, transitions
-from dase_grpc.errors import AddressError, CapacityError, ConfigError
+from dase_grpc.errors import AddressError
 from dase_grpc.metrics.endpoint import Contexts, Health, metrics_endpoint
 from dase_grpc.nodes.monitoring import protection
+from dase_grpc.nodes.replay_options import ReplayOptions
 from dase_grpc.process.lifecycle import READY_PREFIX, is_orphaned, run_node
 from dase_grpc.process.tasks import loop_turns, watch_loop_lag
 from dase_grpc.progress import several
-from dase_grpc.replay.buffer.directory import note_settings, stored_identity
-from dase_grpc.replay.buffer.ring import require_reservable
+from dase_grpc.replay.buffer.directory import note_settings
 from dase_grpc.replay.buffer.run import SharedRun
-from dase_grpc.replay.buffer.sharding import WHOLE, Shard
+from dase_grpc.replay.buffer.sharding import WHOLE
 from dase_grpc.replay.security.listener import Entrance, entrance
 from dase_grpc.replay.service.cluster import ClusterServicer
 from dase_grpc.replay.service.draining import calls_ended
@@ -29,7 +26,7 @@ from dase_grpc.replay.service.policies import PolicyServicer
 from dase_grpc.replay.service.replay import ReplayServicer, add_replay
 from dase_grpc.replay.service.server import bind, make_server, require_private
 from dase_grpc.replay.service.standard import add_standard
-from dase_grpc.replay.wire.addresses import Address, parse_address
+from dase_grpc.replay.wire.addresses import Address
 from dase_grpc.replay.wire.v1 import (
     cluster_pb2,
     cluster_pb2_grpc,
@@ -37,9 +34,7 @@ from dase_grpc.replay.wire.v1 import (
     policy_pb2_grpc,
     replay_pb2,
 )
-from dase_grpc.schema import LEAST_ROW_BYTES
 
-LEASE_TTL_S: Final = 10.0
 GRACE_S: Final = 2.0
 ORPHAN_LINGER_S: Final = 3.0
 """How long a replay whose launcher is gone lets its learners, who are told so too, send what is left."""
@@ -47,8 +42,6 @@ ORPHAN_LINGER_S: Final = 3.0
 ORPHAN_LOOK_S: Final = 0.1
 LEASE_CHECK_S: Final = 1.0
 ENTRANCE_LOOK_S: Final = 1.0
-SYNC_EVERY_S: Final = 5.0
-DEFAULT_CAPACITY: Final = "1000000"
 DESCRIPTORS: Final = (
     replay_pb2.DESCRIPTOR.services_by_name["ReplayService"],
     cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"],
@@ -59,116 +52,6 @@ SERVICES: Final = tuple(service.full_name for service in DESCRIPTORS)
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 log = logging.getLogger("dase")
-
-
-@dataclass(frozen=True)
-class ReplayOptions:
-    """What a replay node is told on its command line."""
-
-    run_id: str
-    listen: Address
-    capacity: int | str
-    min_size: int
-    seed: int = 0
-    lease_ttl_s: float = LEASE_TTL_S
-    metrics_port: int = 0
-    metrics_host: str = "127.0.0.1"
-    metrics_tls: Path | None = None
-    insecure: bool = False
-    data_dir: Path | None = None
-    sync_every_s: float = SYNC_EVERY_S
-    tls: Path | None = None
-    tokens: Path | None = None
-    shard: Shard = WHOLE
-
-    @classmethod
-    def parse(
-        cls,
-        *,
-        run_id: str | None,
-        listen: str,
-        capacity: str | None,
-        min_size: int,
-        seed: int,
-        metrics_port: int | None,
-        metrics_host: str = "127.0.0.1",
-        metrics_tls: Path | None = None,
-        insecure: bool,
-        data_dir: Path | None = None,
-        sync_every_s: float | None = None,
-        tls: Path | None = None,
-        tokens: Path | None = None,
-        shard: str | None = None,
-    ) -> Self:
-        """Reads the texts of a command line.
-
-        A run that is not named, and a capacity and shard that are not given, are those in the data
-        directory; else the run gets a name of its own, the capacity is a million, and the replay whole.
-
-        Raises:
-            AddressError, ConfigError, DataDirectoryError: in one sentence.
-        """
-        stored = stored_identity(data_dir) if data_dir is not None else None
-        if stored is not None:
-            run_id = stored.run_id if run_id is None else run_id
-            capacity = str(stored.capacity) if capacity is None else capacity
-            shard = str(stored.shard) if shard is None else shard
-        part = WHOLE if shard is None else Shard.parse(shard)
-        capacity = DEFAULT_CAPACITY if capacity is None else capacity
-        if sync_every_s is not None and data_dir is None:
-            raise ConfigError("--sync-every needs --data-dir; a buffer in memory is never written to a disk")
-        sync_every_s = SYNC_EVERY_S if sync_every_s is None else sync_every_s
-        if not sync_every_s > 0:
-            raise ConfigError(f"--sync-every {sync_every_s:g} is not a time; give seconds above 0")
-        held = _most_held(capacity, in_memory=data_dir is None)
-        if min_size > held * part.count:
-            of_all = "" if part == WHOLE else f" of each of {part.count} shards"
-            raise ConfigError(
-                f"--min-size {min_size} exceeds --capacity {capacity}{of_all}, so no batch would ever be "
-                f"served"
-            )
-        if part != WHOLE and run_id is None:
-            raise ConfigError(f"--shard {part} needs --run-id, the same at every shard")
-        run_id = f"run-{secrets.token_hex(4)}" if run_id is None else run_id
-        if not names_a_folder(run_id):
-            raise ConfigError(f"--run-id {run_id!r} names a folder of results; use a plain folder name")
-        return cls(
-            run_id=run_id,
-            listen=parse_address(listen),
-            capacity=capacity,
-            min_size=min_size,
-            seed=seed,
-            metrics_port=metrics_port or 0,
-            metrics_host=metrics_host,
-            metrics_tls=metrics_tls,
-            insecure=insecure,
-            data_dir=data_dir,
-            sync_every_s=sync_every_s,
-            tls=tls,
-            tokens=tokens,
-            shard=part,
-        )
-
-
-def _most_held(capacity: int | str, *, in_memory: bool) -> int:
-    """The most transitions that a buffer of this capacity could hold, a byte each.
-
-    Raises:
-        ConfigError: it is no capacity, or in memory there is no room even for the smallest that there are.
-    """
-    try:
-        held = transitions(capacity, row_bytes=1)
-    except ValueError as error:
-        raise ConfigError(f"--capacity: {error}") from None
-    if in_memory:
-        try:
-            require_reservable(capacity, row_bytes=LEAST_ROW_BYTES)
-        except CapacityError as error:
-            said = (
-                str(error).replace("replay.capacity =", "--capacity", 1).replace("needs", "needs at least", 1)
-            )
-            raise ConfigError(said) from None
-    return held
 
 
 def replay_main(options: ReplayOptions, *, stdin_is_leash: bool) -> int:

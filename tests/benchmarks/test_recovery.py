@@ -9,7 +9,7 @@ import pytest
 
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.launch.drill.faults import KINDS, Outcome
-from dase_grpc.nodes.replay import LEASE_TTL_S
+from dase_grpc.nodes.replay_options import LEASE_TTL_S
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs/results/recovery.csv"

@@ -571,14 +571,14 @@ def test_a_flag_of_another_role_is_refused_rather_than_ignored(dase, role, flag,
 
 def test_a_learner_takes_its_metrics_port_from_the_configuration():
     from dase_grpc.config.resolve import resolve
-    from dase_grpc.nodes.learner import LearnerOptions
+    from dase_grpc.nodes.options import LearnerOptions
 
     config = resolve({"metrics": {"port": 9_000}, "train": {"agents": 3}})
-    texts = {"replay": "127.0.0.1:1", "agent_id": 2, "gpu": None, "run_id": "", "run_dir": None}
+    texts = {"replay": "127.0.0.1:1", "agent_id": [2], "gpu": None, "run_id": "", "run_dir": None}
     texts |= {"metrics_host": "127.0.0.1", "insecure": False, "command": ()}
-    assert LearnerOptions.parse(config, metrics_port=None, **texts).metrics_port == 9_003
-    assert LearnerOptions.parse(config, metrics_port=0, **texts).metrics_port == 0
-    assert LearnerOptions.parse(config, metrics_port=7, **texts).metrics_port == 7
+    assert LearnerOptions.parse(config=config, metrics_port=None, **texts).metrics_port == 9_003
+    assert LearnerOptions.parse(config=config, metrics_port=0, **texts).metrics_port == 0
+    assert LearnerOptions.parse(config=config, metrics_port=7, **texts).metrics_port == 7
 
 
 def test_metrics_beyond_loopback_need_insecure():

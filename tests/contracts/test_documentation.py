@@ -11,7 +11,7 @@ from contracts.source import sources
 from typer.main import get_command
 
 from dase_grpc.cli.main import app
-from dase_grpc.cli.node import SHARED, TAKES
+from dase_grpc.cli.node import TAKES
 
 ROOT = PACKAGE.parent
 PAGES = sorted(
@@ -27,7 +27,6 @@ COMMAND = re.compile(r"(?:^|[;&|(] *|\bdo )(dase [^;&|>#)\n]*)", re.MULTILINE)
 DASE = get_command(app)
 PYTHON_FILE = re.compile(r"(?<![\w/.{*-])[\w.-][\w./-]*\.py\b")
 FOLDER = re.compile(r"(?<![\w/])(?:dase_grpc|tests|benchmarks|scripts)/[\w/]*\w(?![\w/*<{-]|\.\w)")
-OF_EVERY_ROLE = {*SHARED, "role", "seed"}
 
 
 def prose(page: Path) -> str:
@@ -62,7 +61,7 @@ def faults(words: list[str]) -> Iterator[str]:
     if command.name == "node" and "--role" in words:
         role = words[words.index("--role") + 1]
         names = ["assignments" if flag == "--set" else flag[2:].replace("-", "_") for flag in flags]
-        takes = OF_EVERY_ROLE.union(*(TAKES[each] for each in role.split("|")))
+        takes = {"role"}.union(*(TAKES[each] for each in role.split("|")))
         yield from (f"{name} is not for {role}" for name in names if name not in takes)
 
 

@@ -17,7 +17,8 @@ NETWORK = {"grpc", "grpc_health", "grpc_reflection", "google"}
 
 SERVE_ONCE = """
 import asyncio
-from dase_grpc.nodes.replay import ReplayOptions, run_replay
+from dase_grpc.nodes.replay_options import ReplayOptions
+from dase_grpc.nodes.replay import run_replay
 
 options = ReplayOptions.parse(
     run_id="r", listen="127.0.0.1:0", capacity="1kb", min_size=1, seed=0, metrics_port=0, insecure=False

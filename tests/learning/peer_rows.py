@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from dase_grpc.learning.similarity.measure import SCOPES
+from dase_grpc.config.algorithms import SCOPES
 
 OWN, R = 1, 0.1
 

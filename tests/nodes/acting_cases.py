@@ -15,7 +15,8 @@ from dase_grpc.learning.agents.policy import policy_tensors
 from dase_grpc.learning.agents.registry import make_agent
 from dase_grpc.learning.envs.make import make_env, schema_of
 from dase_grpc.learning.training.publishing import to_bytes
-from dase_grpc.nodes.actor import ActorOptions, run_actor
+from dase_grpc.nodes.actor import run_actor
+from dase_grpc.nodes.options import ActorOptions
 from dase_grpc.progress import Progress
 from dase_grpc.replay.client.cluster import StreamTarget
 from dase_grpc.replay.client.policies import PolicyPublisher
@@ -75,7 +76,7 @@ def actor_options(address: Address, **changes: Any) -> ActorOptions:
     settings = {key: changes.pop(key) for key in list(changes) if "__" in key}
     agent_id = changes.pop("agent_id", 0)
     place = changes.pop("place", ReplayPlace.at(address))
-    return ActorOptions(place, tiny_config(**settings), agent_id, **changes)
+    return ActorOptions(replay=place, config=tiny_config(**settings), agent_id=agent_id, **changes)
 
 
 @asynccontextmanager

@@ -11,7 +11,8 @@ from patience import PATIENCE_S
 from replay.wire.services import promptly
 
 from dase_grpc.config.resolve import RunConfig, resolve
-from dase_grpc.nodes.learner import LearnerOptions, run_learner
+from dase_grpc.nodes.learner import run_learner
+from dase_grpc.nodes.options import LearnerOptions
 from dase_grpc.progress import Progress
 from dase_grpc.replay.client.channels import open_channel
 from dase_grpc.replay.client.cluster import ClusterClient

@@ -8,7 +8,8 @@ from typing import Any
 
 from replay.wire.services import LOOPBACK, SCHEMA, promptly
 
-from dase_grpc.nodes.replay import ReplayOptions, run_replay
+from dase_grpc.nodes.replay import run_replay
+from dase_grpc.nodes.replay_options import ReplayOptions
 from dase_grpc.replay.client.channels import open_channel
 from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
 from dase_grpc.replay.wire.addresses import Address

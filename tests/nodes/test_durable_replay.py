@@ -8,7 +8,8 @@ from nodes.running import joined, replay_node
 from replay.wire.services import SCHEMA, eventually, rows_of, serials_of
 
 from dase_grpc.errors import ConfigError, DataDirectoryError, SequenceGapError, StaleLeaseError
-from dase_grpc.nodes.replay import ReplayOptions, boot_id
+from dase_grpc.nodes.replay import boot_id
+from dase_grpc.nodes.replay_options import ReplayOptions
 from dase_grpc.progress import Progress
 from dase_grpc.replay.buffer.directory import DataDirectory
 from dase_grpc.replay.buffer.durable import DurableStore

@@ -34,8 +34,9 @@ from dase_grpc.learning.envs.evaluation import Evaluator
 from dase_grpc.learning.envs.make import make_env, schema_of
 from dase_grpc.learning.training.publishing import to_bytes
 from dase_grpc.metrics.endpoint import make_registry
-from dase_grpc.nodes.evaluator import EvaluatorOptions, run_evaluator
+from dase_grpc.nodes.evaluator import run_evaluator
 from dase_grpc.nodes.learner import run_learner
+from dase_grpc.nodes.options import EvaluatorOptions
 from dase_grpc.replay.client.policies import PolicyPublisher
 from dase_grpc.replay.service.draining import Draining
 from dase_grpc.replay.wire.addresses import Address, ReplayPlace
@@ -60,7 +61,7 @@ def evaluator_options(address, run_dir, *, agents=(), **changes):
     settings = {key: changes.pop(key) for key in list(changes) if "__" in key}
     config = tiny_config(**{**BY_EVALUATOR, **settings})
     place = address if isinstance(address, ReplayPlace) else ReplayPlace.at(address)
-    return EvaluatorOptions(place, config, agents=agents, run_dir=run_dir, **changes)
+    return EvaluatorOptions(replay=place, config=config, agents=agents, run_dir=run_dir, **changes)
 
 
 @asynccontextmanager
@@ -419,9 +420,8 @@ async def test_a_learner_that_is_resumed_leaves_the_evaluators_rows_alone(servic
         await promptly(run_learner(replace(learner, resume=False), asyncio.Event()))
 
 
-async def test_a_replay_that_does_not_come_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr("dase_grpc.nodes.evaluator.CONNECT_S", 0.2)
-    options = evaluator_options(Address("127.0.0.1", 1), tmp_path / "run")
+async def test_a_replay_that_does_not_come_is_said(tmp_path):
+    options = evaluator_options(Address("127.0.0.1", 1), tmp_path / "run", connect_timeout_s=0.2)
     with pytest.raises(UnreachableError, match="does not answer"):
         await promptly(run_evaluator(options, asyncio.Event()))
 

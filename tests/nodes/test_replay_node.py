@@ -22,7 +22,8 @@ from dase_grpc.errors import (
     StaleLeaseError,
     UnreachableError,
 )
-from dase_grpc.nodes.replay import SERVICES, ReplayOptions, run_replay
+from dase_grpc.nodes.replay import SERVICES, run_replay
+from dase_grpc.nodes.replay_options import ReplayOptions
 from dase_grpc.replay.client.channels import open_channel
 from dase_grpc.replay.client.cluster import ClusterClient
 from dase_grpc.replay.client.inserter import Inserter
@@ -340,7 +341,9 @@ async def test_listening_beyond_loopback_needs_insecure():
     everywhere = Address("0.0.0.0", 0)
     with pytest.raises(AddressError, match="--insecure"):
         await run_replay(
-            ReplayOptions("r", everywhere, 10, 1), asyncio.Event(), lambda address: pytest.fail(str(address))
+            ReplayOptions(run_id="r", listen=everywhere),
+            asyncio.Event(),
+            lambda address: pytest.fail(str(address)),
         )
     async with (
         replay_node(listen=everywhere, insecure=True) as replay,
@@ -443,7 +446,13 @@ def test_a_run_that_is_not_named_gets_a_name_of_its_own():
     first, second = parsed(), parsed()
     assert first.run_id != second.run_id
     assert first == ReplayOptions(
-        first.run_id, OPTIONS.listen, "1GB", 3, seed=4, metrics_port=5, insecure=True
+        run_id=first.run_id,
+        listen=OPTIONS.listen,
+        capacity="1GB",
+        min_size=3,
+        seed=4,
+        metrics_port=5,
+        insecure=True,
     )
 
 

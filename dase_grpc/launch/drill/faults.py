@@ -10,7 +10,7 @@ from typing import Final
 
 from dase_grpc.errors import REFUSED_CODE, DaseError
 from dase_grpc.launch.drill.cluster import DrillCluster, require_code
-from dase_grpc.nodes.replay import LEASE_TTL_S
+from dase_grpc.nodes.replay_options import LEASE_TTL_S
 
 BEYOND_TTL_S: Final = LEASE_TTL_S + 2.0
 WOKEN_S: Final = 30.0

@@ -9,13 +9,15 @@ Source: Saglam et al. 2022, arXiv 2207.13453; choices and traps: docs/dps.md.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, get_args
+from typing import Any, Final
 
 import numpy.typing as npt
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
-from dase_grpc.config.algorithms import DIVERGENCES, Scope
+from dase_grpc.config.algorithms import DpsConfig
+from dase_grpc.config.sentences import sentence
 from dase_grpc.errors import ConfigError
 from dase_grpc.learning.similarity.divergences import (
     EQUATIONS,
@@ -29,65 +31,14 @@ from dase_grpc.learning.similarity.moments import floored, moments, shrunk
 
 Values = Tensor | npt.ArrayLike
 
-SCOPES: Final[tuple[str, ...]] = get_args(Scope)
-REFERENCE_VARIANCE: Final = 0.1
+PAPER: Final = DpsConfig()
+"""The defaults, which are the paper's."""
+
+REFERENCE_VARIANCE: Final = PAPER.reference_variance
 
 _FIXED: Final[Mapping[str, float]] = {"none": 0.0, "isolated": math.inf}
 _SMALL_JS: Final = 0.25
 """The Jensen-Shannon divergence of two near Gaussians as a share of the Jeffreys divergence (and of KL)."""
-
-
-@dataclass(frozen=True)
-class DpsOptions:
-    """What is measured, as section `dps` of the configuration says it; the defaults are the paper's.
-
-    Attributes:
-        divergence: ρ, one of `DIVERGENCES`.
-        scope: which rows share one λ, one of `SCOPES`.
-        reference_variance: r.
-        floor: raise the eigenvalues of Σ to at least r.
-        shrinkage: s in [0, 1]; Σ becomes (1 − s) Σ + s r I.
-        debias: subtract from ρ what equal Gaussians would show at this number of rows, down to 0.
-        normalise: divide ρ by n.
-        memory: half-life, in updates, of running moments of Σ and μ; 0 looks at each batch alone.
-
-    Raises:
-        ConfigError: one sentence naming the option, its value and what is allowed.
-    """
-
-    divergence: str = "jeffreys"
-    scope: str = "pooled"
-    reference_variance: float = REFERENCE_VARIANCE
-    floor: bool = False
-    shrinkage: float = 0.0
-    debias: bool = False
-    normalise: bool = False
-    memory: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.divergence not in DIVERGENCES:
-            raise ConfigError(
-                f"divergence {self.divergence!r} is unknown; use one of {', '.join(DIVERGENCES)}"
-            )
-        if self.scope not in SCOPES:
-            raise ConfigError(f"scope {self.scope!r} is unknown; use one of {', '.join(SCOPES)}")
-        if not 0.0 < self.reference_variance < math.inf:
-            raise ConfigError(f"reference variance {self.reference_variance} must be positive and finite")
-        if not 0.0 <= self.shrinkage <= 1.0:
-            raise ConfigError(f"shrinkage {self.shrinkage} must be between 0 and 1")
-        if self.debias and (self.divergence, self.scope) == ("js", "transition"):
-            raise ConfigError("debias is not known for divergence 'js' with scope 'transition'; leave it out")
-        if not 0.0 <= self.memory < math.inf:
-            raise ConfigError(f"memory {self.memory} must be finite and at least 0")
-        if self.memory and self.scope == "transition":
-            raise ConfigError(
-                "memory has no use for scope 'transition', whose rows share nothing; leave it out"
-            )
-
-    @property
-    def regularised(self) -> bool:
-        """Whether Σ is changed before it is judged, so that any number of rows will do."""
-        return self.floor or self.shrinkage > 0
 
 
 def similarity_weights(
@@ -97,25 +48,33 @@ def similarity_weights(
     own_id: int,
     *,
     reference_variance: float = REFERENCE_VARIANCE,
-    divergence: str = "jeffreys",
-    scope: str = "pooled",
-    floor: bool = False,
-    shrinkage: float = 0.0,
-    debias: bool = False,
-    normalise: bool = False,
+    divergence: str = PAPER.divergence,
+    scope: str = PAPER.scope,
+    floor: bool = PAPER.floor,
+    shrinkage: float = PAPER.shrinkage,
+    debias: bool = PAPER.debias,
+    normalise: bool = PAPER.normalise,
 ) -> Tensor:
     """The weight of each transition: 1 for rows of `own_id`, λ = exp(−ρ) for all others.
 
     actions and policy_actions are (b, n) in [-1, 1], agent_ids is (b,); tensors, arrays or lists of any
     dtype. Returns (b,) float32 without gradient, on the device of `actions`. λ is 0 where it cannot be
     measured: at most n + 1 rows share it, or their covariance is not positive definite. The options are
-    those of `DpsOptions`; scope `agent` compares ids pairwise and takes O(b² n) memory.
+    those of section `dps`; scope `agent` compares ids pairwise and takes O(b² n) memory.
 
     Raises:
         ConfigError: an option that is unknown or out of range.
         ValueError: the shapes do not fit together.
     """
-    options = DpsOptions(divergence, scope, reference_variance, floor, shrinkage, debias, normalise)
+    options = _options(
+        reference_variance=reference_variance,
+        divergence=divergence,
+        scope=scope,
+        floor=floor,
+        shrinkage=shrinkage,
+        debias=debias,
+        normalise=normalise,
+    )
     deviation = deviations(actions, policy_actions)
     ids = torch.as_tensor(agent_ids, device=deviation.device)
     if ids.shape != deviation.shape[:1]:
@@ -139,12 +98,19 @@ def divergence(mean: Values, cov: Values, reference_variance: float, kind: str) 
     Raises:
         ConfigError: an unknown divergence, or a variance that is not positive.
     """
-    DpsOptions(divergence=kind, reference_variance=reference_variance)
+    _options(divergence=kind, reference_variance=reference_variance)
     centre = _float64(mean)
     if kind in _FIXED:
         return torch.full(centre.shape[:-1], _FIXED[kind], dtype=torch.float64, device=centre.device)
     estimate = relative_gaussian(centre, _float64(cov), reference_variance)
     return _or_infinite(EQUATIONS[kind](estimate), estimate.definite)
+
+
+def _options(**values: Any) -> DpsConfig:
+    try:
+        return DpsConfig(**values)
+    except ValidationError as error:
+        raise ConfigError(sentence(error, known=())) from None
 
 
 def deviations(actions: Values, policy_actions: Values) -> Tensor:
@@ -198,7 +164,7 @@ class Similarity:
     degenerate: Tensor
 
 
-def measure(deviation: Tensor, member: Tensor, options: DpsOptions) -> Similarity:
+def measure(deviation: Tensor, member: Tensor, options: DpsConfig) -> Similarity:
     """The similarity of G groups at once, from (b, n) deviations and (G, b) membership.
 
     Rows outside a group never touch its result, not even if they are NaN. Leading dimensions are kept.
@@ -207,7 +173,7 @@ def measure(deviation: Tensor, member: Tensor, options: DpsOptions) -> Similarit
     return judge(mean, cov, rows=count, count=count, options=options)
 
 
-def judge(mean: Tensor, cov: Tensor, *, rows: Tensor, count: Tensor, options: DpsOptions) -> Similarity:
+def judge(mean: Tensor, cov: Tensor, *, rows: Tensor, count: Tensor, options: DpsConfig) -> Similarity:
     """The similarity of G groups from moments that rest on `rows` rows each, of which `count` are at hand.
 
     mean is (G, n), cov (G, n, n), both float64; rows is (G,), not necessarily whole, count (G,) int64.
@@ -223,7 +189,7 @@ def judge(mean: Tensor, cov: Tensor, *, rows: Tensor, count: Tensor, options: Dp
     return _judge(estimate, usable, rows, count, options, size=size)
 
 
-def measure_rows(deviation: Tensor, options: DpsOptions) -> Similarity:
+def measure_rows(deviation: Tensor, options: DpsConfig) -> Similarity:
     """The similarity of each of (b, n) deviations d by itself: b groups of one row, N(d, rI)."""
     estimate = shifted_reference(deviation, options.reference_variance)
     count = torch.ones_like(estimate.definite, dtype=torch.int64)
@@ -235,7 +201,7 @@ def _judge(
     usable: Tensor,
     rows: Tensor,
     count: Tensor,
-    options: DpsOptions,
+    options: DpsConfig,
     *,
     size: int,
 ) -> Similarity:
@@ -257,7 +223,7 @@ def _judge(
     return Similarity((-rho).exp(), rho, covariance_part, mean_part, count, degenerate)
 
 
-def expected_rho(rows: Tensor, size: int, options: DpsOptions) -> Tensor:
+def expected_rho(rows: Tensor, size: int, options: DpsConfig) -> Tensor:
     """What ρ is on average if the deviations follow the reference, to first order; (G,) float64.
 
     n(n + 3)/(4N) for moments of N rows, n/2 for a single row under the reference's covariance; a quarter

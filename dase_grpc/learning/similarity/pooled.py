@@ -10,13 +10,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from dase_grpc.config.algorithms import DpsConfig
 from dase_grpc.learning.similarity.divergences import pivot_rounding
-from dase_grpc.learning.similarity.measure import DpsOptions
 
 UNKNOWN: Final = (math.inf, math.inf)
 
 
-def suffices(options: DpsOptions) -> bool:
+def suffices(options: DpsConfig) -> bool:
     """Whether `terms` says all that these options ask for."""
     others = options.regularised or options.debias or options.normalise or options.memory
     return (options.divergence, options.scope) == ("jeffreys", "pooled") and not others

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dase_grpc.config.algorithms import DpsConfig
 from dase_grpc.learning.agents.agent import Agent
 from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.agents.memory import OWN, Memory
 from dase_grpc.learning.similarity import pooled
 from dase_grpc.learning.similarity.measure import (
-    DpsOptions,
     Similarity,
     difference,
     judge,
@@ -80,7 +80,7 @@ class SimilarityWeigher:
     into the running moments, so it is called once per update and one thread owns the weigher.
 
     Args:
-        options: what is measured; section `dps` of the configuration.
+        options: what is measured.
         own_id: the agent whose rows are internal; for a stack (K, 1) int32, and `masked` then.
         agents: K, the number of agents that share the buffer.
         masked: whether the reference twin weighs, with masks and as on a GPU, even where `pooled` could.
@@ -90,7 +90,7 @@ class SimilarityWeigher:
 
     def __init__(
         self,
-        options: DpsOptions,
+        options: DpsConfig,
         *,
         own_id: int | Tensor,
         agents: int,

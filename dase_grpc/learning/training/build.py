@@ -21,7 +21,6 @@ from dase_grpc.learning.envs.evaluation import Evaluator
 from dase_grpc.learning.envs.explorer import Explorer
 from dase_grpc.learning.envs.make import Environment, make_env
 from dase_grpc.learning.envs.restarting import WatchedEnv, evaluation_env
-from dase_grpc.learning.similarity.measure import DpsOptions
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher
 from dase_grpc.learning.training.learner import Learner
 from dase_grpc.learning.training.parts import ActorSteps, BatchSource, Journal, LearnerParts, TransitionSink
@@ -90,9 +89,7 @@ def build_learner(
     else:
         make = partial(make_env, config.env.id, config.env.kwargs)
     evaluator = build_evaluator(config, schema, agent_id=agent_id, make=make)
-    weigher = SimilarityWeigher(
-        DpsOptions(**config.dps.model_dump()), own_id=agent_id, agents=config.train.agents, memory=memory
-    )
+    weigher = SimilarityWeigher(config.dps, own_id=agent_id, agents=config.train.agents, memory=memory)
     agent, notes = _agent(
         config, schema, agent_id=agent_id, device=device, pair=pair, metrics=metrics, memory=memory
     )

@@ -74,20 +74,6 @@ def _has_beaten(status: cluster_pb2.StatusResponse, agent_id: int, *, within_s: 
     return holder is not None and holder.lease == "live" and holder.seconds_since_heartbeat < within_s
 
 
-def require_agent(config: RunConfig, agent_id: int) -> None:
-    """Checks an agent id that a node is given before it connects.
-
-    Raises:
-        ConfigError: the run has no such agent.
-    """
-    agents = config.train.agents
-    if agent_id >= agents:
-        raise ConfigError(
-            f"--agent {agent_id} is not of this run, whose agents are 0..{agents - 1}; choose one of "
-            f"them, or say how many there are with --agents, to every node of the run alike"
-        )
-
-
 def require_fit(config: RunConfig, member: Membership) -> None:
     """Checks this learner's settings against the replay's.
 

@@ -11,7 +11,6 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from dase_grpc.backoff import Backoff
 from dase_grpc.errors import (
-    ConfigError,
     DrainingError,
     OverloadedError,
     RefusalError,
@@ -23,9 +22,6 @@ from dase_grpc.replay.wire.addresses import Address, silence_of
 
 log = logging.getLogger("dase")
 
-REPLAY_TIMEOUT_S: Final = 600.0
-"""How long the replay may be away before a node that needs it ends."""
-
 NODE_NAME: Final = f"learner@{platform.node()}"
 SAY_UNREACHABLE_AFTER_S: Final = 2.0
 SHORTEST_CALL_S: Final = 0.1
@@ -35,19 +31,6 @@ T = TypeVar("T")
 
 AWAY: Final = (UnreachableError, OverloadedError, DrainingError)
 """What a replay that does not serve just now answers, if it does."""
-
-
-def replay_timeout_s(given: float | None) -> float:
-    """What --replay-timeout says, or else its default.
-
-    Raises:
-        ConfigError: it is no time.
-    """
-    if given is None:
-        return REPLAY_TIMEOUT_S
-    if not given >= 0:
-        raise ConfigError(f"--replay-timeout {given:g} is not a time; give seconds, 0 or more")
-    return given
 
 
 @dataclass(frozen=True)

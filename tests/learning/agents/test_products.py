@@ -7,8 +7,8 @@ import torch
 from learning.agent_cases import make, noises, tiny
 from learning.td3_cases import B, as_batch, assert_same, columns, weights
 
+from dase_grpc.config.algorithms import DpsConfig
 from dase_grpc.learning.agents.dense import EXACT, ROUNDED, WORTH_ROUNDING, Buffers, Dense, Linear
-from dase_grpc.learning.similarity.measure import DpsOptions
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher, weighed
 
 LARGE, STEP = (WORTH_ROUNDING, WORTH_ROUNDING + 5, WORTH_ROUNDING), 2.0**-8
@@ -168,7 +168,7 @@ def test_policy_and_similarity_weights_are_exact_to_the_bit(algorithm):
     assert torch.equal(
         agent.value(batch.observation, batch.action), plain.value(batch.observation, batch.action)
     )
-    weigher = SimilarityWeigher(DpsOptions(), own_id=0, agents=2)
+    weigher = SimilarityWeigher(DpsConfig(), own_id=0, agents=2)
     (found, _), (expected, _) = (weighed(each, weigher, batch) for each in (agent, plain))
     assert 0 < float(expected.similarity) < 1
     assert torch.equal(found.weight, expected.weight)

@@ -8,8 +8,8 @@ from learning.agent_cases import make, tiny
 from learning.td3_cases import CPU, SCHEMA, B, assert_same, columns
 from learning.tracing import Traces
 
+from dase_grpc.config.algorithms import DpsConfig
 from dase_grpc.learning.agents.snapshots import Current
-from dase_grpc.learning.similarity.measure import DpsOptions
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher
 from dase_grpc.learning.training.state import Counters
 from dase_grpc.learning.training.statistics import DeviceTotals, Window
@@ -51,7 +51,7 @@ class Side:
             schema=SCHEMA,
             device=CPU,
             config=SimpleNamespace(agent=SimpleNamespace(batch_size=B)),
-            weigher=SimilarityWeigher(DpsOptions(), own_id=OWN, agents=3, masked=True),
+            weigher=SimilarityWeigher(DpsConfig(), own_id=OWN, agents=3, masked=True),
             source=SimpleNamespace(next=lambda: (next(waiting), 100)),
             metrics=LearnerMetrics(self.registry, OWN),
             clock=lambda: 0.0,

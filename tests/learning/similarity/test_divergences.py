@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from learning.gaussians import JS_ERROR, MEASURED, gaussian, jeffreys_oracle, kl_oracle, quick, seeds, sizes
 from scipy import integrate, stats
 
+from dase_grpc.config.algorithms import DpsConfig
 from dase_grpc.learning.similarity import divergences, measure
-from dase_grpc.learning.similarity.measure import DpsOptions, divergence
+from dase_grpc.learning.similarity.measure import divergence
 from dase_grpc.learning.similarity.moments import moments
 
 
@@ -250,8 +251,8 @@ def test_a_constant_deviation_has_exactly_no_variance(value, size):
 
 def test_rows_outside_a_group_do_not_touch_it_even_if_they_are_nan():
     deviation = torch.randn(20, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    clean = measure.measure(deviation[:12], torch.ones(1, 12, dtype=torch.bool), DpsOptions())
+    clean = measure.measure(deviation[:12], torch.ones(1, 12, dtype=torch.bool), DpsConfig())
     deviation[12:] = math.nan
     member = (torch.arange(20) < 12)[None]
-    dirty = measure.measure(deviation, member, DpsOptions())
+    dirty = measure.measure(deviation, member, DpsConfig())
     torch.testing.assert_close(dirty.rho, clean.rho, rtol=1e-12, atol=0)

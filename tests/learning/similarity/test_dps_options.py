@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from learning.peer_rows import EVERY, FINE, OPTIONS, OWN, R, flags, quick, rows, seeds, shares, sizes
 from torch import Tensor
 
-from dase_grpc.config.algorithms import DIVERGENCES
+from dase_grpc.config.algorithms import DIVERGENCES, SCOPES, DpsConfig
 from dase_grpc.config.resolve import resolve
 from dase_grpc.errors import ConfigError
 from dase_grpc.learning.agents.batch import Batch
-from dase_grpc.learning.similarity.measure import SCOPES, DpsOptions, measure, similarity_weights
+from dase_grpc.learning.similarity.measure import measure, similarity_weights
 from dase_grpc.learning.similarity.moments import floored, moments, shrunk
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher
 from dase_grpc.schema import TransitionSchema
@@ -90,10 +90,10 @@ def test_the_correction_removes_the_average_of_equal_gaussians():
     deviation = torch.as_tensor(math.sqrt(R) * rng.standard_normal((groups * size, n)))
     member = torch.arange(groups)[:, None] == torch.arange(groups * size) // size
     for kind in ("jeffreys", "kl", "js"):
-        plain = measure(deviation, member, DpsOptions(kind)).rho
+        plain = measure(deviation, member, DpsConfig(divergence=kind)).rho
         expected = n * (n + 3) / (4 * size) * (0.25 if kind == "js" else 1)
         assert float(plain.mean()) == pytest.approx(expected, rel=0.2)
-        corrected = measure(deviation, member, DpsOptions(kind, debias=True)).rho
+        corrected = measure(deviation, member, DpsConfig(divergence=kind, debias=True)).rho
         torch.testing.assert_close(corrected, (plain - expected).clamp(min=0), rtol=1e-9, atol=1e-12)
         assert bool((corrected >= 0).all())
 
@@ -127,7 +127,7 @@ def test_none_and_isolated_look_at_no_option(scope, options):
 def test_the_reported_terms_are_those_of_the_changed_covariance(options):
     actions, policy, ids = rows(13)
     deviation, member = torch.as_tensor(actions - policy), torch.as_tensor(ids != OWN)[None]
-    found = measure(deviation, member, DpsOptions(**options))
+    found = measure(deviation, member, DpsConfig(**options))
     torch.testing.assert_close(found.covariance_term + found.mean_term, found.rho)
     mean, cov, _ = moments(deviation, member)
     changed = floored(cov, R) if "floor" in options else shrunk(cov, R, 0.4)
@@ -147,9 +147,9 @@ def test_the_weigher_gives_the_weights_of_the_pure_function(kind, scope, options
     if (kind, scope, options.get("debias")) == ("js", "transition", True):
         return
     batch, policy = as_batch(*rows(14))
-    weighing = SimilarityWeigher(DpsOptions(kind, scope, **options), own_id=OWN, agents=4).weigh(
-        batch, policy
-    )
+    weighing = SimilarityWeigher(
+        DpsConfig(divergence=kind, scope=scope, **options), own_id=OWN, agents=4
+    ).weigh(batch, policy)
     expected = similarity_weights(
         batch.action, policy, batch.agent_id, OWN, divergence=kind, scope=scope, **options
     )
@@ -161,14 +161,14 @@ def test_the_weigher_gives_the_weights_of_the_pure_function(kind, scope, options
 
 def test_the_agents_weights_are_those_shown_by_source():
     batch, policy = as_batch(*rows(15))
-    weigher = SimilarityWeigher(DpsOptions(scope="agent"), own_id=OWN, agents=4)
+    weigher = SimilarityWeigher(DpsConfig(scope="agent"), own_id=OWN, agents=4)
     shown, weight = weigher.by_source(batch, policy).similarity, weigher.weigh(batch, policy).weight
     torch.testing.assert_close(shown[batch.agent_id.long()].float(), weight, rtol=1e-6, atol=0)
 
 
 def test_with_one_weight_per_transition_a_source_shows_the_mean_of_its_rows():
     batch, policy = as_batch(*rows(16))
-    weigher = SimilarityWeigher(DpsOptions(scope="transition"), own_id=OWN, agents=5)
+    weigher = SimilarityWeigher(DpsConfig(scope="transition"), own_id=OWN, agents=5)
     found, weight = weigher.by_source(batch, policy), weigher.weigh(batch, policy).weight
     for agent in (0, 2, 3):
         mine = batch.agent_id == agent
@@ -182,7 +182,7 @@ def test_an_agent_with_too_few_rows_is_degenerate_and_hides_no_other():
     actions, policy, ids = rows(17, each=20)
     keep = (ids != 2) | (np.cumsum(ids == 2) <= 4)
     batch, wanted = as_batch(actions[keep], policy[keep], ids[keep])
-    weighing = SimilarityWeigher(DpsOptions(scope="agent"), own_id=OWN, agents=4).weigh(batch, wanted)
+    weighing = SimilarityWeigher(DpsConfig(scope="agent"), own_id=OWN, agents=4).weigh(batch, wanted)
     assert weighing.degenerate
     assert weighing.rho.isfinite()
     assert set(weighing.weight[batch.agent_id == 2].tolist()) == {0.0}
@@ -192,7 +192,7 @@ def test_an_agent_with_too_few_rows_is_degenerate_and_hides_no_other():
 def test_rows_of_unknown_agents_weigh_nothing_in_the_agent_s_scope():
     actions, policy, ids = rows(18, each=20)
     batch, wanted = as_batch(actions, policy, np.where(ids == 3, 9, ids))
-    weighing = SimilarityWeigher(DpsOptions(scope="agent"), own_id=OWN, agents=4).weigh(batch, wanted)
+    weighing = SimilarityWeigher(DpsConfig(scope="agent"), own_id=OWN, agents=4).weigh(batch, wanted)
     assert weighing.degenerate
     assert set(weighing.weight[batch.agent_id == 9].tolist()) == {0.0}
 
@@ -201,7 +201,7 @@ def test_rows_of_unknown_agents_weigh_nothing_in_the_agent_s_scope():
 def test_a_batch_without_external_rows_has_nothing_to_weigh_in_any_scope(scope):
     actions, policy, _ = rows(19)
     batch, wanted = as_batch(actions, policy, np.full(len(actions), OWN))
-    weighing = SimilarityWeigher(DpsOptions(scope=scope), own_id=OWN, agents=4).weigh(batch, wanted)
+    weighing = SimilarityWeigher(DpsConfig(scope=scope), own_id=OWN, agents=4).weigh(batch, wanted)
     assert bool((weighing.weight == 1).all())
     assert (int(weighing.external), float(weighing.similarity)) == (0, 0.0)
     assert float(weighing.rho) == float(weighing.mean_term) == math.inf
@@ -217,7 +217,7 @@ def test_no_scope_and_no_option_synchronises_with_the_host(kind, scope, monkeypa
     options = {**OPTIONS[-1], "debias": (kind, scope) != ("js", "transition")}
     actions, policy, ids = (torch.as_tensor(part) for part in rows(20))
     batch, wanted = as_batch(*rows(20))
-    weigher = SimilarityWeigher(DpsOptions(kind, scope, **options), own_id=OWN, agents=4)
+    weigher = SimilarityWeigher(DpsConfig(divergence=kind, scope=scope, **options), own_id=OWN, agents=4)
     similarity_weights(actions, policy, ids, OWN, divergence=kind, scope=scope, **options)
     weigher.weigh(batch, wanted)
 
@@ -242,7 +242,7 @@ def test_no_scope_and_no_option_synchronises_with_the_host(kind, scope, monkeypa
 
 
 def test_one_graph_holds_every_option():
-    options = DpsOptions(floor=True, shrinkage=0.2, debias=True, normalise=True)
+    options = DpsConfig(floor=True, shrinkage=0.2, debias=True, normalise=True)
     actions, policy, ids = rows(21)
     given = torch.as_tensor(actions - policy), torch.as_tensor(ids != OWN)[None]
 
@@ -255,12 +255,12 @@ def test_one_graph_holds_every_option():
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, math.nan])
 def test_a_shrinkage_outside_zero_to_one_is_refused(share):
-    with pytest.raises(ConfigError, match="must be between 0 and 1"):
-        DpsOptions(shrinkage=share)
+    with pytest.raises(ConfigError, match=r"shrinkage = .* must be (at least 0|at most 1|finite)"):
+        similarity_weights([[0.0]], [[0.0]], [0], OWN, shrinkage=share)
 
 
-def test_the_correction_that_has_no_equation_is_refused_by_options_and_configuration():
-    with pytest.raises(ConfigError, match="debias is not known"):
-        DpsOptions("js", "transition", debias=True)
+def test_the_correction_that_has_no_equation_is_refused_by_function_and_configuration():
+    with pytest.raises(ConfigError, match="debias = true is not known"):
+        similarity_weights([[0.0]], [[0.0]], [0], OWN, divergence="js", scope="transition", debias=True)
     with pytest.raises(ConfigError, match="debias = true is not known"):
         resolve({"dps": {"divergence": "js", "scope": "transition", "debias": True}})

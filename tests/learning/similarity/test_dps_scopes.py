@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from learning.peer_rows import EVERY, FINE, OPTIONS, OWN, R, flags, quick, rows, seeds, shares, sizes
 from scipy import stats
 
-from dase_grpc.learning.similarity.measure import SCOPES, similarity_weights
+from dase_grpc.config.algorithms import SCOPES
+from dase_grpc.learning.similarity.measure import similarity_weights
 
 # --- the oracle -------------------------------------------------------------------------------------------
 

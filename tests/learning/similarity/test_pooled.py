@@ -10,8 +10,8 @@ from learning.agent_cases import make, tiny
 from learning.td3_cases import SCHEMA, as_batch, columns
 from torch import Tensor
 
+from dase_grpc.config.algorithms import DpsConfig
 from dase_grpc.learning.agents.batch import Batch
-from dase_grpc.learning.similarity.measure import DpsOptions
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher, Weighing, weighed
 from dase_grpc.schema import TransitionSchema
 
@@ -42,9 +42,9 @@ def assert_alike(found: Weighing, twin: Weighing, *, rtol: float = 1e-11) -> Non
         torch.testing.assert_close(ours, theirs, rtol=limit, atol=1e-300)
 
 
-def both(batch: Batch, policy: Tensor, options: DpsOptions | None = None) -> tuple[Weighing, Weighing]:
+def both(batch: Batch, policy: Tensor, options: DpsConfig | None = None) -> tuple[Weighing, Weighing]:
     """By all rows' policy actions, which is compared with external rows' alone on the way; and the twin's."""
-    given = options or DpsOptions()
+    given = options or DpsConfig()
     subject, alone = (SimilarityWeigher(given, own_id=0, agents=2) for _ in range(2))
     twin = SimilarityWeigher(given, own_id=0, agents=2, masked=True).weigh(batch, policy)
     rows = subject.rows_to_judge(batch)
@@ -118,15 +118,15 @@ def test_a_similarity_that_underflows_is_not_degenerate(scale):
 @pytest.mark.parametrize(
     "options",
     [
-        DpsOptions(scope="agent"),
-        DpsOptions(scope="transition"),
-        DpsOptions(memory=5.0),
-        DpsOptions(floor=True),
-        DpsOptions(shrinkage=0.5),
-        DpsOptions(debias=True),
-        DpsOptions(normalise=True),
-        DpsOptions("js"),
-        DpsOptions("none"),
+        DpsConfig(scope="agent"),
+        DpsConfig(scope="transition"),
+        DpsConfig(memory=5.0),
+        DpsConfig(floor=True),
+        DpsConfig(shrinkage=0.5),
+        DpsConfig(debias=True),
+        DpsConfig(normalise=True),
+        DpsConfig(divergence="js"),
+        DpsConfig(divergence="none"),
     ],
     ids=str,
 )
@@ -138,7 +138,7 @@ def test_all_other_options_are_left_to_the_twin_whether_or_not_the_internal_rows
 @pytest.mark.parametrize("settings", [{"policy_delay": 2}, {"normalise_observations": True}], ids=str)
 def test_an_agent_s_batch_weighs_the_same_whatever_part_of_its_policy_is_asked_for(settings):
     agent, data = make(tiny("td3", **settings)), columns()
-    weigher = SimilarityWeigher(DpsOptions(), own_id=0, agents=2)
+    weigher = SimilarityWeigher(DpsConfig(), own_id=0, agents=2)
     batch = as_batch(data)
     batch.agent_id[::2] = 1
     asked = []

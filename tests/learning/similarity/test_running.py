@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from dase_grpc.config.algorithms import DpsConfig
 from dase_grpc.config.resolve import resolve
 from dase_grpc.errors import ConfigError
 from dase_grpc.learning.agents.batch import Batch
-from dase_grpc.learning.similarity.measure import DpsOptions
 from dase_grpc.learning.similarity.moments import RunningMoments, moments
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher
 from dase_grpc.schema import TransitionSchema
@@ -144,7 +144,7 @@ def batches(count: int, *, agents: int = 10, size: int = 64, n: int = 6, seed: i
 
 
 def weigher(*, agents: int = 10, **options) -> SimilarityWeigher:
-    return SimilarityWeigher(DpsOptions(**options), own_id=OWN, agents=agents)
+    return SimilarityWeigher(DpsConfig(**options), own_id=OWN, agents=agents)
 
 
 def lambda_oracle(mean, cov) -> float:
@@ -286,14 +286,10 @@ def test_memory_never_synchronises_with_the_host(monkeypatch):
 
 @pytest.mark.parametrize("half_life", [-1.0, math.nan, math.inf])
 def test_a_half_life_that_is_none_is_refused(half_life):
-    with pytest.raises(ConfigError, match="memory"):
-        DpsOptions(memory=half_life)
     with pytest.raises(ConfigError, match=r"dps\.memory"):
         resolve({"dps": {"memory": half_life}})
 
 
-def test_memory_without_a_group_is_refused_by_options_and_configuration():
-    with pytest.raises(ConfigError, match="memory has no use"):
-        DpsOptions(scope="transition", memory=5.0)
+def test_memory_without_a_group_is_refused():
     with pytest.raises(ConfigError, match="memory = 5 has no use"):
         resolve({"dps": {"scope": "transition", "memory": 5.0}})

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from dase_grpc.config.algorithms import DIVERGENCES, DpsConfig
-from dase_grpc.errors import ConfigError
 from dase_grpc.learning.agents.batch import Batch
-from dase_grpc.learning.similarity.measure import DpsOptions, similarity_weights
+from dase_grpc.learning.similarity.measure import similarity_weights
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher
 from dase_grpc.schema import TransitionSchema
 
@@ -21,7 +20,7 @@ MEASURED = ("jeffreys", "js", "kl")
 def weigher(
     *, divergence: str = "jeffreys", own_id: int = 0, agents: int = 2, masked: bool = False
 ) -> SimilarityWeigher:
-    return SimilarityWeigher(DpsOptions(divergence), own_id=own_id, agents=agents, masked=masked)
+    return SimilarityWeigher(DpsConfig(divergence=divergence), own_id=own_id, agents=agents, masked=masked)
 
 
 def batch_of(ids, *, n: int = 3, noise: float = 0.25, seed: int = 0) -> tuple[Batch, Tensor]:
@@ -219,19 +218,3 @@ def test_weighing_with_masks_never_synchronises_with_the_host(kind, monkeypatch)
         monkeypatch.setattr(Tensor, name, refuse)
     subject.weigh(batch, policy)
     subject.by_source(batch, policy)
-
-
-def test_the_weigher_takes_the_configuration_s_section_as_it_is():
-    options = DpsConfig().model_dump()
-    assert DpsOptions(**options) == DpsOptions()
-    batch, policy = batch_of([0, 1] * 20)
-    assert SimilarityWeigher(DpsOptions(**options), own_id=0, agents=2).weigh(batch, policy).weight.shape == (
-        40,
-    )
-
-
-def test_unknown_options_are_refused_before_the_first_batch():
-    with pytest.raises(ConfigError, match="divergence 'mmd' is unknown"):
-        weigher(divergence="mmd")
-    with pytest.raises(ConfigError, match="scope 'everyone' is unknown"):
-        DpsOptions(scope="everyone")

@@ -20,7 +20,6 @@ from dase_grpc.learning.envs.evaluation import Evaluator
 from dase_grpc.learning.envs.explorer import Explorer
 from dase_grpc.learning.envs.make import make_env, schema_of
 from dase_grpc.learning.envs.restarting import RestartableEnv
-from dase_grpc.learning.similarity.measure import DpsOptions
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher
 from dase_grpc.learning.training.learner import Learner
 from dase_grpc.learning.training.parts import LearnerParts
@@ -210,9 +209,7 @@ class Bench:
                     max_episode_steps=config.eval.max_episode_steps,
                     seed=1,
                 ),
-                weigher=SimilarityWeigher(
-                    DpsOptions(**config.dps.model_dump()), own_id=OWN, agents=config.train.agents
-                ),
+                weigher=SimilarityWeigher(config.dps, own_id=OWN, agents=config.train.agents),
                 sink=self.sink,
                 source=self.source,
                 journal=self.journal,

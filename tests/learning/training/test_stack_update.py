@@ -9,10 +9,10 @@ from learning.agent_cases import AGENTS, CONFIGS, tiny
 from learning.td3_cases import CPU, SCHEMA, B
 from learning.tracing import Traces
 
+from dase_grpc.config.algorithms import DpsConfig
 from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.agents.graphs import REHEARSALS
 from dase_grpc.learning.agents.memory import StackedMemory
-from dase_grpc.learning.similarity.measure import DpsOptions
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher
 from dase_grpc.learning.training.statistics import DeviceTotals
 from dase_grpc.learning.training.together import StackedUpdate
@@ -20,12 +20,12 @@ from dase_grpc.learning.training.updating import Taken
 
 K = 3
 OPTIONS = {
-    "default": DpsOptions(),
-    "by agent, remembered": DpsOptions(scope="agent", memory=5.0, floor=True),
-    "pooled, remembered": DpsOptions(memory=5.0, shrinkage=0.5),
-    "by transition": DpsOptions(scope="transition", normalise=True),
-    "js": DpsOptions("js", shrinkage=0.3),
-    "none": DpsOptions("none"),
+    "default": DpsConfig(),
+    "by agent, remembered": DpsConfig(scope="agent", memory=5.0, floor=True),
+    "pooled, remembered": DpsConfig(memory=5.0, shrinkage=0.5),
+    "by transition": DpsConfig(scope="transition", normalise=True),
+    "js": DpsConfig(divergence="js", shrinkage=0.3),
+    "none": DpsConfig(divergence="none"),
 }
 
 
@@ -145,7 +145,7 @@ def test_agents_without_a_batch_or_without_peers_rows_are_as_by_themselves():
 
 
 def test_a_batch_that_weighs_nothing_leaves_its_agent_and_its_noise_as_they_are():
-    case = Case(options=DpsOptions("isolated"))
+    case = Case(options=DpsConfig(divergence="isolated"))
     case.step([take(0, 1), take(1, 1, [0, 2]), take(2, 1)])
     assert [agent.updates for agent in case.agents] == [1, 0, 1]
     case.step([take(k, 2) for k in range(K)])

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
+from dase_grpc.config.algorithms import DpsConfig
 from dase_grpc.learning.agents.batch import Batch
-from dase_grpc.learning.similarity.measure import DpsOptions
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher, Weighing
 from dase_grpc.learning.training.statistics import DeviceTotals, Diagnosis, Mean, Window, fold, record
 from dase_grpc.schema import TransitionSchema
@@ -23,7 +23,7 @@ def batch(*collectors: int) -> Batch:
 
 
 def weigher(divergence: str = "jeffreys") -> SimilarityWeigher:
-    return SimilarityWeigher(DpsOptions(divergence), own_id=0, agents=3)
+    return SimilarityWeigher(DpsConfig(divergence=divergence), own_id=0, agents=3)
 
 
 def weighing(*collectors: int, divergence: str = "jeffreys"):

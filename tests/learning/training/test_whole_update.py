@@ -13,16 +13,16 @@ from learning.agent_cases import AGENTS, CONFIGS, make, tiny
 from learning.td3_cases import CPU, SCHEMA, B, N, assert_same, columns
 from learning.tracing import Traces
 
+from dase_grpc.config.algorithms import DpsConfig
 from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.agents.graphs import REHEARSALS, Captured
-from dase_grpc.learning.similarity.measure import DpsOptions
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher
 from dase_grpc.learning.training.statistics import DeviceTotals
 from dase_grpc.learning.training.whole import WholeUpdate
 
 AGENTS_IN_RUN, OWN = 3, 1
 DELAYED = tiny("td3", policy_delay=2)
-PAPER, MEMORY = DpsOptions(), DpsOptions(scope="agent", memory=5.0, shrinkage=0.1)
+PAPER, MEMORY = DpsConfig(), DpsConfig(scope="agent", memory=5.0, shrinkage=0.1)
 CASES = {
     "td3": (DELAYED, PAPER),
     "td3 with memory": (CONFIGS["td3"], MEMORY),
@@ -30,10 +30,10 @@ CASES = {
     "ddpg normalised": (CONFIGS["ddpg"], PAPER),
 }
 MEASURES = {
-    "per transition": DpsOptions(scope="transition", normalise=True),
-    "js": DpsOptions(divergence="js", debias=True),
-    "kl of each agent": DpsOptions(divergence="kl", scope="agent", shrinkage=0.1),
-    "none": DpsOptions(divergence="none"),
+    "per transition": DpsConfig(scope="transition", normalise=True),
+    "js": DpsConfig(divergence="js", debias=True),
+    "kl of each agent": DpsConfig(divergence="kl", scope="agent", shrinkage=0.1),
+    "none": DpsConfig(divergence="none"),
 }
 
 

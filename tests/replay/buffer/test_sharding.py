@@ -6,7 +6,7 @@ import pytest
 from replay.wire.services import SCHEMA
 
 from dase_grpc.errors import CapacityError, ConfigError, DataDirectoryError
-from dase_grpc.nodes.replay import ReplayOptions
+from dase_grpc.nodes.replay_options import ReplayOptions
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.buffer.sharding import WHOLE, Shard
 
