@@ -68,18 +68,26 @@ def facts(values: Mapping[str, str]) -> Markup:
     return Markup(f'<dl class="facts">{items}</dl>')
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, total: bool = False) -> Markup:
-    """A table whose first column is text and whose others are numbers; `total` sets the last row apart."""
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, words: Sequence[int] = (0,), total: bool = False
+) -> Markup:
+    """A table whose columns hold numbers but for `words`; `total` sets the last row apart."""
+    kinds = [' class="words"' if index in words else "" for index in range(len(columns))]
+    head = "".join(
+        f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in zip(columns, kinds, strict=True)
+    )
     body = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        f'<tr><th scope="row"{kinds[0]}>{escape(name)}</th>'
+        + "".join(
+            f"<td{kind}>{escape(cell)}</td>".replace("\n", "<br>")
+            for cell, kind in zip(cells, kinds[1:], strict=True)
+        )
         + "</tr>"
         for name, *cells in rows
     )
-    kind = ' class="total"' if total else ""
+    sort = ' class="total"' if total else ""
     return Markup(
-        f'<div class="wide"><table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        f'<div class="wide"><table{sort}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
     )
 
 
