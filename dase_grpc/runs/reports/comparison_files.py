@@ -57,15 +57,15 @@ def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
     Raises:
         RunDirectoryError: the folder cannot be made or written.
     """
-    drawn = figure.sheet(comparison, inks=PRINT)
-    contents = {
-        **csv_files(comparison),
-        "comparison.png": drawn.png_file(),
-        "comparison.svg": drawn.svg_file(),
-        "comparison.html": utf8(comparison_page.document(comparison)),
-    }
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        drawn = figure.sheet(comparison, inks=PRINT)
+        contents = {
+            **csv_files(comparison),
+            "comparison.png": drawn.png_file(),
+            "comparison.svg": drawn.svg_file(),
+            "comparison.html": utf8(comparison_page.document(comparison)),
+        }
         for name in FILES:
             replace_file(folder / name, contents[name])
     except OSError as error:

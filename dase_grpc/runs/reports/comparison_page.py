@@ -19,7 +19,7 @@ def document(comparison: Comparison) -> str:
         html.section("Learning curves", _picture(comparison)),
         *(html.section(each.name, *_environment(each)) for each in comparison.environments),
         html.section("What the numbers are", *map(html.note, definitions(comparison))),
-        html.section("What they cannot say", *map(html.note, comparison.cautions))
+        html.section("What they cannot say", *(html.note(str(caution)) for caution in comparison.cautions))
         if comparison.cautions
         else html.Markup(""),
         html.section("Runs", *_runs(comparison)),

@@ -44,8 +44,8 @@ def section(title: str, *parts: Markup) -> Markup:
 
 
 def note(text: str) -> Markup:
-    """A few quiet sentences about what follows."""
-    return Markup(f'<p class="note">{escape(text)}</p>')
+    """A few quiet sentences about what follows, or lines."""
+    return Markup(f'<p class="note">{escape(text)}</p>'.replace("\n", "<br>"))
 
 
 def empty(text: str) -> Markup:

@@ -173,7 +173,7 @@ def test_the_page_says_what_its_numbers_are_and_what_they_are_worth(runs: Path) 
         "Gym v2 and v3 with MuJoCo 1.50",
         "a comparison, not a target",
         "At equal total steps, 100,000 of all agents",
-        "DASE K=5 in HalfCheetah-v5: 1 run, so no interval.",
+        "1 run, so no interval:<br>  HalfCheetah-v5: DASE K=5",
         f"{going} is left out: it has not finished",
     ):
         assert expected in text, expected
