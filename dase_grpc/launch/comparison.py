@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, zip_longest
 from pathlib import Path
-from textwrap import wrap
+from textwrap import fill, wrap
 from typing import Final
 
 from rich.console import Console
@@ -38,7 +38,17 @@ def compare_here(
     for sentence in definitions(comparison):
         console.print(Text(sentence))
     for caution in comparison.cautions:
-        say(warnings, f"caution: {caution}")
+        for line in f"caution: {caution}".split("\n"):
+            say(
+                warnings,
+                fill(
+                    line,
+                    warnings.width,
+                    subsequent_indent="    ",
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                ),
+            )
     for path in written:
         say(console, str(path))
 

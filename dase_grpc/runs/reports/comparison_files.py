@@ -7,12 +7,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from markupsafe import Markup
+
 from dase_grpc.errors import RunDirectoryError
+from dase_grpc.runs.curves import SMOOTHING
 from dase_grpc.runs.files import replace_file, utf8
-from dase_grpc.runs.reports import comparison_page, figure
+from dase_grpc.runs.reports import html
 from dase_grpc.runs.reports.compare import Cell, Comparison, EnvironmentResults
-from dase_grpc.runs.reports.comparison_tables import cells
+from dase_grpc.runs.reports.comparison_tables import cells, definitions, runs_table, settings_table, tables
 from dase_grpc.runs.reports.estimates import Estimate, Interval
+from dase_grpc.runs.reports.figure import is_smoothed, sheet
 from dase_grpc.runs.reports.figures import PRINT
 
 FILES: Final = (
@@ -59,18 +63,62 @@ def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        drawn = figure.sheet(comparison, inks=PRINT)
+        drawn = sheet(comparison, inks=PRINT)
         contents = {
             **csv_files(comparison),
             "comparison.png": drawn.png_file(),
             "comparison.svg": drawn.svg_file(),
-            "comparison.html": utf8(comparison_page.document(comparison)),
+            "comparison.html": utf8(page(comparison)),
         }
         for name in FILES:
             replace_file(folder / name, contents[name])
     except OSError as error:
         raise RunDirectoryError(f"cannot write into {folder}: {error.strerror or error}") from None
     return [folder / name for name in FILES]
+
+
+def page(comparison: Comparison) -> str:
+    """The whole page; the same runs give the same text."""
+    names = ", ".join(each.name for each in comparison.environments)
+    return html.page(
+        "comparison.html",
+        title="Comparison of runs",
+        heading="Comparison of runs",
+        subtitle=f"{names} · statistics over runs",
+        facts=_facts(comparison),
+        curves=_picture(comparison),
+        environments={each.name: tuple(tables(each)) for each in comparison.environments},
+        definitions=definitions(comparison),
+        cautions=comparison.cautions,
+        runs=(runs_table(comparison), settings_table(comparison)),
+        left_out=comparison.left_out,
+    )
+
+
+def _facts(comparison: Comparison) -> dict[str, str]:
+    return {
+        "Environments": str(len(comparison.environments)),
+        "Cells": str(len(comparison.cells)),
+        "Runs": str(len(comparison.runs)),
+        "Left out": str(len(comparison.left_out)),
+    }
+
+
+def _picture(comparison: Comparison) -> Markup:
+    smooth = (
+        f"a centred moving average over {SMOOTHING} evaluations"
+        if all(map(is_smoothed, comparison.cells))
+        else f"from {2 * SMOOTHING} evaluations on smoothed by a centred moving average over {SMOOTHING}"
+    )
+    published = any(cell.row for cell in comparison.cells)
+    return html.figure(
+        sheet(comparison).svg(),
+        f"Mean over runs, {smooth}; the band is half a standard deviation over runs. Left by the steps of "
+        f"each agent, as the paper does; right by those of all agents of a run together. A dashed upright "
+        f"line stands where the comparison ends, if runs go on behind it."
+        + (" Marks: as published, with half a standard deviation; hollow: combination." if published else ""),
+        otherwise="There is no curve.",
+    )
 
 
 def csv_files(comparison: Comparison) -> dict[str, bytes]:
@@ -149,10 +197,12 @@ def _pair_rows(comparison: Comparison) -> Iterator[Sequence[Any]]:
 
 def _published_rows(comparison: Comparison) -> Iterator[Sequence[Any]]:
     for each, cell in cells(comparison):
-        for beside in cell.beside if cell.row else ():
-            point, ours, row = beside.point, beside.ours, cell.row
+        if (row := cell.row) is None:
+            continue
+        source = (row.environment, row.method, row.curves, row.cell_rank)
+        for beside in cell.beside:
+            point, ours = beside.point, beside.ours
             numbers = (point.step, ours.mean, ours.std, point.mean, point.std)
-            source = (row.environment, row.method, row.curves, row.cell_rank)
             yield each.name, cell.label, len(cell.runs), *numbers, *source
 
 

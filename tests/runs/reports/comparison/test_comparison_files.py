@@ -14,8 +14,7 @@ from synthetic import flat, write_run
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs.curves import smoothed
 from dase_grpc.runs.reports.compare import Comparison, compare
-from dase_grpc.runs.reports.comparison_files import FILES, csv_files, write_comparison
-from dase_grpc.runs.reports.comparison_page import document
+from dase_grpc.runs.reports.comparison_files import FILES, csv_files, page, write_comparison
 from dase_grpc.runs.reports.figure import sheet
 from dase_grpc.runs.reports.figures import PALETTE, PRINT
 
@@ -147,7 +146,7 @@ def test_without_pairs_their_table_has_its_columns_and_no_row(runs: Path) -> Non
 
 
 def test_the_page_needs_nothing_beside_it_and_is_well_formed(runs: Path) -> None:
-    text = document(compare([runs]))
+    text = page(compare([runs]))
     parser = Balanced()
     parser.feed(text)
     assert parser.open == []
@@ -162,7 +161,7 @@ def test_the_page_needs_nothing_beside_it_and_is_well_formed(runs: Path) -> None
 
 def test_the_page_says_what_its_numbers_are_and_what_they_are_worth(runs: Path) -> None:
     going = write_run(runs, "going", flat(1, 60), seed=9, steps=100_000)
-    text = document(compare([runs])).replace("\u00a0", " ")
+    text = page(compare([runs])).replace("\u00a0", " ")
     for expected in (
         "One run is one sample: the agents of a run are averaged first",
         "95 % confidence interval by the percentile bootstrap over runs (10,000 resamples, seed 0)",
@@ -183,7 +182,7 @@ def test_the_page_says_what_its_numbers_are_and_what_they_are_worth(runs: Path) 
 def test_an_unfinished_run_is_marked_where_it_is_used(runs: Path) -> None:
     write_run(runs, "going", flat(1, 61), seed=9, steps=100_000)
     comparison = compare([runs], unfinished=True)
-    text = document(comparison)
+    text = page(comparison)
     assert ">3 (1 unfinished)<" in text
     assert ">60,000 (unfinished)<" in text
     assert [row["finished"] for row in rows(comparison, "runs.csv")] == ["true"] * 2 + ["false"] + [
@@ -195,7 +194,7 @@ def test_what_a_user_wrote_is_escaped(tmp_path: Path) -> None:
     write_run(
         tmp_path, "a", flat(1), settings={"env": {"id": "<script>x</script>:Y", "kwargs": {"$k": "</b>"}}}
     )
-    text = document(compare([tmp_path]))
+    text = page(compare([tmp_path]))
     assert "<script" not in text
     assert "&lt;script&gt;" in text
 
