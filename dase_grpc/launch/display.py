@@ -5,7 +5,6 @@ import shlex
 import shutil
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dase_grpc.config.resolve import RunConfig
+from dase_grpc.launch.pace import Pace, left
 from dase_grpc.observe.cells import NOTHING, agent_cells, buffer_text, has_ended, has_started
-from dase_grpc.progress import Progress, duration, several
+from dase_grpc.progress import Progress, several
 
 PLAIN_EVERY_S: Final = 20.0
 MEASURED_S: Final = 2.0
@@ -160,31 +160,23 @@ class TimeLeft:
     Agents that explore at random are much faster than they will be, so nothing counts before all train.
     """
 
-    def __init__(self, total_steps: int, *, horizon_s: float = 60.0) -> None:
+    def __init__(self, total_steps: int) -> None:
         self._total = total_steps
-        self._horizon_s = horizon_s
-        self._seen: deque[tuple[float, int]] = deque()
+        self._pace = Pace(horizon_s=60.0)
 
     def observe(self, snapshot: Snapshot, now: float) -> None:
         """Takes in how far the slowest agent is."""
         if any(p is None or p.state in ("starting", "exploring") for p in snapshot.agents):
-            self._seen.clear()
-            return
-        self._seen.append((now, min((p.step for p in snapshot.agents if p), default=0)))
-        while len(self._seen) > 2 and now - self._seen[0][0] > self._horizon_s:
-            self._seen.popleft()
+            self._pace = Pace(horizon_s=60.0)
+        else:
+            self._pace.observe(min((p.step for p in snapshot.agents if p), default=0), now)
 
     def __str__(self) -> str:
         """For example "about 2 min 10 s left"."""
-        unknown = "time left not known yet"
-        if not self._seen:
-            return unknown
-        (since, first), (now, step) = self._seen[0], self._seen[-1]
-        if step >= self._total:
+        if self._pace.step >= self._total:
             return "all steps done"
-        if step <= first or now - since < MEASURED_S:
-            return unknown
-        return f"about {duration((self._total - step) * (now - since) / (step - first))} left"
+        step_s = self._pace.step_s(measured_s=MEASURED_S)
+        return left(None if step_s is None else (self._total - self._pace.step) * step_s)
 
 
 def agent_line(agent_id: int, progress: Progress, *, first: bool) -> str:
