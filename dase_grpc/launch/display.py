@@ -12,12 +12,12 @@ from typing import Final, Protocol, Self
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.launch.pace import Pace, left
 from dase_grpc.observe.cells import NOTHING, agent_cells, buffer_text, has_ended, has_started
+from dase_grpc.observe.tables import progress_table
 from dase_grpc.progress import Progress, several
 
 PLAIN_EVERY_S: Final = 20.0
@@ -92,16 +92,14 @@ class LiveTable:
     def show(self, snapshot: Snapshot) -> None:
         """Redraws."""
         self._time_left.observe(snapshot, self._clock())
-        table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
-        for name in ("agent", "step", "return", "evaluation", "first", "updates/s"):
-            table.add_column(name, justify="right", no_wrap=True)
-        weighs = self._config.method == "dase"  # others have no similarity
-        for name in ("similarity λ", "state") if weighs else ("state",):
-            table.add_column(name)
-        for agent_id, progress in enumerate(snapshot.agents):
-            name = self._config.agent_name(agent_id).removeprefix("agent ")
-            *cells, similarity, state = agent_cells(agent_id, progress)
-            table.add_row(name, *map(Text, [*cells, similarity, state] if weighs else [*cells, state]))
+        table = progress_table(
+            (
+                (self._config.agent_name(agent_id).removeprefix("agent "), progress)
+                for agent_id, progress in enumerate(snapshot.agents)
+            ),
+            width=self._live.console.width,
+            weighs=self._config.method == "dase",  # others have no similarity
+        )
         each = " each" if len(snapshot.agents) > 1 else ""
         footer = (
             f"{several(self._config.train.steps, 'step')}{each}, {snapshot.buffer_text}, {self._time_left}"
@@ -184,12 +182,13 @@ def agent_line(agent_id: int, progress: Progress, *, first: bool) -> str:
 
     No similarity where none is known: a single agent never has any.
     """
-    step, episode, evaluation, first_evaluation, rate, similarity, state = agent_cells(agent_id, progress)
-    began = f" (first {first_evaluation})" if first else ""
+    cells = agent_cells(agent_id, progress)
+    began = f" (first {cells['first']})" if first else ""
+    similarity = cells["similarity λ"]
     weighs = f"similarity {similarity}, " if similarity != NOTHING else ""
     return (
-        f"step {step} of {progress.total_steps:,}, return {episode}, "
-        f"evaluation {evaluation}{began}, {rate} updates/s, {weighs}{state}"
+        f"step {cells['step']} of {progress.total_steps:,}, return {cells['return']}, "
+        f"evaluation {cells['evaluation']}{began}, {cells['updates/s']} updates/s, {weighs}{cells['state']}"
     )
 
 
