@@ -1,19 +1,21 @@
 """`dase compare`: reads runs, writes the comparison's files, and shows its tables on the terminal."""
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, zip_longest
 from pathlib import Path
+from textwrap import fill, wrap
+from typing import Final
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from dase_grpc.launch.console import say
-from dase_grpc.runs.reports import comparison_words
-from dase_grpc.runs.reports.compare import Comparison, EnvironmentResults, compare
-from dase_grpc.runs.reports.comparison_tables import write_comparison
-from dase_grpc.runs.reports.estimates import Estimate
-from dase_grpc.runs.reports.html import number
+from dase_grpc.runs.reports.compare import compare
+from dase_grpc.runs.reports.comparison_files import write_comparison
+from dase_grpc.runs.reports.comparison_tables import Table, definitions, tables
+
+_GAP: Final = "  "
 
 
 def compare_here(
@@ -28,110 +30,83 @@ def compare_here(
     for left_out in comparison.left_out:
         say(warnings, f"warning: {left_out}")
     written = write_comparison(comparison, folder)
-    for table in tables(comparison):
-        console.print(table)
-    for sentence in notes(comparison):
-        say(console, sentence)
-    for sentence in comparison.cautions:
-        say(warnings, f"caution: {sentence}")
+    for each in comparison.environments:
+        for table in tables(each):
+            console.print(Text(f"{each.name}: {table.title}", style="bold"))
+            for line in lines(table, console.width):
+                say(console, line)
+    for sentence in definitions(comparison):
+        console.print(Text(sentence))
+    for caution in comparison.cautions:
+        for line in f"caution: {caution}".split("\n"):
+            say(
+                warnings,
+                fill(
+                    line,
+                    warnings.width,
+                    subsequent_indent="    ",
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                ),
+            )
     for path in written:
         say(console, str(path))
 
 
-def tables(comparison: Comparison) -> Iterable[Group]:
-    """The tables of each environment: scores, probabilities of improvement, what was published."""
-    for each in comparison.environments:
-        yield _scores(each)
-        if len(each.cells) > 1:
-            yield _chances(each)
-        if any(cell.beside for cell in each.cells):
-            yield _published(each)
+def lines(table: Table, width: int) -> Iterator[str]:
+    """The table in lines of at most `width` characters; only a single word that is longer stands out.
+
+    Columns for which there is no room follow below, beside the first column once more.
+    """
+    first, *rest = zip(table.columns, *table.rows, strict=True)
+    words = [index in table.words for index in range(len(table.columns))]
+    shown = 1
+    while rest:
+        count = max(1, _fitting([first, *rest], width))
+        block = [first, *rest[:count]]
+        yield from _block(block, _widths(block, width), [words[0], *words[shown : shown + count]])
+        rest, shown = rest[count:], shown + count
+        yield ""
 
 
-def notes(comparison: Comparison) -> list[str]:
-    """What the tables' numbers are."""
-    sentences = [
-        comparison_words.UNIT,
-        comparison_words.FINAL_SCORE,
-        comparison_words.AREA,
-        comparison_words.INTERVAL,
+def _fitting(columns: Sequence[Sequence[str]], width: int) -> int:
+    """How many of the columns after the first fit beside it."""
+    ends = accumulate(len(_GAP) + _least(column) for column in columns)
+    return sum(end - len(_GAP) <= width for end in ends) - 1
+
+
+def _widths(columns: Sequence[Sequence[str]], width: int) -> list[int]:
+    """As wide as the longest word, or, from left to right, as the longest line where there is room."""
+    widths = [_least(column) for column in columns]
+    spare = max(0, width - sum(widths) - len(_GAP) * (len(widths) - 1))
+    for index, column in enumerate(columns):
+        longest = max(len(line) for text in column for line in text.split("\n"))
+        if (more := longest - widths[index]) <= spare:
+            widths[index] += more
+            spare -= more
+    return widths
+
+
+def _least(column: Sequence[str]) -> int:
+    return max(len(word) for text in column for word in re.split("[ \n]", text))
+
+
+def _block(columns: Sequence[Sequence[str]], widths: Sequence[int], words: Sequence[bool]) -> Iterator[str]:
+    for number, row in enumerate(zip(*columns, strict=True)):
+        cells = [_wrapped(text, width) for text, width in zip(row, widths, strict=True)]
+        for texts in zip_longest(*cells, fillvalue=""):
+            yield _GAP.join(
+                text.ljust(width) if left else text.rjust(width)
+                for text, width, left in zip(texts, widths, words, strict=True)
+            ).rstrip()
+        if number == 0:
+            yield "─" * (sum(widths) + len(_GAP) * (len(widths) - 1))
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """The text's lines, none longer than `width` but for single words."""
+    return [
+        part.replace("\u00a0", " ")
+        for line in text.split("\n")
+        for part in wrap(line, max(1, width), break_long_words=False, break_on_hyphens=False)
     ]
-    if any(each.sizes_differ for each in comparison.environments):
-        sentences.append(comparison_words.EQUAL_TOTAL)
-    if any(len(each.cells) > 1 for each in comparison.environments):
-        sentences.append(f"Probability of improvement: {comparison_words.IMPROVEMENT}")
-    if any(cell.beside for cell in comparison.cells):
-        sentences.append(comparison_words.PUBLISHED)
-    return sentences
-
-
-def _scores(each: EnvironmentResults) -> Group:
-    digits = comparison_words.digits(each)
-    columns = ["", "runs", "final score", "area", "best"]
-    if each.sizes_differ:
-        columns.append(f"final at {each.total_steps:,}\ntotal steps")
-    rows = []
-    for cell in each.cells:
-        row = [
-            cell.label,
-            comparison_words.of_runs(cell),
-            _lines(cell.final, digits),
-            _lines(cell.area, digits),
-        ]
-        row.append(comparison_words.spread(cell.best, digits))
-        rows.append([*row, _lines(cell.equal_total, digits)] if each.sizes_differ else row)
-    return _table(f"{each.name}, up to step {each.last_step:,} of each agent", columns, rows)
-
-
-def _lines(value: Estimate, digits: int) -> str:
-    """Mean and standard deviation; under them the interquartile mean and its interval."""
-    mean = comparison_words.spread(value, digits)
-    if value.interval is None:
-        return mean
-    interval = comparison_words.brackets(value.interval, digits, len(value.values))
-    return f"{mean}\nIQM {number(value.iqm, digits)}\n{interval}"
-
-
-def _chances(each: EnvironmentResults) -> Group:
-    rows = []
-    for x in each.cells:
-        row = [x.label]
-        for y in each.cells:
-            runs = min(len(x.runs), len(y.runs))
-            row.append("" if x is y else comparison_words.chance(each.pair(x.label, y.label), runs))
-        rows.append(row)
-    title = f"{each.name}: probability that a run of the row ends higher than one of the column"
-    return _table(title, ["", *(cell.label for cell in each.cells)], rows)
-
-
-def _published(each: EnvironmentResults) -> Group:
-    digits = comparison_words.digits(each)
-    rows = []
-    for cell in each.cells:
-        if cell.row is None:
-            continue
-        for beside in cell.beside:
-            row = [
-                cell.label,
-                comparison_words.step(beside.point.step),
-                comparison_words.spread(beside.ours, digits),
-            ]
-            row += [
-                comparison_words.published(beside.point, digits),
-                f"{cell.row.environment}\n{cell.row.method}",
-            ]
-            rows.append([*row, comparison_words.origin(cell.row)])
-    return _table(
-        f"{each.name}: ours beside the published numbers, at the same step",
-        ["", "around step", "ours", "as published", "published as", "its curves"],
-        rows,
-    )
-
-
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Group:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for index, name in enumerate(columns):
-        table.add_column(Text(name), justify="right" if index else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return Group(Text(title, style="bold"), table)

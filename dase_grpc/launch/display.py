@@ -2,7 +2,6 @@
 
 import shlex
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +9,14 @@ from typing import Final, Protocol, Self
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.launch.console import say
+from dase_grpc.launch.time_left import StepPace, left
 from dase_grpc.observe.cells import NOTHING, agent_cells, buffer_text, has_ended, has_started
-from dase_grpc.progress import Progress, duration, several
+from dase_grpc.observe.tables import progress_table
+from dase_grpc.progress import Progress, several
 
 PLAIN_EVERY_S: Final = 20.0
 MEASURED_S: Final = 2.0
@@ -90,16 +90,14 @@ class LiveTable:
     def show(self, snapshot: Snapshot) -> None:
         """Redraws."""
         self._time_left.observe(snapshot, self._clock())
-        table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
-        for name in ("agent", "step", "return", "evaluation", "first", "updates/s"):
-            table.add_column(name, justify="right", no_wrap=True)
-        weighs = self._config.method == "dase"  # others have no similarity
-        for name in ("similarity λ", "state") if weighs else ("state",):
-            table.add_column(name)
-        for agent_id, progress in enumerate(snapshot.agents):
-            name = self._config.agent_name(agent_id).removeprefix("agent ")
-            *cells, similarity, state = agent_cells(agent_id, progress)
-            table.add_row(name, *map(Text, [*cells, similarity, state] if weighs else [*cells, state]))
+        table = progress_table(
+            (
+                (self._config.agent_name(agent_id).removeprefix("agent "), progress)
+                for agent_id, progress in enumerate(snapshot.agents)
+            ),
+            width=self._live.console.width,
+            weighs=self._config.method == "dase",  # others have no similarity
+        )
         each = " each" if len(snapshot.agents) > 1 else ""
         footer = (
             f"{several(self._config.train.steps, 'step')}{each}, {snapshot.buffer_text}, {self._time_left}"
@@ -158,31 +156,23 @@ class TimeLeft:
     Agents that explore at random are much faster than they will be, so nothing counts before all train.
     """
 
-    def __init__(self, total_steps: int, *, horizon_s: float = 60.0) -> None:
+    def __init__(self, total_steps: int) -> None:
         self._total = total_steps
-        self._horizon_s = horizon_s
-        self._seen: deque[tuple[float, int]] = deque()
+        self._pace = StepPace(horizon_s=60.0)
 
     def observe(self, snapshot: Snapshot, now: float) -> None:
         """Takes in how far the slowest agent is."""
         if any(p is None or p.state in ("starting", "exploring") for p in snapshot.agents):
-            self._seen.clear()
-            return
-        self._seen.append((now, min((p.step for p in snapshot.agents if p), default=0)))
-        while len(self._seen) > 2 and now - self._seen[0][0] > self._horizon_s:
-            self._seen.popleft()
+            self._pace = StepPace(horizon_s=60.0)
+        else:
+            self._pace.observe(min((p.step for p in snapshot.agents if p), default=0), now)
 
     def __str__(self) -> str:
         """For example "about 2 min 10 s left"."""
-        unknown = "time left not known yet"
-        if not self._seen:
-            return unknown
-        (since, first), (now, step) = self._seen[0], self._seen[-1]
-        if step >= self._total:
+        if self._pace.step >= self._total:
             return "all steps done"
-        if step <= first or now - since < MEASURED_S:
-            return unknown
-        return f"about {duration((self._total - step) * (now - since) / (step - first))} left"
+        step_s = self._pace.step_s(measured_s=MEASURED_S)
+        return left(None if step_s is None else (self._total - self._pace.step) * step_s)
 
 
 def agent_line(agent_id: int, progress: Progress, *, first: bool) -> str:
@@ -190,12 +180,13 @@ def agent_line(agent_id: int, progress: Progress, *, first: bool) -> str:
 
     No similarity where none is known: a single agent never has any.
     """
-    step, episode, evaluation, first_evaluation, rate, similarity, state = agent_cells(agent_id, progress)
-    began = f" (first {first_evaluation})" if first else ""
+    cells = agent_cells(agent_id, progress)
+    began = f" (first {cells['first']})" if first else ""
+    similarity = cells["similarity λ"]
     weighs = f"similarity {similarity}, " if similarity != NOTHING else ""
     return (
-        f"step {step} of {progress.total_steps:,}, return {episode}, "
-        f"evaluation {evaluation}{began}, {rate} updates/s, {weighs}{state}"
+        f"step {cells['step']} of {progress.total_steps:,}, return {cells['return']}, "
+        f"evaluation {cells['evaluation']}{began}, {cells['updates/s']} updates/s, {weighs}{cells['state']}"
     )
 
 

@@ -44,19 +44,20 @@ def has_ended(progress: Progress | None) -> bool:
     return progress is not None and progress.state in ("finished", "stopped")
 
 
-def agent_cells(agent_id: int, progress: Progress | None) -> tuple[str, str, str, str, str, str, str]:
-    """Step, episode return, evaluation, first evaluation, updates/s, similarity, state."""
+def agent_cells(agent_id: int, progress: Progress | None) -> dict[str, str]:
+    """What an agent tells of itself, by the titles of a table's columns."""
+    titles = ("step", "return", "evaluation", "first", "updates/s", "similarity λ")
     if not has_started(progress):
-        return (NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, "starting")
-    return (
+        return {**dict.fromkeys(titles, NOTHING), "state": "starting"}
+    cells = (
         f"{progress.step:,}",
         number(progress.episode_return),
         number(progress.evaluation_return),
         number(progress.first_evaluation_return),
         f"{progress.updates_per_second:.0f}" if progress.updates_per_second else NOTHING,
         similarity_text(agent_id, progress),
-        progress.state,
     )
+    return {**dict(zip(titles, cells, strict=True)), "state": progress.state}
 
 
 def weight_text(progress: Progress) -> str:

@@ -19,7 +19,7 @@ from dase_grpc.observe.cells import (
     weight_text,
 )
 from dase_grpc.observe.view import GONE, AgentView, BufferView, ClusterView, Look, NodeView
-from dase_grpc.progress import duration, several
+from dase_grpc.progress import Progress, duration, several
 
 SHOWN_SHARES: Final = 8
 """With more agents their shares of the buffer are not listed."""
@@ -37,8 +37,19 @@ class Column:
     title: str
     from_width: int = 0
     is_text: bool = False
+    wraps: bool = False
 
 
+_TRAINED: Final = (
+    Column("agent"),
+    Column("step"),
+    Column("return"),
+    Column("evaluation"),
+    Column("first"),
+    Column("updates/s"),
+    Column("similarity λ", is_text=True, wraps=True),
+    Column("state", is_text=True, wraps=True),
+)
 _AGENTS: Final = (
     Column("agent"),
     Column("lease", 92, is_text=True),
@@ -82,6 +93,16 @@ def head(cluster: ClusterView, *, replays: str) -> list[Text]:
         line(Text(_members(cluster))),
         line(Text(_buffer(cluster.buffer))),
     ]
+
+
+def progress_table(agents: Iterable[tuple[str, Progress | None]], *, width: int, weighs: bool) -> Table:
+    """A line for each agent of a run, by its name; with similarities where the method `weighs` by them."""
+    columns = [column for column in _TRAINED if weighs or column.title != "similarity λ"]
+    rows = (
+        ({"agent": name, **agent_cells(agent_id, progress)}, "")
+        for agent_id, (name, progress) in enumerate(agents)
+    )
+    return _table(columns, rows, width=width, gap=1)
 
 
 def agent_table(
@@ -131,55 +152,61 @@ def _shares(buffer: BufferView) -> str:
     return f"   in the buffer {'  '.join(shares)}"
 
 
-def _agent_cells(agent: AgentView, steps_per_second: Mapping[int, float]) -> Iterator[str]:
+def _agent_cells(agent: AgentView, steps_per_second: Mapping[int, float]) -> dict[str, str]:
     progress = agent.progress
-    step, episode, evaluation, _, updates, _, _ = agent_cells(agent.agent_id, progress)
-    yield str(agent.agent_id)
-    yield agent.lease
-    yield seconds(agent.silent_s)
-    yield step
-    yield share(progress.step, progress.total_steps) if has_started(progress) else ""
-    yield rate(steps_per_second.get(agent.agent_id))
-    yield f"{progress.updates:,}"
-    yield updates if agent.lease == "live" else NOTHING
-    yield episode
-    yield evaluation
-    yield weight_text(progress)
-    yield NOTHING if agent.policy_version is None else f"{agent.policy_version:,}"
-    yield agent.state
-    yield agent.node_name
+    told = agent_cells(agent.agent_id, progress)
+    return {
+        **told,
+        "agent": str(agent.agent_id),
+        "lease": agent.lease,
+        "heard": seconds(agent.silent_s),
+        "": share(progress.step, progress.total_steps) if has_started(progress) else "",
+        "steps/s": rate(steps_per_second.get(agent.agent_id)),
+        "updates": f"{progress.updates:,}",
+        "updates/s": told["updates/s"] if agent.lease == "live" else NOTHING,
+        "λ": weight_text(progress),
+        "policy": NOTHING if agent.policy_version is None else f"{agent.policy_version:,}",
+        "state": agent.state,
+        "node": agent.node_name,
+    }
 
 
-def _node_cells(node: NodeView) -> Iterator[str]:
+def _node_cells(node: NodeView) -> dict[str, str]:
     now = node.attendance
-    yield node.role
-    yield "all" if node.agent_id is None else str(node.agent_id)
-    yield seconds(node.silent_s)
-    yield str(now.envs) if now.envs else NOTHING
-    yield f"{now.env_steps:,}" if now.env_steps else NOTHING
-    yield rate(now.env_steps_per_second) if now.env_steps_per_second else NOTHING
-    yield NOTHING if now.policy_version is None else f"{now.policy_version:,}"
-    yield NOTHING if now.policy_lag_updates is None else f"{now.policy_lag_updates:,.0f}"
-    yield now.state
-    yield node.node_name
+    return {
+        "role": node.role,
+        "agent": "all" if node.agent_id is None else str(node.agent_id),
+        "heard": seconds(node.silent_s),
+        "envs": str(now.envs) if now.envs else NOTHING,
+        "steps": f"{now.env_steps:,}" if now.env_steps else NOTHING,
+        "steps/s": rate(now.env_steps_per_second) if now.env_steps_per_second else NOTHING,
+        "policy": NOTHING if now.policy_version is None else f"{now.policy_version:,}",
+        "behind": NOTHING if now.policy_lag_updates is None else f"{now.policy_lag_updates:,.0f}",
+        "state": now.state,
+        "node": node.node_name,
+    }
 
 
 def _table(
-    columns: Sequence[Column], rows: Iterable[tuple[Iterable[str], str]], *, width: int, expand: bool
+    columns: Sequence[Column],
+    rows: Iterable[tuple[Mapping[str, str], str]],
+    *,
+    width: int,
+    expand: bool = False,
+    gap: int = 2,
 ) -> Table:
-    shown = [width >= column.from_width for column in columns]
-    table = Table(box=None, pad_edge=False, header_style="bold", expand=expand, padding=(0, 2, 0, 0))
-    for column, is_shown in zip(columns, shown, strict=True):
-        if is_shown:
-            table.add_column(
-                column.title,
-                justify="left" if column.is_text else "right",
-                no_wrap=True,
-                ratio=1 if expand and column.title == "state" else None,
-            )
+    """The columns that fit; rows are cells by their column's title, and a style."""
+    shown = [column for column in columns if width >= column.from_width]
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=expand, padding=(0, gap, 0, 0))
+    for column in shown:
+        table.add_column(
+            column.title,
+            justify="left" if column.is_text else "right",
+            no_wrap=not column.wraps,
+            ratio=1 if expand and column.title == "state" else None,
+        )
     for cells, style in rows:
-        row = [cell for cell, is_shown in zip(cells, shown, strict=True) if is_shown]
-        table.add_row(*map(Text, row), style=style)
+        table.add_row(*(Text(cells[column.title]) for column in shown), style=style)
     return table
 
 

@@ -22,7 +22,7 @@ from dase_grpc.config.resolve import resolve
 from dase_grpc.errors import ConfigError
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.logs import read_evaluations, read_metrics
-from dase_grpc.runs.reports.comparison_tables import FILES
+from dase_grpc.runs.reports.comparison_files import FILES
 
 COMMANDS = (
     "train",
@@ -600,7 +600,10 @@ def test_runs_are_compared_into_a_folder_named_comparison(dase):
     assert code == 0
     assert out.splitlines()[-1] == "comparison/comparison.html"
     assert all((Path("comparison") / name).is_file() for name in FILES)
-    assert "caution: TD3, single in HalfCheetah-v5: 2 runs, so an interval that means little." in err
+    assert (
+        "caution: fewer than 5 runs, so an interval that means little:\n  HalfCheetah-v5: TD3, single\n"
+        in err
+    )
     assert dase("compare", "runs/run0", "runs/run1", "--out", "other", "--unfinished")[0] == 0
     assert (Path("other") / "runs.csv").read_text().count("\n") == 3
 

@@ -8,8 +8,9 @@ import pytest
 from rich.console import Console
 from synthetic import flat, write_run
 
-from dase_grpc.launch.comparison import compare_here
-from dase_grpc.runs.reports.comparison_tables import FILES
+from dase_grpc.launch.comparison import compare_here, lines
+from dase_grpc.runs.reports.comparison_files import FILES
+from dase_grpc.runs.reports.comparison_tables import Table
 
 
 def shown(
@@ -32,18 +33,21 @@ def test_scores_chances_and_published_numbers_are_shown_with_the_files(tmp_path:
     write_run(runs, "five", *[flat(5000)] * 5)
     out, err = shown(runs, folder=tmp_path / "out")
     for line in (
-        "HalfCheetah-v5, up to step 100,000 of each agent",
-        "single 2 2,000 ± 1,414 2,000 ± 1,414 2,000 ± 1,414 2,000 ± 1,414",
-        "[1,000, 3,000]† [1,000, 3,000]† [1,000, 3,000]†",
-        "DASE K=2 0.75 [0.00, 1.00]† 0.00",
-        "DASE K=5 1.00 1.00",
-        "DASE K=2 50k 3,000 ± 1,414 2,567 ± 195 HalfCheetah-v2 own; rank 15/30",
-        "DASE K=5 50k 5,000 2,646 ± 106 HalfCheetah-v2 combination: carries no information of its own",
+        "HalfCheetah-v5: up to step 100,000 of each agent, 101 common evaluations",
+        "single 2 2,000 ± 1,414 2,000 ± 1,414 2,000 ± 1,414",
+        "IQM 2,000 [1,000, 3,000]† IQM 2,000 [1,000, 3,000]†",
+        "HalfCheetah-v5: at equal total steps, 100,000 of all agents of a run together",
+        "DASE K=2 50,000 3,000 ± 1,414",
+        "DASE K=2 single 0.75 [0.00, 1.00]†",
+        "DASE K=5 single 1.00",
+        "HalfCheetah-v5: beside what was published for HalfCheetah-v2, at the same step",
+        "DASE K=2 50k 3,000 ± 1,414 2,567 ± 195 dase-k2 own; rank 15/30",
+        "DASE K=5 50k 5,000 2,646 ± 106 dase-k5 combination: carries no information of its own",
     ):
         assert line in out, line
     assert any(line.startswith("One run is one sample") for line in out)
     assert out[-len(FILES) :] == [str(tmp_path / "out" / name) for name in FILES]
-    assert "caution: DASE K=5 in HalfCheetah-v5: 1 run, so no interval." in err
+    assert err[err.index("caution: 1 run, so no interval:") + 1] == "HalfCheetah-v5: DASE K=5"
 
 
 @pytest.mark.slow
@@ -74,3 +78,17 @@ def test_a_narrow_terminal_loses_no_label(tmp_path: Path, width: int) -> None:
     out, _ = shown(tmp_path / "runs", folder=tmp_path / "out", width=width)
     assert "…" not in "".join(out)
     assert "[red]E[/red]" in "".join(out).replace(" ", "")
+
+
+@pytest.mark.parametrize("width", [36, 53, 80])
+def test_what_has_no_room_beside_stands_below_and_no_word_is_broken(width: int) -> None:
+    label = "TD3, DASE\u00a0K=2, divergence=isolated"
+    numbers = ("2,000\u00a0±\u00a01,414\nIQM\u00a02,000 [1,000,\u00a03,000]†",) * 3
+    table = Table("scores", ("", "final score", "area", "best"), ((label, *numbers), ("single", *numbers)))
+    shown = list(lines(table, width))
+    assert max(map(len, shown)) <= width
+    words = " ".join(shown).split()
+    blocks = sum(line.startswith("─") for line in shown)
+    assert words.count("divergence=isolated") == words.count("single") == blocks
+    assert words.count("3,000]†") == 2 * 3
+    assert blocks == {36: 3, 53: 2, 80: 1}[width]

@@ -28,15 +28,23 @@ TRAINING = Progress(
 
 @pytest.mark.parametrize("progress", [None, Progress(), Progress(state="starting")])
 def test_an_agent_that_has_told_nothing_is_starting(progress):
-    assert agent_cells(0, progress) == ("-",) * 6 + ("starting",)
+    assert tuple(agent_cells(0, progress).values()) == ("-",) * 6 + ("starting",)
 
 
 def test_an_agent_that_evaluates_for_the_first_time_is_at_step_0():
-    assert agent_cells(0, Progress(total_steps=5_000)) == ("0", "-", "-", "-", "-", "-", "starting")
+    assert tuple(agent_cells(0, Progress(total_steps=5_000)).values()) == (
+        "0",
+        "-",
+        "-",
+        "-",
+        "-",
+        "-",
+        "starting",
+    )
 
 
 def test_the_cells_of_an_agent_in_training():
-    assert agent_cells(0, TRAINING) == (
+    assert tuple(agent_cells(0, TRAINING).values()) == (
         "400",
         "-3.2",
         "-2.0",

@@ -4,7 +4,7 @@ import heapq
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, Self
 
 from rich.console import Console, Group
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from dase_grpc.launch.console import say
 from dase_grpc.launch.experiments.matrix import Cell
+from dase_grpc.launch.time_left import StepPace, left
 from dase_grpc.progress import duration, number, several
 
 REDRAW_S: Final = 1.0
@@ -147,17 +148,17 @@ class Scoreboard:
             self._time_left.observe(self._cells[name], reading.step, now)
         running = {name: reading.step for name, reading in readings.items()}
         rest = {name: cell for name, cell in self._cells.items() if name not in self.outcomes}
-        seconds = self._time_left.estimate(running, rest)
-        return "time left not known yet" if seconds is None else f"about {duration(seconds)} left"
+        return left(self._time_left.estimate(running, rest))
 
 
 @dataclass
 class _Track:
-    """What was seen of a cell; step -1 is not yet.
+    """What was seen of a cell.
 
     Attributes:
+        trains_from: the step from which on its agents do not explore at random.
         began_step: where it goes on from, 0 unless it is resumed.
-        first_s, first_step: when it was first seen to train, beyond what its agents explore at random.
+        pace: of its slowest agent, from when it was first seen to train.
         took_s: how long its process ran, once it has finished.
     """
 
@@ -165,20 +166,8 @@ class _Track:
     trains_from: int
     began_s: float
     began_step: int
-    first_s: float = 0.0
-    first_step: int = -1
-    latest_s: float = 0.0
-    latest_step: int = -1
+    pace: StepPace = field(default_factory=StepPace)
     took_s: float | None = None
-
-    @property
-    def measured_s(self) -> float:
-        return self.latest_s - self.first_s
-
-    @property
-    def measured_steps(self) -> int:
-        """Environment steps of all agents in that time."""
-        return self.agents * (self.latest_step - self.first_step)
 
 
 class ExperimentTimeLeft:
@@ -206,9 +195,7 @@ class ExperimentTimeLeft:
         """Takes in how far the slowest agent of a running cell is."""
         track = self._tracks[cell.name]
         if step > track.began_step and step >= track.trains_from:
-            if track.first_step < 0:
-                track.first_s, track.first_step = now, step
-            track.latest_s, track.latest_step = now, step
+            track.pace.observe(step, now)
 
     def ended(self, cell: Cell, *, took_s: float | None) -> None:
         """Notes that a cell's process has ended, and how long it took if the cell is finished."""
@@ -239,25 +226,27 @@ class ExperimentTimeLeft:
     def _own_pace(self, name: str) -> float | None:
         """Seconds for one step of one agent of a cell that has been measured for long enough."""
         track = self._tracks[name]
-        enough = track.measured_s >= MEASURED_S and track.measured_steps > 0
-        return track.measured_s / track.measured_steps if enough else None
+        step_s = track.pace.step_s(measured_s=MEASURED_S)
+        return None if step_s is None else step_s / track.agents
 
     def _training_pace(self) -> float | None:
         """Seconds for one step of one agent, while cells train."""
-        seconds = sum(track.measured_s for track in self._tracks.values())
-        steps = sum(track.measured_steps for track in self._tracks.values())
+        measured = [(track.agents, *track.pace.measured) for track in self._tracks.values()]
+        seconds = sum(seconds for _, seconds, _ in measured)
+        steps = sum(agents * steps for agents, _, steps in measured)
         return seconds / steps if steps > 0 and seconds >= MEASURED_S else None
 
     def _whole_pace(self) -> float | None:
         """The same from cells that ran from beginning to end, with all else that took time."""
         done = [track for track in self._tracks.values() if track.took_s is not None and not track.began_step]
-        steps = sum(track.agents * track.latest_step for track in done if track.latest_step > 0)
+        steps = sum(track.agents * track.pace.step for track in done if track.pace.step > 0)
         seconds = sum(track.took_s or 0.0 for track in done)
         return seconds / steps if steps > 0 else None
 
     def _start_s(self) -> float:
         """How long it takes until a cell is seen to train."""
-        known = [track.first_s - track.began_s for track in self._tracks.values() if track.first_step >= 0]
+        tracks = self._tracks.values()
+        known = [track.pace.since_s - track.began_s for track in tracks if track.pace.since_s is not None]
         return sum(known) / len(known) if known else 0.0
 
 

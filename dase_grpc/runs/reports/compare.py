@@ -116,18 +116,33 @@ class EnvironmentResults:
 
 
 @dataclass(frozen=True)
+class Caution:
+    """What numbers cannot say, once for all that it holds for.
+
+    Attributes:
+        where: a line for each environment, with the cells or numbers that are meant.
+    """
+
+    text: str
+    where: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n  ".join([f"{self.text}:", *self.where])
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Runs compared over their seeds.
 
     Attributes:
         environments: in alphabetical order.
         left_out: runs that were found and take no part.
-        cautions: sentences about what the numbers cannot say.
+        cautions: what the numbers cannot say, each once.
     """
 
     environments: tuple[EnvironmentResults, ...]
     left_out: tuple[LeftOut, ...]
-    cautions: tuple[str, ...]
+    cautions: tuple[Caution, ...]
 
     @property
     def cells(self) -> list[Cell]:
@@ -161,7 +176,7 @@ def compare(paths: Iterable[Path | str], *, unfinished: bool = False) -> Compari
         _environment(name, [group for group in groups if group.environment == name], names, keys)
         for name in sorted({group.environment for group in groups})
     )
-    return Comparison(environments, tuple(left_out), tuple(_cautions(environments)))
+    return Comparison(environments, tuple(left_out), _cautions(environments))
 
 
 def on(run: SourceRun, steps: Ints) -> Series:
@@ -234,48 +249,47 @@ def _common(runs: Sequence[SourceRun]) -> Ints:
     return reduce(np.intersect1d, [run.curve.step for run in runs])
 
 
-def _cautions(environments: Sequence[EnvironmentResults]) -> Iterable[str]:
+def _cautions(environments: Sequence[EnvironmentResults]) -> tuple[Caution, ...]:
+    found: dict[str, dict[str, list[str]]] = {}
     for each in environments:
-        yield from _about_lengths(each)
-        yield from _about_versions(each)
-        for cell in each.cells:
-            where = f"{cell.label} in {each.name}"
-            count = len(cell.runs)
-            if count < FEW:
-                means = "no interval" if count == 1 else "an interval that means little"
-                yield f"{where}: {count} run{'s' * (count > 1)}, so {means}."
-            seeds = [run.seed for run in cell.runs]
-            if len(set(seeds)) < count:
-                yield f"{where}: several runs have the same seed, so their networks began equal."
-            yield from _about_learning(each, cell, where)
+        told = [*_about_lengths(each), *_about_versions(each)]
+        told += [caution for cell in each.cells for caution in _about_cell(each, cell)]
+        for text, meant in told:
+            found.setdefault(text, {}).setdefault(each.name, []).append(meant)
+    return tuple(
+        Caution(text, tuple(f"{name}: {'; '.join(meant)}" for name, meant in where.items()))
+        for text, where in found.items()
+    )
 
 
-def _about_versions(each: EnvironmentResults) -> Iterable[str]:
+def _about_lengths(each: EnvironmentResults) -> Iterable[tuple[str, str]]:
+    lengths = {int(run.curve.step[-1]) for cell in each.cells for run in cell.runs}
+    if len(lengths) > 1:
+        text = "the runs do not reach equally far and are compared up to the last step that all share"
+        yield text, f"step {each.last_step:,}; they reach from {min(lengths):,} to {max(lengths):,}"
+
+
+def _about_versions(each: EnvironmentResults) -> Iterable[tuple[str, str]]:
     """What simulates decides the returns as much as what learns does."""
     for name in _SIMULATORS:
         found = {run.versions[name] for cell in each.cells for run in cell.runs if name in run.versions}
         if len(found) > 1:
-            named = ", ".join(sorted(found))
-            yield f"{each.name}: the runs were made with several versions of {name} ({named})."
+            yield f"the runs were made with several versions of {name}", ", ".join(sorted(found))
 
 
-def _about_lengths(each: EnvironmentResults) -> Iterable[str]:
-    lengths = {int(run.curve.step[-1]) for cell in each.cells for run in cell.runs}
-    if len(lengths) > 1:
-        yield (
-            f"{each.name}: the runs reach from step {min(lengths):,} to {max(lengths):,}; "
-            f"they are compared up to step {each.last_step:,}."
-        )
-
-
-def _about_learning(each: EnvironmentResults, cell: Cell, where: str) -> Iterable[str]:
+def _about_cell(each: EnvironmentResults, cell: Cell) -> Iterable[tuple[str, str]]:
+    count = len(cell.runs)
+    if count == 1:
+        yield "1 run, so no interval", cell.label
+    elif count < FEW:
+        yield f"fewer than {FEW} runs, so an interval that means little", cell.label
+    if len({run.seed for run in cell.runs}) < count:
+        yield "several runs have the same seed, so their networks began equal", cell.label
     start = cell.runs[0].config.start_steps
     scores = [("the final score", each.steps)]
     if each.sizes_differ:
         scores.append(("the score at equal total steps", cell.steps[cell.steps <= cell.equal_total_steps]))
     for words, steps in scores:
         if settled_score(on(cell.runs[0], steps), start_steps=start) is None:
-            yield (
-                f"{where}: {words} is taken up to step {steps[-1]:,}, soon after the {start:,} random steps, "
-                f"from an agent that had hardly learned."
-            )
+            text = f"{words} is taken soon after the random steps, from an agent that had hardly learned"
+            yield text, f"{cell.label} (up to step {steps[-1]:,}, {start:,} of them random)"

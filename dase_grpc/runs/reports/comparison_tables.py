@@ -1,209 +1,220 @@
-"""The files of a comparison: tables as CSV, the picture, and one HTML page."""
+"""A comparison's tables as texts for a reader, and what their numbers are; pages and terminals show them."""
 
-import csv
-import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Final
 
-from dase_grpc.errors import RunDirectoryError
-from dase_grpc.runs.files import replace_file, utf8
-from dase_grpc.runs.reference import PublishedRow
-from dase_grpc.runs.reports import comparison_page, figure
+from dase_grpc.runs.curves import FINAL
 from dase_grpc.runs.reports.compare import Cell, Comparison, EnvironmentResults
-from dase_grpc.runs.reports.estimates import Estimate
-from dase_grpc.runs.reports.figures import PRINT
-
-FILES: Final = (
-    "comparison.csv",
-    "runs.csv",
-    "pairs.csv",
-    "published.csv",
-    "comparison.png",
-    "comparison.svg",
-    "comparison.html",
+from dase_grpc.runs.reports.estimates import (
+    BOOTSTRAP_SEED,
+    CONFIDENCE,
+    FEW,
+    RESAMPLES,
+    Estimate,
+    Interval,
 )
-PAIR_COLUMNS: Final = (
-    "environment",
-    "measure",
-    "x",
-    "y",
-    "runs_x",
-    "runs_y",
-    "probability_x_higher",
-    "low",
-    "high",
+from dase_grpc.runs.reports.html import number
+
+CAUTION: Final = "†"
+"""Marks an interval of so few runs that it means little."""
+_TIGHT: Final = "\u00a0"
+"""A space at which no line is wrapped."""
+_DEFINITIONS: Final = (
+    "One run is one sample: the agents of a run are averaged first, since they share a buffer and are not "
+    "independent; all statistics are over runs.",
+    f"Final score: mean of the last {FINAL} evaluations up to the common last step.",
+    "Area: under the learning curve on the common steps, by the trapezoidal rule, divided by the steps that "
+    "it spans.",
+    f"IQM: the interquartile mean over runs (a quarter of them, rounded down, left out at each end, so below "
+    f"4 runs it is the mean); in brackets its {CONFIDENCE * 100:g} % confidence interval by the percentile "
+    f"bootstrap over runs ({RESAMPLES:,} resamples, seed {BOOTSTRAP_SEED}). {CAUTION} marks an interval of "
+    f"fewer than {FEW} runs: it means little.",
+    "Best: the highest evaluation on the common steps, one per run; it grows with noise and with the number "
+    "of evaluations.",
 )
-"""Of pairs.csv, which has no row where no environment has two cells."""
-PUBLISHED_COLUMNS: Final = (
-    "environment",
-    "cell",
-    "runs",
-    "step",
-    "ours_mean",
-    "ours_std",
-    "published_mean",
-    "published_std",
-    "published_environment",
-    "published_method",
-    "published_curves",
-    "published_cell_rank",
+_EQUAL_TOTAL: Final = (
+    "At equal total steps: the final score at the step at which the K agents of a run have together made as "
+    "many environment steps as those of every other cell, so an agent among K has made 1/K of them."
 )
-"""Of published.csv, which has no row where nothing was published for a cell."""
+_IMPROVEMENT: Final = (
+    "Probability of improvement: P(X > Y) + ½ P(X = Y), the probability that a run of the first cell ends "
+    "higher than one of the second, by final score; 0.5 says nothing either way."
+)
+_PUBLISHED: Final = (
+    "As published: mean ± standard deviation over 10 seeds of the 11 evaluations around a step, or of the "
+    "last 10 at 1M; ours the same way, where the runs go far enough (Saglam et al. "
+    "2022, arXiv 2207.13453; from the authors' released curves, MIT license). Their environments are Gym v2 "
+    "and v3 with MuJoCo 1.50 and Box2D 2.3.10: a comparison, not a target. The rank says how many of the 30 "
+    "single and K = 2 curves of the published cell are independent."
+)
 
 
-def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
-    """Writes all files of a comparison, each all at once, and returns their paths.
+@dataclass(frozen=True)
+class Table:
+    """A table for a reader; a cell may have several lines, and a line may be wrapped at its spaces.
 
-    Raises:
-        RunDirectoryError: the folder cannot be made or written.
+    Attributes:
+        words: the columns that hold words; the others hold numbers.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in _contents(comparison):
-            replace_file(folder / name, content)
-    except OSError as error:
-        raise RunDirectoryError(f"cannot write into {folder}: {error.strerror or error}") from None
-    return [folder / name for name in FILES]
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    words: tuple[int, ...] = (0,)
 
 
-def _contents(comparison: Comparison) -> Iterable[tuple[str, bytes]]:
-    yield from tables(comparison).items()
-    drawn = figure.sheet(comparison, inks=PRINT)
-    yield "comparison.png", drawn.png_file()
-    yield "comparison.svg", drawn.svg_file()
-    yield "comparison.html", utf8(comparison_page.document(comparison))
+def cells(comparison: Comparison) -> Iterator[tuple[EnvironmentResults, Cell]]:
+    """Every cell with the results of its environment."""
+    return ((each, cell) for each in comparison.environments for cell in each.cells)
 
 
-def tables(comparison: Comparison) -> dict[str, bytes]:
-    """The CSV files by name: a row per cell, per run, per pair of cells and measure, per published point."""
-    return {
-        "comparison.csv": _csv(_cells(comparison)),
-        "runs.csv": _csv(_runs(comparison)),
-        "pairs.csv": _csv(_pairs(comparison), columns=PAIR_COLUMNS),
-        "published.csv": _csv(_published(comparison), columns=PUBLISHED_COLUMNS),
-    }
+def definitions(comparison: Comparison) -> list[str]:
+    """What the numbers of the tables are."""
+    sentences = list(_DEFINITIONS)
+    if any(each.sizes_differ for each in comparison.environments):
+        sentences.append(_EQUAL_TOTAL)
+    if any(each.pairs for each in comparison.environments):
+        sentences.append(_IMPROVEMENT)
+    if any(cell.beside for cell in comparison.cells):
+        sentences.append(_PUBLISHED)
+    return sentences
 
 
-def _cells(comparison: Comparison) -> Iterable[dict[str, Any]]:
-    for each in comparison.environments:
-        for cell in each.cells:
-            yield {
-                "environment": each.name,
-                "cell": cell.label,
-                "algorithms": cell.group.algorithms,
-                "method": cell.group.method,
-                "agents": cell.group.agents,
-                "buffer": cell.group.buffer,
-                "settings": cell.settings,
-                "runs": len(cell.runs),
-                "seeds": " ".join(str(run.seed) for run in cell.runs),
-                "unfinished": sum(not run.finished for run in cell.runs),
-                "step": each.last_step,
-                **_estimate("final", cell.final),
-                **_estimate("area", cell.area),
-                "best_mean": cell.best.mean,
-                "best_std": cell.best.std,
-                "total_steps": each.total_steps,
-                "equal_total_step": cell.equal_total_steps,
-                **_estimate("equal_total", cell.equal_total),
-            }
+def tables(each: EnvironmentResults) -> Iterator[Table]:
+    """An environment's tables: scores, chances, what was published; those that say something."""
+    digits = _digits(each)
+    yield _scores(each, digits)
+    if each.sizes_differ:
+        yield _equal_total(each, digits)
+    if each.pairs:
+        yield _chances(each)
+    if any(cell.beside for cell in each.cells):
+        yield _published(each, digits)
 
 
-def _published(comparison: Comparison) -> Iterable[dict[str, Any]]:
-    for each in comparison.environments:
-        for cell in each.cells:
-            if cell.row is not None:
-                yield from _beside(each.name, cell, cell.row)
+def runs_table(comparison: Comparison) -> Table:
+    """Each run with its own numbers."""
+    rows = (
+        (
+            str(run.path),
+            each.name,
+            _name(cell),
+            str(run.seed),
+            f"{run.curve.step[-1]:,}{'' if run.finished else ' (unfinished)'}",
+            number(cell.final.values[index], _digits(each)),
+            number(cell.area.values[index], _digits(each)),
+        )
+        for each, cell in cells(comparison)
+        for index, run in enumerate(cell.runs)
+    )
+    columns = ("", "environment", "cell", "seed", "last step", "final score", "area")
+    return Table("The runs:", columns, tuple(rows), words=(0, 1, 2))
 
 
-def _beside(environment: str, cell: Cell, row: PublishedRow) -> Iterable[dict[str, Any]]:
-    for beside in cell.beside:
-        yield {
-            "environment": environment,
-            "cell": cell.label,
-            "runs": len(cell.runs),
-            "step": beside.point.step,
-            "ours_mean": beside.ours.mean,
-            "ours_std": beside.ours.std,
-            "published_mean": beside.point.mean,
-            "published_std": beside.point.std,
-            "published_environment": row.environment,
-            "published_method": row.method,
-            "published_curves": row.curves,
-            "published_cell_rank": row.cell_rank,
-        }
+def settings_table(comparison: Comparison) -> Table:
+    """What the cells of one environment differ in."""
+    rows = ((_name(cell), each.name, cell.settings) for each, cell in cells(comparison) if cell.settings)
+    title = "The settings in which cells of one environment differ:"
+    return Table(title, ("", "environment", "settings"), tuple(rows), words=(0, 1, 2))
 
 
-def _estimate(name: str, value: Estimate) -> dict[str, Any]:
-    interval = value.interval
-    return {
-        f"{name}_mean": value.mean,
-        f"{name}_std": value.std,
-        f"{name}_iqm": value.iqm,
-        f"{name}_iqm_low": interval.low if interval else "",
-        f"{name}_iqm_high": interval.high if interval else "",
-    }
+def _scores(each: EnvironmentResults, digits: int) -> Table:
+    rows = (
+        (
+            _name(cell),
+            _of_runs(cell),
+            _lines(cell.final, digits),
+            _lines(cell.area, digits),
+            _spread(cell.best.mean, cell.best.std, digits),
+        )
+        for cell in each.cells
+    )
+    title = f"up to step {each.last_step:,} of each agent, {len(each.steps):,} common evaluations"
+    return Table(title, ("", "runs", "final score", "area", "best"), tuple(rows))
 
 
-def _runs(comparison: Comparison) -> Iterable[dict[str, Any]]:
-    for each in comparison.environments:
-        for cell in each.cells:
-            yield from _runs_of(each, cell)
+def _equal_total(each: EnvironmentResults, digits: int) -> Table:
+    rows = (
+        (_name(cell), f"{cell.equal_total_steps:,}", _lines(cell.equal_total, digits)) for cell in each.cells
+    )
+    title = f"at equal total steps, {each.total_steps:,} of all agents of a run together"
+    return Table(title, ("", "steps of each agent", "final score"), tuple(rows))
 
 
-def _runs_of(each: EnvironmentResults, cell: Cell) -> Iterable[dict[str, Any]]:
-    for index, run in enumerate(cell.runs):
-        yield {
-            "environment": each.name,
-            "cell": cell.label,
-            "seed": run.seed,
-            "path": str(run.path),
-            "name": run.name,
-            "mode": run.mode,
-            "agents": run.agents,
-            "finished": str(run.finished).lower(),
-            "last_step": int(run.curve.step[-1]),
-            "step": each.last_step,
-            "final": cell.final.values[index],
-            "area": cell.area.values[index],
-            "best": cell.best.values[index],
-            "equal_total_step": cell.equal_total_steps,
-            "equal_total": cell.equal_total.values[index],
-        }
+def _chances(each: EnvironmentResults) -> Table:
+    """Each pair once, the one that is more likely higher first."""
+    rows = []
+    for x, y in combinations(each.cells, 2):
+        first, second = (x, y) if each.pair(x.label, y.label).probability >= 0.5 else (y, x)
+        result = each.pair(first.label, second.label)
+        interval = _brackets(result.interval, 2, min(len(x.runs), len(y.runs)))
+        rows.append((_name(first), _name(second), f"{result.probability:.2f}", interval))
+    title = "probability that a run of the first ends above one of the second"
+    return Table(title, ("", "over", "probability", f"{CONFIDENCE * 100:g} %"), tuple(rows), words=(0, 1))
 
 
-def _pairs(comparison: Comparison) -> Iterable[dict[str, Any]]:
-    for each in comparison.environments:
-        sizes = {cell.label: len(cell.runs) for cell in each.cells}
-        for pair in each.pairs:
-            interval = pair.result.interval
-            yield {
-                "environment": each.name,
-                "measure": pair.measure,
-                "x": pair.better,
-                "y": pair.worse,
-                "runs_x": sizes[pair.better],
-                "runs_y": sizes[pair.worse],
-                "probability_x_higher": pair.result.probability,
-                "low": interval.low if interval else "",
-                "high": interval.high if interval else "",
-            }
+def _published(each: EnvironmentResults, digits: int) -> Table:
+    rows = (
+        (
+            _name(cell),
+            "1M, final" if beside.point.step >= 1_000_000 else f"{beside.point.step // 1_000}k",
+            _spread(beside.ours.mean, beside.ours.std, digits),
+            _spread(beside.point.mean, beside.point.std, digits),
+            cell.row.method,
+            _origin(cell.row.cell_rank, combined=cell.row.combined),
+        )
+        for cell in each.cells
+        if cell.row is not None
+        for beside in cell.beside
+    )
+    (environment,) = {cell.row.environment for cell in each.cells if cell.row}
+    columns = ("", "around step", "ours", "as published", "published as", "its curves")
+    title = f"beside what was published for {environment}, at the same step"
+    return Table(title, columns, tuple(rows), words=(0, 4, 5))
 
 
-def _csv(rows: Iterable[Mapping[str, Any]], *, columns: Sequence[str] = ()) -> bytes:
-    """The columns are those of the first row unless they are given."""
-    table = [{key: _cell(value) for key, value in row.items()} for row in rows]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns or list(table[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table)
-    return utf8(text.getvalue())
+def _name(cell: Cell) -> str:
+    """The cell's label, to be wrapped at its commas only."""
+    return cell.label.replace(" ", _TIGHT).replace(f",{_TIGHT}", ", ")
 
 
-def _cell(value: Any) -> Any:
-    """A float so that reading gives the same number back; nothing for what is not a number."""
-    if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else ""
-    return value
+def _origin(rank: str, *, combined: bool) -> str:
+    """What a published row's curves are worth."""
+    own = "combination: carries no information of its own" if combined else "own"
+    return f"{own}; rank{_TIGHT}{rank}" if rank else own
+
+
+def _of_runs(cell: Cell) -> str:
+    unfinished = sum(not run.finished for run in cell.runs)
+    return f"{len(cell.runs)} ({unfinished} unfinished)" if unfinished else str(len(cell.runs))
+
+
+def _lines(value: Estimate, digits: int) -> str:
+    """Mean and standard deviation; under them the interquartile mean and its interval."""
+    mean = _spread(value.mean, value.std, digits)
+    if value.interval is None:
+        return mean
+    interval = _brackets(value.interval, digits, len(value.values))
+    return f"{mean}\nIQM{_TIGHT}{number(value.iqm, digits)} {interval}"
+
+
+def _spread(mean: float, std: float, digits: int) -> str:
+    """The mean, and its standard deviation where there is one."""
+    return number(mean, digits) + (f"{_TIGHT}±{_TIGHT}{number(std, digits)}" if math.isfinite(std) else "")
+
+
+def _brackets(interval: Interval | None, digits: int, runs: int) -> str:
+    """An interval, marked where it comes from few runs; nothing where there is none."""
+    if interval is None:
+        return ""
+    mark = CAUTION if runs < FEW else ""
+    return f"[{number(interval.low, digits)},{_TIGHT}{number(interval.high, digits)}]{mark}"
+
+
+def _digits(each: EnvironmentResults) -> int:
+    """Decimals that all scores in an environment get: none where any is in the hundreds."""
+    largest = max(abs(value.mean) for cell in each.cells for value in (cell.final, cell.area, cell.best))
+    return 0 if largest >= 100 else 1 if largest >= 10 else 2

@@ -1,116 +1,68 @@
-"""Pieces of the report's HTML page; every text that comes in is escaped here, pictures are not."""
+"""Pages from their templates, pieces of them, and numbers as they stand there; every text is escaped."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
-from importlib import resources
-from string import Template
-from typing import Final
+from functools import cache
+from typing import Any, Final
 
 import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from dase_grpc.progress import LOWEST_WEIGHT
 from dase_grpc.runs.logs import Floats
 
-TEMPLATE: Final = "report_template.html"
 NUMBERED_CELLS: Final = 12
 SHOWN_CELLS: Final = 64
 
 
-@dataclass(frozen=True)
-class Markup:
-    """HTML that is ready to be put into a page."""
-
-    html: str
-
-
-def document(title: str, *parts: Markup) -> str:
-    """The whole page, which needs nothing beside it."""
-    template = (resources.files("dase_grpc.runs.reports") / TEMPLATE).read_text(encoding="utf-8")
-    body = "\n".join(part.html for part in parts)
-    return Template(template).substitute(title=escape(title), body=body)
-
-
-def header(title: str, subtitle: str) -> Markup:
-    """The page's head line and what stands under it."""
-    return Markup(f"<header><h1>{escape(title)}</h1><p>{escape(subtitle)}</p></header>")
-
-
-def section(title: str, *parts: Markup) -> Markup:
-    """A titled section."""
-    body = "\n".join(part.html for part in parts)
-    return Markup(f"<section><h2>{escape(title)}</h2>\n{body}\n</section>")
+def page(
+    template: str, *, title: str, heading: str, subtitle: str, facts: Mapping[str, str], **values: Any
+) -> str:
+    """The whole page, which needs nothing beside it; values are what the template names besides."""
+    found = _templates().get_template(template)
+    return found.render(title=title, heading=heading, subtitle=subtitle, facts=facts, **values)
 
 
 def note(text: str) -> Markup:
     """A few quiet sentences about what follows."""
-    return Markup(f'<p class="note">{escape(text)}</p>')
+    return _piece("note", text)
 
 
 def empty(text: str) -> Markup:
     """The sentence that stands where there is nothing to show."""
-    return Markup(f'<p class="empty">{escape(text)}</p>')
+    return _piece("empty", text)
 
 
 def figure(svg: str | None, caption: str, *, otherwise: str) -> Markup:
     """A picture with its caption, or the sentence `otherwise` where there is none."""
-    if svg is None:
-        return empty(otherwise)
-    return Markup(f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>")
+    return empty(otherwise) if svg is None else _piece("figure", Markup(svg), caption)
 
 
 def facts(values: Mapping[str, str]) -> Markup:
     """Names and values side by side."""
-    items = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in values.items()
-    )
-    return Markup(f'<dl class="facts">{items}</dl>')
+    return _piece("facts", values)
+
+
+def folded(title: str, text: str) -> Markup:
+    """Text as it is, shown on a click."""
+    return _piece("folded", title, text)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, total: bool = False) -> Markup:
     """A table whose first column is text and whose others are numbers; `total` sets the last row apart."""
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
-    body = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-        + "</tr>"
-        for name, *cells in rows
-    )
-    kind = ' class="total"' if total else ""
-    return Markup(
-        f'<div class="wide"><table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-    )
+    return _piece("table", columns, rows, total=total)
 
 
 def heat_map(ids: Sequence[int], weights: Floats) -> Markup:
     """A heat map of (K, K) similarity weights on a logarithmic scale, learners down, collectors across."""
     shown = range(min(len(ids), SHOWN_CELLS))
-    head = "".join(f'<th scope="col">{ids[column]}</th>' for column in shown)
-    body = "".join(
-        f'<tr><th scope="row">{ids[row]}</th>'
-        + "".join(
-            _weight_cell(weights[row, column], own=row == column, numbered=len(ids) <= NUMBERED_CELLS)
-            for column in shown
-        )
-        + "</tr>"
+    numbered = len(ids) <= NUMBERED_CELLS
+    rows = [
+        [None if row == column else _weight(weights[row, column], numbered=numbered) for column in shown]
         for row in shown
-    )
-    corner = '<th class="corner">learns ↓ from →</th>'
-    return Markup(
-        f'<div class="wide"><table class="heat"><thead><tr>{corner}{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
-
-
-def folded(title: str, part: Markup) -> Markup:
-    """Something that is shown on a click."""
-    return Markup(f"<details><summary>{escape(title)}</summary>{part.html}</details>")
-
-
-def preformatted(text: str) -> Markup:
-    """Text as it is."""
-    return Markup(f"<pre>{escape(text)}</pre>")
+    ]
+    return _piece("heat_map", ids[:SHOWN_CELLS], rows)
 
 
 def number(value: float | None, digits: int = 1) -> str:
@@ -140,11 +92,28 @@ def weight_text(weight: float) -> str:
     return f"{weight:.0e}".replace("-", "−")
 
 
-def _weight_cell(weight: float, *, own: bool, numbered: bool) -> str:
-    if own:
-        return '<td class="own"></td>'
+def _weight(weight: float, *, numbered: bool) -> dict[str, Any]:
     if not math.isfinite(weight):
-        return "<td>–</td>" if numbered else "<td></td>"
+        return {"text": "–" if numbered else "", "depth": None}
     depth = 1 - math.log10(max(weight, LOWEST_WEIGHT)) / math.log10(LOWEST_WEIGHT)
-    text = weight_text(weight)
-    return f'<td style="--depth:{depth:.3f}" title="λ = {weight:.3g}">{text if numbered else ""}</td>'
+    return {"text": weight_text(weight) if numbered else "", "depth": depth, "title": f"{weight:.3g}"}
+
+
+def _piece(name: str, *values: Any, **named: Any) -> Markup:
+    """A macro of pieces.html, filled."""
+    filled: Markup = getattr(_templates().get_template("pieces.html").module, name)(*values, **named)
+    return filled
+
+
+@cache
+def _templates() -> Environment:
+    """The templates beside this module, which escape what is put into them."""
+    found = Environment(
+        loader=PackageLoader("dase_grpc.runs.reports", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters["lines"] = lambda text: Markup("<br>").join(str(text).split("\n"))
+    return found

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 import tomli_w
+from markupsafe import Markup
 
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import RunDirectoryError
@@ -49,15 +50,20 @@ def write_report(run: RunDirectory) -> Path:
     agents = {agent.agent_id: AgentFiles.read(agent) for agent in run.agents()}
     curves = {agent: returns(files.evaluations) for agent, files in agents.items()}
     records = {agent: files.records for agent, files in agents.items()}
-    text = html.document(
-        f"{run.name} · DASE",
-        html.header(run.config.env.id, f"{method(run.config)} · run {run.name} of {_created(run)[:10]}"),
-        html.facts(_facts(run, agents)),
-        html.section("Scores", *_scores(run.config, curves)),
-        html.section("Learning curves", *_learning(run.config, curves)),
-        _exchange(run.config, records),
-        html.section("Training", *_refused(agents), *_training(run.config, records)),
-        html.section("How this run was made", *_origin(run)),
+    config = run.config
+    text = html.page(
+        "report.html",
+        title=run.name,
+        heading=config.env.id,
+        subtitle=f"{method(config)} · run {run.name} of {_created(run)[:10]}",
+        facts=_facts(run, agents),
+        sections={
+            "Scores": _scores(config, curves),
+            "Learning curves": _learning(config, curves),
+            **_exchange(config, records),
+            "Training": [*_refused(agents), *_training(config, records)],
+            "How this run was made": _origin(run),
+        },
     )
     try:
         replace_file(run.report, utf8(text))
@@ -127,7 +133,7 @@ def _mode(mode: str) -> str:
     return f"{mode} ({why})" if why else mode
 
 
-def _scores(config: RunConfig, curves: Mapping[int, Series]) -> list[html.Markup]:
+def _scores(config: RunConfig, curves: Mapping[int, Series]) -> list[Markup]:
     evaluated = {agent: curve for agent, curve in curves.items() if len(curve)}
     if not evaluated:
         return [html.empty("No evaluation has been recorded yet.")]
@@ -155,7 +161,7 @@ def _score(config: RunConfig, curve: Series) -> tuple[float, ...]:
     return values[-1], np.nan if final is None else final, values[0], best
 
 
-def _final_note(config: RunConfig, curves: Iterable[Series]) -> list[html.Markup]:
+def _final_note(config: RunConfig, curves: Iterable[Series]) -> list[Markup]:
     start = config.start_steps
     if all(settled_score(curve, start_steps=start) is not None for curve in curves):
         return []
@@ -167,7 +173,7 @@ def _final_note(config: RunConfig, curves: Iterable[Series]) -> list[html.Markup
     ]
 
 
-def _refused(agents: Mapping[int, AgentFiles]) -> list[html.Markup]:
+def _refused(agents: Mapping[int, AgentFiles]) -> list[Markup]:
     counts = refused(agents.values())
     if not counts:
         return []
@@ -181,7 +187,7 @@ def _refused(agents: Mapping[int, AgentFiles]) -> list[html.Markup]:
     ]
 
 
-def _learning(config: RunConfig, curves: Mapping[int, Series]) -> list[html.Markup]:
+def _learning(config: RunConfig, curves: Mapping[int, Series]) -> list[Markup]:
     rows = comparable(config)
     drawn = [row for row in rows if row.method in ("single", "dase-k2", published_method(config))]
     picture = html.figure(
@@ -215,7 +221,7 @@ def _learning_caption(config: RunConfig, curves: Mapping[int, Series]) -> str:
     return f"{raw} {smooth}{band}"
 
 
-def _published_table(rows: Sequence[PublishedRow]) -> list[html.Markup]:
+def _published_table(rows: Sequence[PublishedRow]) -> list[Markup]:
     if not rows:
         return []
     steps = [point.step for point in rows[0].points]
@@ -243,14 +249,14 @@ def _published_note(row: PublishedRow) -> str:
     )
 
 
-def _exchange(config: RunConfig, records: Records) -> html.Markup:
+def _exchange(config: RunConfig, records: Records) -> dict[str, list[Markup]]:
     """What the agents had of each other: transitions, or policies."""
     if config.method == "dpd":
-        return html.section("Distillation", *_distillation(config, records))
-    return html.section("Similarity", *_similarity(config, records))
+        return {"Distillation": _distillation(config, records)}
+    return {"Similarity": _similarity(config, records)}
 
 
-def _distillation(config: RunConfig, records: Records) -> list[html.Markup]:
+def _distillation(config: RunConfig, records: Records) -> list[Markup]:
     picture = html.figure(
         plots.distillation(records, name=config.agent_name),
         "Left: the share of a batch's states on which an agent moved towards its peer's action: those where "
@@ -262,7 +268,7 @@ def _distillation(config: RunConfig, records: Records) -> list[html.Markup]:
     return [picture, *_refused_policies(records)]
 
 
-def _refused_policies(records: Records) -> list[html.Markup]:
+def _refused_policies(records: Records) -> list[Markup]:
     count = sum(record.get("refused_policies") or 0 for each in records.values() for record in each)
     if not count:
         return []
@@ -274,7 +280,7 @@ def _refused_policies(records: Records) -> list[html.Markup]:
     ]
 
 
-def _similarity(config: RunConfig, records: Records) -> list[html.Markup]:
+def _similarity(config: RunConfig, records: Records) -> list[Markup]:
     if config.train.agents == 1:
         return [html.empty("One agent has no peers, so there is nothing to compare.")]
     lines = html.figure(
@@ -301,7 +307,7 @@ def _similarity(config: RunConfig, records: Records) -> list[html.Markup]:
     ]
 
 
-def _shares(config: RunConfig, records: Records) -> list[html.Markup]:
+def _shares(config: RunConfig, records: Records) -> list[Markup]:
     """How much of what an agent learns from is other agents' transitions."""
     picture = html.figure(
         plots.sharing(records, {each.batch_size for each in config.distinct_agents}, name=config.agent_name),
@@ -327,7 +333,7 @@ def _shares(config: RunConfig, records: Records) -> list[html.Markup]:
     return [html.note(sentence), picture]
 
 
-def _terms_by_source(records: Records) -> list[html.Markup]:
+def _terms_by_source(records: Records) -> list[Markup]:
     if len(records) < 3:  # the one source is the pool
         return []
     return [
@@ -340,7 +346,7 @@ def _terms_by_source(records: Records) -> list[html.Markup]:
     ]
 
 
-def _weights_by_pair(config: RunConfig, records: Records) -> list[html.Markup]:
+def _weights_by_pair(config: RunConfig, records: Records) -> list[Markup]:
     ids, weights = recent_weights(records)
     if not np.isfinite(weights).any():
         return []
@@ -354,7 +360,7 @@ def _weights_by_pair(config: RunConfig, records: Records) -> list[html.Markup]:
     ]
 
 
-def _training(config: RunConfig, records: Records) -> list[html.Markup]:
+def _training(config: RunConfig, records: Records) -> list[Markup]:
     capacity = config.replay.capacity
     return [
         html.figure(
@@ -375,13 +381,13 @@ def _training(config: RunConfig, records: Records) -> list[html.Markup]:
     ]
 
 
-def _origin(run: RunDirectory) -> list[html.Markup]:
+def _origin(run: RunDirectory) -> list[Markup]:
     command = str(run.run.get("command") or "")
     facts = {**({"Command": command} if command else {}), "Created": _created(run)}
     settings = tomli_w.dumps(run.config.model_dump(mode="json"))
     return [
         html.facts({**facts, **run.versions}),
-        html.folded("Full configuration", html.preformatted(settings)),
+        html.folded("Full configuration", settings),
     ]
 
 

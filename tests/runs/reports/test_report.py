@@ -136,7 +136,7 @@ def test_the_agents_of_a_mixed_ensemble_are_shown_with_their_algorithms(tmp_path
     for agent in range(2):
         fill(run.agent(agent), evaluations=3, records=2)
     text = text_of(run)
-    assert '<th scope="row">agent 1 (SAC)</th>' in text
+    assert '<th scope="row" class="words">agent 1 (SAC)</th>' in text
     curves, training = (
         text.partition(f"<h2>{title}</h2>")[2].partition("</section>")[0]
         for title in ("Learning curves", "Training")
@@ -302,7 +302,7 @@ def tile(text: str, name: str) -> str:
 
 def row_of(text: str, name: str) -> list[str]:
     """The cells of the row with this name."""
-    (cells,) = re.findall(rf'<tr><th scope="row">{re.escape(name)}</th>(.*?)</tr>', text)
+    (cells,) = re.findall(rf'<tr><th scope="row" class="words">{re.escape(name)}</th>(.*?)</tr>', text)
     return re.findall(r"<td>(.*?)</td>", cells)
 
 

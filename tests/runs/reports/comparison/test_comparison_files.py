@@ -14,8 +14,7 @@ from synthetic import flat, write_run
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs.curves import smoothed
 from dase_grpc.runs.reports.compare import Comparison, compare
-from dase_grpc.runs.reports.comparison_page import document
-from dase_grpc.runs.reports.comparison_tables import FILES, tables, write_comparison
+from dase_grpc.runs.reports.comparison_files import FILES, csv_files, page, write_comparison
 from dase_grpc.runs.reports.figure import sheet
 from dase_grpc.runs.reports.figures import PALETTE, PRINT
 
@@ -49,7 +48,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 def rows(comparison: Comparison, name: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(tables(comparison)[name].decode().splitlines()))
+    return list(csv.DictReader(csv_files(comparison)[name].decode().splitlines()))
 
 
 @pytest.mark.slow
@@ -142,12 +141,12 @@ def test_one_row_for_each_direction_of_each_pair_and_measure(runs: Path) -> None
 
 
 def test_without_pairs_their_table_has_its_columns_and_no_row(runs: Path) -> None:
-    whole, none = (tables(compare([path]))["pairs.csv"] for path in (runs, runs / "five"))
+    whole, none = (csv_files(compare([path]))["pairs.csv"] for path in (runs, runs / "five"))
     assert none == whole.splitlines()[0] + b"\n"
 
 
 def test_the_page_needs_nothing_beside_it_and_is_well_formed(runs: Path) -> None:
-    text = document(compare([runs]))
+    text = page(compare([runs]))
     parser = Balanced()
     parser.feed(text)
     assert parser.open == []
@@ -162,18 +161,18 @@ def test_the_page_needs_nothing_beside_it_and_is_well_formed(runs: Path) -> None
 
 def test_the_page_says_what_its_numbers_are_and_what_they_are_worth(runs: Path) -> None:
     going = write_run(runs, "going", flat(1, 60), seed=9, steps=100_000)
-    text = document(compare([runs]))
+    text = page(compare([runs])).replace("\u00a0", " ")
     for expected in (
         "One run is one sample: the agents of a run are averaged first",
         "95 % confidence interval by the percentile bootstrap over runs (10,000 resamples, seed 0)",
-        "21.5 [21.0, 22.0]†",
+        "21.5 ± 0.7<br>IQM 21.5 [21.0, 22.0]†",
         "combination: carries no information of its own",
         "own; rank 15/30",
         "2,566.8 ± 195.0",
         "Gym v2 and v3 with MuJoCo 1.50",
         "a comparison, not a target",
-        "At equal total steps: 100,000",
-        "DASE K=5 in HalfCheetah-v5: 1 run, so no interval.",
+        "At equal total steps, 100,000 of all agents",
+        "1 run, so no interval:<br>  HalfCheetah-v5: DASE K=5",
         f"{going} is left out: it has not finished",
     ):
         assert expected in text, expected
@@ -183,7 +182,7 @@ def test_the_page_says_what_its_numbers_are_and_what_they_are_worth(runs: Path) 
 def test_an_unfinished_run_is_marked_where_it_is_used(runs: Path) -> None:
     write_run(runs, "going", flat(1, 61), seed=9, steps=100_000)
     comparison = compare([runs], unfinished=True)
-    text = document(comparison)
+    text = page(comparison)
     assert ">3 (1 unfinished)<" in text
     assert ">60,000 (unfinished)<" in text
     assert [row["finished"] for row in rows(comparison, "runs.csv")] == ["true"] * 2 + ["false"] + [
@@ -195,7 +194,7 @@ def test_what_a_user_wrote_is_escaped(tmp_path: Path) -> None:
     write_run(
         tmp_path, "a", flat(1), settings={"env": {"id": "<script>x</script>:Y", "kwargs": {"$k": "</b>"}}}
     )
-    text = document(compare([tmp_path]))
+    text = page(compare([tmp_path]))
     assert "<script" not in text
     assert "&lt;script&gt;" in text
 

@@ -9,7 +9,7 @@ from synthetic import flat, write_run
 
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs.reference import PublishedPoint
-from dase_grpc.runs.reports.compare import Cell, Comparison, EnvironmentResults, compare
+from dase_grpc.runs.reports.compare import Caution, Cell, Comparison, EnvironmentResults, compare
 
 
 def rising(slope: float, count: int = 101) -> list[float]:
@@ -55,7 +55,10 @@ def test_runs_of_unequal_length_are_compared_on_the_steps_they_share(tmp_path: P
     assert each.last_step == 100_000
     assert cell(each, "TD3, single").final.values == (95.5, 286.5)
     assert (
-        "HalfCheetah-v5: the runs reach from step 100,000 to 200,000; they are compared up to step 100,000."
+        Caution(
+            "the runs do not reach equally far and are compared up to the last step that all share",
+            ("HalfCheetah-v5: step 100,000; they reach from 100,000 to 200,000",),
+        )
         in comparison.cautions
     )
 
@@ -120,18 +123,32 @@ def test_few_runs_bring_cautions_and_many_bring_none(tmp_path: Path) -> None:
         write_run(tmp_path / "five", str(seed), flat(seed), seed=seed)
     assert compare([tmp_path / "five"]).cautions == ()
     lone = compare([tmp_path / "five" / "0"]).cautions
-    assert lone == ("TD3, single in HalfCheetah-v5: 1 run, so no interval.",)
+    assert lone == (Caution("1 run, so no interval", ("HalfCheetah-v5: TD3, single",)),)
     few = compare([tmp_path / "five" / name for name in "0123"]).cautions
-    assert few == ("TD3, single in HalfCheetah-v5: 4 runs, so an interval that means little.",)
+    text = "fewer than 5 runs, so an interval that means little"
+    assert few == (Caution(text, ("HalfCheetah-v5: TD3, single",)),)
+
+
+def test_a_caution_is_said_once_with_the_cells_that_it_holds_for(tmp_path: Path) -> None:
+    for name in ("Ant-v5", "HalfCheetah-v5"):
+        for agents in (1, 2, 5):
+            write_run(tmp_path, f"{name}{agents}", *[flat(1)] * agents, settings={"env": {"id": name}})
+    caution, *_ = compare([tmp_path]).cautions
+    assert str(caution) == (
+        "1 run, so no interval:\n"
+        "  Ant-v5: single; DASE K=2; DASE K=5\n"
+        "  HalfCheetah-v5: single; DASE K=2; DASE K=5"
+    )
 
 
 def test_a_seed_that_comes_twice_and_agents_that_hardly_learned_bring_cautions(tmp_path: Path) -> None:
     write_run(tmp_path, "a", flat(1, 31), seed=0)
     write_run(tmp_path, "b", flat(2, 31), seed=0)
     few, twice, early = compare([tmp_path]).cautions
-    assert "2 runs" in few
-    assert "the same seed" in twice
-    assert "up to step 30,000, soon after the 25,000 random steps" in early
+    assert "fewer than 5 runs" in few.text
+    assert "the same seed" in twice.text
+    assert "soon after the random steps" in early.text
+    assert early.where == ("HalfCheetah-v5: TD3, single (up to step 30,000, 25,000 of them random)",)
 
 
 def test_runs_of_several_simulators_bring_a_caution(tmp_path: Path) -> None:
@@ -139,9 +156,9 @@ def test_runs_of_several_simulators_bring_a_caution(tmp_path: Path) -> None:
         versions = {"mujoco": version, "gymnasium": "1.4.0", "torch": version}
         write_run(tmp_path, str(seed), flat(seed), seed=seed, versions=versions)
     write_run(tmp_path, "unknown", flat(9), seed=9)
-    assert [sentence for sentence in compare([tmp_path]).cautions if "version" in sentence] == [
-        "HalfCheetah-v5: the runs were made with several versions of mujoco (3.3.0, 4.0.0)."
-    ]
+    text = "the runs were made with several versions of mujoco"
+    assert Caution(text, ("HalfCheetah-v5: 3.3.0, 4.0.0",)) in compare([tmp_path]).cautions
+    assert "gymnasium" not in "".join(map(str, compare([tmp_path]).cautions))
 
 
 def test_runs_that_share_no_step_are_one_sentence(tmp_path: Path) -> None:
@@ -168,10 +185,9 @@ def test_agents_without_an_evaluation_so_early_are_taken_at_their_first(tmp_path
 def test_agents_that_had_hardly_learned_at_equal_total_steps_bring_a_caution(tmp_path: Path) -> None:
     write_run(tmp_path, "single", flat(1, 61))
     write_run(tmp_path, "pair", flat(1, 61), flat(2, 61))
-    (early,) = (sentence for sentence in compare([tmp_path]).cautions if "hardly learned" in sentence)
-    assert early.startswith(
-        "DASE K=2 in HalfCheetah-v5: the score at equal total steps is taken up to step 30,000"
-    )
+    (early,) = (caution for caution in compare([tmp_path]).cautions if "hardly learned" in caution.text)
+    assert early.text.startswith("the score at equal total steps")
+    assert early.where == ("HalfCheetah-v5: DASE K=2 (up to step 30,000, 25,000 of them random)",)
 
 
 def test_unfinished_runs_are_left_out_or_used_up_to_where_they_are(tmp_path: Path) -> None:
