@@ -53,7 +53,13 @@ class Value(Protocol):
         ...
 
 
-class Actor(nn.Module):
+class _Network(nn.Module):
+    def frozen_copy(self) -> Self:
+        """A target network: equal values of its own, without gradients."""
+        return copy.deepcopy(self).requires_grad_(False)
+
+
+class Actor(_Network):
     """π(s): ReLU layers, then tanh.
 
     `sizes` is (m, *hidden, n). Layer k has `weight.k` (out, in) and `bias.k` (out,), as in nn.Linear.
@@ -82,12 +88,8 @@ class Actor(nn.Module):
             hidden = torch.relu_(F.linear(hidden, weight, bias))
         return torch.tanh(F.linear(hidden, *last))
 
-    def frozen_copy(self) -> Self:
-        """A target network: equal values of its own, without gradients."""
-        return copy.deepcopy(self).requires_grad_(False)
 
-
-class TwinCritic(nn.Module):
+class TwinCritic(_Network):
     """Q1 and Q2 of (s, a): their parameters, each from a start of its own.
 
     `sizes` is (m + n, *hidden, 1). Layer k has `weight.k` (2, in, out) and `bias.k` (2, 1, out).
@@ -107,12 +109,8 @@ class TwinCritic(nn.Module):
         self.weight = nn.ParameterList(weight for weight, _ in drawn)
         self.bias = nn.ParameterList(bias for _, bias in drawn)
 
-    def frozen_copy(self) -> Self:
-        """A target network: equal values of its own, without gradients."""
-        return copy.deepcopy(self).requires_grad_(False)
 
-
-class LateActionCritic(nn.Module):
+class LateActionCritic(_Network):
     """A Q(s, a) whose action enters at the second layer, beside what the first gives (Lillicrap et al. 2015).
 
     `sizes` is (m, *hidden, 1), n the action's size. Layer k has `weight.k` (in, out) and `bias.k` (out,);
@@ -138,10 +136,6 @@ class LateActionCritic(nn.Module):
         self.weight = nn.ParameterList(weights)
         self.action_weight = nn.Parameter(beside[second[0] :].clone())
         self.bias = nn.ParameterList(bias[0, 0] for _, bias in drawn)
-
-    def frozen_copy(self) -> Self:
-        """A target network: equal values of its own, without gradients."""
-        return copy.deepcopy(self).requires_grad_(False)
 
 
 def restore(tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:

@@ -184,6 +184,21 @@ def test_updates_never_read_a_tensor_on_the_host_between_two_looks_at_the_peer(c
     assert all(value.shape == () and not value.requires_grad for loss in losses for value in loss.values())
 
 
+def test_by_autograd_it_learns_and_distils_as_by_passes_written_out(config):
+    states = []
+    for autograd in (False, True):
+        agent, _, peer, board = pair_of(config, autograd=autograd, states="all")
+        board.show(peer)
+        for step in range(3):
+            agent.update(as_batch(columns(step)), ONES)
+        states.append(agent.state_dict())
+    first, second = states
+    assert first["distillation_optimizer.weight.0.step"] == 3
+    assert first.keys() == second.keys()
+    for name in first:
+        torch.testing.assert_close(second[name], first[name], rtol=1e-2, atol=1e-3, msg=name)
+
+
 # What it takes from its peer, and shows
 
 
