@@ -12,6 +12,7 @@ from learning.td3_oracle import OracleTD3
 
 from dase_grpc.config.algorithms import AgentConfig
 from dase_grpc.learning.agents.actor_critic import ActorCritic
+from dase_grpc.learning.agents.batched import StackedActor, of_one
 from dase_grpc.learning.agents.ddpg import DDPG
 from dase_grpc.learning.agents.sac import SAC
 from dase_grpc.learning.agents.td3 import TD3
@@ -46,6 +47,11 @@ def make(
 ) -> Any:
     kind = AGENTS[config.algorithm]
     return kind(config, SCHEMA, seed=seed, agent_id=agent_id, device=CPU, dtype=dtype, autograd=autograd)
+
+
+def as_stack(agent: Any) -> tuple[Any, Any]:
+    """Its actor and its critic as a stack of one has them."""
+    return of_one(StackedActor, agent._actor), of_one(agent.kind.critic, agent._critic)
 
 
 def noises(config: AgentConfig, seed: int = 0, count: int = B) -> list[np.ndarray]:

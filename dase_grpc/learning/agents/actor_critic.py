@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor, nn
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from dase_grpc.config.algorithms import AgentConfig
 from dase_grpc.learning.agents.batch import Batch, that_count
 from dase_grpc.learning.agents.dense import PRODUCTS
-from dase_grpc.learning.agents.equations import Moves
-from dase_grpc.learning.agents.memory import OWN, Memory
+from dase_grpc.learning.agents.memory import OWN, Memory, StackedMemory
 from dase_grpc.learning.agents.networks import Actor, TwinCritic, restore
 from dase_grpc.learning.agents.noise import NoiseStream
 from dase_grpc.learning.agents.normaliser import Normaliser
 from dase_grpc.learning.agents.optimiser import Adam, Flat, GuardedSteps, Steps
 from dase_grpc.learning.agents.passes import ActorPass
 from dase_grpc.learning.agents.policy import ActorPolicy
+from dase_grpc.learning.agents.stack import Kind, Stack
 from dase_grpc.schema import Array
 from dase_grpc.seeding import Purpose, integer
 
@@ -33,8 +33,8 @@ class ActorCritic(ABC):
     every device; torch's global random state is neither read nor changed. Every tensor of the
     state is updated in place for as long as the agent lives.
 
-    On a CPU the passes are written out (`passes`), and rows that cannot count are left out. The same
-    update by autograd is their reference twin; all other devices use it.
+    On a CPU the passes of an update are written out (`passes`), and rows that cannot count are left out. On
+    other devices an update is that of a stack of one (`stack`), by autograd: their reference twin.
 
     Where the passes multiply in bfloat16, π(s) does not: what the agent does, and how its policy is compared
     with others', is exact, and only what moves the networks is rounded. The reference twin rounds nothing.
@@ -46,8 +46,11 @@ class ActorCritic(ABC):
         autograd: whether updates are those of the reference twin; None for wherever it is not a CPU.
 
     Attributes:
+        kind: of its updates by autograd.
         flats: the flat tensors of its networks, "actor", "critic" and "target_" before either.
     """
+
+    kind: ClassVar[Kind]
 
     def __init__(
         self,
@@ -64,6 +67,9 @@ class ActorCritic(ABC):
         self._noise = noise
         first = actor.weight[0]
         self._by_autograd = first.device.type != "cpu" if autograd is None else autograd
+        alone = StackedMemory(1) if self._by_autograd and not memory.stacked else None
+        if alone is not None:
+            memory = alone.of(0)
         networks = {"actor": actor, "critic": critic}
         networks |= {f"target_{name}": network for name, network in targets.items()}
         self.flats = {name: _flat(network, name, memory) for name, network in networks.items()}
@@ -79,13 +85,14 @@ class ActorCritic(ABC):
         actor_adam = Adam(self.flats["actor"], lr=config.actor_lr)
         critic_adam = Adam(self.flats["critic"], lr=config.critic_lr, weight_decay=config.critic_weight_decay)
         self._actor_steps, self._critic_steps = GuardedSteps(actor_adam), GuardedSteps(critic_adam)
-        self._moves = Moves(self._critic_steps, self._actor_steps, self._follow)
         self._updates = 0
         self._tensors = dict(self._policy.named_tensors())
         for name, network in (("critic", critic), *((f"target_{name}", n) for name, n in targets.items())):
             self._tensors |= network.named_parameters(prefix=name)
         self._tensors |= actor_adam.named_tensors("actor_optimizer")
         self._tensors |= critic_adam.named_tensors("critic_optimizer")
+        self._alone = None if alone is None else self.stack_of(alone)
+        self._turn = torch.ones(1, dtype=torch.bool, device=first.device)
 
     @property
     def updates(self) -> int:
@@ -107,6 +114,10 @@ class ActorCritic(ABC):
     def uses_actions(self) -> bool:
         """Whether the next `update` would use what `policy_actions` gives for its whole batch."""
         return not self._by_autograd and self._normaliser is None and self._moves_actor(self._updates + 1)
+
+    def stack_of(self, memory: StackedMemory) -> Stack:
+        """What all agents of this kind learn by at once that were made with `memory`."""
+        return Stack(self.kind, self.flats, config=self._config, memory=memory)
 
     @property
     def policy(self) -> ActorPolicy:
@@ -137,7 +148,7 @@ class ActorCritic(ABC):
 
     @abstractmethod
     def _q(self, observation: Tensor, action: Tensor) -> Tensor:
-        """Q(s, a) as the actor's loss has it, the critic's parameters held constant; (B,)."""
+        """Q(s, a) as the actor's loss has it, rounding nothing; (B,)."""
 
     def update(self, batch: Batch, weight: Tensor, *, actions: Tensor | None = None) -> Mapping[str, Tensor]:
         """One training iteration; weight is (B,) and does not sum to 0.
@@ -182,7 +193,7 @@ class ActorCritic(ABC):
         in Python, so it may be recorded (graphs.py), once for each answer of `begin_update`.
         """
         if self._by_autograd:
-            return self._learn_by_autograd(self._seen(batch, weight), weight / weight.sum(), *noise)
+            return self._learn_alone(batch, weight, noise)
         with torch.no_grad():
             rows = that_count(weight)
             if rows is not None:
@@ -194,6 +205,18 @@ class ActorCritic(ABC):
             losses = self._learn(seen, weight / weight.sum(), policy, *noise)
         self._actor_pass.forget()
         return losses
+
+    def _learn_alone(self, batch: Batch, weight: Tensor, noise: Sequence[Tensor]) -> Mapping[str, Tensor]:
+        assert self._alone is not None, "only its stack updates a stacked agent"
+        turn = self._turn
+        losses = self._alone.learn(
+            batch.as_stack(),
+            weight[None],
+            [drawn[None] for drawn in noise],
+            live=turn,
+            moves=turn if self._moves_actor(self._updates) else None,
+        )
+        return {name: values[0] for name, values in losses.items()}
 
     def _moves_actor(self, update: int) -> bool:
         """Whether the update of that number, counted from 1, moves the actor too."""
@@ -224,10 +247,6 @@ class ActorCritic(ABC):
         batch is as the networks see it, share (B,) is w / Σ w, noise what was drawn; policy gives π(s)
         of the batch, and has `_actor_pass` keep the pass.
         """
-
-    @abstractmethod
-    def _learn_by_autograd(self, batch: Batch, share: Tensor, *noise: Tensor) -> Mapping[str, Tensor]:
-        """`_learn` by autograd: its reference twin."""
 
     def take_steps(self) -> dict[str, Steps]:
         """The optimisers' steps since the last call, by network; waits for the device."""

@@ -61,6 +61,10 @@ class Batch:
             next_observation=normalise(self.next_observation),
         )
 
+    def as_stack(self) -> Self:
+        """The batch of a stack of one; views, nothing is copied."""
+        return type(self)(**{field.name: getattr(self, field.name)[None] for field in fields(self)})
+
     def at(self, rows: Tensor) -> Self:
         """The batch of some rows alone, copied; rows is (k,) int64."""
         gathered = {name: getattr(self, name).index_select(0, rows) for name in _COPIED}

@@ -14,10 +14,12 @@ from torch import Tensor
 from dase_grpc.config.algorithms import AgentConfig
 from dase_grpc.learning.agents.actor_critic import ActorCritic, network_generator
 from dase_grpc.learning.agents.batch import Batch
-from dase_grpc.learning.agents.equations import Moves, Networks, bellman, critic_gradient, critic_loss, mean
+from dase_grpc.learning.agents.batched import StackedActor, StackedLate
+from dase_grpc.learning.agents.equations import bellman, critic_gradient, critic_loss, mean
 from dase_grpc.learning.agents.memory import OWN, Memory
-from dase_grpc.learning.agents.networks import Actor, LateActionCritic, LateValues, Policy, Value
+from dase_grpc.learning.agents.networks import Actor, LateActionCritic, Policy, Value
 from dase_grpc.learning.agents.passes import ActorPass, LatePass
+from dase_grpc.learning.agents.stack import Kind, Moves, Networks
 from dase_grpc.schema import TransitionSchema
 
 
@@ -28,13 +30,13 @@ def target_value(actor: Policy, critic: Value, batch: Batch, *, config: AgentCon
     return bellman(batch, value, config=config)
 
 
-def actor_loss(actor: Policy, critic: LateValues, observation: Tensor, share: Tensor) -> Tensor:
+def actor_loss(actor: StackedActor, critic: StackedLate, observation: Tensor, share: Tensor) -> Tensor:
     """−Σ share · Q(s, π(s)); a gradient reaches the actor only."""
     return -mean(critic.fixed_value(observation, actor.actions(observation)), share)
 
 
 def learn(
-    networks: Networks[LateValues],
+    networks: Networks[StackedLate],
     moves: Moves,
     batch: Batch,
     share: Tensor,
@@ -42,19 +44,21 @@ def learn(
     *,
     config: AgentConfig,
 ) -> Mapping[str, Tensor]:
-    """One update by autograd, which draws nothing; see equations.Learn."""
+    """One update by autograd, which draws nothing; see stack.Learn."""
     target = target_value(networks.target_actor, networks.target_critic, batch, config=config)
     values = networks.critic.value(batch.observation, batch.action)
-    loss = moves.critic.minimise(critic_loss(values, target, share))
+    loss = moves.critic(critic_loss(values, target, share))
     losses = {"critic_loss": loss, "q_mean": mean(values.detach(), share)}
     loss = actor_loss(networks.actor, networks.critic, batch.observation, share)
-    losses["actor_loss"] = moves.actor.minimise(loss)
+    losses["actor_loss"] = moves.actor(loss)
     moves.follow()
     return losses
 
 
 class DDPG(ActorCritic):
     """An `Agent` that learns by DDPG."""
+
+    kind = Kind(learn, StackedLate)
 
     def __init__(
         self,
@@ -85,10 +89,11 @@ class DDPG(ActorCritic):
         products = self._products
         self._target_actor_pass = ActorPass(self._target_actor, values=products)
         self._critic_pass = LatePass(critic, products=products)
+        self._exact_critic = LatePass(critic, self._critic_pass.buffers)
         self._target_critic_pass = LatePass(self._target_critic, self._critic_pass.buffers, products=products)
 
     def _q(self, observation: Tensor, action: Tensor) -> Tensor:
-        return self._critic.fixed_value(observation, action)
+        return self._exact_critic.value(observation, action)
 
     def _learn(
         self, batch: Batch, share: Tensor, policy: Callable[[], Tensor], *noise: Tensor
@@ -106,7 +111,3 @@ class DDPG(ActorCritic):
         self._actor_steps.step(losses["actor_loss"])
         self._follow()
         return losses
-
-    def _learn_by_autograd(self, batch: Batch, share: Tensor, *noise: Tensor) -> Mapping[str, Tensor]:
-        networks = Networks(self._actor, self._critic, self._target_actor, self._target_critic)
-        return learn(networks, self._moves, batch, share, noise, config=self._config)

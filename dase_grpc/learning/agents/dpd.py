@@ -91,7 +91,7 @@ class DPD:
         self._peer = peer
         self._pairing = pairing
         self._config = config
-        optimizer = Adam(own.flat_actor, lr=config.lr_factor * own_config.actor_lr)
+        optimizer = Adam(own.flat_actor, lr=config.lr_factor * own_config.actor_lr, name="distillation")
         self._steps = GuardedSteps(optimizer)
         self._terms = terms(own_config)
         self._peer_terms = terms(pairing.config)

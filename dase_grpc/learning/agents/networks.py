@@ -1,4 +1,7 @@
-"""The networks of deterministic actor-critics, initialised from a generator of their own."""
+"""The networks of one agent: their parameters, initialised from a generator of their own.
+
+Values and gradients of critics are those of passes.py on a CPU and of batched.py elsewhere.
+"""
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,18 +45,6 @@ class Twins(Protocol):
         ...
 
 
-class TwinValues(Twins, Protocol):
-    """What a twin critic is for its own update, and for the actor's."""
-
-    def first(self, state_action: Tensor) -> Tensor:
-        """Q1 with the parameters held constant, so a gradient reaches the input only; -> (B,)."""
-        ...
-
-    def lowest(self, state_action: Tensor) -> Tensor:
-        """min(Q1, Q2) with the parameters held constant, so a gradient reaches the input only; -> (B,)."""
-        ...
-
-
 class Value(Protocol):
     """What a critic whose action enters apart is for whoever only asks for its value."""
 
@@ -62,15 +53,13 @@ class Value(Protocol):
         ...
 
 
-class LateValues(Value, Protocol):
-    """What a critic whose action enters apart is for its own update, and for the actor's."""
-
-    def fixed_value(self, observation: Tensor, action: Tensor) -> Tensor:
-        """`value` with the parameters held constant, so a gradient reaches the inputs only."""
-        ...
+class _Network(nn.Module):
+    def frozen_copy(self) -> Self:
+        """A target network: equal values of its own, without gradients."""
+        return copy.deepcopy(self).requires_grad_(False)
 
 
-class Actor(nn.Module):
+class Actor(_Network):
     """π(s): ReLU layers, then tanh.
 
     `sizes` is (m, *hidden, n). Layer k has `weight.k` (out, in) and `bias.k` (out,), as in nn.Linear.
@@ -99,13 +88,9 @@ class Actor(nn.Module):
             hidden = torch.relu_(F.linear(hidden, weight, bias))
         return torch.tanh(F.linear(hidden, *last))
 
-    def frozen_copy(self) -> Self:
-        """A target network: equal values of its own, without gradients."""
-        return copy.deepcopy(self).requires_grad_(False)
 
-
-class TwinCritic(nn.Module):
-    """Q1 and Q2 of (s, a), evaluated together: one batched product a layer instead of two products.
+class TwinCritic(_Network):
+    """Q1 and Q2 of (s, a): their parameters, each from a start of its own.
 
     `sizes` is (m + n, *hidden, 1). Layer k has `weight.k` (2, in, out) and `bias.k` (2, 1, out).
     """
@@ -123,31 +108,10 @@ class TwinCritic(nn.Module):
         drawn = _draw(pairwise(sizes), 2, generator, bounds=bounds, device=device, dtype=dtype)
         self.weight = nn.ParameterList(weight for weight, _ in drawn)
         self.bias = nn.ParameterList(bias for _, bias in drawn)
-        self._layers = tuple(zip(self.weight, self.bias, strict=True))
-
-    def both(self, state_action: Tensor) -> Tensor:
-        """Both values; (B, m + n) -> (2, B)."""
-        return _both(self._layers, state_action)
-
-    def lowest(self, state_action: Tensor) -> Tensor:
-        """min(Q1, Q2) with the parameters held constant, so a gradient reaches the input only; -> (B,)."""
-        return _both([(w.detach(), b.detach()) for w, b in self._layers], state_action).amin(dim=0)
-
-    def first(self, state_action: Tensor) -> Tensor:
-        """Q1 with the parameters held constant, so a gradient reaches the input only; -> (B,)."""
-        *inner, (last_weight, last_bias) = ((w.detach()[0], b.detach()[0]) for w, b in self._layers)
-        hidden = state_action
-        for weight, bias in inner:
-            hidden = torch.relu_(torch.addmm(bias, hidden, weight))
-        return torch.addmm(last_bias, hidden, last_weight).squeeze(-1)
-
-    def frozen_copy(self) -> Self:
-        """A target network: equal values of its own, without gradients."""
-        return copy.deepcopy(self).requires_grad_(False)
 
 
-class LateActionCritic(nn.Module):
-    """Q(s, a) whose action enters at the second layer, beside the first one's output (Lillicrap et al. 2015).
+class LateActionCritic(_Network):
+    """A Q(s, a) whose action enters at the second layer, beside what the first gives (Lillicrap et al. 2015).
 
     `sizes` is (m, *hidden, 1), n the action's size. Layer k has `weight.k` (in, out) and `bias.k` (out,);
     the rows of the second layer that multiply the action are `action_weight` (n, out).
@@ -172,20 +136,6 @@ class LateActionCritic(nn.Module):
         self.weight = nn.ParameterList(weights)
         self.action_weight = nn.Parameter(beside[second[0] :].clone())
         self.bias = nn.ParameterList(bias[0, 0] for _, bias in drawn)
-        self._layers = tuple(zip(self.weight, self.bias, strict=True))
-
-    def value(self, observation: Tensor, action: Tensor) -> Tensor:
-        """Q(s, a); (B, m) and (B, n) -> (B,)."""
-        return _late(self._layers, self.action_weight, observation, action)
-
-    def fixed_value(self, observation: Tensor, action: Tensor) -> Tensor:
-        """`value` with the parameters held constant, so a gradient reaches the inputs only."""
-        layers = [(weight.detach(), bias.detach()) for weight, bias in self._layers]
-        return _late(layers, self.action_weight.detach(), observation, action)
-
-    def frozen_copy(self) -> Self:
-        """A target network: equal values of its own, without gradients."""
-        return copy.deepcopy(self).requires_grad_(False)
 
 
 def restore(tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
@@ -225,27 +175,6 @@ def _describe(value: Any) -> str:
     if not isinstance(value, Tensor):
         return f"a {type(value).__name__}"
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-
-
-def _both(layers: Sequence[tuple[Tensor, Tensor]], state_action: Tensor) -> Tensor:
-    *inner, (last_weight, last_bias) = layers
-    hidden = state_action.expand(2, *state_action.shape)
-    for weight, bias in inner:
-        hidden = torch.relu_(torch.baddbmm(bias, hidden, weight))
-    # One output: a batched product of width 1 costs 5 % of a whole update more than this sum.
-    values: Tensor = torch.linalg.vecdot(hidden, last_weight.mT) + last_bias.squeeze(-1)
-    return values
-
-
-def _late(
-    layers: Sequence[tuple[Tensor, Tensor]], action_weight: Tensor, observation: Tensor, action: Tensor
-) -> Tensor:
-    (weight, bias), *others = layers
-    linear = torch.addmm(bias, observation, weight)
-    for index, (weight, bias) in enumerate(others):
-        given = torch.addmm(bias, action, action_weight) if index == 0 else bias
-        linear = torch.addmm(given, torch.relu_(linear), weight)
-    return linear.squeeze(-1)
 
 
 def _draw(

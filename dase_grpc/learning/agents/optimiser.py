@@ -111,18 +111,21 @@ class Adam:
 
     To the bit what torch.optim.Adam(fused=True) does with each parameter. Weight decay is the L2 term's
     gradient, added before the moments, on weights and biases.
+
+    Args:
+        name: of its tensors in the memory of `flat`; None for the network's.
     """
 
-    def __init__(self, flat: Flat, *, lr: float, weight_decay: float = 0.0) -> None:
+    def __init__(self, flat: Flat, *, lr: float, weight_decay: float = 0.0, name: str | None = None) -> None:
         self._flat = flat
-        self.name = flat.name
+        self.name = flat.name if name is None else name
         self.memory = flat.memory
         self._lr = lr
         self._weight_decay = weight_decay
         shape, device = flat.values.shape, flat.values.device
-        self._mean = flat.memory.zeros(f"{flat.name}.mean", shape, dtype=flat.values.dtype, device=device)
-        self._square = flat.memory.zeros(f"{flat.name}.square", shape, dtype=flat.values.dtype, device=device)
-        self._step = flat.memory.zeros(f"{flat.name}.step", (), dtype=torch.float32, device=device)
+        self._mean = flat.memory.zeros(f"{self.name}.mean", shape, dtype=flat.values.dtype, device=device)
+        self._square = flat.memory.zeros(f"{self.name}.square", shape, dtype=flat.values.dtype, device=device)
+        self._step = flat.memory.zeros(f"{self.name}.step", (), dtype=torch.float32, device=device)
 
     @property
     def gradient(self) -> Tensor:

@@ -1,6 +1,6 @@
 """The networks of networks.py with their passes written out: the same parameters, no autograd.
 
-What these give, and the gradients that they write, are those of the reference twins in networks.py up to
+What these give, and the gradients that they write, are those of the reference twins in batched.py up to
 the order of float sums. One thread at a time.
 """
 

@@ -16,11 +16,13 @@ from torch import Tensor
 from dase_grpc.config.algorithms import AgentConfig
 from dase_grpc.learning.agents.actor_critic import ActorCritic, network_generator
 from dase_grpc.learning.agents.batch import Batch
-from dase_grpc.learning.agents.equations import Moves, Networks, bellman, critic_gradient, critic_loss, mean
+from dase_grpc.learning.agents.batched import StackedActor, StackedTwins, of_one
+from dase_grpc.learning.agents.equations import bellman, critic_gradient, critic_loss, mean
 from dase_grpc.learning.agents.memory import OWN, Memory
-from dase_grpc.learning.agents.networks import Actor, Policy, TwinCritic, Twins, TwinValues, xavier_bounds
+from dase_grpc.learning.agents.networks import Actor, Policy, TwinCritic, Twins, xavier_bounds
 from dase_grpc.learning.agents.noise import NoiseStream, perturbed, through_bounds
 from dase_grpc.learning.agents.passes import ActorPass, TwinPass, critic_buffers
+from dase_grpc.learning.agents.stack import Kind, Moves, Networks
 from dase_grpc.schema import TransitionSchema
 
 
@@ -41,8 +43,8 @@ def target_value(actor: Policy, critic: Twins, batch: Batch, noise: Tensor, *, c
 
 
 def actor_loss(
-    actor: Policy,
-    critic: TwinValues,
+    actor: StackedActor,
+    critic: StackedTwins,
     observation: Tensor,
     noise: Tensor,
     share: Tensor,
@@ -55,7 +57,7 @@ def actor_loss(
 
 
 def learn(
-    networks: Networks[TwinValues],
+    networks: Networks[StackedTwins],
     moves: Moves,
     batch: Batch,
     share: Tensor,
@@ -63,20 +65,22 @@ def learn(
     *,
     config: AgentConfig,
 ) -> Mapping[str, Tensor]:
-    """One update by autograd; see equations.Learn."""
+    """One update by autograd; see stack.Learn."""
     next_noise, noise_here = noise
     target = target_value(networks.target_actor, networks.target_critic, batch, next_noise, config=config)
     both = networks.critic.both(batch.state_action)
-    loss = moves.critic.minimise(critic_loss(both, target, share))
+    loss = moves.critic(critic_loss(both, target, share))
     losses = {"critic_loss": loss, "q_mean": mean(both.detach()[0], share)}
     loss = actor_loss(networks.actor, networks.critic, batch.observation, noise_here, share, config=config)
-    losses["actor_loss"] = moves.actor.minimise(loss)
+    losses["actor_loss"] = moves.actor(loss)
     moves.follow()
     return losses
 
 
 class SAC(ActorCritic):
     """An `Agent` that learns by SAC with a deterministic actor."""
+
+    kind = Kind(learn, StackedTwins)
 
     def __init__(
         self,
@@ -110,6 +114,7 @@ class SAC(ActorCritic):
         products = self._products
         # apart, for the one in the actor's loss is kept
         self._next_actor_pass = ActorPass(self._actor, values=products)
+        self._exact_critic = of_one(StackedTwins, self._critic)
         self._critic_pass = TwinPass(self._critic, room, products=products)
         self._target_critic_pass = TwinPass(self._target_critic, room, products=products)
 
@@ -118,7 +123,7 @@ class SAC(ActorCritic):
         return (self._config.policy_noise,) * 2  # of the target, and of the actor's loss
 
     def _q(self, observation: Tensor, action: Tensor) -> Tensor:
-        return self._critic.lowest(torch.cat((observation, action), dim=-1))
+        return self._exact_critic.lowest(torch.cat((observation, action), dim=-1)[None])[0]
 
     def _learn(
         self, batch: Batch, share: Tensor, policy: Callable[[], Tensor], *noise: Tensor
@@ -143,7 +148,3 @@ class SAC(ActorCritic):
         self._actor_steps.step(losses["actor_loss"])
         self._follow()
         return losses
-
-    def _learn_by_autograd(self, batch: Batch, share: Tensor, *noise: Tensor) -> Mapping[str, Tensor]:
-        networks = Networks(self._actor, self._critic, self._actor, self._target_critic)
-        return learn(networks, self._moves, batch, share, noise, config=self._config)

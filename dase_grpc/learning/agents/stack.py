@@ -1,53 +1,92 @@
-"""K agents of one kind that learn at once: one update by autograd over batched products.
+"""One update of K agents of one kind, by autograd over batched products; K = 1 is one agent.
 
 Each stays an agent of its own, which acts, is saved and is shown as always: its tensors are rows of those
-that the stack moves. The equations are those of one agent's update by autograd, td3.py and its like.
+that the stack moves. The equations are `learn` of td3.py and its like.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from dase_grpc.config.algorithms import AgentConfig
-from dase_grpc.learning.agents import ddpg, sac, td3
-from dase_grpc.learning.agents.actor_critic import ActorCritic
 from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.agents.batched import StackedActor, StackedLate, StackedTwins
-from dase_grpc.learning.agents.equations import Learn, Moves, Networks
 from dase_grpc.learning.agents.memory import StackedMemory
 from dase_grpc.learning.agents.normaliser import Normaliser
-from dase_grpc.learning.agents.optimiser import StackedSteps
+from dase_grpc.learning.agents.optimiser import Flat, StackedSteps
+
+C = TypeVar("C")
 
 
 @dataclass(frozen=True)
-class _Kind:
-    learn: Learn[Any]
-    critic: type[StackedTwins | StackedLate]
+class Networks(Generic[C]):
+    """The networks of an update; those of an algorithm without a target actor have the actor."""
+
+    actor: StackedActor
+    critic: C
+    target_actor: StackedActor
+    target_critic: C
 
 
-KINDS: Final[Mapping[str, _Kind]] = {
-    "td3": _Kind(td3.learn, StackedTwins),
-    "sac": _Kind(sac.learn, StackedTwins),
-    "ddpg": _Kind(ddpg.learn, StackedLate),
-}
+@dataclass(frozen=True)
+class Moves:
+    """What an update moves, for those agents whose turn it is.
+
+    Attributes:
+        critic, actor: one step down each of the (K,) losses; gives them without their graph.
+        follow: moves the target networks.
+        with_actor: whether it is any actor's turn.
+    """
+
+    critic: Callable[[Tensor], Tensor]
+    actor: Callable[[Tensor], Tensor]
+    follow: Callable[[], None]
+    with_actor: bool
+
+
+class Learn(Protocol):
+    """One algorithm's update by autograd."""
+
+    def __call__(
+        self,
+        networks: Networks[Any],
+        moves: Moves,
+        batch: Batch,
+        share: Tensor,
+        noise: Sequence[Tensor],
+        *,
+        config: AgentConfig,
+    ) -> Mapping[str, Tensor]:
+        """Moves the networks; returns the losses of `ActorCritic.update`, (K,) each.
+
+        batch is as the networks see it, share (K, B) is w / Σ w, noise what the update draws, (K, B, n) each
+        and not clipped yet.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What tells one algorithm's update by autograd from another's."""
+
+    learn: Learn
+    critic: type[StackedTwins] | type[StackedLate]
 
 
 class _Network:
     """One network of all agents: the parameters in the form of batched products, and their gradients'."""
 
-    def __init__(
-        self, agents: Sequence[ActorCritic], memory: StackedMemory, name: str, form: Callable[..., Tensor]
-    ) -> None:
+    def __init__(self, flat: Flat, memory: StackedMemory, form: Callable[[str, Tensor], Tensor]) -> None:
+        name = flat.name
         self.held = {
             key.removeprefix(f"{name}."): tensor
             for key, tensor in memory.held.items()
             if key.startswith(f"{name}.")
         }
-        flat = agents[0].flats[name]
         self.leaves = {
             part: form(part, tensor).detach().requires_grad_(name in ("actor", "critic"))
             for part, tensor in flat.named(self.held["values"])
@@ -66,19 +105,21 @@ class Stack:
     All is tensor work on the agents' device that never waits for it and may be recorded (graphs.py).
 
     Args:
-        agents: made with `memory.of(0)`, `memory.of(1)`, ..., all of `config`.
+        kind: of algorithm.
+        flats: the networks of one of them, by name; all have the same ones, in `memory`.
         config: how each of them learns.
-        memory: of as many agents.
+        memory: what the agents were made with.
     """
 
-    def __init__(self, agents: Sequence[ActorCritic], config: AgentConfig, memory: StackedMemory) -> None:
+    def __init__(
+        self, kind: Kind, flats: Mapping[str, Flat], *, config: AgentConfig, memory: StackedMemory
+    ) -> None:
         self._config = config
-        kind = KINDS[config.algorithm]
         self._learn = kind.learn
         forms = {"actor": StackedActor, "critic": kind.critic}
         networks = {
-            name: _Network(agents, memory, name, forms[name.removeprefix("target_")].of)
-            for name in agents[0].flats
+            name: _Network(flat, memory, forms[name.removeprefix("target_")].of)
+            for name, flat in flats.items()
         }
         actor = self._actor = StackedActor(networks["actor"].leaves)
         follows = networks.get("target_actor")
@@ -120,12 +161,12 @@ class Stack:
 
         Returns the losses of `ActorCritic.update`, (K,) each, those of live agents alone meaning anything.
         """
-        acting = None if moves is None else live & moves
+        acting = live if moves is None else live & moves
         turns = Moves(
-            _Turn(self._critic_steps, live),
-            _Turn(self._actor_steps, live if acting is None else acting),
-            partial(self._follow, live if acting is None else acting),
-            with_actor=acting is not None,
+            partial(self._critic_steps.minimise, live=live),
+            partial(self._actor_steps.minimise, live=acting),
+            partial(self._follow, acting),
+            with_actor=moves is not None,
         )
         seen = self._seen(batch, weight, live)
         share = weight / weight.sum(-1, keepdim=True)
@@ -144,14 +185,3 @@ class Stack:
             return batch
         self._normaliser.learn(batch.observation, weight, live=live)
         return batch.seen_by(self._normaliser.normalise)
-
-
-@dataclass(frozen=True)
-class _Turn:
-    """Steps of those agents alone whose turn it is."""
-
-    steps: StackedSteps
-    live: Tensor
-
-    def minimise(self, loss: Tensor) -> Tensor:
-        return self.steps.minimise(loss, live=self.live)

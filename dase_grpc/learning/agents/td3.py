@@ -1,7 +1,6 @@
 """TD3: twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv 1802.09477)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -10,11 +9,13 @@ from torch import Tensor
 from dase_grpc.config.algorithms import AgentConfig
 from dase_grpc.learning.agents.actor_critic import ActorCritic, network_generator
 from dase_grpc.learning.agents.batch import Batch
-from dase_grpc.learning.agents.equations import Moves, Networks, bellman, critic_gradient, critic_loss, mean
+from dase_grpc.learning.agents.batched import StackedActor, StackedTwins
+from dase_grpc.learning.agents.equations import bellman, critic_gradient, critic_loss, mean
 from dase_grpc.learning.agents.memory import OWN, Memory
-from dase_grpc.learning.agents.networks import Actor, Policy, TwinCritic, Twins, TwinValues
+from dase_grpc.learning.agents.networks import Actor, Policy, TwinCritic, Twins
 from dase_grpc.learning.agents.noise import NoiseStream, perturbed
 from dase_grpc.learning.agents.passes import ActorPass, TwinPass, critic_buffers
+from dase_grpc.learning.agents.stack import Kind, Moves, Networks
 from dase_grpc.schema import TransitionSchema
 
 
@@ -29,14 +30,14 @@ def target_value(actor: Policy, critic: Twins, batch: Batch, noise: Tensor, *, c
     return bellman(batch, both.amin(dim=0), config=config)
 
 
-def actor_loss(actor: Policy, critic: TwinValues, observation: Tensor, share: Tensor) -> Tensor:
+def actor_loss(actor: StackedActor, critic: StackedTwins, observation: Tensor, share: Tensor) -> Tensor:
     """−Σ share · Q1(s, π(s)); a gradient reaches the actor only."""
     action = actor.actions(observation)
     return -mean(critic.first(torch.cat((observation, action), dim=-1)), share)
 
 
 def learn(
-    networks: Networks[TwinValues],
+    networks: Networks[StackedTwins],
     moves: Moves,
     batch: Batch,
     share: Tensor,
@@ -44,20 +45,22 @@ def learn(
     *,
     config: AgentConfig,
 ) -> Mapping[str, Tensor]:
-    """One update by autograd; see equations.Learn."""
+    """One update by autograd; see stack.Learn."""
     target = target_value(networks.target_actor, networks.target_critic, batch, *noise, config=config)
     both = networks.critic.both(batch.state_action)
-    loss = moves.critic.minimise(critic_loss(both, target, share))
+    loss = moves.critic(critic_loss(both, target, share))
     losses = {"critic_loss": loss, "q_mean": mean(both.detach()[0], share)}
     if moves.with_actor:
         loss = actor_loss(networks.actor, networks.critic, batch.observation, share)
-        losses["actor_loss"] = moves.actor.minimise(loss)
+        losses["actor_loss"] = moves.actor(loss)
         moves.follow()
     return losses
 
 
 class TD3(ActorCritic):
     """An `Agent` that learns by TD3."""
+
+    kind = Kind(learn, StackedTwins)
 
     def __init__(
         self,
@@ -88,6 +91,7 @@ class TD3(ActorCritic):
         room = critic_buffers(critic)
         products = self._products
         self._target_actor_pass = ActorPass(self._target_actor, values=products)
+        self._exact_critic = TwinPass(critic, (room, room))
         self._critic_pass = TwinPass(critic, (room, room), products=products)
         self._target_critic_pass = TwinPass(self._target_critic, (room, room), products=products)
 
@@ -96,7 +100,7 @@ class TD3(ActorCritic):
         return (self._config.target_noise,)
 
     def _q(self, observation: Tensor, action: Tensor) -> Tensor:
-        return self._critic.first(torch.cat((observation, action), dim=-1))
+        return self._exact_critic.first.value(torch.cat((observation, action), dim=-1))
 
     def _moves_actor(self, update: int) -> bool:
         return update % self._config.policy_delay == 0
@@ -120,8 +124,3 @@ class TD3(ActorCritic):
             self._actor_steps.step(losses["actor_loss"])
             self._follow()
         return losses
-
-    def _learn_by_autograd(self, batch: Batch, share: Tensor, *noise: Tensor) -> Mapping[str, Tensor]:
-        networks = Networks(self._actor, self._critic, self._target_actor, self._target_critic)
-        moves = replace(self._moves, with_actor=self._moves_actor(self._updates))
-        return learn(networks, moves, batch, share, noise, config=self._config)

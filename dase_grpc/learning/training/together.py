@@ -16,7 +16,6 @@ from dase_grpc.learning.agents.actor_critic import ActorCritic
 from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.agents.graphs import Captured, Recorder
 from dase_grpc.learning.agents.memory import StackedMemory
-from dase_grpc.learning.agents.stack import Stack
 from dase_grpc.learning.agents.transfers import Staged
 from dase_grpc.learning.similarity.measure import Similarity
 from dase_grpc.learning.similarity.moments import RunningMoments
@@ -142,7 +141,7 @@ class StackedUpdate:
     ) -> None:
         first = parts[0]
         self._agents = [_learns_by_itself(each) for each in parts]
-        self._stack = Stack(self._agents, first.config.agent, memory)
+        self._stack = self._agents[0].stack_of(memory)
         self._weigher = _joint(parts, memory)
         self._totals = DeviceTotals.stacked(memory.held)
         shape = (len(parts), first.config.agent.batch_size, first.schema.width)

@@ -42,7 +42,7 @@ def test_the_paper_preset_builds_400_and_300_units_with_the_action_beside_the_40
 
 def test_the_target_bootstraps_after_truncation_and_not_after_termination():
     agent, data = make(CONFIGS["ddpg raw"], dtype=torch.float64), columns()
-    networks = agent._target_actor, agent._target_critic
+    networks = agent._target_actor_pass, agent._target_critic_pass
     for bootstrap in (0.0, 1.0):
         batch = as_batch(data | {"bootstrap": np.full(B, bootstrap)}, torch.float64)
         value = networks[1].value(batch.next_observation, networks[0].actions(batch.next_observation))

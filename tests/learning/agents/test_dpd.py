@@ -25,9 +25,9 @@ def config(request):
     return CONFIGS[request.param]
 
 
-def pair_of(config, *, peer_config=None, **settings):
+def pair_of(config, *, peer_config=None, autograd=None, **settings):
     """An agent that learns by DPD, the algorithm in it, its peer and the board."""
-    own, board = make(config), Board()
+    own, board = make(config, autograd=autograd), Board()
     peer = make(peer_config or config, seed=2, agent_id=PEER_ID)
     agent = dpd_of(own, board, own_config=config, peer_config=peer_config or config, **settings)
     return agent, own, peer, board
@@ -167,8 +167,8 @@ def test_values_are_compared_in_the_environments_rewards():
 
 
 def test_updates_never_read_a_tensor_on_the_host_between_two_looks_at_the_peer(config, monkeypatch):
-    agent, own, peer, board = pair_of(config)
-    own._by_autograd = True  # as on a device that one would wait for
+    # as on a device that one would wait for
+    agent, _, peer, board = pair_of(config, autograd=True)
     board.show(peer)
     batch = as_batch(columns())
     agent.update(batch, ONES)
@@ -182,6 +182,21 @@ def test_updates_never_read_a_tensor_on_the_host_between_two_looks_at_the_peer(c
     losses = [agent.update(batch, ONES) for _ in range(3)]
     monkeypatch.undo()
     assert all(value.shape == () and not value.requires_grad for loss in losses for value in loss.values())
+
+
+def test_by_autograd_it_learns_and_distils_as_by_passes_written_out(config):
+    states = []
+    for autograd in (False, True):
+        agent, _, peer, board = pair_of(config, autograd=autograd, states="all")
+        board.show(peer)
+        for step in range(3):
+            agent.update(as_batch(columns(step)), ONES)
+        states.append(agent.state_dict())
+    first, second = states
+    assert first["distillation_optimizer.weight.0.step"] == 3
+    assert first.keys() == second.keys()
+    for name in first:
+        torch.testing.assert_close(second[name], first[name], rtol=1e-2, atol=1e-3, msg=name)
 
 
 # What it takes from its peer, and shows

@@ -59,13 +59,14 @@ def test_the_actors_step_leaves_no_gradient_of_its_own_on_the_critic(config, aut
     agent, batch = make(config, autograd=autograd), as_batch(columns())
     after_its_own_step: list[torch.Tensor] = []
     parameters = list(agent._critic.parameters())
-    step = agent._critic_steps.step
+    steps, name = (agent._alone._critic_steps, "_step") if autograd else (agent._critic_steps, "step")
+    step = getattr(steps, name)
 
     def stepped(*args, **settings):
         step(*args, **settings)
         after_its_own_step.extend(parameter.grad.clone() for parameter in parameters)
 
-    monkeypatch.setattr(agent._critic_steps, "step", stepped)
+    monkeypatch.setattr(steps, name, stepped)
     agent.update(batch, ones)
     for parameter, gradient in zip(parameters, after_its_own_step, strict=True):
         assert torch.equal(parameter.grad, gradient)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from dase_grpc.learning.agents.batched import StackedLate, StackedTwins, of_one
 from dase_grpc.learning.agents.networks import Actor, LateActionCritic, TwinCritic, restore, xavier_bounds
 
 CPU = torch.device("cpu")
@@ -68,17 +69,18 @@ def test_the_twin_critics_are_two_separate_networks(hidden):
     critic = make_critic(4, *hidden, 1, dtype=torch.float64)
     x = torch.randn(7, 4, dtype=torch.float64, generator=seeded(1))
     separate = torch.stack([plain_critic(critic, i)(x)[:, 0] for i in range(2)])
-    both = critic.both(x)
+    twins = of_one(StackedTwins, critic)
+    both = twins.both(x[None])[:, 0]
     assert both.shape == (2, 7)
     torch.testing.assert_close(both, separate)
-    torch.testing.assert_close(critic.first(x), separate[0])
+    torch.testing.assert_close(twins.first(x[None])[0], separate[0])
     assert not torch.equal(both[0], both[1])
 
 
 def test_gradients_of_the_twin_critics_are_those_of_two_separate_networks():
     critic = make_critic(4, 6, 5, 1, dtype=torch.float64)
     x = torch.randn(7, 4, dtype=torch.float64, generator=seeded(1))
-    critic.both(x).square().sum().backward()
+    of_one(StackedTwins, critic).both(x[None]).square().sum().backward()
     for index in range(2):
         plain = plain_critic(critic, index)
         plain(x).square().sum().backward()
@@ -91,7 +93,7 @@ def test_gradients_of_the_twin_critics_are_those_of_two_separate_networks():
 def test_the_first_critic_alone_sends_gradients_to_its_input_only():
     critic = make_critic(4, 6, 1)
     x = torch.randn(7, 4, generator=seeded(1), requires_grad=True)
-    critic.first(x).sum().backward()
+    of_one(StackedTwins, critic).first(x[None]).sum().backward()
     assert x.grad is not None
     assert all(parameter.grad is None for parameter in critic.parameters())
 
@@ -99,13 +101,14 @@ def test_the_first_critic_alone_sends_gradients_to_its_input_only():
 def test_the_lower_critic_sends_gradients_to_its_input_only():
     critic = make_critic(4, 6, 5, 1, dtype=torch.float64)
     x = torch.randn(9, 4, dtype=torch.float64, generator=seeded(1), requires_grad=True)
-    lowest = critic.lowest(x)
-    torch.testing.assert_close(lowest, torch.minimum(*critic.both(x)))
+    twins = of_one(StackedTwins, critic)
+    lowest = twins.lowest(x[None])
+    torch.testing.assert_close(lowest, torch.minimum(*twins.both(x[None])))
     lowest.sum().backward()
     assert all(parameter.grad is None for parameter in critic.parameters())
     gradient = x.grad.clone()
     x.grad = None
-    torch.minimum(*critic.both(x)).sum().backward()
+    torch.minimum(*twins.both(x[None])).sum().backward()
     torch.testing.assert_close(x.grad, gradient)
 
 
@@ -115,7 +118,7 @@ def test_the_action_enters_the_late_critic_at_its_second_layer(hidden):
     s, a = (torch.randn(7, size, dtype=torch.float64, generator=seeded(size)) for size in (3, 2))
     s.requires_grad_()
     a.requires_grad_()
-    value = critic.value(s, a)
+    value = of_one(StackedLate, critic).value(s[None], a[None])[0]
     assert value.shape == (7,)
     torch.testing.assert_close(value, plain_late_critic(critic, s, a))
     names, parameters = zip(*critic.named_parameters(), strict=True)
@@ -129,8 +132,9 @@ def test_the_action_enters_the_late_critic_at_its_second_layer(hidden):
 def test_the_fixed_value_of_the_late_critic_sends_gradients_to_its_inputs_only():
     critic = make_late_critic(3, 6, 5, 1)
     s, a = (torch.randn(7, size, generator=seeded(size), requires_grad=True) for size in (3, 2))
-    assert torch.equal(critic.fixed_value(s, a), critic.value(s, a))
-    critic.fixed_value(s, a).sum().backward()
+    late, inputs = of_one(StackedLate, critic), (s[None], a[None])
+    assert torch.equal(late.fixed_value(*inputs), late.value(*inputs))
+    late.fixed_value(*inputs).sum().backward()
     assert s.grad.any()
     assert a.grad.any()
     assert all(parameter.grad is None for parameter in critic.parameters())
@@ -154,9 +158,9 @@ def test_xavier_bounds_depend_on_both_sides_of_a_layer_and_leave_biases_zero():
 
 
 def test_a_strided_view_of_packed_rows_is_an_input_like_any_other():
-    critic = make_critic(4, 6, 5, 1)
-    rows = torch.randn(7, 11, generator=seeded(1))
-    torch.testing.assert_close(critic.both(rows[:, :4]), critic.both(rows[:, :4].contiguous()))
+    twins = of_one(StackedTwins, make_critic(4, 6, 5, 1))
+    rows = torch.randn(1, 7, 11, generator=seeded(1))
+    torch.testing.assert_close(twins.both(rows[..., :4]), twins.both(rows[..., :4].contiguous()))
 
 
 def test_initial_values_are_spread_like_those_of_a_torch_linear_layer():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from learning.agent_cases import CONFIGS, make, tiny
+from learning.agent_cases import CONFIGS, as_stack, make, tiny
 from learning.td3_cases import CPU, SCHEMA, B, N, as_batch, columns
 
 from dase_grpc.config.presets import preset
@@ -73,9 +73,9 @@ def test_acting_and_weighing_see_no_noise():
 def test_the_target_takes_the_agents_own_actor_and_the_lower_target_critic():
     agent, batch = make(CONFIG, seed=4, dtype=torch.float64), as_batch(columns(), torch.float64)
     noise = torch.randn(B, N, dtype=torch.float64, generator=torch.Generator())
-    target = target_value(agent._actor, agent._target_critic, batch, noise, config=CONFIG)
-    action = sample(agent._actor, batch.next_observation, noise, config=CONFIG)
-    both = agent._target_critic.both(torch.cat((batch.next_observation, action), dim=1))
+    target = target_value(agent._next_actor_pass, agent._target_critic_pass, batch, noise, config=CONFIG)
+    action = sample(agent._next_actor_pass, batch.next_observation, noise, config=CONFIG)
+    both = agent._target_critic_pass.both(torch.cat((batch.next_observation, action), dim=1))
     assert 0 < (both[0] < both[1]).sum() < B
     expected = 5 * batch.reward + 0.99 * batch.bootstrap * torch.minimum(*both)
     torch.testing.assert_close(target, expected)
@@ -89,7 +89,8 @@ def test_the_gradient_of_the_actor_loss_agrees_with_finite_differences():
     share = torch.full((B,), 1 / B, dtype=torch.float64)
 
     def loss() -> torch.Tensor:
-        return actor_loss(agent._actor, agent._critic, observation, noise, share, config=CONFIG)
+        networks = as_stack(agent)
+        return actor_loss(*networks, observation[None], noise[None], share[None], config=CONFIG).sum()
 
     loss().backward()
     assert not any(parameter.grad.any() for parameter in agent._critic.parameters())

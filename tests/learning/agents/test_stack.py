@@ -1,4 +1,4 @@
-"""K agents updated at once against K agents of which each is updated by itself, by the same equations."""
+"""K agents updated at once against K agents of which each is updated by itself, by passes written out."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,6 @@ from learning.td3_cases import CPU, SCHEMA, B, as_batch, assert_same, columns, w
 from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.agents.memory import StackedMemory
 from dase_grpc.learning.agents.optimiser import Steps
-from dase_grpc.learning.agents.stack import Stack
 
 K = 3
 MORE = {
@@ -25,7 +24,7 @@ def config(request):
 
 
 class Pair:
-    """A stack of K agents, and as many equal agents by autograd, each by itself."""
+    """A stack of K agents, and as many equal agents, each by itself."""
 
     def __init__(self, config, dtype=torch.float64):
         self.config, self.dtype = config, dtype
@@ -35,8 +34,8 @@ class Pair:
         self.agents = [
             make(config, SCHEMA, agent_id=k, memory=self.memory.of(k), **settings) for k in range(K)
         ]
-        self.twins = [make(config, SCHEMA, agent_id=k, autograd=True, **settings) for k in range(K)]
-        self.stack = Stack(self.agents, config, self.memory)
+        self.twins = [make(config, SCHEMA, agent_id=k, **settings) for k in range(K)]
+        self.stack = self.agents[0].stack_of(self.memory)
 
     def batches(self, step):
         return [as_batch(columns(step * K + k), self.dtype) for k in range(K)]

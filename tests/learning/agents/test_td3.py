@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from learning.agent_cases import as_stack
 from learning.td3_cases import TINY, B, N, as_batch, assert_same, columns, make, numpy_state, weights
 from learning.td3_oracle import OracleTD3
 
@@ -40,7 +41,7 @@ def test_one_float32_update_agrees_with_the_float64_equations():
     rounded = {name: getattr(batch, name).numpy().astype(float) for name in data}
     weight, noise = weight.astype(np.float32), noise.astype(np.float32)
     target = target_value(
-        agent._target_actor, agent._target_critic, batch, torch.from_numpy(noise), config=TINY
+        agent._target_actor_pass, agent._target_critic_pass, batch, torch.from_numpy(noise), config=TINY
     )
     np.testing.assert_allclose(target.numpy(), oracle.target(rounded, noise), atol=1e-6)
     losses = agent.update_with(batch, torch.from_numpy(weight), torch.from_numpy(noise))
@@ -52,20 +53,20 @@ def test_the_target_bootstraps_after_truncation_and_not_after_termination():
     agent = make(dtype=torch.float64)
     data = columns() | {"bootstrap": np.zeros(B)}
     noise = torch.zeros(B, N, dtype=torch.float64)
-    networks = agent._target_actor, agent._target_critic
+    networks = agent._target_actor_pass, agent._target_critic_pass
     terminated = target_value(*networks, as_batch(data, torch.float64), noise, config=TINY)
     np.testing.assert_array_equal(terminated, data["reward"])
     truncated = target_value(
         *networks, as_batch(data | {"bootstrap": np.ones(B)}, torch.float64), noise, config=TINY
     )
     s = torch.from_numpy(data["next_observation"])
-    both = agent._target_critic.both(torch.cat((s, agent._target_actor.actions(s)), dim=1))
+    both = networks[1].both(torch.cat((s, networks[0].actions(s)), dim=1))
     torch.testing.assert_close(truncated, torch.from_numpy(data["reward"]) + 0.99 * both.amin(dim=0))
 
 
 def test_target_noise_beyond_its_clip_has_no_further_effect():
     agent, batch = make(), as_batch(columns())
-    networks = agent._target_actor, agent._target_critic
+    networks = agent._target_actor_pass, agent._target_critic_pass
     at, beyond, below = (
         target_value(*networks, batch, torch.full((B, N), x), config=TINY) for x in (0.5, 9.0, 0.4)
     )
@@ -77,10 +78,9 @@ def test_target_actions_stay_within_bounds_whatever_the_noise():
     config = TINY.model_copy(update={"target_noise_clip": 50.0})
     agent, batch = make(config), as_batch(columns())
     s = batch.next_observation
-    highest = agent._target_critic.both(torch.cat((s, torch.ones(B, N)), dim=1)).amin(dim=0)
-    target = target_value(
-        agent._target_actor, agent._target_critic, batch, torch.full((B, N), 40.0), config=config
-    )
+    networks = agent._target_actor_pass, agent._target_critic_pass
+    highest = networks[1].both(torch.cat((s, torch.ones(B, N)), dim=1)).amin(dim=0)
+    target = target_value(*networks, batch, torch.full((B, N), 40.0), config=config)
     torch.testing.assert_close(target, batch.reward + 0.99 * batch.bootstrap * highest)
 
 
@@ -90,7 +90,7 @@ def test_the_gradient_of_the_actor_loss_agrees_with_finite_differences():
     share = torch.from_numpy(weights() / weights().sum())
 
     def loss() -> torch.Tensor:
-        return actor_loss(agent._actor, agent._critic, observation, share)
+        return actor_loss(*as_stack(agent), observation[None], share[None]).sum()
 
     loss().backward()
     for parameter in agent._actor.parameters():
@@ -134,15 +134,16 @@ def test_leaving_rows_of_weight_zero_out_gives_the_same_losses():
 
 def test_weights_of_one_give_the_plain_means():
     agent, batch = make(), as_batch(columns())
-    both, target = agent._critic.both(batch.state_action), torch.randn(B, generator=torch.Generator())
+    (actor, critic), whole = as_stack(agent), batch.as_stack()
+    both, target = critic.both(whole.state_action)[:, 0], torch.randn(B, generator=torch.Generator())
     share = torch.ones(B) / B
     torch.testing.assert_close(
         critic_loss(both, target, share),
         torch.nn.functional.mse_loss(both[0], target) + torch.nn.functional.mse_loss(both[1], target),
     )
     action = agent.policy_actions(batch.observation)
-    plain = -agent._critic.both(torch.cat((batch.observation, action), dim=1))[0].mean()
-    torch.testing.assert_close(actor_loss(agent._actor, agent._critic, batch.observation, share), plain)
+    plain = -critic.both(torch.cat((batch.observation, action), dim=1)[None])[0, 0].mean()
+    torch.testing.assert_close(actor_loss(actor, critic, whole.observation, share[None])[0], plain)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-3, 1e30])

@@ -5,6 +5,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
+from learning.agent_cases import as_stack
 from learning.td3_cases import (
     CPU,
     SCHEMA,
@@ -44,7 +45,7 @@ def test_the_actor_update_leaves_no_gradient_on_the_critics():
     agent, batch = make(config), as_batch(columns())
     agent.update(batch, torch.ones(B))
     gradients = [parameter.grad.clone() for parameter in agent._critic.parameters()]
-    actor_loss(agent._actor, agent._critic, batch.observation, torch.ones(B) / B).backward()
+    actor_loss(*as_stack(agent), batch.as_stack().observation, torch.ones(1, B) / B).sum().backward()
     for parameter, gradient in zip(agent._critic.parameters(), gradients, strict=True):
         assert torch.equal(parameter.grad, gradient)
 

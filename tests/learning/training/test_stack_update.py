@@ -30,7 +30,7 @@ OPTIONS = {
 
 
 class Case:
-    """A stack and as many agents by autograd, each with a masked weigher and totals."""
+    """A stack and as many agents by themselves, each with a masked weigher and totals."""
 
     def __init__(self, config=CONFIGS["td3"], options=OPTIONS["default"], recorder=None):
         self.memory = StackedMemory(K)
@@ -50,7 +50,7 @@ class Case:
             )
         self.weighers = [each.weigher for each in parts]
         self.update = StackedUpdate(parts, self.memory, recorder=recorder)
-        self.twins = [make(config, SCHEMA, seed=1, agent_id=k, device=CPU, autograd=True) for k in range(K)]
+        self.twins = [make(config, SCHEMA, seed=1, agent_id=k, device=CPU) for k in range(K)]
         self.twin_weighers = [SimilarityWeigher(options, own_id=k, agents=K, masked=True) for k in range(K)]
         self.twin_totals = [DeviceTotals.zero(CPU) for _ in range(K)]
 
