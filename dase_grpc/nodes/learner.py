@@ -26,9 +26,9 @@ from dase_grpc.learning.envs.make import schema_of
 from dase_grpc.learning.envs.restarting import exploring_env
 from dase_grpc.metrics.endpoint import Health, make_registry, metrics_endpoint
 from dase_grpc.metrics.nodes import LearnerMetrics
+from dase_grpc.nodes.joined_learner import JoinedLearner, put_together, starved
 from dase_grpc.nodes.monitoring import protection
 from dase_grpc.nodes.results import open_results, results_path
-from dase_grpc.nodes.session import Session, put_together, starved
 from dase_grpc.process.alarm import HangAlarm
 from dase_grpc.process.lifecycle import run_node
 from dase_grpc.process.tasks import first_cause, loop_turns, unless, watch_loop_lag
@@ -215,7 +215,7 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> bool:
 
 
 async def _train_to_the_end(
-    session: Session, stop: asyncio.Event, farewell: Farewell, journal: AgentJournal
+    session: JoinedLearner, stop: asyncio.Event, farewell: Farewell, journal: AgentJournal
 ) -> bool:
     learner = session.learner
     log.info("results go to %s", session.results)
@@ -246,7 +246,7 @@ async def _train_to_the_end(
     return learner.done
 
 
-async def _train(session: Session, stop: asyncio.Event) -> None:
+async def _train(session: JoinedLearner, stop: asyncio.Event) -> None:
     """Runs the compute thread beside its streams; the thread has ended when this returns or raises.
 
     Raises:
@@ -284,7 +284,10 @@ async def _train(session: Session, stop: asyncio.Event) -> None:
 
 
 async def _drain(
-    compute: "asyncio.Future[None]", inserting: "asyncio.Task[None]", session: Session, stop: asyncio.Event
+    compute: "asyncio.Future[None]",
+    inserting: "asyncio.Task[None]",
+    session: JoinedLearner,
+    stop: asyncio.Event,
 ) -> None:
     """Lets the compute thread end, then the last rows be acknowledged and the last policy arrive.
 
@@ -302,7 +305,7 @@ async def _drain(
             )
 
 
-def _progress(session: Session) -> Progress:
+def _progress(session: JoinedLearner) -> Progress:
     """The learner's progress, or what it waits for."""
     learner, wait = session.learner, session.link.wait
     progress = replace(learner.progress, step=learner.steps)  # the rest is as of every 50th update

@@ -26,7 +26,7 @@ def soon(monkeypatch):
     monkeypatch.setattr("dase_grpc.replay.client.attending.LOOK_S", 0.02)
     monkeypatch.setattr("dase_grpc.replay.client.waits.SAY_AFTER_S", 0.1)
     monkeypatch.setattr("dase_grpc.replay.client.waits.LOOK_EVERY_S", 0.02)
-    monkeypatch.setattr("dase_grpc.nodes.session.STARVED_LOOK_S", 0.05)
+    monkeypatch.setattr("dase_grpc.nodes.joined_learner.STARVED_LOOK_S", 0.05)
     monkeypatch.setattr("dase_grpc.replay.client.draining.DRAIN_S", 0.5)
     monkeypatch.setattr("dase_grpc.nodes.troupe.HELD_BACK_LOOK_S", 0.05)
 

@@ -18,7 +18,7 @@ from dase_grpc.learning.training.build import build_learner, pairing, peer_of
 from dase_grpc.learning.training.learner import Learner
 from dase_grpc.learning.training.publishing import Audience
 from dase_grpc.metrics.nodes import LearnerMetrics
-from dase_grpc.nodes.followed import PolicyExchange
+from dase_grpc.nodes.followed import tensor_exchange
 from dase_grpc.nodes.results import Resumed
 from dase_grpc.process.alarm import HangAlarm
 from dase_grpc.process.watchdog import Watch
@@ -26,6 +26,7 @@ from dase_grpc.progress import several
 from dase_grpc.replay.client.collected import CollectedSteps, Starving
 from dase_grpc.replay.client.connection import Connection, Stream
 from dase_grpc.replay.client.link import ReplayLink
+from dase_grpc.replay.client.policies import PolicyExchange
 from dase_grpc.replay.client.shards import Shards
 from dase_grpc.replay.client.waits import WaitReason
 from dase_grpc.runs.journal import AgentJournal
@@ -36,7 +37,7 @@ log = logging.getLogger("dase")
 
 
 @dataclass(frozen=True)
-class Session:
+class JoinedLearner:
     """A learner that has joined a run, and what it is connected to.
 
     Attributes:
@@ -48,7 +49,7 @@ class Session:
 
     shards: Shards
     link: ReplayLink
-    exchange: PolicyExchange
+    exchange: PolicyExchange[Any, Any]
     learner: Learner
     metrics: LearnerMetrics
     results: Path
@@ -92,7 +93,7 @@ def put_together(
     resumed: Resumed | None,
     follow: Callable[[Shards], Coroutine[Any, Any, None]],
     starving_s: float,
-) -> Session:
+) -> JoinedLearner:
     """Puts the learner, which may go on from a checkpoint, and its streams together; none is open yet."""
     target = shards.first.target
     agent_id = target.member.agent_id
@@ -112,7 +113,7 @@ def put_together(
     metrics.prefetched.set_function(lambda: link.prefetched)
     metrics.gpu_memory.set_function(partial(reserved_bytes, device))
     paired = not config.shares_experience
-    exchange = PolicyExchange(shards.first, follow=[peer_of(agent_id)] if paired else [])
+    exchange = tensor_exchange(shards.first, follow=[peer_of(agent_id)] if paired else [])
     learner = build_learner(
         own,
         target.schema,
@@ -128,7 +129,7 @@ def put_together(
         actor_steps=collected,
     )
     exchange.steps = lambda: learner.steps
-    session = Session(
+    session = JoinedLearner(
         shards,
         link,
         exchange,
@@ -150,7 +151,7 @@ def put_together(
     return session
 
 
-async def starved(session: Session) -> None:
+async def starved(session: JoinedLearner) -> None:
     """Ends a learner whose actors collect nothing any more; returns at once where it has none.
 
     Raises:
@@ -181,7 +182,7 @@ def _collected(connection: Connection, config: RunConfig, resumed: Resumed | Non
     return make(origin=resumed.origin, used=resumed.used)
 
 
-def _audience(exchange: PolicyExchange, connection: Connection, config: RunConfig) -> Audience:
+def _audience(exchange: PolicyExchange[Any, Any], connection: Connection, config: RunConfig) -> Audience:
     """Who follows the agent's policy."""
     return Audience(
         exchange,
