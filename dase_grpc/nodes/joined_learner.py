@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,8 +22,10 @@ from dase_grpc.nodes.results import Resumed
 from dase_grpc.process.alarm import HangAlarm
 from dase_grpc.process.watchdog import Watch
 from dase_grpc.progress import several
+from dase_grpc.replay.client.channels import Lines
 from dase_grpc.replay.client.collected import CollectedSteps, Starving
 from dase_grpc.replay.client.connection import Connection, Stream
+from dase_grpc.replay.client.learner_streams import LearnerStreams
 from dase_grpc.replay.client.link import ReplayLink
 from dase_grpc.replay.client.policies import PolicyExchange
 from dase_grpc.replay.client.shards import Shards
@@ -41,22 +42,18 @@ class JoinedLearner:
     """A learner that has joined a run, and what it is connected to.
 
     Attributes:
-        follow: looks where shards are that have moved, until cancelled.
         needed: transitions the agent stores before its first update, and again when the buffer was lost.
         starving_s: how long the agent's actors may collect nothing while the learner waits for them.
         stored_before: transitions it had stored when it was resumed.
     """
 
-    shards: Shards
-    link: ReplayLink
-    exchange: PolicyExchange[Any, Any]
+    streams: LearnerStreams
     learner: Learner
     metrics: LearnerMetrics
     results: Path
     watch: Watch
     alarm: HangAlarm
     needed: int
-    follow: Callable[[], Coroutine[Any, Any, None]]
     collected: CollectedSteps | None
     starving_s: float
     stored_before: int = 0
@@ -67,11 +64,12 @@ class JoinedLearner:
         That is where it holds less than the agent's first update needs, and less than the agent has stored.
         What the agent has not sent yet counts as held. Call on the event loop.
         """
-        held = self.shards.buffer_size + self.link.unacknowledged
+        link = self.streams.link
+        held = self.streams.shards.buffer_size + link.unacknowledged
         stored = max(self.stored_before, self.learner.stored)
         if held >= min(self.needed, stored):
             return
-        self.link.begin_anew()
+        link.begin_anew()
         self.learner.refill()
         log.warning(
             "the buffer holds %s, so updates begin once this agent has stored %d new ones",
@@ -91,7 +89,7 @@ def put_together(
     results: Path,
     alarm: HangAlarm,
     resumed: Resumed | None,
-    follow: Callable[[Shards], Coroutine[Any, Any, None]],
+    lines: Lines,
     starving_s: float,
 ) -> JoinedLearner:
     """Puts the learner, which may go on from a checkpoint, and its streams together; none is open yet."""
@@ -130,16 +128,13 @@ def put_together(
     )
     exchange.steps = lambda: learner.steps
     session = JoinedLearner(
-        shards,
-        link,
-        exchange,
+        LearnerStreams(shards, link, exchange, lines),
         learner,
         metrics,
         results,
         env.watch,
         alarm,
         needed=own.agent.stored_before_updates,
-        follow=partial(follow, shards),
         collected=collected,
         starving_s=starving_s,
         stored_before=0 if resumed is None else resumed.stored,
@@ -159,12 +154,13 @@ async def starved(session: JoinedLearner) -> None:
     """
     if session.collected is None:
         return
-    starving = Starving(agent_id=session.shards.first.target.member.agent_id, limit_s=session.starving_s)
+    shards, link = session.streams.shards, session.streams.link
+    starving = Starving(agent_id=shards.first.target.member.agent_id, limit_s=session.starving_s)
     while True:
-        served = session.shards.complete  # else the wait for the replay has a limit of its own
+        served = shards.complete  # else the wait for the replay has a limit of its own
         starving.look(
-            (session.collected.collected, session.learner.progress.updates, session.link.prefetched),
-            waiting=served and session.link.starved,
+            (session.collected.collected, session.learner.progress.updates, link.prefetched),
+            waiting=served and link.starved,
         )
         await asyncio.sleep(STARVED_LOOK_S)
 
