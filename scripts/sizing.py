@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from dase_grpc.config.sections import PolicyConfig
-from dase_grpc.nodes.learner import HEARTBEAT_S
+from dase_grpc.replay.client.learner_streams import HEARTBEAT_S
 from dase_grpc.schema import TransitionSchema
 
 RESULTS: Final = Path(__file__).parents[1] / "docs" / "results"

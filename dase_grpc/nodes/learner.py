@@ -8,41 +8,30 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 import torch
 
-from dase_grpc.errors import (
-    DaseError,
-    DrainingError,
-    StaleLeaseError,
-    UnreachableError,
-)
 from dase_grpc.learning.agents.device import pick_device
 from dase_grpc.learning.envs.ids import with_resolved_id
 from dase_grpc.learning.envs.make import schema_of
 from dase_grpc.learning.envs.restarting import exploring_env
 from dase_grpc.metrics.endpoint import Health, make_registry, metrics_endpoint
 from dase_grpc.metrics.nodes import LearnerMetrics
+from dase_grpc.nodes.joined_learner import JoinedLearner, put_together, starved
 from dase_grpc.nodes.monitoring import protection
 from dase_grpc.nodes.options import LearnerOptions
 from dase_grpc.nodes.results import open_results, results_path
-from dase_grpc.nodes.session import Session, put_together, starved
 from dase_grpc.process.alarm import HangAlarm
 from dase_grpc.process.lifecycle import run_node
-from dase_grpc.process.tasks import first_cause, loop_turns, unless, watch_loop_lag
+from dase_grpc.process.tasks import loop_turns, unless, watch_loop_lag
 from dase_grpc.process.watchdog import Watch
 from dase_grpc.progress import Progress, several
-from dase_grpc.replay.client import draining
 from dase_grpc.replay.client.channels import lines_to
-from dase_grpc.replay.client.draining import drain, in_time
-from dase_grpc.replay.client.finding import follow_name, join_all
+from dase_grpc.replay.client.finding import join_all
 from dase_grpc.replay.client.joining import Farewell, leases, require_fit, require_one_piece
 from dase_grpc.replay.client.shards import connected
-from dase_grpc.replay.client.waits import say_waits
 from dase_grpc.runs.journal import AgentJournal
 
-HEARTBEAT_S: Final = 0.5
 log = logging.getLogger("dase")
 
 
@@ -118,7 +107,7 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> bool:
                     journal=journal,
                     metrics=metrics,
                     results=results,
-                    follow=partial(follow_name, lines=lines),
+                    lines=lines,
                     starving_s=options.replay_timeout_s,
                     alarm=alarm,
                     resumed=opened.resumed,
@@ -128,30 +117,27 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> bool:
 
 
 async def _train_to_the_end(
-    session: Session, stop: asyncio.Event, farewell: Farewell, journal: AgentJournal
+    session: JoinedLearner, stop: asyncio.Event, farewell: Farewell, journal: AgentJournal
 ) -> bool:
-    learner = session.learner
+    learner, link, halt = session.learner, session.streams.link, threading.Event()
     log.info("results go to %s", session.results)
     try:
-        with first_cause():
-            await _train(session, stop)
+        await session.streams.run(
+            asyncio.ensure_future(asyncio.to_thread(learner.train, halt)),
+            stop,
+            halt=halt.set,
+            progress=partial(_progress, session),
+            alarm=session.alarm,
+            waited=session.metrics.waited,
+            beside=[watch_loop_lag(session.metrics.loop_lag.observe), starved(session)],
+        )
         farewell.reason = f"{learner.progress.state} after {several(learner.progress.step, 'step')}"
         log.info("%s", farewell.reason)
-    except DaseError as error:
-        farewell.reason = f"failed: {error}"
-        gone = (UnreachableError, DrainingError, StaleLeaseError)
-        farewell.nothing_to_give_back = isinstance(error, gone)
-        if session.link.unacknowledged:
-            log.info(
-                "%s not acknowledged",
-                several(session.link.unacknowledged, "transition was", "transitions were"),
-            )
-        raise
-    except Exception as error:
-        farewell.reason = f"failed: {type(error).__name__}: {error}"
-        raise
     finally:
-        farewell.targets = [each.target for each in session.shards.connections]
+        if link.unacknowledged:
+            lost = several(link.unacknowledged, "transition was", "transitions were")
+            log.info("%s not acknowledged", lost)
+        farewell.targets = [each.target for each in session.streams.shards.connections]
         farewell.progress = learner.progress
         if (kept := journal.last_checkpoint) is not None:
             log.info("step %d is kept in %s", int(kept.name.removeprefix("step-")), kept)
@@ -159,67 +145,12 @@ async def _train_to_the_end(
     return learner.done
 
 
-async def _train(session: Session, stop: asyncio.Event) -> None:
-    """Runs the compute thread beside its streams; the thread has ended when this returns or raises.
-
-    Raises:
-        EnvironmentHangsError: the thread hangs in the environment, and has not ended.
-        ExceptionGroup: of what broke a stream.
-        Exception: what the compute thread raised, whatever the streams did then.
-    """
-    learner, link, halt = session.learner, session.link, threading.Event()
-    compute = asyncio.ensure_future(asyncio.to_thread(learner.train, halt))
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            inserting = tasks.create_task(link.insert_rows())
-            jobs = [
-                link.fetch_batches(),
-                watch_loop_lag(session.metrics.loop_lag.observe),
-                say_waits(lambda: link.wait, count=session.metrics.waited),
-                session.shards.heartbeats(partial(_progress, session), every_s=HEARTBEAT_S),
-                session.exchange.run(),
-                session.follow(),
-                starved(session),
-            ]
-            others = [tasks.create_task(job) for job in jobs]
-            await unless(stop, session.alarm.unless_hanging(compute))
-            halt.set()
-            link.stop_batches()
-            await _drain(compute, inserting, session, stop)
-            for task in others:
-                task.cancel()
-    finally:
-        halt.set()
-        link.close()
-        await session.alarm.unless_hanging(compute)
-        if (error := compute.exception()) is not None:
-            raise error from error.__cause__
-
-
-async def _drain(
-    compute: "asyncio.Future[None]", inserting: "asyncio.Task[None]", session: Session, stop: asyncio.Event
-) -> None:
-    """Lets the compute thread end, then the last rows be acknowledged and the last policy arrive.
-
-    Raises:
-        UnreachableError: the replay takes no rows or no policy any more.
-        Exception: what the compute thread raised.
-    """
-    shards = session.shards
-    await drain(compute, inserting, link=session.link, shards=shards, alarm=session.alarm, stop=stop)
-    async with asyncio.TaskGroup() as tasks:
-        flushing = tasks.create_task(session.exchange.flush())
-        if not await in_time(flushing, shards, stop):
-            raise UnreachableError(
-                f"the replay service has not taken the last policy within {draining.DRAIN_S:g} s"
-            )
-
-
-def _progress(session: Session) -> Progress:
+def _progress(session: JoinedLearner) -> Progress:
     """The learner's progress, or what it waits for."""
-    learner, wait = session.learner, session.link.wait
+    learner, link = session.learner, session.streams.link
+    wait = link.wait
     progress = replace(learner.progress, step=learner.steps)  # the rest is as of every 50th update
-    session.metrics.unacknowledged.set(session.link.unacknowledged)
+    session.metrics.unacknowledged.set(link.unacknowledged)
     if (environment := session.watch.waiting) is not None:
         return replace(progress, state=f"waiting: {environment}")
     if wait is None:

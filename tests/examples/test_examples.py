@@ -1,15 +1,20 @@
 """The examples, as their docstrings say they are run."""
 
+import asyncio
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from children import importing
+from nodes.learning_cases import status_of
+from nodes.processes import replay_process
 from patience import PATIENCE_S
 from small import small_flags
 
+from dase_grpc.replay.wire.addresses import parse_address
 from dase_grpc.runs.directory import RunDirectory
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -62,3 +67,13 @@ def test_the_theory_can_be_drawn(tmp_path):
     said = python(EXAMPLES / "theory.py", "--out", "theory.png", folder=tmp_path)
     assert "λ = 0.3 " in said
     assert (tmp_path / "theory.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_own_learner_learns_and_each_of_its_steps_is_stored_once(tmp_path):
+    with replay_process("--capacity=100000", "--min-size=2000") as (_, address):
+        said = python(EXAMPLES / "own_learner.py", address, folder=tmp_path)
+        status = asyncio.run(status_of(parse_address(address)))
+    returns = [int(each) for each in re.findall(r"return (\d+)$", said, re.MULTILINE)]
+    assert np.mean(returns[-10:]) > 5 * np.mean(returns[:50])
+    assert (status.buffer.size, status.buffer.inserted_total) == (12_000, 12_000)
+    assert status.agents[0].reason == "left after 12,000 transitions"

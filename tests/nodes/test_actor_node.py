@@ -283,7 +283,7 @@ async def test_normalised_observations_come_with_the_policy(service):
 
 
 async def test_a_real_learner_and_an_actor_fill_one_buffer(service, tmp_path, monkeypatch):
-    monkeypatch.setattr("dase_grpc.nodes.learner.HEARTBEAT_S", 0.02)
+    monkeypatch.setattr("dase_grpc.replay.client.learner_streams.HEARTBEAT_S", 0.02)
     options = learner_options(
         service.address,
         tmp_path / "run",

@@ -53,7 +53,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr("dase_grpc.nodes.learner.HEARTBEAT_S", 0.05)
+    monkeypatch.setattr("dase_grpc.replay.client.learner_streams.HEARTBEAT_S", 0.05)
     monkeypatch.setattr("dase_grpc.nodes.evaluator.ATTEND_S", 0.05)
 
 

@@ -55,7 +55,7 @@ from dase_grpc.runs.logs import read_evaluations, read_metrics
 
 @pytest.fixture(autouse=True)
 def no_compute_thread_is_left(monkeypatch):
-    monkeypatch.setattr("dase_grpc.nodes.learner.HEARTBEAT_S", 0.05)
+    monkeypatch.setattr("dase_grpc.replay.client.learner_streams.HEARTBEAT_S", 0.05)
     yield
     assert compute_threads() == []
 

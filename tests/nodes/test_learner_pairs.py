@@ -9,8 +9,8 @@ from replay.wire.services import eventually, promptly
 
 from dase_grpc.errors import ConfigError, UnreachableError
 from dase_grpc.learning.agents.dpd import PEER_VERSION
-from dase_grpc.nodes.followed import PolicyExchange
 from dase_grpc.nodes.learner import run_learner
+from dase_grpc.replay.client.policies import PolicyExchange
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.logs import read_metrics
@@ -91,7 +91,7 @@ async def test_a_lone_learner_of_a_pair_trains_on_without_its_peer(service, tmp_
 async def test_a_replay_that_takes_no_policy_at_the_end_is_said(service, tmp_path, monkeypatch):
     monkeypatch.setattr("dase_grpc.replay.client.draining.DRAIN_S", 0.5)
 
-    async def never(self: PolicyExchange) -> None:
+    async def never(self) -> None:
         await asyncio.Event().wait()
 
     monkeypatch.setattr(PolicyExchange, "flush", never)

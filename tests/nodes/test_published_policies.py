@@ -18,7 +18,7 @@ from dase_grpc.runs.checkpoint import latest, load_checkpoint
 
 @pytest.fixture(autouse=True)
 def quick_heartbeats(monkeypatch):
-    monkeypatch.setattr("dase_grpc.nodes.learner.HEARTBEAT_S", 0.02)
+    monkeypatch.setattr("dase_grpc.replay.client.learner_streams.HEARTBEAT_S", 0.02)
 
 
 def follower_of(service, *agent_ids):

@@ -34,7 +34,7 @@ ON = {"train__steps": FOREVER, "eval__every": 100_000, "replay__capacity": 10_00
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     """What takes seconds takes milliseconds."""
-    monkeypatch.setattr("dase_grpc.nodes.learner.HEARTBEAT_S", 0.05)
+    monkeypatch.setattr("dase_grpc.replay.client.learner_streams.HEARTBEAT_S", 0.05)
     monkeypatch.setattr("dase_grpc.replay.client.connection.AWAY_AFTER_S", 0.1)
     monkeypatch.setattr("dase_grpc.replay.client.handoff.LOOK_S", 0.02)
     monkeypatch.setattr("dase_grpc.replay.client.waits.SAY_AFTER_S", 0.1)

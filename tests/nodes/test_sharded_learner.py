@@ -28,7 +28,7 @@ SERVED = {"capacity": 10_000, "min_size": 20}
 def soon(monkeypatch):
     """What takes seconds takes a fraction of one."""
     monkeypatch.setattr("dase_grpc.replay.client.connection.AWAY_AFTER_S", 0.1)
-    monkeypatch.setattr("dase_grpc.nodes.learner.HEARTBEAT_S", 0.05)
+    monkeypatch.setattr("dase_grpc.replay.client.learner_streams.HEARTBEAT_S", 0.05)
     monkeypatch.setattr("dase_grpc.replay.client.finding.LOOK_AGAIN_S", 0.05)
 
 

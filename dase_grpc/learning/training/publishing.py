@@ -2,7 +2,7 @@
 
 `PeerPolicies` is all an algorithm needs that learns from other agents' policies. It has two
 implementations that keep the same promises: `LocalPolicies` here, for agents of one process, and
-`PolicyExchange` in nodes/followed.py, over the network. What is published is `policy_tensors` of an
+`PolicyExchange` in replay/client/policies.py, over the network. What is published is `policy_tensors` of an
 agent's state (learning/agents/policy.py), with DPD its critic too; `load_policy` makes a policy of either and
 checks names, shapes and dtypes. Between processes it travels as safetensors bytes, never as a pickle.
 """

@@ -91,6 +91,11 @@ class RowLink:
             self._no_room.end()
 
     @property
+    def stored(self) -> int:
+        """Transitions that `store` was called with."""
+        return self._stored
+
+    @property
     def acknowledged(self) -> int:
         """Transitions whose commit is acknowledged."""
         return sum(lane.outbox.acknowledged for lane in self._lanes)

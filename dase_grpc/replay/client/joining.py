@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dase_grpc.config.resolve import RunConfig, require_capacity
-from dase_grpc.errors import AgentTakenError, ConfigError, RefusalError
+from dase_grpc.errors import (
+    AgentTakenError,
+    ConfigError,
+    DaseError,
+    DrainingError,
+    RefusalError,
+    StaleLeaseError,
+    UnreachableError,
+)
 from dase_grpc.progress import Progress, several
 from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
 from dase_grpc.replay.client.patience import NODE_NAME, Wanted, patiently
@@ -118,10 +126,11 @@ def require_one_piece(config: RunConfig, *, shards: int) -> None:
 
 @dataclass
 class Farewell:
-    """What a learner says when it gives its leases back, unless these or the replay are gone.
+    """What a learner says when it gives its leases back.
 
     Attributes:
         targets: the replay, or its shards in their order.
+        nothing_to_give_back: the lease is gone, or the replay is.
     """
 
     targets: Sequence[StreamTarget]
@@ -134,11 +143,21 @@ class Farewell:
 async def leases(targets: Sequence[StreamTarget]) -> AsyncIterator[Farewell]:
     """Gives the leases back at the end of the block, however it ends, if somebody is there to take them.
 
+    The reason given is the error that ends it, if one does.
+
     Of several shards one may be gone and the others there, so each is tried.
     """
     farewell = Farewell(targets)
     try:
         yield farewell
+    except DaseError as error:
+        farewell.reason = f"failed: {error}"
+        gone = (UnreachableError, DrainingError, StaleLeaseError)
+        farewell.nothing_to_give_back = isinstance(error, gone)
+        raise
+    except Exception as error:
+        farewell.reason = f"failed: {type(error).__name__}: {error}"
+        raise
     finally:
         if not farewell.nothing_to_give_back or len(farewell.targets) > 1:
             await leave(farewell)

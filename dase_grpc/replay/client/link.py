@@ -20,7 +20,8 @@ class ReplayLink(RowLink):
     one is asked for, and at most `prefetch` are drawn ahead of their use (sample.py); Sample streams begin
     again when they break, too. While the replay is away, or came back with too little to draw from, `next`
     gives no batch, so that the learner explores on, for as long as the queue of `store` has room. After
-    `hold_batches` no batch is drawn either before the next is asked for. With `collected` the agent's actors
+    `hold_batches` no batch is drawn either before the next is asked for. With `explores_first` it gives none
+    while the buffer holds too little for a first one, either. With `collected` the agent's actors
     explore: batches come at the pace of their steps, and `next` waits for them in any case.
     """
 
@@ -34,11 +35,13 @@ class ReplayLink(RowLink):
         own_rows_only: bool = False,
         rng: np.random.Generator | None = None,
         collected: CollectedSteps | None = None,
+        explores_first: bool = False,
         count_acknowledged: Callable[[int], None] = lambda rows: None,
     ) -> None:
         super().__init__(shards, writer_id=writer_id, count_acknowledged=count_acknowledged)
         self._batches = BatchQueue(prefetch, one_by_one=collected is not None)
         self._collected = collected
+        self._explores_first = explores_first
         if collected is not None:
             collected.on_wait = self._batches.ask
         self._fetcher: BatchFetcher = (
@@ -132,6 +135,6 @@ class ReplayLink(RowLink):
             return True
         if self._rows.full or self._collected is not None:
             return False
-        shrunk = self._batches.delivered or self._shards.losses
+        shrunk = self._explores_first or self._batches.delivered or self._shards.losses
         short = self._fetcher.waiting is not None
         return bool(shrunk and short) or self._shards.away is not None

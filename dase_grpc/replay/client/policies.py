@@ -1,8 +1,10 @@
-"""Policies out and in, as bytes: published, and subscribed to."""
+"""Policies out and in: published, subscribed to, and both for a thread that never waits."""
 
+import asyncio
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Final, Self
+from dataclasses import dataclass
+from typing import Final, Generic, Self, TypeVar
 
 from grpc.aio import Channel
 
@@ -16,6 +18,135 @@ from dase_grpc.replay.wire.v1 import policy_pb2, policy_pb2_grpc
 
 PUBLISH_TIMEOUT_S: Final = 60.0
 """How long one policy may take to be published, the wait for a connection included."""
+
+
+Out = TypeVar("Out")
+In = TypeVar("In")
+
+
+@dataclass(frozen=True)
+class _Outgoing:
+    version: int
+    step: int
+    payload: bytes
+
+
+class PolicyExchange(Generic[Out, In]):
+    """What one agent publishes, and what others have published last.
+
+    `publish` and `latest` belong to the compute thread and never wait for the network; `run` and `flush`
+    belong to the event loop that made the exchange. Each direction keeps the latest policy only: one that
+    has not been sent yet is replaced by the next, and so is one that nobody has looked at. The threads
+    meet in single references that one side sets and the other reads, so neither needs a lock.
+
+    Both streams begin again when they break (connection.py). The service keeps policies in memory, so the
+    latest is sent again when it was started anew.
+
+    Args:
+        connection: to the replay, as the agent whose policies are published.
+        follow: the agents that `latest` may be asked for, those that join later included; may be empty.
+        pack, unpack: what is published as bytes, and what `latest` gives of a policy that has come.
+
+    Attributes:
+        steps: how many environment steps the agent has had; called by `publish`.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        follow: Collection[int],
+        pack: Callable[[Out], bytes],
+        unpack: Callable[[Policy], In],
+    ) -> None:
+        self._connection = connection
+        self._follow = frozenset(follow)
+        self._pack = pack
+        self._unpack = unpack
+        self._loop = asyncio.get_running_loop()
+        self.steps: Callable[[], int] = lambda: 0
+        self._outgoing: _Outgoing | None = None  # set by the compute thread
+        self._accepted: _Outgoing | None = None  # set by the event loop
+        self._moved = asyncio.Event()
+        self._arrived: dict[int, Policy] = {}  # set by the event loop
+        self._seen: dict[int, tuple[Policy, In]] = {}  # of the compute thread alone
+        connection.on_restart(self._send_again)
+
+    def publish(self, version: int, policy: Out) -> None:
+        """Makes a policy the agent's latest; it is packed here, and sent by `run`.
+
+        The version last published goes out again where the agent has had more steps since.
+
+        Raises:
+            ValueError: a higher version has been published.
+        """
+        before, step = self._outgoing, self.steps()
+        if before is not None and version < before.version:
+            raise ValueError(f"policy {version} cannot be published after policy {before.version}")
+        if before is None or version > before.version or step > before.step:
+            self._outgoing = _Outgoing(version, step, self._pack(policy))
+            self._loop.call_soon_threadsafe(self._moved.set)
+
+    def latest(self, agent_id: int) -> In | None:
+        """What an agent has published last, None if nothing has come; unpacked when it is first looked at.
+
+        Raises:
+            KeyError: the exchange does not follow this agent.
+        """
+        if agent_id not in self._follow:
+            raise KeyError(f"agent {agent_id} is not among those followed: {sorted(self._follow)}")
+        policy = self._arrived.get(agent_id)
+        if policy is None:
+            return None
+        seen = self._seen.get(agent_id)
+        if seen is None or seen[0] is not policy:
+            seen = self._seen[agent_id] = (policy, self._unpack(policy))
+        return seen[1]
+
+    async def run(self) -> None:
+        """Sends what is published and takes what the others publish, until cancelled.
+
+        Raises:
+            ExceptionGroup: of the refusal that ended a stream, as errors.py names it; `publish` and
+                `latest` go on harmlessly.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._connection.keep(Stream.PUBLISH, self._send))
+            if self._follow:
+                tasks.create_task(follow(self._connection, self._follow, self._take))
+
+    async def flush(self) -> None:
+        """Returns once the policy published last is the service's; waits for good if `run` does not run."""
+        while True:
+            self._moved.clear()
+            if self._outgoing is self._accepted:
+                return
+            await self._moved.wait()
+
+    def _send_again(self) -> None:
+        self._accepted = None
+        self._moved.set()
+
+    async def _send(self, target: StreamTarget) -> None:
+        while True:
+            self._moved.clear()
+            outgoing = self._outgoing
+            if outgoing is None or outgoing is self._accepted:
+                await self._moved.wait()
+                continue
+            incarnation = self._connection.incarnation
+            await self._publish(target, outgoing)
+            self._connection.up(Stream.PUBLISH)
+            if incarnation == self._connection.incarnation:
+                self._accepted = outgoing
+            self._moved.set()
+
+    @staticmethod
+    async def _publish(target: StreamTarget, policy: _Outgoing) -> None:
+        await PolicyPublisher(target).publish(policy.version, policy.payload, step=policy.step)
+
+    def _take(self, policy: Policy) -> None:
+        self._arrived[policy.agent_id] = policy
 
 
 async def follow(connection: Connection, agent_ids: Collection[int], take: Callable[[Policy], None]) -> None:

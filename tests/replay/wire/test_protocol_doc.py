@@ -7,12 +7,11 @@ import pytest
 from replay.wire.services import SCHEMA
 
 from dase_grpc import schema
-from dase_grpc.nodes import learner as learner_node
 from dase_grpc.nodes import options, replay_options
 from dase_grpc.replay.buffer.policies import MAX_BOARD_BYTES, MAX_POLICY_BYTES, MAX_VERSION
 from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
 from dase_grpc.replay.buffer.store import MAX_AGENT_WRITERS, MAX_WRITERS
-from dase_grpc.replay.client import channels, draining, insert, inserter
+from dase_grpc.replay.client import channels, draining, insert, inserter, learner_streams
 from dase_grpc.replay.client import cluster as client_cluster
 from dase_grpc.replay.client import policies as client_policies
 from dase_grpc.replay.service import cluster, interceptors, policies, replay, server
@@ -99,7 +98,7 @@ def test_the_limits_are_those_of_the_code():
         (r"`--replay-timeout` seconds \((\d+)\)", options.REPLAY_TIMEOUT_S, 1),
         (r"`ttl_seconds` \((\d+)\)", replay_options.LEASE_TTL_S, 1),
         (r"its lease ends after (\d+) s", replay_options.LEASE_TTL_S, 1),
-        (r"Learners send one every (\d+\.\d+) s", learner_node.HEARTBEAT_S, 1),
+        (r"Learners send one every (\d+\.\d+) s", learner_streams.HEARTBEAT_S, 1),
         (r"does not take within (\d+) s", draining.DRAIN_S, 1),
     ],
 )

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,14 +17,17 @@ from dase_grpc.learning.training.build import build_learner, pairing, peer_of
 from dase_grpc.learning.training.learner import Learner
 from dase_grpc.learning.training.publishing import Audience
 from dase_grpc.metrics.nodes import LearnerMetrics
-from dase_grpc.nodes.followed import PolicyExchange
+from dase_grpc.nodes.followed import tensor_exchange
 from dase_grpc.nodes.results import Resumed
 from dase_grpc.process.alarm import HangAlarm
 from dase_grpc.process.watchdog import Watch
 from dase_grpc.progress import several
+from dase_grpc.replay.client.channels import Lines
 from dase_grpc.replay.client.collected import CollectedSteps, Starving
 from dase_grpc.replay.client.connection import Connection, Stream
+from dase_grpc.replay.client.learner_streams import LearnerStreams
 from dase_grpc.replay.client.link import ReplayLink
+from dase_grpc.replay.client.policies import PolicyExchange
 from dase_grpc.replay.client.shards import Shards
 from dase_grpc.replay.client.waits import WaitReason
 from dase_grpc.runs.journal import AgentJournal
@@ -36,26 +38,22 @@ log = logging.getLogger("dase")
 
 
 @dataclass(frozen=True)
-class Session:
+class JoinedLearner:
     """A learner that has joined a run, and what it is connected to.
 
     Attributes:
-        follow: looks where shards are that have moved, until cancelled.
         needed: transitions the agent stores before its first update, and again when the buffer was lost.
         starving_s: how long the agent's actors may collect nothing while the learner waits for them.
         stored_before: transitions it had stored when it was resumed.
     """
 
-    shards: Shards
-    link: ReplayLink
-    exchange: PolicyExchange
+    streams: LearnerStreams
     learner: Learner
     metrics: LearnerMetrics
     results: Path
     watch: Watch
     alarm: HangAlarm
     needed: int
-    follow: Callable[[], Coroutine[Any, Any, None]]
     collected: CollectedSteps | None
     starving_s: float
     stored_before: int = 0
@@ -66,11 +64,12 @@ class Session:
         That is where it holds less than the agent's first update needs, and less than the agent has stored.
         What the agent has not sent yet counts as held. Call on the event loop.
         """
-        held = self.shards.buffer_size + self.link.unacknowledged
+        link = self.streams.link
+        held = self.streams.shards.buffer_size + link.unacknowledged
         stored = max(self.stored_before, self.learner.stored)
         if held >= min(self.needed, stored):
             return
-        self.link.begin_anew()
+        link.begin_anew()
         self.learner.refill()
         log.warning(
             "the buffer holds %s, so updates begin once this agent has stored %d new ones",
@@ -90,9 +89,9 @@ def put_together(
     results: Path,
     alarm: HangAlarm,
     resumed: Resumed | None,
-    follow: Callable[[Shards], Coroutine[Any, Any, None]],
+    lines: Lines,
     starving_s: float,
-) -> Session:
+) -> JoinedLearner:
     """Puts the learner, which may go on from a checkpoint, and its streams together; none is open yet."""
     target = shards.first.target
     agent_id = target.member.agent_id
@@ -112,7 +111,7 @@ def put_together(
     metrics.prefetched.set_function(lambda: link.prefetched)
     metrics.gpu_memory.set_function(partial(reserved_bytes, device))
     paired = not config.shares_experience
-    exchange = PolicyExchange(shards.first, follow=[peer_of(agent_id)] if paired else [])
+    exchange = tensor_exchange(shards.first, follow=[peer_of(agent_id)] if paired else [])
     learner = build_learner(
         own,
         target.schema,
@@ -128,17 +127,14 @@ def put_together(
         actor_steps=collected,
     )
     exchange.steps = lambda: learner.steps
-    session = Session(
-        shards,
-        link,
-        exchange,
+    session = JoinedLearner(
+        LearnerStreams(shards, link, exchange, lines),
         learner,
         metrics,
         results,
         env.watch,
         alarm,
         needed=own.agent.stored_before_updates,
-        follow=partial(follow, shards),
         collected=collected,
         starving_s=starving_s,
         stored_before=0 if resumed is None else resumed.stored,
@@ -150,7 +146,7 @@ def put_together(
     return session
 
 
-async def starved(session: Session) -> None:
+async def starved(session: JoinedLearner) -> None:
     """Ends a learner whose actors collect nothing any more; returns at once where it has none.
 
     Raises:
@@ -158,12 +154,13 @@ async def starved(session: Session) -> None:
     """
     if session.collected is None:
         return
-    starving = Starving(agent_id=session.shards.first.target.member.agent_id, limit_s=session.starving_s)
+    shards, link = session.streams.shards, session.streams.link
+    starving = Starving(agent_id=shards.first.target.member.agent_id, limit_s=session.starving_s)
     while True:
-        served = session.shards.complete  # else the wait for the replay has a limit of its own
+        served = shards.complete  # else the wait for the replay has a limit of its own
         starving.look(
-            (session.collected.collected, session.learner.progress.updates, session.link.prefetched),
-            waiting=served and session.link.starved,
+            (session.collected.collected, session.learner.progress.updates, link.prefetched),
+            waiting=served and link.starved,
         )
         await asyncio.sleep(STARVED_LOOK_S)
 
@@ -181,7 +178,7 @@ def _collected(connection: Connection, config: RunConfig, resumed: Resumed | Non
     return make(origin=resumed.origin, used=resumed.used)
 
 
-def _audience(exchange: PolicyExchange, connection: Connection, config: RunConfig) -> Audience:
+def _audience(exchange: PolicyExchange[Any, Any], connection: Connection, config: RunConfig) -> Audience:
     """Who follows the agent's policy."""
     return Audience(
         exchange,

@@ -1,0 +1,377 @@
+"""A learner's session at its replay: plain calls for any thread, the network behind them on its own."""
+
+import asyncio
+import secrets
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+import safetensors.numpy
+from safetensors import SafetensorError
+
+from dase_grpc.errors import DaseError, Halted, MalformedError, UsageError
+from dase_grpc.process.alarm import HangAlarm
+from dase_grpc.process.tasks import unless
+from dase_grpc.progress import Progress, several
+from dase_grpc.replay.buffer.policies import Policy
+from dase_grpc.replay.client.channels import Lines, lines_to
+from dase_grpc.replay.client.finding import join_all
+from dase_grpc.replay.client.joining import leases
+from dase_grpc.replay.client.learner_streams import LearnerStreams
+from dase_grpc.replay.client.link import ReplayLink
+from dase_grpc.replay.client.patience import REPLAY_TIMEOUT_S, Wanted
+from dase_grpc.replay.client.policies import PolicyExchange
+from dase_grpc.replay.client.shards import Joined, connected
+from dase_grpc.replay.security.dialler import NO_CREDENTIALS, Credentials
+from dase_grpc.replay.wire.addresses import ReplayPlace
+from dase_grpc.replay.wire.messages import Membership
+from dase_grpc.schema import Array, TransitionSchema
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+class Latest(NamedTuple):
+    """A policy that an agent has published."""
+
+    version: int
+    arrays: Arrays
+
+
+class Session:
+    """A learner at its replay, for a program of its own, which needs neither asyncio nor torch.
+
+    It is a block::
+
+        with Session("127.0.0.1:50051", schema=schema) as session:
+            session.store(row)
+            batch = session.next()
+
+    At the beginning of the block the learner joins the run, under a lease that a thread of the session
+    renews from then on. The same thread carries rows, batches and policies, begins broken streams again, and
+    looks where shards have moved. At the end of the block it sends what is left, and gives the lease back.
+
+    Threads: `store`, `next`, `publish` and `latest` belong to one thread at a time; `progress` and the
+    attributes are anybody's.
+
+    Blocking: `store` waits while thousands of rows are not acknowledged, `next` for a batch, the block's
+    beginning and end for the replay. A replay that is away is waited for up to `replay_timeout_s`. Ctrl-C
+    ends each wait; in the block it leads to its end, where a second one ends the session at once.
+
+    Errors: what ends the session is raised by whichever call comes next, or else by the block's end, as an
+    error of errors.py in one sentence. StaleLeaseError: another node has the agent now. UnreachableError,
+    DrainingError: the replay was away for too long, or has not acknowledged every row at the end; the
+    sentence or a note beside it says how many are not. Where the block ends by an error of its own, what is
+    left gets a few seconds, and that error goes on.
+
+    Args:
+        replay: HOST:PORT, several of these for a replay in shards, or dns:NAME:PORT.
+        schema: of the transitions; the first learner of a run sets it, all others must have the same.
+        agent: which agent of the run to be; None for the next one that is free.
+        run_id: which run to join; "" for any.
+        batch_size: rows of a batch.
+        prefetch: batches drawn ahead of their use.
+        own_rows_only: batches hold rows of this agent alone.
+        follow: agents whose policies `latest` is asked for.
+        credentials: certificate or token, for a replay that asks for one.
+        connect_timeout_s: how long a replay that has not answered yet is waited for.
+        replay_timeout_s: how long one that has answered may be away.
+
+    Raises:
+        AddressError: `replay` is no address.
+    """
+
+    def __init__(
+        self,
+        replay: str,
+        *,
+        schema: TransitionSchema,
+        agent: int | None = None,
+        run_id: str = "",
+        batch_size: int = 256,
+        prefetch: int = 4,
+        own_rows_only: bool = False,
+        follow: Collection[int] = (),
+        credentials: Credentials = NO_CREDENTIALS,
+        connect_timeout_s: float = 60.0,
+        replay_timeout_s: float = REPLAY_TIMEOUT_S,
+    ) -> None:
+        self.schema = schema
+        self._place = ReplayPlace.parse(replay)
+        self._wanted = Wanted(
+            self._place.addresses[0],
+            agent,
+            run_id,
+            node_id=secrets.token_hex(8),
+            timeout_s=connect_timeout_s,
+            away_s=replay_timeout_s,
+            credentials=credentials,
+        )
+        self._batch_size = batch_size
+        self._prefetch = prefetch
+        self._own_rows_only = own_rows_only
+        self._follow = follow
+        self._numbers: dict[str, Any] = {}
+        self._stop, self._given_up = asyncio.Event(), asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop  # made with the block
+        self._thread = threading.Thread(target=self._live, name="dase session", daemon=True)
+        self._left: asyncio.Future[None] | None = None  # the block has ended, well or by an error
+        self._joined: Future[LearnerStreams] = Future()
+        self._ended: Future[None] = Future()
+
+    def __enter__(self) -> Self:
+        """Joins the run; waits for the replay.
+
+        Raises:
+            CredentialsError: the files of the credentials cannot be used.
+            SchemaMismatchError: the run has another schema.
+            AgentTakenError: another node has the agent.
+            RefusalError: the replay refused otherwise, or did not answer in time.
+        """
+        if self._thread.ident is not None:
+            raise UsageError("a session is for one block; make another one for the next")
+        self._wanted.credentials.require_usable()
+        self._loop = asyncio.new_event_loop()
+        self._thread.start()
+        try:
+            either: list[Future[Any]] = [self._joined, self._ended]
+            wait(either, return_when=FIRST_COMPLETED)
+        except BaseException:
+            self._give_up()
+            raise
+        if not self._joined.done():
+            self._thread.join()
+            self._ended.result()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Returns once each row is acknowledged and the lease is given back; see the class."""
+        self._on_loop(self._leave, error)
+        try:
+            self._thread.join()
+        except BaseException:
+            self._give_up()
+            raise
+        shown = error or self._ended.exception()
+        if shown is not None and (lost := self.unacknowledged):
+            shown.add_note(f"{several(lost, 'transition was', 'transitions were')} not acknowledged")
+        if error is None:
+            self._ended.result()
+
+    @property
+    def member(self) -> Membership:
+        """What the learner is in the run: run id, agent id, the lease's epoch, and the run's capacity."""
+        return self._streams.shards.first.target.member
+
+    @property
+    def agent_id(self) -> int:
+        """Which agent of the run the learner is."""
+        return self.member.agent_id
+
+    @property
+    def agents(self) -> dict[int, int]:
+        """How many rows each agent that has any has ever stored, as of the last heartbeat."""
+        stored: dict[int, int] = {}
+        for each in self._streams.shards.connections:
+            for agent, rows in each.buffer.inserted_by_agent.items():
+                stored[agent] = stored.get(agent, 0) + rows
+        return stored
+
+    @property
+    def buffer_size(self) -> int:
+        """Rows that the buffer held at the last heartbeat."""
+        return self._streams.shards.buffer_size
+
+    @property
+    def unacknowledged(self) -> int:
+        """Rows that were stored and whose commit is not acknowledged yet."""
+        return self._streams.link.unacknowledged
+
+    def store(self, row: Array) -> None:
+        """Hands one transition over: (width,) float32, packed as `schema` says.
+
+        A copy of it is sent, with the learner's agent id. It will be stored exactly once, also where streams
+        break and the replay is started again. Blocks while `insert.QUEUED_ROWS` rows wait to be sent.
+
+        Raises:
+            MalformedError: it is no such row, or holds numbers that are not finite.
+            DaseError: the session has ended.
+        """
+        schema = self.schema
+        if row.shape != (schema.width,) or row.dtype != np.float32:
+            raise MalformedError(
+                f"a transition here is a row of {schema.width} float32 numbers, not {row.dtype} of shape "
+                f"{row.shape}"
+            )
+        own = row.copy()[np.newaxis]
+        if not schema.finite(own).all():
+            raise MalformedError("the transition holds a number that is not finite")
+        with self._while_open() as streams:
+            schema.agent_ids(own)[:] = streams.shards.first.target.member.agent_id
+            streams.link.store(own[0])
+
+    def next(self) -> tuple[Array, int] | None:
+        """A uniformly drawn batch, (B, width) float32 and read-only, and how many rows the buffer holds.
+
+        Blocks until it is there. None if it is better to go on exploring: the buffer does not hold enough
+        yet, or the replay is away and rows can still be kept for it.
+
+        Raises:
+            DaseError: the session has ended.
+        """
+        with self._while_open() as streams:
+            return streams.link.next()
+
+    def publish(self, version: int, policy: bytes | Arrays) -> None:
+        """Makes a policy the agent's latest, for actors, evaluators and peers; arrays go as safetensors.
+
+        Never blocks. Of policies that come faster than they are sent, the latest counts; `version` is how
+        many updates it has had and must not fall.
+
+        Raises:
+            ValueError: a higher version has been published.
+            DaseError: the session has ended.
+        """
+        with self._while_open() as streams:
+            streams.exchange.publish(version, policy)
+
+    def latest(self, agent: int) -> Latest | None:
+        """The policy that an agent of `follow` has published last; None if none has come yet. Never blocks.
+
+        Raises:
+            KeyError: the agent is not one of `follow`.
+            DaseError: the policy is none of arrays, or the session has ended.
+        """
+        with self._while_open() as streams:
+            policy: Latest | None = streams.exchange.latest(agent)
+            return policy
+
+    def progress(self, **numbers: Any) -> None:
+        """Sets fields of `Progress` that the cluster's status shows of this learner; never blocks.
+
+        Until it is set, `step` is how many rows were stored and `state` is "training".
+
+        Raises:
+            TypeError: there is no such field.
+        """
+        replace(Progress(), **numbers)
+        self._numbers = {**self._numbers, **numbers}
+
+    @property
+    def _streams(self) -> LearnerStreams:
+        if not self._joined.done():
+            raise UsageError("a session begins with its block; write `with Session(...) as session:`")
+        return self._joined.result()
+
+    @contextmanager
+    def _while_open(self) -> Iterator[LearnerStreams]:
+        """The streams; raises what has ended the session instead of being told that it has."""
+        streams = self._streams
+        if self._ended.done():
+            self._raise_end()
+        try:
+            yield streams
+        except Halted:
+            self._thread.join()
+            self._raise_end()
+
+    def _raise_end(self) -> None:
+        self._ended.result()
+        raise UsageError("the session has ended; begin another one")
+
+    def _on_loop(self, call: Callable[..., object], *arguments: object) -> None:
+        """Has something called on the session's thread, unless that has ended."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call, *arguments)
+
+    def _give_up(self) -> None:
+        """Ends the session's thread without draining."""
+        self._on_loop(self._given_up.set)
+        self._thread.join()
+        self._ended.exception()
+
+    def _leave(self, error: BaseException | None) -> None:
+        """Lets the streams drain; on the session's thread."""
+        if self._left is None or self._left.done():
+            return
+        if isinstance(error, Exception):
+            self._left.set_exception(DaseError(f"{type(error).__name__}: {error}"))
+            return
+        if error is not None:  # Ctrl-C: what is collected counts, but nobody waits for a replay that is away
+            self._stop.set()
+        self._left.set_result(None)
+
+    def _live(self) -> None:
+        """What the session's thread does."""
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(unless(self._given_up, self._work()))
+        except BaseException as error:  # noqa: BLE001 - raised on the caller's thread
+            self._ended.set_exception(error)
+        else:
+            self._ended.set_result(None)
+
+    async def _work(self) -> None:
+        self._left = asyncio.get_running_loop().create_future()
+        async with lines_to(self._place, self._wanted.credentials) as lines:
+            joined = await join_all(lines, self._wanted, self.schema)
+            async with leases(joined.targets) as farewell:
+                streams = self._opened(joined, lines)
+                try:
+                    self._joined.set_result(streams)
+                    await streams.run(
+                        self._left,
+                        self._stop,
+                        halt=lambda: self._leave(None),
+                        progress=self._shown,
+                        alarm=HangAlarm(asyncio.get_running_loop()),
+                    )
+                    farewell.reason = f"left after {several(streams.link.stored, 'transition')}"
+                finally:
+                    farewell.targets = [each.target for each in streams.shards.connections]
+                    farewell.progress = self._shown()
+
+    def _opened(self, joined: Joined, lines: Lines) -> LearnerStreams:
+        """The streams of a learner that has joined; none is open yet."""
+        shards = connected(
+            joined, lines, timeout_s=self._wanted.away_s, accept=lambda member: None, metrics=None
+        )
+        link = ReplayLink(
+            shards,
+            batch_size=self._batch_size,
+            prefetch=self._prefetch,
+            writer_id=f"learner-{joined.member.agent_id}",
+            own_rows_only=self._own_rows_only,
+            explores_first=True,
+        )
+        exchange = PolicyExchange(shards.first, follow=self._follow, pack=_packed, unpack=_unpacked)
+        exchange.steps = lambda: link.stored
+        return LearnerStreams(shards, link, exchange, lines)
+
+    def _shown(self) -> Progress:
+        link = self._streams.link
+        progress = replace(Progress(step=link.stored, state="training"), **self._numbers)
+        return progress if link.wait is None else replace(progress, state=link.wait.state)
+
+
+def _packed(policy: bytes | Arrays) -> bytes:
+    if isinstance(policy, bytes):
+        return policy
+    return safetensors.numpy.save({name: np.ascontiguousarray(each) for name, each in policy.items()})
+
+
+def _unpacked(policy: Policy) -> Latest:
+    try:
+        return Latest(policy.version, safetensors.numpy.load(policy.payload))
+    except (KeyError, TypeError, ValueError, SafetensorError) as error:
+        raise DaseError(
+            f"policy {policy.version} of agent {policy.agent_id} cannot be read: {len(policy.payload)} bytes "
+            f"are not arrays in safetensors format"
+        ) from error
