@@ -17,8 +17,10 @@ from typing import Final
 
 import dase_grpc
 from dase_grpc.config.resolve import resolve
-from dase_grpc.nodes.learner import LearnerOptions, run_learner
-from dase_grpc.nodes.replay import ReplayOptions, run_replay
+from dase_grpc.nodes.learner import run_learner
+from dase_grpc.nodes.options import LearnerOptions
+from dase_grpc.nodes.replay import run_replay
+from dase_grpc.nodes.replay_options import ReplayOptions
 from dase_grpc.replay.wire.addresses import Address, ReplayPlace
 
 ROOT: Final = Path(dase_grpc.__file__).parent
@@ -105,10 +107,10 @@ async def train(env: str, folder: Path) -> None:
     """Two short learners on a replay, to the end."""
     config = resolve(SETTINGS, {"env": {"id": env}})
     stop, listening = asyncio.Event(), asyncio.get_running_loop().create_future()
-    options = ReplayOptions("trip", Address("127.0.0.1", 0), capacity=1_000, min_size=100)
+    options = ReplayOptions(run_id="trip", listen=Address("127.0.0.1", 0), capacity=1_000, min_size=100)
     replay = asyncio.ensure_future(run_replay(options, stop, listening.set_result))
     place = ReplayPlace.at(await listening)
-    agents = [LearnerOptions(place, config, agent_id=each, run_dir=folder) for each in (0, 1)]
+    agents = [LearnerOptions(replay=place, config=config, agent_id=each, run_dir=folder) for each in (0, 1)]
     await asyncio.gather(*(run_learner(agent, asyncio.Event()) for agent in agents))
     stop.set()
     await replay

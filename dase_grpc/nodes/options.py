@@ -13,14 +13,13 @@ from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import ConfigError
 from dase_grpc.replay.security.identity import TLS_VARIABLE, TOKEN_FILE_VARIABLE
 from dase_grpc.replay.wire.addresses import ReplayPlace
+from dase_grpc.replay.wire.limits import REPLAY_TIMEOUT_S
 
 if TYPE_CHECKING:
     from dase_grpc.replay.client.patience import Wanted
     from dase_grpc.replay.security.dialler import Credentials
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
-REPLAY_TIMEOUT_S: Final = 600.0
-"""How long the replay may be away before a node that needs it ends."""
 
 
 @dataclass(frozen=True)

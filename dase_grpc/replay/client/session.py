@@ -25,11 +25,12 @@ from dase_grpc.replay.client.finding import join_all
 from dase_grpc.replay.client.joining import leases
 from dase_grpc.replay.client.learner_streams import LearnerStreams
 from dase_grpc.replay.client.link import ReplayLink
-from dase_grpc.replay.client.patience import REPLAY_TIMEOUT_S, Wanted
+from dase_grpc.replay.client.patience import Wanted
 from dase_grpc.replay.client.policies import PolicyExchange
 from dase_grpc.replay.client.shards import Joined, connected
 from dase_grpc.replay.security.dialler import NO_CREDENTIALS, Credentials
 from dase_grpc.replay.wire.addresses import ReplayPlace
+from dase_grpc.replay.wire.limits import REPLAY_TIMEOUT_S
 from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.schema import Array, TransitionSchema
 

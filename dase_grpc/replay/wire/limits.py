@@ -8,3 +8,6 @@ MAX_MESSAGE_BYTES: Final = 4 * 2**20
 
 MAX_CHUNK_BYTES: Final = 2**20
 CHUNK_BYTES: Final = MAX_CHUNK_BYTES - 1024
+
+REPLAY_TIMEOUT_S: Final = 600.0
+"""How long the replay may be away before a node that needs it ends."""

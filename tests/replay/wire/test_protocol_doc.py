@@ -7,7 +7,7 @@ import pytest
 from replay.wire.services import SCHEMA
 
 from dase_grpc import schema
-from dase_grpc.nodes import options, replay_options
+from dase_grpc.nodes import replay_options
 from dase_grpc.replay.buffer.policies import MAX_BOARD_BYTES, MAX_POLICY_BYTES, MAX_VERSION
 from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
 from dase_grpc.replay.buffer.store import MAX_AGENT_WRITERS, MAX_WRITERS
@@ -95,7 +95,7 @@ def test_the_limits_are_those_of_the_code():
         (r"made again after (\d+\.\d+) s", channels.RECONNECT_MS[0], 1e-3),
         (r"longer pauses, at most (\d+) s", channels.RECONNECT_MS[1], 1e-3),
         (r"or (\d+) MiB of them, and then waits", insert.KEPT_BYTES, 2**-20),
-        (r"`--replay-timeout` seconds \((\d+)\)", options.REPLAY_TIMEOUT_S, 1),
+        (r"`--replay-timeout` seconds \((\d+)\)", limits.REPLAY_TIMEOUT_S, 1),
         (r"`ttl_seconds` \((\d+)\)", replay_options.LEASE_TTL_S, 1),
         (r"its lease ends after (\d+) s", replay_options.LEASE_TTL_S, 1),
         (r"Learners send one every (\d+\.\d+) s", learner_streams.HEARTBEAT_S, 1),
