@@ -1,4 +1,4 @@
-"""What the updates of the actor-critics have in common, as pure functions.
+"""Equations that the updates of the actor-critics have in common, as pure functions.
 
 Both losses of each algorithm are means over the batch weighted by w, as DASE has them (Saglam et al.
 2022, arXiv 2207.13453); with w = 1 they are the algorithm's own. All is for one agent, or for the K of a

@@ -1,4 +1,4 @@
-"""What a learner keeps open at its replay beside its compute thread: rows, batches, policies, its lease."""
+"""LearnerStreams: what a learner keeps open at its replay: rows, batches, policies, its lease."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence

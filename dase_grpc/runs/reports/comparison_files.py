@@ -1,4 +1,4 @@
-"""What a comparison leaves in a folder: tables as CSV, the picture, and one HTML page."""
+"""Files of a comparison in a folder: tables as CSV, the picture, and one HTML page."""
 
 import csv
 import io

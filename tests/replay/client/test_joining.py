@@ -42,10 +42,10 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr("dase_grpc.replay.client.joining.time", SimpleNamespace(monotonic=lambda: clock.now))
-    monkeypatch.setattr(
-        "dase_grpc.replay.client.joining.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": clock.slept})
-    )
+    for module in ("joining", "patience"):
+        place = f"dase_grpc.replay.client.{module}"
+        monkeypatch.setattr(f"{place}.time", SimpleNamespace(monotonic=lambda: clock.now))
+        monkeypatch.setattr(f"{place}.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": clock.slept}))
     return clock
 
 
