@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from launch.experiments import small_cells, trained
+from launch.experiment_cases import small_cells, trained
 from patience import PATIENCE_S
 from rich.console import Console
 

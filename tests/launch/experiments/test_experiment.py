@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from launch.experiments import small_cells, trained
+from launch.experiment_cases import small_cells, trained
 from small import SETTINGS
 
 from dase_grpc.errors import ConfigError, DeviceError, EnvironmentSpecError

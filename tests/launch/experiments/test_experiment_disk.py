@@ -2,7 +2,7 @@
 
 import pytest
 from contracts.sentences import assert_one_sentence
-from launch.experiments import small_cells
+from launch.experiment_cases import small_cells
 from replay.buffer.store_cases import SCHEMA
 
 from dase_grpc.errors import ConfigError

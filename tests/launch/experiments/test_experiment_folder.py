@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from contracts.sentences import assert_one_sentence
-from launch.experiments import small_cells, trained
+from launch.experiment_cases import small_cells, trained
 from patience import PATIENCE_S
 
 from dase_grpc.config.presets import layered

@@ -3,7 +3,7 @@
 import io
 
 import pytest
-from launch.experiments import small_cells
+from launch.experiment_cases import small_cells
 from rich.console import Console
 
 from dase_grpc.launch.experiments.scoreboard import PLAIN_EVERY_S, REDRAW_S, Outcome, Reading, Scoreboard

@@ -1,6 +1,6 @@
 """How long an experiment is said to take; its processes' start-up is no training speed."""
 
-from launch.experiments import small_cells
+from launch.experiment_cases import small_cells
 
 from dase_grpc.launch.experiments.scoreboard import ExperimentTimeLeft
 
