@@ -11,12 +11,6 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # counts them instead (replay/security/door.py).
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-# The Prometheus client would keep its numbers in files there: a missing folder ends the process, and in one
-# that exists a process goes on with the numbers of an earlier one that had its pid, in a container always 1.
-# Looked for while it is imported, and later.
-for _name in ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"):
-    os.environ.pop(_name, None)
-
 # NumPy's products here are those of a single observation. On several threads OpenBLAS would have all cores
 # spin between two of them; read while numpy is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -212,8 +212,8 @@ def _train_in_rounds(
     # all kept rounds are whole on the disk
     on_hang = partial(end_hanging, tidy=partial(console.show_cursor, True))
     with (
-        left_as_found(),
         halt_event(stdin_is_leash=options.stdin_is_leash) as halt,
+        left_as_found(),
         open_lockstep(
             options.config,
             directory,

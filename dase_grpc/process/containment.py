@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from dase_grpc.process.settings import FOLDER, PUT_BACK, UNKNOWN, Setting, settings
+from dase_grpc.process.signals import is_ours
 
 MEANT_FOR_OTHERS = (StopIteration, StopAsyncIteration, GeneratorExit, SystemExit, KeyboardInterrupt)
 
@@ -147,7 +148,8 @@ def _handlers_and_streams_kept() -> Iterator[None]:
         yield
     finally:
         for number, handler in handlers.items():
-            if handler is not None and signal.getsignal(number) is not handler:
+            now = signal.getsignal(number)
+            if handler is not None and now is not handler and not is_ours(handler, now):
                 signal.signal(number, handler)
         for stream, copy in copies.items():
             if not _is_open(stream):
@@ -175,7 +177,7 @@ class Surroundings:
     Simulators rely on what they set: on torch's default dtype, on the folder they have changed into. So
     nothing is simply put back. All environments of a process share this, as they would in a program of their
     own, but each is made in the folder in which importing its module has left the process. For one thread at
-    a time; a call within a call changes nothing.
+    a time: a call within a call, or beside one of another thread, changes nothing.
 
     Attributes:
         theirs: what is otherwise in calls.
@@ -184,7 +186,7 @@ class Surroundings:
     def __init__(self) -> None:
         self.theirs: State = {}
         self._made_in: State = {}
-        self._inside: set[int] = set()
+        self._inside = False
 
     @contextmanager
     def importing(self) -> Iterator[None]:
@@ -196,7 +198,7 @@ class Surroundings:
     @contextmanager
     def making(self) -> Iterator[None]:
         """For a call that makes an environment."""
-        if threading.get_ident() not in self._inside:
+        if not self._inside:
             self.theirs.pop(FOLDER, None)
             self.theirs.update(self._made_in)
         with self.entered():
@@ -216,14 +218,14 @@ class Surroundings:
 
     @contextmanager
     def _settings_of_theirs(self, *, whole: bool) -> Iterator[None]:
-        thread = threading.get_ident()
-        if thread in self._inside:
+        if self._inside:
             yield
             return
-        self._inside.add(thread)
-        known = settings()
-        ours = {name: known[name].read() for name in (known if whole else self.theirs)}
+        self._inside = True
+        ours: State = {}
         try:
+            known = settings()
+            ours = {name: known[name].read() for name in (known if whole else self.theirs)}
             for name in known:
                 if name in self.theirs and self.theirs[name] != ours[name]:
                     known[name].write(self.theirs[name])
@@ -232,8 +234,10 @@ class Surroundings:
             if whole:
                 known = settings()
                 ours = {name: ours.get(name, setting.initial) for name, setting in known.items()}
-            self._leave(known, ours)
-            self._inside.discard(thread)
+            try:
+                self._leave(known, ours)
+            finally:
+                self._inside = False
 
     def _leave(self, known: Mapping[str, Setting], ours: State) -> None:
         left = {name: known[name].read() for name, before in ours.items() if before is not UNKNOWN}

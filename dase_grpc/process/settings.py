@@ -36,7 +36,7 @@ class Setting:
 def _folder() -> str | None:
     try:
         return os.getcwd()  # a text, four times as fast as a Path
-    except FileNotFoundError:
+    except OSError:
         return None
 
 
@@ -47,9 +47,13 @@ def _change_folder(folder: str | None) -> None:
 
 
 def _umask() -> int:
-    mask = os.umask(0o077)  # only setting it tells it
-    os.umask(mask)
-    return mask
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            return next(int(line.split()[1], 8) for line in status if line.startswith("Umask:"))
+    except (OSError, StopIteration):  # elsewhere only setting it tells it, also to other threads meanwhile
+        mask = os.umask(0o077)
+        os.umask(mask)
+        return mask
 
 
 FOLDER: Final = "folder"
@@ -98,7 +102,7 @@ def _logging() -> tuple[int, tuple[Any, ...]]:
     """What decides whether and where lines of this project are written."""
     known = [
         (name, each)
-        for name, each in logging.root.manager.loggerDict.items()
+        for name, each in list(logging.root.manager.loggerDict.items())  # other threads make loggers
         if name.split(".")[0] in OUR_LOGGERS
     ]
     ours = [each for name, each in sorted(known) if isinstance(each, logging.Logger)]

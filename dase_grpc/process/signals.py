@@ -41,9 +41,20 @@ class Requests:
         elif not self.is_first_again(number):
             self.on_second(number)
 
+    @property
+    def has_come(self) -> bool:
+        """Whether the first signal has come."""
+        return self._first is not None
+
     def is_first_again(self, number: int) -> bool:
         """Whether this signal, if it came now, would be the first request once more."""
         return number == self._first and time.monotonic() - self._first_at < SAME_REQUEST_S
+
+
+def is_ours(before: object, now: object) -> bool:
+    """Whether `heeding` has put the handler `now` in the place of `before`, which therefore stays."""
+    asked = isinstance(before, Requests) and before.has_come
+    return isinstance(now, Requests) or (asked and now == signal.SIG_DFL)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ def put_right() -> None:
     _take_signals()
     _raise_open_files()
     _draw_into_files()
+    _count_in_memory()
 
 
 def too_few_files() -> str | None:
@@ -60,6 +61,16 @@ def _draw_into_files() -> None:
     """
     os.environ["MPLBACKEND"] = "agg"
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
+
+
+def _count_in_memory() -> None:
+    """Has the Prometheus client keep its numbers in memory; it looks while it is imported, and later.
+
+    In files, a missing folder would end the process, and in one that exists a process would go on with the
+    numbers of an earlier one that had its pid, in a container always 1.
+    """
+    for name in ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"):
+        os.environ.pop(name, None)
 
 
 def _raise_open_files() -> None:

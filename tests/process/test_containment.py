@@ -8,7 +8,8 @@ import gymnasium
 import pytest
 
 from dase_grpc.learning.envs.make import make_env
-from dase_grpc.process.containment import process_kept
+from dase_grpc.process import signals
+from dase_grpc.process.containment import left_as_found, process_kept
 
 
 class SetsHandlers(gymnasium.Wrapper):
@@ -65,3 +66,34 @@ def test_other_threads_have_no_handlers_to_put_back(stdin):
     with ThreadPoolExecutor(1) as thread:
         thread.submit(run).result()
     assert os.fstat(0) == stdin
+
+
+@pytest.fixture
+def handlers():
+    """Handlers of the signals that stop a process, put back in any case."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    yield before
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_the_same_signal_again_ends_nothing_after_a_run_that_is_left_as_it_was_found(handlers):
+    with left_as_found(), signals.heeding(lambda number: None):
+        signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
+
+
+def test_what_a_first_signal_has_set_stays_after_an_environment_is_made(handlers):
+    """A second one of another kind kills, also where a call hangs that Python cannot interrupt."""
+    with signals.heeding(lambda number: None):
+        with process_kept():
+            signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+
+
+def test_what_an_environment_sets_does_not_stay(handlers):
+    with signals.heeding(lambda number: None):
+        heeded = signal.getsignal(signal.SIGTERM)
+        with process_kept():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        assert signal.getsignal(signal.SIGTERM) is heeded

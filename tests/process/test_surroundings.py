@@ -140,7 +140,8 @@ def test_a_backend_that_is_a_notebooks_does_not_keep_a_report_from_being_drawn(m
 
 COUNTS = """
 import sys
-import dase_grpc
+from dase_grpc.process.surroundings import put_right
+put_right()
 from prometheus_client import Counter, generate_latest
 from dase_grpc.metrics.endpoint import make_registry
 registry = make_registry()

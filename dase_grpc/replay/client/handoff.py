@@ -17,6 +17,9 @@ class Handoff(Generic[T]):
     """Carries items between two threads; closing it wakes both sides.
 
     `on_change` is called after `put`, `get` and `close`, on the thread that called these; it must not block.
+
+    Attributes:
+        added: how many items `put` has added.
     """
 
     def __init__(self, limit: int, *, on_change: Callable[[], object] | None = None) -> None:
@@ -25,6 +28,7 @@ class Handoff(Generic[T]):
         self._changed = threading.Condition()
         self._closed = False
         self._on_change = on_change
+        self.added = 0
 
     def __len__(self) -> int:
         return len(self._items)
@@ -46,6 +50,7 @@ class Handoff(Generic[T]):
             if self._closed:
                 raise Halted
             self._items.append(item)
+            self.added += 1
             self._changed.notify_all()
         self._tell()
 

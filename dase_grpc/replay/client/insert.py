@@ -82,11 +82,15 @@ class RowLink:
 
     def store(self, row: Array) -> None:
         """Queues one transition; blocks while the streams are far behind."""
-        self._stored += 1
+        self._stored += 1  # before it can be acknowledged
         if self._rows.full:
             self._no_room.begin()
+        added = self._rows.added
         try:
             self._rows.put(row)
+        except KeyboardInterrupt:  # while it waited, as a rule: the caller knows that this row is not stored
+            self._stored -= self._rows.added == added
+            raise
         finally:
             self._no_room.end()
 

@@ -123,6 +123,7 @@ class Session:
         self._thread = threading.Thread(target=self._live, name="dase session", daemon=True)
         self._left: asyncio.Future[None] | None = None  # the block has ended, well or by an error
         self._joined: Future[LearnerStreams] = Future()
+        self._over = threading.Event()  # its streams have ended, if not yet its farewell
         self._ended: Future[None] = Future()
 
     def __enter__(self) -> Self:
@@ -275,15 +276,19 @@ class Session:
     def _while_open(self) -> Iterator[LearnerStreams]:
         """The streams; raises what has ended the session instead of being told that it has."""
         streams = self._streams
-        if self._ended.done():
+        if self._over.is_set():
             self._raise_end()
         try:
             yield streams
         except Halted:
-            self._thread.join()
+            self._raise_end()
+        except RuntimeError:  # of a loop that has been closed in between
+            if not self._over.is_set():
+                raise
             self._raise_end()
 
     def _raise_end(self) -> None:
+        self._thread.join()
         self._ended.result()
         raise UsageError("the session has ended; begin another one")
 
@@ -336,6 +341,7 @@ class Session:
                     )
                     farewell.reason = f"left after {several(streams.link.stored, 'transition')}"
                 finally:
+                    self._over.set()
                     farewell.targets = [each.target for each in streams.shards.connections]
                     farewell.progress = self._shown()
 

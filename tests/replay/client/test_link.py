@@ -167,6 +167,20 @@ async def test_store_blocks_while_the_stream_does_not_move_and_closing_wakes_it(
     assert link.unacknowledged == QUEUED_ROWS + 1
 
 
+async def test_a_row_that_waits_when_ctrl_c_comes_is_not_stored(service, monkeypatch):
+    link = link_to(await service.target())
+    rows = rows_of(1, QUEUED_ROWS + 1)
+    await on_thread(lambda: [link.store(row) for row in rows[:-1]])
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(link._rows._changed, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        link.store(rows[-1])
+    assert link.unacknowledged == QUEUED_ROWS
+
+
 async def test_no_batch_is_drawn_before_the_first_one_is_asked_for(service):
     service_target = await service.target()
     service.fill(10)

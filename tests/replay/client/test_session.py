@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from dase_grpc.nodes.replay import boot_id
 from dase_grpc.replay.buffer.directory import DataDirectory
 from dase_grpc.replay.buffer.durable import DurableStore
 from dase_grpc.replay.buffer.sharding import Shard
+from dase_grpc.replay.client.channels import lines_to
 from dase_grpc.replay.client.policies import PolicyPublisher
 from dase_grpc.replay.client.session import Session
 from dase_grpc.replay.security.dialler import Credentials
@@ -304,6 +306,40 @@ async def test_a_lost_lease_is_raised_by_the_next_call_and_nothing_more_is_store
     lost.set()
     assert_one_sentence(await promptly(running), "fenced off: agent 0 belongs to another node now")
     assert service.stored() == [1]
+
+
+@pytest.mark.parametrize("call", ["publish", "latest"])
+async def test_calls_after_the_streams_have_ended_raise_what_has_ended_them_although_the_farewell_goes_on(
+    service, call, monkeypatch
+):
+    """A farewell takes long where a replay is away."""
+    ended, goes_on = threading.Event(), threading.Event()
+
+    @asynccontextmanager
+    async def lines(*arguments):
+        async with lines_to(*arguments) as opened:
+            try:
+                yield opened
+            finally:
+                ended.set()
+                await asyncio.to_thread(goes_on.wait, PATIENCE_S)
+
+    monkeypatch.setattr("dase_grpc.replay.client.session.lines_to", lines)
+    joined = list[Membership]()
+
+    def program():
+        with session_at(service, agent=0, follow=[1]) as session:
+            joined.append(session.member)
+            ended.wait(PATIENCE_S)
+            threading.Timer(0.1, goes_on.set).start()
+            _ = session.publish(1, b"policy") if call == "publish" else session.latest(1)
+            raise AssertionError("the session has ended")
+
+    running = asyncio.ensure_future(error_of(StaleLeaseError, program))
+    await eventually(lambda: bool(joined))
+    await service.client.leave(joined[0], reason="for another node")
+    await service.join(0)
+    await promptly(running)
 
 
 async def test_another_schema_is_refused_before_the_block_begins(service):
