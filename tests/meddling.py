@@ -19,7 +19,7 @@ from worlds import Array, Info, PointGoal, Step
 
 from dase_grpc.process import settings as process_settings
 from dase_grpc.process import torch_settings
-from dase_grpc.process.containment import SURROUNDINGS
+from dase_grpc.process.containment import SURROUNDINGS, _changed_variables
 
 
 def _leaves_the_folder() -> None:
@@ -156,6 +156,7 @@ def put_back() -> Iterator[None]:
     finally:
         locale.setlocale(locale.LC_ALL, language)
         SURROUNDINGS.__init__()  # type: ignore[misc]
+        _changed_variables.clear()
         while _kept:
             _kept.pop().__exit__(None, None, None)
         sys.modules.pop("meddles_on_import", None)

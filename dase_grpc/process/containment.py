@@ -177,7 +177,7 @@ class Surroundings:
     Simulators rely on what they set: on torch's default dtype, on the folder they have changed into. So
     nothing is simply put back. All environments of a process share this, as they would in a program of their
     own, but each is made in the folder in which importing its module has left the process. For one thread at
-    a time: a call within a call, or beside one of another thread, changes nothing.
+    a time; a call within a call changes nothing.
 
     Attributes:
         theirs: what is otherwise in calls.
@@ -186,7 +186,7 @@ class Surroundings:
     def __init__(self) -> None:
         self.theirs: State = {}
         self._made_in: State = {}
-        self._inside = False
+        self._inside: set[int] = set()
 
     @contextmanager
     def importing(self) -> Iterator[None]:
@@ -198,7 +198,7 @@ class Surroundings:
     @contextmanager
     def making(self) -> Iterator[None]:
         """For a call that makes an environment."""
-        if not self._inside:
+        if threading.get_ident() not in self._inside:
             self.theirs.pop(FOLDER, None)
             self.theirs.update(self._made_in)
         with self.entered():
@@ -218,10 +218,11 @@ class Surroundings:
 
     @contextmanager
     def _settings_of_theirs(self, *, whole: bool) -> Iterator[None]:
-        if self._inside:
+        thread = threading.get_ident()
+        if thread in self._inside:
             yield
             return
-        self._inside = True
+        self._inside.add(thread)
         ours: State = {}
         try:
             known = settings()
@@ -237,7 +238,7 @@ class Surroundings:
             try:
                 self._leave(known, ours)
             finally:
-                self._inside = False
+                self._inside.discard(thread)
 
     def _leave(self, known: Mapping[str, Setting], ours: State) -> None:
         left = {name: known[name].read() for name, before in ours.items() if before is not UNKNOWN}

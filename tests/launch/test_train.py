@@ -47,13 +47,13 @@ def test_a_run_is_named_after_what_it_is_and_when_it_began():
 
 def test_the_check_closes_the_environment_it_made(opened):
     check(small_config("worlds:ConstantReward"))
-    assert [env.closed for env in opened] == [1]
+    assert [env.get_wrapper_attr("closed") for env in opened] == [1]
 
 
 def test_the_check_closes_the_environment_also_if_the_buffer_is_too_small(opened):
     with pytest.raises(ConfigError, match=r"agent\.batch_size = 32 exceeds replay\.capacity = 28"):
         check(small_config("worlds:ConstantReward", replay__capacity="1KiB"))
-    assert [env.closed for env in opened] == [1]
+    assert [env.get_wrapper_attr("closed") for env in opened] == [1]
 
 
 def test_the_check_refuses_a_device_before_it_makes_the_environment(opened):
