@@ -71,6 +71,7 @@ async def patiently(ask: Callable[[float], Awaitable[T]], wanted: Wanted) -> T:
             pause_s = patience.pause_s(error)
         finally:
             asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
         await asyncio.sleep(pause_s)
 
 
@@ -147,6 +148,7 @@ async def _unless_shut_out(asking: "asyncio.Future[Any]", wanted: Wanted) -> Non
             await looking
     finally:
         looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)  # it may have failed in the same moment
 
 
 async def _look_at_credentials(wanted: Wanted) -> NoReturn:
