@@ -115,3 +115,14 @@ class Attendant:
     def writer_id(self) -> str:
         """The name under which it stores transitions, if it does; no other node has it, now or later."""
         return f"{self.role}-{self.node_id}"
+
+
+def is_newer(version: int, published: int | None) -> bool:
+    """Whether a policy's version is to be published after `published`, which is None at first.
+
+    Raises:
+        ValueError: it is lower.
+    """
+    if published is not None and version < published:
+        raise ValueError(f"policy {version} cannot be published after policy {published}")
+    return published is None or version > published

@@ -17,6 +17,7 @@ from torch import Tensor
 from dase_grpc.errors import DaseError
 from dase_grpc.learning.agents.agent import Agent
 from dase_grpc.learning.agents.policy import PeerPolicies, Published
+from dase_grpc.progress import is_newer
 
 
 class LocalPolicies:
@@ -39,17 +40,6 @@ class LocalPolicies:
     def latest(self, agent_id: int) -> Published | None:
         """See PeerPolicies."""
         return self._table.get(agent_id)
-
-
-def is_newer(version: int, published: int | None) -> bool:
-    """Whether a version is to be published after `published`, which is None at first.
-
-    Raises:
-        ValueError: it is lower.
-    """
-    if published is not None and version < published:
-        raise ValueError(f"policy {version} cannot be published after policy {published}")
-    return published is None or version > published
 
 
 def to_bytes(tensors: Mapping[str, Tensor]) -> bytes:

@@ -9,6 +9,7 @@ from typing import Final, Generic, Self, TypeVar
 from grpc.aio import Channel
 
 from dase_grpc.errors import DaseError, MalformedError
+from dase_grpc.progress import is_newer
 from dase_grpc.replay.buffer.policies import IncomingPolicy, Policy, require_size
 from dase_grpc.replay.client.cluster import UNARY_TIMEOUT_S, StreamTarget
 from dase_grpc.replay.client.connection import Connection, Stream
@@ -81,9 +82,8 @@ class PolicyExchange(Generic[Out, In]):
             ValueError: a higher version has been published.
         """
         before, step = self._outgoing, self.steps()
-        if before is not None and version < before.version:
-            raise ValueError(f"policy {version} cannot be published after policy {before.version}")
-        if before is None or version > before.version or step > before.step:
+        newer = is_newer(version, None if before is None else before.version)
+        if newer or before is None or step > before.step:
             self._outgoing = _Outgoing(version, step, self._pack(policy))
             self._loop.call_soon_threadsafe(self._moved.set)
 

@@ -1,6 +1,5 @@
 """Addresses: HOST:PORT, lists of shards and DNS names, and why one of them is silent."""
 
-import asyncio
 import ipaddress
 import re
 import socket
@@ -114,6 +113,8 @@ async def resolved(name: Address) -> tuple[Address, ...]:
     Raises:
         UnreachableError: it has none.
     """
+    import asyncio  # the command line reads addresses, and starts sooner without
+
     loop = asyncio.get_running_loop()
     try:
         answers = await loop.getaddrinfo(name.host, name.port, type=socket.SOCK_STREAM)
@@ -131,6 +132,8 @@ async def silence_of(address: Address, *, within_s: float = PROBE_S) -> str:
     Takes `within_s` at most. Neither a name that does not resolve yet nor a closed port is an error here: a
     service may be about to start.
     """
+    import asyncio
+
     loop = asyncio.get_running_loop()
     writer: asyncio.StreamWriter | None = None
     try:
