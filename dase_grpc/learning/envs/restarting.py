@@ -65,8 +65,7 @@ def reset(env: Environment, *, seed: int, size: int, look: Callable[[Any], None]
     try:
         observation = begun(returned, size)
     except EnvironmentSpecError as breach:
-        if _has_answered(env):
-            raise EnvironmentBroke("reset", breach) from breach
+        _require_first(env, "reset", breach)
         raise
     if isinstance(env, WatchedEnv):
         env.watch.answered = True
@@ -89,16 +88,17 @@ def step(
     try:
         values = taken(returned, size)
     except EnvironmentSpecError as breach:
-        if _has_answered(env):
-            raise EnvironmentBroke("step", breach) from breach
+        _require_first(env, "step", breach)
         raise
     if look is not None and (values[2] or values[3]):
         look(returned[0])
     return values
 
 
-def _has_answered(env: Environment) -> bool:
-    return isinstance(env, WatchedEnv) and env.watch.answered
+def _require_first(env: Environment, call: Call, breach: EnvironmentSpecError) -> None:
+    """Raises EnvironmentBroke where a reset of this agent's environments has been right before."""
+    if isinstance(env, WatchedEnv) and env.watch.answered:
+        raise EnvironmentBroke(call, breach) from breach
 
 
 class WatchedEnv(gymnasium.Wrapper[Array, Array, Array, Array]):

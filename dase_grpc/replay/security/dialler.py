@@ -14,8 +14,6 @@ from dase_grpc.replay.security.folders import Live, TlsFiles, TlsFolder, live_fi
 from dase_grpc.replay.security.selfcheck import require_accepted, why_not
 from dase_grpc.replay.security.tokens import TOKEN_KEY, Secret, live_secret, sign
 
-CLOSE_S: Final = 1.0
-
 Call = Any  # grpc.aio's calls, of four kinds
 
 
