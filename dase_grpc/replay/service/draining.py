@@ -88,6 +88,25 @@ class Draining:
             await asyncio.gather(body, return_exceptions=True)
 
 
+class Drained:
+    """A servicer whose streams a `Draining` ends."""
+
+    _draining: Draining
+
+    @property
+    def open_streams(self) -> dict[str, int]:
+        """How many streams are open, by call."""
+        return dict(self._draining.open_streams)
+
+    def drain(self) -> None:
+        """Ends every open stream, and every one to come, with UNAVAILABLE."""
+        self._draining.begin()
+
+    def look(self) -> None:
+        """Ends the open streams whose lease was given back or given to another, those that idle included."""
+        self._draining.look()
+
+
 def _end(stream: _Stream, refusal: RefusalError) -> None:
     if not stream.end.done():
         stream.end.set_result(refusal)

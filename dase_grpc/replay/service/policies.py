@@ -12,7 +12,7 @@ from dase_grpc.replay.buffer.policies import IncomingPolicy
 from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.security.door import require_agent, require_policies
-from dase_grpc.replay.service.draining import Draining
+from dase_grpc.replay.service.draining import Drained, Draining
 from dase_grpc.replay.service.interceptors import read, read_first
 from dase_grpc.replay.wire.limits import CHUNK_BYTES, MAX_CHUNK_BYTES
 from dase_grpc.replay.wire.status import Context, refusals
@@ -22,7 +22,7 @@ PUBLISH_IDLE_S: Final = 60.0
 """How long the service waits for the next message of a policy, whose pieces it holds meanwhile."""
 
 
-class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
+class PolicyServicer(Drained, policy_pb2_grpc.PolicyServiceServicer):
     """PolicyService over a SharedRun, whose policy board holds every rule. Lives on one event loop.
 
     A subscriber's stream holds no queue: it looks for the latest policies whenever one was published
@@ -33,19 +33,6 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         self._run = run
         self._draining = Draining("Publish", "Subscribe")
         self._published = asyncio.Event()
-
-    @property
-    def open_streams(self) -> dict[str, int]:
-        """How many streams are open, by call."""
-        return dict(self._draining.open_streams)
-
-    def drain(self) -> None:
-        """Ends every open stream, and every one to come, with UNAVAILABLE."""
-        self._draining.begin()
-
-    def look(self) -> None:
-        """Ends the open Publish streams whose lease was given back or given to another."""
-        self._draining.look()
 
     async def Publish(
         self, request_iterator: AsyncIterator[policy_pb2.PublishRequest], context: Context

@@ -18,7 +18,7 @@ from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.buffer.sharding import WHOLE
 from dase_grpc.replay.buffer.store import ReplayStore
 from dase_grpc.replay.security.door import require_agent
-from dase_grpc.replay.service.draining import Draining
+from dase_grpc.replay.service.draining import Drained, Draining
 from dase_grpc.replay.service.insert import Acknowledger, Admission
 from dase_grpc.replay.service.interceptors import read, read_first
 from dase_grpc.replay.service.paced import (
@@ -41,7 +41,7 @@ MAX_WRITER_ID: Final = 128
 WAITING_EVERY_S: Final = 1.0
 
 
-class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
+class ReplayServicer(Drained, replay_pb2_grpc.ReplayServiceServicer):
     """ReplayService over a SharedRun. Lives on one event loop.
 
     A chunk is stored synchronously, so a stream that is cut off anywhere leaves whole rows only; it is
@@ -64,19 +64,6 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         self._sample_streams: Counter[int] = Counter()
         self._inserting = Admission("Insert")
         self._sampling = Admission("Sample")
-
-    @property
-    def open_streams(self) -> dict[str, int]:
-        """How many streams are open, by call."""
-        return dict(self._draining.open_streams)
-
-    def drain(self) -> None:
-        """Ends every open stream, and every one to come, with UNAVAILABLE."""
-        self._draining.begin()
-
-    def look(self) -> None:
-        """Ends the open streams whose lease was given back or given to another, those that idle included."""
-        self._draining.look()
 
     async def Describe(
         self, request: replay_pb2.DescribeRequest, context: Context
