@@ -8,6 +8,12 @@ from dase_grpc.replay.client.channels import open_channel
 from dase_grpc.replay.wire.v1 import cluster_pb2_grpc, policy_pb2_grpc, replay_pb2_grpc
 
 
+async def answer_to_nothing(call):
+    """What comes after an empty message, or instead of it where the refusal is there before."""
+    await call.write(b"")
+    return await call.read()
+
+
 @pytest.mark.parametrize(
     "method",
     ["ReplayService/Describe", "ReplayService/Insert", "PolicyService/Publish", "PolicyService/Subscribe"],
@@ -21,8 +27,7 @@ async def test_a_method_that_its_servicer_leaves_out_is_unimplemented_without_a_
     )
     async with listening(*bare) as (_, address), open_channel(address) as channel:
         call = channel.stream_stream(f"/dase.v1.{method}")()
-        await call.write(b"")
         with pytest.raises(grpc.aio.AioRpcError, match=f"does not implement /dase.v1.{method}") as caught:
-            await promptly(call.read())
+            await promptly(answer_to_nothing(call))
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
