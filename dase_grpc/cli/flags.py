@@ -1,7 +1,9 @@
 """The flags of the `dase` command: their names, types and help, shared by its commands."""
 
+import inspect
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -10,17 +12,9 @@ import typer
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.config.sections import whole_number
 from dase_grpc.errors import ConfigError
-from dase_grpc.nodes.options import ActorOptions, EvaluatorOptions, Flag, LearnerOptions, NodeOptions
-from dase_grpc.nodes.replay_options import ReplayOptions
+from dase_grpc.nodes.options import DEFAULT_ADDRESS, Flag, LearnerOptions, NodeOptions
 from dase_grpc.process.leash import end_with_launcher
-
-ROLES: Final[Mapping[str, type[NodeOptions]]] = {
-    "replay": ReplayOptions,
-    "learner": LearnerOptions,
-    "actor": ActorOptions,
-    "evaluator": EvaluatorOptions,
-}
-"""What `dase node` starts, and what each is told."""
+from dase_grpc.replay.security.identity import TOKEN_FILE_VARIABLE
 
 
 def option(flag: str, text: str, *, panel: str | None = None, **more: Any) -> Any:
@@ -34,17 +28,11 @@ def of(flag: Flag) -> Any:
 
 
 def _run(path: Path) -> Path:
-    """Refuses what is no run, before anything large is imported."""
+    """Refuses what is no run, before anything large is imported; so do the next three."""
     from dase_grpc.runs.lookup import require_run
 
     require_run(path)
     return path
-
-
-def _role(role: str) -> str:
-    if role not in ROLES:
-        raise ConfigError(f"--role {role!r} is none of the roles: {', '.join(ROLES)}")
-    return role
 
 
 def _with_policies(path: Path) -> Path:
@@ -62,25 +50,10 @@ def _folders(paths: list[Path]) -> list[Path]:
 
 
 def _experiment(path: Path) -> Path:
-    """Refuses a file that is no experiment, before anything large is imported."""
     from dase_grpc.launch.experiments.file import read_experiment
 
     read_experiment(path)
     return path
-
-
-def _whole(flag: str) -> Callable[[str], int]:
-    """Reads a flag's whole number, 1e5 and 100_000 included."""
-
-    def read(text: str) -> int:
-        value = whole_number(text)
-        if isinstance(value, str):
-            raise ConfigError(
-                f"{flag} {reprlib.repr(text)} is not a whole number; write it like 100000 or 1e5"
-            )
-        return value
-
-    return read
 
 
 def _truth(text: str | None) -> str | None:
@@ -89,53 +62,70 @@ def _truth(text: str | None) -> str | None:
     return text
 
 
-def whole_option(flag: str, text: str) -> Any:
-    """A setting's flag that takes a whole number."""
-    return option(flag, text, panel=SETTINGS, parser=_whole(flag), metavar="INTEGER")
+def _heeded(given: bool) -> bool:
+    """Heeds the leash from now on, for a command may take seconds until it does."""
+    end_with_launcher(stdin_is_leash=given)
+    return given
 
 
-SETTINGS: Final = "Settings"
-Env = Annotated[str | None, option("--env", "Gymnasium id, package:Name-v0 or module:Class.", panel=SETTINGS)]
-Agents = Annotated[int | None, whole_option("--agents", "K, the agents that share the buffer.")]
-Steps = Annotated[int | None, whole_option("--steps", "Environment steps of each agent.")]
-Seed = Annotated[int | None, whole_option("--seed", "The run's one seed.")]
-Algo = Annotated[
-    str | None,
-    option(
-        "--algo",
-        "td3, ddpg or sac (deterministic actor, no entropy term), with the paper's settings; several, as "
-        "td3,sac, for a mixed ensemble.",
-        panel=SETTINGS,
-    ),
-]
-Method = Annotated[
-    str | None,
-    option(
-        "--method",
-        "single (one agent), dase (shared experience, the default) or dpd (a pair).",
-        panel=SETTINGS,
-    ),
-]
-Preset = Annotated[
-    str | None, option("--preset", "quickstart, paper/ALGO or paper/ALGO/ENV.", panel=SETTINGS)
-]
-Explore = Annotated[
-    str | None,
-    option("--explore", "Do learners explore, or their actors?", metavar="true|false", callback=_truth),
-]
-Actors = Annotated[int | None, whole_option("--actors", "Processes that explore for each learner.")]
-ConfigFile = Annotated[Path | None, option("--config", "A TOML file, e.g. a run.toml.", panel=SETTINGS)]
-Assignments = Annotated[
-    list[str] | None,
-    option("--set", "Any setting; may be repeated.", panel=SETTINGS, metavar="SECTION.KEY=VALUE"),
-]
+def whole(flag: str, text: str, *, panel: str | None = None) -> Any:
+    """A flag that takes a whole number, 1e5 and 100_000 included."""
+
+    def read(given: str) -> int:
+        value = whole_number(given)
+        if isinstance(value, str):
+            raise ConfigError(
+                f"{flag} {reprlib.repr(given)} is not a whole number; write it like 100000 or 1e5"
+            )
+        return value
+
+    return option(flag, text, panel=panel, parser=read, metavar="INTEGER")
+
+
+_PANEL: Final = "Settings"
+SETTINGS: Final[Mapping[str, Any]] = {
+    "env": Annotated[
+        str | None, option("--env", "Gymnasium id, package:Name-v0 or module:Class.", panel=_PANEL)
+    ],
+    "agents": Annotated[int | None, whole("--agents", "K, the agents that share the buffer.", panel=_PANEL)],
+    "actors": Annotated[
+        int | None, whole("--actors", "Processes that explore for each learner.", panel=_PANEL)
+    ],
+    "steps": Annotated[int | None, whole("--steps", "Environment steps of each agent.", panel=_PANEL)],
+    "seed": Annotated[int | None, whole("--seed", "The run's one seed.", panel=_PANEL)],
+    "explore": Annotated[
+        str | None,
+        option("--explore", "Do learners explore, or their actors?", metavar="true|false", callback=_truth),
+    ],
+    "algo": Annotated[
+        str | None,
+        option(
+            "--algo",
+            "td3, ddpg or sac (deterministic actor, no entropy term), with the paper's settings; several, as "
+            "td3,sac, for a mixed ensemble.",
+            panel=_PANEL,
+        ),
+    ],
+    "method": Annotated[
+        str | None,
+        option(
+            "--method",
+            "single (one agent), dase (shared experience, the default) or dpd (a pair).",
+            panel=_PANEL,
+        ),
+    ],
+    "preset": Annotated[
+        str | None, option("--preset", "quickstart, paper/ALGO or paper/ALGO/ENV.", panel=_PANEL)
+    ],
+    "config": Annotated[Path | None, option("--config", "A TOML file, e.g. a run.toml.", panel=_PANEL)],
+    "assignments": Annotated[
+        list[str] | None,
+        option("--set", "Any setting; may be repeated.", panel=_PANEL, metavar="SECTION.KEY=VALUE"),
+    ],
+}
+"""The flags of a run's settings, by the parameters of commands."""
 
 Gpu = Annotated[int | None, of(LearnerOptions.flags()["gpu"])]
-Lockstep = Annotated[bool, option("--lockstep", "One process, bit-for-bit reproducible from the seed.")]
-Stack = Annotated[bool, option("--stack", "One process that updates all agents at once: for a GPU.")]
-Name = Annotated[str | None, option("--name", "The run's folder name.")]
-Runs = Annotated[Path, option("--runs", "Where runs are kept; else runs.")]
-
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.", callback=_run)]
 PoliciesArgument = Annotated[
     Path,
@@ -153,18 +143,6 @@ RunsArgument = Annotated[
         metavar="RUNS...", help="Folders of runs, or folders that contain some.", callback=_folders
     ),
 ]
-Total = Annotated[
-    int | None,
-    option(
-        "--steps",
-        "The new total of each agent's environment steps; else the run's own.",
-        parser=_whole("--steps"),
-        metavar="INTEGER",
-    ),
-]
-EmptyBuffer = Annotated[
-    bool, option("--empty-buffer", "Go on with an empty buffer; one that lies there is put aside.")
-]
 MaxRestarts = Annotated[
     int | None,
     option(
@@ -173,40 +151,59 @@ MaxRestarts = Annotated[
         min=0,
     ),
 ]
-
-Rounds = Annotated[int, option("--rounds", "How often each fault comes; else once.", min=1)]
-DrillDir = Annotated[
-    Path | None, option("--dir", "A new folder for buffer, checkpoints and logs; else a temporary one.")
-]
 AsJson = Annotated[bool, option("--json", "Print the result as JSON.")]
-
-Role = Annotated[str, option("--role", " or ".join(", ".join(ROLES).rsplit(", ", 1)) + ".", callback=_role)]
-Tls = Annotated[Path | None, of(NodeOptions.flags()["tls"])]
-
-
-def _heeded(given: bool) -> bool:
-    """Heeds the leash from now on, for a command may take seconds until it does."""
-    end_with_launcher(stdin_is_leash=given)
-    return given
-
-
 Leash = Annotated[bool, typer.Option("--stdin-is-leash", hidden=True, is_eager=True, callback=_heeded)]
 
+Tls = Annotated[Path | None, of(NodeOptions.flags()["tls"])]
+Replays = Annotated[
+    str,
+    option(
+        "--replay",
+        f"As for nodes: the replay's address, else {DEFAULT_ADDRESS}, or those of its shards.",
+        metavar="HOST:PORT[,...]",
+    ),
+]
+TokenFile = Annotated[
+    Path | None,
+    option(
+        "--token-file",
+        "A token to show, with a --tls folder that needs ca.crt only.",
+        envvar=TOKEN_FILE_VARIABLE,
+        metavar="FILE",
+    ),
+]
+Timeout = Annotated[
+    float, option("--timeout", "How long a replay is given to answer.", min=0.1, metavar="SECONDS")
+]
 
-def settings(
-    *,
-    preset: str | None,
-    config: Path | None,
-    assignments: list[str] | None,
-    algo: str | None,
-    method: str | None,
-    env: str | None,
-    agents: int | None,
-    seed: int | None,
-    steps: int | None = None,
-    explore: str | None = None,
-    actors: int | None = None,
-) -> RunConfig:
+
+def parameter(name: str, kind: Any, default: Any = None) -> inspect.Parameter:
+    """What typer makes a flag of."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def take(command: Callable[..., None], parameters: Iterable[inspect.Parameter]) -> None:
+    """Has typer read the flags of a command from these parameters."""
+    vars(command)["__signature__"] = inspect.Signature(list(parameters))
+
+
+def configured(*more: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command the flags of settings, `more` of them among these, and what they come to."""
+    names = [name for name in SETTINGS if name in more or name not in ("actors", "steps", "explore")]
+
+    def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(**given: Any) -> None:
+            command(settings({name: given.pop(name) for name in names}), **given)
+
+        _, *own = inspect.signature(command).parameters.values()
+        take(run, [*(parameter(name, SETTINGS[name]) for name in names), *own])
+        return run
+
+    return with_settings
+
+
+def settings(given: Mapping[str, Any]) -> RunConfig:
     """The paper's settings for what is named, else the quick start's, then what was given.
 
     Raises:
@@ -214,20 +211,21 @@ def settings(
     """
     from dase_grpc.config.presets import layered
 
+    explore, actors = given.get("explore"), given.get("actors")
     return layered(
-        preset_name=preset,
-        file=config,
+        preset_name=given["preset"],
+        file=given["config"],
         flags={
-            "env.id": env,
-            "agent.algorithm": algo,
-            "train.agents": agents,
-            "train.steps": steps,
-            "train.seed": seed,
+            "env.id": given["env"],
+            "agent.algorithm": given["algo"],
+            "train.agents": given["agents"],
+            "train.steps": given.get("steps"),
+            "train.seed": given["seed"],
             "train.actors": actors,
             "train.explore": False if actors else None if explore is None else explore == "true",
         },
-        assignments=assignments or [],
-        method=method,
+        assignments=given["assignments"] or [],
+        method=given["method"],
     )
 
 
@@ -241,10 +239,3 @@ def require_values(arguments: Sequence[str]) -> None:
         if assigned and not value.strip():
             name = flag or (before if before.startswith("-") and "=" not in before else "an argument")
             raise ConfigError(f"{name} is empty; give it a value, or leave it out")
-
-
-def refuse(flags: Mapping[str, object], role: str) -> None:
-    """Refuses flags that mean nothing to this role, rather than ignoring them."""
-    for flag, value in flags.items():
-        if value is not None:
-            raise ConfigError(f"--{flag} is not for --role {role}; leave it out, or start the node it is for")

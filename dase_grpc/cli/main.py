@@ -11,8 +11,9 @@ import typer
 
 from dase_grpc.cli import certs, flags
 from dase_grpc.cli.node import node
-from dase_grpc.cli.observe import status, top
+from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import DaseError
+from dase_grpc.nodes.options import DEFAULT_ADDRESS
 
 app = typer.Typer(
     help="DASE: deterministic actor-critics that share one replay buffer over gRPC.",
@@ -40,23 +41,19 @@ def options(
 
 
 @app.command()
+@flags.configured("actors", "steps")
 def train(
+    settings: RunConfig,
     *,
-    env: flags.Env = None,
-    agents: flags.Agents = None,
-    actors: flags.Actors = None,
-    steps: flags.Steps = None,
-    seed: flags.Seed = None,
-    algo: flags.Algo = None,
-    method: flags.Method = None,
-    preset: flags.Preset = None,
-    config: flags.ConfigFile = None,
-    assignments: flags.Assignments = None,
     gpu: flags.Gpu = None,
-    lockstep: flags.Lockstep = False,
-    stack: flags.Stack = False,
-    name: flags.Name = None,
-    runs: flags.Runs = Path("runs"),
+    lockstep: Annotated[
+        bool, flags.option("--lockstep", "One process, bit-for-bit reproducible from the seed.")
+    ] = False,
+    stack: Annotated[
+        bool, flags.option("--stack", "One process that updates all agents at once: for a GPU.")
+    ] = False,
+    name: Annotated[str | None, flags.option("--name", "The run's folder name.")] = None,
+    runs: Annotated[Path, flags.option("--runs", "Where runs are kept; else runs.")] = Path("runs"),
     max_restarts: flags.MaxRestarts = None,
     stdin_is_leash: flags.Leash = False,
 ) -> None:
@@ -65,18 +62,6 @@ def train(
     With no arguments it runs the quick start, one to two minutes on two cores. With --env or
     --algo it uses the paper's settings, those for TD3 unless another algorithm is named.
     """
-    settings = flags.settings(
-        preset=preset,
-        config=config,
-        assignments=assignments,
-        algo=algo,
-        method=method,
-        env=env,
-        agents=agents,
-        actors=actors,
-        steps=steps,
-        seed=seed,
-    )
     from dase_grpc.launch.train import TrainOptions, train_here
 
     train_here(
@@ -115,17 +100,67 @@ def experiment(
 
 
 app.command("node")(node)
-app.command("status")(status)
-app.command("top")(top)
 
 
-@app.command("resume")
-def resume_run(
+@app.command()
+def status(
+    *,
+    replay: flags.Replays = DEFAULT_ADDRESS,
+    as_json: flags.AsJson = False,
+    check: Annotated[
+        bool, flags.option("--check", "Exit with 5 where something is wrong with the cluster.")
+    ] = False,
+    tls: flags.Tls = None,
+    token_file: flags.TokenFile = None,
+    timeout: flags.Timeout = 5.0,
+) -> None:
+    """Prints how a running cluster is: agents, other nodes, buffer, rates, similarities.
+
+    Looks twice, a second apart, for the rates. Exits with 0 where a replay answered, with 1 where none did,
+    with 3 where it refused.
+    """
+    from rich.console import Console
+
+    from dase_grpc.observe.once import status_here
+    from dase_grpc.observe.view import Target
+
+    target = Target.parse(replay=replay, tls=tls, token_file=token_file, timeout_s=timeout)
+    raise typer.Exit(status_here(target, Console(), as_json=as_json, check=check))
+
+
+@app.command()
+def top(
+    *,
+    replay: flags.Replays = DEFAULT_ADDRESS,
+    tls: flags.Tls = None,
+    token_file: flags.TokenFile = None,
+    timeout: flags.Timeout = 2.0,
+) -> None:
+    """Shows a running cluster in this terminal, anew every second; q ends it.
+
+    Where the replay is away it says so, and goes on when it is back.
+    """
+    from rich.console import Console
+
+    from dase_grpc.observe.top import top_here
+    from dase_grpc.observe.view import Target
+
+    top_here(Target.parse(replay=replay, tls=tls, token_file=token_file, timeout_s=timeout), Console())
+
+
+@app.command()
+def resume(
     run: flags.RunArgument,
     *,
-    steps: flags.Total = None,
+    steps: Annotated[
+        int | None,
+        flags.whole("--steps", "The new total of each agent's environment steps; else the run's own."),
+    ] = None,
     gpu: flags.Gpu = None,
-    empty_buffer: flags.EmptyBuffer = False,
+    empty_buffer: Annotated[
+        bool,
+        flags.option("--empty-buffer", "Go on with an empty buffer; one that lies there is put aside."),
+    ] = False,
     max_restarts: flags.MaxRestarts = None,
     stdin_is_leash: flags.Leash = False,
 ) -> None:
@@ -162,18 +197,15 @@ def verify(run: flags.RunArgument) -> None:
 
 
 @app.command()
+@flags.configured()
 def drill(
+    settings: RunConfig,
     *,
-    env: flags.Env = None,
-    agents: flags.Agents = None,
-    seed: flags.Seed = None,
-    algo: flags.Algo = None,
-    method: flags.Method = None,
-    preset: flags.Preset = None,
-    config: flags.ConfigFile = None,
-    assignments: flags.Assignments = None,
-    rounds: flags.Rounds = 1,
-    folder: flags.DrillDir = None,
+    rounds: Annotated[int, flags.option("--rounds", "How often each fault comes; else once.", min=1)] = 1,
+    folder: Annotated[
+        Path | None,
+        flags.option("--dir", "A new folder for buffer, checkpoints and logs; else a temporary one."),
+    ] = None,
     as_json: flags.AsJson = False,
 ) -> None:
     """Breaks a local cluster of these settings: kills each node, freezes one, cuts the network.
@@ -181,50 +213,18 @@ def drill(
     Prints what recovered in how many seconds, and whether the buffer lost anything. Exits with 0 if all
     recovered and nothing is lost. About 90 seconds with two agents.
     """
-    settings = flags.settings(
-        preset=preset,
-        config=config,
-        assignments=assignments,
-        algo=algo,
-        method=method,
-        env=env,
-        agents=agents,
-        seed=seed,
-    )
     from dase_grpc.launch.drill.drill import DrillOptions, drill_here
 
-    raise typer.Exit(
-        drill_here(DrillOptions(settings, folder, rounds=rounds, seed=settings.train.seed, as_json=as_json))
-    )
+    seed = settings.train.seed
+    raise typer.Exit(drill_here(DrillOptions(settings, folder, rounds=rounds, seed=seed, as_json=as_json)))
 
 
 @app.command("config")
-def show_config(
-    *,
-    env: flags.Env = None,
-    agents: flags.Agents = None,
-    steps: flags.Steps = None,
-    seed: flags.Seed = None,
-    algo: flags.Algo = None,
-    method: flags.Method = None,
-    preset: flags.Preset = None,
-    config: flags.ConfigFile = None,
-    assignments: flags.Assignments = None,
-) -> None:
+@flags.configured("steps")
+def show_config(settings: RunConfig) -> None:
     """Prints the resolved configuration as TOML."""
     import tomli_w
 
-    settings = flags.settings(
-        preset=preset,
-        config=config,
-        assignments=assignments,
-        algo=algo,
-        method=method,
-        env=env,
-        agents=agents,
-        steps=steps,
-        seed=seed,
-    )
     typer.echo(tomli_w.dumps(settings.model_dump(mode="json")), nl=False)
 
 
@@ -263,8 +263,8 @@ def report(run: flags.RunArgument) -> None:
     typer.echo(write_report(RunDirectory.open(run)))
 
 
-@app.command("compare")
-def compare_runs(
+@app.command()
+def compare(
     paths: flags.RunsArgument,
     *,
     out: Annotated[Path, flags.option("--out", "Where the files go; else comparison.")] = Path("comparison"),

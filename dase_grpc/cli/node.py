@@ -2,27 +2,26 @@
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final
 
 import typer
 
 from dase_grpc.cli import flags
-from dase_grpc.cli.flags import ROLES
-from dase_grpc.nodes.options import Flag, NodeOptions
+from dase_grpc.cli.flags import parameter
+from dase_grpc.errors import ConfigError
+from dase_grpc.nodes.options import ActorOptions, EvaluatorOptions, Flag, LearnerOptions, NodeOptions
+from dase_grpc.nodes.replay_options import ReplayOptions
 
-SETTINGS: Final = {
-    "seed": flags.Seed,
-    "env": flags.Env,
-    "agents": flags.Agents,
-    "steps": flags.Steps,
-    "explore": flags.Explore,
-    "algo": flags.Algo,
-    "method": flags.Method,
-    "preset": flags.Preset,
-    "config": flags.ConfigFile,
-    "assignments": flags.Assignments,
+ROLES: Final[Mapping[str, type[NodeOptions]]] = {
+    "replay": ReplayOptions,
+    "learner": LearnerOptions,
+    "actor": ActorOptions,
+    "evaluator": EvaluatorOptions,
 }
+"""What `dase node` starts, and what each is told."""
+
+SETTINGS: Final = ("seed", *(name for name in flags.SETTINGS if name not in ("seed", "actors")))
 """What a role takes that goes by the run's settings; a replay takes the seed alone."""
 
 FLAGS: Final[dict[str, Flag]] = {
@@ -36,10 +35,23 @@ TAKES: Final = {
 """The parameters of each role; a flag that others alone take is refused rather than ignored."""
 
 
+def _role(role: str) -> str:
+    if role not in ROLES:
+        raise ConfigError(f"--role {role!r} is none of the roles: {', '.join(ROLES)}")
+    return role
+
+
+Role = Annotated[
+    str, flags.option("--role", " or ".join(", ".join(ROLES).rsplit(", ", 1)) + ".", callback=_role)
+]
+
+
 def node(*, role: str, stdin_is_leash: bool = False, **given: Any) -> None:
     """Runs one node of a cluster until it is done or stopped."""
-    others = {name: value for name, value in given.items() if name not in TAKES[role] and value is not False}
-    flags.refuse({_flag(name): value for name, value in others.items()}, role)
+    for name, value in given.items():
+        if name not in TAKES[role] and value is not None and value is not False:
+            flag = "set" if name == "assignments" else name.replace("_", "-")
+            raise ConfigError(f"--{flag} is not for --role {role}; leave it out, or start the node it is for")
     options = _options(role, given)
     raise typer.Exit(_main(role)(options, stdin_is_leash=stdin_is_leash))
 
@@ -49,7 +61,7 @@ def _options(role: str, given: dict[str, Any]) -> NodeOptions:
     values = {name: given[flag.parameter] for name, flag in options.flags().items()}
     if role == "replay":
         return options.parse(seed=given["seed"], **values)
-    values["config"] = flags.settings(**{name: given[name] for name in SETTINGS})
+    values["config"] = flags.settings(given)
     if "run_dir" in values:
         values["command"] = sys.argv
     return options.parse(**values)
@@ -74,28 +86,18 @@ def _main(role: str) -> Callable[..., int]:
     return evaluator_main
 
 
-def _flag(parameter: str) -> str:
-    return "set" if parameter == "assignments" else parameter.replace("_", "-")
+def _parameter(name: str, flag: Flag) -> inspect.Parameter:
+    if flag.kind is bool:
+        return parameter(name, Annotated[bool, flags.of(flag)], default=False)
+    return parameter(name, Annotated[flag.kind | None, flags.of(flag)])
 
 
-def _typed(flag: Flag) -> Any:
-    return Annotated[flag.kind if flag.kind is bool else flag.kind | None, flags.of(flag)]
-
-
-def _signature() -> inspect.Signature:
-    """What typer reads the flags of `dase node` from."""
-    own = {name: _typed(flag) for name, flag in FLAGS.items()} | SETTINGS | {"stdin_is_leash": flags.Leash}
-    switches = {"stdin_is_leash", *(name for name, flag in FLAGS.items() if flag.kind is bool)}
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Signature(
-        [
-            inspect.Parameter("role", keyword, annotation=flags.Role),
-            *(
-                inspect.Parameter(name, keyword, default=False if name in switches else None, annotation=kind)
-                for name, kind in own.items()
-            ),
-        ]
-    )
-
-
-vars(node)["__signature__"] = _signature()
+flags.take(
+    node,
+    [
+        parameter("role", Role, default=inspect.Parameter.empty),
+        *(_parameter(name, flag) for name, flag in FLAGS.items()),
+        *(parameter(name, flags.SETTINGS[name]) for name in SETTINGS),
+        parameter("stdin_is_leash", flags.Leash, default=False),
+    ],
+)

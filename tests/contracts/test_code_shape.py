@@ -4,8 +4,19 @@ import ast
 
 from contracts.source import ROOT, modules, sources
 
-FUNCTION_LINES = 70
+FUNCTION_LINES = 50
+LINES_OF_NINE_IN_TEN = 20
 MODULE_LINES = 400
+LONG = {
+    "launch.lockstep:open_lockstep",
+    "learning.training.build:build_learner",
+    "nodes.actor:put_together",
+    "nodes.actor:run_actor",
+    "nodes.evaluator:run_evaluator",
+    "nodes.joined_learner:put_together",
+    "nodes.learner:run_learner",
+}
+"""Functions that are to be cut; the list only shrinks."""
 DRAWERS = {"util", "utils", "common", "helper", "helpers", "manager", "managers", "misc"}
 QUESTIONS = {"How", "What", "When", "Where", "Whether", "Which", "Who", "Whose", "Why"}
 BROAD = {"Exception", "BaseException", "CancelledError"}
@@ -25,14 +36,22 @@ def test_every_module_stays_short():
     assert {name: lines for name, lines in lengths.items() if lines >= MODULE_LINES} == {}
 
 
-def test_every_function_stays_short():
-    lengths = {
-        f"{name}:{node.name}": (node.end_lineno or 0) - node.lineno + 1
+def function_lengths() -> list[tuple[str, int]]:
+    return [
+        (f"{name.removeprefix('dase_grpc.')}:{node.name}", (node.end_lineno or 0) - node.lineno + 1)
         for name, tree in modules().items()
         for node in ast.walk(tree)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-    }
-    assert {name: lines for name, lines in lengths.items() if lines >= FUNCTION_LINES} == {}
+    ]
+
+
+def test_every_function_stays_short():
+    assert {name for name, lines in function_lengths() if lines > FUNCTION_LINES} == LONG
+
+
+def test_nine_of_ten_functions_are_seen_at_a_glance():
+    lengths = [lines for _, lines in function_lengths()]
+    assert sum(lines > LINES_OF_NINE_IN_TEN for lines in lengths) <= len(lengths) / 10
 
 
 def test_no_room_and_no_module_is_a_drawer():
@@ -60,13 +79,8 @@ def test_no_error_is_swallowed_unseen():
 
 
 def test_the_search_for_swallowed_errors_finds_every_spelling():
-    for caught in (
-        "",
-        " Exception",
-        " (OSError, BaseException)",
-        " asyncio.CancelledError",
-        " Exception as error",
-    ):
+    everything = ("", " Exception", " (OSError, BaseException)", " Exception as error")
+    for caught in (*everything, " asyncio.CancelledError"):
         handler = ast.parse(f"try: f()\nexcept{caught}: pass").body[0].handlers[0]
         assert swallows(handler), caught
     for harmless in (" OSError: pass", " Exception: raise"):

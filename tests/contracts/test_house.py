@@ -16,8 +16,7 @@ ROOT = {"__main__", "backoff", "errors", "pace", "progress", "schema", "seeding"
 """The nouns that every room may use, and the process."""
 
 PARAGRAPHS = {
-    "cli.certs": "one command each, as cli.node",
-    "cli.observe": "one command each, as cli.node",
+    "cli.certs": "commands of their own, below `dase certs`",
     "launch.verify": "one command each; what it shows is found by runs.verify",
     "learning.similarity.pooled": "the second implementation of a divergence, beside divergences",
     "learning.training.whole": "to be one with learning.training.together",
