@@ -76,6 +76,14 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
+def ago(seconds: float) -> str:
+    """How long ago something was, in a few characters: 0.4 s, 12 s, 7 min, 3 h."""
+    for unit_s, unit in ((3_600, "h"), (60, "min")):
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:,.0f} {unit}"
+    return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+
+
 @dataclass(frozen=True)
 class Attendance:
     """A node's latest numbers; None where one is not known.

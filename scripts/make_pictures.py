@@ -21,8 +21,7 @@ from typing import Final
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
-from dase_grpc.observe.screen import Frame, Screen
-from dase_grpc.observe.top import follow
+from dase_grpc.observe.top import Screen, follow
 from dase_grpc.observe.view import Target, observing
 
 IMAGES: Final = Path(__file__).resolve().parents[1] / "docs" / "images"
@@ -42,8 +41,8 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         with training(Path(scratch)) as (run, replay):
-            frame = asyncio.run(watched(replay))
-            save_screen(replace(frame, replays=SHOWN_REPLAY), folder / "top.svg")
+            screen = asyncio.run(watched(replay))
+            save_screen(replace(screen, replays=SHOWN_REPLAY), folder / "top.svg")
             run.send_signal(signal.SIGINT)
             run.communicate()
         photograph(Path(scratch) / "runs" / "pendulum" / "report.html", folder / "report.png")
@@ -69,32 +68,32 @@ def address_in(run: subprocess.Popen[str]) -> Iterator[str]:
     raise SystemExit("the run ended before it could be watched")
 
 
-async def watched(replay: str) -> Frame:
-    """The last of the frames, counted from when all agents train."""
-    frames: list[Frame] = []
+async def watched(replay: str) -> Screen:
+    """The last of the screens, counted from when all agents train."""
+    screens: list[Screen] = []
     stop = asyncio.Event()
 
-    def show(frame: Frame) -> None:
-        cluster = frame.looks[-1].cluster
+    def show(screen: Screen) -> None:
+        cluster = screen.looks[-1].cluster
         trains = (
             cluster is not None and [agent.progress.state for agent in cluster.agents] == ["training"] * 3
         )
         if trains:
-            frames.append(frame)
-        if len(frames) >= WATCHED_S:
+            screens.append(screen)
+        if len(screens) >= WATCHED_S:
             stop.set()
 
     async with observing(Target.parse(replay=replay, tls=None, token_file=None, timeout_s=5.0)) as observer:
         await follow(observer.look, show, stop, replays=replay)
-    return frames[-1]
+    return screens[-1]
 
 
-def save_screen(frame: Frame, path: Path) -> None:
-    """The frame as a terminal would show it."""
+def save_screen(screen: Screen, path: Path) -> None:
+    """The screen as a terminal would show it."""
     console = Console(width=SIZE[0], height=SIZE[1], record=True, color_system="truecolor", quiet=False)
     console.file = Path("/dev/null").open("w", encoding="utf-8")  # noqa: SIM115 - recorded, not shown
     with console.file:
-        console.print(Screen(frame))
+        console.print(screen)
         text = console.export_svg(title="dase top", theme=MONOKAI, unique_id="dase-top")
     path.write_text(re.sub(r"@font-face \{.*?\}\s*", "", text, flags=re.DOTALL), encoding="utf-8")
     print(path)

@@ -14,8 +14,14 @@ from rich.text import Text
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.launch.console import say
 from dase_grpc.launch.time_left import StepPace, left
-from dase_grpc.observe.cells import NOTHING, agent_cells, buffer_text, has_ended, has_started
-from dase_grpc.observe.tables import progress_table
+from dase_grpc.observe.tables import (
+    NOTHING,
+    agent_cells,
+    buffer_text,
+    has_ended,
+    has_started,
+    progress_table,
+)
 from dase_grpc.progress import Progress, several
 
 PLAIN_EVERY_S: Final = 20.0
@@ -95,7 +101,6 @@ class LiveTable:
                 (self._config.agent_name(agent_id).removeprefix("agent "), progress)
                 for agent_id, progress in enumerate(snapshot.agents)
             ),
-            width=self._live.console.width,
             weighs=self._config.method == "dase",  # others have no similarity
         )
         each = " each" if len(snapshot.agents) > 1 else ""

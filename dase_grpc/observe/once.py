@@ -9,20 +9,8 @@ from typing import Any, Final
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from dase_grpc.observe import cells
-from dase_grpc.observe.cells import rate
-from dase_grpc.observe.tables import agent_table, head, node_table, troubles
-from dase_grpc.observe.view import (
-    AgentView,
-    ClusterView,
-    Look,
-    NodeView,
-    Rates,
-    Target,
-    first_look,
-    observing,
-    rates,
-)
+from dase_grpc.observe.tables import Pairs, agent_table, head, node_table, rate
+from dase_grpc.observe.view import AgentView, ClusterView, Look, NodeView, Rates, Target, observing, rates
 
 LOOKS_APART_S: Final = 1.0
 TROUBLE_CODE: Final = 5
@@ -34,12 +22,16 @@ UNBOUNDED: Final = 200
 
 @dataclass(frozen=True)
 class Told:
-    """Two looks at a cluster, a little apart, and the replays that were asked."""
+    """Two looks at a cluster, a little apart, and the replays that were asked; the later one has a view."""
 
     before: Look
     now: Look
-    cluster: ClusterView
     replays: str
+
+    @property
+    def cluster(self) -> ClusterView:
+        """What is known of it."""
+        return self.now.cluster or ClusterView()
 
     @property
     def rates(self) -> Rates:
@@ -70,41 +62,34 @@ def tell(told: Told, console: Console, *, as_json: bool, check: bool) -> int:
         console.print(text, highlight=False, soft_wrap=True, markup=False)
     else:
         console.print(Group(*page(told, width=console.width)))
-    return TROUBLE_CODE if check and troubles(told.now) else 0
+    return TROUBLE_CODE if check and told.now.troubles() else 0
 
 
 async def look_twice(target: Target, *, apart_s: float = LOOKS_APART_S) -> Told:
-    """Looks at a cluster, and again.
-
-    Raises:
-        RefusalError: no replay answers, or they refuse; in one sentence.
-    """
+    """Looks at a cluster, and again; raises as `status_here`."""
     async with observing(target) as observer:
-        before = await first_look(observer)
+        before = await observer.first_look()
         await asyncio.sleep(apart_s)
-        now = await first_look(observer)
-    if now.cluster is None:
-        raise TypeError("a first look has a cluster")
-    return Told(before, now, now.cluster, str(target.replay))
+        return Told(before, await observer.first_look(), str(target.replay))
 
 
 def page(told: Told, *, width: int) -> Iterator[RenderableType]:
     """What people are shown, `width` characters wide."""
-    cluster, agents, now = told.cluster, told.cluster.agents, told.rates
+    cluster, now, pairs = told.cluster, told.rates, Pairs(told.cluster.agents)
     yield from head(cluster, replays=told.replays)
     yield Text(
         f"{rate(now.inserted)} inserts/s, {rate(now.sampled)} samples/s, {rate(now.env_steps)} steps/s "
         f"(over {told.interval_s:.1f} s)"
     )
-    if agents:
-        yield from ("", agent_table(agents, now.steps_by_agent, width=width))
+    if cluster.agents:
+        yield from ("", agent_table(cluster.agents, now.steps_by_agent, width=width))
     if cluster.nodes:
         yield from ("", node_table(cluster.nodes, width=width))
-    if cells.fits(agents):
-        yield from ("", cells.heat_map(agents, wide=cells.width_of(agents, wide=True) <= width))
-    elif summary := cells.in_one_line(agents):
+    if pairs.fit:
+        yield from ("", pairs.heat_map(width))
+    elif summary := pairs.summary:
         yield from ("", Text(summary))
-    if wrong := troubles(told.now):
+    if wrong := told.now.troubles():
         yield ""
         yield from (Text(f"! {text}", style="yellow") for text in wrong)
 
@@ -133,7 +118,7 @@ def document(told: Told) -> dict[str, Any]:
         },
         "agents": [_agent(agent, now.steps_by_agent) for agent in cluster.agents],
         "nodes": [_node(node) for node in cluster.nodes],
-        "troubles": troubles(told.now),
+        "troubles": told.now.troubles(),
     }
 
 

@@ -1,4 +1,4 @@
-"""The view of a cluster at one moment, out of its replays' Status, and how fast it is."""
+"""The view of a cluster at one moment, out of its replays' Status: how fast it is, and what is wrong."""
 
 import asyncio
 import math
@@ -7,13 +7,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Final, Self
 
 from dase_grpc.errors import DaseError, UnreachableError
-from dase_grpc.progress import Attendance, Progress
+from dase_grpc.progress import Attendance, Progress, ago
 from dase_grpc.replay.client.channels import open_channel, require_let_in
 from dase_grpc.replay.client.cluster import ClusterClient
 from dase_grpc.replay.security.dialler import NO_CREDENTIALS, Credentials
@@ -23,6 +22,11 @@ from dase_grpc.replay.wire.v1 import cluster_pb2, replay_pb2
 
 GONE: Final = "expired"
 """The lease of a node that has fallen silent."""
+
+WAITING: Final = "waiting: "
+FAILED: Final = "failed: "
+SILENT_S: Final = 5.0
+"""Nodes tell of themselves twice a second."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,21 @@ class AgentView:
             return self.reason or "left"
         return "silent" if self.lease == GONE else self.progress.state
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it left on an error."""
+        return self.reason.startswith(FAILED)
+
+    @property
+    def trouble(self) -> str | None:
+        """What is wrong with it."""
+        who = f"agent {self.agent_id}"
+        if self.lease == GONE:
+            return f"{who} is gone: {self.node_name} was last heard of {ago(self.silent_s)} ago"
+        if self.lease == "left":
+            return f"{who} {self.reason}" if self.has_failed else None
+        return _waits(who, self.progress.state) or _is_silent(who, self.silent_s)
+
 
 @dataclass(frozen=True)
 class NodeView:
@@ -55,6 +74,22 @@ class NodeView:
     agent_id: int | None = None
     silent_s: float = 0.0
     attendance: Attendance = field(default_factory=Attendance)
+
+    @property
+    def trouble(self) -> str | None:
+        """What is wrong with it."""
+        who = self.node_name if self.agent_id is None else f"{self.node_name} of agent {self.agent_id}"
+        return _is_silent(who, self.silent_s) or _waits(who, self.attendance.state)
+
+
+def _waits(who: str, state: str) -> str | None:
+    if not state.startswith(WAITING):
+        return None
+    return f"{who} waits for {state.removeprefix(WAITING).removeprefix('for ')}"
+
+
+def _is_silent(who: str, silent_s: float) -> str | None:
+    return f"{who} has been silent for {ago(silent_s)}" if silent_s > SILENT_S else None
 
 
 @dataclass(frozen=True)
@@ -101,43 +136,37 @@ def view_of(status: cluster_pb2.StatusResponse) -> ClusterView:
 
 
 def merged(views: Sequence[ClusterView]) -> ClusterView:
-    """Several replays of one run as one: buffers are added up, of each agent the freshest word counts.
+    """At least one replay of a run as one: buffers are added up, of each agent the freshest word counts.
 
     Nodes without a lease have no id here, so those of the replay that knows most of them are taken.
-
-    Raises:
-        ValueError: there is no view.
     """
-    if not views:
-        raise ValueError("there is no replay to tell of the cluster")
+    if len(views) == 1:
+        return views[0]
     agents: dict[int, AgentView] = {}
-    for agent in chain.from_iterable(view.agents for view in views):
-        known = agents.get(agent.agent_id)
-        if known is None or (agent.epoch, -agent.silent_s) > (known.epoch, -known.silent_s):
-            agents[agent.agent_id] = agent
-    uptimes = [view.uptime_s for view in views if view.uptime_s is not None]
-    return replace(
-        views[0],
+    known = chain.from_iterable(view.agents for view in views)
+    for agent in sorted(known, key=lambda agent: (agent.epoch, -agent.silent_s), reverse=True):
+        agents.setdefault(agent.agent_id, agent)
+    return ClusterView(
         run_id=next((view.run_id for view in views if view.run_id), ""),
         environment=next((view.environment for view in views if view.environment), ""),
         draining=any(view.draining for view in views),
-        uptime_s=min(uptimes, default=None),
-        buffer=reduce(_added, (view.buffer for view in views)),
+        uptime_s=min((view.uptime_s for view in views if view.uptime_s is not None), default=None),
+        buffer=_added([view.buffer for view in views]),
         agents=tuple(agents[agent_id] for agent_id in sorted(agents)),
         nodes=max((view.nodes for view in views), key=len),
     )
 
 
-def _added(one: BufferView, other: BufferView) -> BufferView:
+def _added(buffers: Sequence[BufferView]) -> BufferView:
     return BufferView(
-        size=one.size + other.size,
-        capacity=one.capacity + other.capacity,
-        min_size=max(one.min_size, other.min_size),
-        inserted=one.inserted + other.inserted,
-        sampled=one.sampled + other.sampled,
-        refused=one.refused + other.refused,
-        size_by_agent=Counter(one.size_by_agent) + Counter(other.size_by_agent),
-        incarnations=one.incarnations + other.incarnations,
+        size=sum(each.size for each in buffers),
+        capacity=sum(each.capacity for each in buffers),
+        min_size=max(each.min_size for each in buffers),
+        inserted=sum(each.inserted for each in buffers),
+        sampled=sum(each.sampled for each in buffers),
+        refused=sum(each.refused for each in buffers),
+        size_by_agent=sum((Counter(each.size_by_agent) for each in buffers), Counter[int]()),
+        incarnations=tuple(chain.from_iterable(each.incarnations for each in buffers)),
     )
 
 
@@ -178,7 +207,6 @@ def _node(status: cluster_pb2.NodeStatus) -> NodeView:
 
 
 def _finite(progress: Progress) -> Progress:
-    """The same progress, where numbers that are not finite are not known."""
     return replace(
         progress,
         updates_per_second=known(progress.updates_per_second) or 0.0,
@@ -223,6 +251,16 @@ class Look:
     cluster: ClusterView | None
     silent: Mapping[str, DaseError] = field(default_factory=dict)
 
+    def troubles(self) -> list[str]:
+        """What an operator should know of, the most serious first."""
+        found = [str(error) for error in self.silent.values()]
+        if self.cluster is not None:
+            if self.cluster.draining:
+                found.append("the replay is shutting down: it takes no new nodes")
+            found += [agent.trouble for agent in self.cluster.agents if agent.trouble]
+            found += [node.trouble for node in self.cluster.nodes if node.trouble]
+        return found
+
 
 class Observer:
     """Looks at a cluster, as often as asked."""
@@ -243,29 +281,38 @@ class Observer:
     async def look(self) -> Look:
         """What all replays say; takes up to the timeout where one does not answer."""
         answers = await asyncio.gather(*map(self._ask, self._replays))
-        by_address = dict(zip(map(str, self._replays), answers, strict=True))
         views = [answer for answer in answers if isinstance(answer, ClusterView)]
+        by_address = zip(map(str, self._replays), answers, strict=True)
         return Look(
             self._clock(),
             merged(views) if views else None,
-            {address: answer for address, answer in by_address.items() if isinstance(answer, DaseError)},
+            {address: answer for address, answer in by_address if isinstance(answer, DaseError)},
         )
 
-    async def require_let_in(self) -> None:
-        """Asks a replay that did not answer whether it is for the credentials.
+    async def first_look(self) -> Look:
+        """A look at which at least one replay answered.
 
         Raises:
-            UnauthenticatedError: it is; in one sentence.
+            UnauthenticatedError: the two sides' credentials do not fit.
+            UnreachableError: no replay answers.
+            RefusalError: they refuse otherwise.
+        """
+        look = await self.look()
+        if look.cluster is not None:
+            return look
+        why = next(iter(look.silent.values()))
+        if isinstance(why, UnreachableError):
+            await self.explain_silence()
+        raise why
+
+    async def explain_silence(self) -> None:
+        """Asks a replay that did not answer whether it is for the credentials, then the operating system.
+
+        Raises:
+            UnauthenticatedError, UnreachableError: it is, or that knows; in one sentence.
         """
         for address in self._replays:
             await require_let_in(address, self._credentials)
-
-    async def say_silence(self) -> None:
-        """Asks the operating system about a replay that did not answer.
-
-        Raises:
-            UnreachableError: it knows what keeps it from answering.
-        """
         for address in self._replays:
             if silence := await silence_of(address):
                 raise UnreachableError(
@@ -296,30 +343,9 @@ async def observing(target: Target) -> AsyncIterator[Observer]:
         yield Observer(clients, credentials=target.credentials, timeout_s=target.timeout_s)
 
 
-async def first_look(observer: Observer) -> Look:
-    """A look at which at least one replay answered.
-
-    Raises:
-        UnauthenticatedError: the two sides' credentials do not fit.
-        UnreachableError: no replay answers.
-        RefusalError: they refuse otherwise.
-    """
-    look = await observer.look()
-    if look.cluster is not None:
-        return look
-    why = next(iter(look.silent.values()))
-    if isinstance(why, UnreachableError):
-        await observer.require_let_in()
-        await observer.say_silence()
-    raise why
-
-
 @dataclass(frozen=True)
 class Rates:
-    """Per second; None where it is not known. env_steps is that of the learners whose own is known.
-
-    inserted and sampled are in transitions.
-    """
+    """Transitions and environment steps per second, None where not known; the steps of known learners."""
 
     inserted: float | None = None
     sampled: float | None = None
@@ -331,7 +357,7 @@ def rates(before: Look, now: Look) -> Rates:
     """What happened from one look to a later one."""
     if before.cluster is None or now.cluster is None:
         return Rates()
-    was, is_now = before.cluster.buffer, now.cluster.buffer
+    was, is_now, took_s = before.cluster.buffer, now.cluster.buffer, now.at - before.at
     known = {agent.agent_id: agent for agent in before.cluster.agents}
     steps = {
         agent.agent_id: speed
@@ -339,7 +365,6 @@ def rates(before: Look, now: Look) -> Rates:
         if (speed := _steps(known.get(agent.agent_id), before.at, agent, now.at)) is not None
     }
     same = was.incarnations == is_now.incarnations and bool(was.capacity)
-    took_s = now.at - before.at
     return Rates(
         inserted=_per_second(was.inserted, is_now.inserted, took_s) if same else None,
         sampled=_per_second(was.sampled, is_now.sampled, took_s) if same else None,

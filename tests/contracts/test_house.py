@@ -42,7 +42,6 @@ TWO_SIDES = {
 
 DOUBLED = {
     "Cell": "of a comparison, and of an experiment's matrix",
-    "Frame": "of a message, and of a screen",
     "Health": "of a node, and of an agent's updates",
     "Look": "at a cluster, and at updates",
     "Outcome": "of a fault, and of a cell",

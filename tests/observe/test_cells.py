@@ -1,58 +1,29 @@
 """An agent's numbers as texts."""
 
+from dataclasses import replace
+
 import pytest
+from observe.clusters import agent
 
-from dase_grpc.observe.cells import (
-    agent_cells,
-    buffer_text,
-    rate,
-    seconds,
-    similarity_text,
-    sparkline,
+from dase_grpc.observe.tables import agent_cells, buffer_text, rate, similarity_text
+from dase_grpc.observe.top import sparkline
+from dase_grpc.progress import Progress, ago, duration, evaluation_line, number
+
+TRAINING = replace(agent(0).progress, similarity={0: 1.0, 1: 0.21, 2: 3e-05})
+UNKNOWN = ("-",) * 5
+
+
+@pytest.mark.parametrize(
+    ("progress", "cells"),
+    [
+        (None, ("-", *UNKNOWN, "starting")),
+        (Progress(), ("-", *UNKNOWN, "starting")),
+        (Progress(total_steps=5_000), ("0", *UNKNOWN, "starting")),  # it evaluates for the first time
+        (TRAINING, ("400", "-3.2", "-2.0", "-10.5", "91", "0.05 (1:0.21  2:3e-05)", "training")),
+    ],
 )
-from dase_grpc.progress import Progress, duration, evaluation_line, number
-
-TRAINING = Progress(
-    step=400,
-    total_steps=1_000,
-    updates=300,
-    updates_per_second=91.4,
-    episode_return=-3.25,
-    first_evaluation_return=-10.5,
-    evaluation_return=-2.0,
-    similarity={0: 1.0, 1: 0.21, 2: 3e-05},
-    similarity_weight=0.05,
-    state="training",
-)
-
-
-@pytest.mark.parametrize("progress", [None, Progress(), Progress(state="starting")])
-def test_an_agent_that_has_told_nothing_is_starting(progress):
-    assert tuple(agent_cells(0, progress).values()) == ("-",) * 6 + ("starting",)
-
-
-def test_an_agent_that_evaluates_for_the_first_time_is_at_step_0():
-    assert tuple(agent_cells(0, Progress(total_steps=5_000)).values()) == (
-        "0",
-        "-",
-        "-",
-        "-",
-        "-",
-        "-",
-        "starting",
-    )
-
-
-def test_the_cells_of_an_agent_in_training():
-    assert tuple(agent_cells(0, TRAINING).values()) == (
-        "400",
-        "-3.2",
-        "-2.0",
-        "-10.5",
-        "91",
-        "0.05 (1:0.21  2:3e-05)",
-        "training",
-    )
+def test_an_agent_is_told_in_cells_as_far_as_it_has_told_anything(progress, cells):
+    assert tuple(agent_cells(0, progress).values()) == cells
 
 
 @pytest.mark.parametrize(
@@ -82,16 +53,19 @@ def test_a_weight_that_can_change_nothing_is_shown_as_that():
     assert evaluation_line(tiny).endswith("λ <1e-09")
 
 
-def test_the_buffer_is_shown_as_a_share_once_it_is_open():
-    assert buffer_text(0, 0) == "buffer not open yet"
-    assert buffer_text(1_500, 6_000) == "buffer 1,500 of 6,000 (25%)"
-    assert buffer_text(0, 6_000) == "buffer 0 of 6,000 (0%)"
-    assert buffer_text(6_000, 6_000) == "buffer 6,000 of 6,000 (100%)"
-
-
-def test_a_buffer_is_not_empty_while_it_holds_something_nor_full_before_it_is():
-    assert buffer_text(2, 1_000_000).endswith("(<1%)")
-    assert buffer_text(999_999, 1_000_000).endswith("(>99%)")
+@pytest.mark.parametrize(
+    ("size", "capacity", "text"),
+    [
+        (0, 0, " not open yet"),
+        (1_500, 6_000, " 1,500 of 6,000 (25%)"),
+        (0, 6_000, " 0 of 6,000 (0%)"),
+        (6_000, 6_000, " 6,000 of 6,000 (100%)"),
+        (2, 1_000_000, " 2 of 1,000,000 (<1%)"),
+        (999_999, 1_000_000, " 999,999 of 1,000,000 (>99%)"),
+    ],
+)
+def test_the_buffer_is_empty_where_it_holds_nothing_and_full_where_no_more_fits(size, capacity, text):
+    assert buffer_text(size, capacity) == f"buffer{text}"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +88,7 @@ def test_rates_have_a_decimal_where_they_are_few(per_second, text):
     ("value", "text"), [(0.04, "0.0 s"), (12.4, "12 s"), (119.0, "119 s"), (600, "10 min"), (1e5, "28 h")]
 )
 def test_how_long_ago_something_was_is_told_in_a_few_characters(value, text):
-    assert seconds(value) == text
+    assert ago(value) == text
 
 
 def test_a_sparkline_is_full_at_its_highest_value_and_blank_where_nothing_is_known():

@@ -30,14 +30,14 @@ class Watched:
 
     def __init__(self, *said: Look) -> None:
         self.said = list(said)
-        self.frames = []
+        self.screens = []
         self.stop = asyncio.Event()
 
     async def look(self) -> Look:
         return self.said.pop(0)
 
-    def show(self, frame) -> None:
-        self.frames.append(frame)
+    def show(self, screen) -> None:
+        self.screens.append(screen)
         if not self.said:
             self.stop.set()
 
@@ -48,16 +48,16 @@ class Watched:
 async def test_every_look_is_drawn_with_all_of_the_last_minute():
     watched = Watched(*looks(count=80))
     await watched.follow()
-    assert [len(frame.looks) for frame in watched.frames] == [*range(1, 62), *[61] * 19]
-    assert all(frame.last_known == frame.looks[-1] for frame in watched.frames)
+    assert [len(screen.looks) for screen in watched.screens] == [*range(1, 62), *[61] * 19]
+    assert all(screen.last_known == screen.looks[-1] for screen in watched.screens)
 
 
 async def test_a_replay_that_is_away_leaves_what_was_known_and_is_taken_up_again_when_it_is_back():
     before, after = Look(1.0, cluster(step=1)), Look(3.0, cluster(step=2))
     watched = Watched(before, AWAY, after)
     await watched.follow()
-    assert [frame.last_known for frame in watched.frames] == [before, before, after]
-    assert watched.frames[1].looks[-1] is AWAY
+    assert [screen.last_known for screen in watched.screens] == [before, before, after]
+    assert watched.screens[1].looks[-1] is AWAY
 
 
 async def test_it_ends_although_a_look_does_not():
@@ -69,7 +69,7 @@ async def test_it_ends_although_a_look_does_not():
         await forever()
         raise AssertionError
 
-    await promptly(follow(look, lambda frame: None, stop, replays="r:1"))
+    await promptly(follow(look, lambda screen: None, stop, replays="r:1"))
 
 
 def test_what_is_no_terminal_is_refused_naming_the_command_for_it(tmp_path):

@@ -7,8 +7,7 @@ import pytest
 from observe.clusters import actor, agent, buffer, cluster, looks, printed
 
 from dase_grpc.errors import UnreachableError
-from dase_grpc.observe.screen import Frame, Screen, draw
-from dase_grpc.observe.tables import troubles
+from dase_grpc.observe.top import Screen
 from dase_grpc.observe.view import ClusterView, Look, NodeView
 from dase_grpc.progress import Attendance, Progress
 
@@ -19,7 +18,7 @@ SIZES = [(80, 24), (160, 50)]
 def shown(seen: list[Look], *, size: tuple[int, int] = (80, 24), now: float = 9.0) -> list[str]:
     known = next((look for look in reversed(seen) if look.cluster is not None), None)
     width, height = size
-    return printed(draw(Frame(REPLAY, seen, now, known), width=width, height=height), width=width)
+    return printed(Screen(REPLAY, seen, now, known).drawn(width=width, height=height), width=width)
 
 
 def seen(view: ClusterView) -> list[Look]:
@@ -115,7 +114,7 @@ def test_what_agents_and_other_nodes_wait_for_is_said_in_full():
 
 def test_an_evaluator_without_a_policy_to_evaluate_is_no_trouble():
     idle = NodeView("evaluator", "evaluator@host", attendance=Attendance(state="idle: no policy is due"))
-    assert not troubles(Look(0.0, cluster(agents=(agent(0),), nodes=(idle,))))
+    assert not Look(0.0, cluster(agents=(agent(0),), nodes=(idle,))).troubles()
 
 
 def test_more_troubles_than_there_is_room_for_are_counted():
@@ -195,6 +194,6 @@ def test_a_buffer_that_was_emptied_has_no_rates_below_0():
 
 
 def test_a_screen_takes_the_size_that_the_terminal_has():
-    frame = Frame(REPLAY, looks(agents=8), 9.0, looks(agents=8)[-1])
-    assert "lease" in "\n".join(printed(Screen(frame), width=160, height=50))
-    assert "lease" not in "\n".join(printed(Screen(frame), width=80, height=24))
+    screen = Screen(REPLAY, looks(agents=8), 9.0, looks(agents=8)[-1])
+    assert "lease" in "\n".join(printed(screen, width=160, height=50))
+    assert "lease" not in "\n".join(printed(screen, width=80, height=24))
