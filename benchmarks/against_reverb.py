@@ -42,7 +42,7 @@ from measuring import (
 )
 
 from dase_grpc.errors import DaseError
-from dase_grpc.process.ending import keep_freed_memory
+from dase_grpc.process.ends import keep_freed_memory
 
 ROOT: Final = Path(__file__).parents[1]
 REVERB_PYTHON: Final = ROOT / ".cache/reverb/bin/python"

@@ -38,7 +38,7 @@ from measuring import (
 from replay import random_rows, replay_process
 
 from dase_grpc.errors import DaseError
-from dase_grpc.process.ending import keep_freed_memory
+from dase_grpc.process.ends import keep_freed_memory
 from dase_grpc.progress import Progress
 from dase_grpc.replay.client.channels import open_channel
 from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget

@@ -36,7 +36,7 @@ from measuring import TASKS, cpu_s, machine, mean_ratio
 from rich.console import Console
 from rich.table import Table
 
-from dase_grpc.process.ending import keep_freed_memory
+from dase_grpc.process.ends import keep_freed_memory
 from dase_grpc.process.lifecycle import READY_PREFIX
 from dase_grpc.replay.client.channels import open_channel
 from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget

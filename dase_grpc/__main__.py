@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Final, NoReturn
 
-from dase_grpc.process import surroundings
+from dase_grpc.process import ends
 
 EXIT_S: Final = 10.0
 """How long what was left running may take to end, once the command has; then it is killed."""
@@ -23,7 +23,7 @@ def run() -> NoReturn:
     from dase_grpc.process.signals import end_as_init, ignore_repeats
 
     code: object = 0
-    surroundings.put_right()
+    ends.put_right()
     end_as_init()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that knows no λ, a path that is no UTF-8
@@ -38,13 +38,11 @@ def run() -> NoReturn:
     except BaseException:  # noqa: BLE001 - shown as the interpreter would, then the process ends
         sys.excepthook(*sys.exc_info())
         code = 1
-    from dase_grpc.process.ending import end_now
-
     ignore_repeats()
     number = code if isinstance(code, int) else int(code is not None)
     if any(not each.daemon for each in threading.enumerate() if each is not threading.main_thread()):
-        end_now(number)
-    _bounded(threading.Timer(EXIT_S, end_now, (number,)))
+        ends.end_now(number)
+    _bounded(threading.Timer(EXIT_S, ends.end_now, (number,)))
     sys.exit(number)
 
 
@@ -60,7 +58,7 @@ def _main() -> None:
     except FileNotFoundError:
         sys.stderr.write("error: the current folder does not exist any more; change into one that does\n")
         sys.exit(2)
-    too_few_files = surroundings.too_few_files()
+    too_few_files = ends.too_few_files()
     if too_few_files is not None:
         sys.stderr.write(f"error: {too_few_files}\n")
         sys.exit(2)
@@ -70,7 +68,7 @@ def _main() -> None:
         main()
     except OSError as error:  # a refused file of ours is a DaseError
         if error.errno in (errno.EMFILE, errno.ENFILE):
-            sys.stderr.write(f"error: {error.strerror}; {surroundings.MORE_FILES}\n")
+            sys.stderr.write(f"error: {error.strerror}; {ends.MORE_FILES}\n")
             sys.exit(1)
         if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
             raise

@@ -1,6 +1,8 @@
-"""Processes that tests start: their environment, and whether they live."""
+"""Processes that tests start: their environment, whether they live, and how they end."""
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +18,33 @@ def importing(*folders: Path, **variables: str) -> dict[str, str]:
     """
     found = [*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(found), **variables}
+
+
+@contextmanager
+def python(program: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that runs a program, with pipes to it; killed where it has not ended after the block."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def let_go(process: subprocess.Popen[str]) -> None:
+    """Closes a process's stdin, which may be its leash."""
+    assert process.stdin is not None
+    process.stdin.close()
+    process.stdin = None
+
+
+def end_of(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Its exit code, and what it still wrote to stdout and stderr."""
+    output, log = process.communicate(timeout=PATIENCE_S)
+    return process.returncode, output, log
 
 
 def lives(pid: int) -> bool:

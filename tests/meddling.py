@@ -18,7 +18,6 @@ import torch
 from worlds import Array, Info, PointGoal, Step
 
 from dase_grpc.process import settings as process_settings
-from dase_grpc.process import torch_settings
 from dase_grpc.process.containment import SURROUNDINGS, _changed_variables
 
 
@@ -137,8 +136,11 @@ def module_that(*deeds: str) -> str:
 
 def settings() -> dict[str, Any]:
     """What the process is like."""
-    known = {**torch_settings.ALL, **process_settings.PUT_BACK}
-    return {name: setting.read() for name, setting in known.items()}
+    return {name: setting.read() for name, setting in _known().items()}
+
+
+def _known() -> dict[str, process_settings.Setting]:
+    return {**process_settings.settings(), **process_settings.PUT_BACK}
 
 
 @contextmanager
@@ -160,10 +162,9 @@ def put_back() -> Iterator[None]:
         while _kept:
             _kept.pop().__exit__(None, None, None)
         sys.modules.pop("meddles_on_import", None)
-        known = {**torch_settings.ALL, **process_settings.PUT_BACK}
-        for name, value in settings().items():
-            if value != before[name]:
-                known[name].write(before[name])
+        for name, setting in _known().items():
+            if setting.read() != before[name]:
+                setting.write(before[name])
         sys.setrecursionlimit(before["recursion limit"])
         warnings.filters[:] = filters  # type: ignore[index]
         for name in {*os.environ} - {*variables}:

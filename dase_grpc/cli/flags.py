@@ -13,7 +13,7 @@ from dase_grpc.config.resolve import RunConfig
 from dase_grpc.config.sections import whole_number
 from dase_grpc.errors import ConfigError
 from dase_grpc.nodes.options import DEFAULT_ADDRESS, Flag, LearnerOptions, NodeOptions
-from dase_grpc.process.leash import end_with_launcher
+from dase_grpc.process.signals import end_with_launcher
 from dase_grpc.replay.security.identity import TOKEN_FILE_VARIABLE
 
 

@@ -8,7 +8,7 @@ from dase_grpc.config.sections import EnvConfig
 from dase_grpc.config.texts import transitions
 from dase_grpc.errors import ConfigError, EnvironmentHangsError
 from dase_grpc.learning.envs.probe import tried_out
-from dase_grpc.process.ending import end_now
+from dase_grpc.process.ends import end_now
 from dase_grpc.process.watchdog import Watch, say_where, watchdog
 from dase_grpc.schema import TransitionSchema
 

@@ -15,7 +15,7 @@ from dase_grpc.learning.agents.registry import load_policy
 from dase_grpc.learning.envs.evaluation import Evaluation, Evaluator
 from dase_grpc.learning.envs.explorer import Policy
 from dase_grpc.learning.envs.make import close_env, make_env, require_same_environment, schema_of
-from dase_grpc.learning.envs.restarting import evaluation_env
+from dase_grpc.learning.envs.restarts import evaluation_env
 from dase_grpc.process.watchdog import Watch
 from dase_grpc.progress import number, several
 from dase_grpc.runs.checkpoint import METADATA_FILE, Checkpoint, latest, load_checkpoint

@@ -20,7 +20,7 @@ from dase_grpc.learning.agents.device import pick_device
 from dase_grpc.learning.agents.memory import OWN, StackedMemory
 from dase_grpc.learning.agents.policy import Published
 from dase_grpc.learning.envs.make import Environment, require_same_environment, schema_of
-from dase_grpc.learning.envs.restarting import RestartableEnv, exploring_env
+from dase_grpc.learning.envs.restarts import RestartableEnv, exploring_env
 from dase_grpc.learning.training.build import build_learner, pairing, recorder_of
 from dase_grpc.learning.training.learner import Learner
 from dase_grpc.learning.training.publishing import LocalPolicies

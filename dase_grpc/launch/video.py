@@ -20,7 +20,7 @@ from dase_grpc.errors import EnvironmentFailedError, EnvironmentSpecError, Usage
 from dase_grpc.learning.envs.evaluation import record_episode
 from dase_grpc.learning.envs.explorer import Policy
 from dase_grpc.learning.envs.make import Environment, make_env
-from dase_grpc.learning.envs.restarting import EnvironmentBroke, WatchedEnv
+from dase_grpc.learning.envs.restarts import EnvironmentBroke, WatchedEnv
 from dase_grpc.process.watchdog import Watch
 from dase_grpc.schema import TransitionSchema
 

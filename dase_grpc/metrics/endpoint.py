@@ -26,7 +26,7 @@ from prometheus_client import (
 )
 
 from dase_grpc.errors import AddressError
-from dase_grpc.process.ending import closed_in_forks
+from dase_grpc.process.ends import closed_in_forks
 
 MAX_PAIRED_AGENTS: Final = 64
 """Agents below this number have series for each pair of them: 64 x 64 at most."""

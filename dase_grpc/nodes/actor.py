@@ -14,7 +14,7 @@ import torch
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.learning.envs.ids import with_resolved_id
 from dase_grpc.learning.envs.make import schema_of
-from dase_grpc.learning.envs.restarting import RestartableEnv, exploring_env
+from dase_grpc.learning.envs.restarts import RestartableEnv, exploring_env
 from dase_grpc.learning.training.acting import Acting, Rollout, actor_explorers
 from dase_grpc.metrics.endpoint import Health, make_registry, metrics_endpoint
 from dase_grpc.metrics.nodes import ActorMetrics
@@ -22,8 +22,7 @@ from dase_grpc.nodes.followed import FollowedPolicy
 from dase_grpc.nodes.monitoring import protection
 from dase_grpc.nodes.options import ActorOptions
 from dase_grpc.nodes.troupe import Troupe, explore_to_the_end
-from dase_grpc.process.alarm import HangAlarm
-from dase_grpc.process.lifecycle import run_node
+from dase_grpc.process.lifecycle import HangAlarm, run_node
 from dase_grpc.process.tasks import loop_turns, unless
 from dase_grpc.process.watchdog import Watch
 from dase_grpc.progress import Attendant

@@ -16,7 +16,7 @@ from dase_grpc.learning.agents.policy import policy_tensors
 from dase_grpc.learning.agents.registry import load_policy
 from dase_grpc.learning.envs.evaluation import Evaluation
 from dase_grpc.learning.envs.explorer import Policy as Acting
-from dase_grpc.learning.envs.restarting import evaluation_env
+from dase_grpc.learning.envs.restarts import evaluation_env
 from dase_grpc.learning.training.build import build_evaluator
 from dase_grpc.learning.training.parts import StoppablePolicy
 from dase_grpc.metrics.nodes import EvaluatorMetrics

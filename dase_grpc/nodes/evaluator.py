@@ -18,7 +18,7 @@ from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import WaitedTooLongError
 from dase_grpc.learning.envs.ids import with_resolved_id
 from dase_grpc.learning.envs.make import schema_of
-from dase_grpc.learning.envs.restarting import evaluation_env
+from dase_grpc.learning.envs.restarts import evaluation_env
 from dase_grpc.metrics.endpoint import Health, make_registry, metrics_endpoint
 from dase_grpc.metrics.nodes import EvaluatorMetrics
 from dase_grpc.nodes.due import DuePolicies
@@ -26,8 +26,7 @@ from dase_grpc.nodes.evaluating import Evaluating
 from dase_grpc.nodes.monitoring import protection
 from dase_grpc.nodes.options import EvaluatorOptions
 from dase_grpc.nodes.results import EvaluationBooks, results_path
-from dase_grpc.process.alarm import HangAlarm
-from dase_grpc.process.lifecycle import run_node
+from dase_grpc.process.lifecycle import HangAlarm, run_node
 from dase_grpc.process.tasks import first_cause, loop_turns, unless, watch_loop_lag
 from dase_grpc.process.watchdog import Watch
 from dase_grpc.progress import Attendant, several

@@ -12,14 +12,14 @@ import torch
 from dase_grpc import seeding
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.learning.agents.device import reserved_bytes
-from dase_grpc.learning.envs.restarting import RestartableEnv
+from dase_grpc.learning.envs.restarts import RestartableEnv
 from dase_grpc.learning.training.build import build_learner, pairing, peer_of
 from dase_grpc.learning.training.learner import Learner
 from dase_grpc.learning.training.publishing import Audience
 from dase_grpc.metrics.nodes import LearnerMetrics
 from dase_grpc.nodes.followed import tensor_exchange
 from dase_grpc.nodes.results import Resumed
-from dase_grpc.process.alarm import HangAlarm
+from dase_grpc.process.lifecycle import HangAlarm
 from dase_grpc.process.watchdog import Watch
 from dase_grpc.progress import several
 from dase_grpc.replay.client.channels import Lines

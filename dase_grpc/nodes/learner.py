@@ -14,15 +14,14 @@ import torch
 from dase_grpc.learning.agents.device import pick_device
 from dase_grpc.learning.envs.ids import with_resolved_id
 from dase_grpc.learning.envs.make import schema_of
-from dase_grpc.learning.envs.restarting import exploring_env
+from dase_grpc.learning.envs.restarts import exploring_env
 from dase_grpc.metrics.endpoint import Health, make_registry, metrics_endpoint
 from dase_grpc.metrics.nodes import LearnerMetrics
 from dase_grpc.nodes.joined_learner import JoinedLearner, put_together, starved
 from dase_grpc.nodes.monitoring import protection
 from dase_grpc.nodes.options import LearnerOptions
 from dase_grpc.nodes.results import open_results, results_path
-from dase_grpc.process.alarm import HangAlarm
-from dase_grpc.process.lifecycle import run_node
+from dase_grpc.process.lifecycle import HangAlarm, run_node
 from dase_grpc.process.tasks import loop_turns, unless, watch_loop_lag
 from dase_grpc.process.watchdog import Watch
 from dase_grpc.progress import Progress, several

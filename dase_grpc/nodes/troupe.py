@@ -13,7 +13,7 @@ from dase_grpc.errors import RefusalError, WaitedTooLongError
 from dase_grpc.learning.training.acting import Acting
 from dase_grpc.metrics.nodes import ActorMetrics
 from dase_grpc.nodes.followed import FollowedPolicy
-from dase_grpc.process.alarm import HangAlarm
+from dase_grpc.process.lifecycle import HangAlarm
 from dase_grpc.process.tasks import first_cause, unless, watch_loop_lag
 from dase_grpc.process.watchdog import Watch
 from dase_grpc.progress import Attendance, several

@@ -6,28 +6,15 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 from dase_grpc.process.settings import FOLDER, PUT_BACK, UNKNOWN, Setting, settings
 from dase_grpc.process.signals import is_ours
 
 MEANT_FOR_OTHERS = (StopIteration, StopAsyncIteration, GeneratorExit, SystemExit, KeyboardInterrupt)
 
-OUR_SIGNALS: Final = tuple(
-    getattr(signal, name)
-    for name in (
-        "SIGINT",
-        "SIGTERM",
-        "SIGHUP",
-        "SIGQUIT",
-        "SIGCHLD",
-        "SIGPIPE",
-        "SIGTSTP",
-        "SIGCONT",
-        "SIGWINCH",
-    )
-    if hasattr(signal, name)
-)
+_NAMES: Final = ("INT", "TERM", "HUP", "QUIT", "CHLD", "PIPE", "TSTP", "CONT", "WINCH")
+OUR_SIGNALS: Final = tuple(getattr(signal, f"SIG{name}") for name in _NAMES if hasattr(signal, f"SIG{name}"))
 """What tells a process to end, pause or go on, and what its own machinery lives on.
 
 Others, such as the alarm that an environment has set for itself, keep its handlers.
@@ -40,6 +27,8 @@ _changed_variables: Final[dict[str, tuple[str | None, str | None]]] = {}
 
 State = dict[str, Any]
 """Values of settings by name."""
+
+Kind = Literal["import", "make", "call"]
 
 
 class Contained:
@@ -67,7 +56,7 @@ def process_kept() -> Iterator[list[str]]:
 
     Simulators set signal handlers, or close what they inherited, while they are made; only the main thread
     can set a handler, so elsewhere there is none to put back. What an environment may rely on later it finds
-    again in its calls (surroundings.py). The process's variables stay as it left them, for libraries look at
+    again in its calls (`Surroundings`). The process's variables stay as it left them, for libraries look at
     them at any time; `given_variables` are those from before.
     """
     changed: list[str] = []
@@ -84,23 +73,9 @@ def process_kept() -> Iterator[list[str]]:
 
 
 @contextmanager
-def importing() -> Iterator[None]:
-    """`process_kept` for the import of an environment's module."""
-    with process_kept(), SURROUNDINGS.importing():
-        yield
-
-
-@contextmanager
-def making() -> Iterator[None]:
-    """`process_kept` for a call that makes an environment."""
-    with process_kept(), SURROUNDINGS.making():
-        yield
-
-
-@contextmanager
-def kept_call() -> Iterator[list[str]]:
-    """`process_kept` for any other call."""
-    with process_kept() as changed, SURROUNDINGS.entered():
+def kept_call(kind: Kind = "call") -> Iterator[list[str]]:
+    """`process_kept` for a call of an environment's code, which finds there what it has changed before."""
+    with process_kept() as changed, SURROUNDINGS.entered(kind):
         yield changed
 
 
@@ -189,26 +164,15 @@ class Surroundings:
         self._inside: set[int] = set()
 
     @contextmanager
-    def importing(self) -> Iterator[None]:
-        """For the import of an environment's module."""
-        with self.entered():
-            yield
-        self._made_in = {name: value for name, value in self.theirs.items() if name == FOLDER}
-
-    @contextmanager
-    def making(self) -> Iterator[None]:
-        """For a call that makes an environment."""
-        if threading.get_ident() not in self._inside:
+    def entered(self, kind: Kind = "call") -> Iterator[None]:
+        """For an import of an environment's module, its making, or any other call."""
+        if kind == "make" and threading.get_ident() not in self._inside:
             self.theirs.pop(FOLDER, None)
             self.theirs.update(self._made_in)
-        with self.entered():
-            yield
-
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        """For any other call."""
         with self._settings_of_theirs(whole=True):
             yield
+        if kind == "import":
+            self._made_in = {name: value for name, value in self.theirs.items() if name == FOLDER}
 
     @contextmanager
     def as_before(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""The life of a node from start to end: signals, logging, exit codes. The only place that handles signals."""
+"""The life of a node from start to end: logging, when it is to stop, exit codes, the alarm of a hang."""
 
 import asyncio
 import logging
@@ -10,13 +10,16 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext, suppres
 from typing import Final
 
 from dase_grpc.errors import DaseError, EnvironmentHangsError
-from dase_grpc.process.ending import end_now, keep_freed_memory
-from dase_grpc.process.leash import kill_unless_ended, leashed
-from dase_grpc.process.signals import heeding
+from dase_grpc.process.ends import end_now, keep_freed_memory
+from dase_grpc.process.signals import heeding, kill_unless_ended, leashed
 from dase_grpc.process.tasks import first_cause
+from dase_grpc.process.watchdog import Watch, say_where, watchdog
 
 READY_PREFIX: Final = "listening on "
 """What a node that listens prints on stdout, before its address, once it answers."""
+
+FAREWELL_GRACE_S: Final = 10.0
+"""How long the event loop has, from the alarm on, to give the lease back; then the process ends without."""
 
 _GRPC_LOGGER: Final = "grpc._cython.cygrpc"
 _ENDED_MEANWHILE: Final = "ExecuteBatchError raised in core by servicer method ["
@@ -28,7 +31,7 @@ class StopEvent(asyncio.Event):
     """Set when a process shall drain and end.
 
     Attributes:
-        orphaned: its launcher is gone, so it is killed unless it ends within `LEASHLESS_S` (leash.py).
+        orphaned: its launcher is gone, so it is killed unless it ends within `LEASHLESS_S` (signals.py).
     """
 
     def __init__(self) -> None:
@@ -94,13 +97,10 @@ def halt_event(*, stdin_is_leash: bool = False) -> Iterator[threading.Event]:
 async def stop_event(
     *, stdin_is_leash: bool, on_second: Callable[[], None] | None = None
 ) -> AsyncIterator[StopEvent]:
-    """An event set by the first SIGTERM, SIGINT or SIGHUP, or when stdin ends if that is a leash.
+    """An event set by the first SIGTERM, SIGINT or SIGHUP, or when stdin, if that is a leash, ends.
 
     A second signal calls `on_second`, in a signal handler; without one it kills. The same signal again
-    within `SAME_REQUEST_S` is no second one (signals.py).
-
-    A leash is a pipe whose other end a launcher holds: it closes however the launcher dies. Nobody is
-    left then to kill a node that does not end, so it does that itself after `LEASHLESS_S`.
+    within `SAME_REQUEST_S` is no second one.
     """
     loop, stop = asyncio.get_running_loop(), StopEvent()
 
@@ -121,3 +121,47 @@ async def stop_event(
     second = None if on_second is None else lambda number: on_second()
     with heeding(on_first, second), leashed(on_gone) if stdin_is_leash else nullcontext():
         yield stop
+
+
+class HangAlarm:
+    """Tells an event loop that a thread hangs in the environment; `raised` then holds the error."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._over = threading.Event()
+        self.raised: asyncio.Future[None] = loop.create_future()
+
+    @contextmanager
+    def watching(self, watch: Watch, *, timeout_s: float) -> Iterator[None]:
+        """Looks at the watch within the block.
+
+        If it does not end within `FAREWELL_GRACE_S` after the alarm, the process does.
+        """
+        with watchdog([watch], timeout_s=timeout_s, on_hang=self._on_hang):
+            try:
+                yield
+            finally:
+                self._over.set()
+
+    async def unless_hanging(self, *others: "asyncio.Future[None]") -> None:
+        """Returns when one of the others is done.
+
+        Raises:
+            EnvironmentHangsError: the alarm came first.
+        """
+        await asyncio.wait({self.raised, *others}, return_when=asyncio.FIRST_COMPLETED)
+        if not any(other.done() for other in others):
+            self.raised.result()
+
+    def _on_hang(self, watch: Watch, error: EnvironmentHangsError) -> None:
+        say_where(watch)
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            self._loop.call_soon_threadsafe(self._raise, error)
+        if not self._over.wait(FAREWELL_GRACE_S):
+            log.error("error: %s", error)
+            end_now(error.exit_code)
+
+    def _raise(self, error: EnvironmentHangsError) -> None:
+        if not self.raised.done():
+            self.raised.set_exception(error)
+            self.raised.exception()  # whether or not somebody waits

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, cast
 
 import numpy as np
@@ -65,16 +66,50 @@ BASIC: Final[Mapping[str, Setting]] = {
     "print options": Setting(np.get_printoptions, lambda options: np.set_printoptions(**options)),
     "socket timeout": Setting(socket.getdefaulttimeout, socket.setdefaulttimeout),
 }
-"""What an environment may rely on in later calls, and finds again there (surroundings.py)."""
+"""What an environment may rely on in later calls, and finds again there (containment.py)."""
 
 
 def settings() -> Mapping[str, Setting]:
-    """All of them; those of torch once somebody has imported it."""
-    if "torch" not in sys.modules:
-        return BASIC
-    from dase_grpc.process.torch_settings import ALL  # torch takes seconds to import
+    """All that an environment finds again; those of torch once somebody has imported it."""
+    return _with_torch() if "torch" in sys.modules else BASIC
 
-    return ALL
+
+@cache
+def _with_torch() -> Mapping[str, Setting]:
+    """In an order in which they can be set: the inference mode changes what is said of gradients."""
+    import torch  # takes seconds
+
+    cudnn, modes = torch.backends.cudnn, list[tuple[torch.inference_mode, bool]]()
+
+    def device() -> torch.device | None:
+        # one that was set is a mode of torch's functions; asking for it makes a tensor, which takes 12 µs
+        return torch.get_default_device() if torch._C._len_torch_function_stack() else None
+
+    def set_inference_mode(on: bool) -> None:
+        if modes and modes[-1][1] == on:  # that mode ends with its object
+            modes.pop()[0].__exit__(None, None, None)
+        else:
+            modes.append((torch.inference_mode(on), not on))
+            modes[-1][0].__enter__()
+
+    def set_cudnn(setting: tuple[bool, bool, bool]) -> None:
+        cudnn.enabled, cudnn.benchmark, cudnn.deterministic = setting
+
+    return {
+        **BASIC,
+        "default dtype": Setting(torch.get_default_dtype, torch.set_default_dtype, torch.float32),
+        "default device": Setting(device, torch.set_default_device, None),
+        "inference mode": Setting(torch.is_inference_mode_enabled, set_inference_mode, False),
+        "gradients": Setting(torch.is_grad_enabled, torch.set_grad_enabled, True),
+        "threads": Setting(torch.get_num_threads, torch.set_num_threads),
+        # torch.use_deterministic_algorithms imports the compiler, which takes seconds
+        "determinism": Setting(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
+        "products": Setting(
+            torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"
+        ),
+        "cuDNN": Setting(lambda: (cudnn.enabled, cudnn.benchmark, cudnn.deterministic), set_cudnn),
+        "anomalies": Setting(torch.is_anomaly_enabled, torch.set_anomaly_enabled, False),
+    }
 
 
 def _hooks() -> tuple[Any, ...]:

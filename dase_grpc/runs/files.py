@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Self
 
 from dase_grpc.errors import DiskFullError, RunDirectoryError
-from dase_grpc.process.ending import closed_in_forks
+from dase_grpc.process.ends import closed_in_forks
 
 STAGING_PREFIX: Final = ".staging-"
 

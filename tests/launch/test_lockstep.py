@@ -16,7 +16,7 @@ from dase_grpc.launch import lockstep
 from dase_grpc.launch.lockstep import BUFFER_FILE, LockstepRun, open_lockstep, run_lockstep, save_buffer
 from dase_grpc.learning.agents.dense import WORTH_ROUNDING
 from dase_grpc.learning.envs.make import make_env, schema_of
-from dase_grpc.learning.envs.restarting import exploring_env
+from dase_grpc.learning.envs.restarts import exploring_env
 from dase_grpc.runs.checkpoint import METADATA_FILE, STATE_FILE, checkpoints, latest
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.logs import read_metrics

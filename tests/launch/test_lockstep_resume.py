@@ -32,7 +32,7 @@ from dase_grpc.errors import (
 )
 from dase_grpc.launch.lockstep import BUFFER_FILE
 from dase_grpc.launch.resume import ResumeOptions, resume_here
-from dase_grpc.learning.envs.restarting import EnvironmentBroke, WatchedEnv
+from dase_grpc.learning.envs.restarts import EnvironmentBroke, WatchedEnv
 from dase_grpc.runs.checkpoint import METADATA_FILE, STATE_FILE, TRAINING_FILE, checkpoints, latest
 from dase_grpc.runs.directory import RUN_FILE, RunDirectory
 from dase_grpc.runs.logs import read_evaluations, read_metrics
@@ -87,7 +87,7 @@ def test_a_run_that_was_killed_goes_on_from_its_last_round(tmp_path, straight, s
 
 @pytest.mark.slow
 def test_a_run_whose_environments_raise_by_their_seeds_goes_on_to_the_bit(tmp_path, monkeypatch):
-    monkeypatch.setattr("dase_grpc.learning.envs.restarting.FIRST_PAUSE_S", 0)
+    monkeypatch.setattr("dase_grpc.learning.envs.restarts.FIRST_PAUSE_S", 0)
     settings = config("worlds:Brittle", env__max_restarts=50)
     straight = train(tmp_path, settings, "straight")
     stopped = train_until(tmp_path, settings, 67)

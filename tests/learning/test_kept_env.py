@@ -13,8 +13,8 @@ import torch
 from meddling import FOUND_AGAIN, LEFT, PUT_BACK, Meddles, module_that, put_back, settings
 
 from dase_grpc.learning.envs.make import make_env
+from dase_grpc.process import settings as process_settings
 from dase_grpc.process.containment import SURROUNDINGS, given_variables
-from dase_grpc.process.torch_settings import ALL
 
 ACTION = np.zeros(1, np.float32)
 CALLS = ("constructor", "reset", "step", "close")
@@ -22,7 +22,7 @@ CALLS = ("constructor", "reset", "step", "close")
 
 def theirs():
     """What an environment sees of the process."""
-    return {name: setting.read() for name, setting in ALL.items()}
+    return {name: setting.read() for name, setting in process_settings.settings().items()}
 
 
 @pytest.fixture(autouse=True)

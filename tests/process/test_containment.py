@@ -8,8 +8,8 @@ import gymnasium
 import pytest
 
 from dase_grpc.learning.envs.make import make_env
-from dase_grpc.process import signals
 from dase_grpc.process.containment import left_as_found, process_kept
+from dase_grpc.process.signals import heeding
 
 
 class SetsHandlers(gymnasium.Wrapper):
@@ -78,21 +78,21 @@ def handlers():
 
 
 def test_the_same_signal_again_ends_nothing_after_a_run_that_is_left_as_it_was_found(handlers):
-    with left_as_found(), signals.heeding(lambda number: None):
+    with left_as_found(), heeding(lambda number: None):
         signal.raise_signal(signal.SIGTERM)
     signal.raise_signal(signal.SIGTERM)
 
 
 def test_what_a_first_signal_has_set_stays_after_an_environment_is_made(handlers):
     """A second one of another kind kills, also where a call hangs that Python cannot interrupt."""
-    with signals.heeding(lambda number: None):
+    with heeding(lambda number: None):
         with process_kept():
             signal.raise_signal(signal.SIGTERM)
         assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
 
 
 def test_what_an_environment_sets_does_not_stay(handlers):
-    with signals.heeding(lambda number: None):
+    with heeding(lambda number: None):
         heeded = signal.getsignal(signal.SIGTERM)
         with process_kept():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -3,7 +3,6 @@
 import asyncio
 import http.client
 import socket
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from nodes.learning_cases import FOREVER, learner_options, learning, until_trained
@@ -12,7 +11,6 @@ from patience import PATIENCE_S
 from replay.wire.services import promptly
 
 from dase_grpc.metrics.endpoint import LIVE_PATH, READY_PATH
-from dase_grpc.process.tasks import loop_turns
 from dase_grpc.replay.wire.addresses import Address
 
 
@@ -37,20 +35,6 @@ async def until_asked(port: int, path: str, status: int) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while await asyncio.to_thread(asked, port, path) != status:  # noqa: ASYNC110 - what another thread says
             await asyncio.sleep(0.01)
-
-
-async def test_a_loop_that_turns_answers_and_one_that_is_stuck_does_not():
-    assert await asyncio.to_thread(loop_turns(within_s=PATIENCE_S))
-    with ThreadPoolExecutor() as pool:
-        stuck = pool.submit(loop_turns(within_s=0.05)).result  # the loop waits for what looks at it
-        assert not stuck()
-
-
-def test_a_loop_that_has_ended_does_not_turn():
-    async def made():
-        return loop_turns(within_s=0.05)
-
-    assert not asyncio.run(made())()
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ import tomli_w
 from dase_grpc.config.texts import json_value
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.launch.experiments.matrix import Cell, identity
-from dase_grpc.process.leash import LEASHLESS_S
+from dase_grpc.process.signals import LEASHLESS_S
 from dase_grpc.replay.buffer.directory import BUFFER
 from dase_grpc.runs.curves import final_score, returns
 from dase_grpc.runs.directory import (

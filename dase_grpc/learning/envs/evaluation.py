@@ -13,7 +13,7 @@ from dase_grpc.errors import EnvironmentSpecError
 from dase_grpc.learning.envs.explorer import Policy, require_finite_action
 from dase_grpc.learning.envs.foreign import RAISED, summary
 from dase_grpc.learning.envs.make import ActionMap, Environment, close_env
-from dase_grpc.learning.envs.restarting import EnvironmentBroke, given_up, reset, step
+from dase_grpc.learning.envs.restarts import EnvironmentBroke, given_up, reset, step
 from dase_grpc.schema import Array, TransitionSchema
 
 _log = logging.getLogger("dase")

@@ -13,7 +13,7 @@ from dase_grpc.errors import DivergedError
 from dase_grpc.learning.envs.answers import coarsened
 from dase_grpc.learning.envs.foreign import summary
 from dase_grpc.learning.envs.make import ActionMap, Environment
-from dase_grpc.learning.envs.restarting import EnvironmentBroke, RestartableEnv, reset, step
+from dase_grpc.learning.envs.restarts import EnvironmentBroke, RestartableEnv, reset, step
 from dase_grpc.metrics.nodes import ExplorerMetrics
 from dase_grpc.schema import Array, TransitionSchema
 

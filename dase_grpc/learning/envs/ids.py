@@ -18,7 +18,7 @@ import gymnasium
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import EnvironmentSpecError
 from dase_grpc.learning.envs.foreign import RAISED, kind, summary
-from dase_grpc.process.containment import importing
+from dase_grpc.process.containment import kept_call
 
 _CUTOFF_IN_MODULE: Final = 0.75
 """How alike (difflib's ratio) a module's name must be to be suggested; most are no environments."""
@@ -133,7 +133,7 @@ def _import(env_id: str, module_name: str) -> ModuleType:
     if module_name in sys.modules:
         return importlib.import_module(module_name)
     try:
-        with importing():
+        with kept_call("import"):
             return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and f"{module_name}.".startswith(f"{error.name}."):

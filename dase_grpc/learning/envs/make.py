@@ -16,7 +16,7 @@ from dase_grpc.errors import EnvironmentSpecError, MalformedError
 from dase_grpc.learning.envs.flat import FlatObservation, unflattenable
 from dase_grpc.learning.envs.foreign import RAISED, kind, summary, text
 from dase_grpc.learning.envs.ids import continuous_variant, factory_of, latest_version, resolve_id
-from dase_grpc.process.containment import SURROUNDINGS, kept_call, making
+from dase_grpc.process.containment import SURROUNDINGS, kept_call
 from dase_grpc.schema import Array, TransitionSchema
 
 Environment: TypeAlias = gymnasium.Env[Array, Array]
@@ -45,7 +45,7 @@ def make_env(env_id: str, kwargs: Mapping[str, Any], *, render_mode: str | None 
     """
     arguments = dict(kwargs) if render_mode is None else {**kwargs, "render_mode": render_mode}
     resolved = resolve_id(env_id)
-    with _quiet_mujoco(), making():
+    with _quiet_mujoco(), kept_call("make"):
         env: Environment = KeptEnv(_create(resolved, arguments))
     try:
         if _is_to_be_flattened(_space(env, env_id, "observation_space"), env_id):

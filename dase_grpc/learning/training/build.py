@@ -20,7 +20,7 @@ from dase_grpc.learning.agents.snapshots import LearnersGuide, Snapshots, Traine
 from dase_grpc.learning.envs.evaluation import Evaluator
 from dase_grpc.learning.envs.explorer import Explorer
 from dase_grpc.learning.envs.make import Environment, make_env
-from dase_grpc.learning.envs.restarting import WatchedEnv, evaluation_env
+from dase_grpc.learning.envs.restarts import WatchedEnv, evaluation_env
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher
 from dase_grpc.learning.training.learner import Learner
 from dase_grpc.learning.training.parts import ActorSteps, BatchSource, Journal, LearnerParts, TransitionSink

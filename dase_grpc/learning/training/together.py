@@ -23,8 +23,7 @@ from dase_grpc.learning.similarity.weigher import SimilarityWeigher, Weighing, e
 from dase_grpc.learning.training.learner import Learner
 from dase_grpc.learning.training.parts import LearnerParts
 from dase_grpc.learning.training.statistics import DeviceTotals
-from dase_grpc.learning.training.updating import Taken
-from dase_grpc.process.torch_settings import with_gradients
+from dase_grpc.learning.training.updating import Taken, with_gradients
 
 LIVE, EXTERNAL, MOVES = range(3)
 _FLAGS: Final = 3

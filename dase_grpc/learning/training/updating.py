@@ -4,7 +4,8 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from functools import wraps
+from typing import Final, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,6 @@ from dase_grpc.learning.training.state import Counters
 from dase_grpc.learning.training.statistics import DeviceTotals, Diagnosis, Window, fold, show
 from dase_grpc.learning.training.whole import WholeUpdate
 from dase_grpc.metrics.nodes import LearnerMetrics
-from dase_grpc.process.torch_settings import with_gradients
 from dase_grpc.schema import Array
 
 DIAGNOSE_EVERY: Final = 50
@@ -33,7 +33,23 @@ DIAGNOSE_EVERY: Final = 50
 DIVERGED_AFTER: Final = 100
 """So many steps in a row that had to be left out mean that an agent learns nothing any more."""
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 _log = logging.getLogger("dase")
+
+
+def with_gradients(work: Callable[P, R]) -> Callable[P, R]:
+    """The work, done with gradients as torch has them from the start, whatever somebody has made of that."""
+
+    @wraps(work)
+    def done(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+            return work(*args, **kwargs)
+        with torch.inference_mode(False), torch.enable_grad():
+            return work(*args, **kwargs)
+
+    return done
 
 
 @dataclass(frozen=True)

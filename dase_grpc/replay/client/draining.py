@@ -4,8 +4,7 @@ import asyncio
 from typing import Any, Final
 
 from dase_grpc.errors import UnreachableError
-from dase_grpc.process.alarm import HangAlarm
-from dase_grpc.process.lifecycle import is_orphaned
+from dase_grpc.process.lifecycle import HangAlarm, is_orphaned
 from dase_grpc.replay.client.insert import RowLink
 from dase_grpc.replay.client.shards import Shards
 

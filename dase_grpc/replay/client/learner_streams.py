@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dase_grpc.errors import UnreachableError
-from dase_grpc.process.alarm import HangAlarm
+from dase_grpc.process.lifecycle import HangAlarm
 from dase_grpc.process.tasks import first_cause, unless
 from dase_grpc.progress import Progress
 from dase_grpc.replay.client import draining

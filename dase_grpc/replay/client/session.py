@@ -16,7 +16,7 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from dase_grpc.errors import DaseError, Halted, MalformedError, UsageError
-from dase_grpc.process.alarm import HangAlarm
+from dase_grpc.process.lifecycle import HangAlarm
 from dase_grpc.process.tasks import unless
 from dase_grpc.progress import Progress, several
 from dase_grpc.replay.buffer.policies import Policy

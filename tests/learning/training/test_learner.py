@@ -19,7 +19,7 @@ from dase_grpc.learning.agents.snapshots import Behaviour
 from dase_grpc.learning.envs.evaluation import Evaluator
 from dase_grpc.learning.envs.explorer import Explorer
 from dase_grpc.learning.envs.make import make_env, schema_of
-from dase_grpc.learning.envs.restarting import RestartableEnv
+from dase_grpc.learning.envs.restarts import RestartableEnv
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher
 from dase_grpc.learning.training.learner import Learner
 from dase_grpc.learning.training.parts import LearnerParts

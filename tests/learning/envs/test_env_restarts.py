@@ -16,7 +16,7 @@ from dase_grpc.learning.envs.evaluation import Evaluator
 from dase_grpc.learning.envs.explorer import Explorer
 from dase_grpc.learning.envs.flat import FlatObservation
 from dase_grpc.learning.envs.make import schema_of
-from dase_grpc.learning.envs.restarting import (
+from dase_grpc.learning.envs.restarts import (
     GOOD_STEPS,
     EnvironmentBroke,
     RestartableEnv,

@@ -1,4 +1,4 @@
-"""A call into an environment that does not return is noticed, said, and nothing else is."""
+"""A call into an environment that does not return is noticed and said, and ends the process around a run."""
 
 import logging
 import threading
@@ -8,18 +8,24 @@ import pytest
 import worlds
 from contracts.sentences import assert_one_sentence
 from patience import PATIENCE_S
+from small import new_run, small_config
 
-from dase_grpc.learning.envs.restarting import WatchedEnv
+from dase_grpc.launch import checks
+from dase_grpc.launch.checks import end_hanging, probed
+from dase_grpc.launch.lockstep import open_lockstep
+from dase_grpc.learning.envs import probe, restarts
+from dase_grpc.learning.envs.restarts import WatchedEnv
 from dase_grpc.process import watchdog as module
 from dase_grpc.process.watchdog import SAY_AFTER_S, Watch, say_where, watchdog
 
 
-class Stuck(worlds.Clock):
+class Stuck(worlds.ConstantReward):
     """Its `call` does not return before `release` is set."""
 
     def __init__(self, call, release):
+        self.call, self.release = call, release
+        self.wait_in("making")
         super().__init__()
-        self._call, self._release = call, release
 
     def reset(self, **options):
         self.wait_in("reset")
@@ -29,13 +35,17 @@ class Stuck(worlds.Clock):
         self.wait_in("step")
         return super().step(action)
 
+    def close(self):
+        self.wait_in("close")
+        super().close()
+
     def wait_in(self, call):
-        if call == self._call:
-            assert self._release.wait(PATIENCE_S)
+        if call == self.call:
+            assert self.release.wait(PATIENCE_S)
 
 
-def do(env):
-    with closing(env):
+def live(make, watch):
+    with closing(WatchedEnv(make, watch)) as env:
         env.reset(seed=0)
         env.step([0.0])
 
@@ -44,18 +54,13 @@ def do(env):
 def test_a_call_that_does_not_return_is_said_once_with_its_place_in_the_code(call, caplog):
     watch, release, alarms, alarm = Watch("agent 3"), threading.Event(), [], threading.Event()
 
-    def make():
-        env = Stuck(call, release)
-        env.wait_in("making")
-        return env
-
     def on_hang(found, error):
         say_where(found)
         alarms.append(error)
         alarm.set()
 
     with watchdog([Watch("agent 2"), watch], timeout_s=0.05, on_hang=on_hang):
-        thread = threading.Thread(target=lambda: do(WatchedEnv(make, watch)))
+        thread = threading.Thread(target=live, args=(lambda: Stuck(call, release), watch))
         thread.start()
         assert alarm.wait(PATIENCE_S)
         release.set()
@@ -158,3 +163,45 @@ def test_where_nobody_calls_there_is_nothing_to_say(caplog):
     caplog.set_level(logging.INFO)
     say_where(Watch("agent 0"))
     assert caplog.text == ""
+
+
+# -- before, at the start and at the end of a run -----------------------------------------------------
+
+
+@pytest.fixture
+def stuck(monkeypatch):
+    """Has a module make environments that hang in a call; gives a configuration, and the exit codes.
+
+    Once this process would have ended, the environment is let go on.
+    """
+    codes, release = [], threading.Event()
+
+    def end(code):
+        codes.append(code)
+        release.set()
+
+    def made_in(place, call):
+        monkeypatch.setattr(place, "make_env", lambda *_: Stuck(call, release))
+        return small_config("worlds:ConstantReward", env__timeout_s=0.3), codes
+
+    monkeypatch.setattr(checks, "end_now", end)
+    return made_in
+
+
+@pytest.mark.parametrize("call", ["making", "reset", "step", "close"])
+def test_an_environment_that_hangs_when_it_is_tried_out_ends_the_process(stuck, capsys, call):
+    config, codes = stuck(probe, call)
+    probed(config.env)
+    assert codes == [1]
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith(f"error: the environment's {call} has not returned since ")
+    assert "(trying it out before the run), longer than env.timeout_s = 0.3" in told
+
+
+@pytest.mark.parametrize("call", ["making", "close"])
+def test_in_lockstep_it_is_watched_from_its_making_to_its_closing(tmp_path, stuck, capsys, call):
+    config, codes = stuck(restarts, call)
+    with open_lockstep(config, new_run(tmp_path, config), on_hang=end_hanging):
+        assert codes == ([1] if call == "making" else [])
+    assert codes == [1]
+    assert f"error: the environment's {call} has not returned since " in capsys.readouterr().err

@@ -10,7 +10,7 @@ import sys
 import pytest
 from patience import PATIENCE_S
 
-from dase_grpc.process import leash, signals, surroundings
+from dase_grpc.process import ends, signals
 
 
 def started(program, *, limit=None, **options):
@@ -51,12 +51,10 @@ def files_allowed():
 def test_as_many_files_may_be_opened_as_are_needed_and_allowed(files_allowed, monkeypatch):
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files_allowed(256)
-    monkeypatch.setattr(surroundings, "WANTED_OPEN_FILES", 300)
-    surroundings.put_right()
-    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, hard)
-    monkeypatch.setattr(surroundings, "WANTED_OPEN_FILES", 200)
-    surroundings.put_right()
-    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, hard)
+    for wanted in (300, 200):
+        monkeypatch.setattr(ends, "WANTED_OPEN_FILES", wanted)
+        ends.put_right()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, hard)
 
 
 def test_a_process_that_may_open_hardly_any_file_is_refused_with_both_numbers_and_the_remedy():
@@ -88,10 +86,10 @@ def test_files_that_run_out_later_are_one_sentence_too():
 def test_a_leash_has_a_number_of_its_own_however_few_files_may_be_opened(limit):
     held = f"""
     import os
-    from dase_grpc.process import leash
-    with leash.leashed(lambda: None):
+    from dase_grpc.process import signals
+    with signals.leashed(lambda: None):
         highest = max(int(name) for name in os.listdir("/proc/self/fd"))
-        print({min(leash.FIRST_OWN_DESCRIPTOR, limit // 2)} <= highest < {limit})
+        print({min(signals.FIRST_OWN_DESCRIPTOR, limit // 2)} <= highest < {limit})
     """
     ended = started("if True:" + held, limit=limit, stdin=subprocess.PIPE)
     assert (ended.stdout, ended.stderr) == ("True\n", "")
@@ -103,8 +101,8 @@ def test_a_stream_that_is_closed_leaves_its_number_to_no_other_file(closed, tmp_
     import os, sys
     for number in {closed}:
         os.close(number)
-    from dase_grpc.process import surroundings
-    surroundings.put_right()
+    from dase_grpc.process import ends
+    ends.put_right()
     file = open("log", "w")
     print(file.fileno() > 2, file=file)
     print("out")
@@ -122,7 +120,7 @@ def test_ends_of_children_that_are_ignored_and_blocked_signals_are_undone():
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
-        surroundings.put_right()
+        ends.put_right()
         assert signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL
         assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
         ended = subprocess.run([sys.executable, "-c", "raise SystemExit(3)"], check=False)
@@ -134,13 +132,13 @@ def test_ends_of_children_that_are_ignored_and_blocked_signals_are_undone():
 
 def test_a_backend_that_is_a_notebooks_does_not_keep_a_report_from_being_drawn(monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-    surroundings.put_right()
+    ends.put_right()
     assert os.environ["MPLBACKEND"] == "agg"
 
 
 COUNTS = """
 import sys
-from dase_grpc.process.surroundings import put_right
+from dase_grpc.process.ends import put_right
 put_right()
 from prometheus_client import Counter, generate_latest
 from dase_grpc.metrics.endpoint import make_registry
@@ -160,38 +158,3 @@ def test_metrics_begin_at_zero_whatever_folder_prometheus_is_told_to_share(name,
             )
             assert (ended.stdout, ended.stderr) == ("['dase_tries_total 1.0']\n", "")
         assert list(tmp_path.iterdir()) == []
-
-
-# -- the first process of a container ------------------------------------------------------------------
-
-FIRST_OF_A_CONTAINER = """
-import os, signal
-from dase_grpc.process import lifecycle, signals
-
-signals.INIT_PID = os.getpid()
-signals.SAME_REQUEST_S = 0.0
-signals._raise_for = lambda handler, number: None  # as the kernel, which keeps it from such a process
-signals.end_as_init()
-{then}
-"""
-
-
-def test_sigterm_ends_the_first_process_of_a_container_while_it_loads():
-    ended = started(FIRST_OF_A_CONTAINER.format(then="os.kill(os.getpid(), signal.SIGTERM)"))
-    assert (ended.returncode, ended.stderr) == (128 + signal.SIGTERM, "")
-
-
-def test_a_second_signal_kills_the_first_process_of_a_container():
-    twice = """
-with lifecycle.halt_event():
-    os.kill(os.getpid(), signal.SIGTERM)
-    os.kill(os.getpid(), signal.SIGINT)
-    """
-    ended = started(FIRST_OF_A_CONTAINER.format(then=twice))
-    assert (ended.returncode, ended.stderr) == (128 + signal.SIGINT, "")
-
-
-def test_another_process_takes_sigterm_as_it_was():
-    before = signal.getsignal(signal.SIGTERM)
-    signals.end_as_init()
-    assert signal.getsignal(signal.SIGTERM) is before
