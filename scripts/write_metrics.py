@@ -10,8 +10,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
-from dase_grpc.metrics.buffer import CallsCollector, ReplayCollector, ReplayCounts
-from dase_grpc.metrics.calls import Calls
+from dase_grpc.metrics.buffer import Calls, CallsCollector, ReplayCollector, ReplayCounts
 from dase_grpc.metrics.endpoint import MAX_PAIRED_AGENTS, loop_lag, make_registry
 from dase_grpc.metrics.nodes import ActorMetrics, EvaluatorMetrics, LearnerMetrics
 

@@ -10,7 +10,7 @@ import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from importlib.metadata import version
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, Final
@@ -69,26 +69,6 @@ def loop_lag(registry: CollectorRegistry) -> Histogram:
     )
 
 
-@contextmanager
-def serving(application: App, host: str, port: int, *, tls: Contexts | None = None) -> Iterator[None]:
-    """Serves the application while the block runs.
-
-    Raises:
-        OSError: it cannot listen there.
-    """
-    server = _Server(_family(host, port), (host, port), tls)
-    server.set_app(application)
-    closed_in_forks(server.socket)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
 class _Silent(WSGIRequestHandler):
     """Logs no request: a scrape comes every few seconds."""
 
@@ -99,10 +79,12 @@ class _Silent(WSGIRequestHandler):
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
-    def __init__(self, family: socket.AddressFamily, address: tuple[str, int], tls: Contexts | None) -> None:
+    def __init__(self, app: App, host: str, port: int, tls: Contexts | None) -> None:
+        (family, *_), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family = family
         self._tls = tls
-        super().__init__(address, _Silent)
+        super().__init__((host, port), _Silent)
+        self.set_app(app)
 
     def server_bind(self) -> None:
         """Binds without asking the name service what this host is called, which can take long."""
@@ -125,11 +107,6 @@ class _Server(ThreadingMixIn, WSGIServer):
             log.debug("metrics: %s: %s", client_address[0], sys.exception())
         else:
             super().handle_error(request, client_address)
-
-
-def _family(host: str, port: int) -> socket.AddressFamily:
-    (family, *_), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    return family
 
 
 class Health:
@@ -177,20 +154,25 @@ def metrics_endpoint(
         yield None
         return
     app = make_wsgi_app(registry)
-    if health is not None:
-        app = probed(app, health)
-    with ExitStack() as served:
-        try:
-            served.enter_context(serving(app, host, port, tls=tls))
-        except OSError as error:
-            raise AddressError(
-                f"cannot serve metrics on {host}:{port} ({error.strerror}); "
-                f"choose another metrics port, or 0 for none"
-            ) from error
+    try:
+        server = _Server(app if health is None else _probed(app, health), host, port, tls)
+    except OSError as error:
+        raise AddressError(
+            f"cannot serve metrics on {host}:{port} ({error.strerror}); "
+            f"choose another metrics port, or 0 for none"
+        ) from error
+    closed_in_forks(server.socket)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
         yield port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
-def probed(app: App, health: Health) -> App:
+def _probed(app: App, health: Health) -> App:
     """The application with the two paths of the probes: 200 where all is well, else 503."""
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -26,19 +26,31 @@ REFUSAL_REASONS: Final = ("observation", "reward")
 RESTART_REASONS: Final = ("step", "reset", "evaluation")
 
 _EVALUATION_SECONDS = (0.1, 0.3, 1, 3, 10, 30, 100, 300)
+_LOSSES: Final = "Times that the replay came back without transitions it had."
+_RECONNECTS: Final = "Streams that were answered again after they had broken, by the status they broke with."
 
 
-class DistillationMetrics:
+Kind = TypeVar("Kind", Counter, Gauge)
+
+
+class _OfAgents:
+    """Metrics of one registry that are labelled by agents."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def _family(self, kind: type[Kind], name: str, text: str, *labels: str) -> Kind:
+        return kind(name, text, ["agent_id", *labels], registry=self._registry)
+
+
+class DistillationMetrics(_OfAgents):
     """What a learner that distils its peer's policy adds; has no series until it has shown something."""
 
     def __init__(self, registry: CollectorRegistry, agent_id: int) -> None:
+        super().__init__(registry)
         self._agent = str(agent_id)
-        self._gauges = {
-            key: Gauge(name, text, ["agent_id"], registry=registry) for key, (name, text) in _GAUGES.items()
-        }
-        self._counts = {
-            key: Counter(name, text, ["agent_id"], registry=registry) for key, (name, text) in _COUNTS.items()
-        }
+        self._gauges = {key: self._family(Gauge, *named) for key, named in _GAUGES.items()}
+        self._counts = {key: self._family(Counter, *named) for key, named in _COUNTS.items()}
 
     def show(self, statistics: Mapping[str, float | int | None]) -> None:
         """Takes in what was measured since the last call, under the names that metrics.jsonl has."""
@@ -59,7 +71,7 @@ class StreamMetrics(Protocol):
         ...
 
 
-class ExplorerMetrics:
+class ExplorerMetrics(_OfAgents):
     """What exploring shows, bound to an agent id.
 
     Counters by reason begin at 0 for each reason there is: Prometheus does not see the step from nothing
@@ -72,7 +84,7 @@ class ExplorerMetrics:
     role: ClassVar[str]
 
     def __init__(self, registry: CollectorRegistry, agent_id: int) -> None:
-        self._registry = registry
+        super().__init__(registry)
         self._id, self._agent = agent_id, str(agent_id)
         self.loop_lag = loop_lag(registry)
         self.env_steps = self._counter("dase_explorer_env_steps", "Environment steps.")
@@ -86,31 +98,24 @@ class ExplorerMetrics:
             "dase_explorer_unacknowledged_transitions", "Transitions whose commit is not acknowledged."
         )
         self.acknowledged = self._counter(
-            "dase_explorer_acknowledged_transitions",
-            "Transitions whose commit the replay has acknowledged.",
+            "dase_explorer_acknowledged_transitions", "Transitions whose commit the replay has acknowledged."
         )
         self._refused = self._counters(
             "dase_explorer_refused_transitions",
             "Transitions not sent because a value was not finite.",
-            reasons=REFUSAL_REASONS,
+            REFUSAL_REASONS,
         )
         self._restarts = self._counters(
             "dase_explorer_env_restarts",
             "Environments made anew because they raised, by what did: step, reset, evaluation.",
-            reasons=RESTART_REASONS,
+            RESTART_REASONS,
         )
         self._declare_outages()
 
     def _declare_outages(self) -> None:
-        self.losses = self._counter(
-            f"dase_{self.role}_replay_losses", "Times that the replay came back without transitions it had."
-        )
-        self._reconnects = Counter(
-            f"dase_{self.role}_reconnects",
-            "Streams that were answered again after they had broken, by the status they broke with.",
-            ["agent_id", "stream", "grpc_code"],
-            registry=self._registry,
-        )
+        self.losses = self._counter(f"dase_{self.role}_replay_losses", _LOSSES)
+        name = f"dase_{self.role}_reconnects"
+        self._reconnects = self._family(Counter, name, _RECONNECTS, "stream", "grpc_code")
         self._waiting_seconds = self._counters(
             f"dase_{self.role}_waiting_seconds",
             "Time spent in waits that lasted longer than 5 s, by what was waited for.",
@@ -140,13 +145,13 @@ class ExplorerMetrics:
         self._restarts.labels(self._agent, reason).inc()
 
     def _counter(self, name: str, text: str) -> Counter:
-        return Counter(name, text, ["agent_id"], registry=self._registry).labels(self._agent)
+        return self._family(Counter, name, text).labels(self._agent)
 
     def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(name, text, ["agent_id"], registry=self._registry).labels(self._agent)
+        return self._family(Gauge, name, text).labels(self._agent)
 
-    def _counters(self, name: str, text: str, *, reasons: Iterable[str] = ()) -> Counter:
-        counter = Counter(name, text, ["agent_id", "reason"], registry=self._registry)
+    def _counters(self, name: str, text: str, reasons: Iterable[str] = ()) -> Counter:
+        counter = self._family(Counter, name, text, "reason")
         for reason in reasons:
             counter.labels(self._agent, reason)
         return counter
@@ -179,10 +184,8 @@ class LearnerMetrics(ExplorerMetrics):
             registry=self._registry,
         )
         self.stage_seconds = {stage: seconds.labels(self._agent, stage) for stage in STAGES}
-        self._skipped = self._counters(
-            "dase_learner_skipped_updates", "Updates skipped.", reasons=SKIP_REASONS
-        )
-        self._loss = Gauge("dase_learner_loss", "Latest loss.", ["agent_id", "loss"], registry=self._registry)
+        self._skipped = self._counters("dase_learner_skipped_updates", "Updates skipped.", SKIP_REASONS)
+        self._loss = self._family(Gauge, "dase_learner_loss", "Latest loss.", "loss")
         self.sample_age = self._gauge(
             "dase_learner_sample_age_updates",
             "Mean training iterations since the own transitions of a batch were collected.",
@@ -193,11 +196,10 @@ class LearnerMetrics(ExplorerMetrics):
         self.gpu_memory = self._gauge(
             "dase_learner_gpu_memory_bytes", "Bytes of the GPU that PyTorch has reserved; 0 on a CPU."
         )
-        self._checkpointed = Gauge(
+        self._checkpointed = self._family(
+            Gauge,
             "dase_learner_checkpoint_last_success_timestamp_seconds",
             "When the latest checkpoint was on the disk, in seconds since 1970.",
-            ["agent_id"],
-            registry=self._registry,
         )
 
     def _declare_similarity(self) -> None:
@@ -213,29 +215,29 @@ class LearnerMetrics(ExplorerMetrics):
             "dase_similarity_pooled_weight_ratio",
             "Similarity weight of the external transitions of a batch in the loss, the mean where it varies.",
         )
-        self._measured = Gauge(
+        self._measured = self._family(
+            Gauge,
             "dase_similarity_last_update_timestamp_seconds",
             "When the similarity of another agent was last measured, in seconds since 1970.",
-            ["agent_id"],
-            registry=self._registry,
         )
-        self._similarity = Gauge(
+        self._similarity = self._family(
+            Gauge,
             "dase_similarity_weight_ratio",
             "Similarity of each agent's transitions by themselves; with dps.scope pooled a diagnostic only.",
-            ["agent_id", "source_agent_id"],
-            registry=self._registry,
+            "source_agent_id",
         )
-        self._divergence = Gauge(
+        self._divergence = self._family(
+            Gauge,
             "dase_similarity_divergence_nats",
             "Divergence of the external transitions' policies, by term.",
-            ["agent_id", "term"],
-            registry=self._registry,
+            "term",
         )
-        self._source_divergence = Gauge(
+        self._source_divergence = self._family(
+            Gauge,
             "dase_similarity_source_divergence_nats",
             "Divergence of each agent's transitions by themselves, by term.",
-            ["agent_id", "source_agent_id", "term"],
-            registry=self._registry,
+            "source_agent_id",
+            "term",
         )
 
     def skipped(self, reason: str, count: int = 1) -> None:
@@ -281,16 +283,13 @@ class ActorMetrics(ExplorerMetrics):
         self.envs = self._gauge("dase_actor_environments", "Environments that this actor steps.")
 
 
-class EvaluationMetrics:
+class EvaluationMetrics(_OfAgents):
     """What evaluations show; an agent has no series before its first."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._return = Gauge(
-            "dase_evaluation_return_mean",
-            "Mean return of the latest evaluation.",
-            ["agent_id"],
-            registry=registry,
-        )
+        super().__init__(registry)
+        text = "Mean return of the latest evaluation."
+        self._return = self._family(Gauge, "dase_evaluation_return_mean", text)
         self._seconds = Histogram(
             "dase_evaluation_duration_seconds",
             "Duration of an evaluation.",
@@ -311,24 +310,16 @@ class EvaluatorMetrics(EvaluationMetrics):
     def __init__(self, registry: CollectorRegistry, agents: Iterable[int]) -> None:
         super().__init__(registry)
         self.loop_lag = loop_lag(registry)
-        self._skipped = Counter(
+        self._skipped = self._family(
+            Counter,
             "dase_evaluation_skipped",
             "Evaluations that were due and not made, because a newer policy was there first.",
-            ["agent_id"],
-            registry=registry,
         )
         for agent_id in agents:
             self._skipped.labels(str(agent_id))
-        self.losses = Counter(
-            "dase_evaluator_replay_losses",
-            "Times that the replay came back without transitions it had.",
-            registry=registry,
-        )
+        self.losses = Counter("dase_evaluator_replay_losses", _LOSSES, registry=registry)
         self._reconnects = Counter(
-            "dase_evaluator_reconnects",
-            "Streams that were answered again after they had broken, by the status they broke with.",
-            ["stream", "grpc_code"],
-            registry=registry,
+            "dase_evaluator_reconnects", _RECONNECTS, ["stream", "grpc_code"], registry=registry
         )
 
     def expect(self, streams: Iterable[str]) -> None:

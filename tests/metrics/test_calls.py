@@ -4,8 +4,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dase_grpc.metrics.buffer import CallsCollector
-from dase_grpc.metrics.calls import Calls, Durations
+from dase_grpc.metrics.buffer import Calls, CallsCollector, Durations
 
 
 def test_a_duration_counts_in_the_bucket_whose_bound_it_does_not_exceed():

@@ -10,8 +10,7 @@ from typing import Final
 from google.protobuf.descriptor import ServiceDescriptor
 from prometheus_client import CollectorRegistry
 
-from dase_grpc.metrics.buffer import CallsCollector, ReplayCollector, ReplayCounts
-from dase_grpc.metrics.calls import Calls
+from dase_grpc.metrics.buffer import Calls, CallsCollector, ReplayCollector, ReplayCounts
 from dase_grpc.metrics.endpoint import loop_lag, make_registry
 from dase_grpc.progress import several
 from dase_grpc.replay.buffer.run import SharedRun

@@ -13,7 +13,7 @@ import numpy as np
 
 from dase_grpc import seeding
 from dase_grpc.errors import MalformedError
-from dase_grpc.metrics.calls import Calls
+from dase_grpc.metrics.buffer import Calls
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.buffer.sharding import WHOLE
 from dase_grpc.replay.buffer.store import ReplayStore

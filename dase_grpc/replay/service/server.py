@@ -7,7 +7,7 @@ from typing import Any, Final
 import grpc
 
 from dase_grpc.errors import AddressError
-from dase_grpc.metrics.calls import Calls
+from dase_grpc.metrics.buffer import Calls
 from dase_grpc.replay.security.door import Door
 from dase_grpc.replay.service.interceptors import Accounting, Guard
 from dase_grpc.replay.wire.addresses import Address

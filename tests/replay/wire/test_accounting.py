@@ -9,7 +9,7 @@ import pytest
 from replay.wire.services import LOOPBACK, SCHEMA, rows_of
 
 from dase_grpc.errors import RunMismatchError, StaleLeaseError
-from dase_grpc.metrics.calls import Calls
+from dase_grpc.metrics.buffer import Calls
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.client.channels import open_channel
 from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
