@@ -28,8 +28,8 @@ GENERATED: Final = "replay/wire/v1/"
 PARTS: Final = {
     "an environment step": ("learning/training/collecting.py", "step"),
     "rows to the replay": ("replay/client/insert.py", "_insert"),
-    "rows into the ring": ("replay/service/replay.py", "_insert"),
-    "a batch out of the ring": ("replay/service/replay.py", "_sample"),
+    "rows into the ring": ("replay/service/insert.py", "serve"),
+    "a batch out of the ring": ("replay/service/sample.py", "serve"),
     "the batch to the learner": ("replay/client/sample.py", "_fetch"),
     "an update": ("learning/training/updating.py", "update"),
 }

@@ -10,8 +10,7 @@ from dase_grpc.config.texts import transitions
 from dase_grpc.errors import CapacityError, ConfigError, DataDirectoryError, RunDirectoryError
 from dase_grpc.nodes.replay import boot_id
 from dase_grpc.replay.buffer.directory import DataDirectory
-from dase_grpc.replay.buffer.durable import reserved_bytes
-from dase_grpc.replay.buffer.inspection import inspect
+from dase_grpc.replay.buffer.durable import inspect, reserved_bytes
 from dase_grpc.replay.buffer.ring import require_reservable
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.schema import TransitionSchema

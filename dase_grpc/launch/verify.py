@@ -8,7 +8,7 @@ from rich.text import Text
 
 from dase_grpc.nodes.replay import boot_id
 from dase_grpc.progress import several
-from dase_grpc.replay.buffer.inspection import inspect
+from dase_grpc.replay.buffer.durable import inspect
 from dase_grpc.runs.verify import verify
 
 

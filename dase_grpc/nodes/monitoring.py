@@ -4,8 +4,7 @@ from pathlib import Path
 
 from dase_grpc.metrics.endpoint import Contexts
 from dase_grpc.replay.security.folders import server_contexts
-from dase_grpc.replay.service.server import require_private
-from dase_grpc.replay.wire.addresses import Address
+from dase_grpc.replay.wire.addresses import Address, require_private
 
 
 def protection(host: str, port: int, *, tls: Path | None, insecure: bool) -> Contexts | None:

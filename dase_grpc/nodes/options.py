@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import ConfigError
 from dase_grpc.replay.security.identity import TLS_VARIABLE, TOKEN_FILE_VARIABLE
-from dase_grpc.replay.wire.addresses import ReplayPlace
-from dase_grpc.replay.wire.limits import REPLAY_TIMEOUT_S
+from dase_grpc.replay.wire.addresses import REPLAY_TIMEOUT_S, ReplayPlace
 
 if TYPE_CHECKING:
     from dase_grpc.replay.client.patience import Wanted

@@ -20,13 +20,11 @@ from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.buffer.sharding import WHOLE
 from dase_grpc.replay.security.listener import Entrance, entrance
 from dase_grpc.replay.service.cluster import ClusterServicer
-from dase_grpc.replay.service.draining import calls_ended
 from dase_grpc.replay.service.monitor import LeaseWatch, ReplayMonitor
 from dase_grpc.replay.service.policies import PolicyServicer
-from dase_grpc.replay.service.replay import ReplayServicer, add_replay
-from dase_grpc.replay.service.server import bind, make_server, require_private
-from dase_grpc.replay.service.standard import add_standard
-from dase_grpc.replay.wire.addresses import Address
+from dase_grpc.replay.service.server import ReplayServicer, add_replay, add_standard, bind, make_server
+from dase_grpc.replay.service.streams import Streams, calls_ended
+from dase_grpc.replay.wire.addresses import Address, require_private
 from dase_grpc.replay.wire.v1 import (
     cluster_pb2,
     cluster_pb2_grpc,
@@ -102,29 +100,20 @@ def shared_run(options: ReplayOptions) -> Iterator[SharedRun]:
     """The run in memory or, with a data directory, on disk; at the end of the block the disk has it all.
 
     Raises:
-        DataDirectoryError, CapacityError: see SharedRun.on_disk.
+        DataDirectoryError, CapacityError: see SharedRun.keep_in.
     """
-    if options.data_dir is None:
-        yield SharedRun(
-            options.run_id,
-            capacity=options.capacity,
-            min_size=options.min_size,
-            seed=options.seed,
-            ttl_s=options.lease_ttl_s,
-            shard=options.shard,
-        )
-        return
-    run = SharedRun.on_disk(
+    run = SharedRun(
         options.run_id,
         capacity=options.capacity,
         min_size=options.min_size,
         seed=options.seed,
         ttl_s=options.lease_ttl_s,
-        data_dir=options.data_dir,
-        boot_id=boot_id(),
-        now=time.monotonic(),
         shard=options.shard,
     )
+    if options.data_dir is None:
+        yield run
+        return
+    run.keep_in(options.data_dir, boot_id=boot_id(), now=time.monotonic())
     log.info("%s", _restored(run, options.data_dir))
     settings = {
         "--min-size": options.min_size,
@@ -160,7 +149,8 @@ async def _serve(
     monitor = ReplayMonitor(run, DESCRIPTORS)
     server = make_server(monitor.calls, way_in.door if way_in else None)
     replay, policies = ReplayServicer(run, calls=monitor.calls), PolicyServicer(run)
-    monitor.open_streams = lambda: {**replay.open_streams, **policies.open_streams}
+    streams = replay.streams, policies.streams
+    monitor.open_streams = lambda: streams[0].open_streams | streams[1].open_streams
     if way_in:
         monitor.denied = lambda: way_in.denied
     cluster = ClusterServicer(run, clock=time.monotonic, on_event=log.info, started_at=time.monotonic())
@@ -177,7 +167,7 @@ async def _serve(
             announce(address)
             probes.is_ready = True
             async with asyncio.TaskGroup() as tasks:
-                jobs = [_watch_leases(run, replay, policies), watch_loop_lag(monitor.loop_lag.observe)]
+                jobs = [_watch_leases(run, *streams), watch_loop_lag(monitor.loop_lag.observe)]
                 if options.data_dir is not None:
                     jobs.append(_sync(run, options.sync_every_s, monitor.synced))
                 if way_in:
@@ -193,18 +183,18 @@ async def _serve(
             probes.is_ready = False
             await health.enter_graceful_shutdown()
             cluster.draining = True
-            replay.drain()
-            policies.drain()
+            for each in streams:
+                each.drain()
             await server.stop(GRACE_S)
 
 
-async def _watch_leases(run: SharedRun, *servicers: ReplayServicer | PolicyServicer) -> None:
+async def _watch_leases(run: SharedRun, *streams: Streams) -> None:
     watch = LeaseWatch(run)
     while True:
         now = time.monotonic()
         watch.look(now)
-        for servicer in servicers:
-            servicer.look()
+        for each in streams:
+            each.look()
         run.attendance.forget_silent(now)
         await asyncio.sleep(LEASE_CHECK_S)
 

@@ -21,20 +21,17 @@ PARAGRAPHS = {
     "learning.similarity.pooled": "the second implementation of a divergence, beside divergences",
     "learning.training.whole": "to be one with learning.training.together",
     "replay.client.outbox": "a state of its own with an oracle in the tests",
-    "replay.service.sample": "Batches; the servicer of replay.service.replay is to be cut in two",
-    "replay.service.standard": "services of gRPC's own, beside ours",
 }
 """Modules of fewer lines than a module takes, which one other imports."""
 
 TWO_SIDES = {
     "cluster": {"replay.client.cluster", "replay.service.cluster", "launch.drill.cluster"},
     "directory": {"replay.buffer.directory", "runs.directory"},
-    "draining": {"replay.client.draining", "replay.service.draining"},
     "insert": {"replay.client.insert", "replay.service.insert"},
     "learner": {"learning.training.learner", "nodes.learner"},
     "policies": {"replay.buffer.policies", "replay.client.policies", "replay.service.policies"},
-    "replay": {"nodes.replay", "replay.service.replay"},
     "sample": {"replay.client.sample", "replay.service.sample"},
+    "streams": {"replay.client.streams", "replay.service.streams"},
     "verify": {"launch.verify", "runs.verify"},
 }
 """File names that are used more than once: the ends or the sides of one thing."""
@@ -45,7 +42,6 @@ DOUBLED = {
     "Look": "at a cluster, and at updates",
     "Outcome": "of a fault, and of a cell",
     "Policy": "as bytes, as a network, and as what acts",
-    "Seen": "of an attendant, and of a stack's update",
     "Taken": "a batch, and a step of the numbered environment",
 }
 """Classes with a namesake."""

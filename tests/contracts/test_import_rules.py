@@ -145,7 +145,7 @@ def test_imports_are_absolute():
 
 
 @pytest.mark.parametrize(
-    "module", ["dase_grpc.nodes.replay", "dase_grpc.replay.service.replay", "dase_grpc.replay.buffer.run"]
+    "module", ["dase_grpc.nodes.replay", "dase_grpc.replay.service.server", "dase_grpc.replay.buffer.run"]
 )
 def test_the_replay_and_what_it_stands_on_load_nothing_that_learns_or_simulates(module):
     assert not libraries_after(f"import {module}") & LEARNING

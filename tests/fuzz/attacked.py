@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -143,18 +143,7 @@ async def attacked(data_dir: Path, *, grows_at_most: int) -> AsyncIterator[Attac
 
 def stored_of(data_dir: Path, *, agent_id: int) -> list[int]:
     """The serial numbers of an agent's rows in the files of a replay that has ended."""
-    run = SharedRun.on_disk(
-        "the-run",
-        capacity=CAPACITY,
-        min_size=1,
-        seed=0,
-        ttl_s=10.0,
-        data_dir=data_dir,
-        boot_id=boot_id(),
-        now=0.0,
-    )
-    try:
+    run = SharedRun("the-run", capacity=CAPACITY, min_size=1, seed=0, ttl_s=10.0)
+    with closing(run.keep_in(data_dir, boot_id=boot_id(), now=0.0)):
         rows = run.store.ring.ordered()
         return serials_of(rows[SCHEMA.agent_ids(rows) == agent_id])
-    finally:
-        run.close()

@@ -29,9 +29,9 @@ from replay.wire.services import (
 from dase_grpc.progress import Progress
 from dase_grpc.replay.client.cluster import ClusterClient
 from dase_grpc.replay.service import server
-from dase_grpc.replay.service.insert import MAX_AGENT_STREAMS
 from dase_grpc.replay.service.interceptors import HEADER_S, MAX_CALLS
-from dase_grpc.replay.service.replay import MAX_CREDITS
+from dase_grpc.replay.service.sample import MAX_CREDITS
+from dase_grpc.replay.service.streams import MAX_AGENT_STREAMS
 from dase_grpc.replay.wire.v1 import policy_pb2, policy_pb2_grpc, replay_pb2_grpc
 
 pytestmark = pytest.mark.fuzz

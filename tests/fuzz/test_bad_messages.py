@@ -37,7 +37,7 @@ from dase_grpc.replay.buffer.policies import MAX_BOARD_BYTES, MAX_POLICY_BYTES
 from dase_grpc.replay.buffer.store import MAX_AGENT_WRITERS
 from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
 from dase_grpc.replay.service.server import MAX_HEADERS_BYTES
-from dase_grpc.replay.wire.limits import MAX_MESSAGE_BYTES
+from dase_grpc.replay.wire.addresses import MAX_MESSAGE_BYTES
 from dase_grpc.replay.wire.messages import schema_to_proto
 from dase_grpc.replay.wire.status import REFUSAL_KEY, STATUS
 from dase_grpc.replay.wire.v1 import cluster_pb2, policy_pb2, replay_pb2

@@ -16,7 +16,7 @@ from small import small_flags
 from dase_grpc.errors import DaseError
 from dase_grpc.nodes.replay import boot_id
 from dase_grpc.replay.buffer.directory import DataDirectory
-from dase_grpc.replay.buffer.inspection import inspect
+from dase_grpc.replay.buffer.durable import inspect
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.files import FolderLock

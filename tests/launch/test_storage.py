@@ -22,9 +22,8 @@ from dase_grpc.runs.directory import RunDirectory
 
 def run_on_disk(path) -> SharedRun:
     """A replay at work in a folder."""
-    run = SharedRun.on_disk(
-        "run", capacity=10, min_size=1, seed=0, ttl_s=10.0, data_dir=path, boot_id="b", now=0.0
-    )
+    run = SharedRun("run", capacity=10, min_size=1, seed=0, ttl_s=10.0)
+    run.keep_in(path, boot_id="b", now=0.0)
     run.join("node", wanted=0, run_id="run", schema=SCHEMA, now=0.0)
     return run
 

@@ -38,7 +38,7 @@ from dase_grpc.nodes.evaluator import run_evaluator
 from dase_grpc.nodes.learner import run_learner
 from dase_grpc.nodes.options import EvaluatorOptions
 from dase_grpc.replay.client.policies import PolicyPublisher
-from dase_grpc.replay.service.draining import Draining
+from dase_grpc.replay.service.streams import Streams
 from dase_grpc.replay.wire.addresses import Address, ReplayPlace
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
 from dase_grpc.runs.directory import RunDirectory
@@ -355,8 +355,8 @@ async def test_streams_that_broke_and_were_answered_again_are_counted(service, t
     async with evaluating(evaluator_options(service.address, tmp_path / "run")):
         await learner.publish(0)
         await eventually(lambda: steps_of(tmp_path / "run") == [0])
-        service.policies.drain()
-        monkeypatch.setattr(service.policies, "_draining", Draining("Publish", "Subscribe"))
+        service.policies.streams.drain()
+        service.policies.streams = Streams(service.run, "Publish", "Subscribe")
         labels = {"stream": "subscribe", "grpc_code": "UNAVAILABLE"}
         await eventually(lambda: kept[0].get_sample_value("dase_evaluator_reconnects_total", labels) == 1)
 

@@ -44,7 +44,7 @@ from dase_grpc.learning.envs.make import make_env, schema_of
 from dase_grpc.nodes.learner import learner_main, run_learner
 from dase_grpc.replay.client.inserter import WINDOW_ROWS
 from dase_grpc.replay.service.cluster import ClusterServicer
-from dase_grpc.replay.service.replay import ReplayServicer
+from dase_grpc.replay.service.server import ReplayServicer
 from dase_grpc.replay.wire.addresses import Address
 from dase_grpc.replay.wire.v1 import replay_pb2
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
@@ -468,7 +468,7 @@ async def hiccuping(ttl_s):
         cluster = Hiccup(service.run, clock=service.clock, on_event=service.events.append)
         async with listening(service.replay, cluster) as (_, address):
             yield cluster, address
-            service.replay.drain()
+            service.replay.streams.drain()
 
 
 @pytest.mark.slow

@@ -42,12 +42,8 @@ class BufferIdentity:
 
     Attributes:
         buffer_id: random, so that two buffers can be told apart.
-        run_id: the run it belongs to.
-        capacity: transitions it keeps.
-        spare: slots beyond these, so that what is not yet committed never lies on what is.
+        spare: slots beyond the capacity, so that what is not yet committed never lies on what is.
         max_writers: the size of the table of writers.
-        schema: the layout of the rows.
-        shard: which part of a sharded replay it is.
     """
 
     buffer_id: str
@@ -91,8 +87,9 @@ class BufferIdentity:
         if not whole:
             raise DataDirectoryError(f"{path} is damaged; restore it, or choose another folder")
         del stored["format"], stored["schema_fingerprint"]
-        shard = Shard(**stored.pop("shard", {}))
-        return cls(**{**stored, "schema": _schema(stored["schema"])}, shard=shard)
+        shard, schema = Shard(**stored.pop("shard", {})), stored.pop("schema")
+        bounds = {name: tuple(schema[name]) for name in ("action_low", "action_high")}
+        return cls(**stored, schema=TransitionSchema(**{**schema, **bounds}), shard=shard)
 
 
 class DataDirectory:
@@ -132,19 +129,11 @@ class DataDirectory:
         os.close(self._lock)
 
     def identity(self) -> BufferIdentity | None:
-        """The buffer that lies here, if there is one.
-
-        Raises:
-            DataDirectoryError: see `stored_identity`.
-        """
+        """See `stored_identity`."""
         return stored_identity(self.path)
 
     def put_identity(self, identity: BufferIdentity) -> None:
-        """Makes the files of rows and commits count: a start before this finds no buffer, one after does.
-
-        Raises:
-            OSError: the disk refuses.
-        """
+        """Makes the files of rows and commits count: a start before this finds no buffer, one after does."""
         staged = self.path / f"{BUFFER}.new"
         with staged.open("w", encoding="utf-8") as file:
             file.write(identity.to_json())
@@ -175,11 +164,6 @@ def stored_identity(path: Path) -> BufferIdentity | None:
     return BufferIdentity.from_json(text, file)
 
 
-def _schema(stored: dict[str, Any]) -> TransitionSchema:
-    bounds = {name: tuple(stored[name]) for name in ("action_low", "action_high")}
-    return TransitionSchema(**{**stored, **bounds})
-
-
 def _check_sum(stored: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(stored, sort_keys=True).encode())
 
@@ -200,14 +184,12 @@ class LeaseFile:
         Raises:
             DataDirectoryError: it is damaged, or there is no space for it.
         """
-        path, size = directory.path / LEASES, FILE_BYTES
-        if path.exists():
-            return cls(MappedFile.open(path, size))
+        path = directory.path / LEASES
         try:
-            return cls(MappedFile.create(path, size))
+            return cls((MappedFile.open if path.exists() else MappedFile.create)(path, FILE_BYTES))
         except OSError as error:
             raise DataDirectoryError(
-                f"{directory.path} cannot take the {size >> 20} MiB of leases "
+                f"{directory.path} cannot take the {FILE_BYTES >> 20} MiB of leases "
                 f"({error.strerror}); free space there, or choose another"
             ) from None
 
@@ -220,11 +202,7 @@ class LeaseFile:
         ]
 
     def put(self, lease: Lease) -> None:
-        """Keeps a lease; returns once the disk has it, so that no epoch is ever given twice.
-
-        Raises:
-            DataDirectoryError: the disk refuses.
-        """
+        """Keeps a lease; returns once the disk has it, so that no epoch is ever given twice."""
         given_back = lease.left_because is not None
         name, rest = _cut(lease.node_name), _cut(lease.left_because or "" if given_back else lease.node_id)
         self._records[lease.agent_id].write(_LEASE.pack(lease.epoch, given_back, len(name)) + name + rest)
@@ -272,14 +250,10 @@ def note_settings(path: Path, settings: Mapping[str, float]) -> list[str]:
         if name in known and known[name] != value
     ]
     if known != settings:
-        _put(file, json.dumps(dict(settings)))
+        staged = file.with_name(f"{SETTINGS}.new")
+        try:
+            staged.write_text(json.dumps(dict(settings)), encoding="utf-8")
+            staged.replace(file)
+        except OSError:
+            staged.unlink(missing_ok=True)
     return differences
-
-
-def _put(file: Path, text: str) -> None:
-    staged = file.with_name(f"{SETTINGS}.new")
-    try:
-        staged.write_text(text, encoding="utf-8")
-        staged.replace(file)
-    except OSError:
-        staged.unlink(missing_ok=True)

@@ -11,18 +11,26 @@ says which of them later rows may have been written over.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Self
 
 import numpy as np
 
 from dase_grpc.errors import CapacityError
-from dase_grpc.replay.buffer import directory, ledger
-from dase_grpc.replay.buffer.directory import COMMITS, ROWS, BufferIdentity, DataDirectory
-from dase_grpc.replay.buffer.ledger import FORGOTTEN, RETIRED, CommitFile, Committed, Numbers, PackedState
+from dase_grpc.replay.buffer import ledger
+from dase_grpc.replay.buffer.directory import (
+    COMMITS,
+    FILE_BYTES,
+    LEASES,
+    ROWS,
+    BufferIdentity,
+    DataDirectory,
+    stored_identity,
+)
+from dase_grpc.replay.buffer.ledger import FORGOTTEN, RETIRED, CommitFile, Committed, PackedState
 from dase_grpc.replay.buffer.mapped import MappedFile
-from dase_grpc.replay.buffer.ring import RingBuffer
-from dase_grpc.replay.buffer.store import MAX_WRITERS, NOT_FINITE, ReplayStore
-from dase_grpc.replay.buffer.writers import WriterKey
+from dase_grpc.replay.buffer.ring import Numbers, RingBuffer
+from dase_grpc.replay.buffer.store import MAX_WRITERS, NOT_FINITE, ReplayStore, WriterKey
 from dase_grpc.schema import Array, TransitionSchema
 
 SPARE_BYTES: Final = 4 * 2**20
@@ -58,9 +66,9 @@ class MappedRing(RingBuffer):
         self._file = file
 
     def restore(self, state: Committed) -> None:
-        """Goes on from a commit; agents of which nothing is known have no transitions."""
+        """Goes on from a commit."""
         agents = len(state.present)
-        self._total, self._size = state.total, state.size
+        self.total, self._size = state.total, state.size
         self._present[:agents] = state.present
         self._evicted[:agents] = state.inserted - state.present
 
@@ -94,9 +102,7 @@ class DurableStore(ReplayStore):
     An append of more rows than the spare slots take is committed in parts. Several appends may be committed
     as one; what the spare slots do not take is committed before the next one. `append` blocks only when more
     rows come between two syncs than the synced record foresees: then for one write of a record.
-
-    Attributes:
-        recovery: what was found, None for a new buffer.
+    `recovery` is what was found, None for a new buffer.
     """
 
     def __init__(self, identity: BufferIdentity, rows: MappedFile, commits: CommitFile) -> None:
@@ -107,9 +113,7 @@ class DurableStore(ReplayStore):
         self._most_at_once = identity.spare
         self._mapped, self._rows, self._commits = ring, rows, commits
         self._index: dict[WriterKey, int] = {}
-        self._retired: list[
-            int
-        ] = []  # places of writers that were forgotten, which the disk may not know yet
+        self._retired: list[int] = []  # places of writers that were forgotten; the disk may not know it yet
         self._vacant: list[int] = []  # those that it knows of
         self._state = PackedState(agents=0, writers=0)
         self._present = ring.present(0)
@@ -122,11 +126,7 @@ class DurableStore(ReplayStore):
 
     @classmethod
     def create(cls, directory: DataDirectory, identity: BufferIdentity, *, boot_id: str) -> Self:
-        """A new, empty buffer, its space on the disk reserved.
-
-        Raises:
-            CapacityError: the space is not there, or the disk refuses; nothing is left behind.
-        """
+        """A new, empty buffer, its space on the disk reserved; else a CapacityError, and nothing is left."""
         size = identity.slots * identity.schema.row_bytes
         directory.discard()
         with ExitStack() as opened:
@@ -155,11 +155,7 @@ class DurableStore(ReplayStore):
 
     @classmethod
     def open(cls, directory: DataDirectory, identity: BufferIdentity, *, boot_id: str) -> Self:
-        """The buffer that lies in a directory; in milliseconds, unless the machine had stopped.
-
-        Raises:
-            DataDirectoryError: it is damaged.
-        """
+        """The buffer that lies in a directory; in milliseconds, unless the machine had stopped."""
         size = identity.slots * identity.schema.row_bytes
         with ExitStack() as opened:
             rows = MappedFile.open(directory.path / ROWS, size)
@@ -200,8 +196,7 @@ class DurableStore(ReplayStore):
 
     def close(self) -> None:
         """Brings everything to the disk and closes the files; blocks for as long as that takes."""
-        for blocking in self.sync(last=True):
-            blocking()
+        self._sync_now(last=True)
         self.abandon()
 
     def abandon(self) -> None:
@@ -227,17 +222,16 @@ class DurableStore(ReplayStore):
             self._retired.append(index)
         self._state.sequences[self._index[FORGOTTEN]] = self.forgotten
         self._put_commit()
-        self._vacate()
+        self._sync_now()  # makes their places free for others
 
-    def _vacate(self) -> None:
-        """Makes the places of all that were forgotten free for others."""
-        for blocking in self.sync():
+    def _sync_now(self, *, last: bool = False) -> None:
+        for blocking in self.sync(last=last):
             blocking()
 
     def _require_room(self, writer: str, agent_id: int) -> None:
         super()._require_room(writer, agent_id)
         if not self._vacant and len(self._state.sequences) == self.identity.max_writers:
-            self._vacate()
+            self._sync_now()
 
     def _put_commit(self) -> None:
         self._count_present()
@@ -349,4 +343,44 @@ def spare_slots(schema: TransitionSchema) -> int:
 def reserved_bytes(schema: TransitionSchema, capacity: int) -> int:
     """The size of all files of a data directory for `capacity` transitions, but for some text."""
     rows = (capacity + spare_slots(schema)) * schema.row_bytes
-    return rows + ledger.file_bytes(WRITER_PLACES) + directory.FILE_BYTES
+    return rows + ledger.file_bytes(WRITER_PLACES) + FILE_BYTES
+
+
+@dataclass(frozen=True)
+class BufferState:
+    """What lies in a data directory, as of the last commit or, after the machine has stopped, the last sync.
+
+    A start may leave out some of the oldest transitions then. Writers that were forgotten do not count.
+    """
+
+    identity: BufferIdentity
+    transitions: int
+    writers: int
+    machine_stopped: bool
+
+
+def inspect(path: Path, *, boot_id: str) -> BufferState | None:
+    """The buffer in a data directory; None where there is none.
+
+    Takes and changes nothing, also while a replay works on it. Checked are the check sums of buffer.json,
+    of the latest records and of the writers' names, and the sizes of all files. Rows carry none, and of the
+    leases a start takes what is whole.
+
+    Raises:
+        DataDirectoryError: a file is missing, damaged or of another version.
+    """
+    identity = stored_identity(path)
+    if identity is None:
+        return None
+    MappedFile.open(path / ROWS, identity.slots * identity.schema.row_bytes).close()
+    if (path / LEASES).exists():  # else a start makes it
+        MappedFile.open(path / LEASES, FILE_BYTES).close()
+    commits = CommitFile.open(path / COMMITS, identity.max_writers)
+    try:
+        _, packed = commits.synced_state()
+        latest = commits.commits.latest if commits.same_boot(boot_id) else None
+        state = Committed.unpack(packed if latest is None else latest)
+        writers = commits.writers(state.sequences).keys() - {FORGOTTEN}
+        return BufferState(identity, state.size, len(writers), machine_stopped=latest is None)
+    finally:
+        commits.close()

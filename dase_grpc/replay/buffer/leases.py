@@ -1,18 +1,23 @@
-"""Leases: who may act as which agent, with a time to live and an epoch."""
+"""Leases: who may act as which agent, with a time to live and an epoch; and who attends without one."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Final
 
-from dase_grpc.errors import AgentTakenError, MalformedError, StaleLeaseError
-from dase_grpc.progress import FINISHED, Progress
+from dase_grpc.errors import AgentTakenError, MalformedError, OverloadedError, StaleLeaseError
+from dase_grpc.progress import FINISHED, Attendance, Attendant, Progress
 from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
+
+MAX_ATTENDANTS: Final = 4_096
+MAX_AGENT_ATTENDANTS: Final = 512
+"""Actors of one agent, so that none keeps those of others out."""
 
 
 @dataclass(frozen=True)
 class Lease:
     """The right to act as one agent until `ttl_s` seconds pass without a heartbeat.
 
-    Nodes may have the same name, but not the same id; an empty one is nobody's.
+    Nodes may have the same name, but not the same id; an empty id is nobody's.
     """
 
     agent_id: int
@@ -38,8 +43,6 @@ class LeaseTable:
     for longer than its time to live may still renew as long as nobody has taken its agent id.
 
     Args:
-        ttl_s: how long a lease lives without a heartbeat.
-        max_agents: agent ids are below this.
         restored: the leases of an earlier start, the latest of each agent id.
         keep: called with each lease that is made or given back before it counts.
     """
@@ -50,7 +53,7 @@ class LeaseTable:
         ttl_s: float,
         max_agents: int = MAX_AGENT_ID + 1,
         restored: Iterable[Lease] = (),
-        keep: Callable[[Lease], None] | None = None,
+        keep: Callable[[Lease], None] = lambda lease: None,
     ) -> None:
         self.ttl_s = ttl_s
         self._max_agents = max_agents
@@ -82,8 +85,7 @@ class LeaseTable:
             )
         epoch = 1 if held is None else held.epoch + 1
         lease = Lease(agent_id, epoch, node_name, renewed_at=now, ttl_s=self.ttl_s, node_id=node_id)
-        self._change(lease)
-        return lease
+        return self._change(lease)
 
     def require(self, agent_id: int, epoch: int) -> Lease:
         """The lease with this epoch.
@@ -94,28 +96,17 @@ class LeaseTable:
         held = self._leases.get(agent_id)
         if held is None or held.epoch != epoch or held.left_because is not None:
             raise StaleLeaseError(
-                f"the lease of agent {agent_id} with epoch {epoch} is not valid "
-                f"({_what_holds(held)}); {_remedy(held)}"
+                f"the lease of agent {agent_id} with epoch {epoch} is not valid {_what_holds(held)}"
             )
         return held
 
     def renew(self, agent_id: int, epoch: int, now: float, *, progress: Progress) -> None:
-        """Extends a lease to `now` plus its time to live.
-
-        Raises:
-            StaleLeaseError: see `require`.
-        """
-        held = self.require(agent_id, epoch)
-        self._leases[agent_id] = replace(held, renewed_at=now, progress=progress)
+        """Extends a lease that is valid, see `require`, to `now` plus its time to live."""
+        self._leases[agent_id] = replace(self.require(agent_id, epoch), renewed_at=now, progress=progress)
 
     def leave(self, agent_id: int, epoch: int, *, because: str) -> None:
-        """Gives a lease back.
-
-        Raises:
-            StaleLeaseError: see `require`.
-        """
-        held = self.require(agent_id, epoch)
-        self._change(replace(held, left_because=because))
+        """Gives a lease back that is valid, see `require`."""
+        self._change(replace(self.require(agent_id, epoch), left_because=because))
 
     def held(self, agent_id: int) -> Lease | None:
         """The latest lease of an agent id, unless it was given back; its holder may have fallen silent."""
@@ -131,10 +122,10 @@ class LeaseTable:
         """The latest lease of each agent id, by agent id."""
         return [self._leases[agent_id] for agent_id in sorted(self._leases)]
 
-    def _change(self, lease: Lease) -> None:
-        if self._keep is not None:
-            self._keep(lease)
+    def _change(self, lease: Lease) -> Lease:
+        self._keep(lease)
         self._leases[lease.agent_id] = lease
+        return lease
 
     def _held_by(self, node_id: str, wanted: int | None, now: float) -> Lease | None:
         """The live lease of a node, of the agent id it wants."""
@@ -150,16 +141,76 @@ class LeaseTable:
         raise AgentTakenError(f"all {self._max_agents} agent ids are held by live nodes")
 
 
-def _remedy(lease: Lease | None) -> str:
-    """What whoever states another lease than this one, the latest of the agent id, is to do."""
-    if lease is None or lease.left_because is not None:
-        return "join again"
-    return "another node acts as the agent, so end, or join as another agent"
-
-
 def _what_holds(lease: Lease | None) -> str:
+    """The latest lease of an agent id, and what whoever states another one is to do."""
     if lease is None:
-        return "the service knows no lease of this agent"
+        return "(the service knows no lease of this agent); join again"
     if lease.left_because is not None:
-        return f"node {lease.node_name!r} gave epoch {lease.epoch} back: {lease.left_because}"
-    return f"the service knows epoch {lease.epoch} of node {lease.node_name!r}"
+        return f"(node {lease.node_name!r} gave epoch {lease.epoch} back: {lease.left_because}); join again"
+    return (
+        f"(the service knows epoch {lease.epoch} of node {lease.node_name!r}); another node acts as the "
+        f"agent, so end, or join as another agent"
+    )
+
+
+@dataclass(frozen=True)
+class Presence:
+    """A node without a lease, what it said last, and when (monotonic seconds)."""
+
+    node: Attendant
+    attendance: Attendance
+    at: float
+
+
+class AttendanceBook:
+    """The nodes without a lease that have been heard of within `ttl_s`. No right follows from being in it."""
+
+    def __init__(
+        self, *, ttl_s: float, max_nodes: int = MAX_ATTENDANTS, max_of_agent: int = MAX_AGENT_ATTENDANTS
+    ) -> None:
+        self.ttl_s = ttl_s
+        self._max_nodes = max_nodes
+        self._max_of_agent = max_of_agent
+        self._seen: dict[str, Presence] = {}
+
+    def note(self, node: Attendant, attendance: Attendance, now: float) -> bool:
+        """Notes what a node says; returns whether it is new here. Too many are an OverloadedError."""
+        new = node.node_id not in self._seen
+        if new and self._is_full(node.agent_id):
+            self.forget_silent(now)
+            if self._is_full(node.agent_id):
+                raise OverloadedError(
+                    f"as many actors and evaluators attend already as are taken, {self._max_nodes}, and of "
+                    f"one agent {self._max_of_agent}; stop some of them"
+                )
+        self._seen[node.node_id] = Presence(node, attendance, now)
+        return new
+
+    def leave(self, node_id: str) -> None:
+        """Forgets a node, if it is here."""
+        self._seen.pop(node_id, None)
+
+    def has_actor(self, agent_id: int) -> bool:
+        """Whether an actor of this agent has been heard of and not been forgotten since."""
+        actors = (seen.node.agent_id for seen in self._seen.values() if seen.node.role == "actor")
+        return agent_id in actors
+
+    def all(self, now: float) -> list[Presence]:
+        """The nodes that are not silent, by role, agent and name."""
+        self.forget_silent(now)
+        return sorted(self._seen.values(), key=_order)
+
+    def forget_silent(self, now: float) -> None:
+        """Forgets who has said nothing for longer than `ttl_s`; to be called now and then."""
+        self._seen = {key: seen for key, seen in self._seen.items() if now - seen.at <= self.ttl_s}
+
+    def _is_full(self, agent_id: int | None) -> bool:
+        if len(self._seen) >= self._max_nodes:
+            return True
+        of_agent = sum(seen.node.agent_id == agent_id for seen in self._seen.values())
+        return agent_id is not None and of_agent >= self._max_of_agent
+
+
+def _order(seen: Presence) -> tuple[str, int, str, str]:
+    node = seen.node
+    return node.role, -1 if node.agent_id is None else node.agent_id, node.node_name, node.node_id

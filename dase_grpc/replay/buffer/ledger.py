@@ -7,15 +7,11 @@ from pathlib import Path
 from typing import Final, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from dase_grpc.errors import DataDirectoryError
 from dase_grpc.replay.buffer.mapped import MappedFile
-from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
-from dase_grpc.replay.buffer.store import MAX_WRITER_BYTES
-from dase_grpc.replay.buffer.writers import WriterKey
-
-Numbers = npt.NDArray[np.int64]
+from dase_grpc.replay.buffer.ring import MAX_AGENT_ID, Numbers
+from dase_grpc.replay.buffer.store import MAX_WRITER_BYTES, WriterKey
 
 _STATE: Final = struct.Struct("<qqII")  # total, size, agents, writers
 _LIMIT: Final = struct.Struct("<q")
@@ -37,11 +33,9 @@ PAGE: Final = 4096
 
 @dataclass(frozen=True)
 class Committed:
-    """What the buffer holds as of one commit.
+    """What the buffer holds as of one commit: transitions stored ever, and how many are present.
 
     Attributes:
-        total: transitions stored, ever.
-        size: how many of the latest of them are present.
         present, inserted, refused: (A,) transitions by agent id; refused ones were not finite.
         sequences: (W,) last committed sequence number by writer, RETIRED for one that was forgotten.
     """
@@ -63,15 +57,13 @@ class Committed:
 
 
 class PackedState:
-    """The bytes of a `Committed`, changed in place; a few hundred as a rule.
+    """The bytes of a `Committed`, which are written with every commit, changed in place by writable views.
 
-    A commit record is written with every chunk that is stored, so this is made anew only when an agent or a
-    writer is added.
+    It is made anew only when an agent or a writer is added.
 
     Attributes:
         head: total and size.
-        present, inserted, refused, sequences: as in `Committed`; writable views.
-        bytes: what `Committed.unpack` reads, a view of all of these.
+        bytes: what `Committed.unpack` reads, a view of all others.
     """
 
     def __init__(self, agents: int, writers: int) -> None:
@@ -97,7 +89,7 @@ class PackedState:
 
 
 class CommitFile:
-    """The records of one buffer, on disk.
+    """The records of one buffer, on disk. Reads raise DataDirectoryError where they are missing or damaged.
 
     Attributes:
         commits: a `Committed`, replaced at every commit; right whenever the machine has not stopped since.
@@ -116,20 +108,12 @@ class CommitFile:
 
     @classmethod
     def create(cls, path: Path, max_writers: int) -> Self:
-        """A new file without records.
-
-        Raises:
-            OSError: the space is not there.
-        """
+        """A new file without records; an OSError where the space is not there."""
         return cls(MappedFile.create(path, file_bytes(max_writers)), max_writers)
 
     @classmethod
     def open(cls, path: Path, max_writers: int) -> Self:
-        """An existing file.
-
-        Raises:
-            DataDirectoryError: it is missing or damaged.
-        """
+        """An existing file."""
         return cls(MappedFile.open(path, file_bytes(max_writers)), max_writers)
 
     def put_writer(self, index: int, agent_id: int, name: str) -> None:
@@ -143,19 +127,11 @@ class CommitFile:
         self._file.put(self._writer_offset(index), struct.pack("<I", zlib.crc32(named)) + named)
 
     def writers(self, sequences: Numbers) -> dict[WriterKey, int]:
-        """The place of each writer in the table, where its sequence number lies in these.
-
-        Raises:
-            DataDirectoryError: the file is damaged.
-        """
+        """The place of each writer in the table, where its sequence number lies in these."""
         return {self._writer(index): index for index in np.flatnonzero(sequences != RETIRED).tolist()}
 
     def synced_state(self) -> tuple[int, bytes]:
-        """The latest synced record: its limit, and its packed `Committed`.
-
-        Raises:
-            DataDirectoryError: the file is damaged.
-        """
+        """The latest synced record: its limit, and its packed `Committed`."""
         if self.synced.latest is None:
             raise DataDirectoryError(
                 f"{self._file.path} holds no whole record, so it is damaged; choose another folder"
@@ -210,11 +186,8 @@ class AlternatingRecord:
     """A text of bytes that is replaced as a whole, in two slots of a file.
 
     A record is written beside the one before it, which stays whole meanwhile; its number and check sum
-    come last. Single-threaded; nothing blocks.
-
-    Attributes:
-        latest: the payload of the newest whole record, None if there is none.
-        number: its number; the first is 1, each has one more than the one before.
+    come last. Single-threaded; nothing blocks. `latest` is the payload of the newest whole record, if there
+    is one, and `number` its number, counted from 1.
     """
 
     def __init__(self, file: MappedFile, offset: int, slot_bytes: int) -> None:

@@ -20,7 +20,10 @@ class MappedFile:
     def __init__(self, path: Path, descriptor: int, size: int) -> None:
         self.path = path
         mapped = mmap.mmap(descriptor, size)
-        _use_large_pages(mapped)
+        # As NumPy does for large arrays in memory; with small pages rows are read slower. A file system that
+        # has no large ones, or a kernel without them, goes on with small ones.
+        with suppress(OSError):
+            mapped.madvise(mmap.MADV_HUGEPAGE)
         self.bytes = memoryview(mapped)
         self._descriptor = descriptor
 
@@ -28,10 +31,8 @@ class MappedFile:
     def create(cls, path: Path, size: int) -> Self:
         """A new file of zeros in place of any that has this name, all its space reserved.
 
-        Without that, a write to a full disk would be a signal that ends the process.
-
-        Raises:
-            OSError: the space is not there, or the disk refuses; nothing is left behind.
+        Without that, a write to a full disk would be a signal that ends the process. An OSError, where the
+        disk refuses, leaves nothing behind.
         """
         staged = path.with_name(path.name + _NEW)
         staged.unlink(missing_ok=True)
@@ -48,11 +49,7 @@ class MappedFile:
 
     @classmethod
     def open(cls, path: Path, size: int) -> Self:
-        """An existing file.
-
-        Raises:
-            DataDirectoryError: it is missing, or of another size.
-        """
+        """An existing file; a DataDirectoryError where it is missing, or of another size."""
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
@@ -73,11 +70,7 @@ class MappedFile:
         self.bytes[offset : offset + len(data)] = data
 
     def sync(self) -> None:
-        """Returns once the disk has all that was put before the call.
-
-        Raises:
-            DataDirectoryError: the disk refuses.
-        """
+        """Returns once the disk has all that was put before the call, else a DataDirectoryError."""
         try:
             os.fdatasync(self._descriptor)
         except OSError as error:
@@ -88,15 +81,6 @@ class MappedFile:
     def close(self) -> None:
         """Gives the descriptor back; the bytes stay mapped for as long as someone views them."""
         os.close(self._descriptor)
-
-
-def _use_large_pages(mapped: mmap.mmap) -> None:
-    """Asks for large pages, as NumPy does for large arrays in memory; with small ones rows are read slower.
-
-    A file system that has none, or a kernel without them, goes on with small ones.
-    """
-    with suppress(OSError):
-        mapped.madvise(mmap.MADV_HUGEPAGE)
 
 
 def sync_directory(path: Path) -> None:

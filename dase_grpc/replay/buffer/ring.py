@@ -11,8 +11,7 @@ from dase_grpc.config.texts import transitions
 from dase_grpc.errors import CapacityError, MalformedError
 from dase_grpc.schema import Array, TransitionSchema
 
-Counts = npt.NDArray[np.int64]
-Drawn = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.int64]
 
 MAX_AGENT_ID = 1023
 
@@ -29,35 +28,25 @@ class RingBuffer:
     counted from 0 over the ring's whole life, lies in slot k modulo the number of slots.
 
     Args:
-        schema: the layout of the rows.
-        capacity: transitions, or a size in bytes such as "512MiB".
+        capacity: transitions, or a size in bytes such as "512MiB"; a CapacityError where it is unreadable or
+            more than this machine can reserve.
         slots: where the rows lie, at least `capacity` of them; without it, memory for `capacity` rows.
 
-    Raises:
-        CapacityError: the capacity is unreadable or more than this machine can reserve.
+    Attributes:
+        total: transitions stored, ever; the number of the next one.
     """
 
     def __init__(self, schema: TransitionSchema, capacity: int | str, *, slots: Array | None = None) -> None:
         self.schema = schema
         self._slots = _reserve(capacity, schema.width) if slots is None else slots
-        self._capacity = len(self._slots) if slots is None else int(capacity)
-        self._total = 0
+        self.capacity = len(self._slots) if slots is None else int(capacity)
+        self.total = 0
         self._size = 0
-        self._present: Counts = np.zeros(MAX_AGENT_ID + 1, np.int64)
-        self._evicted: Counts = np.zeros(MAX_AGENT_ID + 1, np.int64)
+        self._present: Numbers = np.zeros(MAX_AGENT_ID + 1, np.int64)
+        self._evicted: Numbers = np.zeros(MAX_AGENT_ID + 1, np.int64)
 
     def __len__(self) -> int:
         return self._size
-
-    @property
-    def capacity(self) -> int:
-        """Transitions the ring can hold."""
-        return self._capacity
-
-    @property
-    def total(self) -> int:
-        """Transitions stored, ever; the number of the next one."""
-        return self._total
 
     @property
     def size_by_agent(self) -> dict[int, int]:
@@ -81,14 +70,14 @@ class RingBuffer:
                 f"(N, {self.schema.width}) float32 transitions"
             )
         self._require_agents(rows)
-        dropped = max(0, len(rows) - self._capacity)
-        leaving = min(self._size, max(0, self._size + len(rows) - self._capacity))
+        dropped = max(0, len(rows) - self.capacity)
+        leaving = min(self._size, max(0, self._size + len(rows) - self.capacity))
         self._add(rows)
-        for part in (rows[:dropped], *self._views(self._total - self._size, leaving)):
+        for part in (rows[:dropped], *self._views(self.total - self._size, leaving)):
             self._evict(part)
-        self._write(self._total + dropped, rows[dropped:])
-        self._total += len(rows)
-        self._size = min(self._size + len(rows), self._capacity)
+        self._write(self.total + dropped, rows[dropped:])
+        self.total += len(rows)
+        self._size = min(self._size + len(rows), self.capacity)
 
     def take_over(self, parts: Iterable[Array], *, first: int) -> None:
         """Fills an empty ring with the rows that another held, the oldest first, which was number `first`.
@@ -98,20 +87,19 @@ class RingBuffer:
         Raises:
             MalformedError: as `append`, or they are not what a ring of this capacity holds.
         """
-        self._total = first
+        self.total = first
         for rows in parts:
             self.append(rows)
-        count = self._total - first
-        if count != min(self._total, self._capacity):
+        count = self.total - first
+        if count != min(self.total, self.capacity):
             raise MalformedError(
-                f"{count} transitions from number {first} on are not what a ring of {self._capacity} holds"
+                f"{count} transitions from number {first} on are not what a ring of {self.capacity} holds"
             )
 
     def sample(self, count: int, rng: np.random.Generator, *, out: Array | None = None) -> Array:
         """Draws `count` transitions uniformly, with replacement; a new (count, width) array, or `out`.
 
-        Raises:
-            IndexError: the ring is empty.
+        An IndexError where there is nothing to draw from.
         """
         if not self._size:
             raise IndexError("an empty ring cannot be sampled")
@@ -128,9 +116,6 @@ class RingBuffer:
 
         By rejection: draws from all and keeps those of the agent until there are enough, about
         len / count_of draws for each. O(count), or O(len) for an agent with hardly any.
-
-        Raises:
-            IndexError: none of the agent's is present.
         """
         present = self.count_of(agent_id)
         if not present:
@@ -152,21 +137,21 @@ class RingBuffer:
 
     def slices(self) -> tuple[Array, Array]:
         """All transitions present, the oldest first, as two views which the next `append` changes."""
-        return self._views(self._total - self._size, self._size)
+        return self._views(self.total - self._size, self._size)
 
-    def _take(self, drawn: Drawn, out: Array | None) -> Array:
+    def _take(self, drawn: Numbers, out: Array | None) -> Array:
         """Copies of the transitions that are the 0th, 1st, ... oldest, as `drawn` says; new, or in `out`."""
         return self._slots.take(drawn + self._oldest(), axis=0, out=out, mode="wrap")
 
-    def _of(self, agent_id: int, drawn: Drawn) -> Drawn:
+    def _of(self, agent_id: int, drawn: Numbers) -> Numbers:
         """Those of `drawn` that are transitions of this agent."""
         ids = self.schema.agent_ids(self._slots)
-        own: Drawn = drawn[ids.take(drawn + self._oldest(), mode="wrap") == agent_id]
+        own: Numbers = drawn[ids.take(drawn + self._oldest(), mode="wrap") == agent_id]
         return own
 
     def _oldest(self) -> int:
         """The slot of the oldest transition; the others follow, around the end."""
-        return (self._total - self._size) % len(self._slots)
+        return (self.total - self._size) % len(self._slots)
 
     def _views(self, first: int, count: int) -> tuple[Array, Array]:
         """The slots of transitions first, ..., first + count - 1, in order, as two views."""
@@ -187,46 +172,43 @@ class RingBuffer:
             raise MalformedError(f"agent ids {ids.min()}..{ids.max()} are outside 0..{MAX_AGENT_ID}")
 
     def _add(self, rows: Array) -> None:
-        """Counts rows as present."""
+        """Numbers rows as present."""
         counts = np.bincount(self.schema.agent_ids(rows))
         self._present[: len(counts)] += counts
 
     def _evict(self, rows: Array) -> None:
-        """Counts rows that were present as gone."""
+        """Numbers rows that were present as gone."""
         if len(rows):
             counts = np.bincount(self.schema.agent_ids(rows))
             self._present[: len(counts)] -= counts
             self._evicted[: len(counts)] += counts
 
 
-def _positive(counts: Counts) -> dict[int, int]:
+def _positive(counts: Numbers) -> dict[int, int]:
     return {agent: count for agent, count in enumerate(counts.tolist()) if count}
 
 
 def require_reservable(capacity: int | str, *, row_bytes: int) -> None:
-    """Checks that memory for a ring of such rows can be reserved; none is taken.
-
-    Raises:
-        CapacityError: the capacity is unreadable or more than this machine can reserve.
-    """
+    """Checks as a ring of such rows does that memory for it can be reserved; none is taken."""
     _reserve(capacity, row_bytes // _COLUMN_BYTES)
+
+
+def transitions_in(capacity: int | str, *, row_bytes: int) -> int:
+    """How many transitions a capacity is, which a CapacityError says is unreadable."""
+    try:
+        return transitions(capacity, row_bytes=row_bytes)
+    except ValueError as error:
+        raise CapacityError(f"replay.capacity: {error}") from None
 
 
 def _reserve(capacity: int | str, width: int) -> Array:
     row_bytes = width * _COLUMN_BYTES
-    try:
-        count = transitions(capacity, row_bytes=row_bytes)
-    except ValueError as error:
-        raise CapacityError(f"replay.capacity: {error}") from None
+    count = transitions_in(capacity, row_bytes=row_bytes)
     try:
         return np.empty((count, width), np.float32)
     except (MemoryError, ValueError):  # NumPy's ValueError: more bytes than an address can count
-        wanted, held = (
-            count * row_bytes / 2**30,
-            os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
-        )
+        held = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         raise CapacityError(
-            f"replay.capacity = {capacity} needs {wanted:,.1f} GiB, more than this machine can "
-            f"reserve, which has "
-            f"{held:,.1f} GiB of memory; lower it"
+            f"replay.capacity = {capacity} needs {count * row_bytes / 2**30:,.1f} GiB, more than this "
+            f"machine can reserve, which has {held / 2**30:,.1f} GiB of memory; lower it"
         ) from None

@@ -1,4 +1,4 @@
-"""One run's shared state: identity, leases, policies, and the buffer that the first learner brings about."""
+"""One run's shared state: leases, policies, and the buffer that the first learner brings about."""
 
 import secrets
 from collections.abc import Callable, Iterator
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from dase_grpc.config.texts import transitions
 from dase_grpc.errors import (
     BufferGoneError,
     CapacityError,
@@ -18,12 +17,11 @@ from dase_grpc.errors import (
     SchemaMismatchError,
 )
 from dase_grpc.pace import StepLimiter
-from dase_grpc.replay.buffer.attendants import AttendanceBook
 from dase_grpc.replay.buffer.directory import BufferIdentity, DataDirectory, LeaseFile
 from dase_grpc.replay.buffer.durable import WRITER_PLACES, DurableStore, Recovery, spare_slots
-from dase_grpc.replay.buffer.leases import Lease, LeaseTable
+from dase_grpc.replay.buffer.leases import AttendanceBook, Lease, LeaseTable
 from dase_grpc.replay.buffer.policies import PolicyBoard
-from dase_grpc.replay.buffer.ring import RingBuffer
+from dase_grpc.replay.buffer.ring import RingBuffer, transitions_in
 from dase_grpc.replay.buffer.sharding import WHOLE, Shard
 from dase_grpc.replay.buffer.store import ReplayStore
 from dase_grpc.schema import TransitionSchema
@@ -36,7 +34,7 @@ SHOWN = 8
 
 
 class SharedRun:
-    """What the replay node holds, in memory or, from `on_disk`, in a data directory. Single-threaded.
+    """What the replay node holds, in memory or, with `keep_in`, in a data directory. Single-threaded.
 
     The service knows no environment: the first learner to join states the schema, which fixes the
     width of the rows and so, for a capacity in bytes, the number of transitions. Nothing blocks in
@@ -45,7 +43,7 @@ class SharedRun:
     Attributes:
         incarnation: random, another one at each start.
         limiters: of the agents whose learners have said a pace.
-        shard: which part of a sharded replay this is; `capacity` is its own, `min_size` that of all together.
+        shard: which part of a sharded replay it is; `capacity` is its own, `min_size` of all together.
     """
 
     def __init__(
@@ -71,21 +69,8 @@ class SharedRun:
         self._store: ReplayStore | None = None
         self._disk: _Disk | None = None
 
-    @classmethod
-    def on_disk(
-        cls,
-        run_id: str,
-        *,
-        capacity: int | str,
-        min_size: int,
-        seed: int,
-        ttl_s: float,
-        data_dir: Path,
-        boot_id: str,
-        now: float,
-        shard: Shard = WHOLE,
-    ) -> Self:
-        """A run whose buffer and leases outlive the process; goes on from what the directory holds.
+    def keep_in(self, data_dir: Path, *, boot_id: str, now: float) -> Self:
+        """Has the buffer and the leases outlive the process; goes on from what the directory holds.
 
         A lease that was held may be renewed by its holder for `ttl_s` from `now` as if nothing had
         happened; only then can another node have the agent id.
@@ -94,22 +79,22 @@ class SharedRun:
             DataDirectoryError: the directory is in use, damaged, or holds another run or capacity.
             CapacityError: `min_size` exceeds the capacity that lies there.
         """
-        run = cls(run_id, capacity=capacity, min_size=min_size, seed=seed, ttl_s=ttl_s, shard=shard)
         with ExitStack() as opened:
             directory = DataDirectory.open(data_dir)
             opened.callback(directory.close)
             identity = directory.identity()
             if identity is not None:
-                run._require_same(identity, data_dir)
+                self._require_same(identity, data_dir)
             leases = LeaseFile.open(directory)
             opened.callback(leases.close)
             if identity is not None:
-                run._store = DurableStore.open(directory, identity, boot_id=boot_id)
-                run._store.watch.began = now
-            run.leases = LeaseTable(ttl_s=ttl_s, restored=leases.read(now=now, ttl_s=ttl_s), keep=leases.put)
-            run._disk = _Disk(directory, leases, boot_id)
+                self._store = DurableStore.open(directory, identity, boot_id=boot_id)
+                self._store.watch.began = now
+            ttl_s = self.leases.ttl_s
+            self.leases = LeaseTable(ttl_s=ttl_s, restored=leases.read(now=now, ttl_s=ttl_s), keep=leases.put)
+            self._disk = _Disk(directory, leases, boot_id)
             opened.pop_all()
-        return run
+        return self
 
     @property
     def opened(self) -> bool:
@@ -118,11 +103,7 @@ class SharedRun:
 
     @property
     def store(self) -> ReplayStore:
-        """The buffer.
-
-        Raises:
-            NotJoinedError: no learner has joined yet.
-        """
+        """The buffer; a NotJoinedError before the first learner has joined."""
         if self._store is None:
             raise NotJoinedError(f"run {self.run_id!r} has no schema yet: no learner has joined")
         return self._store
@@ -143,16 +124,12 @@ class SharedRun:
         return self._store.recovery if isinstance(self._store, DurableStore) else None
 
     def sync(self) -> Iterator[Callable[[], None]]:
-        """Brings what is committed to the disk, see DurableStore.sync; nothing in memory."""
+        """See DurableStore.sync; nothing in memory."""
         if isinstance(self._store, DurableStore):
             yield from self._store.sync()
 
     def close(self) -> None:
-        """Brings everything to the disk and lets the data directory go; blocks for as long as that takes.
-
-        Raises:
-            DataDirectoryError: the disk refuses; the directory is let go all the same.
-        """
+        """Brings everything to the disk and lets the data directory go, also where the disk refuses."""
         if self._disk is None:
             return
         with ExitStack() as closing:
@@ -171,11 +148,11 @@ class SharedRun:
         now: float,
         node_id: str = "",
     ) -> Lease:
-        """Leases an agent id; the first to join opens the buffer with its schema. See LeaseTable.join.
+        """Leases an agent id, see LeaseTable.join; the first to join opens the buffer with its schema.
 
         Raises:
-            RunMismatchError, SchemaMismatchError, AgentTakenError, MalformedError: see errors.py.
-            CapacityError: the buffer does not fit into this machine's memory or disk.
+            RefusalError: the node is of another run or schema, or cannot have the agent id; a CapacityError
+                where the buffer does not fit into this machine's memory or disk.
         """
         if run_id:
             self.require_run(run_id)
@@ -192,11 +169,7 @@ class SharedRun:
         return lease
 
     def require_run(self, run_id: str) -> None:
-        """Checks that a client means this run.
-
-        Raises:
-            RunMismatchError: it means another.
-        """
+        """Checks that a client means this run."""
         if run_id != self.run_id:
             raise RunMismatchError(
                 f"this service holds run_id = {self.run_id!r}, the client asks for {run_id[:MAX_NAME]!r}; "
@@ -208,9 +181,6 @@ class SharedRun:
 
         In memory epochs begin anew with each start, so without this a lease of an earlier start could
         pass for one of now.
-
-        Raises:
-            BufferGoneError: it means others.
         """
         if buffer_id and buffer_id != self.data_id:
             raise BufferGoneError(
@@ -221,12 +191,7 @@ class SharedRun:
     def require_stream(
         self, *, run_id: str, agent_id: int, epoch: int, fingerprint: str, buffer_id: str = ""
     ) -> ReplayStore:
-        """The buffer, for a stream that states what it belongs to.
-
-        Raises:
-            RunMismatchError, BufferGoneError, NotJoinedError, SchemaMismatchError, StaleLeaseError: see
-                errors.py.
-        """
+        """The buffer, for a stream whose run, data, schema and lease, as it states them, are those of now."""
         self.require_run(run_id)
         self.require_data(buffer_id)
         self.require_reader(run_id=run_id, fingerprint=fingerprint)
@@ -234,11 +199,7 @@ class SharedRun:
         return self.store
 
     def require_reader(self, *, run_id: str, fingerprint: str) -> None:
-        """Checks that a stream that needs no lease means this run and its schema.
-
-        Raises:
-            RunMismatchError, NotJoinedError, SchemaMismatchError: see errors.py.
-        """
+        """Checks that a stream that needs no lease means this run and its schema."""
         self.require_run(run_id)
         schema = self.store.schema
         if fingerprint != schema.fingerprint:
@@ -253,7 +214,7 @@ class SharedRun:
             ring = RingBuffer(schema, self._capacity)
             self._require_min_size(ring.capacity, schema)
             return ReplayStore(ring)
-        capacity = _transitions(self._capacity, schema)
+        capacity = transitions_in(self._capacity, row_bytes=schema.row_bytes)
         self._require_min_size(capacity, schema)
         identity = BufferIdentity(
             buffer_id=secrets.token_hex(8),
@@ -290,7 +251,7 @@ class SharedRun:
                 f"{data_dir} holds shard {stored.shard} of the replay, not {self.shard}; "
                 f"leave --shard out, or choose another directory"
             )
-        wanted = _transitions(self._capacity, stored.schema)
+        wanted = transitions_in(self._capacity, row_bytes=stored.schema.row_bytes)
         if stored.capacity != wanted:
             raise DataDirectoryError(
                 f"{data_dir} holds a buffer of capacity {stored.capacity}, not {wanted} "
@@ -306,10 +267,3 @@ class _Disk:
     directory: DataDirectory
     leases: LeaseFile
     boot_id: str
-
-
-def _transitions(capacity: int | str, schema: TransitionSchema) -> int:
-    try:
-        return transitions(capacity, row_bytes=schema.row_bytes)
-    except ValueError as error:
-        raise CapacityError(f"replay.capacity: {error}") from None

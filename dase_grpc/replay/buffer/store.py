@@ -1,20 +1,16 @@
-"""ReplayStore: the ring, what each writer has committed to it, and what was drawn from it."""
+"""ReplayStore: the ring, its writers and what each has committed, and what was drawn."""
 
+import math
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
-from dase_grpc.errors import (
-    MalformedError,
-    SequenceGapError,
-    TooManyWritersError,
-    WriterForgottenError,
-)
+from dase_grpc.errors import MalformedError, SequenceGapError, TooManyWritersError, WriterForgottenError
 from dase_grpc.replay.buffer.ring import MAX_AGENT_ID, RingBuffer
-from dase_grpc.replay.buffer.writers import GONE_AFTER_S, WriterKey, WriterWatch
 from dase_grpc.schema import Array, TransitionSchema
 
 MAX_WRITERS = 4096
@@ -24,15 +20,20 @@ FORGOTTEN_AT_ONCE = 64
 """Writers that make room at once; as many Insert streams as an agent may have."""
 NOT_FINITE = "not_finite"
 
+WriterKey = tuple[int, str]
+"""Agent id and name."""
+
+GONE_AFTER_S: Final = 900.0
+"""How long a writer without a stream is kept; a client gives up after 600 s as a rule (--replay-timeout)."""
+
 
 @dataclass
 class Traffic:
     """Running totals by collecting agent, and over all agents, so that nobody has to sum K² pairs.
 
-    `refused` is keyed by (agent, reason), `sampled` by (sampling agent, collecting agent).
+    Keys of `refused` are (agent, reason), of `sampled` (sampling agent, collecting agent).
     """
 
-    ring: RingBuffer
     inserted: Counter[int] = field(default_factory=Counter)
     refused: Counter[tuple[int, str]] = field(default_factory=Counter)
     sampled: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -40,17 +41,54 @@ class Traffic:
     refused_total: int = 0
     sampled_total: int = 0
 
-    @property
-    def evicted(self) -> dict[int, int]:
-        """Transitions that made room for newer ones."""
-        return self.ring.evicted_by_agent
-
     def restore(self, inserted: Sequence[int], refused: Sequence[int]) -> None:
         """Goes on from these totals by agent id; what was sampled is counted from each start."""
         self.inserted = Counter({agent: count for agent, count in enumerate(inserted) if count})
         self.refused = Counter({(agent, NOT_FINITE): count for agent, count in enumerate(refused) if count})
         self.inserted_total = self.inserted.total()
         self.refused_total = self.refused.total()
+
+
+class WriterWatch:
+    """Which writers have streams, and since when those without have none; `now` is monotonic, in seconds.
+
+    Rows come over streams that the service has answered, so those of a writer without one cannot arrive
+    until it opens another. Writers that nothing is known of have had none since `began`.
+    """
+
+    def __init__(self, *, began: float = 0.0) -> None:
+        self.began = began
+        self._streams: Counter[WriterKey] = Counter()
+        self._ended: dict[WriterKey, float] = {}
+        self._left: set[WriterKey] = set()
+
+    def opened(self, writer: WriterKey) -> None:
+        """Notes that a stream of a writer begins."""
+        self._streams[writer] += 1
+
+    def closed(self, writer: WriterKey, now: float) -> None:
+        """Notes that one has ended."""
+        self._streams[writer] -= 1
+        if not self._streams[writer]:
+            del self._streams[writer]
+            self._ended[writer] = now
+
+    def leave(self, writer: WriterKey) -> None:
+        """Notes that a writer has said that it sends nothing more."""
+        self._left.add(writer)
+
+    def forget(self, writer: WriterKey) -> None:
+        """Lets go of what is known of a writer."""
+        self._ended.pop(writer, None)
+        self._left.discard(writer)
+
+    def gone(self, writers: Iterable[WriterKey], now: float) -> list[WriterKey]:
+        """Those that are gone: first those that have left, then the longest gone."""
+        since = {each: self._since(each) for each in writers if each not in self._streams}
+        return sorted((each for each in since if now - since[each] >= GONE_AFTER_S), key=since.__getitem__)
+
+    def _since(self, writer: WriterKey) -> float:
+        return -math.inf if writer in self._left else self._ended.get(writer, self.began)
 
 
 class ReplayStore:
@@ -65,7 +103,7 @@ class ReplayStore:
 
     def __init__(self, ring: RingBuffer, *, max_writers: int = MAX_WRITERS) -> None:
         self.ring = ring
-        self.traffic = Traffic(ring)
+        self.traffic = Traffic()
         self._max_writers = max_writers
         self._most_at_once = sys.maxsize
         self._committed: dict[WriterKey, int] = {}
@@ -118,11 +156,9 @@ class ReplayStore:
         """Stores the rows this writer has not committed yet; returns how many were refused.
 
         Without `commit` it is for the caller to call that before it tells anybody that they are stored.
-
         Writers belong to their agent: two agents may each have one of the same name. rows is (N, width)
-        float32, numbered first_seq, first_seq + 1, ... Rows already committed are skipped, so resending
-        is safe; where none is left, nothing happens. A row with a value that is not finite is refused by
-        itself: counted, not stored, its number committed. O(N).
+        float32, numbered from first_seq on. Rows already committed are skipped, so resending is safe. A row
+        with a value that is not finite is refused by itself: counted, not stored, its number committed. O(N).
 
         Raises:
             SequenceGapError: first_seq is beyond the next expected number.
@@ -167,13 +203,7 @@ class ReplayStore:
         own_rows_only: bool = False,
         out: Array | None = None,
     ) -> Array:
-        """Draws a batch for one agent, uniformly with replacement; a new (count, width) array, or `out`.
-
-        From the whole buffer, or from what the agent collected itself.
-
-        Raises:
-            IndexError: there is nothing to draw from.
-        """
+        """Draws a batch for one agent, from all or its own transitions; see RingBuffer.sample."""
         rows = (
             self.ring.sample_of(agent_id, count, rng, out=out)
             if own_rows_only
@@ -186,11 +216,7 @@ class ReplayStore:
         return rows
 
     def shortage(self, min_size: int, *, agent_id: int, own_rows_only: bool = False) -> str | None:
-        """What a batch for the agent has to wait for, in a few words; None if it can be drawn.
-
-        Batches are drawn once `min_size` transitions of whichever agents are present, and one of the
-        agent's own where they hold nothing else.
-        """
+        """What a batch for the agent has to wait for, in a few words; None if it can be drawn."""
         size = len(self.ring)
         if size < min_size:
             return f"{min_size - size} more transitions ({size} of {min_size})"

@@ -8,8 +8,13 @@ import grpc
 from grpc.aio import Channel
 
 from dase_grpc.replay.security.dialler import Credentials
-from dase_grpc.replay.wire.addresses import Address, ReplayPlace
-from dase_grpc.replay.wire.limits import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS, MAX_MESSAGE_BYTES
+from dase_grpc.replay.wire.addresses import (
+    KEEPALIVE_TIME_MS,
+    KEEPALIVE_TIMEOUT_MS,
+    MAX_MESSAGE_BYTES,
+    Address,
+    ReplayPlace,
+)
 
 RECONNECT_MS: Final = (100, 2_000)
 """The first and the longest pause between attempts to connect."""

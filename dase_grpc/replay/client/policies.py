@@ -14,7 +14,7 @@ from dase_grpc.replay.buffer.policies import IncomingPolicy, Policy, require_siz
 from dase_grpc.replay.client.cluster import UNARY_TIMEOUT_S, StreamTarget
 from dase_grpc.replay.client.connection import Connection, Stream
 from dase_grpc.replay.client.streams import ClientStream, ClientUpload, opened_in_time
-from dase_grpc.replay.wire.limits import CHUNK_BYTES
+from dase_grpc.replay.wire.addresses import CHUNK_BYTES
 from dase_grpc.replay.wire.v1 import policy_pb2, policy_pb2_grpc
 
 PUBLISH_TIMEOUT_S: Final = 60.0

@@ -29,8 +29,7 @@ from dase_grpc.replay.client.patience import Wanted
 from dase_grpc.replay.client.policies import PolicyExchange
 from dase_grpc.replay.client.shards import Joined, connected
 from dase_grpc.replay.security.dialler import NO_CREDENTIALS, Credentials
-from dase_grpc.replay.wire.addresses import ReplayPlace
-from dase_grpc.replay.wire.limits import REPLAY_TIMEOUT_S
+from dase_grpc.replay.wire.addresses import REPLAY_TIMEOUT_S, ReplayPlace
 from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.schema import Array, TransitionSchema
 

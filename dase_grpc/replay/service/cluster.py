@@ -5,8 +5,7 @@ from typing import Final
 
 from dase_grpc.errors import DrainingError, MalformedError
 from dase_grpc.progress import Attendant
-from dase_grpc.replay.buffer.attendants import Seen
-from dase_grpc.replay.buffer.leases import Lease
+from dase_grpc.replay.buffer.leases import Lease, Presence
 from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.security.door import agent_to_join, require_agent, require_role
@@ -19,7 +18,7 @@ from dase_grpc.replay.wire.messages import (
     schema_from_proto,
     shown,
 )
-from dase_grpc.replay.wire.status import Context, refusals
+from dase_grpc.replay.wire.status import Context
 from dase_grpc.replay.wire.v1 import cluster_pb2, cluster_pb2_grpc
 
 MAX_NODE_ID: Final = 128
@@ -50,60 +49,6 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         self.draining = False
 
     async def Join(self, request: cluster_pb2.JoinRequest, context: Context) -> cluster_pb2.JoinResponse:
-        async with refusals(context):
-            answer = self._join(request)
-        return answer
-
-    async def Heartbeat(
-        self, request: cluster_pb2.HeartbeatRequest, context: Context
-    ) -> cluster_pb2.HeartbeatResponse:
-        async with refusals(context):
-            require_agent(request.agent_id)
-            self._run.require_run(request.run_id)
-            self._run.require_data(request.buffer_id)
-            self._run.leases.renew(
-                request.agent_id,
-                request.epoch,
-                self._clock(),
-                progress=progress_from_proto(request.progress),
-            )
-        followers = self._run.policies.followers(request.agent_id)
-        return cluster_pb2.HeartbeatResponse(buffer=buffer_to_proto(self._run), followers=followers)
-
-    async def Leave(self, request: cluster_pb2.LeaveRequest, context: Context) -> cluster_pb2.LeaveResponse:
-        async with refusals(context):
-            require_agent(request.agent_id)
-            self._run.require_run(request.run_id)
-            self._run.require_data(request.buffer_id)
-            self._run.leases.leave(request.agent_id, request.epoch, because=shown(request.reason))
-            self._on_event(f"agent {request.agent_id} left: {shown(request.reason)}")
-        return cluster_pb2.LeaveResponse()
-
-    async def Attend(
-        self, request: cluster_pb2.AttendRequest, context: Context
-    ) -> cluster_pb2.AttendResponse:
-        async with refusals(context):
-            answer = self._attend(request)
-        return answer
-
-    async def Status(
-        self, request: cluster_pb2.StatusRequest, context: Context
-    ) -> cluster_pb2.StatusResponse:
-        now, versions = self._clock(), self._run.policies.versions
-        return cluster_pb2.StatusResponse(
-            run_id=self._run.run_id,
-            buffer=buffer_to_proto(self._run),
-            agents=[
-                _agent_status(lease, now, policy_version=versions.get(lease.agent_id))
-                for lease in self._run.leases.all()
-            ],
-            draining=self.draining,
-            environment=self._run.store.schema.environment if self._run.opened else "",
-            nodes=[_node_status(seen, now) for seen in self._run.attendance.all(now)],
-            uptime_seconds=now - self._started_at,
-        )
-
-    def _join(self, request: cluster_pb2.JoinRequest) -> cluster_pb2.JoinResponse:
         if self.draining:
             raise DrainingError("the replay service is shutting down and takes no new nodes")
         if len(request.node_id) > MAX_NODE_ID:
@@ -123,28 +68,33 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         )
         self._on_event(f"{lease.node_name} joined as agent {lease.agent_id} (epoch {lease.epoch}){lost}")
         return cluster_pb2.JoinResponse(
-            run_id=self._run.run_id,
-            lease=_lease(lease),
-            buffer=buffer_to_proto(self._run),
+            run_id=self._run.run_id, lease=_lease(lease), buffer=buffer_to_proto(self._run)
         )
 
-    def _writes(self, writer: str, agent_id: int) -> bool:
-        return self._run.opened and bool(self._run.store.committed(writer, agent_id=agent_id))
+    async def Heartbeat(
+        self, request: cluster_pb2.HeartbeatRequest, context: Context
+    ) -> cluster_pb2.HeartbeatResponse:
+        self._require_here(request)
+        progress = progress_from_proto(request.progress)
+        self._run.leases.renew(request.agent_id, request.epoch, self._clock(), progress=progress)
+        followers = self._run.policies.followers(request.agent_id)
+        return cluster_pb2.HeartbeatResponse(buffer=buffer_to_proto(self._run), followers=followers)
 
-    def _attend(self, request: cluster_pb2.AttendRequest) -> cluster_pb2.AttendResponse:
+    async def Leave(self, request: cluster_pb2.LeaveRequest, context: Context) -> cluster_pb2.LeaveResponse:
+        self._require_here(request)
+        self._run.leases.leave(request.agent_id, request.epoch, because=shown(request.reason))
+        self._on_event(f"agent {request.agent_id} left: {shown(request.reason)}")
+        return cluster_pb2.LeaveResponse()
+
+    async def Attend(
+        self, request: cluster_pb2.AttendRequest, context: Context
+    ) -> cluster_pb2.AttendResponse:
         run, node = self._run, _attendant(request)
         if request.run_id:
             run.require_run(request.run_id)
         if request.schema_fingerprint and run.opened:
             run.require_reader(run_id=run.run_id, fingerprint=request.schema_fingerprint)
-        of_agent = "" if node.agent_id is None else f" of agent {node.agent_id}"
-        if request.leaving:
-            run.attendance.leave(node.node_id)
-            if (agent := node.agent_id) is not None and self._writes(node.writer_id, agent):
-                run.store.watch.leave((agent, node.writer_id))
-            self._on_event(f"{node.node_name}, {node.role}{of_agent}, left")
-        elif run.attendance.note(node, attendance_from_proto(request.attendance), self._clock()):
-            self._on_event(f"{node.node_name} attends as {node.role}{of_agent}")
+        self._note(node, request)
         lease = None if node.agent_id is None else run.leases.held(node.agent_id)
         return cluster_pb2.AttendResponse(
             run_id=run.run_id,
@@ -154,6 +104,41 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             learner_updates=0 if lease is None else lease.progress.updates,
             agent_finished=node.agent_id is not None and run.leases.finished(node.agent_id),
         )
+
+    async def Status(
+        self, request: cluster_pb2.StatusRequest, context: Context
+    ) -> cluster_pb2.StatusResponse:
+        now, versions = self._clock(), self._run.policies.versions
+        return cluster_pb2.StatusResponse(
+            run_id=self._run.run_id,
+            buffer=buffer_to_proto(self._run),
+            agents=[
+                _agent_status(lease, now, policy_version=versions.get(lease.agent_id))
+                for lease in self._run.leases.all()
+            ],
+            draining=self.draining,
+            environment=self._run.store.schema.environment if self._run.opened else "",
+            nodes=[_node_status(seen, now) for seen in self._run.attendance.all(now)],
+            uptime_seconds=now - self._started_at,
+        )
+
+    def _require_here(self, request: cluster_pb2.HeartbeatRequest | cluster_pb2.LeaveRequest) -> None:
+        """Checks that the caller may act as the agent, and means what is held here."""
+        require_agent(request.agent_id)
+        self._run.require_run(request.run_id)
+        self._run.require_data(request.buffer_id)
+
+    def _note(self, node: Attendant, request: cluster_pb2.AttendRequest) -> None:
+        """Notes that a node attends, or does no more."""
+        run, agent_id = self._run, node.agent_id
+        of_agent = "" if agent_id is None else f" of agent {agent_id}"
+        if request.leaving:
+            run.attendance.leave(node.node_id)
+            if agent_id is not None and run.opened and run.store.committed(node.writer_id, agent_id=agent_id):
+                run.store.watch.leave((agent_id, node.writer_id))
+            self._on_event(f"{node.node_name}, {node.role}{of_agent}, left")
+        elif run.attendance.note(node, attendance_from_proto(request.attendance), self._clock()):
+            self._on_event(f"{node.node_name} attends as {node.role}{of_agent}")
 
 
 def _attendant(request: cluster_pb2.AttendRequest) -> Attendant:
@@ -184,7 +169,7 @@ def _lease(lease: Lease) -> cluster_pb2.Lease:
     return cluster_pb2.Lease(agent_id=lease.agent_id, epoch=lease.epoch, ttl_seconds=lease.ttl_s)
 
 
-def _node_status(seen: Seen, now: float) -> cluster_pb2.NodeStatus:
+def _node_status(seen: Presence, now: float) -> cluster_pb2.NodeStatus:
     return cluster_pb2.NodeStatus(
         node_name=seen.node.node_name,
         role=seen.node.role,

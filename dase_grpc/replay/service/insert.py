@@ -1,14 +1,25 @@
-"""Insert streams at the service: acknowledgements, and how many streams an agent may have open."""
+"""Insert streams at the service: headers, chunks of rows, acknowledgements."""
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
-from dase_grpc.errors import OverloadedError
+import grpc
+
+from dase_grpc.errors import MalformedError
+from dase_grpc.metrics.buffer import Calls
+from dase_grpc.replay.buffer.run import SharedRun
+from dase_grpc.replay.buffer.store import ReplayStore
+from dase_grpc.replay.service.interceptors import read, read_first
+from dase_grpc.replay.service.streams import Admission, Change, Gate, Streams
+from dase_grpc.replay.wire.packed import Chunk
 from dase_grpc.replay.wire.status import Context
 from dase_grpc.replay.wire.v1 import replay_pb2
+
+MAX_WRITER_ID: Final = 128
+WAITING_EVERY_S: Final = 1.0
 
 ACK_ROWS: Final = 1_024
 """Rows whose acknowledgement goes out at once."""
@@ -17,11 +28,130 @@ ACK_EVERY_S: Final = 0.002
 """How often fewer are acknowledged at most. One acknowledgement for each chunk of 256 rows would take a third
 of the processor time of both sides; to wait where chunks come seldom would wake the service once more."""
 
-MAX_AGENT_STREAMS: Final = 64
-"""Streams of one kind that one agent may have open: its learner, its actors, and some that died unnoticed."""
 
-MAX_AGENT_HELD_BYTES: Final = 256 * 2**20
-MAX_HELD_BYTES: Final = 2**30
+class Inserts:
+    """The Insert streams of a service. `clock` is monotonic, in seconds."""
+
+    def __init__(
+        self,
+        run: SharedRun,
+        streams: Streams,
+        *,
+        changed: Change,
+        calls: Calls,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run, self._streams, self._changed, self._calls = run, streams, changed, calls
+        self._clock = clock
+        self._admission = Admission("Insert")
+
+    async def serve(self, context: Context) -> None:
+        """Serves one stream; returns at its end frame, or where the client cuts it off.
+
+        Raises:
+            RefusalError: the client may not insert, or sends what it may not.
+        """
+        header = await _header(context)
+        store = self._streams.admit(context, header.stream)
+        if not 0 < len(header.writer_id) <= MAX_WRITER_ID:
+            raise MalformedError(
+                f"a writer id has 1 to {MAX_WRITER_ID} characters, not {len(header.writer_id)}"
+            )
+        writer, agent_id = header.writer_id, header.stream.agent_id
+        with self._admission.stream(agent_id):
+            if header.HasField("forgotten_writers"):
+                store.require_remembered(writer, agent_id=agent_id, forgotten=header.forgotten_writers)
+            store.make_room(writer, agent_id=agent_id, now=self._clock())
+            store.watch.opened((agent_id, writer))
+            try:
+                await _Insert(self._run, header, context, changed=self._changed, calls=self._calls).serve()
+            finally:
+                store.watch.closed((agent_id, writer), self._clock())
+                if not store.committed(writer, agent_id=agent_id):  # many names may be tried
+                    store.watch.forget((agent_id, writer))
+
+
+class _Insert:
+    """One stream of a writer.
+
+    A chunk is stored synchronously, so a stream that is cut off anywhere leaves whole rows only; it is
+    committed before it is acknowledged. How long each chunk takes is noted in `calls`.
+    """
+
+    def __init__(
+        self,
+        run: SharedRun,
+        header: replay_pb2.InsertHeader,
+        context: Context,
+        *,
+        changed: Change,
+        calls: Calls,
+    ) -> None:
+        self._run, self._store, self._context, self._changed = run, run.store, context, changed
+        self._writer, self._agent_id, self._paced = header.writer_id, header.stream.agent_id, header.paced
+        self._epoch = header.stream.lease_epoch
+        self._gate = Gate(run, self._agent_id)
+        self._clock, self._took = calls.clock, calls.requests("Insert").observe
+        self._acks = Acknowledger(context, run.store, stored_seq=self._committed())
+
+    async def serve(self) -> None:
+        acknowledging = asyncio.ensure_future(self._acks.run())
+        try:
+            if await self._store_chunks():
+                self._acks.finish()
+                await acknowledging
+        finally:
+            acknowledging.cancel()
+            await asyncio.gather(acknowledging, return_exceptions=True)
+
+    def _committed(self) -> int:
+        return self._store.committed(self._writer, agent_id=self._agent_id)
+
+    async def _store_chunks(self) -> bool:
+        """Stores each chunk as it comes; returns whether the stream ended with an end frame."""
+        while (request := await read(self._context)) is not grpc.aio.EOF:
+            if not isinstance(request, Chunk):
+                if (kind := request.WhichOneof("kind")) != "end":
+                    raise MalformedError(
+                        f"an Insert stream takes chunks and an end frame, not {kind or 'nothing'}"
+                    )
+                return True
+            await self._take(request)
+            del request  # a stream that idles keeps no rows
+        return False
+
+    async def _take(self, chunk: Chunk) -> None:
+        began = self._clock()
+        first_seq, rows = chunk.first_seq, self._store.schema.from_bytes(chunk.rows)
+        while len(rows):
+            self._run.leases.require(self._agent_id, self._epoch)
+            count = await self._room_for(first_seq, len(rows))
+            if not count:
+                began = self._clock()
+                continue
+            refused = self._store.append(
+                self._writer, first_seq, rows[:count], agent_id=self._agent_id, commit=False
+            )
+            self._acks.stored(self._committed(), refused=refused)
+            first_seq, rows = first_seq + count, rows[count:]
+            self._changed.tell()
+        self._took(self._clock() - began)
+
+    async def _room_for(self, first_seq: int, count: int) -> int:
+        """How many of the next rows may be stored now; 0 after having waited for a change."""
+        if not self._run.limiters and not self._paced:
+            return count
+        room = self._gate.room(paced=self._paced)
+        if room is None:
+            return count
+        known = min(count, max(0, self._committed() + 1 - first_seq))
+        if known or room:
+            return min(count, known + room)
+        self._acks.waiting(f"waiting for {self._gate.why_full()}")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WAITING_EVERY_S):
+                await self._changed.next.wait()
+        return 0
 
 
 class Acknowledger:
@@ -31,17 +161,9 @@ class Acknowledger:
     tenth of the server's time.
     """
 
-    def __init__(
-        self,
-        context: Context,
-        *,
-        stored_seq: int,
-        commit: Callable[[], None],
-        forgotten: Callable[[], int] = lambda: 0,
-    ) -> None:
+    def __init__(self, context: Context, store: ReplayStore, *, stored_seq: int) -> None:
         self._context = context
-        self._forgotten = forgotten
-        self._commit = commit
+        self._store = store
         self._answer = replay_pb2.InsertResponse(committed_seq=stored_seq)
         self._sent_seq = stored_seq
         self._due = asyncio.Event()
@@ -81,54 +203,15 @@ class Acknowledger:
             next_at = loop.time() + ACK_EVERY_S
             self._due.clear()
             self._urgent.clear()
-            self._commit()
+            self._store.commit()
             self._sent_seq = self._answer.committed_seq
             finished = self._answer.finished
-            self._answer.forgotten_writers = self._forgotten()
+            self._answer.forgotten_writers = self._store.forgotten
             await self._context.write(self._answer)
 
 
-class Admission:
-    """Counts the open streams of one kind. A stream is admitted for as long as the block lasts.
-
-    `held_bytes` is what a stream can make the service hold: a batch, while its client does not read.
-    """
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._streams: Counter[int] = Counter()
-        self._held: Counter[int] = Counter()
-
-    @contextmanager
-    def stream(self, agent_id: int, *, held_bytes: int = 0) -> Iterator[None]:
-        """Admits a stream of an agent.
-
-        Raises:
-            OverloadedError: the agent has too many, or they and this one could hold too much.
-        """
-        self._require_room(agent_id, held_bytes)
-        self._streams[agent_id] += 1
-        self._held[agent_id] += held_bytes
-        try:
-            yield
-        finally:
-            self._held[agent_id] -= held_bytes
-            self._streams[agent_id] -= 1
-            if not self._streams[agent_id]:
-                del self._streams[agent_id], self._held[agent_id]
-
-    def _require_room(self, agent_id: int, held_bytes: int) -> None:
-        if self._streams[agent_id] >= MAX_AGENT_STREAMS:
-            raise OverloadedError(
-                f"agent {agent_id} has {MAX_AGENT_STREAMS} {self._what} streams open, as many as the service "
-                f"takes; end some"
-            )
-        for held, limit, whose in (
-            (self._held[agent_id], MAX_AGENT_HELD_BYTES, f"of agent {agent_id}"),
-            (self._held.total(), MAX_HELD_BYTES, "of all agents"),
-        ):
-            if held + held_bytes > limit:
-                raise OverloadedError(
-                    f"the batches of open {self._what} streams {whose} would take {held + held_bytes} bytes, "
-                    f"over the limit of {limit}; end some streams, or ask for smaller batches"
-                )
+async def _header(context: Context) -> replay_pb2.InsertHeader:
+    request = await read_first(context)
+    if not isinstance(request, replay_pb2.InsertRequest) or not request.HasField("header"):
+        raise MalformedError("the first message of this stream must be its header")
+    return request.header

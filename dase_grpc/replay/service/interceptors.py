@@ -1,11 +1,12 @@
-"""Interceptors before every servicer: they refuse what is unreadable and count every call."""
+"""Interceptors before every servicer: they count every call, and refuse what may not be made or read."""
 
 import asyncio
 import inspect
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -66,78 +67,89 @@ class Wrapping(grpc.aio.ServerInterceptor):
             return handler
         known = self._wrapped.get(method)
         if known is None or known[0] is not handler:
-            known = self._wrapped[method] = (handler, self._wrap(method, handler))
+            takes = "stream" if handler.request_streaming else "unary"
+            gives = "stream" if handler.response_streaming else "unary"
+            kind = f"{takes}_{gives}"
+            behaviour, parse, serialise = self._wrap(method, kind, handler)
+            make = getattr(grpc, f"{kind}_rpc_method_handler")
+            wrapped = make(behaviour, request_deserializer=parse, response_serializer=serialise)
+            known = self._wrapped[method] = (handler, wrapped)
         return known[1]
 
     @abstractmethod
-    def _wrap(self, method: str, handler: Handler) -> Handler:
-        """The handler that stands before that of a method."""
+    def _wrap(self, method: str, kind: str, handler: Handler) -> tuple[Behaviour, Any, Any]:
+        """What serves a method, reads its requests and writes its responses instead of its handler's own.
+
+        kind: such as `stream_unary`; the handler's attribute of this name serves it.
+        """
+
+
+def _surrounded(
+    behaviour: Behaviour,
+    around: Callable[[Context], AbstractAsyncContextManager[None]],
+    *,
+    take: Callable[[Any], Any] = lambda request: request,
+) -> Behaviour:
+    """A behaviour with a block around each of its calls, whose request or requests `take` looks at first."""
+
+    async def answer(request: Any, context: Context) -> Any:
+        async with around(context):
+            return await behaviour(take(request), context)
+
+    async def answers(requests: Any, context: Context) -> AsyncIterator[Any]:
+        async with around(context):
+            async for response in behaviour(take(requests), context):
+                yield response
+
+    return answers if inspect.isasyncgenfunction(behaviour) else answer
 
 
 class Guard(Wrapping):
-    """Wraps the methods of all servicers of one server. Lives on one event loop.
+    """Refuses calls of all servicers of one server. Lives on one event loop.
 
-    A request that is no message, or too long to be kept, is refused with MalformedError: here where a method
-    takes one request, and by `read` and `read_first`, which servicers use, where it takes a stream of them. A
-    caller that the door, where there is one, does not let in is refused first. A call that comes while
-    `max_calls` of its method are open is refused with OverloadedError, and one of a method that its servicer
-    does not implement with UNIMPLEMENTED.
+    Whatever of our errors they raise is answered with its status. A request that is no message, or too long
+    to be kept, is refused with MalformedError: here where a method takes one request, and by `read` and
+    `read_first`, which servicers use, where it takes a stream of them. A caller that the door, where there is
+    one, does not let in is refused first. A call that comes while MAX_CALLS of its method are open is refused
+    with OverloadedError, and one of a method that its servicer does not implement with UNIMPLEMENTED.
     """
 
-    def __init__(self, *, max_calls: int = MAX_CALLS, door: Door | None = None) -> None:
+    def __init__(self, door: Door | None = None) -> None:
         super().__init__()
         self._door = door
-        self._max_calls = max_calls
         self._open: Counter[str] = Counter()
 
-    @property
-    def open_calls(self) -> int:
-        """Calls of all methods that are open."""
-        return self._open.total()
-
-    def _wrap(self, method: str, handler: Handler) -> Handler:
-        kind, behaviour = behaviour_of(handler)
+    def _wrap(self, method: str, kind: str, handler: Handler) -> tuple[Behaviour, Any, Any]:
+        behaviour = getattr(handler, kind)
         generates = inspect.isasyncgenfunction(behaviour)
-        limit = MAX_QUESTION_BYTES if generates or kind == "unary_stream" else None
-        if generates:
-            wrapped = self._generating(method, behaviour)
-        elif inspect.iscoroutinefunction(behaviour):
-            wrapped = self._answering(method, behaviour)
-        else:  # all of our servicers' are; this one the generated code has put where a servicer has none
-            wrapped = self._answering(method, _unimplemented(method))
-        make = getattr(grpc, f"{kind}_rpc_method_handler")
-        made: Handler = make(
-            wrapped,
-            request_deserializer=_reading(handler.request_deserializer, limit),
-            response_serializer=_writing(handler.response_serializer),
+        if not generates and not inspect.iscoroutinefunction(behaviour):
+            # all of our servicers' are; this one the generated code has put where a servicer has none
+            behaviour = _unimplemented(method)
+        return (
+            _surrounded(
+                behaviour, partial(self._around, method), take=_readable if generates else _require_readable
+            ),
+            _reading(
+                handler.request_deserializer,
+                MAX_QUESTION_BYTES if generates or kind == "unary_stream" else None,
+            ),
+            _writing(handler.response_serializer),
         )
-        return made
 
-    def _answering(self, method: str, behaviour: Behaviour) -> Behaviour:
-        async def answer(request: Any, context: Context) -> Any:
-            async with refusals(context):
-                with self._let_in(method, context), self._admitted(method):
-                    return await behaviour(_require_readable(request), context)
-
-        return answer
-
-    def _generating(self, method: str, behaviour: Behaviour) -> Behaviour:
-        async def answers(requests: Any, context: Context) -> AsyncIterator[Any]:
-            async with refusals(context):
-                with self._let_in(method, context), self._admitted(method):
-                    async for answer in behaviour(_readable(requests), context):
-                        yield answer
-
-        return answers
-
-    def _let_in(self, method: str, context: Context) -> AbstractContextManager[None]:
-        return nullcontext() if self._door is None else self._door.call(method, context)
+    @asynccontextmanager
+    async def _around(self, method: str, context: Context) -> AsyncIterator[None]:
+        async with refusals(context):
+            with (
+                nullcontext() if self._door is None else self._door.call(method, context),
+                self._admitted(method),
+            ):
+                yield
 
     @contextmanager
     def _admitted(self, method: str) -> Iterator[None]:
-        if self._open[method] >= self._max_calls:
+        if self._open[method] >= MAX_CALLS:
             raise OverloadedError(
-                f"{self._max_calls} calls of {method.rpartition('/')[2]} are open, as many as the service "
+                f"{MAX_CALLS} calls of {method.rpartition('/')[2]} are open, as many as the service "
                 f"takes; try again later"
             )
         self._open[method] += 1
@@ -165,32 +177,30 @@ async def read(context: Context) -> Any:
     return _require_readable(await context.read())
 
 
-async def read_first(context: Context, *, within_s: float = HEADER_S) -> Any:
+async def read_first(context: Context) -> Any:
     """A stream's first request, or `grpc.aio.EOF`.
 
     Raises:
         MalformedError: its bytes are no message, or it does not come in time.
     """
     try:
-        async with asyncio.timeout(within_s):
+        async with asyncio.timeout(HEADER_S):
             return await read(context)
     except TimeoutError:
         raise MalformedError(
-            f"the first message of this stream did not come within {within_s:g} s; send it when you open one"
+            f"the first message of this stream did not come within {HEADER_S:g} s; send it when you open one"
         ) from None
 
 
 def _require_readable(request: Any) -> Any:
-    if isinstance(request, Unreadable) and request.limit is not None:
-        raise MalformedError(
-            f"a request of this method has at most {request.limit} bytes, not {request.size}"
-        )
-    if isinstance(request, Unreadable):
-        raise MalformedError(
-            f"the {request.size} bytes of this message are not what the method takes; make it from the "
-            f"service's .proto files"
-        )
-    return request
+    if not isinstance(request, Unreadable):
+        return request
+    raise MalformedError(
+        f"the {request.size} bytes of this message are not what the method takes; make it from the "
+        f"service's .proto files"
+        if request.limit is None
+        else f"a request of this method has at most {request.limit} bytes, not {request.size}"
+    )
 
 
 async def _readable(requests: Any) -> AsyncIterator[Any]:
@@ -224,14 +234,6 @@ def _writing(serialise: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]
     return written
 
 
-def behaviour_of(handler: Handler) -> tuple[str, Behaviour]:
-    """A method's kind, such as `stream_unary`, and the function that serves it."""
-    takes = "stream" if handler.request_streaming else "unary"
-    gives = "stream" if handler.response_streaming else "unary"
-    kind = f"{takes}_{gives}"
-    return kind, getattr(handler, kind)
-
-
 class Accounting(Wrapping):
     """Notes in a `Calls` what every method of a server does. Stands before the others, to see how calls end.
 
@@ -243,46 +245,35 @@ class Accounting(Wrapping):
         super().__init__()
         self._calls = calls
 
-    def _wrap(self, method: str, handler: Handler) -> Handler:
-        rpc = method.rpartition("/")[2]
-        kind, behaviour = behaviour_of(handler)
-        wrap = self._generating if inspect.isasyncgenfunction(behaviour) else self._answering
-        make = getattr(grpc, f"{kind}_rpc_method_handler")
-        made: Handler = make(
-            wrap(rpc, kind, behaviour),
-            request_deserializer=_measured_in(handler.request_deserializer, rpc, self._calls.received_bytes),
-            response_serializer=_measured_out(handler.response_serializer, rpc, self._calls.sent_bytes),
+    def _wrap(self, method: str, kind: str, handler: Handler) -> tuple[Behaviour, Any, Any]:
+        rpc, parse, serialise = (
+            method.rpartition("/")[2],
+            handler.request_deserializer,
+            handler.response_serializer,
         )
-        return made
+        received, sent = self._calls.received_bytes, self._calls.sent_bytes
+        if kind.endswith("_unary"):
+            self._calls.requests(rpc)  # is shown from now on
 
-    def _answering(self, rpc: str, kind: str, behaviour: Behaviour) -> Behaviour:
-        clock = self._calls.clock
-        observe = self._calls.requests(rpc).observe if kind.endswith("_unary") else None
+        def parsed(data: bytes) -> Any:
+            received[rpc] += len(data)
+            return data if parse is None else parse(data)
 
-        async def answer(request: Any, context: Context) -> Any:
-            began = clock()
-            with self._noted(rpc, kind, context):
-                answered = await behaviour(request, context)
-            if observe is not None:
-                observe(clock() - began)
-            return answered
+        def serialised(message: Any) -> bytes:
+            data: bytes = message if serialise is None else serialise(message)
+            sent[rpc] += len(data)
+            return data
 
-        return answer
+        return _surrounded(getattr(handler, kind), partial(self._noted, rpc, kind)), parsed, serialised
 
-    def _generating(self, rpc: str, kind: str, behaviour: Behaviour) -> Behaviour:
-        async def answers(requests: Any, context: Context) -> AsyncIterator[Any]:
-            with self._noted(rpc, kind, context):
-                async for answer in behaviour(requests, context):
-                    yield answer
-
-        return answers
-
-    @contextmanager
-    def _noted(self, rpc: str, kind: str, context: Context) -> Iterator[None]:
-        code = "UNKNOWN"  # what gRPC answers after an error that is none of ours
+    @asynccontextmanager
+    async def _noted(self, rpc: str, kind: str, context: Context) -> AsyncIterator[None]:
+        code, began = "UNKNOWN", self._calls.clock()  # what gRPC answers after an error that is none of ours
         try:
             yield
             code = _name(context.code())
+            if kind.endswith("_unary"):
+                self._calls.requests(rpc).observe(self._calls.clock() - began)
         except grpc.aio.AbortError:
             code = _name(context.code())
             raise
@@ -296,24 +287,3 @@ class Accounting(Wrapping):
 def _name(code: Any) -> str:
     """The name of a status, which grpc.aio gives as a number where its types promise a StatusCode."""
     return code.name if isinstance(code, grpc.StatusCode) else _NAMES.get(code or 0, "UNKNOWN")
-
-
-def _measured_in(
-    parse: Callable[[bytes], Any] | None, rpc: str, bytes_by_rpc: Counter[str]
-) -> Callable[[bytes], Any]:
-    def parsed(data: bytes) -> Any:
-        bytes_by_rpc[rpc] += len(data)
-        return data if parse is None else parse(data)
-
-    return parsed
-
-
-def _measured_out(
-    serialise: Callable[[Any], bytes] | None, rpc: str, bytes_by_rpc: Counter[str]
-) -> Callable[[Any], bytes]:
-    def serialised(message: Any) -> bytes:
-        data: bytes = message if serialise is None else serialise(message)
-        bytes_by_rpc[rpc] += len(data)
-        return data
-
-    return serialised

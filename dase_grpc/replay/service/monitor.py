@@ -77,7 +77,7 @@ class ReplayMonitor:
             inserted=dict(store.traffic.inserted),
             refused=dict(store.traffic.refused),
             sampled=dict(store.traffic.sampled),
-            evicted=store.traffic.evicted,
+            evicted=store.ring.evicted_by_agent,
             policy_versions=run.policies.versions,
         )
 

@@ -1,49 +1,162 @@
-"""The batches of one Sample stream: drawn right into the messages that carry them."""
+"""Sample streams at the service: headers, credits, batches drawn right into the messages that carry them."""
 
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import grpc
 import numpy as np
 
+from dase_grpc import seeding
+from dase_grpc.errors import MalformedError
+from dase_grpc.metrics.buffer import Calls
+from dase_grpc.pace import Pace, StepLimiter
 from dase_grpc.replay.buffer.run import SharedRun
+from dase_grpc.replay.buffer.sharding import WHOLE
+from dase_grpc.replay.service.interceptors import read, read_first
+from dase_grpc.replay.service.streams import Admission, Change, Gate, Streams
 from dase_grpc.replay.wire.packed import FRAME_HEAD_BYTES, ROWS_BYTES, ReusedMemory, frame_head, write_frame
 from dase_grpc.replay.wire.status import Context
 from dase_grpc.replay.wire.v1 import replay_pb2
 from dase_grpc.schema import Array
 
+MAX_BATCH_SIZE: Final = 65_536
+MAX_BATCH_BYTES: Final = 64 * 2**20
+MAX_CREDITS: Final = 1_024
+WAITING_EVERY_S: Final = 1.0
+
+
+class Samples:
+    """The Sample streams of a service."""
+
+    def __init__(self, run: SharedRun, streams: Streams, *, changed: Change, calls: Calls) -> None:
+        self._run, self._streams, self._changed, self._calls = run, streams, changed, calls
+        self._opened: Counter[int] = Counter()
+        self._admission = Admission("Sample")
+
+    async def serve(self, context: Context) -> None:
+        """Serves one stream; returns once its client has ended its side, and all is sent.
+
+        Raises:
+            RefusalError: the client may not sample, or asks for what it may not.
+        """
+        request = await read_first(context)
+        if request is grpc.aio.EOF:
+            return
+        if not request.HasField("header"):
+            raise MalformedError("the first request of a Sample stream carries no header")
+        header, agent_id = request.header, request.header.stream.agent_id
+        row_bytes = self._streams.admit(context, header.stream).schema.row_bytes
+        _require_batch_size(header.batch_size, row_bytes=row_bytes)
+        paced = header.HasField("pace")
+        at_once = 1 if paced else _batches_per_frame(header, row_bytes)
+        with self._admission.stream(agent_id, held_bytes=at_once * header.batch_size * row_bytes):
+            before, limiter = self._run.limiters.get(agent_id), _limiter(header) if paced else None
+            if limiter is not None:
+                self._run.limiters[agent_id] = limiter
+            elif before is not None:
+                del self._run.limiters[agent_id]
+            if limiter is not before:
+                self._changed.tell()
+            batches = Batches(self._run, header, self._rng(agent_id), context, calls=self._calls)
+            if limiter is None:
+                await self._serve_credits(request, batches, at_once=at_once)
+            else:
+                await PacedBatches(batches, Gate(self._run, agent_id), limiter, self._changed).serve(request)
+
+    def _rng(self, agent_id: int) -> np.random.Generator:
+        """The generator of an agent's next Sample stream."""
+        key: tuple[int, ...] = (agent_id, self._opened[agent_id])
+        if self._run.shard != WHOLE:  # shards of one seed must not draw alike
+            key = (*key, self._run.shard.index)
+        self._opened[agent_id] += 1
+        return seeding.generator(self._run.seed, seeding.Purpose.SAMPLING, *key)
+
+    async def _serve_credits(self, request: Any, batches: "Batches", *, at_once: int) -> None:
+        size, clock, waited = batches.header.batch_size, self._calls.clock, self._calls.sample_wait.observe
+        while request is not grpc.aio.EOF:
+            _require_credits(request.credits)
+            _require_sizes(request.rows, size)
+            for first in range(0, request.credits, at_once):
+                asked = clock()
+                await self._wait_until_ready(batches)
+                waited(clock() - asked)
+                await batches.send(min(at_once, request.credits - first) * size)
+            for wanted in request.rows:
+                await batches.send(wanted)
+            request = await _read_next(batches.context)
+
+    async def _wait_until_ready(self, batches: "Batches") -> None:
+        header, store, min_size = batches.header, self._run.store, self._run.min_size
+        agent_id, own = header.stream.agent_id, header.own_rows_only
+        while (missing := store.shortage(min_size, agent_id=agent_id, own_rows_only=own)) is not None:
+            batches.require_valid()
+            answer = replay_pb2.SampleResponse()
+            answer.waiting.size, answer.waiting.min_size = len(store.ring), min_size
+            answer.waiting.reason = f"waiting for {missing}"
+            await batches.context.write(answer)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WAITING_EVERY_S):
+                    while store.shortage(min_size, agent_id=agent_id, own_rows_only=own) is not None:
+                        await self._changed.next.wait()
+
 
 class Batches:
-    """Draws the batches of a stream and sends them; holds the memory of one frame."""
+    """Draws the batches of one stream and sends them; holds the memory of one frame.
+
+    How long each message takes is noted in `calls`.
+    """
 
     def __init__(
-        self, run: SharedRun, header: replay_pb2.SampleHeader, rng: np.random.Generator, context: Context
+        self,
+        run: SharedRun,
+        header: replay_pb2.SampleHeader,
+        rng: np.random.Generator,
+        context: Context,
+        *,
+        calls: Calls,
     ) -> None:
-        self._run = run
-        self._header = header
-        self._rng = rng
-        self._context = context
+        self.header, self.context = header, context
+        self._run, self._rng = run, rng
+        self._agent_id, self._own = header.stream.agent_id, header.own_rows_only
+        self._clock, self._took = calls.clock, calls.requests("Sample").observe
         self._memory = ReusedMemory()
+
+    def require_valid(self) -> None:
+        """Checks the lease.
+
+        Raises:
+            StaleLeaseError: the agent's lease is not that of the stream any more.
+        """
+        self._run.leases.require(self._agent_id, self.header.stream.lease_epoch)
 
     async def send(self, size: int) -> None:
         """Sends this many transitions, none where there is nothing to draw from.
 
         Raises:
-            StaleLeaseError: the agent's lease is not that of the stream any more.
+            StaleLeaseError: see `require_valid`.
         """
-        agent_id, ring = self._header.stream.agent_id, self._run.store.ring
-        self._run.leases.require(agent_id, self._header.stream.lease_epoch)
-        present = ring.count_of(agent_id) if self._header.own_rows_only else len(ring)
+        began, ring = self._clock(), self._run.store.ring
+        self.require_valid()
+        present = ring.count_of(self._agent_id) if self._own else len(ring)
         count = size if present else 0
         if count * ring.schema.row_bytes <= ROWS_BYTES:
-            await self._context.write(self._frame(count, buffer_size=len(ring), drawn_from=present))
+            await self.context.write(self._frame(count, buffer_size=len(ring), drawn_from=present))
         else:
             await self._send_pieces(count, buffer_size=len(ring), drawn_from=present)
+        self._took(self._clock() - began)
 
     def _frame(self, count: int, *, buffer_size: int, drawn_from: int) -> bytes:
-        size_bytes = count * self._run.store.schema.row_bytes
+        schema = self._run.store.schema
+        size_bytes = count * schema.row_bytes
         head = frame_head(size_bytes, last=True, buffer_size=buffer_size, drawn_from=drawn_from)
 
         def fill(message: memoryview) -> None:
             message[:FRAME_HEAD_BYTES] = head
             if count:
-                self._draw(self._run.store.schema.from_bytes(message[FRAME_HEAD_BYTES:]))
+                self._draw(schema.from_bytes(message[FRAME_HEAD_BYTES:]))
 
         return self._memory.message(FRAME_HEAD_BYTES + size_bytes, fill)
 
@@ -54,10 +167,140 @@ class Batches:
         data = rows.data.cast("B")
         for start in range(0, len(data), ROWS_BYTES):
             piece, last = data[start : start + ROWS_BYTES], start + ROWS_BYTES >= len(data)
-            await self._context.write(
+            await self.context.write(
                 write_frame(piece, last=last, buffer_size=buffer_size, drawn_from=drawn_from)
             )
 
     def _draw(self, rows: Array) -> None:
-        agent_id, own = self._header.stream.agent_id, self._header.own_rows_only
-        self._run.store.sample(len(rows), self._rng, agent_id=agent_id, own_rows_only=own, out=rows)
+        self._run.store.sample(
+            len(rows), self._rng, agent_id=self._agent_id, own_rows_only=self._own, out=rows
+        )
+
+
+class PacedBatches:
+    """Serves the credits of one stream whose agent's updates and steps keep a pace.
+
+    Requests are read while batches wait, for they say which updates were made.
+    """
+
+    def __init__(self, batches: Batches, gate: Gate, limiter: StepLimiter, changed: Change) -> None:
+        self._batches, self._gate, self._limiter, self._changed = batches, gate, limiter, changed
+        self._credits = 0
+        self._said_at = -WAITING_EVERY_S
+
+    async def serve(self, request: Any) -> None:
+        """Serves until the client has ended its side and every credit is used.
+
+        Raises:
+            MalformedError: a request is none of such a stream.
+        """
+        reading: asyncio.Future[Any] | None = None
+        self._take(request)
+        ended = False
+        try:
+            while not ended or self._credits:
+                change = self._changed.next
+                why = self._gate.why_no_batch(self._limiter) if self._credits else "no credit"
+                if why is None:
+                    self._limiter.draw()
+                    self._credits -= 1
+                    await self._batches.send(self._batches.header.batch_size)
+                    continue
+                if reading is None and not ended:
+                    reading = asyncio.ensure_future(_read_next(self._batches.context))
+                if self._credits:
+                    await self._say(why)
+                await self._until_moved(reading, change)
+                self._batches.require_valid()
+                if reading is not None and reading.done():
+                    request, reading = reading.result(), None
+                    ended = request is grpc.aio.EOF
+                    if not ended:
+                        self._take(request)
+        finally:
+            if reading is not None:
+                reading.cancel()
+                with suppress(asyncio.CancelledError):
+                    await reading
+
+    def _take(self, request: replay_pb2.SampleRequest) -> None:
+        _require_credits(request.credits)
+        if request.rows:
+            raise MalformedError("a Sample stream with a pace gives batches for credits, not by size")
+        self._credits += request.credits
+        if request.used:
+            self._limiter.charge(request.used)
+            self._changed.tell()
+
+    async def _until_moved(self, reading: "asyncio.Future[Any] | None", change: asyncio.Event) -> None:
+        """Returns when a request has come or, while a batch is due, at the change."""
+        waiting: set[asyncio.Future[Any]] = set() if reading is None else {reading}
+        if not self._credits:
+            await asyncio.wait(waiting)
+            return
+        moved = asyncio.ensure_future(change.wait())
+        try:
+            await asyncio.wait(
+                {*waiting, moved}, timeout=WAITING_EVERY_S, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            moved.cancel()
+
+    async def _say(self, why: str) -> None:
+        """Says what is waited for, at most once a second."""
+        now = asyncio.get_running_loop().time()
+        if now - self._said_at < WAITING_EVERY_S:
+            return
+        self._said_at = now
+        answer = replay_pb2.SampleResponse()
+        answer.waiting.reason = f"waiting for {why}"
+        await self._batches.context.write(answer)
+
+
+async def _read_next(context: Context) -> Any:
+    """A request that is not the stream's first, or `grpc.aio.EOF`."""
+    request = await read(context)
+    if request is not grpc.aio.EOF and request.HasField("header"):
+        raise MalformedError("only the first request of a Sample stream carries a header")
+    return request
+
+
+def _limiter(header: replay_pb2.SampleHeader) -> StepLimiter:
+    """What the pace of a stream begins with."""
+    said = header.pace
+    pace = Pace(
+        said.updates_per_step,
+        said.step_error_buffer,
+        first_steps=said.first_steps,
+        collected_before=said.collected_before,
+    )
+    return StepLimiter(pace, used=said.used, held=said.held, own_rows_only=header.own_rows_only)
+
+
+def _batches_per_frame(header: replay_pb2.SampleHeader, row_bytes: int) -> int:
+    """How many batches a frame holds where as many credits are there."""
+    if header.own_rows_only:  # what rejection draws depends on how many are drawn at once
+        return 1
+    fitting = ROWS_BYTES // (header.batch_size * row_bytes)
+    return max(1, min(header.batches_per_frame, fitting))
+
+
+def _require_batch_size(batch_size: int, *, row_bytes: int) -> None:
+    if not 1 <= batch_size <= MAX_BATCH_SIZE:
+        raise MalformedError(f"a batch has 1 to {MAX_BATCH_SIZE} transitions, not {batch_size}")
+    if batch_size * row_bytes > MAX_BATCH_BYTES:
+        raise MalformedError(
+            f"a batch has at most {MAX_BATCH_BYTES} bytes, not {batch_size} transitions of {row_bytes}"
+        )
+
+
+def _require_credits(credits: int) -> None:
+    if credits > MAX_CREDITS:
+        raise MalformedError(f"a request grants at most {MAX_CREDITS} credits, not {credits}")
+
+
+def _require_sizes(sizes: Sequence[int], batch_size: int) -> None:
+    if len(sizes) > MAX_CREDITS:
+        raise MalformedError(f"a request asks for at most {MAX_CREDITS} batches by size, not {len(sizes)}")
+    if sizes and not 1 <= min(sizes) <= max(sizes) <= batch_size:
+        raise MalformedError(f"a batch asked for by size has 1 to {batch_size} transitions on this stream")

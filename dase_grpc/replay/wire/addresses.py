@@ -1,4 +1,4 @@
-"""Addresses: HOST:PORT, lists of shards and DNS names, and why one of them is silent."""
+"""Addresses: HOST:PORT, shards, DNS names, why one is silent, and the limits of a channel to one."""
 
 import ipaddress
 import re
@@ -13,8 +13,17 @@ _ADDRESS: Final = re.compile(
 )
 
 DNS: Final = "dns:"
-
 PROBE_S: Final = 1.0
+
+KEEPALIVE_TIME_MS: Final = 10_000
+KEEPALIVE_TIMEOUT_MS: Final = 5_000
+MAX_MESSAGE_BYTES: Final = 4 * 2**20
+
+MAX_CHUNK_BYTES: Final = 2**20
+CHUNK_BYTES: Final = MAX_CHUNK_BYTES - 1024
+
+REPLAY_TIMEOUT_S: Final = 600.0
+"""How long the replay may be away before a node that needs it ends."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,22 @@ def parse_address(text: str) -> Address:
     if match is None or int(match["port"]) > 65_535:
         raise AddressError(f"{text!r} is not an address of the form HOST:PORT, e.g. 127.0.0.1:50051")
     return Address(match["ipv6"] or match["host"], int(match["port"]))
+
+
+def require_private(address: Address, *, insecure: bool, flag: str = "--tls") -> None:
+    """Refuses to listen in plaintext where other machines can connect, unless that was asked for.
+
+    flag: what would bring encryption.
+
+    Raises:
+        AddressError: the address is not on loopback and `insecure` is not set.
+    """
+    if not address.loopback and not insecure:
+        raise AddressError(
+            f"{address} can be reached from other machines and traffic is neither encrypted nor "
+            f"authenticated; give certificates with {flag} DIR, listen on 127.0.0.1, or pass --insecure on a "
+            f"network you trust"
+        )
 
 
 @dataclass(frozen=True)

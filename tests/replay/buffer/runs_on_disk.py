@@ -29,17 +29,8 @@ class Runs:
         boot_id: str = "b",
         now: float = 0.0,
     ) -> SharedRun:
-        run = SharedRun.on_disk(
-            run_id,
-            capacity=capacity,
-            min_size=min_size,
-            seed=0,
-            ttl_s=TTL_S,
-            data_dir=self.path,
-            boot_id=boot_id,
-            now=now,
-        )
-        self.started.append(run)
+        run = SharedRun(run_id, capacity=capacity, min_size=min_size, seed=0, ttl_s=TTL_S)
+        self.started.append(run.keep_in(self.path, boot_id=boot_id, now=now))
         return run
 
     def kill(self, run: SharedRun) -> None:

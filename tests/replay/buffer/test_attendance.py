@@ -4,7 +4,7 @@ import pytest
 
 from dase_grpc.errors import OverloadedError
 from dase_grpc.progress import Attendance, Attendant
-from dase_grpc.replay.buffer.attendants import AttendanceBook
+from dase_grpc.replay.buffer.leases import AttendanceBook
 
 IDLE = Attendance()
 

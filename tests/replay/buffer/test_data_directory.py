@@ -37,7 +37,7 @@ def test_a_killed_run_goes_on_with_rows_writers_counters_and_schema(runs):
     assert again.store.ring.size_by_agent == {0: 10}
     assert again.store.traffic.inserted == {0: 11}
     assert again.store.traffic.refused == {(0, "not_finite"): 1}
-    assert again.store.traffic.evicted == {0: 1}
+    assert again.store.ring.evicted_by_agent == {0: 1}
     assert (again.store.traffic.inserted_total, again.store.traffic.refused_total) == (11, 1)
     assert again.buffer_id == buffer_id
     assert again.incarnation != incarnation

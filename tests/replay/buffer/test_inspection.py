@@ -8,8 +8,7 @@ from contracts.sentences import assert_one_sentence
 from store_cases import SCHEMA, rows_of
 
 from dase_grpc.errors import DataDirectoryError
-from dase_grpc.replay.buffer.durable import reserved_bytes
-from dase_grpc.replay.buffer.inspection import inspect
+from dase_grpc.replay.buffer.durable import inspect, reserved_bytes
 from dase_grpc.replay.buffer.run import SharedRun
 
 CAPACITY = 10
@@ -17,9 +16,8 @@ CAPACITY = 10
 
 def begun(path: Path, *, rows: int = 0) -> SharedRun:
     """A run on disk that one agent has joined, and stored some rows in."""
-    run = SharedRun.on_disk(
-        "run", capacity=CAPACITY, min_size=1, seed=0, ttl_s=10.0, data_dir=path, boot_id="b", now=0.0
-    )
+    run = SharedRun("run", capacity=CAPACITY, min_size=1, seed=0, ttl_s=10.0)
+    run.keep_in(path, boot_id="b", now=0.0)
     run.join("node", wanted=0, run_id="run", schema=SCHEMA, now=0.0)
     if rows:
         run.store.append("w", 1, rows_of(range(rows), 0), agent_id=0)

@@ -13,7 +13,7 @@ from store_cases import SCHEMA, identity_of, rows_of, serials_of
 
 from dase_grpc.replay.buffer.directory import DataDirectory
 from dase_grpc.replay.buffer.durable import DurableStore
-from dase_grpc.replay.buffer.writers import WriterKey
+from dase_grpc.replay.buffer.store import WriterKey
 
 CAPACITY = 9
 WRITERS = 3

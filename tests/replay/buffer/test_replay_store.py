@@ -152,7 +152,7 @@ def test_evictions_are_counted_by_the_agent_whose_transitions_left(store):
     store.append("a", 1, rows_of(range(1, 7), 0), agent_id=0)
     store.append("b", 1, rows_of(range(101, 106), 1), agent_id=1)
     assert stored(store) == [4, 5, 6, *range(101, 106)]
-    assert store.traffic.evicted == {0: 3}
+    assert store.ring.evicted_by_agent == {0: 3}
 
 
 def test_sampling_counts_who_drew_whose_transitions(store):

@@ -14,17 +14,8 @@ COMMAND = {"listen": "127.0.0.1:0", "capacity": "10", "min_size": 1, "seed": 0, 
 
 
 def on_disk(data_dir, shard, *, min_size=1):
-    return SharedRun.on_disk(
-        "r",
-        capacity=10,
-        min_size=min_size,
-        seed=0,
-        ttl_s=10.0,
-        data_dir=data_dir,
-        boot_id="",
-        now=0.0,
-        shard=shard,
-    )
+    run = SharedRun("r", capacity=10, min_size=min_size, seed=0, ttl_s=10.0, shard=shard)
+    return run.keep_in(data_dir, boot_id="", now=0.0)
 
 
 def options(**changes):

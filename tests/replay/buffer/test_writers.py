@@ -4,8 +4,7 @@ import pytest
 from store_cases import BACKENDS, rows_of, serials_of, store_on
 
 from dase_grpc.errors import TooManyWritersError
-from dase_grpc.replay.buffer.store import FORGOTTEN_AT_ONCE, MAX_AGENT_WRITERS
-from dase_grpc.replay.buffer.writers import GONE_AFTER_S, WriterWatch
+from dase_grpc.replay.buffer.store import FORGOTTEN_AT_ONCE, GONE_AFTER_S, MAX_AGENT_WRITERS, WriterWatch
 
 WRITER = (0, "w")
 

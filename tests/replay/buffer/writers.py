@@ -140,7 +140,7 @@ class Writers(RuleBasedStateMachine):
             self.refused.total(),
         )
         assert traffic.sampled_total == traffic.sampled.total() == self.drawn.total()
-        assert traffic.evicted == dict(self.inserted - present)
+        assert self.store.ring.evicted_by_agent == dict(self.inserted - present)
         assert self.store.ring.size_by_agent == dict(present)
         for agent in (0, 1):
             drawn = sum(n for (by, _), n in traffic.sampled.items() if by == agent)

@@ -22,7 +22,6 @@ from scipy import stats
 from dase_grpc.errors import StaleLeaseError
 from dase_grpc.progress import Progress
 from dase_grpc.replay.client.connection import Away, Outage
-from dase_grpc.replay.service.draining import Draining
 from dase_grpc.replay.service.sample import Batches
 
 SURE = 1e-4
@@ -136,8 +135,8 @@ async def test_a_shard_that_has_nothing_any_more_is_passed_over():
 
 def break_streams(service):
     """Ends the streams of a service that goes on, as a network may."""
-    service.replay.drain()
-    service.replay._draining = Draining("Insert", "Sample")
+    service.replay.streams.drain()
+    service.replay.streams._draining = False
 
 
 async def test_rows_that_a_broken_stream_had_are_sent_again_to_the_same_shard_and_stored_once(monkeypatch):

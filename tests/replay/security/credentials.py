@@ -19,8 +19,7 @@ from dase_grpc.replay.security.listener import Entrance
 from dase_grpc.replay.security.secrets import make_token
 from dase_grpc.replay.service.cluster import ClusterServicer
 from dase_grpc.replay.service.policies import PolicyServicer
-from dase_grpc.replay.service.replay import ReplayServicer, add_replay
-from dase_grpc.replay.service.server import bind, make_server
+from dase_grpc.replay.service.server import ReplayServicer, add_replay, bind, make_server
 from dase_grpc.replay.wire.addresses import Address
 from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.replay.wire.v1 import cluster_pb2_grpc, policy_pb2_grpc
@@ -124,6 +123,6 @@ async def guarded(
     try:
         yield Guarded(run, address, entrance, clock, wall)
     finally:
-        replay.drain()
-        policies.drain()
+        replay.streams.drain()
+        policies.streams.drain()
         await server.stop(None)

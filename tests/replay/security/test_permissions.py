@@ -19,7 +19,7 @@ from dase_grpc.replay.client.sampler import Sampler
 from dase_grpc.replay.security import door
 from dase_grpc.replay.security.door import PERMISSIONS
 from dase_grpc.replay.security.identity import Identity, Role
-from dase_grpc.replay.service.standard import REFLECTION_V1
+from dase_grpc.replay.service.server import REFLECTION_V1
 from dase_grpc.replay.wire.v1 import cluster_pb2, policy_pb2, replay_pb2
 
 

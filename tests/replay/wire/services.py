@@ -18,8 +18,7 @@ from dase_grpc.replay.client.channels import open_channel
 from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
 from dase_grpc.replay.service.cluster import ClusterServicer
 from dase_grpc.replay.service.policies import PolicyServicer
-from dase_grpc.replay.service.replay import ReplayServicer, add_replay
-from dase_grpc.replay.service.server import bind, make_server
+from dase_grpc.replay.service.server import ReplayServicer, add_replay, bind, make_server
 from dase_grpc.replay.wire.addresses import Address
 from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.replay.wire.v1 import cluster_pb2_grpc, policy_pb2_grpc, replay_pb2, replay_pb2_grpc
@@ -106,8 +105,8 @@ async def serving(
         open_channel(address) as channel,
     ):
         yield Service(run, replay, cluster, policies, server, address, channel, clock, events)
-        replay.drain()
-        policies.drain()
+        replay.streams.drain()
+        policies.streams.drain()
 
 
 @asynccontextmanager

@@ -16,8 +16,7 @@ from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
 from dase_grpc.replay.client.inserter import Inserter
 from dase_grpc.replay.client.sampler import Sampler
 from dase_grpc.replay.service.cluster import ClusterServicer
-from dase_grpc.replay.service.replay import ReplayServicer, add_replay
-from dase_grpc.replay.service.server import bind, make_server
+from dase_grpc.replay.service.server import ReplayServicer, add_replay, bind, make_server
 from dase_grpc.replay.wire.v1 import cluster_pb2, cluster_pb2_grpc
 
 
@@ -37,7 +36,7 @@ async def counted() -> AsyncIterator[tuple[Calls, ClusterClient, StreamTarget]]:
             member = await client.join(node_name="node", schema=SCHEMA, agent_id=0)
             yield calls, client, StreamTarget(channel, str(address), member, SCHEMA)
     finally:
-        replay.drain()
+        replay.streams.drain()
         await server.stop(None)
 
 

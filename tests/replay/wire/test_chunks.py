@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from google.protobuf.message import DecodeError
 
-from dase_grpc.replay.service.replay import ReplayServicer, add_replay
+from dase_grpc.replay.service.server import ReplayServicer, add_replay
 from dase_grpc.replay.wire.packed import (
     CHUNK_HEAD_BYTES,
     Chunk,

@@ -301,5 +301,5 @@ async def test_a_heartbeat_says_how_many_follow_the_agents_policy(service):
     async with subscribed(service), subscribed(service, 1):
         await service.round_trips()
         assert await followers() == [1, 2]
-    await eventually(lambda: service.policies.open_streams["Subscribe"] == 0)
+    await eventually(lambda: service.policies.streams.open_streams["Subscribe"] == 0)
     assert await followers() == [0, 0]

@@ -37,8 +37,7 @@ from dase_grpc.errors import (
 from dase_grpc.replay.client.channels import open_channel
 from dase_grpc.replay.client.cluster import StreamTarget
 from dase_grpc.replay.client.inserter import Inserter
-from dase_grpc.replay.service.insert import ACK_ROWS
-from dase_grpc.replay.service.replay import MAX_WRITER_ID
+from dase_grpc.replay.service.insert import ACK_ROWS, MAX_WRITER_ID
 from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.replay.wire.v1 import replay_pb2, replay_pb2_grpc
 
@@ -436,13 +435,13 @@ async def test_a_stream_that_idles_ends_once_its_lease_is_another_nodes(service,
     target = await service.target()
     call = getattr(service.stub, opened)()
     await call.write(insert_header(target) if opened == "Insert" else sample_header(target))
-    await eventually(lambda: service.replay.open_streams[opened] == 1)
+    await eventually(lambda: service.replay.streams.open_streams[opened] == 1)
     await service.round_trips()
-    service.replay.look()
+    service.replay.streams.look()
     await service.round_trips()
     assert not call.done()
     service.clock.now += 60
     await service.join()
-    service.replay.look()
+    service.replay.streams.look()
     assert (await promptly(refusal(call)))[0] is grpc.StatusCode.ABORTED
-    await eventually(lambda: service.replay.open_streams[opened] == 0)
+    await eventually(lambda: service.replay.streams.open_streams[opened] == 0)

@@ -9,7 +9,8 @@ from dase_grpc.errors import MalformedError
 from dase_grpc.pace import Pace, StepLimiter
 from dase_grpc.progress import Attendance, Attendant
 from dase_grpc.replay.client.sampler import Pacing, Sampler
-from dase_grpc.replay.service.paced import Change, PacedBatches
+from dase_grpc.replay.service.sample import PacedBatches
+from dase_grpc.replay.service.streams import Change
 from dase_grpc.replay.wire.v1 import replay_pb2
 
 
@@ -178,7 +179,10 @@ async def test_a_pace_that_could_stand_still_and_charges_for_nothing_are_refused
 class Interrupted:
     """A stream on which steps come in while the service says that it waits for them."""
 
+    header = replay_pb2.SampleHeader(batch_size=2)
+
     def __init__(self):
+        self.context = self
         self.changed = Change()
         self.enough = False
         self.drawn = asyncio.Event()
@@ -194,21 +198,17 @@ class Interrupted:
     def why_no_batch(self, _):
         return None if self.enough else "steps"
 
-    async def draw(self):
+    def require_valid(self):
+        pass
+
+    async def send(self, _):
         self.drawn.set()
 
 
 async def test_steps_that_come_between_a_look_and_its_wait_are_not_waited_for(monkeypatch):
-    monkeypatch.setattr("dase_grpc.replay.service.paced.SAY_EVERY_S", 60.0)
+    monkeypatch.setattr("dase_grpc.replay.service.sample.WAITING_EVERY_S", 60.0)
     stream = Interrupted()
-    batches = PacedBatches(
-        stream,
-        stream,
-        StepLimiter(Pace(1.0, 4)),
-        changed=stream.changed,
-        draw=stream.draw,
-        require_valid=lambda: None,
-    )
+    batches = PacedBatches(stream, stream, StepLimiter(Pace(1.0, 4)), stream.changed)
     serving = asyncio.ensure_future(batches.serve(replay_pb2.SampleRequest(credits=1)))
     await promptly(stream.drawn.wait())
     serving.cancel()

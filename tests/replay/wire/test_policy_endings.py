@@ -98,7 +98,7 @@ async def test_draining_ends_every_open_stream_and_every_one_to_come():
         await publishing.write(header(target, b"policy"))
         coming = asyncio.ensure_future(waiting.next())
         await service.round_trips()
-        service.policies.drain()
+        service.policies.streams.drain()
         with pytest.raises(DrainingError, match="shutting down"):
             await promptly(coming)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -209,7 +209,7 @@ async def test_a_new_publish_stream_ends_the_unfinished_one_that_sends_nothing_m
     newer = stub_of(service).Publish()
     await newer.write(header(target, b"newer", version=2))
     assert await refused(idle) == (grpc.StatusCode.FAILED_PRECONDITION, "StalePolicyError")
-    await eventually(lambda: service.policies.open_streams["Publish"] == 1)
+    await eventually(lambda: service.policies.streams.open_streams["Publish"] == 1)
     await newer.write(piece(b"newer"))
     await newer.done_writing()
     assert (await promptly(newer)).latest_version == 2
@@ -240,13 +240,13 @@ async def test_policies_that_never_arrive_whole_take_the_memory_of_one(service):
             await call.write(piece(data))
             calls.append(call)
             await eventually(lambda: service.run.policies.incoming_bytes == len(data))
-            await eventually(lambda: service.policies.open_streams["Publish"] == 1)
+            await eventually(lambda: service.policies.streams.open_streams["Publish"] == 1)
         assert bytes_grown() < 4 * 2**20
     calls[-1].cancel()
 
 
-async def test_a_publisher_that_stops_half_way_is_given_up(service, monkeypatch):
-    monkeypatch.setattr("dase_grpc.replay.service.policies.PUBLISH_IDLE_S", 0.1)
+async def test_a_publisher_that_stops_half_way_is_given_up(service):
+    service.policies.idle_s = 0.1
     target = await service.target()
     idle = stub_of(service).Publish()
     await idle.write(header(target, b"policy"))
@@ -265,11 +265,11 @@ async def test_a_publish_stream_that_idles_ends_once_its_lease_is_another_nodes(
     await idle.write(header(target, b"policy"))
     await idle.write(piece(b"pol"))
     await eventually(lambda: service.run.policies.incoming_bytes == 3)
-    service.policies.look()
+    service.policies.streams.look()
     await service.round_trips()
     assert not idle.done()
     service.clock.now += 60
     await service.join()
-    service.policies.look()
+    service.policies.streams.look()
     assert await refused(idle) == (grpc.StatusCode.ABORTED, "StaleLeaseError")
     await eventually(lambda: service.run.policies.incoming_bytes == 0)

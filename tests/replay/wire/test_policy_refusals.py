@@ -27,7 +27,7 @@ from dase_grpc.errors import (
 from dase_grpc.replay.buffer.policies import MAX_POLICY_BYTES
 from dase_grpc.replay.client.cluster import StreamTarget
 from dase_grpc.replay.client.policies import PolicyPublisher
-from dase_grpc.replay.wire.limits import MAX_CHUNK_BYTES
+from dase_grpc.replay.wire.addresses import MAX_CHUNK_BYTES
 from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.replay.wire.v1 import policy_pb2
 

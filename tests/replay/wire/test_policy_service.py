@@ -19,7 +19,7 @@ from dase_grpc.replay.buffer.policies import MAX_POLICY_BYTES, Policy
 from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
 from dase_grpc.replay.client.channels import open_channel
 from dase_grpc.replay.client.policies import PolicyPublisher, PolicySubscriber
-from dase_grpc.replay.wire.limits import CHUNK_BYTES
+from dase_grpc.replay.wire.addresses import CHUNK_BYTES
 from dase_grpc.replay.wire.status import refusals
 from dase_grpc.replay.wire.v1 import policy_pb2, policy_pb2_grpc, replay_pb2_grpc
 

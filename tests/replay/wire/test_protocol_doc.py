@@ -14,9 +14,9 @@ from dase_grpc.replay.buffer.store import MAX_AGENT_WRITERS, MAX_WRITERS
 from dase_grpc.replay.client import channels, draining, insert, inserter, learner_streams
 from dase_grpc.replay.client import cluster as client_cluster
 from dase_grpc.replay.client import policies as client_policies
-from dase_grpc.replay.service import cluster, interceptors, policies, replay, server
+from dase_grpc.replay.service import cluster, interceptors, policies, sample, server, streams
 from dase_grpc.replay.service import insert as service_insert
-from dase_grpc.replay.wire import limits, messages, packed
+from dase_grpc.replay.wire import addresses, messages, packed
 from dase_grpc.replay.wire.status import REFUSAL_KEY, STATUS
 from dase_grpc.replay.wire.v1 import cluster_pb2, policy_pb2, replay_pb2
 
@@ -50,12 +50,12 @@ def test_the_limits_are_those_of_the_code():
     documented = [int(re.match(r"\d+", limit)[0]) for _, limit in table("Limits")]
     assert documented == [
         packed.ROWS_BYTES,
-        limits.MAX_MESSAGE_BYTES,
+        addresses.MAX_MESSAGE_BYTES,
         schema.MAX_ROW_BYTES,
-        replay.MAX_BATCH_SIZE,
-        replay.MAX_BATCH_BYTES,
-        replay.MAX_CREDITS,
-        replay.MAX_WRITER_ID,
+        sample.MAX_BATCH_SIZE,
+        sample.MAX_BATCH_BYTES,
+        sample.MAX_CREDITS,
+        service_insert.MAX_WRITER_ID,
         cluster.MAX_NODE_ID,
         MAX_WRITERS,
         MAX_AGENT_WRITERS,
@@ -63,12 +63,12 @@ def test_the_limits_are_those_of_the_code():
         MAX_POLICY_BYTES,
         MAX_BOARD_BYTES,
         MAX_VERSION,
-        limits.MAX_CHUNK_BYTES,
+        addresses.MAX_CHUNK_BYTES,
         messages.MAX_ENVIRONMENT,
         messages.MAX_TEXT,
-        service_insert.MAX_AGENT_STREAMS,
-        service_insert.MAX_AGENT_HELD_BYTES,
-        service_insert.MAX_HELD_BYTES,
+        streams.MAX_AGENT_STREAMS,
+        streams.MAX_AGENT_HELD_BYTES,
+        streams.MAX_HELD_BYTES,
         interceptors.MAX_CALLS,
         server.MAX_CONNECTION_STREAMS,
         server.MAX_CONNECTIONS,
@@ -79,7 +79,7 @@ def test_the_limits_are_those_of_the_code():
         server.HANDSHAKE_MS / 1_000,
         server.IDLE_MS / 1_000,
     ]
-    assert limits.CHUNK_BYTES <= limits.MAX_CHUNK_BYTES
+    assert addresses.CHUNK_BYTES <= addresses.MAX_CHUNK_BYTES
 
 
 @pytest.mark.parametrize(
@@ -90,12 +90,12 @@ def test_the_limits_are_those_of_the_code():
         (r"at once for (\d+) rows", service_insert.ACK_ROWS, 1),
         (r"the start of a stream, (\d+) s", client_cluster.UNARY_TIMEOUT_S, 1),
         (r"gives one policy (\d+) s", client_policies.PUBLISH_TIMEOUT_S, 1),
-        (r"keepalive ping after (\d+) s", limits.KEEPALIVE_TIME_MS, 1e-3),
-        (r"does not answer one within (\d+) s", limits.KEEPALIVE_TIMEOUT_MS, 1e-3),
+        (r"keepalive ping after (\d+) s", addresses.KEEPALIVE_TIME_MS, 1e-3),
+        (r"does not answer one within (\d+) s", addresses.KEEPALIVE_TIMEOUT_MS, 1e-3),
         (r"made again after (\d+\.\d+) s", channels.RECONNECT_MS[0], 1e-3),
         (r"longer pauses, at most (\d+) s", channels.RECONNECT_MS[1], 1e-3),
         (r"or (\d+) MiB of them, and then waits", insert.KEPT_BYTES, 2**-20),
-        (r"`--replay-timeout` seconds \((\d+)\)", limits.REPLAY_TIMEOUT_S, 1),
+        (r"`--replay-timeout` seconds \((\d+)\)", addresses.REPLAY_TIMEOUT_S, 1),
         (r"`ttl_seconds` \((\d+)\)", replay_options.LEASE_TTL_S, 1),
         (r"its lease ends after (\d+) s", replay_options.LEASE_TTL_S, 1),
         (r"Learners send one every (\d+\.\d+) s", learner_streams.HEARTBEAT_S, 1),

@@ -168,7 +168,7 @@ async def test_while_transitions_are_missing_the_service_says_how_many():
 
 
 async def test_the_wait_ends_as_soon_as_enough_is_there(monkeypatch):
-    monkeypatch.setattr("dase_grpc.replay.service.replay.WAITING_EVERY_S", 3600.0)
+    monkeypatch.setattr("dase_grpc.replay.service.sample.WAITING_EVERY_S", 3600.0)
     async with serving(min_size=10) as service:
         target = await service.target()
         sampler = await Sampler(target, batch_size=4).open(credits=1)
@@ -185,7 +185,7 @@ async def test_the_wait_ends_as_soon_as_enough_is_there(monkeypatch):
 
 
 async def test_the_wait_is_repeated_with_the_latest_numbers(monkeypatch):
-    monkeypatch.setattr("dase_grpc.replay.service.replay.WAITING_EVERY_S", 0.01)
+    monkeypatch.setattr("dase_grpc.replay.service.sample.WAITING_EVERY_S", 0.01)
     async with serving(min_size=10) as service:
         target = await service.target()
         call = service.stub.Sample()
@@ -225,7 +225,7 @@ async def test_a_batch_of_own_rows_holds_no_others(service):
 
 
 async def test_own_rows_are_waited_for_although_others_are_there(monkeypatch):
-    monkeypatch.setattr("dase_grpc.replay.service.replay.WAITING_EVERY_S", 3600.0)
+    monkeypatch.setattr("dase_grpc.replay.service.sample.WAITING_EVERY_S", 3600.0)
     async with serving(min_size=2) as service:
         target = await service.target(1)
         service.fill(5, agent_id=0)

@@ -26,7 +26,7 @@ from dase_grpc.errors import (
 from dase_grpc.pace import Pace
 from dase_grpc.replay.client.cluster import StreamTarget
 from dase_grpc.replay.client.sampler import Pacing, Sampler
-from dase_grpc.replay.service.replay import MAX_BATCH_BYTES, MAX_BATCH_SIZE, MAX_CREDITS
+from dase_grpc.replay.service.sample import MAX_BATCH_BYTES, MAX_BATCH_SIZE, MAX_CREDITS
 from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.replay.wire.v1 import replay_pb2
 
@@ -118,7 +118,7 @@ async def test_a_lease_that_is_lost_while_sampling_fences_off_the_next_batch(ser
 
 
 async def test_a_lease_that_is_lost_while_waiting_ends_the_wait(monkeypatch):
-    monkeypatch.setattr("dase_grpc.replay.service.replay.WAITING_EVERY_S", 0.01)
+    monkeypatch.setattr("dase_grpc.replay.service.sample.WAITING_EVERY_S", 0.01)
     async with serving(min_size=10) as service:
         target = await service.target()
         sampler = await Sampler(target, batch_size=4).open(credits=1)

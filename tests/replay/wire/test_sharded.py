@@ -141,7 +141,7 @@ async def test_a_service_says_which_shard_it_is():
 
 
 async def test_a_service_from_before_there_were_shards_is_a_whole_replay(service, monkeypatch):
-    state = "dase_grpc.replay.service.replay.buffer_to_proto"
+    state = "dase_grpc.replay.service.server.buffer_to_proto"
     from dase_grpc.replay.wire.v1 import replay_pb2
 
     monkeypatch.setattr(state, lambda run: replay_pb2.BufferState(min_size=1))

@@ -236,7 +236,7 @@ async def test_draining_under_a_writing_inserter_is_told_as_such():
 
         receiving, writing = asyncio.ensure_future(inserter.receive()), asyncio.ensure_future(write())
         await eventually(lambda: inserter.acknowledged_seq > 500)
-        service.replay.drain()
+        service.replay.streams.drain()
         errors = await promptly(asyncio.gather(receiving, writing, return_exceptions=True))
         assert [type(error) for error in errors] == [DrainingError, DrainingError]
 

@@ -10,9 +10,8 @@ from replay.wire.services import LOOPBACK, serving
 from dase_grpc.errors import AddressError
 from dase_grpc.replay.client.channels import open_channel
 from dase_grpc.replay.service import server as service_server
-from dase_grpc.replay.service.server import bind, make_server, require_private
-from dase_grpc.replay.wire.addresses import Address, parse_address
-from dase_grpc.replay.wire.limits import MAX_MESSAGE_BYTES
+from dase_grpc.replay.service.server import bind, make_server
+from dase_grpc.replay.wire.addresses import MAX_MESSAGE_BYTES, Address, parse_address, require_private
 from dase_grpc.replay.wire.packed import CHUNK_HEAD_BYTES, FRAME_HEAD_BYTES, ROWS_BYTES
 
 
