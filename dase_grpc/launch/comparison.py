@@ -12,8 +12,8 @@ from rich.text import Text
 
 from dase_grpc.launch.console import say
 from dase_grpc.runs.reports.compare import compare
-from dase_grpc.runs.reports.comparison_files import write_comparison
-from dase_grpc.runs.reports.comparison_tables import Table, definitions, tables
+from dase_grpc.runs.reports.comparison_tables import definitions, tables, write_comparison
+from dase_grpc.runs.reports.html import Table
 
 _GAP: Final = "  "
 

@@ -111,12 +111,6 @@ def column(records: Iterable[Mapping[str, Any]], key: str) -> Series:
     return _series((record.get("step"), record.get(key)) for record in records)
 
 
-def at_least(series: Series, least: float) -> Series:
-    """The part of the series whose values are at least `least`."""
-    kept = series.value >= least
-    return Series(series.step[kept], series.value[kept])
-
-
 def peers_of(agent: int, records: Sequence[Mapping[str, Any]], key: str = "similarity") -> dict[int, Series]:
     """A number of each other agent's transitions, as `agent` saw them, over steps, by that agent's id.
 

@@ -22,7 +22,7 @@ from dase_grpc.config.resolve import resolve
 from dase_grpc.errors import ConfigError
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.logs import read_evaluations, read_metrics
-from dase_grpc.runs.reports.comparison_files import FILES
+from dase_grpc.runs.reports.comparison_tables import FILES
 
 COMMANDS = (
     "train",

@@ -9,8 +9,7 @@ from rich.console import Console
 from synthetic import flat, write_run
 
 from dase_grpc.launch.comparison import compare_here, lines
-from dase_grpc.runs.reports.comparison_files import FILES
-from dase_grpc.runs.reports.comparison_tables import Table
+from dase_grpc.runs.reports.comparison_tables import FILES, Table
 
 
 def shown(

@@ -14,8 +14,17 @@ from dase_grpc.runs.curves import Series, area, around, final_score
 from dase_grpc.runs.logs import Ints
 from dase_grpc.runs.reference import PublishedPoint, PublishedRow, counterpart
 from dase_grpc.runs.reports.estimates import FEW, Estimate, Improvement, estimate, improvement
-from dase_grpc.runs.reports.groups import Group, described, differing, grouped, labels
-from dase_grpc.runs.reports.sources import LeftOut, SourceRun, find_runs, read_runs
+from dase_grpc.runs.reports.sources import (
+    Group,
+    LeftOut,
+    SourceRun,
+    described,
+    differing,
+    find_runs,
+    grouped,
+    labels,
+    read_runs,
+)
 from dase_grpc.runs.summary import settled_score
 
 Measure = Literal["final", "area", "equal_total"]
@@ -65,11 +74,6 @@ class Cell:
     def runs(self) -> tuple[SourceRun, ...]:
         """The cell's runs, by seed."""
         return self.group.runs
-
-    def measured(self, measure: Measure) -> Estimate:
-        """One of the estimates by its name."""
-        found: Estimate = getattr(self, measure)
-        return found
 
 
 @dataclass(frozen=True)
@@ -197,7 +201,7 @@ def _environment(
         _cell(group, names[id(group)], described(group, keys), steps=steps, total=total) for group in groups
     )
     pairs = tuple(
-        Pair(measure, x.label, y.label, improvement(x.measured(measure).values, y.measured(measure).values))
+        Pair(measure, x.label, y.label, improvement(getattr(x, measure).values, getattr(y, measure).values))
         for measure in MEASURES
         for x, y in permutations(cells, 2)
     )

@@ -1,12 +1,17 @@
-"""A comparison's tables as texts for a reader, and what their numbers are; pages and terminals show them."""
+"""A comparison's tables, as texts for a reader and as CSV, and its files in a folder."""
 
+import csv
+import io
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
-from dase_grpc.runs.curves import FINAL
+from dase_grpc.errors import RunDirectoryError
+from dase_grpc.runs.curves import FINAL, SMOOTHING
+from dase_grpc.runs.files import replace_file, utf8
+from dase_grpc.runs.reports import html
 from dase_grpc.runs.reports.compare import Cell, Comparison, EnvironmentResults
 from dase_grpc.runs.reports.estimates import (
     BOOTSTRAP_SEED,
@@ -16,12 +21,21 @@ from dase_grpc.runs.reports.estimates import (
     Estimate,
     Interval,
 )
-from dase_grpc.runs.reports.html import number
+from dase_grpc.runs.reports.figures import PRINT
+from dase_grpc.runs.reports.html import Table, number
+from dase_grpc.runs.reports.plots import comparison_sheet, is_smoothed
 
+CSV_FILES: Final = ("comparison.csv", "runs.csv", "pairs.csv", "published.csv")
+FILES: Final = (*CSV_FILES, "comparison.png", "comparison.svg", "comparison.html")
 CAUTION: Final = "†"
 """Marks an interval of so few runs that it means little."""
 _TIGHT: Final = "\u00a0"
 """A space at which no line is wrapped."""
+_PAIR_COLUMNS: Final = "environment measure x y runs_x runs_y probability_x_higher low high"
+_PUBLISHED_COLUMNS: Final = (
+    "environment cell runs step ours_mean ours_std published_mean published_std "
+    "published_environment published_method published_curves published_cell_rank"
+)
 _DEFINITIONS: Final = (
     "One run is one sample: the agents of a run are averaged first, since they share a buffer and are not "
     "independent; all statistics are over runs.",
@@ -52,23 +66,51 @@ _PUBLISHED: Final = (
 )
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table for a reader; a cell may have several lines, and a line may be wrapped at its spaces.
+def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
+    """Writes all files of a comparison, each all at once, and returns their paths.
 
-    Attributes:
-        words: the columns that hold words; the others hold numbers.
+    Raises:
+        RunDirectoryError: the folder cannot be made or written.
     """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        drawn = comparison_sheet(comparison, inks=PRINT)
+        contents = {
+            **csv_files(comparison),
+            "comparison.png": drawn.png_file(),
+            "comparison.svg": drawn.svg_file(),
+            "comparison.html": utf8(page(comparison)),
+        }
+        for name in FILES:
+            replace_file(folder / name, contents[name])
+    except OSError as error:
+        raise RunDirectoryError(f"cannot write into {folder}: {error.strerror or error}") from None
+    return [folder / name for name in FILES]
 
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    words: tuple[int, ...] = (0,)
 
-
-def cells(comparison: Comparison) -> Iterator[tuple[EnvironmentResults, Cell]]:
-    """Every cell with the results of its environment."""
-    return ((each, cell) for each in comparison.environments for cell in each.cells)
+def page(comparison: Comparison) -> str:
+    """The whole page; the same runs give the same text."""
+    counted = {
+        "Environments": comparison.environments,
+        "Cells": comparison.cells,
+        "Runs": comparison.runs,
+        "Left out": comparison.left_out,
+    }
+    names = ", ".join(each.name for each in comparison.environments)
+    return html.page(
+        "comparison.html",
+        title="Comparison of runs",
+        heading="Comparison of runs",
+        subtitle=f"{names} · statistics over runs",
+        facts={name: str(len(each)) for name, each in counted.items()},
+        comparison=comparison,
+        curves=comparison_sheet(comparison).svg(),
+        all_smoothed=all(map(is_smoothed, comparison.cells)),
+        smoothing=SMOOTHING,
+        tables=tables,
+        definitions=definitions(comparison),
+        runs=(_runs(comparison), _settings(comparison)),
+    )
 
 
 def definitions(comparison: Comparison) -> list[str]:
@@ -95,11 +137,33 @@ def tables(each: EnvironmentResults) -> Iterator[Table]:
         yield _published(each, digits)
 
 
-def runs_table(comparison: Comparison) -> Table:
-    """Each run with its own numbers."""
+def csv_files(comparison: Comparison) -> dict[str, bytes]:
+    """The CSV files by name: a row per cell, per run, per pair of cells and measure, per published point."""
+    of_cells = [_cell_record(each, cell) for each, cell in _cells(comparison)]
+    runs = [_run_record(*each) for each in _each_run(comparison)]
+    columns = (of_cells[0], runs[0], _PAIR_COLUMNS.split(), _PUBLISHED_COLUMNS.split())
     rows = (
+        map(dict.values, of_cells),
+        map(dict.values, runs),
+        _pair_rows(comparison),
+        _point_rows(comparison),
+    )
+    return dict(zip(CSV_FILES, map(_csv, columns, rows), strict=True))
+
+
+def _cells(comparison: Comparison) -> Iterator[tuple[EnvironmentResults, Cell]]:
+    return ((each, cell) for each in comparison.environments for cell in each.cells)
+
+
+def _each_run(comparison: Comparison) -> Iterator[tuple[EnvironmentResults, Cell, int]]:
+    """Every run by its number in its cell."""
+    return ((each, cell, index) for each, cell in _cells(comparison) for index in range(len(cell.runs)))
+
+
+def _runs(comparison: Comparison) -> Table:
+    rows = [
         (
-            str(run.path),
+            str((run := cell.runs[index]).path),
             each.name,
             _name(cell),
             str(run.seed),
@@ -107,22 +171,20 @@ def runs_table(comparison: Comparison) -> Table:
             number(cell.final.values[index], _digits(each)),
             number(cell.area.values[index], _digits(each)),
         )
-        for each, cell in cells(comparison)
-        for index, run in enumerate(cell.runs)
-    )
+        for each, cell, index in _each_run(comparison)
+    ]
     columns = ("", "environment", "cell", "seed", "last step", "final score", "area")
-    return Table("The runs:", columns, tuple(rows), words=(0, 1, 2))
+    return Table("The runs:", columns, rows, words=(0, 1, 2))
 
 
-def settings_table(comparison: Comparison) -> Table:
-    """What the cells of one environment differ in."""
-    rows = ((_name(cell), each.name, cell.settings) for each, cell in cells(comparison) if cell.settings)
+def _settings(comparison: Comparison) -> Table:
+    rows = [(_name(cell), each.name, cell.settings) for each, cell in _cells(comparison) if cell.settings]
     title = "The settings in which cells of one environment differ:"
-    return Table(title, ("", "environment", "settings"), tuple(rows), words=(0, 1, 2))
+    return Table(title, ("", "environment", "settings"), rows, words=(0, 1, 2))
 
 
 def _scores(each: EnvironmentResults, digits: int) -> Table:
-    rows = (
+    rows = [
         (
             _name(cell),
             _of_runs(cell),
@@ -131,17 +193,17 @@ def _scores(each: EnvironmentResults, digits: int) -> Table:
             _spread(cell.best.mean, cell.best.std, digits),
         )
         for cell in each.cells
-    )
+    ]
     title = f"up to step {each.last_step:,} of each agent, {len(each.steps):,} common evaluations"
-    return Table(title, ("", "runs", "final score", "area", "best"), tuple(rows))
+    return Table(title, ("", "runs", "final score", "area", "best"), rows)
 
 
 def _equal_total(each: EnvironmentResults, digits: int) -> Table:
-    rows = (
+    rows = [
         (_name(cell), f"{cell.equal_total_steps:,}", _lines(cell.equal_total, digits)) for cell in each.cells
-    )
+    ]
     title = f"at equal total steps, {each.total_steps:,} of all agents of a run together"
-    return Table(title, ("", "steps of each agent", "final score"), tuple(rows))
+    return Table(title, ("", "steps of each agent", "final score"), rows)
 
 
 def _chances(each: EnvironmentResults) -> Table:
@@ -153,11 +215,11 @@ def _chances(each: EnvironmentResults) -> Table:
         interval = _brackets(result.interval, 2, min(len(x.runs), len(y.runs)))
         rows.append((_name(first), _name(second), f"{result.probability:.2f}", interval))
     title = "probability that a run of the first ends above one of the second"
-    return Table(title, ("", "over", "probability", f"{CONFIDENCE * 100:g} %"), tuple(rows), words=(0, 1))
+    return Table(title, ("", "over", "probability", f"{CONFIDENCE * 100:g} %"), rows, words=(0, 1))
 
 
 def _published(each: EnvironmentResults, digits: int) -> Table:
-    rows = (
+    rows = [
         (
             _name(cell),
             "1M, final" if beside.point.step >= 1_000_000 else f"{beside.point.step // 1_000}k",
@@ -169,11 +231,11 @@ def _published(each: EnvironmentResults, digits: int) -> Table:
         for cell in each.cells
         if cell.row is not None
         for beside in cell.beside
-    )
+    ]
     (environment,) = {cell.row.environment for cell in each.cells if cell.row}
     columns = ("", "around step", "ours", "as published", "published as", "its curves")
     title = f"beside what was published for {environment}, at the same step"
-    return Table(title, columns, tuple(rows), words=(0, 4, 5))
+    return Table(title, columns, rows, words=(0, 4, 5))
 
 
 def _name(cell: Cell) -> str:
@@ -218,3 +280,88 @@ def _digits(each: EnvironmentResults) -> int:
     """Decimals that all scores in an environment get: none where any is in the hundreds."""
     largest = max(abs(value.mean) for cell in each.cells for value in (cell.final, cell.area, cell.best))
     return 0 if largest >= 100 else 1 if largest >= 10 else 2
+
+
+def _cell_record(each: EnvironmentResults, cell: Cell) -> dict[str, Any]:
+    return {
+        "environment": each.name,
+        "cell": cell.label,
+        "algorithms": cell.group.algorithms,
+        "method": cell.group.method,
+        "agents": cell.group.agents,
+        "buffer": cell.group.buffer,
+        "settings": cell.settings,
+        "runs": len(cell.runs),
+        "seeds": " ".join(str(run.seed) for run in cell.runs),
+        "unfinished": sum(not run.finished for run in cell.runs),
+        "step": each.last_step,
+        **_estimate("final", cell.final),
+        **_estimate("area", cell.area),
+        "best_mean": cell.best.mean,
+        "best_std": cell.best.std,
+        "total_steps": each.total_steps,
+        "equal_total_step": cell.equal_total_steps,
+        **_estimate("equal_total", cell.equal_total),
+    }
+
+
+def _estimate(name: str, value: Estimate) -> Mapping[str, float]:
+    low, high = _ends(value.interval)
+    named = {"mean": value.mean, "std": value.std, "iqm": value.iqm, "iqm_low": low, "iqm_high": high}
+    return {f"{name}_{key}": each for key, each in named.items()}
+
+
+def _run_record(each: EnvironmentResults, cell: Cell, index: int) -> dict[str, Any]:
+    run = cell.runs[index]
+    return {
+        "environment": each.name,
+        "cell": cell.label,
+        "seed": run.seed,
+        "path": str(run.path),
+        "name": run.name,
+        "mode": run.mode,
+        "agents": run.agents,
+        "finished": str(run.finished).lower(),
+        "last_step": int(run.curve.step[-1]),
+        "step": each.last_step,
+        "final": cell.final.values[index],
+        "area": cell.area.values[index],
+        "best": cell.best.values[index],
+        "equal_total_step": cell.equal_total_steps,
+        "equal_total": cell.equal_total.values[index],
+    }
+
+
+def _pair_rows(comparison: Comparison) -> Iterator[Sequence[Any]]:
+    for each in comparison.environments:
+        runs = {cell.label: len(cell.runs) for cell in each.cells}
+        for pair in each.pairs:
+            x, y, result = pair.better, pair.worse, pair.result
+            yield each.name, pair.measure, x, y, runs[x], runs[y], result.probability, *_ends(result.interval)
+
+
+def _point_rows(comparison: Comparison) -> Iterator[Sequence[Any]]:
+    for each, cell in _cells(comparison):
+        if (row := cell.row) is None:
+            continue
+        source = (row.environment, row.method, row.curves, row.cell_rank)
+        for beside in cell.beside:
+            point, ours = beside.point, beside.ours
+            numbers = (point.step, ours.mean, ours.std, point.mean, point.std)
+            yield each.name, cell.label, len(cell.runs), *numbers, *source
+
+
+def _ends(interval: Interval | None) -> tuple[float, float]:
+    return (interval.low, interval.high) if interval else (math.nan, math.nan)
+
+
+def _csv(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> bytes:
+    """A float so that reading gives the same number back; nothing for what is not a number."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(
+        [("" if not math.isfinite(v) else repr(v)) if isinstance(v, float) else v for v in row]
+        for row in rows
+    )
+    return utf8(text.getvalue())

@@ -1,4 +1,4 @@
-"""The pictures of a report, each as inline SVG, or None where a run has nothing to show yet."""
+"""The pictures of a report, inline SVG or None where there is nothing to show yet, and of a comparison."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -9,24 +9,19 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
 from dase_grpc.progress import LOWEST_WEIGHT
-from dase_grpc.runs.curves import (
-    SMOOTHING,
-    Series,
-    at_least,
-    column,
-    peers_of,
-    shared_curves,
-    smoothed,
-    spread,
-)
+from dase_grpc.runs.curves import SMOOTHING, Series, column, peers_of, shared_curves, smoothed, spread
+from dase_grpc.runs.logs import Floats, Ints
 from dase_grpc.runs.reference import PublishedPoint, PublishedRow
+from dase_grpc.runs.reports.compare import Cell, Comparison, EnvironmentResults, on
 from dase_grpc.runs.reports.figures import (
     INK,
     MUTED,
     NAMED_AGENTS,
+    PAGE,
     PALETTE,
     PAPER,
     THOUSANDS,
+    Inks,
     Sheet,
     agent_colour,
 )
@@ -35,16 +30,24 @@ Records = Sequence[Mapping[str, Any]]
 Names = Callable[[int], str]
 """From an agent's id to what people call it, as `RunConfig.agent_name`."""
 
-_BY_NUMBER: Final[Names] = "agent {}".format
-
-_PANELS: Final = 4
+PANELS: Final = 2
+"""Of each environment of a comparison: by steps of each agent, and by steps of all agents together."""
+_SIDE_BY_SIDE_FROM: Final = 4
+_ROW_IN: Final = 2.9
+_HEAD_IN: Final = 0.55
+_PANEL_IN: Final = 4.6
+_LEGEND_CHARACTERS: Final = 110
+_SHOWN_NAME: Final = 60
+_LEARNERS: Final = 4
+"""Of so many learners, the first, a report has a panel each."""
 _DECADES: Final = 200
 """Divergences beyond these powers of ten are drawn there: matplotlib's margins around them overflow."""
+_LINES: Final = ("-", (0, (4, 1.5)), (0, (1, 1.2)))
 _MARKERS: Final = ("o", "s", "D", "^", "v", "P", "X")
 
 
 def learning_curves(
-    agents: Mapping[int, Series], published: Sequence[PublishedRow], *, name: Names = _BY_NUMBER
+    agents: Mapping[int, Series], published: Sequence[PublishedRow], *, name: Names
 ) -> str | None:
     """Each agent's evaluations and their smoothed curve, the mean over agents with half a standard deviation.
 
@@ -58,59 +61,47 @@ def learning_curves(
     axis = sheet.axes[0]
     axis.set_ylabel("mean return of an evaluation")
     for agent, curve in agents.items():
-        _agent_curve(axis, agent, curve, name=name(agent), of=len(agents))
-    if len(agents) > 1:
-        _mean_curve(axis, list(agents.values()))
+        shown = curve
+        if len(curve) >= 2 * SMOOTHING:
+            _line(axis, curve, color=agent_colour(agent, of=len(agents)), linewidth=0.8, alpha=0.35)
+            shown = Series(curve.step, smoothed(curve.value))
+        _agent_line(axis, agent, shown, name=name(agent), of=len(agents))
+    shared = shared_curves(list(agents.values()))
+    if len(agents) > 1 and len(shared.step):
+        smooth = len(shared.step) >= 2 * SMOOTHING
+        style = {"color": INK, "linewidth": 2, "label": "mean over agents"}
+        _mean(axis, shared.step, shared.value, smooth=smooth, shade=0.1, **style)
     last = max(int(curve.step[-1]) for curve in agents.values())
-    _published_points(axis, published, last_step=last)
+    for index, row in enumerate(published):
+        points = [point for point in row.points if point.step <= last]
+        _published_points(axis, row, points, name=row.method, marker=_MARKERS[index % len(_MARKERS)])
     axis.set_xlim(left=0, right=last * 1.02 or 1)
     return sheet.svg()
 
 
 def similarity_over_time(agents: Mapping[int, Records]) -> str | None:
     """The λ that weighed and that of each collecting agent over time, a panel per learner, of the first."""
-    tables = {agent: peers_of(agent, records) for agent, records in agents.items()}
-    used = {agent: column(records, "similarity_weight") for agent, records in agents.items()}
-    panels = [(agent, peers) for agent, peers in tables.items() if peers or len(used[agent])][:_PANELS]
-    if not panels:
-        return None
-    sheet = Sheet(len(panels), height_in=2.9, share_y=True)
-    sheet.axes[0].set_ylabel("similarity weight λ")
-    for axis, (agent, peers) in zip(sheet.axes, panels, strict=True):
-        _log_weights(axis)
-        axis.set_xlabel(f"environment steps of agent {agent}")
-        for source, series in peers.items():
-            shown = Series(series.step, series.value.clip(LOWEST_WEIGHT))
-            _agent_line(axis, source, shown, name=f"from agent {source}", of=len(agents))
-        if len(used[agent]):
-            shown = Series(used[agent].step, used[agent].value.clip(LOWEST_WEIGHT))
-            _line(axis, shown, color=INK, label="weight used", linewidth=1.5, linestyle=(0, (3, 1)))
-        axis.set_xlim(left=0)
-    return sheet.svg()
-
-
-def divergence_terms(agents: Mapping[int, Records]) -> str | None:
-    """Both summands of the divergence over time: what the covariance and what the mean contributes."""
-    terms = {"covariance term of ρ": "divergence_covariance", "mean term of ρ": "divergence_mean"}
-    sheet = _panels(agents, terms, share_y=True, positive=True)
+    table = {
+        agent: [
+            *((source, series, "solid") for source, series in peers_of(agent, records).items()),
+            (None, column(records, "similarity_weight"), (0, (3, 1))),
+        ]
+        for agent, records in agents.items()
+    }
+    sheet = _by_learner(table, "similarity weight λ", shown=lambda value: value.clip(LOWEST_WEIGHT))
     if sheet is None:
         return None
     for axis in sheet.axes:
-        axis.set_yscale("log")
-    _whole_decades(sheet.axes[0])  # they share it
+        axis.set_ylim(LOWEST_WEIGHT / 1.5, 1.5)
+        axis.yaxis.set_major_locator(LogLocator(10, numticks=6))
+        axis.yaxis.set_minor_locator(NullLocator())
     return sheet.svg()
-
-
-def distillation(agents: Mapping[int, Records], *, name: Names = _BY_NUMBER) -> str | None:
-    """How many states of a batch each agent distilled on over time, and how much each of them weighed."""
-    sheet = _panels(agents, {"share of states": "distilled_share", "confidence": "confidence"}, name=name)
-    return None if sheet is None else sheet.svg()
 
 
 def source_terms(agents: Mapping[int, Records]) -> str | None:
     """Both summands of ρ of each collecting agent over time, a panel per learner, of the first."""
     styles = {"divergence_covariance_by_source": "solid", "divergence_mean_by_source": (0, (1, 1.5))}
-    tables = {
+    table = {
         agent: [
             (source, _positive(series), style)
             for key, style in styles.items()
@@ -118,52 +109,53 @@ def source_terms(agents: Mapping[int, Records]) -> str | None:
         ]
         for agent, records in agents.items()
     }
-    panels = [each for each in tables.items() if any(len(series) for _, series, _ in each[1])][:_PANELS]
-    if not panels:
+    sheet = _by_learner(table, "terms of ρ (nats)")
+    if sheet is None:
         return None
-    sheet = Sheet(len(panels), height_in=2.9, share_y=True)
-    sheet.axes[0].set_ylabel("terms of ρ (nats)")
-    for axis, (agent, table) in zip(sheet.axes, panels, strict=True):
-        axis.set_yscale("log")
-        axis.set_xlabel(f"environment steps of agent {agent}")
-        for source, series, style in table:
-            name = f"from agent {source}"
-            _agent_line(axis, source, series, name=name, of=len(agents), linestyle=style)
-        axis.set_xlim(left=0)
     _whole_decades(sheet.axes[0])  # they share it
     return sheet.svg()
 
 
-def sharing(
-    agents: Mapping[int, Records], batch_sizes: Collection[int], *, name: Names = _BY_NUMBER
-) -> str | None:
+def divergence_terms(agents: Mapping[int, Records]) -> str | None:
+    """Both summands of the divergence over time: what the covariance and what the mean contributes."""
+    terms = {"covariance term of ρ": "divergence_covariance", "mean term of ρ": "divergence_mean"}
+
+    def logarithmic(axes: Sequence[Axes]) -> None:
+        for axis in axes:
+            axis.set_yscale("log")
+        _whole_decades(axes[0])  # they share it
+
+    return _panels(agents, terms, share_y=True, positive=True, finish=logarithmic)
+
+
+def distillation(agents: Mapping[int, Records], *, name: Names) -> str | None:
+    """How many states of a batch each agent distilled on over time, and how much each of them weighed."""
+    return _panels(agents, {"share of states": "distilled_share", "confidence": "confidence"}, name=name)
+
+
+def sharing(agents: Mapping[int, Records], batch_sizes: Collection[int], *, name: Names) -> str | None:
     """How much external transitions count over time: their share of the loss weight, and Σ w / max w."""
     keys = {"external share of the loss weight": "external_share", "effective batch": "effective_batch"}
-    sheet = _panels(agents, keys, name=name)
-    if sheet is None:
-        return None
-    share, effective = sheet.axes
-    share.set_ylim(-0.02, 1.02)
-    for size in batch_sizes:
-        effective.axhline(size, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), label="batch size")
-    effective.set_ylim(0, max(batch_sizes) * 1.05)
-    return sheet.svg()
+
+    def bounded(axes: Sequence[Axes]) -> None:
+        share, effective = axes
+        share.set_ylim(-0.02, 1.02)
+        for size in batch_sizes:
+            effective.axhline(size, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), label="batch size")
+        effective.set_ylim(0, max(batch_sizes) * 1.05)
+
+    return _panels(agents, keys, name=name, finish=bounded)
 
 
-def throughput(agents: Mapping[int, Records], *, name: Names = _BY_NUMBER) -> str | None:
+def throughput(agents: Mapping[int, Records], *, name: Names) -> str | None:
     """Updates and environment steps per second of each agent over time."""
     rates = {"updates per second": "updates_per_second", "environment steps per second": "steps_per_second"}
-    sheet = _panels(agents, rates, share_y=True, name=name)
-    if sheet is None:
-        return None
-    sheet.axes[0].set_ylim(bottom=0)
-    return sheet.svg()
+    return _panels(agents, rates, share_y=True, name=name, finish=lambda axes: axes[0].set_ylim(bottom=0))
 
 
-def losses(agents: Mapping[int, Records], *, name: Names = _BY_NUMBER) -> str | None:
+def losses(agents: Mapping[int, Records], *, name: Names) -> str | None:
     """Critic loss and mean action value of each agent over time."""
-    sheet = _panels(agents, {"critic loss": "critic_loss", "mean Q of a batch": "q_mean"}, name=name)
-    return None if sheet is None else sheet.svg()
+    return _panels(agents, {"critic loss": "critic_loss", "mean Q of a batch": "q_mean"}, name=name)
 
 
 def buffer_fill(agents: Mapping[int, Records], capacity: int | None) -> str | None:
@@ -184,44 +176,106 @@ def buffer_fill(agents: Mapping[int, Records], capacity: int | None) -> str | No
     return sheet.svg()
 
 
-def _agent_curve(axis: Axes, agent: int, curve: Series, *, name: str, of: int) -> None:
-    if len(curve) < 2 * SMOOTHING:
-        _agent_line(axis, agent, curve, name=name, of=of)
-        return
-    _line(axis, curve, color=agent_colour(agent, of=of), linewidth=0.8, alpha=0.35)
-    _agent_line(axis, agent, Series(curve.step, smoothed(curve.value)), name=name, of=of)
+def comparison_sheet(comparison: Comparison, *, inks: Inks = PAGE) -> Sheet:
+    """Draws a comparison: mean curves over runs, smoothed, with half a standard deviation shaded.
+
+    One row of two panels for each environment; from four environments on, two of them in a row.
+    """
+    count = len(comparison.environments)
+    abreast = 2 if count >= _SIDE_BY_SIDE_FROM else 1
+    rows = -(-count // abreast)
+    names = list(dict.fromkeys(cell.label for cell in comparison.cells))
+    published = [f"published: {cell.label}" for cell in comparison.cells if cell.row is not None]
+    longest = max(map(len, [*names, *published])) + 6
+    room = _LEGEND_CHARACTERS * (1 + abreast) // 2 // longest
+    drawn = Sheet(
+        PANELS * abreast,
+        rows,
+        height_in=_HEAD_IN + _ROW_IN * rows,
+        width_in=_PANEL_IN * PANELS * (1.0 if abreast == 1 else 1.5),
+        inks=inks,
+        legend_columns=max(1, min(len(names) + len(published), room)),
+        sort_names=False,
+    )
+    for index, each in enumerate(comparison.environments):
+        _environment(drawn.axes[PANELS * index : PANELS * index + PANELS], each, names, inks=inks)
+    for empty in drawn.axes[PANELS * count :]:
+        empty.remove()
+    del drawn.axes[PANELS * count :]
+    return drawn
 
 
-def _mean_curve(axis: Axes, agents: Sequence[Series]) -> None:
-    shared = shared_curves(agents)
-    if not len(shared.step):
-        return
-    values = smoothed(shared.value) if len(shared.step) >= 2 * SMOOTHING else shared.value
+def is_smoothed(cell: Cell) -> bool:
+    """Whether the cell's curves are long enough for the smoothing's window not to hide them."""
+    return len(cell.steps) >= 2 * SMOOTHING
+
+
+def _environment(axes: Sequence[Axes], each: EnvironmentResults, names: Sequence[str], *, inks: Inks) -> None:
+    by_agent, in_total = axes
+    in_total.sharey(by_agent)
+    short = each.name if len(each.name) <= _SHOWN_NAME else f"{each.name[: _SHOWN_NAME - 1]}…"
+    by_agent.set_title(short, loc="left", fontsize=9, fontweight="bold")
+    by_agent.set_ylabel("mean return of an evaluation")
+    by_agent.set_xlabel("environment steps of each agent")
+    in_total.set_xlabel("environment steps of all agents together")
+    in_total.tick_params(labelleft=False)
+    for cell in each.cells:
+        _curve(by_agent, cell, names.index(cell.label), factor=1)
+        _curve(in_total, cell, names.index(cell.label), factor=cell.group.agents)
+    for cell in each.cells:
+        if cell.row is not None:
+            position, points = names.index(cell.label), cell.row.until(int(cell.steps[-1]))
+            style = {"marker": _turn(_MARKERS, position), "colour": _turn(PALETTE, position)}
+            _published_points(by_agent, cell.row, points, name=cell.label, paper=inks.paper, **style)
+    _common_end(by_agent, each.last_step, max(int(cell.steps[-1]) for cell in each.cells), inks)
+    totals = [int(cell.steps[-1]) * cell.group.agents for cell in each.cells]
+    _common_end(in_total, each.total_steps, max(totals), inks)
+
+
+def _curve(axis: Axes, cell: Cell, position: int, *, factor: int) -> None:
+    values = np.stack([on(run, cell.steps).value for run in cell.runs])
+    _mean(
+        axis,
+        cell.steps * factor,
+        values,
+        smooth=is_smoothed(cell),
+        shade=0.2,
+        color=_turn(PALETTE, position),
+        linestyle=_LINES[position // len(PALETTE) % len(_LINES)],
+        linewidth=1.7,
+        label=cell.label,
+        marker="o" if len(cell.steps) == 1 else None,
+        markersize=3,
+    )
+
+
+def _common_end(axis: Axes, common: int, last: int, inks: Inks) -> None:
+    """A line where the comparison ends, if a curve goes on behind it."""
+    if last > common:
+        dashes = (0, (2, 2))
+        axis.axvline(common, color=inks.muted, linewidth=1, linestyle=dashes, label="compared up to here")
+    axis.set_xlim(0, last * 1.02 or 1)
+
+
+def _mean(axis: Axes, step: Ints, values: Floats, *, smooth: bool, shade: float, **style: Any) -> None:
+    """The mean of curves (K, N), and half their standard deviation shaded."""
+    values = smoothed(values) if smooth else values
     mean, half = values.mean(axis=0), spread(values) / 2
-    axis.fill_between(shared.step, mean - half, mean + half, color=INK, alpha=0.1, linewidth=0)
-    axis.plot(shared.step, mean, color=INK, linewidth=2, label="mean over agents")
+    axis.fill_between(step, mean - half, mean + half, color=style["color"], alpha=shade, linewidth=0)
+    axis.plot(step, mean, **style)
 
 
-def _published_points(axis: Axes, published: Sequence[PublishedRow], *, last_step: int) -> None:
-    for index, row in enumerate(published):
-        points = [point for point in row.points if point.step <= last_step]
-        published_points(axis, row, points, marker=_MARKERS[index % len(_MARKERS)])
-
-
-def published_points(
+def _published_points(
     axis: Axes,
     row: PublishedRow,
     points: Sequence[PublishedPoint],
     *,
-    name: str = "",
-    marker: str = _MARKERS[0],
+    name: str,
+    marker: str,
     colour: str = MUTED,
     paper: str = PAPER,
 ) -> None:
-    """Dots with half a standard deviation; hollow where the row carries no information of its own.
-
-    name is the row's method unless it is given.
-    """
+    """Dots with half a standard deviation; hollow where the row carries no information of its own."""
     if not points:
         return
     axis.errorbar(
@@ -234,16 +288,9 @@ def published_points(
         markersize=5,
         capsize=2.5,
         elinewidth=1,
-        label=f"published: {name or row.method}{' (combination)' if row.combined else ''}",
+        label=f"published: {name}{' (combination)' if row.combined else ''}",
         zorder=4,
     )
-
-
-def _log_weights(axis: Axes) -> None:
-    axis.set_yscale("log")
-    axis.set_ylim(LOWEST_WEIGHT / 1.5, 1.5)
-    axis.yaxis.set_major_locator(LogLocator(10, numticks=6))
-    axis.yaxis.set_minor_locator(NullLocator())
 
 
 def _whole_decades(axis: Axes) -> None:
@@ -257,14 +304,44 @@ def _whole_decades(axis: Axes) -> None:
     axis.set_ylim(10.0**low, 10.0**high)
 
 
+def _by_learner(
+    table: Mapping[int, Sequence[tuple[int | None, Series, Any]]],
+    label: str,
+    *,
+    shown: Callable[[Floats], Floats] = lambda value: value,
+) -> Sheet | None:
+    """A logarithmic panel for each of the first learners with any line: (from which agent, line, style).
+
+    None stands for what was used of all agents together.
+    """
+    panels = [each for each in table.items() if any(len(series) for _, series, _ in each[1])][:_LEARNERS]
+    if not panels:
+        return None
+    sheet = Sheet(len(panels), height_in=2.9, share_y=True)
+    sheet.axes[0].set_ylabel(label)
+    for axis, (agent, lines) in zip(sheet.axes, panels, strict=True):
+        axis.set_yscale("log")
+        axis.set_xlabel(f"environment steps of agent {agent}")
+        for source, series, style in lines:
+            line = Series(series.step, shown(series.value))
+            if source is not None:
+                name = f"from agent {source}"
+                _agent_line(axis, source, line, name=name, of=len(table), linestyle=style)
+            elif len(series):
+                _line(axis, line, color=INK, label="weight used", linewidth=1.5, linestyle=style)
+        axis.set_xlim(left=0)
+    return sheet
+
+
 def _panels(
     agents: Mapping[int, Records],
     panels: Mapping[str, str],
     *,
     share_y: bool = False,
     positive: bool = False,
-    name: Names = _BY_NUMBER,
-) -> Sheet | None:
+    name: Names = "agent {}".format,
+    finish: Callable[[Sequence[Axes]], Any] = lambda axes: None,
+) -> str | None:
     """One panel for each (label, key), one line for each agent; None where no record has any of them.
 
     With `positive`, other numbers are left out, as a logarithmic scale asks for.
@@ -282,32 +359,30 @@ def _panels(
     for position, agent, series in table:
         _agent_line(sheet.axes[position], agent, series, name=name(agent), of=len(agents))
         sheet.axes[position].set_xlim(left=0)
-    return sheet
+    finish(sheet.axes)
+    return sheet.svg()
 
 
 def _positive(series: Series) -> Series:
     """What a logarithmic scale can show."""
-    kept = at_least(series, np.nextafter(0, 1))
-    return Series(kept.step, kept.value.clip(10.0**-_DECADES, 10.0**_DECADES))
+    kept = series.value > 0
+    return Series(series.step[kept], series.value[kept].clip(10.0**-_DECADES, 10.0**_DECADES))
 
 
 def _agent_line(
     axis: Axes, agent: int, series: Series, *, name: str, of: int, linestyle: Any = "solid"
 ) -> None:
-    crowded = of > NAMED_AGENTS
-    label = None if crowded else name
-    alpha, width = (0.35, 0.9) if crowded else (1.0, 1.5)
-    _line(
-        axis,
-        series,
-        color=agent_colour(agent, of=of),
-        label=label,
-        alpha=alpha,
-        linewidth=width,
-        linestyle=linestyle,
-    )
+    colour, style = agent_colour(agent, of=of), {"label": name, "alpha": 1.0, "linewidth": 1.5}
+    if of > NAMED_AGENTS:
+        style = {"label": None, "alpha": 0.35, "linewidth": 0.9}
+    _line(axis, series, color=colour, linestyle=linestyle, **style)
 
 
 def _line(axis: Axes, series: Series, **style: Any) -> None:
     dot = "o" if len(series) == 1 else None
     axis.plot(series.step, series.value, marker=dot, markersize=3, **style)
+
+
+def _turn(values: Sequence[str], position: int) -> str:
+    """One of the values, which come again after the last."""
+    return values[position % len(values)]

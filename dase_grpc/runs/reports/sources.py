@@ -1,10 +1,12 @@
-"""The runs to compare: found on disk, read, and each reduced to one curve, the mean over its agents."""
+"""The runs to compare: found on disk, each read as one curve, and grouped into experiments with names."""
 
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -17,6 +19,20 @@ from dase_grpc.runs.lookup import WHAT_IT_IS, require_folders
 
 LARGEST: Final = 1e100
 """Returns whose squares and sums are numbers still."""
+SAME_EXPERIMENT: Final = frozenset(
+    {
+        "train.steps",
+        "train.seed",
+        "train.log_every",
+        "train.checkpoint_every",
+        "train.threads",
+        "metrics.port",
+    }
+)
+"""Settings that do not change what an agent learns up to a step."""
+_ALGORITHMS, _METHOD, _AGENTS, _BUFFER = "agent.algorithm", "train.method", "train.agents", "replay.capacity"
+_LEADING: Final = (_ALGORITHMS, _METHOD, _AGENTS, _BUFFER)
+_METHOD_ORDER: Final = ("single", "dpd", "dase")
 
 
 @dataclass(frozen=True)
@@ -63,6 +79,48 @@ class LeftOut:
         return f"{self.path} is left out: {self.reason}"
 
 
+@dataclass(frozen=True)
+class Group:
+    """The runs of one experiment, seeds aside.
+
+    Attributes:
+        settings: every setting that can tell experiments apart, by `section.key`.
+        runs: by seed.
+    """
+
+    settings: Mapping[str, Any]
+    runs: tuple[SourceRun, ...]
+
+    @property
+    def environment(self) -> str:
+        """The environment's id and its arguments."""
+        return environment(self.runs[0].config)
+
+    @property
+    def algorithms(self) -> str:
+        """Such as "td3", or "td3+sac" for a mixed ensemble, each once."""
+        return str(self.settings[_ALGORITHMS])
+
+    @property
+    def method(self) -> str:
+        """One of single, dase and dpd."""
+        return str(self.settings[_METHOD])
+
+    @property
+    def agents(self) -> int:
+        """K."""
+        return self.runs[0].agents
+
+    @property
+    def buffer(self) -> int | str:
+        """Transitions, or a size such as "512MiB"."""
+        return self.runs[0].config.replay.capacity
+
+    def values(self, keys: Iterable[str]) -> list[Any]:
+        """These settings; None for one that it does not have."""
+        return [self.settings.get(key) for key in keys]
+
+
 def find_runs(paths: Iterable[Path]) -> list[Path]:
     """The folders of runs among `paths` and, recursively, inside them; each once, in a fixed order.
 
@@ -99,6 +157,78 @@ def read_runs(paths: Iterable[Path], *, unfinished: bool = False) -> tuple[list[
         else:
             runs.append(run)
     return runs, left_out
+
+
+def grouped(runs: Sequence[SourceRun]) -> list[Group]:
+    """The runs by what was run, in a fixed order."""
+    groups: dict[str, list[SourceRun]] = {}
+    for run in runs:
+        identity = json.dumps([environment(run.config), settings(run.config)], sort_keys=True)
+        groups.setdefault(identity, []).append(run)
+    found = [
+        Group(settings(members[0].config), tuple(sorted(members, key=lambda run: (run.seed, str(run.path)))))
+        for _, members in sorted(groups.items())
+    ]
+    return sorted(found, key=_order)
+
+
+def environment(config: RunConfig) -> str:
+    """The environment's id, with its arguments where it has any."""
+    if not config.env.kwargs:
+        return config.env.id
+    arguments = ", ".join(f"{key}={_text(value)}" for key, value in sorted(config.env.kwargs.items()))
+    return f"{config.env.id} ({arguments})"
+
+
+def settings(config: RunConfig) -> dict[str, Any]:
+    """Every setting that makes an experiment another one, but for the environment.
+
+    What has no effect does not count: how others' transitions would be weighed where none are, and a least
+    size of the buffer that the random steps reach anyway. Of a mixed ensemble, each member's settings count.
+    """
+    tables = config.model_dump(mode="json", exclude={"env", "members"})
+    members = [each.model_dump(mode="json") for each in config.members]
+    if config.method != "dase":
+        del tables["dps"]
+    if config.replay.min_size <= min(each.stored_before_updates for each in config.distinct_agents):
+        del tables["replay"]["min_size"]
+    if any(member != members[0] for member in members):
+        del tables["agent"]
+        tables |= {f"members.{index}": member for index, member in enumerate(members)}
+    found = {f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()}
+    found |= {_ALGORITHMS: "+".join(config.algorithms), _METHOD: config.method}
+    return {key: value for key, value in found.items() if key not in SAME_EXPERIMENT}
+
+
+def labels(groups: Sequence[Group]) -> list[str]:
+    """A name for each group that says what tells it apart from the others in its environment, and no more.
+
+    Groups of several environments that are alike in what is told have the same name.
+    """
+    keys = _telling(groups)
+    return [
+        _label(group, keys, groups) or f"{group.algorithms.upper()}, {_method_name(group)}"
+        for group in groups
+    ]
+
+
+def differing(groups: Sequence[Group]) -> list[str]:
+    """Every setting in which any two groups of one environment differ, of the sections that both have."""
+    sections = {id(group): {key.rpartition(".")[0] for key in group.settings} for group in groups}
+    rivals = [(left, right, sections[id(left)] & sections[id(right)]) for left, right in _rivals(groups)]
+    return [
+        key
+        for key in _all_keys(groups)
+        if any(
+            key.rpartition(".")[0] in shared and left.values([key]) != right.values([key])
+            for left, right, shared in rivals
+        )
+    ]
+
+
+def described(group: Group, keys: Sequence[str]) -> str:
+    """These settings of a group, as `section.key = value`; those it does not have are left out."""
+    return "; ".join(f"{key} = {_text(group.settings[key])}" for key in keys if key in group.settings)
 
 
 def _below(path: Path) -> Iterable[Path]:
@@ -158,10 +288,68 @@ def _unusable(run: SourceRun, *, unfinished: bool) -> str | None:
 def _copied(run: SourceRun, others: Sequence[SourceRun]) -> str | None:
     """Two lockstep runs of one seed are as equal as a run and its copy: one sample, not two."""
     for other in others:
-        if run.config == other.config and _same(run.curve, other.curve):
+        ours, theirs = run.curve, other.curve
+        if run.config == other.config and np.array_equal(
+            [ours.step, ours.value], [theirs.step, theirs.value]
+        ):
             return f"its seed, its settings and all its evaluations are those of {other.path}"
     return None
 
 
-def _same(left: Series, right: Series) -> bool:
-    return np.array_equal(left.step, right.step) and np.array_equal(left.value, right.value)
+def _order(group: Group) -> tuple[Any, ...]:
+    method = _METHOD_ORDER.index(group.method)
+    buffer = (0, group.buffer, "") if isinstance(group.buffer, int) else (1, 0, group.buffer)
+    return group.environment, group.algorithms, method, group.agents, buffer
+
+
+def _rivals(groups: Sequence[Group]) -> list[tuple[Group, Group]]:
+    return [pair for pair in combinations(groups, 2) if pair[0].environment == pair[1].environment]
+
+
+def _all_keys(groups: Sequence[Group]) -> list[str]:
+    """The leading ones first, since a name is built from what comes first."""
+    return list(dict.fromkeys([*_LEADING, *(key for group in groups for key in group.settings)]))
+
+
+def _telling(groups: Sequence[Group]) -> list[str]:
+    """Settings that together tell all rivals apart, each of which tells some apart that none before does."""
+    alike = _rivals(groups)
+    chosen = []
+    for key in _all_keys(groups):
+        still = [(left, right) for left, right in alike if left.values([key]) == right.values([key])]
+        if len(still) < len(alike):
+            chosen.append(key)
+        alike = still
+    return chosen
+
+
+def _label(group: Group, keys: Sequence[str], groups: Sequence[Group]) -> str:
+    """Algorithm, method and buffer if they tell any groups apart; the rest only where the group needs it."""
+    parts = []
+    if _ALGORITHMS in keys:
+        parts.append(group.algorithms.upper())
+    if _METHOD in keys or _AGENTS in keys:
+        parts.append(_method_name(group))
+    if _BUFFER in keys:
+        parts.append(
+            f"buffer {group.buffer:,}" if isinstance(group.buffer, int) else f"buffer {group.buffer}"
+        )
+    leading = [key for key in keys if key in _LEADING]
+    alike = [other for other in groups if other.values(leading) == group.values(leading)]
+    named = {key.rpartition(".")[2]: key for key in keys}
+    for key in keys[len(leading) :]:
+        still = [other for other in alike if other.values([key]) == group.values([key])]
+        if len(still) < len(alike) and key in group.settings:
+            short = key.rpartition(".")[2]
+            plain = named[short] == key and not key.startswith("members.")
+            parts.append(f"{short if plain else key}={_text(group.settings[key])}")
+        alike = still
+    return ", ".join(parts)
+
+
+def _method_name(group: Group) -> str:
+    return {"single": "single", "dpd": "DPD"}.get(group.method, f"DASE K={group.agents}")
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

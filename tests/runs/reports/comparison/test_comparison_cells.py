@@ -8,8 +8,16 @@ from synthetic import flat, write_run
 
 from dase_grpc.config.presets import layered
 from dase_grpc.config.resolve import setting_names
-from dase_grpc.runs.reports.groups import SAME_EXPERIMENT, described, differing, environment, grouped, labels
-from dase_grpc.runs.reports.sources import SourceRun, read_runs
+from dase_grpc.runs.reports.sources import (
+    SAME_EXPERIMENT,
+    SourceRun,
+    described,
+    differing,
+    environment,
+    grouped,
+    labels,
+    read_runs,
+)
 
 
 class Bench:

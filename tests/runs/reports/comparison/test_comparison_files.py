@@ -14,9 +14,9 @@ from synthetic import flat, write_run
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs.curves import smoothed
 from dase_grpc.runs.reports.compare import Comparison, compare
-from dase_grpc.runs.reports.comparison_files import FILES, csv_files, page, write_comparison
-from dase_grpc.runs.reports.figure import sheet
+from dase_grpc.runs.reports.comparison_tables import FILES, csv_files, page, write_comparison
 from dase_grpc.runs.reports.figures import PALETTE, PRINT
+from dase_grpc.runs.reports.plots import comparison_sheet as sheet
 
 VOID = {"meta", "link", "br", "img", "hr"}
 
