@@ -1,38 +1,18 @@
 """Every error this project raises on purpose; each message is one sentence a person can act on.
 
 DaseError
-├── UsageError               what this machine's user asked for cannot be done
-│   ├── ConfigError              a setting, a flag or a combination of settings
-│   ├── EnvironmentSpecError     an environment that is missing or that no agent here can act in
-│   ├── DeviceError              a device that is not there, or cannot do what is asked
-│   ├── AddressError             an address that cannot be listened on
-│   ├── CredentialsError         a certificate, key or token that is missing, unfit or open to others
-│   ├── RunDirectoryError        a run directory or checkpoint that is missing, taken or damaged
-│   │   └── DiskFullError            a disk that takes no more of a run
-│   └── DataDirectoryError       a replay's data directory that is in use, damaged or another buffer's
-├── NodeFailedError          a node of a local cluster ended before its time
-├── WaitedTooLongError       what a node waits for, another node as a rule, has not come
-├── DivergedError            an agent's networks hold numbers that are not finite
-├── EnvironmentFailedError   an environment raises again and again
-├── EnvironmentHangsError    a call into an environment does not return
-└── RefusalError             what the service answers instead of doing it (replay/wire/status.py)
-    ├── UnauthenticatedError     the caller has not shown who it is
-    ├── NotPermittedError        the caller is known, and may not do this
-    ├── MalformedError           the request cannot be understood
-    ├── SchemaMismatchError      another transition schema than the buffer's
-    ├── RunMismatchError         another run than the service's
-    ├── NotJoinedError           no learner has joined yet, so there is no schema
-    ├── BufferGoneError          the service holds another buffer than the one that is meant
-    ├── CapacityError            the buffer does not fit, or holds too little
-    ├── SequenceGapError         rows are missing before these
-    ├── TooManyWritersError      the table of writers is full
-    ├── WriterForgottenError     a writer that was away for too long
-    ├── AgentTakenError          a live node holds this agent id
-    ├── StaleLeaseError          the lease has ended or was given to another
-    ├── StalePolicyError         the agent has published a newer policy
-    ├── OverloadedError          as many calls are open as the service takes
-    ├── DrainingError            the service is shutting down
-    └── UnreachableError         no answer from the service (raised by the client)
+├── UsageError: what this machine's user asked for cannot be done
+│   ├── ConfigError, EnvironmentSpecError, DeviceError, AddressError, CredentialsError
+│   ├── RunDirectoryError
+│   │   └── DiskFullError
+│   └── DataDirectoryError
+├── NodeFailedError, WaitedTooLongError, DivergedError, EnvironmentFailedError, EnvironmentHangsError
+└── RefusalError: what the service answers instead of doing it (replay/wire/status.py)
+    ├── UnauthenticatedError, NotPermittedError, MalformedError
+    ├── SchemaMismatchError, RunMismatchError, NotJoinedError, BufferGoneError, CapacityError
+    ├── SequenceGapError, TooManyWritersError, WriterForgottenError
+    ├── AgentTakenError, StaleLeaseError, StalePolicyError
+    └── OverloadedError, DrainingError, UnreachableError
 """
 
 from typing import Final
@@ -47,22 +27,18 @@ LASTING_CODES: Final = frozenset({USAGE_CODE, REFUSED_CODE, DISK_FULL_CODE})
 class DaseError(Exception):
     """Base of all errors raised on purpose; `str(error)` is the sentence to show."""
 
-    @property
-    def exit_code(self) -> int:
-        """What a process exits with that ends on this error.
+    exit_code: int = 1
+    """What a process exits with that ends on this error.
 
-        2 for what its user asked, 3 for a refusal that the same request would always meet, 4 for a disk
-        that is full, else 1.
-        """
-        if isinstance(self, DiskFullError):
-            return DISK_FULL_CODE
-        if isinstance(self, UsageError):
-            return USAGE_CODE
-        return REFUSED_CODE if isinstance(self, _LASTING_REFUSALS) else 1
+    2 for what its user asked, 3 for a refusal that the same request would always meet, 4 for a disk
+    that is full, else 1.
+    """
 
 
 class UsageError(DaseError):
     """What the user of this machine asked for cannot be done."""
+
+    exit_code = USAGE_CODE
 
 
 class ConfigError(UsageError):
@@ -92,6 +68,8 @@ class RunDirectoryError(UsageError):
 class DiskFullError(RunDirectoryError):
     """A disk takes no more of a run; what was kept of it before is whole, and can be gone on with."""
 
+    exit_code = DISK_FULL_CODE
+
 
 class DataDirectoryError(UsageError):
     """A replay's data directory is in use, full, damaged, or holds another buffer than was asked for."""
@@ -103,11 +81,8 @@ class NodeFailedError(DaseError):
     def __init__(self, text: str, *, code: int | None = None) -> None:
         super().__init__(text)
         self.code = code
-
-    @property
-    def exit_code(self) -> int:
-        """4 where the node found its disk full, for then the run can be gone on with; else 1."""
-        return DISK_FULL_CODE if self.code == DISK_FULL_CODE else 1
+        if code == DISK_FULL_CODE:  # then the run can be gone on with
+            self.exit_code = DISK_FULL_CODE
 
 
 class WaitedTooLongError(DaseError):
@@ -133,21 +108,31 @@ class RefusalError(DaseError):
 class UnauthenticatedError(RefusalError):
     """The caller has shown no certificate or token that the service accepts, or the service none."""
 
+    exit_code = REFUSED_CODE
+
 
 class NotPermittedError(RefusalError):
     """The caller's role may not do this, or not as this agent."""
+
+    exit_code = REFUSED_CODE
 
 
 class MalformedError(RefusalError):
     """The request cannot be understood."""
 
+    exit_code = REFUSED_CODE
+
 
 class SchemaMismatchError(RefusalError):
     """The stream's transition schema is not the buffer's."""
 
+    exit_code = REFUSED_CODE
+
 
 class RunMismatchError(RefusalError):
     """The stream belongs to another run."""
+
+    exit_code = REFUSED_CODE
 
 
 class NotJoinedError(RefusalError):
@@ -161,6 +146,8 @@ class BufferGoneError(RefusalError):
 class CapacityError(RefusalError):
     """The buffer does not fit into the machine, or holds less than what is asked of it."""
 
+    exit_code = REFUSED_CODE
+
 
 class SequenceGapError(RefusalError):
     """The rows before these have not been committed."""
@@ -168,6 +155,8 @@ class SequenceGapError(RefusalError):
 
 class TooManyWritersError(RefusalError):
     """The bounded table of writers is full."""
+
+    exit_code = REFUSED_CODE
 
 
 class WriterForgottenError(RefusalError):
@@ -181,17 +170,7 @@ class AgentTakenError(RefusalError):
 class StaleLeaseError(RefusalError):
     """The lease has ended, or its agent id was given to another node."""
 
-
-_LASTING_REFUSALS: Final = (
-    UnauthenticatedError,
-    NotPermittedError,
-    MalformedError,
-    SchemaMismatchError,
-    RunMismatchError,
-    CapacityError,
-    TooManyWritersError,
-    StaleLeaseError,
-)
+    exit_code = REFUSED_CODE
 
 
 class StalePolicyError(RefusalError):

@@ -1,11 +1,16 @@
-"""Updates per environment step: the ratio, the limiter that keeps it, and the schedule of updates."""
+"""Pace: updates per environment step, the limiter and the schedule that keep it; pauses between attempts."""
 
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Final
 
 from dase_grpc.errors import MalformedError
+
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 2.0
 
 
 @dataclass(frozen=True)
@@ -145,3 +150,27 @@ class Origin:
 
     buffer_id: str
     collected: int
+
+
+def pause_s(failures: int, *, first_s: float, cap_s: float) -> float:
+    """The pause after so many failures before the last one, all in a row: doubled by each, up to a cap."""
+    doubled_s: float = first_s * 2 ** min(failures, 64)
+    return min(doubled_s, cap_s)
+
+
+class Backoff:
+    """Pauses between attempts that are never in step with others': drawn uniformly below `pause_s`."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._failures = 0
+
+    def next_s(self) -> float:
+        """The pause after one more failure."""
+        bound_s = pause_s(self._failures, first_s=FIRST_PAUSE_S, cap_s=LONGEST_PAUSE_S)
+        self._failures += 1
+        return self._rng.uniform(0.0, bound_s)
+
+    def reset(self) -> None:
+        """Begins anew, after a success."""
+        self._failures = 0

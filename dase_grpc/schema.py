@@ -10,6 +10,7 @@ import json
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Final, cast
 
 import numpy as np
@@ -69,7 +70,7 @@ class TransitionSchema:
 
     @property
     def width(self) -> int:
-        """Columns in a row: 2m + n + 4."""
+        """Columns in a row."""
         return 2 * self.observation_size + self.action_size + 4
 
     @property
@@ -85,20 +86,11 @@ class TransitionSchema:
     @cached_property
     def columns(self) -> dict[str, slice]:
         """Where each named column lies in a row, in storage order."""
-        sizes = (
-            ("observation", self.observation_size),
-            ("action", self.action_size),
-            ("next_observation", self.observation_size),
-            ("reward", 1),
-            ("bootstrap", 1),
-            ("agent_id", 1),
-            ("policy_version", 1),
-        )
-        slices, start = {}, 0
-        for name, size in sizes:
-            slices[name] = slice(start, start + size)
-            start += size
-        return slices
+        m, n = self.observation_size, self.action_size
+        sizes = {"observation": m, "action": n, "next_observation": m, "reward": 1, "bootstrap": 1}
+        sizes |= {"agent_id": 1, "policy_version": 1}
+        ends = zip(sizes.items(), accumulate(sizes.values()), strict=True)
+        return {name: slice(end - size, end) for (name, size), end in ends}
 
     @cached_property
     def dtype(self) -> np.dtype[np.void]:
@@ -186,14 +178,12 @@ class TransitionSchema:
             if isinstance(ours, tuple):  # as long as theirs, for action_size was compared before
                 index = next(index for index, bound in enumerate(ours) if bound != theirs[index])
                 name, ours, theirs = f"{field}[{index}]", ours[index], theirs[index]
-            same = (
-                f"start it with --env {ours}"
-                if field == "environment"
-                else "make the environment the same way"
-            )
+            remedy = "make the environment the same way"
+            if field == "environment":
+                remedy = f"start it with --env {ours}"
             raise SchemaMismatchError(
                 f"the buffer holds transitions with {name} = {_short(ours)}, "
-                f"this node brings {name} = {_short(theirs)}; {same}, or start another replay"
+                f"this node brings {name} = {_short(theirs)}; {remedy}, or start another replay"
             )
 
 

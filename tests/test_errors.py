@@ -20,18 +20,16 @@ from dase_grpc.errors import (
 CLASSES = {
     name: cls for name, cls in vars(errors).items() if inspect.isclass(cls) and issubclass(cls, DaseError)
 }
-LINE = re.compile(r"(?P<branches>(?:[│ ]   )*)(?:[├└]── )(?P<name>\w+)  +\S")
+LINE = re.compile(r"(?P<branches>(?:[│ ]   )*)[├└]── (?P<names>[\w, ]+)")
 
 
 def drawn_parents() -> dict[str, str]:
     """The parent of each class as the tree in the module's docstring draws it."""
     parents, path = {}, ["DaseError"]
-    for line in (errors.__doc__ or "").splitlines():
-        match = LINE.match(line)
-        if match:
-            depth = len(match["branches"]) // 4 + 1
-            path[depth:] = [match["name"]]
-            parents[match["name"]] = path[depth - 1]
+    for line in filter(None, map(LINE.match, (errors.__doc__ or "").splitlines())):
+        depth, names = len(line["branches"]) // 4 + 1, line["names"].split(", ")
+        path[depth:] = [names[-1]]
+        parents |= dict.fromkeys(names, path[depth - 1])
     return parents
 
 

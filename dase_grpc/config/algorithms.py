@@ -125,16 +125,12 @@ class DpsConfig(Section):
         return self.floor or self.shrinkage > 0
 
     @model_validator(mode="after")
-    def _memory_has_a_group(self) -> Self:
+    def _has_what_it_is_computed_from(self) -> Self:
         if self.memory and self.scope == "transition":
             raise ValueError(
                 f"memory = {self.memory:g} has no use with scope = transition, whose rows share nothing; "
                 f"leave memory out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _has_an_expectation(self) -> Self:
         if self.debias and (self.divergence, self.scope) == ("js", "transition"):
             raise ValueError(
                 "debias = true is not known for divergence = js with scope = transition; leave debias out"

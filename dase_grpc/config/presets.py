@@ -5,10 +5,18 @@ Source of `paper/*`: Saglam et al. 2022, arXiv 2207.13453, hyper-parameter table
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from dase_grpc.config.algorithms import ALGORITHMS, READ_BY_ONE
-from dase_grpc.config.resolve import RunConfig, listed_members, parse_assignments, read_toml, resolve
+from dase_grpc.config.resolve import (
+    MEMBERS_DIFFER,
+    RunConfig,
+    listed_members,
+    parse_assignments,
+    read_toml,
+    resolve,
+)
 from dase_grpc.config.sections import MAX_AGENTS, SINGLE, whole_number
 from dase_grpc.errors import ConfigError
 from dase_grpc.progress import several
@@ -29,40 +37,25 @@ _SHARED_AGENT: Final[dict[str, Any]] = {
     "start_steps": 25_000,
     "exploration_noise": 0.1,
     "products": "float32",
+    "hidden": [256, 256],
+    "actor_lr": 3e-4,
+    "critic_lr": 3e-4,
+    "critic_weight_decay": 0.0,
+    "tau": 5e-3,
+    "reward_scale": 1.0,
+    "normalise_observations": False,
 }
 _AGENTS: Final[Mapping[str, dict[str, Any]]] = {
-    "td3": {
-        "hidden": [256, 256],
-        "actor_lr": 3e-4,
-        "critic_lr": 3e-4,
-        "critic_weight_decay": 0.0,
-        "tau": 5e-3,
-        "reward_scale": 1.0,
-        "normalise_observations": False,
-        "policy_delay": 2,
-        "target_noise": 0.2,
-        "target_noise_clip": 0.5,
-    },
+    "td3": {"policy_delay": 2, "target_noise": 0.2, "target_noise_clip": 0.5},
     "ddpg": {
         "hidden": [400, 300],
         "actor_lr": 1e-4,
         "critic_lr": 1e-3,
         "critic_weight_decay": 1e-2,
         "tau": 1e-3,
-        "reward_scale": 1.0,
         "normalise_observations": True,
     },
-    "sac": {
-        "hidden": [256, 256],
-        "actor_lr": 3e-4,
-        "critic_lr": 3e-4,
-        "critic_weight_decay": 0.0,
-        "tau": 5e-3,
-        "reward_scale": 5.0,
-        "normalise_observations": False,
-        "policy_noise": 0.1,
-        "policy_noise_clip": 0.25,
-    },
+    "sac": {"reward_scale": 5.0, "policy_noise": 0.1, "policy_noise_clip": 0.25},
 }
 _QUICKSTART: Final[dict[str, Any]] = {
     "env": {"id": "InvertedDoublePendulum-v5"},
@@ -137,10 +130,10 @@ def paper_preset(algorithm: str, env_id: str | None) -> str:
 
 def layered(
     *,
-    preset_name: str | None,
-    file: Path | None,
-    flags: Mapping[str, Any],
-    assignments: Sequence[str],
+    preset_name: str | None = None,
+    file: Path | None = None,
+    flags: Mapping[str, Any] = MappingProxyType({}),
+    assignments: Sequence[str] = (),
     method: str | None = None,
 ) -> RunConfig:
     """The configuration a command line asks for: preset, then file, then flags, then `--set`.
@@ -165,53 +158,39 @@ def layered(
         layers.insert(2, {"train": _of_method(method, _last(layers, "train", "agents"))})
     if _last(layers, "train", "method") == SINGLE and _last(layers, "train", "agents") is None:
         layers.append({"train": {"agents": 1}})  # a preset has another number, which nobody asked for
-    names = _algorithms(flags.get(ALGORITHM), preset_name)
-    if method is not None and len(names) > AGENTS_OF.get(method, len(names)):
-        raise ConfigError(
-            f"--method {method} trains {several(AGENTS_OF[method], 'agent')}, and --algo "
-            f"{','.join(names)} names "
-            f"{len(names)} algorithms; leave some out, or choose --method dase"
-        )
-    if len(names) == 1:
-        given.setdefault("agent", {})["algorithm"] = names[0]
-    if names:
-        preset_name = paper_preset(names[0], _last(layers, "env", "id"))
-    if preset_name is None and file is None:
-        env = _last(layers, "env", "id")
+    algorithms = _algorithms(flags.get(ALGORITHM), preset_name, method)
+    if len(algorithms) == 1:
+        given.setdefault("agent", {})["algorithm"] = algorithms[0]
+    env = _last(layers, "env", "id")
+    if algorithms:
+        preset_name = paper_preset(algorithms[0], env)
+    elif preset_name is None and file is None:
         preset_name = "quickstart" if env is None else paper_preset("td3", env)
     base = {} if preset_name is None else preset(preset_name)
-    if len(names) > 1:
-        base = _with_members(base, names, layers)
+    if len(algorithms) > 1:
+        base = {**base, **_ensemble(algorithms, env, _last(layers, "train", "agents"))}
     return resolve(*_for_members([base, *layers]))
 
 
-def _with_members(
-    base: Mapping[str, Any], algorithms: Sequence[str], layers: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Settings whose agents use these algorithms in turn, each with the paper's own for the environment.
+def _ensemble(algorithms: Sequence[str], env_id: str | None, agents: Any) -> dict[str, Any]:
+    """Agents that use these algorithms in turn, each with the paper's settings for the environment.
 
-    There are as many agents as the layers say, or else one of each algorithm.
+    There are as many as `agents`, or else one of each algorithm.
 
     Raises:
         ConfigError: there are fewer agents than algorithms.
     """
-    env, agents = _last(layers, "env", "id"), _last(layers, "train", "agents")
     given = whole_number(str(agents))
     count = given if isinstance(given, int) and 0 < given <= MAX_AGENTS else len(algorithms)
     if count < len(algorithms):
         raise ConfigError(
             f"--algo {','.join(algorithms)} names {len(algorithms)} algorithms for "
-            f"{several(count, 'agent')}; "
-            f"give at least as many --agents"
+            f"{several(count, 'agent')}; give at least as many --agents"
         )
-    settings = [preset(paper_preset(algorithm, env))["agent"] for algorithm in algorithms]
+    settings = [preset(paper_preset(algorithm, env_id))["agent"] for algorithm in algorithms]
     members = [settings[index % len(settings)] for index in range(count)]
-    train = {**base.get("train", {}), "agents": count}  # a number that cannot be is `resolve`'s to refuse
-    return {
-        **{key: value for key, value in base.items() if key != "agent"},
-        "train": train,
-        "members": members,
-    }
+    train = {**_SHARED["train"], "agents": count}  # a number that cannot be is `resolve`'s to refuse
+    return {"agent": members[0], "train": train, "members": members}
 
 
 def _for_members(layers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -228,9 +207,7 @@ def _for_members(layers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]
         if listed := listed_members(layer):
             members = listed
             if layer.get("agent", members[0]) != members[0]:
-                raise ConfigError(
-                    "agent and the first of members differ; leave agent out, since members says what each is"
-                )
+                raise ConfigError(MEMBERS_DIFFER)
             found.append({key: value for key, value in layer.items() if key != "agent"})
         elif members and isinstance(layer.get("agent"), Mapping):
             members = [_said_of(member, members, layer["agent"]) for member in members]
@@ -256,11 +233,11 @@ def _said_of(
     return {**member, **{key: value for key, value in said.items() if key not in unread}}
 
 
-def _algorithms(flag: str | None, preset_name: str | None) -> list[str]:
+def _algorithms(flag: str | None, preset_name: str | None, method: str | None) -> list[str]:
     """The algorithms that `--algo` names.
 
     Raises:
-        ConfigError: there is none of this name, or a preset is named too.
+        ConfigError: there is none of this name, a preset is named too, or the method has fewer agents.
     """
     if flag is None:
         return []
@@ -276,6 +253,11 @@ def _algorithms(flag: str | None, preset_name: str | None) -> list[str]:
                 f"--algo {flag!r}: there is no algorithm {name!r}; there are {', '.join(ALGORITHMS)}, "
                 f"or several for a mixed ensemble, as in td3,sac"
             )
+    if len(names) > AGENTS_OF.get(str(method), len(names)):
+        raise ConfigError(
+            f"--method {method} trains {several(AGENTS_OF[str(method)], 'agent')}, and --algo "
+            f"{','.join(names)} names {len(names)} algorithms; leave some out, or choose --method dase"
+        )
     return names
 
 

@@ -37,17 +37,15 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _is_no_boolean(cls, value: Any, info: ValidationInfo) -> Any:
-        """Where a number or a text is wanted, pydantic would read true and false as 1 and 0."""
-        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
-            raise PydanticCustomError("boolean", "must not be true or false")
-        return value
+    def _is_read_as_it_is_meant(cls, value: Any, info: ValidationInfo) -> Any:
+        """A text for a whole number may be written as 1e5 or 100_000, as a number in TOML may.
 
-    @field_validator("*", mode="before")
-    @classmethod
-    def _reads_whole_numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        """A text for a whole number may be written as 1e5 or 100_000, as a number in TOML may."""
-        if isinstance(value, str) and cls.model_fields[str(info.field_name)].annotation is int:
+        Where a number or a text is wanted, pydantic would read true and false as 1 and 0.
+        """
+        wanted = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and wanted is not bool:
+            raise PydanticCustomError("boolean", "must not be true or false")
+        if isinstance(value, str) and wanted is int:
             value = whole_number(value)
         if isinstance(value, int) and not -INTEGER_LIMIT <= value < INTEGER_LIMIT:
             raise PydanticCustomError("too_large", "is too large")

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
-from dase_grpc import backoff
 from dase_grpc.errors import LASTING_CODES, USAGE_CODE, NodeFailedError
 from dase_grpc.launch.processes import Node
+from dase_grpc.pace import pause_s
 from dase_grpc.replay.wire.v1 import cluster_pb2
 from dase_grpc.runs.directory import RunDirectory, checkpoint_paths
 from dase_grpc.runs.logs import Restart, append_restart
@@ -155,7 +155,7 @@ class RestartPolicy:
             return None
         self.failures += 1
         self.restarts += 1
-        return backoff.pause_s(self.failures - 1, first_s=FIRST_PAUSE_S, cap_s=LONGEST_PAUSE_S)
+        return pause_s(self.failures - 1, first_s=FIRST_PAUSE_S, cap_s=LONGEST_PAUSE_S)
 
 
 def _given_up(policy: RestartPolicy, *, early: bool) -> str:

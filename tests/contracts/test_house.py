@@ -12,7 +12,7 @@ from contracts.source import imports, modules, sources
 MODULES_IN_A_ROOM = 25
 LINES_OF_A_PARAGRAPH = 100
 
-ROOT = {"__main__", "backoff", "errors", "pace", "progress", "schema", "seeding"}
+ROOT = {"__main__", "errors", "pace", "progress", "schema", "seeding"}
 """The nouns that every room may use, and the process."""
 
 PARAGRAPHS = {

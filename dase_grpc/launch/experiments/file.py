@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from dase_grpc.config.presets import ALGORITHM
-from dase_grpc.config.resolve import setting_names
-from dase_grpc.config.sentences import unknown_setting
+from dase_grpc.config.resolve import setting_names, unknown_setting
 from dase_grpc.config.texts import MAX_BYTES, names_a_folder, toml_file
 from dase_grpc.errors import ConfigError
 

@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import gymnasium
 
-from dase_grpc.backoff import pause_s
 from dase_grpc.config.sections import EnvConfig
 from dase_grpc.errors import EnvironmentFailedError, EnvironmentSpecError
 from dase_grpc.learning.envs.answers import Call, begun, misuse, taken
 from dase_grpc.learning.envs.foreign import RAISED, summary
 from dase_grpc.learning.envs.make import Environment, close_env, make_env
+from dase_grpc.pace import pause_s
 from dase_grpc.process.watchdog import Watch
 from dase_grpc.progress import several
 from dase_grpc.schema import Array

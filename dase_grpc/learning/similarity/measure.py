@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from dase_grpc.config.algorithms import DpsConfig
-from dase_grpc.config.sentences import sentence
+from dase_grpc.config.resolve import sentence
 from dase_grpc.errors import ConfigError
 from dase_grpc.learning.similarity.divergences import (
     EQUATIONS,

@@ -14,7 +14,6 @@ from typing import Final, Self
 from grpc import StatusCode
 from grpc.aio import Channel
 
-from dase_grpc.backoff import CAP_S, Backoff
 from dase_grpc.errors import (
     AgentTakenError,
     BufferGoneError,
@@ -26,6 +25,7 @@ from dase_grpc.errors import (
     UnauthenticatedError,
 )
 from dase_grpc.metrics.nodes import StreamMetrics
+from dase_grpc.pace import LONGEST_PAUSE_S, Backoff
 from dase_grpc.process.tasks import first_cause
 from dase_grpc.progress import Progress, several
 from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
@@ -99,7 +99,7 @@ class Outage:
 class Connection:
     """What all streams of a learner share: who it is at its replay, and what to do when one breaks.
 
-    `keep` runs a stream and begins it again, after a pause that grows (backoff.py), when the connection
+    `keep` runs a stream and begins it again, after a pause that grows (`Backoff`), when the connection
     broke or the replay is shutting down. It gives up when that stream has been broken for `timeout_s`,
     0 being at the first failure. If the replay came back without its data, the learner joins again under
     the same agent id, once for all its streams. If another node has the id, the learner is fenced off:
@@ -202,7 +202,7 @@ class Connection:
                 await self._rejoin(stream, target, backoff)
             except PASSING as error:
                 _require_not_cancelled(error)
-                if stream not in self._broken and time.monotonic() - began > CAP_S:
+                if stream not in self._broken and time.monotonic() - began > LONGEST_PAUSE_S:
                     backoff.reset()
                 self._down(stream, error)
                 await self._say_why_away()

@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeVar
 
-from dase_grpc.backoff import Backoff
 from dase_grpc.errors import (
     DrainingError,
     OverloadedError,
     RefusalError,
     UnreachableError,
 )
+from dase_grpc.pace import Backoff
 from dase_grpc.replay.client.channels import require_let_in
 from dase_grpc.replay.security.dialler import NO_CREDENTIALS, Credentials
 from dase_grpc.replay.wire.addresses import Address, silence_of

@@ -11,7 +11,6 @@ from contracts.sentences import assert_one_sentence
 from nodes.running import replay_node
 from replay.wire.services import SCHEMA, another_epoch, eventually, promptly, serving
 
-from dase_grpc.backoff import Backoff
 from dase_grpc.errors import (
     BufferGoneError,
     ConfigError,
@@ -24,6 +23,7 @@ from dase_grpc.errors import (
 )
 from dase_grpc.metrics.endpoint import make_registry
 from dase_grpc.metrics.nodes import LearnerMetrics
+from dase_grpc.pace import Backoff
 from dase_grpc.progress import Progress
 from dase_grpc.replay.client.channels import open_channel
 from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
