@@ -25,7 +25,8 @@ from rich.console import Console
 from dase_grpc.errors import DaseError
 from dase_grpc.launch.checks import check
 from dase_grpc.launch.display import make_display
-from dase_grpc.launch.local import run_cluster
+from dase_grpc.launch.local import LocalCluster, run_cluster
+from dase_grpc.launch.supervision import Supervisor
 from dase_grpc.runs.directory import RunDirectory
 
 if TYPE_CHECKING:  # torch takes seconds and memory, which the launcher of `processes` does not spend
@@ -107,15 +108,11 @@ def run_processes(directory: RunDirectory, gpu: int | None, notes: Path | None) 
         program = (sys.executable, str(Path(__file__)), f"{AS_DASE}={notes}")
 
     async def run() -> None:
-        await run_cluster(
-            directory.config,
-            directory,
-            gpu=gpu,
-            stop=asyncio.Event(),
-            display=make_display(Console(quiet=True), directory.config),
-            say=print,
-            program=program,
+        cluster = LocalCluster(
+            directory.config, directory, Supervisor(directory, print), gpu=gpu, program=program
         )
+        display = make_display(Console(quiet=True), directory.config)
+        await run_cluster(cluster, stop=asyncio.Event(), display=display, say=print)
 
     asyncio.run(run())
 

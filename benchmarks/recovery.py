@@ -23,7 +23,7 @@ from pathlib import Path
 
 from dase_grpc.config.resolve import RunConfig, resolve
 from dase_grpc.launch.drill.drill import DrillOptions, drill_config, run_drill, sentence
-from dase_grpc.launch.drill.faults import BEYOND_TTL_S, Fault, Outcome
+from dase_grpc.launch.drill.faults import BEYOND_TTL_S, Fault, FaultOutcome
 
 SETTINGS = {
     "env": {"id": "Pendulum-v1"},
@@ -62,7 +62,7 @@ def add_line(path: Path, values: Sequence[str]) -> None:
         writer.writerow(values)
 
 
-def line_of(outcome: Outcome) -> list[str]:
+def line_of(outcome: FaultOutcome) -> list[str]:
     """An outcome as a line of the file."""
     recovered = "" if outcome.recovered_s is None else f"{outcome.recovered_s:.2f}"
     agents = "+".join(map(str, outcome.agents))
@@ -88,7 +88,7 @@ async def run(options: argparse.Namespace, folder: Path) -> bool:
     """Runs all faults; whether training went on after each, with nothing lost."""
     config = drill_config(resolve(SETTINGS, {"train": {"seed": options.seed}}), folder)
 
-    def tell(outcome: Outcome) -> None:
+    def tell(outcome: FaultOutcome) -> None:
         add_line(options.csv, line_of(outcome))
         print(sentence(outcome), flush=True)
 

@@ -94,7 +94,7 @@ def experiment(
     ] = False,
 ) -> None:
     """Trains every cell of a matrix that has not finished yet, several at a time."""
-    from dase_grpc.launch.experiments.experiment import ExperimentOptions, experiment_here
+    from dase_grpc.launch.experiments.runner import ExperimentOptions, experiment_here
 
     raise typer.Exit(experiment_here(ExperimentOptions(file, runs, jobs, dry_run, command=sys.argv)))
 
@@ -191,7 +191,7 @@ def verify(run: flags.RunArgument) -> None:
     """
     from rich.console import Console
 
-    from dase_grpc.launch.verify import verify_here
+    from dase_grpc.launch.checks import verify_here
 
     raise typer.Exit(verify_here(run, Console()))
 
@@ -275,7 +275,7 @@ def compare(
     """Compares runs over their seeds: statistics, learning curves, published numbers beside them."""
     from rich.console import Console
 
-    from dase_grpc.launch.comparison import compare_here
+    from dase_grpc.launch.console import compare_here
 
     compare_here(paths, out, unfinished=unfinished, console=Console(), warnings=Console(stderr=True))
 

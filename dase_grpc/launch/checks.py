@@ -1,16 +1,54 @@
-"""Checks before a run begins, of what only the environment and the machine at hand can tell."""
+"""Checks before a run begins or goes on: of environment, device, room and buffer; and `dase verify`."""
 
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from dase_grpc.config.resolve import RunConfig, require_capacity
 from dase_grpc.config.sections import EnvConfig
 from dase_grpc.config.texts import transitions
-from dase_grpc.errors import ConfigError, EnvironmentHangsError
+from dase_grpc.errors import (
+    CapacityError,
+    ConfigError,
+    DataDirectoryError,
+    EnvironmentHangsError,
+    RunDirectoryError,
+)
+from dase_grpc.launch.console import say
 from dase_grpc.learning.envs.probe import tried_out
+from dase_grpc.nodes.replay import boot_id
 from dase_grpc.process.ends import end_now
 from dase_grpc.process.watchdog import Watch, say_where, watchdog
+from dase_grpc.progress import several
+from dase_grpc.replay.buffer.directory import DataDirectory
+from dase_grpc.replay.buffer.durable import inspect, reserved_bytes
+from dase_grpc.replay.buffer.ring import require_reservable
+from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.schema import TransitionSchema
+
+IN_MEMORY: Final = "--set replay.storage=memory"
+"""How a user asks for that."""
+
+ASIDE: Final = "replay-before-resume"
+
+BEGIN_EMPTY: Final = (
+    "with --empty-buffer the agents go on with an empty one, each without an update until it has stored "
+    "agent.start_steps new transitions"
+)
+"""What `dase resume` offers where the buffer cannot be gone on with."""
+
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+_LIMITS: Final = ("memory.max", "memory/memory.limit_in_bytes")
+"""Of a container, as it sees its own: cgroup v2 and v1."""
+
+
+# -- settings, device and environment -----------------------------------------------------------------
 
 
 def check(config: RunConfig, *, gpu: int | None = None, starts_actors: bool = False) -> TransitionSchema:
@@ -40,11 +78,7 @@ def check(config: RunConfig, *, gpu: int | None = None, starts_actors: bool = Fa
 
 
 def check_device(config: RunConfig, gpu: int | None = None) -> None:
-    """Checks that the device can compute what the agents are to.
-
-    Raises:
-        DeviceError: there is no such GPU, or it or this CPU has no products of the kind asked for.
-    """
+    """Checks that the device can compute what the agents are to."""
     if gpu is not None or any(agent.products != "float32" for agent in config.distinct_agents):
         from dase_grpc.learning.agents.device import pick_device  # torch takes seconds to import
 
@@ -66,11 +100,7 @@ def vain_products(config: RunConfig) -> str | None:
 
 
 def require_stackable(config: RunConfig) -> None:
-    """Checks that the agents of a run can be updated at once.
-
-    Raises:
-        ConfigError: they are not of one kind, or do not learn from the shared buffer alone.
-    """
+    """Checks that the agents of a run can be updated at once."""
     if config.method == "dpd":
         raise ConfigError(
             "--stack updates all agents at once from the shared buffer, and with --method dpd each also "
@@ -93,9 +123,6 @@ def probed(config: EnvConfig) -> TransitionSchema:
     """Tries the environment out; what its transitions look like.
 
     A call that does not return within `env.timeout_s` ends the process, with one sentence.
-
-    Raises:
-        EnvironmentSpecError: the environment cannot be made, or no agent here can act in it.
     """
     watch = Watch("trying it out before the run")
     with watchdog([watch], timeout_s=config.timeout_s, on_hang=end_hanging):
@@ -113,12 +140,170 @@ def end_hanging(
 
 
 def check_capacity(config: RunConfig, schema: TransitionSchema) -> None:
-    """Checks the buffer's size, now that that of a transition is known.
-
-    Raises:
-        ConfigError: a capacity in bytes holds too few transitions.
-    """
+    """Checks the buffer's size, now that that of a transition is known."""
     try:
         require_capacity(config, transitions(config.replay.capacity, row_bytes=schema.row_bytes))
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+# -- room on disk and in memory -----------------------------------------------------------------------
+
+
+def keeps_on_disk(config: RunConfig) -> bool:
+    """Whether the buffer of a local cluster is kept on disk, which needs Linux."""
+    return config.replay.storage == "disk" and sys.platform == "linux"
+
+
+def reserve(config: RunConfig, schema: TransitionSchema, root: Path) -> str:
+    """Checks that the disk of `root`, which may not be there yet, has room; says how much the buffer takes.
+
+    Nothing is written.
+    """
+    if not keeps_on_disk(config):
+        require_memory(config, schema)
+        why = "" if config.replay.storage == "memory" else ", since only Linux can keep it on disk"
+        return f"buffer in memory{why}: it ends with the replay's process"
+    wanted, free = disk_bytes(config, schema), free_disk(root)
+    if wanted > free:
+        raise ConfigError(
+            f"the buffer takes {shown_size(wanted)} of disk in {root}, and {shown_size(free)} are free; free "
+            f"space there, lower replay.capacity, or keep the buffer in memory with {IN_MEMORY}"
+        )
+    return (
+        f"buffer on disk: {shown_size(wanted)} are reserved in the run's folder "
+        f"({IN_MEMORY} keeps it in memory)"
+    )
+
+
+def disk_bytes(config: RunConfig, schema: TransitionSchema) -> int:
+    """What a buffer on disk takes from its start on."""
+    return reserved_bytes(schema, transitions(config.replay.capacity, row_bytes=schema.row_bytes))
+
+
+def require_memory(config: RunConfig, schema: TransitionSchema) -> None:
+    """Checks that a buffer that is kept in memory finds room there: all that the run can store in it.
+
+    It takes the memory as it fills up, so without this a run might be killed when it is far on. Addresses
+    for the whole capacity are reserved at once, and the system gives none that it could never fill.
+    """
+    try:
+        require_reservable(config.replay.capacity, row_bytes=schema.row_bytes)
+    except CapacityError as error:
+        raise ConfigError(str(error)) from None
+    capacity = transitions(config.replay.capacity, row_bytes=schema.row_bytes)
+    stored = min(capacity, config.train.agents * config.train.steps)
+    wanted, free = stored * schema.row_bytes, free_memory()
+    if wanted > free:
+        raise ConfigError(
+            f"the buffer takes {shown_size(wanted)} of memory when it holds {stored:,} transitions, and "
+            f"{shown_size(free)} are available; lower replay.capacity, or end what else takes memory"
+        )
+
+
+def free_disk(path: Path) -> int:
+    """Bytes that are free on the disk of a folder, which may not be there yet."""
+    existing = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+    found = os.statvfs(existing)
+    return found.f_bavail * found.f_frsize
+
+
+def free_memory(*, proc: Path = Path("/proc"), cgroups: Path = _CGROUPS) -> int:
+    """Bytes of memory that a new process may use without others losing theirs, or a container being ended.
+
+    Where the system does not tell, all that the machine has.
+    """
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    available = (line for line in _lines(proc / "meminfo") if line.startswith("MemAvailable:"))
+    limits = (line for name in _LIMITS for line in _lines(cgroups / name) if line.isdecimal())
+    return min([*found, *(int(line.split()[1]) << 10 for line in available), *map(int, limits)])
+
+
+def shown_size(count: int) -> str:
+    """Bytes as people read them."""
+    return f"{count / 2**20:,.1f} MiB"
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+
+
+# -- what a run has kept ------------------------------------------------------------------------------
+
+
+def has_buffer(directory: RunDirectory) -> bool:
+    """Whether a run's buffer lies in its directory, whole, and no replay works on it."""
+    if not directory.replay.exists():
+        return False
+    _require_unused(directory.replay)
+    try:
+        return inspect(directory.replay, boot_id=boot_id()) is not None
+    except DataDirectoryError as error:
+        raise DataDirectoryError(f"{_cause(error)}; {BEGIN_EMPTY}") from None
+
+
+def put_buffer_aside(directory: RunDirectory) -> Path | None:
+    """Moves what the replay has kept out of the way, so that the next one begins with nothing.
+
+    Returns where it lies now; None where there was nothing.
+    """
+    if not directory.replay.exists():
+        return None
+    _require_unused(directory.replay)
+    taken = {path.name for path in directory.path.glob(f"{ASIDE}-*")}
+    number = next(each for each in range(1, len(taken) + 2) if f"{ASIDE}-{each}" not in taken)
+    aside = directory.path / f"{ASIDE}-{number}"
+    try:
+        directory.replay.rename(aside)
+    except OSError as error:
+        raise RunDirectoryError(f"cannot move {directory.replay} to {aside}: {error.strerror}") from None
+    return aside
+
+
+def _require_unused(folder: Path) -> None:
+    """Checks that no replay works on a buffer, and that the folder can be written."""
+    try:
+        DataDirectory.open(folder).close()
+    except DataDirectoryError as error:
+        raise DataDirectoryError(
+            f"{_cause(error)}; end what works on it, and see that you may write there"
+        ) from None
+
+
+def _cause(error: DataDirectoryError) -> str:
+    """What a sentence says is wrong, without the remedy for those who start a replay by hand."""
+    return str(error).partition("; ")[0]
+
+
+def verify_here(path: Path, console: Console) -> int:
+    """`dase verify`: prints a table of the run's files and what can be resumed.
+
+    Returns 0 if all is sound, 1 if something is damaged, 2 if nothing can be resumed.
+    """
+    from dase_grpc.runs.verify import verify  # torch takes seconds to import
+
+    found = verify(path, kept_buffer=_kept_buffer)
+    table = Table("file", "holds", "is")
+    for each in found.findings:
+        state = Text("sound") if each.problem is None else Text("damaged", style="bold red")
+        table.add_row(Text(str(each.path.relative_to(path))), Text(each.content), state)
+    console.print(table)
+    for each in found.damaged:
+        say(console, f"damaged: {each.problem}")
+    if found.resumable is None:
+        say(console, f"cannot be resumed: {found.reason}")
+        return 2
+    say(console, f"can be resumed: {found.resumable}")
+    return 1 if found.damaged else 0
+
+
+def _kept_buffer(folder: Path) -> str | None:
+    """What a replay's data directory holds; None where there is none."""
+    state = inspect(folder, boot_id=boot_id())
+    if state is None:
+        return None
+    told = f"buffer, {several(state.transitions, 'transition')} of {several(state.writers, 'writer')}"
+    return f"{told} as of the last sync, since the machine has stopped" if state.machine_stopped else told

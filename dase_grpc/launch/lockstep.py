@@ -75,10 +75,9 @@ class Peer:
     """An agent that is not as the run's configuration says, to see what its transitions do to the others.
 
     Attributes:
-        env: the environment it explores and is evaluated in, of the same sizes and bounds as the run's;
-            its transitions are stored under the run's schema. None is the run's.
-        random: it acts uniformly at random for the whole run and never updates; its policy is
-            evaluated at the start and the end only.
+        env: the environment it explores and is evaluated in, of the same sizes and bounds as the run's,
+            under whose schema its transitions are stored. None is the run's.
+        random: it acts uniformly at random and never updates; its policy is evaluated at both ends only.
     """
 
     env: EnvConfig | None = None
@@ -94,7 +93,6 @@ class Peer:
         return config.model_copy(update={"env": env, "agent": agent, "eval": evaluation})
 
 
-AS_CONFIGURED: Final = Peer()
 NO_PEERS: Final[Mapping[int, Peer]] = MappingProxyType({})
 
 
@@ -187,6 +185,7 @@ def open_lockstep(
     configs = _configs(config, peers)
     device = pick_device(gpu, [each.agent for each in configs])
     torch.set_num_threads(config.train.threads)
+    memory = StackedMemory(len(configs)) if stacked else None
     with ExitStack() as stack:
         watches = [Watch(f"agent {agent_id}") for agent_id in range(len(configs))]
         if on_hang is not None:
@@ -194,16 +193,38 @@ def open_lockstep(
         envs = [_open_env(each.env, watch, stack) for each, watch in zip(configs, watches, strict=True)]
         schema = _shared_schema(envs, configs, name=config.env.id)
         store = make_store(RingBuffer(schema, config.replay.capacity))
-        policies: dict[int, Published] = {}
-
-        memory = StackedMemory(len(configs)) if stacked else None
         replays = [LocalReplay(store, each, agent_id) for agent_id, each in enumerate(configs)]
+        agents = list(zip(configs, replays, envs, strict=True))
+        learners = _learners(directory, config, agents, schema, stack=stack, device=device, memory=memory)
+        together = None
+        if memory is not None:
+            together = StackedLearners(learners, memory, recorder=recorder_of(config, device))
+        rounds = RoundLog(directory, None if resumed is None else resumed.whole.round)
+        run = LockstepRun(learners, replays, store, directory, rounds, together)
+        if resumed is not None:
+            _resume(run, resumed, schema)
+        yield run
 
-        def build(agent_id: int, env: RestartableEnv) -> Learner:
-            journal = AgentJournal.open(directory.agent(agent_id), config=config, schema=schema)
-            replay = replays[agent_id]
-            return build_learner(
-                configs[agent_id],
+
+def _learners(
+    directory: RunDirectory,
+    config: RunConfig,
+    agents: Sequence[tuple[RunConfig, LocalReplay, RestartableEnv]],
+    schema: TransitionSchema,
+    *,
+    stack: ExitStack,
+    device: torch.device,
+    memory: StackedMemory | None,
+) -> list[Learner]:
+    """A learner for each agent; their journals are closed with the stack."""
+    policies: dict[int, Published] = {}
+    learners = []
+    for agent_id, (own, replay, env) in enumerate(agents):
+        journal = AgentJournal.open(directory.agent(agent_id), config=config, schema=schema)
+        shown = LocalPolicies(agent_id, policies)
+        learners.append(
+            build_learner(
+                own,
                 schema,
                 env=env,
                 agent_id=agent_id,
@@ -212,29 +233,18 @@ def open_lockstep(
                 source=replay,
                 journal=stack.enter_context(closing(journal)),
                 metrics=LearnerMetrics(make_registry(), agent_id),
-                pair=None
-                if config.shares_experience
-                else pairing(config, agent_id, LocalPolicies(agent_id, policies)),
+                pair=None if config.shares_experience else pairing(config, agent_id, shown),
                 memory=OWN if memory is None else memory.of(agent_id),
             )
-
-        learners = [build(*each) for each in enumerate(envs)]
-        rounds = RoundLog(directory, None if resumed is None else resumed.whole.round)
-        together = None
-        if memory is not None:
-            together = StackedLearners(learners, memory, recorder=recorder_of(config, device))
-        run = LockstepRun(learners, replays, store, directory, rounds, together)
-        if resumed is not None:
-            _resume(run, resumed, schema)
-        yield run
+        )
+    return learners
 
 
 def run_lockstep(run: LockstepRun, halt: Event, on_round: Callable[[], None]) -> None:
     """Trains all agents to their budget, or until `halt`; each takes one step per round, in order.
 
     `on_round` is called after each round. Every train.checkpoint_every rounds and at the end the agents'
-    checkpoints are written and what the buffer has got since; at the end also replay/buffer.npy, all that
-    is in the buffer, oldest transition first.
+    checkpoints are written and what the buffer has got since; at the end also replay/buffer.npy.
 
     Raises:
         EnvironmentFailedError: an environment raised too often; what all agents have until then is kept as
@@ -254,7 +264,10 @@ def run_lockstep(run: LockstepRun, halt: Event, on_round: Callable[[], None]) ->
     except EnvironmentFailedError as error:
         failed = error
     try:
-        _finish(run)
+        for learner in run.learners:
+            learner.finish()
+        run.keep_round()
+        save_buffer(run)
     except DivergedError as error:
         if failed is None:
             raise
@@ -263,19 +276,8 @@ def run_lockstep(run: LockstepRun, halt: Event, on_round: Callable[[], None]) ->
         raise failed from failed.__cause__
 
 
-def _finish(run: LockstepRun) -> None:
-    for learner in run.learners:
-        learner.finish()
-    run.keep_round()
-    save_buffer(run)
-
-
 def save_buffer(run: LockstepRun) -> None:
-    """Writes the buffer's packed rows; `numpy.load` reads them, `TransitionSchema.named` names them.
-
-    Raises:
-        RunDirectoryError: the disk refuses.
-    """
+    """Writes the buffer's packed rows; `numpy.load` reads them, `TransitionSchema.named` names them."""
     parts = run.store.ring.slices()  # written as they lie: a full buffer is not held twice
     header = {**header_data_from_array_1_0(parts[0]), "shape": (len(run.store.ring), parts[0].shape[1])}
     target = run.directory.replay / BUFFER_FILE
@@ -288,12 +290,7 @@ def save_buffer(run: LockstepRun) -> None:
 
 
 def _resume(run: LockstepRun, resumed: ResumedRound, schema: TransitionSchema) -> None:
-    """Lets learners, buffer and generators go on from a round.
-
-    Raises:
-        EnvironmentSpecError: the environment's sizes or bounds are others now.
-        RunDirectoryError: a file of the round is damaged.
-    """
+    """Lets learners, buffer and generators go on from a round."""
     whole, store = resumed.whole, run.store
     for agent_id, checkpoint in enumerate(whole.checkpoints):
         require_same_environment(schema, checkpoint.schema)
@@ -309,7 +306,7 @@ def _configs(config: RunConfig, peers: Mapping[int, Peer]) -> list[RunConfig]:
     if unknown:
         raise ConfigError(f"there is no agent {unknown[0]} to replace; train.agents = {config.train.agents}")
     agents = range(config.train.agents)
-    return [peers.get(agent, AS_CONFIGURED).configured(config.for_agent(agent)) for agent in agents]
+    return [peers.get(agent, Peer()).configured(config.for_agent(agent)) for agent in agents]
 
 
 def _open_env(config: EnvConfig, watch: Watch, stack: ExitStack) -> RestartableEnv:

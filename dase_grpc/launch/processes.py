@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,6 +18,10 @@ from dase_grpc.replay.security.identity import VARIABLES
 from dase_grpc.replay.wire.addresses import Address, parse_address
 from dase_grpc.runs.files import end_of
 
+PROGRAM: Final = (sys.executable, "-m", "dase_grpc")
+"""The command that is `dase`."""
+
+ANY_PORT: Final = Address("127.0.0.1", 0)
 STOP_S: Final = 45.0
 SHOWN_LOG_LINES: Final = 100
 SHOWN_REASON: Final = 200
@@ -32,8 +37,7 @@ class Node:
     Attributes:
         started_s: the event loop's time when it was started.
         again: whether it was started in the place of one that had failed.
-        heard: whether it has been heard of: a replay has answered, a learner has sent a heartbeat.
-        killed_because: why it was killed, if it was.
+        heard: whether a replay has answered, a learner has sent a heartbeat.
     """
 
     name: str
@@ -88,11 +92,15 @@ class Node:
         if code is None:
             return "it still runs"
         last = _tail(self.log).rpartition("\n")[2].strip()
-        told = last if len(last) <= SHOWN_REASON else f"{last[: SHOWN_REASON - 3]}..."
-        return self._how(code) if code <= 0 else f"{exit_text(code)}, {told}"
+        return self._how(code) if code <= 0 else f"{exit_text(code)}, {shortened(last, SHOWN_REASON)}"
 
     def _how(self, code: int) -> str:
         return f"killed, for {self.killed_because}" if self.killed_because else exit_text(code)
+
+
+def shortened(text: str, length: int) -> str:
+    """The text's beginning, in at most so many characters."""
+    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def _tail(log: Path) -> str:
@@ -101,6 +109,16 @@ def _tail(log: Path) -> str:
     except OSError as error:
         return f"(it cannot be read: {error.strerror or error})"
     return "\n".join(lines[-SHOWN_LOG_LINES:]) or "(empty)"
+
+
+def node_arguments(role: str, **flags: object) -> list[str]:
+    """Arguments of `dase` for a node on a leash; flags that are None or False are left out."""
+    found = ["node", "--stdin-is-leash", f"--role={role}"]
+    for name, value in flags.items():
+        if value is not None and value is not False:
+            flag = f"--{name.replace('_', '-')}"
+            found.append(flag if value is True else f"{flag}={value}")
+    return found
 
 
 async def start_node(
@@ -116,18 +134,17 @@ async def start_node(
     """Starts a process in a session of its own, so that the terminal's Ctrl-C does not reach it.
 
     stderr goes to `log`, and stdout too unless the caller reads it; after what is there where the node is
-    started `again`. The file descriptors in `keeps_open`
-    stay open in the process until it ends. Cancelled, it leaves no process behind.
+    started `again`. The file descriptors in `keeps_open` stay open in the process until it ends. Cancelled,
+    it leaves no process behind.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    limits = {variable: str(threads) for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     with log.open("ab" if again else "wb") as file:
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=PIPE,
             stdout=PIPE if read_stdout else file,
             stderr=file,
-            env=_environment() | limits,
+            env=_environment() | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads)),
             start_new_session=True,
             pass_fds=keeps_open,
         )
@@ -147,10 +164,11 @@ async def end_nodes(nodes: Sequence[Node], *, within_s: float = STOP_S) -> None:
 
     Those that need longer than `within_s` are killed; so are all that are left when this is cancelled.
     """
-    for node in _running(nodes):
-        with suppress(ProcessLookupError):
-            # not Popen's own, which polls first and so may take the exit code away from asyncio
-            os.kill(node.process.pid, signal.SIGTERM)
+    for node in nodes:
+        if node.runs:
+            with suppress(ProcessLookupError):
+                # not Popen's own, which polls first and so may take the exit code away from asyncio
+                os.kill(node.process.pid, signal.SIGTERM)
     try:
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
@@ -162,18 +180,15 @@ async def end_nodes(nodes: Sequence[Node], *, within_s: float = STOP_S) -> None:
 
 def kill_nodes(nodes: Sequence[Node]) -> None:
     """Kills nodes at once, with all that they have started; may be called from a signal handler."""
-    for node in _running(nodes):
-        with suppress(ProcessLookupError):
-            os.killpg(node.process.pid, signal.SIGKILL)
+    for node in nodes:
+        if node.runs:
+            with suppress(ProcessLookupError):
+                os.killpg(node.process.pid, signal.SIGKILL)
 
 
 async def _ended(nodes: Sequence[Node]) -> None:
     for node in nodes:
         await node.ended()
-
-
-def _running(nodes: Sequence[Node]) -> list[Node]:
-    return [node for node in nodes if node.runs]
 
 
 def exit_text(code: int) -> str:

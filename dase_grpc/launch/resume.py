@@ -7,18 +7,18 @@ from pathlib import Path
 
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import ConfigError, RunDirectoryError
-from dase_grpc.launch.checks import check
-from dase_grpc.launch.console import PatientConsole, say
-from dase_grpc.launch.lockstep import BUFFER_FILE, ResumedRound
-from dase_grpc.launch.storage import (
+from dase_grpc.launch.checks import (
     BEGIN_EMPTY,
+    check,
     has_buffer,
     keeps_on_disk,
     put_buffer_aside,
     require_memory,
     reserve,
 )
-from dase_grpc.launch.train import TrainOptions, run_here
+from dase_grpc.launch.console import PatientConsole, say
+from dase_grpc.launch.lockstep import BUFFER_FILE, ResumedRound
+from dase_grpc.launch.train import LaunchOptions, run_here
 from dase_grpc.learning.envs.make import require_same_environment
 from dase_grpc.runs.checkpoint import Checkpoint, newest_sound
 from dase_grpc.runs.directory import IN_ROUNDS, RunDirectory
@@ -30,16 +30,12 @@ from dase_grpc.schema import TransitionSchema
 
 
 @dataclass(frozen=True)
-class ResumeOptions:
+class ResumeOptions(LaunchOptions):
     """What `dase resume` is told; steps is the new total of each agent, None the run's own."""
 
     path: Path
     steps: int | None = None
-    gpu: int | None = None
     empty_buffer: bool = False
-    command: Sequence[str] = ()
-    stdin_is_leash: bool = False
-    max_restarts: int | None = None
 
 
 def resume_here(options: ResumeOptions) -> None:
@@ -80,15 +76,7 @@ def _resume(options: ResumeOptions, directory: RunDirectory) -> None:
     directory = directory.resumed(config, from_steps=steps, command=options.command)
     done = f"{min(steps):,}" if len(set(steps)) == 1 else ", ".join(f"{each:,}" for each in steps)
     say(console, f"resuming {options.path} from step {done} of {config.train.steps:,}")
-    run = TrainOptions(
-        config,
-        directory.path.parent,
-        gpu=options.gpu,
-        command=options.command,
-        stdin_is_leash=options.stdin_is_leash,
-        max_restarts=options.max_restarts,
-    )
-    run_here(run, directory, console, shown=options.path, resumed=resumed, from_checkpoints=True)
+    run_here(options, directory, console, shown=options.path, resumed=resumed)
 
 
 def _refuse_in_one_process(options: ResumeOptions, mode: str) -> None:
@@ -110,17 +98,12 @@ def _with_total(config: RunConfig, steps: int | None) -> RunConfig:
 def _resume_lockstep(
     directory: RunDirectory, config: RunConfig, schema: TransitionSchema, console: PatientConsole
 ) -> tuple[ResumedRound, list[int]]:
-    """Takes the run back to its newest whole round.
-
-    Raises:
-        UsageError: there is none, it is of another run, or all steps are done.
-    """
+    """Takes the run back to its newest whole round."""
     whole = newest_whole_round(directory)
     for reason in whole.passed_over:
         say(console, f"note: {reason}; an older round is used")
     steps = list(whole.round.steps)
-    _require_fit(config, schema, whole.checkpoints)
-    _require_more(config, steps)
+    _require_fit(config, schema, whole.checkpoints, steps)
     rewound = [rewind(directory.agent(each.agent_id), each) for each in whole.checkpoints]
     _say_aside(rewound, steps, console)
     last = directory.replay / BUFFER_FILE
@@ -137,12 +120,7 @@ def _resume_cluster(
     *,
     empty_buffer: bool,
 ) -> list[int]:
-    """Checks what the nodes will go on from; returns the learners' steps. They rewind their files themselves.
-
-    Raises:
-        UsageError: no agent has a checkpoint that is whole, they are of another run, or all is done; the
-            buffer is gone or damaged, or the disk has no room for an empty one.
-    """
+    """Checks what the nodes, which rewind their files themselves, will go on from; the learners' steps."""
     found: list[Checkpoint | None] = []
     for agent_id in range(config.train.agents):
         checkpoint, passed_over = newest_sound(directory.agent(agent_id).checkpoints)
@@ -157,9 +135,8 @@ def _resume_cluster(
     for agent_id, checkpoint in enumerate(found):
         if checkpoint is None:
             say(console, f"note: agent {agent_id} has no checkpoint, so it begins anew")
-    _require_fit(config, schema, whole)
     steps = [0 if checkpoint is None else checkpoint.step for checkpoint in found]
-    _require_more(config, steps)
+    _require_fit(config, schema, whole, steps)
     if empty_buffer:
         reserved = reserve(config, schema, directory.path)
         aside = put_buffer_aside(directory)
@@ -183,23 +160,13 @@ def buffer_is_gone(directory: RunDirectory) -> ConfigError:
     return ConfigError(f"the buffer of {directory.path} {what}; {BEGIN_EMPTY}")
 
 
-def _require_fit(config: RunConfig, schema: TransitionSchema, checkpoints: Sequence[Checkpoint]) -> None:
-    """Checks that checkpoints are of this run and of this environment.
-
-    Raises:
-        UsageError: naming all that differs.
-    """
+def _require_fit(
+    config: RunConfig, schema: TransitionSchema, checkpoints: Sequence[Checkpoint], steps: Sequence[int]
+) -> None:
+    """Checks that checkpoints are of this run and environment, and that there is anything left to do."""
     for checkpoint in checkpoints:
         require_same_settings(checkpoint.run_config, config, of=str(checkpoint))
         require_same_environment(schema, checkpoint.schema)
-
-
-def _require_more(config: RunConfig, steps: Sequence[int]) -> None:
-    """Checks that there is anything left to do.
-
-    Raises:
-        ConfigError: there is not.
-    """
     done, total = min(steps), config.train.steps
     if done >= total:
         raise ConfigError(
@@ -210,8 +177,5 @@ def _require_more(config: RunConfig, steps: Sequence[int]) -> None:
 def _say_aside(rewound: Sequence[Rewound], steps: Sequence[int], console: PatientConsole) -> None:
     for each, step in zip(rewound, steps, strict=True):
         if each.aside is not None:
-            say(
-                console,
-                f"note: what is no part of the run until step {step:,} ({each.counted}) "
-                f"is put aside in {each.aside}",
-            )
+            what = f"what is no part of the run until step {step:,} ({each.counted})"
+            say(console, f"note: {what} is put aside in {each.aside}")

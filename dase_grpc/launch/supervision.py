@@ -7,49 +7,118 @@ from datetime import UTC, datetime
 from typing import Final
 
 from dase_grpc.errors import LASTING_CODES, USAGE_CODE, NodeFailedError
-from dase_grpc.launch.processes import Node
+from dase_grpc.launch.processes import STOP_S, Node
 from dase_grpc.pace import pause_s
+from dase_grpc.progress import several
 from dase_grpc.replay.wire.v1 import cluster_pb2
 from dase_grpc.runs.directory import RunDirectory, checkpoint_paths
 from dase_grpc.runs.logs import Restart, append_restart
 
-BEFORE_THE_END: Final = "before its last step"
-
 MAX_RESTARTS: Final = 5
-FIRST_PAUSE_S: Final = 1.0
-LONGEST_PAUSE_S: Final = 30.0
-HEALTHY_S: Final = 300.0
-"""A replay that ran for that long is well: what failed before counts no more."""
-
 IN_ALL: Final = 20
 """How many times its restarts in a row a node has in all, whatever it gets done in between."""
-
-SILENT_S: Final = 60.0
-"""How long a replay may not answer, and a learner without a lease live; see `silent_nodes`."""
 
 LONGEST_LOOK_S: Final = 5.0
 """More time passes between two looks only if the process that looks is stopped, or its machine asleep."""
 
+BEFORE_THE_END: Final = "before its last step"
+
 
 @dataclass(frozen=True)
-class Supervision:
-    """What a launcher does about failures: restarts in a row for each node, and where sentences go."""
+class Timing:
+    """Times of a local cluster.
 
-    say: Callable[[str], None]
+    Attributes:
+        ready_s: how long a replay may take until it answers.
+        poll_s, status_s: between two looks at the cluster, and how long one may take.
+        actors_end_s: how long actors may take to notice that their agents have finished.
+        stop_s, hurry_s: how long nodes may drain; the latter where this process's own launcher is gone.
+        first_pause_s, longest_pause_s: before a node that failed is started again.
+        healthy_s: a replay that ran for that long is well: what failed before counts no more.
+        silent_s: how long a replay may not answer, and a learner without a lease live; see `silent_nodes`.
+    """
+
+    ready_s: float = 30.0
+    poll_s: float = 0.5
+    status_s: float = 2.0
+    actors_end_s: float = 15.0
+    stop_s: float = STOP_S
+    hurry_s: float = 3.0
+    first_pause_s: float = 1.0
+    longest_pause_s: float = 30.0
+    healthy_s: float = 300.0
+    silent_s: float = 60.0
+
+
+USUAL: Final = Timing()
+
+
+@dataclass
+class RestartPolicy:
+    """Decides for one node. Plain and synchronous; the caller brings the time.
+
+    Attributes:
+        limit: restarts in a row, without having got on in between, after which it is given up.
+        failures: how many there have been in a row.
+        restarts: how many there have been in all; `IN_ALL` times the limit is the most.
+    """
+
     limit: int = MAX_RESTARTS
+    timing: Timing = USUAL
+    failures: int = field(default=0, init=False)
+    restarts: int = field(default=0, init=False)
+    _step: int | None = field(default=None, init=False)
+
+    def pause_s(self, *, ran_s: float, step: int | None = None) -> float | None:
+        """Seconds until the node that failed after having run for `ran_s` is started again.
+
+        They double with each failure in a row; None when it is given up. `step` is the newest checkpoint of
+        a learner. A learner has got on if that is newer than at its last failure: else it may fail at the
+        same step for ever, however long it takes to get there. A replay has if it was well for a while.
+        """
+        got_on = ran_s >= self.timing.healthy_s if step is None else self._step is None or step > self._step
+        self._step = step
+        if got_on:
+            self.failures = 0
+        if self.failures >= self.limit or self.restarts >= IN_ALL * self.limit:
+            return None
+        self.failures += 1
+        self.restarts += 1
+        first_s, cap_s = self.timing.first_pause_s, self.timing.longest_pause_s
+        return pause_s(self.failures - 1, first_s=first_s, cap_s=cap_s)
+
+    def given_up(self, *, early: bool) -> str:
+        """What became of the node; how it ended is said after it."""
+        hint = " although nothing failed (does the environment end the process?)"
+        how = f"ended {BEFORE_THE_END}{hint}" if early else "ended"
+        if not self.restarts:
+            return how
+        count, comma = self.failures if self.failures >= self.limit else self.restarts, "," if early else ""
+        return f"{how}{comma} again after {several(count, 'restart')}{comma} and is given up"
 
 
 class Supervisor:
-    """Decides for all nodes of one cluster; lives on its event loop.
+    """Decides about failures for all nodes of one cluster; lives on its event loop.
+
+    Each node has `limit` restarts in a row; `say` gets a sentence for each failure.
 
     Attributes:
         resting: names of nodes that failed and wait to be started again.
     """
 
-    def __init__(self, directory: RunDirectory, supervision: Supervision) -> None:
+    def __init__(
+        self,
+        directory: RunDirectory,
+        say: Callable[[str], None],
+        *,
+        limit: int = MAX_RESTARTS,
+        timing: Timing = USUAL,
+    ) -> None:
         self.resting: set[str] = set()
         self._directory = directory
-        self._supervision = supervision
+        self._say = say
+        self._limit = limit
+        self._timing = timing
         self._policies: dict[str, RestartPolicy] = {}
         self._given_up: dict[str, NodeFailedError] = {}
 
@@ -61,13 +130,10 @@ class Supervisor:
         """Returns when the node that has failed is due again; False, at once, if it is given up.
 
         Cancelled and called again for the same failure, it counts it once and does not wait again.
-
-        Raises:
-            RunDirectoryError: the failure cannot be written down.
         """
         if node.name in self.resting:
             return True
-        policy = self._policies.setdefault(node.name, RestartPolicy(self._supervision.limit))
+        policy = self._policies.setdefault(node.name, RestartPolicy(self._limit, self._timing))
         from_step = None if agent_id is None else self._newest_checkpoint(agent_id)
         ran_s = asyncio.get_running_loop().time() - node.started_s
         pause_s = policy.pause_s(ran_s=ran_s, step=from_step)
@@ -76,7 +142,7 @@ class Supervisor:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         append_restart(self._directory.restarts, Restart(now, node.name, why, from_step, pause_s))
         if pause_s is None:
-            self._given_up[node.name] = node.failure(_given_up(policy, early=early))
+            self._given_up[node.name] = node.failure(policy.given_up(early=early))
             self._say(f"{node.name} is given up ({why}); its log is {node.log}")
             return False
         self._say(
@@ -96,11 +162,7 @@ class Supervisor:
         return self._given_up[node.name]
 
     def require_all(self) -> None:
-        """Checks that no node was given up.
-
-        Raises:
-            NodeFailedError: one was.
-        """
+        """Checks that no node was given up."""
         for error in self._given_up.values():
             raise error
 
@@ -111,9 +173,6 @@ class Supervisor:
     def _newest_checkpoint(self, agent_id: int) -> int:
         return max(checkpoint_paths(self._directory.agent(agent_id).checkpoints), default=0)
 
-    def _say(self, text: str) -> None:
-        self._supervision.say(text)
-
 
 def is_lasting(code: int, *, at_restart: bool = False) -> bool:
     """Whether a process that ended with this exit code would end so again, however often it is started.
@@ -122,52 +181,6 @@ def is_lasting(code: int, *, at_restart: bool = False) -> bool:
     usage may pass then: its port, for example, which another program has taken in the pause.
     """
     return code in LASTING_CODES and not (at_restart and code == USAGE_CODE)
-
-
-@dataclass
-class RestartPolicy:
-    """Decides for one node. Plain and synchronous; the caller brings the time.
-
-    Attributes:
-        limit: restarts in a row, without having got on in between, after which it is given up.
-        failures: how many there have been in a row.
-        restarts: how many there have been in all; `IN_ALL` times the limit is the most.
-    """
-
-    limit: int = MAX_RESTARTS
-    failures: int = field(default=0, init=False)
-    restarts: int = field(default=0, init=False)
-    _step: int | None = field(default=None, init=False)
-
-    def pause_s(self, *, ran_s: float, step: int | None = None) -> float | None:
-        """Seconds until the node that failed after having run for `ran_s` is started again.
-
-        1, 2, 4, ... and never more than `LONGEST_PAUSE_S`; None when it is given up. `step` is the newest
-        checkpoint of a learner. A learner has got on if that is newer than at its last failure: else it
-        may fail at the same step for ever, however long it takes to get there. A replay has got on if it
-        was well for a while.
-        """
-        got_on = ran_s >= HEALTHY_S if step is None else self._step is None or step > self._step
-        self._step = step
-        if got_on:
-            self.failures = 0
-        if self.failures >= self.limit or self.restarts >= IN_ALL * self.limit:
-            return None
-        self.failures += 1
-        self.restarts += 1
-        return pause_s(self.failures - 1, first_s=FIRST_PAUSE_S, cap_s=LONGEST_PAUSE_S)
-
-
-def _given_up(policy: RestartPolicy, *, early: bool) -> str:
-    """What became of a node; how it ended is said after it."""
-    how = (
-        f" {BEFORE_THE_END} although nothing failed (does the environment end the process?)" if early else ""
-    )
-    if not policy.restarts:
-        return f"ended{how}"
-    in_a_row = policy.failures >= policy.limit
-    count, comma = policy.failures if in_a_row else policy.restarts, "," if early else ""
-    return f"ended{how}{comma} again after {count} restart{'s' if count > 1 else ''}{comma} and is given up"
 
 
 class Silence:
@@ -194,6 +207,7 @@ def silent_nodes(
     replay: Node | None,
     learners: Sequence[Node],
     *,
+    silent_s: float,
     env_timeout_s: float,
     now: float,
 ) -> dict[Node, float]:
@@ -205,9 +219,9 @@ def silent_nodes(
     `now` is the time on the clock of `Node.started_s`.
     """
     if status is None:
-        return {} if replay is None or not replay.runs else {replay: SILENT_S}
-    limit_s = max(SILENT_S, env_timeout_s)
+        return {} if replay is None or not replay.runs else {replay: silent_s}
     holders = set(_heard(status, learners, now=now))
+    limit_s = max(silent_s, env_timeout_s)
     return {node: limit_s for node in learners if node.runs and node.heard and node not in holders}
 
 

@@ -17,17 +17,19 @@ from rich.console import Console
 
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.config.texts import MAX_BYTES
-from dase_grpc.errors import (
-    ConfigError,
-    DaseError,
-    RunDirectoryError,
+from dase_grpc.errors import ConfigError, DaseError, RunDirectoryError
+from dase_grpc.launch.checks import (
+    check,
+    end_hanging,
+    require_memory,
+    require_stackable,
+    reserve,
+    vain_products,
 )
-from dase_grpc.launch.checks import check, end_hanging, require_stackable, vain_products
-from dase_grpc.launch.console import PatientConsole, program, say
-from dase_grpc.launch.display import Snapshot, make_display, pasted
+from dase_grpc.launch.console import PatientConsole, pasted, program, say
+from dase_grpc.launch.display import Snapshot, make_display
 from dase_grpc.launch.local import LocalCluster, run_cluster
-from dase_grpc.launch.storage import require_memory, reserve
-from dase_grpc.launch.supervision import MAX_RESTARTS
+from dase_grpc.launch.supervision import MAX_RESTARTS, Supervisor
 from dase_grpc.learning.envs.ids import with_resolved_id
 from dase_grpc.process.containment import left_as_found
 from dase_grpc.process.lifecycle import halt_event, stop_event
@@ -62,19 +64,25 @@ BAD_WORLDS: Final = {
 """What is said, by what a line of metrics counts, how each kind of it is, and what one and several are."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """What `dase train` and `dase resume` are told alike."""
+
+    gpu: int | None = None
+    command: Sequence[str] = ()
+    stdin_is_leash: bool = False
+    max_restarts: int | None = None
+
+
 @dataclass(frozen=True)
-class TrainOptions:
+class TrainOptions(LaunchOptions):
     """What `dase train` is told besides the configuration."""
 
     config: RunConfig
     root: Path
     name: str | None = None
-    gpu: int | None = None
     lockstep: bool = False
     stack: bool = False
-    command: Sequence[str] = ()
-    stdin_is_leash: bool = False
-    max_restarts: int | None = None
 
     @property
     def mode(self) -> str:
@@ -92,30 +100,25 @@ def train_here(options: TrainOptions) -> None:
         NodeFailedError: a node ended before its time and was not, or could not be, started again.
     """
     console = PatientConsole()
-    root = options.root
-    options = replace(options, root=root.absolute())  # before there is an environment, which may move
+    root = options.root.absolute()  # before there is an environment, which may move
     config = with_resolved_id(options.config)
-    options = replace(options, config=config)
-    if options.mode in IN_ROUNDS:
+    shown, options = options.root, replace(options, root=root, config=config)
+    in_rounds, buffer = options.mode in IN_ROUNDS, None
+    if in_rounds:
         _require_one_process(options)
-    schema = check(config, gpu=options.gpu, starts_actors=options.mode not in IN_ROUNDS)
-    buffer = None
-    if options.mode in IN_ROUNDS:
+    schema = check(config, gpu=options.gpu, starts_actors=not in_rounds)
+    if in_rounds:
         require_memory(config, schema)
     else:
-        buffer = reserve(config, schema, options.root)
+        buffer = reserve(config, schema, root)
     directory = _new_directory(options)
     with closing(FolderLock.acquire(directory.path)):
         _say_begin(config, console, buffer=buffer)
-        run_here(options, directory, console, shown=root / directory.path.name)
+        run_here(options, directory, console, shown=shown / directory.path.name)
 
 
 def _require_one_process(options: TrainOptions) -> None:
-    """Checks that the run can be one in one process, and as a stack if it shall be.
-
-    Raises:
-        ConfigError: what was asked for is for nodes, or not for agents that are updated at once.
-    """
+    """Checks that the run can be one in one process, and as a stack if it shall be."""
     config, flag = options.config, f"--{options.mode}"
     if options.lockstep and options.stack:
         raise ConfigError("--lockstep updates one agent after the other and --stack all at once; give one")
@@ -129,48 +132,37 @@ def _require_one_process(options: TrainOptions) -> None:
 
 def _say_begin(config: RunConfig, console: Console, *, buffer: str | None) -> None:
     """Says what is trained, where its buffer lies, and what a look at the settings shows."""
+    steps = several(config.train.steps, "step")
     each = " each" if config.train.agents > 1 else ""
-    say(
-        console,
-        f"{_method(config)} on {config.env.id}, {several(config.train.steps, 'step')}{each}, seed "
-        f"{config.train.seed}",
-    )
+    say(console, f"{_method(config)} on {config.env.id}, {steps}{each}, seed {config.train.seed}")
     if buffer is not None:
         say(console, buffer)
     if config.train.steps <= config.start_steps:
-        say(
-            console,
-            f"note: agent.start_steps = {config.start_steps} covers the whole run, "
-            f"so hardly anything is learned",
-        )
+        covers = f"agent.start_steps = {config.start_steps} covers the whole run"
+        say(console, f"note: {covers}, so hardly anything is learned")
     vain = vain_products(config)
     if vain is not None:
         say(console, f"note: {vain}")
 
 
 def run_here(
-    options: TrainOptions,
+    options: LaunchOptions,
     directory: RunDirectory,
     console: Console,
     *,
     shown: Path,
     resumed: "ResumedRound | None" = None,
-    from_checkpoints: bool = False,
 ) -> None:
     """Runs what is in `directory`, in its mode, until the budget is spent or a signal comes.
 
-    `shown` is how the directory is called in what is printed. A run in one process goes on from `resumed`;
-    the learners of a cluster go on `from_checkpoints`.
-
-    Raises:
-        NodeFailedError: a node ended before its time and was not, or could not be, started again.
+    `shown` is how the directory is called in what is printed. A run in one process goes on from `resumed`.
     """
     failures = len(whole_lines(directory.restarts))
     try:
         if directory.run["mode"] in IN_ROUNDS:
             _train_in_rounds(options, directory, console, resumed=resumed)
         else:
-            asyncio.run(_train_in_cluster(options, directory, console, resume=from_checkpoints))
+            asyncio.run(_train_in_cluster(options, directory, console))
     finally:
         _say_restarts(directory, console, first=failures)
         _say_results(directory, console, shown=shown, program=program(options.command))
@@ -186,11 +178,7 @@ def run_name(config: RunConfig) -> str:
 
 
 def _new_directory(options: TrainOptions) -> RunDirectory:
-    """The run's directory; where an automatic name is taken already, one with -2, -3, ... behind it.
-
-    Raises:
-        RunDirectoryError: the name that was asked for is taken, or nothing can be written there.
-    """
+    """The run's directory; where an automatic name is taken already, one with -2, -3, ... behind it."""
     name = run_name(options.config) if options.name is None else options.name
     for tried in (name, *(f"{name}-{count}" for count in range(2, SAME_SECOND + 1))):
         try:
@@ -204,65 +192,56 @@ def _new_directory(options: TrainOptions) -> RunDirectory:
 
 
 def _train_in_rounds(
-    options: TrainOptions, directory: RunDirectory, console: Console, *, resumed: "ResumedRound | None"
+    options: LaunchOptions, directory: RunDirectory, console: Console, *, resumed: "ResumedRound | None"
 ) -> None:
     from dase_grpc.launch.lockstep import open_lockstep, run_lockstep
 
-    drawn_at = 0.0
-    # all kept rounds are whole on the disk
-    on_hang = partial(end_hanging, tidy=partial(console.show_cursor, True))
     with (
         halt_event(stdin_is_leash=options.stdin_is_leash) as halt,
         left_as_found(),
         open_lockstep(
-            options.config,
+            directory.config,
             directory,
             gpu=options.gpu,
             stacked=directory.run["mode"] == "stack",
             resumed=resumed,
-            on_hang=on_hang,
+            # all kept rounds are whole on the disk
+            on_hang=partial(end_hanging, tidy=partial(console.show_cursor, True)),
         ) as run,
-        make_display(console, options.config) as display,
+        make_display(console, directory.config) as display,
     ):
+        drawn_at, ring = 0.0, run.store.ring
 
-        def show() -> None:
-            ring = run.store.ring
-            display.show(Snapshot(run.progress, len(ring), ring.capacity))
-
-        def on_round() -> None:
+        def show(*, every_s: float = 0.0) -> None:
             nonlocal drawn_at
-            if time.monotonic() - drawn_at > REDRAW_S:
-                show()
+            if time.monotonic() - drawn_at >= every_s:
+                display.show(Snapshot(run.progress, len(ring), ring.capacity))
                 drawn_at = time.monotonic()
 
-        run_lockstep(run, halt, on_round)
+        run_lockstep(run, halt, partial(show, every_s=REDRAW_S))
         show()
 
 
-async def _train_in_cluster(
-    options: TrainOptions, directory: RunDirectory, console: Console, *, resume: bool
-) -> None:
-    opened: list[LocalCluster] = []
-    kill = partial(_kill_all, opened)
-    async with stop_event(stdin_is_leash=options.stdin_is_leash, on_second=kill) as stop:
+async def _train_in_cluster(options: LaunchOptions, directory: RunDirectory, console: Console) -> None:
+    tell, resume = partial(say, console), "resumed" in directory.run
+    limit = MAX_RESTARTS if options.max_restarts is None else options.max_restarts
+    supervisor = Supervisor(directory, tell, limit=limit)
+    cluster = LocalCluster(directory.config, directory, supervisor, gpu=options.gpu, resume=resume)
+    async with stop_event(
+        stdin_is_leash=options.stdin_is_leash, on_second=partial(_kill_all, cluster)
+    ) as stop:
         await run_cluster(
-            options.config,
-            directory,
-            gpu=options.gpu,
+            cluster,
             stop=stop,
-            display=make_display(console, options.config),
-            say=partial(say, console),
-            resume=resume,
-            max_restarts=MAX_RESTARTS if options.max_restarts is None else options.max_restarts,
-            on_open=opened.append,
-            on_start=lambda address: say(console, f"watch: dase top --replay {address}"),
+            display=make_display(console, directory.config),
+            say=tell,
+            on_start=lambda address: tell(f"watch: dase top --replay {address}"),
         )
 
 
-def _kill_all(clusters: Sequence[LocalCluster]) -> NoReturn:
+def _kill_all(cluster: LocalCluster) -> NoReturn:
     """Ends everything at once, as a second Ctrl-C asks for: every node by SIGKILL, then this process."""
-    for cluster in clusters:
-        cluster.kill()
+    cluster.kill()
     os.write(sys.stderr.fileno(), b"killed: the nodes have kept nothing since their last checkpoints\n")
     os._exit(KILLED_CODE)
 
@@ -292,9 +271,7 @@ def _say_results(directory: RunDirectory, console: Console, *, shown: Path, prog
     agents, found = directory.agents(), [f"results: {shown}"]
     try:
         for agent in agents:
-            name = directory.config.agent_name(agent.agent_id)
-            _say_curve(agent, name, console)
-            _say_counts(agent, name, console)
+            _say_agent(agent, directory.config.agent_name(agent.agent_id), console)
         if agents:
             found.append(f"report:  {shown / write_report(directory).name}")
         kept = [max(checkpoint_paths(agent.checkpoints), default=0) for agent in agents]
@@ -310,28 +287,19 @@ def _say_results(directory: RunDirectory, console: Console, *, shown: Path, prog
         say(console, text)
 
 
-def _say_curve(agent: AgentDirectory, name: str, console: Console) -> None:
+def _say_agent(agent: AgentDirectory, name: str, console: Console) -> None:
+    """Says how an agent did, and what its environment has done wrong to it, and how often."""
     curve = read_evaluations(agent.evaluations.path)
     if len(curve):
         shown = [0, -1] if len(curve) > 1 else [0]
         told = (f"{number(float(curve.return_mean[i]))} at step {int(curve.step[i]):,}" for i in shown)
         say(console, f"{name}: evaluation return {', '.join(told)}")
-
-
-def _say_counts(agent: AgentDirectory, name: str, console: Console) -> None:
-    """Says what its environment has done wrong to an agent, and how often."""
+    records = read_metrics(agent.metrics.path)
     for key, (what, each, nouns) in BAD_WORLDS.items():
-        counted = _counted(agent, key)
+        counted: Counter[str] = Counter()
+        for values in records:
+            counted.update(values.get(key) or {})
         if counted:
             listed = ", ".join(each.format(*item) for item in sorted(counted.items()))
-            say(
-                console,
-                f"note: {name} {what.format(counted=several(counted.total(), *nouns), listed=listed)}",
-            )
-
-
-def _counted(agent: AgentDirectory, key: str) -> Counter[str]:
-    counted: Counter[str] = Counter()
-    for values in read_metrics(agent.metrics.path):
-        counted.update(values.get(key) or {})
-    return counted
+            count = several(counted.total(), *nouns)
+            say(console, f"note: {name} {what.format(counted=count, listed=listed)}")

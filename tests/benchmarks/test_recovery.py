@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dase_grpc.config.resolve import RunConfig
-from dase_grpc.launch.drill.faults import KINDS, Outcome
+from dase_grpc.launch.drill.faults import STRIKES, FaultOutcome
 from dase_grpc.nodes.replay_options import LEASE_TTL_S
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +49,7 @@ def test_it_plans_what_it_is_asked_for(recovery):
         "cut": 10,
         "black hole": 10,
     }
-    assert set(kinds) <= set(KINDS)
+    assert set(kinds) <= set(STRIKES)
     assert all(fault.lasts_s > LEASE_TTL_S for fault in plan if fault.kind.startswith("frozen"))
     broken = [fault for fault in plan if fault.kind in ("cut", "black hole")]
     assert all(1 <= fault.lasts_s <= 60 for fault in broken)
@@ -60,9 +60,9 @@ def test_it_plans_what_it_is_asked_for(recovery):
 
 def test_a_fault_that_nothing_recovered_from_shows_in_the_table(recovery, tmp_path):
     path = tmp_path / "out.csv"
-    recovery.add_line(path, recovery.line_of(Outcome("cut", (0, 1), 3.0, 2.5, "heal")))
-    recovery.add_line(path, recovery.line_of(Outcome("cut", (0,), 3.0, None, "", "stuck\nfor good")))
-    recovery.add_line(path, recovery.line_of(Outcome("frozen, woken", (0,), 3.0, None, "", "stuck")))
+    recovery.add_line(path, recovery.line_of(FaultOutcome("cut", (0, 1), 3.0, 2.5, "heal")))
+    recovery.add_line(path, recovery.line_of(FaultOutcome("cut", (0,), 3.0, None, "", "stuck\nfor good")))
+    recovery.add_line(path, recovery.line_of(FaultOutcome("frozen, woken", (0,), 3.0, None, "", "stuck")))
     assert list(recovery.table_of(path))[2:] == [
         "| cut | 2 | 1 | 2.5 s | 2.5 s | heal |",
         "| frozen, woken | 1 | 0 |  |  |  |",

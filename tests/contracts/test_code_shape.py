@@ -8,7 +8,6 @@ FUNCTION_LINES = 50
 LINES_OF_NINE_IN_TEN = 20
 MODULE_LINES = 400
 LONG = {
-    "launch.lockstep:open_lockstep",
     "learning.training.build:build_learner",
     "nodes.actor:put_together",
     "nodes.actor:run_actor",

@@ -17,7 +17,6 @@ ROOT = {"__main__", "errors", "pace", "progress", "schema", "seeding"}
 
 PARAGRAPHS = {
     "cli.certs": "commands of their own, below `dase certs`",
-    "launch.verify": "one command each; what it shows is found by runs.verify",
     "learning.similarity.pooled": "the second implementation of a divergence, beside divergences",
     "learning.training.whole": "to be one with learning.training.together",
     "replay.client.outbox": "a state of its own with an oracle in the tests",
@@ -32,7 +31,6 @@ TWO_SIDES = {
     "policies": {"replay.buffer.policies", "replay.client.policies", "replay.service.policies"},
     "sample": {"replay.client.sample", "replay.service.sample"},
     "streams": {"replay.client.streams", "replay.service.streams"},
-    "verify": {"launch.verify", "runs.verify"},
 }
 """File names that are used more than once: the ends or the sides of one thing."""
 
@@ -40,9 +38,7 @@ DOUBLED = {
     "Cell": "of a comparison, and of an experiment's matrix",
     "Health": "of a node, and of an agent's updates",
     "Look": "at a cluster, and at updates",
-    "Outcome": "of a fault, and of a cell",
     "Policy": "as bytes, as a network, and as what acts",
-    "Taken": "a batch, and a step of the numbered environment",
 }
 """Classes with a namesake."""
 

@@ -81,7 +81,7 @@ def test_the_import_contracts_in_pyproject_hold():
         "dase_grpc.learning.training.build",
         "dase_grpc.replay.buffer.run",
         "dase_grpc.runs.reports.report",
-        "dase_grpc.launch.comparison",
+        "dase_grpc.launch.console",
     ],
 )
 def test_what_is_synchronous_reaches_no_asyncio_and_no_network(start):

@@ -21,8 +21,7 @@ from deploy.servers import ASKED_AGAIN_S
 from nodes.processes import NodeProcess, process
 from patience import PATIENCE_S
 
-from dase_grpc.launch.drill.evidence import read_buffer
-from dase_grpc.launch.drill.numbered import UNIT, read_ledger, read_marks
+from dase_grpc.launch.drill.evidence import UNIT, read_buffer, read_ledger, read_marks
 from dase_grpc.learning.envs.make import make_env
 from dase_grpc.process.lifecycle import READY_PREFIX
 from dase_grpc.replay.security.certificates import issue, make_authority

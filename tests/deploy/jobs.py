@@ -15,8 +15,7 @@ import tomli_w
 from deploy.deployed import DEPLOY, PROJECT
 from patience import PATIENCE_S
 
-from dase_grpc.launch.drill.evidence import Life, Stored, problems, read_buffer
-from dase_grpc.launch.drill.numbered import read_ledger, read_marks
+from dase_grpc.launch.drill.evidence import Life, Stored, problems, read_buffer, read_ledger, read_marks
 from dase_grpc.learning.envs.make import make_env
 
 SCRIPT = DEPLOY / "slurm" / "dase.sbatch"
@@ -41,7 +40,7 @@ def numbered_settings(folder: Path, *, agents: int, steps: int, pause_s: float) 
     """A small run whose environment numbers its steps, and keeps count of them in a folder."""
     kwargs = {"env_id": "Pendulum-v1", "kwargs": {}, "ledger": str(folder / "ledger"), "pause_s": pause_s}
     return {
-        "env": {"id": "dase_grpc.launch.drill.numbered:numbered", "kwargs": kwargs},
+        "env": {"id": "dase_grpc.launch.drill.evidence:numbered", "kwargs": kwargs},
         "train": {"agents": agents, "steps": steps, "seed": 3, "log_every": 100, "checkpoint_every": 500},
         "agent": {"hidden": [16], "batch_size": 32, "start_steps": 100},
         "replay": {"capacity": 100_000, "min_size": 100},

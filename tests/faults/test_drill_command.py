@@ -16,7 +16,7 @@ from small import small_config, small_flags
 
 from dase_grpc.launch.drill.drill import DrillOptions, drill_config, run_drill
 from dase_grpc.launch.drill.evidence import read_buffer
-from dase_grpc.launch.drill.faults import BEYOND_TTL_S, KINDS, Fault
+from dase_grpc.launch.drill.faults import BEYOND_TTL_S, STRIKES, Fault
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
@@ -95,7 +95,9 @@ def test_a_drill_that_is_stopped_leaves_no_process(tmp_path):
 def test_a_storm_of_all_faults_in_any_order(storm, tmp_path, monkeypatch, seed):
     monkeypatch.setenv("PYTHONPATH", importing(TESTS)["PYTHONPATH"])
     rng = random.Random(seed)
-    plan = [_drawn(rng.choice(KINDS), rng) for _ in range(int(os.environ.get("DASE_STORM_FAULTS", "20")))]
+    plan = [
+        _drawn(rng.choice([*STRIKES]), rng) for _ in range(int(os.environ.get("DASE_STORM_FAULTS", "20")))
+    ]
     config = drill_config(small_config(replay__capacity="64MiB"), tmp_path / "storm")
     result = asyncio.run(
         run_drill(DrillOptions(config, seed=seed), tmp_path / "storm", plan, lambda outcome: None)

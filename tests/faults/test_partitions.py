@@ -10,7 +10,7 @@ from nodes.learning_cases import FOREVER, checkpoint_step, learner_options, lear
 from nodes.running import replay_node
 from replay.wire.services import eventually, promptly
 
-from dase_grpc.launch.drill.proxy import proxied
+from dase_grpc.launch.drill.cluster import proxied
 from dase_grpc.progress import Progress
 
 ON = {"train__steps": FOREVER, "eval__every": 1_000_000, "replay__capacity": 10_000}

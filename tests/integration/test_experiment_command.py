@@ -17,8 +17,8 @@ from launch.resuming import assert_equal
 from patience import PATIENCE_S
 from small import SETTINGS
 
-from dase_grpc.launch.experiments.experiment import STOPPED
 from dase_grpc.launch.experiments.folder import FINISHED_FILE
+from dase_grpc.launch.experiments.runner import STOPPED
 from dase_grpc.runs.checkpoint import checkpoint_paths
 from dase_grpc.runs.directory import RunDirectory, round_paths
 from dase_grpc.runs.logs import read_evaluations, read_metrics

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from synthetic import flat, write_run
 
-from dase_grpc.launch.comparison import compare_here, lines
+from dase_grpc.launch.console import compare_here, lines
 from dase_grpc.runs.reports.comparison_tables import FILES, Table
 
 

@@ -11,7 +11,9 @@ from dase_grpc.launch.display import (
     LiveTable,
     PlainLines,
     Snapshot,
+    StepPace,
     TimeLeft,
+    left,
     make_display,
 )
 from dase_grpc.progress import Progress
@@ -70,15 +72,15 @@ class Screen:
 
 def observed(*points, total=1_000, states=()):
     """Points are (seconds, step of agent 0, step of agent 1); states those of agent 0, else "training"."""
-    left = TimeLeft(total)
+    estimate = TimeLeft(total)
     for index, (now, *steps) in enumerate(points):
         state = states[index] if index < len(states) else "training"
         agents = [
             None if step is None else Progress(step=step, total_steps=total, state="training" if i else state)
             for i, step in enumerate(steps)
         ]
-        left.observe(Snapshot(agents, 0, 0), now)
-    return str(left)
+        estimate.observe(Snapshot(agents, 0, 0), now)
+    return str(estimate)
 
 
 def test_time_left_follows_the_slowest_agent():
@@ -115,6 +117,29 @@ def test_time_left_says_when_all_steps_are_done():
 
 def test_time_left_does_not_need_frequent_looks():
     assert observed((0, 0), (100, 100), (200, 200)) == "about 13 min 20 s left"
+
+
+def test_a_pace_is_not_known_before_it_was_measured_for_long_enough():
+    pace = StepPace()
+    assert (pace.step, pace.since_s, pace.step_s(measured_s=0)) == (-1, None, None)
+    pace.observe(100, 5.0)
+    assert (pace.step, pace.since_s, pace.step_s(measured_s=0)) == (100, 5.0, None)
+    pace.observe(120, 15.0)
+    assert (pace.step_s(measured_s=10), pace.step_s(measured_s=10.1)) == (0.5, None)
+
+
+@pytest.mark.parametrize(("horizon_s", "first"), [(60.0, 940.0), (float("inf"), 0.0)])
+def test_a_pace_reaches_back_as_far_as_its_horizon_in_bounded_memory(horizon_s, first):
+    pace = StepPace(horizon_s)
+    for tick in range(10_001):
+        pace.observe(tick, tick / 10)
+    assert pace.since_s == pytest.approx(first, abs=1.1)
+    assert pace.step_s(measured_s=1) == pytest.approx(0.1)
+    assert len(pace._seen) <= 122
+
+
+def test_the_time_left_is_a_few_words():
+    assert [left(None), left(130.0)] == ["time left not known yet", "about 2 min 10 s left"]
 
 
 # -- plain lines --------------------------------------------------------------------------------------

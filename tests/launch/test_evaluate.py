@@ -20,11 +20,12 @@ from dase_grpc.errors import (
 )
 from dase_grpc.launch.evaluate import (
     EvaluatedCheckpoint,
+    choose_mujoco_backend,
     evaluate_checkpoint,
     find_checkpoints,
     note_on_film,
+    write_video,
 )
-from dase_grpc.launch.video import choose_mujoco_backend, write_video
 from dase_grpc.learning.agents.registry import make_agent
 from dase_grpc.learning.envs.evaluation import Evaluation, Evaluator
 from dase_grpc.learning.envs.make import make_env, schema_of

@@ -11,7 +11,6 @@ from dase_grpc.config.algorithms import DpdConfig
 from dase_grpc.config.resolve import RunConfig, resolve
 from dase_grpc.config.sections import EnvConfig
 from dase_grpc.launch.lockstep import (
-    AS_CONFIGURED,
     BUFFER_FILE,
     NO_PEERS,
     Peer,
@@ -128,7 +127,7 @@ def test_what_the_peer_collects_changes_nothing_as_long_as_it_shows_no_policy(tm
     config = small_config(train__method="dpd", dpd__publish_every=1_000)
     states = []
     short = EnvConfig(id="worlds:PointGoal", kwargs={"length": 7})
-    for peer in (AS_CONFIGURED, Peer(random=True), Peer(env=short)):
+    for peer in (Peer(), Peer(random=True), Peer(env=short)):
         directory, _ = run(tmp_path, config, f"run{len(states)}", peers={1: peer})
         states.append((latest(directory.agent(0).checkpoints) / STATE_FILE).read_bytes())
         assert sum(record["undistilled_updates"] for record in records(directory, 0)) == 101

@@ -9,9 +9,9 @@ from small import new_run, small_config
 
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.launch import resume, train
+from dase_grpc.launch.checks import verify_here
 from dase_grpc.launch.resume import ResumeOptions, resume_here
 from dase_grpc.launch.train import TrainOptions, train_here
-from dase_grpc.launch.verify import verify_here
 from dase_grpc.runs.directory import RUN_FILE, RunDirectory
 from dase_grpc.runs.files import FolderLock
 from dase_grpc.runs.reports.report import write_report
@@ -41,7 +41,8 @@ def test_to_go_on_with_what_is_no_run_makes_no_folder(tmp_path):
 
 
 def test_a_run_is_its_own_while_it_is_trained_and_may_be_looked_at(tmp_path, monkeypatch, capsys):
-    async def look(config, directory, **_):
+    async def look(cluster, **_):
+        config, directory = cluster.config, cluster.directory
         require_taken(directory.path)
         with pytest.raises(RunDirectoryError, match="another process is still writing to"):
             resume_here(ResumeOptions(directory.path))

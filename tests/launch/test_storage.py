@@ -12,10 +12,18 @@ from replay.buffer.store_cases import SCHEMA
 from small import new_run, small_config
 
 from dase_grpc.errors import ConfigError, DataDirectoryError, RunDirectoryError
-from dase_grpc.launch import storage
+from dase_grpc.launch import checks
+from dase_grpc.launch.checks import (
+    free_disk,
+    free_memory,
+    has_buffer,
+    keeps_on_disk,
+    put_buffer_aside,
+    require_memory,
+    reserve,
+)
 from dase_grpc.launch.lockstep import open_lockstep, run_lockstep
 from dase_grpc.launch.resume import ResumeOptions, buffer_is_gone, resume_here
-from dase_grpc.launch.storage import has_buffer, keeps_on_disk, put_buffer_aside, require_memory, reserve
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.runs.directory import RunDirectory
 
@@ -36,7 +44,7 @@ def test_the_room_that_a_buffer_takes_is_told_and_nothing_is_made(tmp_path):
 
 
 def test_a_disk_that_is_too_small_is_refused_with_both_sizes(tmp_path, monkeypatch):
-    monkeypatch.setattr(storage, "free_disk", lambda path: 2**20)
+    monkeypatch.setattr(checks, "free_disk", lambda path: 2**20)
     with pytest.raises(
         ConfigError, match=r"of disk in .*, and 1\.0 MiB are free; free space there"
     ) as caught:
@@ -49,7 +57,7 @@ def test_a_disk_that_is_too_small_is_refused_with_both_sizes(tmp_path, monkeypat
 @pytest.mark.parametrize("check", [require_memory, partial(reserve, root=Path("/"))])
 def test_a_buffer_in_memory_that_cannot_fill_up_there_is_refused_with_both_sizes(monkeypatch, check):
     kept = partial(small_config, replay__storage="memory", replay__capacity="1GiB", train__agents=2)
-    monkeypatch.setattr(storage, "free_memory", lambda: 100 * SCHEMA.row_bytes)
+    monkeypatch.setattr(checks, "free_memory", lambda: 100 * SCHEMA.row_bytes)
     with pytest.raises(ConfigError, match=r"takes .* MiB of memory when it holds 102 transitions") as caught:
         check(kept(train__steps=51), SCHEMA)
     assert_one_sentence(caught.value, "are available; lower replay.capacity")
@@ -136,3 +144,34 @@ def test_a_cluster_without_a_checkpoint_is_not_resumed_and_how_to_begin_anew_is_
 def test_a_buffer_that_is_gone_is_missed_where_it_was(tmp_path, kept, told):
     error = buffer_is_gone(new_run(tmp_path, small_config(replay__storage=kept)))
     assert_one_sentence(error, told, "--empty-buffer")
+
+
+# -- what the machine has room for -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({"meminfo": "MemTotal: 9 kB\nMemAvailable:   2048 kB\n"}, 2 * 2**20),
+        ({"meminfo": "MemAvailable: 2048 kB\n", "memory.max": "1048576\n"}, 2**20),
+        ({"meminfo": "MemAvailable: 2048 kB\n", "memory.max": "max\n"}, 2 * 2**20),
+        ({"meminfo": "MemAvailable: 2048 kB\n", "memory/memory.limit_in_bytes": "4096\n"}, 4096),
+        ({"memory.max": "4096\n"}, 4096),
+    ],
+)
+def test_available_memory_is_the_least_of_what_the_machine_has_left_and_a_container_may_have(
+    tmp_path, told, expected
+):
+    for name, text in told.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert free_memory(proc=tmp_path, cgroups=tmp_path) == expected
+
+
+def test_where_nothing_is_told_there_is_all_that_the_machine_has(tmp_path):
+    everything = free_memory(proc=tmp_path, cgroups=tmp_path)
+    assert everything >= free_memory() > 0
+
+
+def test_a_folder_that_is_not_there_yet_has_what_is_free_around_it(tmp_path):
+    assert free_disk(tmp_path / "not" / "there") > 0

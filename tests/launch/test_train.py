@@ -19,8 +19,7 @@ from dase_grpc.errors import (
 )
 from dase_grpc.launch import train
 from dase_grpc.launch.checks import check
-from dase_grpc.launch.console import program
-from dase_grpc.launch.display import pasted
+from dase_grpc.launch.console import pasted, program
 from dase_grpc.launch.train import TrainOptions, run_name, train_here
 from dase_grpc.learning.envs import probe
 from dase_grpc.learning.envs.make import make_env
@@ -99,7 +98,8 @@ def test_where_the_run_lies_is_said_although_it_failed_before_it_began(tmp_path,
 
 
 def test_a_run_that_cannot_be_read_does_not_hide_why_it_failed(tmp_path, capsys, monkeypatch):
-    async def fail(config, directory, **_):
+    async def fail(cluster, **_):
+        directory = cluster.directory
         directory.agent(0).path.mkdir(parents=True)
         directory.agent(0).evaluations.path.write_text("nonsense\n")
         raise NodeFailedError("learner-0 ended")

@@ -7,7 +7,7 @@ from resuming import config, train, train_killed_after
 from rich.console import Console
 
 from dase_grpc.errors import RunDirectoryError
-from dase_grpc.launch.verify import verify_here
+from dase_grpc.launch.checks import verify_here
 from dase_grpc.runs.directory import RUN_FILE, RunDirectory
 from dase_grpc.runs.verify import verify
 

@@ -11,7 +11,7 @@ from nodes.learning_cases import learner_options, learning, until_trained
 from replay.wire.services import eventually, promptly, serving
 
 from dase_grpc.errors import ConfigError, UnreachableError, WaitedTooLongError
-from dase_grpc.launch.drill.proxy import proxied
+from dase_grpc.launch.drill.cluster import proxied
 from dase_grpc.nodes.actor import run_actor
 from dase_grpc.progress import Progress
 

@@ -8,8 +8,8 @@ import pytest
 from make_old_files import ARCHIVE, RESUMED_STEPS, STEPS, machine
 from rich.console import Console
 
+from dase_grpc.launch.checks import verify_here
 from dase_grpc.launch.resume import ResumeOptions, resume_here
-from dase_grpc.launch.verify import verify_here
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.logs import read_evaluations

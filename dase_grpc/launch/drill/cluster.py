@@ -1,4 +1,4 @@
-"""A local cluster to break: a durable replay, K learners each behind a proxy, and what is known of them."""
+"""A local cluster to break: a durable replay, and K learners, each behind a proxy that breaks its network."""
 
 import asyncio
 import os
@@ -18,11 +18,17 @@ import tomli_w
 from prometheus_client.parser import text_string_to_metric_families
 
 from dase_grpc.config.resolve import RunConfig
-from dase_grpc.errors import DaseError, NodeFailedError, UnreachableError
+from dase_grpc.errors import DaseError, UnreachableError
 from dase_grpc.launch.drill.evidence import Life
-from dase_grpc.launch.drill.proxy import Proxy, proxied
-from dase_grpc.launch.local import PROGRAM
-from dase_grpc.launch.processes import Node, end_nodes, listening_address, start_node
+from dase_grpc.launch.processes import (
+    ANY_PORT,
+    PROGRAM,
+    Node,
+    end_nodes,
+    listening_address,
+    node_arguments,
+    start_node,
+)
 from dase_grpc.replay.client.channels import open_channel
 from dase_grpc.replay.client.cluster import ClusterClient
 from dase_grpc.replay.wire.addresses import Address
@@ -37,8 +43,103 @@ MORE_UPDATES: Final = 20
 CONFIG: Final = "drill.toml"
 LOOK_S: Final = 0.1
 STATUS_S: Final = 2.0
-ANY_PORT: Final = Address("127.0.0.1", 0)
+PIECE: Final = 65_536
 ACKNOWLEDGED: Final = "dase_explorer_acknowledged_transitions_total"
+
+
+class Proxy:
+    """A TCP proxy that forwards connections to `target`, each piece `delay_s` late, as long as it is told to.
+
+    After `heal` those that lost bytes stay dead, as after a real partition that outlived its retransmissions.
+    """
+
+    def __init__(self, target: Address) -> None:
+        self._target = target
+        self._mode = "open"
+        self._hung: set[asyncio.StreamWriter] = set()
+        self._open: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = asyncio.Event()
+        self.delay_s = 0.0
+        self.connections = 0
+
+    def cut(self) -> None:
+        """Resets every connection, and each new one."""
+        self._mode = "cut"
+        for writer in tuple(self._open):
+            writer.transport.abort()
+
+    def hang(self) -> None:
+        """Lets every byte vanish, both ways; connections stay open, new ones too."""
+        self._mode = "hang"
+        self._hung |= self._open
+
+    def heal(self) -> None:
+        """Lets new connections through."""
+        self._mode = "open"
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection of a client."""
+        self.connections += 1
+        if self._mode == "cut":
+            writer.transport.abort()
+            return
+        self._open.add(writer)
+        if self._mode == "hang":
+            self._hung.add(writer)
+        if (task := asyncio.current_task()) is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        far: asyncio.StreamWriter | None = None
+        try:
+            far_reader, far = await asyncio.open_connection(self._target.host, self._target.port)
+            self._open.add(far)
+            if writer in self._hung:
+                self._hung.add(far)
+            await asyncio.gather(
+                self._pump(reader, far, near=writer), self._pump(far_reader, writer, near=writer)
+            )
+        except OSError:
+            pass  # one side has gone, and so goes the other
+        finally:
+            for each in (writer, far):
+                if each is not None:
+                    self._open.discard(each)
+                    self._hung.discard(each)
+                    each.transport.abort()
+
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, near: asyncio.StreamWriter
+    ) -> None:
+        while piece := await reader.read(PIECE):
+            if self.delay_s:
+                await asyncio.sleep(self.delay_s)
+            if near not in self._hung:
+                writer.write(piece)
+                await writer.drain()
+        if near in self._hung:
+            await self._closing.wait()  # the end of a connection does not get through either
+        raise ConnectionResetError
+
+    async def close(self) -> None:
+        """Ends every connection."""
+        self._mode = "cut"
+        self._closing.set()
+        for writer in tuple(self._open):
+            writer.transport.abort()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def proxied(target: Address) -> AsyncIterator[tuple[Proxy, Address]]:
+    """A proxy to a service, and its address."""
+    proxy = Proxy(target)
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+    try:
+        yield proxy, Address("127.0.0.1", server.sockets[0].getsockname()[1])
+    finally:
+        server.close()
+        await proxy.close()
 
 
 @dataclass
@@ -54,7 +155,7 @@ class DrillLearner:
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal to the process, if it still runs."""
-        if self.node.process.returncode is None:
+        if self.node.runs:
             with suppress(ProcessLookupError):
                 os.kill(self.node.process.pid, number)
                 self.frozen = number == signal.SIGSTOP or (self.frozen and number != signal.SIGCONT)
@@ -64,23 +165,6 @@ class DrillLearner:
         """What is known of it."""
         process = self.node.process
         return Life(self.agent_id, process.pid, self.acknowledged, process.returncode == 0)
-
-
-def require_code(learner: DrillLearner, code: int, *, says: str) -> None:
-    """Checks how a learner has ended.
-
-    Raises:
-        NodeFailedError: with another exit code, or without a sentence in its log.
-    """
-    if learner.node.process.returncode != code or says not in learner.node.log.read_text(errors="replace"):
-        raise NodeFailedError(str(learner.node.failure(f"did not end with exit code {code} and {says!r}")))
-
-
-def _copy_agent(run_dir: Path, to: Path, agent_id: int) -> None:
-    """Copies what a learner resumes from; the folders of other agents may be changing."""
-    own = Path("agents") / str(agent_id)
-    shutil.copytree(run_dir / own, to / own)
-    shutil.copy(run_dir / RUN_FILE, to / RUN_FILE)
 
 
 def read_metrics(port: int) -> dict[str, float]:
@@ -95,11 +179,6 @@ def read_metrics(port: int) -> dict[str, float]:
         for sample in family.samples:
             found[sample.name] = found.get(sample.name, 0.0) + sample.value
     return found
-
-
-def _acknowledged(port: int) -> int:
-    """What a learner knows to be committed; 0 where it does not tell."""
-    return int(read_metrics(port).get(ACKNOWLEDGED, 0))
 
 
 def free_port() -> int:
@@ -151,26 +230,20 @@ class DrillCluster:
         (self.path / CONFIG).write_text(settings, encoding="utf-8")
 
     async def start_replay(self) -> None:
-        """Starts the replay, on the port it had before; returns once it answers.
-
-        Raises:
-            NodeFailedError: it did not come up.
-        """
-        replay, train = self.config.replay, self.config.train
+        """Starts the replay, on the port it had before; returns once it answers."""
         self.replay_metrics_port = free_port()
-        self.replay = node = await self._start(
+        arguments = node_arguments(
             "replay",
-            "--role=replay",
-            f"--listen={self.address}",
-            f"--data-dir={self.data_dir}",
-            f"--capacity={replay.capacity}",
-            f"--min-size={replay.min_size}",
-            f"--seed={train.seed}",
-            "--run-id=drill",
-            f"--metrics-port={self.replay_metrics_port}",
-            read_stdout=True,
+            listen=self.address,
+            data_dir=self.data_dir,
+            capacity=self.config.replay.capacity,
+            min_size=self.config.replay.min_size,
+            seed=self.config.train.seed,
+            run_id="drill",
+            metrics_port=self.replay_metrics_port,
         )
-        self.address = await listening_address(node, within_s=READY_S)
+        self.replay = await self._start("replay", arguments, read_stdout=True)
+        self.address = await listening_address(self.replay, within_s=READY_S)
 
     async def start_learner(self, agent_id: int, *, elsewhere: bool = False) -> DrillLearner:
         """Starts an agent's next learner, which goes on from the checkpoint of the one before.
@@ -181,18 +254,20 @@ class DrillCluster:
         run_dir = before.run_dir if before else self.path / "run"
         if before and elsewhere:
             run_dir = self.path / f"run-{self._started}"
-            await asyncio.to_thread(_copy_agent, before.run_dir, run_dir, agent_id)
+            own = f"agents/{agent_id}"  # the folders of other agents may be changing
+            await asyncio.to_thread(shutil.copytree, before.run_dir / own, run_dir / own)
+            shutil.copy(before.run_dir / RUN_FILE, run_dir / RUN_FILE)
         port = free_port()
-        node = await self._start(
-            f"learner-{agent_id}",
-            "--role=learner",
-            f"--replay={self._ways[agent_id]}",
-            f"--agent={agent_id}",
-            f"--config={self.path / CONFIG}",
-            f"--run-dir={run_dir}",
-            f"--metrics-port={port}",
-            *(["--resume"] if before else []),
+        arguments = node_arguments(
+            "learner",
+            replay=self._ways[agent_id],
+            agent=agent_id,
+            config=self.path / CONFIG,
+            run_dir=run_dir,
+            metrics_port=port,
+            resume=before is not None,
         )
+        node = await self._start(f"learner-{agent_id}", arguments)
         if before:
             self.gone.append(before)
         self.learners[agent_id] = learner = DrillLearner(agent_id, node, run_dir, port)
@@ -201,10 +276,9 @@ class DrillCluster:
     async def note_acknowledged(self, agent_ids: Iterable[int]) -> None:
         """Asks learners how many of their transitions they know to be committed."""
         for learner in (self.learners[agent_id] for agent_id in agent_ids):
-            if not learner.frozen and learner.node.process.returncode is None:
-                learner.acknowledged = max(
-                    learner.acknowledged, await asyncio.to_thread(_acknowledged, learner.metrics_port)
-                )
+            if not learner.frozen and learner.node.runs:
+                told = await asyncio.to_thread(read_metrics, learner.metrics_port)
+                learner.acknowledged = max(learner.acknowledged, int(told.get(ACKNOWLEDGED, 0)))
 
     async def status(self) -> dict[int, cluster_pb2.AgentStatus]:
         """The agents as the replay, asked past the proxies, knows them.
@@ -217,7 +291,7 @@ class DrillCluster:
         return {agent.agent_id: agent for agent in answer.agents}
 
     async def epochs(self) -> dict[int, int]:
-        """Each agent's lease epoch."""
+        """The agents' lease epochs."""
         return {agent_id: agent.epoch for agent_id, agent in (await self.status()).items()}
 
     async def until_training(
@@ -269,13 +343,6 @@ class DrillCluster:
             if node.process.returncode != 0:
                 raise node.failure("did not end well when it was told to")
 
-    async def kill(self, node: Node) -> None:
-        """SIGKILL; returns when the process has ended, and kills what it has left behind."""
-        if node.process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.kill(node.process.pid, signal.SIGKILL)
-        await node.ended()
-
     async def close(self) -> None:
         """Kills whatever still runs, frozen or not."""
         nodes = [learner.node for learner in (*self.gone, *self.learners.values())]
@@ -284,7 +351,7 @@ class DrillCluster:
     def _require_running(self, agent_ids: Collection[int]) -> None:
         for agent_id in agent_ids:
             node = self.learners[agent_id].node
-            if node.process.returncode is not None:
+            if not node.runs:
                 raise node.failure("ended")
 
     async def _answered(self) -> dict[int, cluster_pb2.AgentStatus]:
@@ -292,15 +359,15 @@ class DrillCluster:
         try:
             return await self.status()
         except DaseError:
-            if self.replay is not None and self.replay.process.returncode is not None:
+            if self.replay is not None and not self.replay.runs:
                 raise self.replay.failure("ended") from None
             return {}
 
-    async def _start(self, name: str, *arguments: str, read_stdout: bool = False) -> Node:
+    async def _start(self, name: str, arguments: Sequence[str], *, read_stdout: bool = False) -> Node:
         self._started += 1
         return await start_node(
             name,
-            (*self.program, "node", "--stdin-is-leash", *arguments),
+            (*self.program, *arguments),
             log=self.path / "logs" / f"{self._started:03d}-{name}.log",
             threads=self.config.train.threads,
             read_stdout=read_stdout,
@@ -311,12 +378,7 @@ class DrillCluster:
 async def open_cluster(
     config: RunConfig, path: Path, *, program: Sequence[str] = PROGRAM
 ) -> AsyncIterator[DrillCluster]:
-    """Starts a drill's cluster in the folder `path`; all agents train when the block begins.
-
-    Raises:
-        NodeFailedError: a node could not start.
-        UnreachableError: an agent did not come to train.
-    """
+    """Starts a drill's cluster in the folder `path`; all agents train when the block begins."""
     cluster = DrillCluster(config, path, program)
     cluster.write_config()
     async with AsyncExitStack() as opened:

@@ -18,10 +18,9 @@ from dase_grpc.errors import NodeFailedError, RunDirectoryError
 from dase_grpc.launch.checks import check
 from dase_grpc.launch.console import PatientConsole, say
 from dase_grpc.launch.drill.cluster import DrillCluster, open_cluster
-from dase_grpc.launch.drill.evidence import problems, read_buffer
-from dase_grpc.launch.drill.faults import Fault, Outcome, one_round, strike
-from dase_grpc.launch.drill.numbered import read_ledger
-from dase_grpc.launch.local import PROGRAM
+from dase_grpc.launch.drill.evidence import problems, read_buffer, read_ledger
+from dase_grpc.launch.drill.faults import Fault, FaultOutcome, one_round, strike
+from dase_grpc.launch.processes import PROGRAM
 from dase_grpc.learning.envs.ids import with_resolved_id
 from dase_grpc.learning.envs.make import close_env, make_env
 from dase_grpc.process.lifecycle import stop_event
@@ -65,7 +64,7 @@ class DrillResult:
         stopped: whether a signal ended the drill before all of that was known.
     """
 
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[FaultOutcome] = field(default_factory=list)
     transitions: int = 0
     processes: int = 0
     problems: list[str] | None = None
@@ -84,9 +83,7 @@ class DrillResult:
     @property
     def exit_code(self) -> int:
         """What the command exits with."""
-        if self.stopped:
-            return STOPPED_CODE
-        return 0 if self.good else 1
+        return STOPPED_CODE if self.stopped else 0 if self.good else 1
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON has it."""
@@ -121,12 +118,11 @@ def drill_here(options: DrillOptions) -> int:
         check(config)
         plan = faults_of(config, rounds=options.rounds, seed=options.seed)
         kept = " (kept if it fails)" if options.path is None else ""
+        learners, faults = several(config.train.agents, "learner"), several(len(plan), "fault")
         say(
             console,
-            f"drill on {options.config.env.id}: {several(config.train.agents, 'learner')} and a "
-            f"durable replay, "
-            f"{several(len(plan), 'fault')}, {expected(config.train.agents, options.rounds)}; "
-            f"logs: {path / 'logs'}{kept}",
+            f"drill on {options.config.env.id}: {learners} and a durable replay, {faults}, "
+            f"{expected(config.train.agents, options.rounds)}; logs: {path / 'logs'}{kept}",
         )
         ready = replace(options, config=config)
         result = asyncio.run(run_drill(ready, path, plan, lambda outcome: say(console, sentence(outcome))))
@@ -154,19 +150,13 @@ def expected(agents: int, rounds: int) -> str:
 
 
 def drill_config(config: RunConfig, path: Path) -> RunConfig:
-    """A run's settings, made ready for a drill: its steps numbered, its start short, its end far.
-
-    Raises:
-        ConfigError: they do not go together with the rest.
-    """
-    settings = config.model_dump(mode="json")
-    agents = [settings["agent"], *settings["members"]]
-    for agent in agents:
+    """A run's settings, made ready for a drill: its steps numbered, its start short, its end far."""
+    settings, capacity = config.model_dump(mode="json"), config.replay.capacity
+    for agent in (settings["agent"], *settings["members"]):
         agent["start_steps"] = min(agent["start_steps"], START_STEPS)
-    capacity = config.replay.capacity
     changes = {
         "env": {
-            "id": "dase_grpc.launch.drill.numbered:numbered",
+            "id": "dase_grpc.launch.drill.evidence:numbered",
             "kwargs": {
                 "env_id": config.env.id,
                 "kwargs": config.env.kwargs,
@@ -194,15 +184,12 @@ def faults_of(config: RunConfig, *, rounds: int, seed: int) -> list[Fault]:
 
 
 async def run_drill(
-    options: DrillOptions, path: Path, plan: Sequence[Fault], tell: Callable[[Outcome], None]
+    options: DrillOptions, path: Path, plan: Sequence[Fault], tell: Callable[[FaultOutcome], None]
 ) -> DrillResult:
     """Runs a cluster in the folder `path`, lets the faults happen to it, stops it and checks its buffer.
 
     The configuration is one that `drill_config` has made ready. `tell` gets each outcome when it is known.
     Ends early after the first fault that nothing recovered from, and on a signal; no process is left.
-
-    Raises:
-        NodeFailedError, UnreachableError: the cluster did not come to train at all.
     """
     result, rng = DrillResult(), random.Random(options.seed)
 
@@ -240,7 +227,7 @@ async def _examine(cluster: DrillCluster, result: DrillResult) -> None:
     result.problems, result.transitions, result.processes = found, stored.total, len(cluster.lives)
 
 
-def sentence(outcome: Outcome) -> str:
+def sentence(outcome: FaultOutcome) -> str:
     """A fault and what came of it, in one line."""
     who = "agent" if len(outcome.agents) == 1 else "agents"
     names = ", ".join(map(str, outcome.agents))
@@ -260,12 +247,11 @@ def _show(result: DrillResult, console: Console, *, faults: int) -> None:
     for problem in result.problems or []:
         say(console, f"problem: {problem}")
     if result.problems == []:
+        processes = several(result.processes, "learner process", "learner processes")
         say(
             console,
-            f"the buffer holds what "
-            f"{several(result.processes, 'learner process', 'learner processes')} stored: "
-            f"{several(result.transitions, 'transition')}, each once, whole and in order, none that "
-            f"was acknowledged missing",
+            f"the buffer holds what {processes} stored: {several(result.transitions, 'transition')}, "
+            f"each once, whole and in order, none that was acknowledged missing",
         )
     if result.stopped:
         say(console, _stopped(result.outcomes, faults))
@@ -273,7 +259,7 @@ def _show(result: DrillResult, console: Console, *, faults: int) -> None:
         say(console, "all recovered, nothing is lost" if result.good else "the drill FAILED")
 
 
-def _table(outcomes: Sequence[Outcome]) -> Table:
+def _table(outcomes: Sequence[FaultOutcome]) -> Table:
     table = Table("fault", "agents", "lasted", "recovered", "seconds", "counted from the")
     for each in outcomes:
         recovered = each.recovered_s is not None
@@ -288,7 +274,7 @@ def _table(outcomes: Sequence[Outcome]) -> Table:
     return table
 
 
-def _stopped(outcomes: Sequence[Outcome], faults: int) -> str:
+def _stopped(outcomes: Sequence[FaultOutcome], faults: int) -> str:
     """What a drill that was stopped has found out."""
     if not outcomes:
         return f"the drill was stopped before the first of {faults} faults"

@@ -4,27 +4,27 @@ import asyncio
 import random
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from dase_grpc.errors import REFUSED_CODE, DaseError
-from dase_grpc.launch.drill.cluster import DrillCluster, require_code
+from dase_grpc.launch.drill.cluster import DrillCluster, DrillLearner
+from dase_grpc.launch.processes import Node
 from dase_grpc.nodes.replay_options import LEASE_TTL_S
 
 BEYOND_TTL_S: Final = LEASE_TTL_S + 2.0
 WOKEN_S: Final = 30.0
+FENCED_OFF: Final = "fenced off"
 SETTLED_S: Final = (0.3, 1.5)
 """How long training goes on before the next fault comes, drawn between these."""
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FaultOutcome:
     """One fault and what came of it.
 
     Attributes:
-        kind: of the fault, e.g. "learner killed".
-        agents: who was hit.
         lasted_s: how long the fault itself lasted: the freeze, the cut; 0 for a kill.
         recovered_s: seconds from `clock_from` until the updates of all of these went up again; None if they
             did not.
@@ -42,14 +42,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault that is due: its kind, one of KINDS; the agents it hits; how long it lasts, where it lasts."""
+    """A fault that is due: its kind, one of STRIKES, the agents it hits, and how long it lasts."""
 
     kind: str
     agents: tuple[int, ...] = ()
     lasts_s: float = 0.0
-
-
-KINDS: Final = ("replay killed", "learner killed", "frozen, replaced", "frozen, woken", "cut", "black hole")
 
 
 def one_round(agents: Sequence[int], rng: random.Random) -> list[Fault]:
@@ -63,88 +60,83 @@ def one_round(agents: Sequence[int], rng: random.Random) -> list[Fault]:
     ]
 
 
-async def strike(cluster: DrillCluster, fault: Fault, rng: random.Random) -> Outcome:
+async def strike(cluster: DrillCluster, fault: Fault, rng: random.Random) -> FaultOutcome:
     """Lets a fault happen to a cluster that trains, and waits until it trains again; never raises ours."""
     try:
         await cluster.until_training(cluster.agents)
         await asyncio.sleep(rng.uniform(*SETTLED_S))
-        if fault.kind == "replay killed":
-            return await _kill_replay(cluster, fault)
-        if fault.kind == "learner killed":
-            return await _kill_learner(cluster, fault)
-        if fault.kind == "frozen, replaced":
-            return await _freeze_and_replace(cluster, fault)
-        if fault.kind == "frozen, woken":
-            return await _freeze_and_wake(cluster, fault)
-        return await _break_network(cluster, fault)
+        return await STRIKES[fault.kind](cluster, fault)
     except DaseError as error:
-        return Outcome(fault.kind, fault.agents, fault.lasts_s, None, "", str(error))
+        return FaultOutcome(fault.kind, fault.agents, fault.lasts_s, None, "", str(error))
 
 
-async def _kill_replay(cluster: DrillCluster, fault: Fault) -> Outcome:
+async def _kill_replay(cluster: DrillCluster, fault: Fault) -> FaultOutcome:
     if cluster.replay is None:
         raise ValueError("a cluster that trains has a replay")
     await cluster.note_acknowledged(cluster.agents)
     began = time.monotonic()
-    await cluster.kill(cluster.replay)
+    await _kill(cluster.replay)
     await cluster.start_replay()
     answered_s = time.monotonic() - began
     took_s = await cluster.until_training(cluster.agents, since=began)
-    return Outcome(
+    return FaultOutcome(
         fault.kind, fault.agents, 0.0, took_s, "kill", f"started again, answered after {answered_s:.1f} s"
     )
 
 
-async def _kill_learner(cluster: DrillCluster, fault: Fault) -> Outcome:
+async def _kill_learner(cluster: DrillCluster, fault: Fault) -> FaultOutcome:
     (agent_id,) = fault.agents
     epochs = await cluster.epochs()
     await cluster.note_acknowledged([agent_id])
     began = time.monotonic()
-    await cluster.kill(cluster.learners[agent_id].node)
+    await _kill(cluster.learners[agent_id].node)
     await cluster.start_learner(agent_id)
     took_s = await cluster.until_training(fault.agents, epochs={agent_id: epochs[agent_id] + 1}, since=began)
-    return Outcome(
+    return FaultOutcome(
         fault.kind, fault.agents, 0.0, took_s, "kill", "resumed once the dead one's lease had ended"
     )
 
 
-async def _freeze_and_replace(cluster: DrillCluster, fault: Fault) -> Outcome:
+async def _freeze_and_replace(cluster: DrillCluster, fault: Fault) -> FaultOutcome:
     """The frozen one's id goes to a replacement; when it wakes, it is fenced off."""
-    (agent_id,) = fault.agents
-    epochs = await cluster.epochs()
-    await cluster.note_acknowledged([agent_id])
-    frozen = cluster.learners[agent_id]
-    began = time.monotonic()
-    frozen.send(signal.SIGSTOP)
-    await cluster.start_learner(agent_id, elsewhere=True)
-    took_s = await cluster.until_training(fault.agents, epochs={agent_id: epochs[agent_id] + 1}, since=began)
+    frozen, epochs, began = await _freeze(cluster, fault)
+    await cluster.start_learner(frozen.agent_id, elsewhere=True)
+    epoch = epochs[frozen.agent_id] + 1
+    took_s = await cluster.until_training(fault.agents, epochs={frozen.agent_id: epoch}, since=began)
     lasted_s = time.monotonic() - began
     frozen.send(signal.SIGCONT)
     try:
-        await asyncio.wait_for(frozen.node.ended(), WOKEN_S)
+        code = await asyncio.wait_for(frozen.node.ended(), WOKEN_S)
     except TimeoutError:
         raise frozen.node.failure(f"did not end within {WOKEN_S:g} s of waking up, though replaced") from None
-    require_code(frozen, REFUSED_CODE, says="fenced off")
-    return Outcome(fault.kind, fault.agents, lasted_s, took_s, "freeze", "woke up and was fenced off")
+    if code != REFUSED_CODE or FENCED_OFF not in frozen.node.log.read_text(errors="replace"):
+        raise frozen.node.failure(f"did not end with exit code {REFUSED_CODE} and {FENCED_OFF!r}")
+    return FaultOutcome(fault.kind, fault.agents, lasted_s, took_s, "freeze", "woke up and was fenced off")
 
 
-async def _freeze_and_wake(cluster: DrillCluster, fault: Fault) -> Outcome:
+async def _freeze_and_wake(cluster: DrillCluster, fault: Fault) -> FaultOutcome:
     """Nobody takes its place, so its lease goes on when it wakes."""
-    (agent_id,) = fault.agents
-    epochs = await cluster.epochs()
-    await cluster.note_acknowledged([agent_id])
-    frozen = cluster.learners[agent_id]
-    frozen.send(signal.SIGSTOP)
+    frozen, epochs, _ = await _freeze(cluster, fault)
     await asyncio.sleep(fault.lasts_s)
     woken = time.monotonic()
     frozen.send(signal.SIGCONT)
     took_s = await cluster.until_training(fault.agents, since=woken)
-    same = (await cluster.epochs())[agent_id] == epochs[agent_id]
+    same = (await cluster.epochs())[frozen.agent_id] == epochs[frozen.agent_id]
     note = "its lease went on" if same else "it joined again"
-    return Outcome(fault.kind, fault.agents, fault.lasts_s, took_s, "wake", note)
+    return FaultOutcome(fault.kind, fault.agents, fault.lasts_s, took_s, "wake", note)
 
 
-async def _break_network(cluster: DrillCluster, fault: Fault) -> Outcome:
+async def _freeze(cluster: DrillCluster, fault: Fault) -> tuple[DrillLearner, dict[int, int], float]:
+    """The learner that is frozen now, the epochs of all agents before, and since when."""
+    (agent_id,) = fault.agents
+    epochs = await cluster.epochs()
+    await cluster.note_acknowledged([agent_id])
+    began = time.monotonic()
+    cluster.learners[agent_id].send(signal.SIGSTOP)
+    return cluster.learners[agent_id], epochs, began
+
+
+async def _break_network(cluster: DrillCluster, fault: Fault) -> FaultOutcome:
     proxies = [cluster.proxies[agent_id] for agent_id in fault.agents]
     for proxy in proxies:
         if fault.kind == "cut":
@@ -156,4 +148,21 @@ async def _break_network(cluster: DrillCluster, fault: Fault) -> Outcome:
     for proxy in proxies:
         proxy.heal()
     took_s = await cluster.until_training(fault.agents, since=healed)
-    return Outcome(fault.kind, fault.agents, fault.lasts_s, took_s, "heal")
+    return FaultOutcome(fault.kind, fault.agents, fault.lasts_s, took_s, "heal")
+
+
+async def _kill(node: Node) -> None:
+    """SIGKILL; returns when the process has ended, with what it has left behind."""
+    node.kill("the drill")
+    await node.ended()
+
+
+STRIKES: Final[Mapping[str, Callable[[DrillCluster, Fault], Awaitable[FaultOutcome]]]] = {
+    "replay killed": _kill_replay,
+    "learner killed": _kill_learner,
+    "frozen, replaced": _freeze_and_replace,
+    "frozen, woken": _freeze_and_wake,
+    "cut": _break_network,
+    "black hole": _break_network,
+}
+"""What happens to the cluster, by the fault's kind."""

@@ -76,11 +76,7 @@ def read_experiment(path: Path) -> ExperimentFile:
 
 
 def parse_experiment(tables: Mapping[str, Any], *, name: str) -> ExperimentFile:
-    """The experiment in a file's tables; `name` is for one that has none.
-
-    Raises:
-        ConfigError: in one sentence.
-    """
+    """The experiment in a file's tables; `name` is for one that has none."""
     for key in tables:
         if key not in _KEYS:
             guess = difflib.get_close_matches(key, _KEYS, n=1)

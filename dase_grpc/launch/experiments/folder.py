@@ -58,6 +58,14 @@ class State:
     text: str = ""
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How far a running cell's slowest agent is, and the mean of the agents' latest returns."""
+
+    step: int = 0
+    latest_return: float | None = None
+
+
 class ExperimentFolder:
     """The files of one experiment. Reading makes nothing; only the holder of the lock writes.
 
@@ -117,10 +125,6 @@ class ExperimentFolder:
         """The state of each cell by its name.
 
         A finished run counts wherever in the folder it lies: names change with what an experiment varies.
-
-        Raises:
-            RunDirectoryError: where a cell belongs there is something else, a damaged run, or what cannot
-                be read.
         """
         try:
             finished = self._finished()
@@ -156,11 +160,7 @@ class ExperimentFolder:
         return len(noted) if isinstance(noted, list) else 0
 
     def begin(self, cell: Cell) -> str | None:
-        """Clears the way for a new try; a run that was begun is set aside, and a sentence says so.
-
-        Raises:
-            RunDirectoryError: another process goes on with that run, or nothing can be written.
-        """
+        """Clears the way for a new try; a run that was begun is set aside, and a sentence says so."""
         with self._writing():
             set_aside = self._set_aside(cell)
             self._failure(cell).unlink(missing_ok=True)
@@ -169,11 +169,7 @@ class ExperimentFolder:
         return f"{cell.name} starts over; what there was of it is in {set_aside}" if set_aside else None
 
     def fail(self, cell: Cell, reason: str) -> None:
-        """Notes why a cell failed, for the next time somebody looks.
-
-        Raises:
-            RunDirectoryError: nothing can be written.
-        """
+        """Notes why a cell failed, for the next time somebody looks."""
         with self._writing():
             self._failure(cell).parent.mkdir(exist_ok=True)
             replace_file(self._failure(cell), utf8(f"{reason}\n"))
@@ -182,9 +178,6 @@ class ExperimentFolder:
         """Marks the cell's run as complete, once and at the very end, and lets its buffer go.
 
         Or says why it is not complete.
-
-        Raises:
-            RunDirectoryError: its files are missing or damaged, or nothing can be written.
         """
         run = RunDirectory.open(self.run(cell))
         if run.config != cell.config:
@@ -203,20 +196,15 @@ class ExperimentFolder:
             shutil.rmtree(run.replay, ignore_errors=True)
         return None
 
-    def step(self, cell: Cell) -> int:
-        """The last step that the slowest agent of a run in progress has told of."""
-        agents = self._agents(cell)
-        steps = [0] * (cell.config.train.agents - len(agents))
-        for agent in agents:
-            recorded = _recorded_step(last_line(agent.metrics.path))
-            steps.append(max(recorded, _evaluation(agent)[0]))
-        return min(steps)
-
-    def latest_return(self, cell: Cell) -> float | None:
-        """The mean over the agents of a run in progress of their latest evaluation's return."""
-        found = [_evaluation(agent)[1] for agent in self._agents(cell)]
-        known = [value for value in found if value is not None]
-        return sum(known) / len(known) if known else None
+    def reading(self, cell: Cell) -> Reading:
+        """How far a run in progress is; without reading run.toml, since this is asked every second."""
+        folders = (self.run(cell) / "agents" / str(agent) for agent in range(cell.config.train.agents))
+        steps, found = [], []
+        for agent in map(AgentDirectory, folders):
+            step, mean = _evaluation(agent)
+            steps.append(max(step, _recorded_step(last_line(agent.metrics.path))))
+            found += [] if mean is None else [mean]
+        return Reading(min(steps), sum(found) / len(found) if found else None)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -224,12 +212,6 @@ class ExperimentFolder:
             yield
         except OSError as error:
             raise RunDirectoryError(f"cannot write to {self.path}: {error.strerror or error}") from None
-
-    def _agents(self, cell: Cell) -> list[AgentDirectory]:
-        """Those that have begun; without reading run.toml, since this is asked every second."""
-        agents = self.run(cell) / "agents"
-        found = (AgentDirectory(agents / str(agent_id)) for agent_id in range(cell.config.train.agents))
-        return [agent for agent in found if agent.path.is_dir()]
 
     def _failure(self, cell: Cell) -> Path:
         return self._own / "failed" / f"{cell.name}.txt"
@@ -279,11 +261,7 @@ class ExperimentFolder:
 
 
 def score(path: Path) -> float | None:
-    """The final score of a run: the mean over its agents of their last 10 evaluations; None without any.
-
-    Raises:
-        RunDirectoryError: one of its files is damaged.
-    """
+    """The final score of a run: the mean over its agents of their last 10 evaluations; None without any."""
     agents = [AgentFiles.read(agent) for agent in RunDirectory.open(path).agents()]
     found = [final_score(returns(agent.evaluations)) for agent in agents if len(agent.evaluations)]
     return sum(found) / len(found) if found else None
@@ -303,11 +281,7 @@ def _lock(descriptor: int, *, within_s: float = 0.0) -> bool:
 
 
 def _require_complete(path: Path) -> None:
-    """Checks that a run with a mark is the one that was marked, and has lost nothing since.
-
-    Raises:
-        RunDirectoryError: it is not.
-    """
+    """Checks that a run with a mark is the one that was marked, and has lost nothing since."""
     try:
         marked = json_value((path / FINISHED_FILE).read_text(encoding="utf-8"))["run_sha256"]
     except (OSError, ValueError, KeyError, TypeError):

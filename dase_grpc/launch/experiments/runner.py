@@ -1,20 +1,46 @@
-"""The runner of cells: child processes, as many at a time as there are cores for; none outlives this one."""
+"""`dase experiment`: checks the cells, runs those that are missing as processes, says what came of it."""
 
 import asyncio
+import contextlib
+import os
+import shlex
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from dase_grpc.errors import DISK_FULL_CODE, USAGE_CODE, DaseError
+from rich.console import Console
+
+from dase_grpc.errors import DISK_FULL_CODE, USAGE_CODE, ConfigError, DaseError
+from dase_grpc.launch.checks import (
+    check_capacity,
+    check_device,
+    disk_bytes,
+    free_disk,
+    keeps_on_disk,
+    probed,
+    shown_size,
+)
+from dase_grpc.launch.console import PatientConsole, pasted, program, say
+from dase_grpc.launch.experiments.file import read_experiment
 from dase_grpc.launch.experiments.folder import ExperimentFolder
-from dase_grpc.launch.experiments.matrix import Cell
-from dase_grpc.launch.experiments.scoreboard import Outcome, Scoreboard
-from dase_grpc.launch.local import PROGRAM
-from dase_grpc.launch.processes import STOP_S, Node, end_nodes, exit_text, start_node
+from dase_grpc.launch.experiments.matrix import Cell, cells_of
+from dase_grpc.launch.experiments.scoreboard import Outcome, Scoreboard, say_plan, say_results
+from dase_grpc.launch.processes import PROGRAM, STOP_S, end_nodes, exit_text, shortened, start_node
+from dase_grpc.process.lifecycle import stop_event
 from dase_grpc.process.tasks import first_cause, unless
+from dase_grpc.progress import several
+from dase_grpc.replay.buffer.directory import ROWS
 from dase_grpc.runs.files import end_of
+from dase_grpc.schema import TransitionSchema
+
+ALL_FINISHED: Final = 0
+SOME_FAILED: Final = 1
+STOPPED: Final = 130
+"""Exit codes; 2 is for what is refused before anything starts. 130 is what shells give to a Ctrl-C."""
 
 STOP_CELL_S: Final = 2 * STOP_S + 10
 """A cluster stops its learners, then its replay, and has `STOP_S` for each."""
@@ -22,6 +48,129 @@ STOP_CELL_S: Final = 2 * STOP_S + 10
 LAST_LINE_LENGTH: Final = 200
 ERROR_PREFIX: Final = "error: "
 """How the sentence begins with which a process of ours ends."""
+
+
+@dataclass(frozen=True)
+class ExperimentOptions:
+    """What `dase experiment` is told besides the file; jobs is how many cores it may keep busy."""
+
+    file: Path
+    root: Path
+    jobs: int | None = None
+    dry_run: bool = False
+    command: Sequence[str] = ()
+
+
+def experiment_here(options: ExperimentOptions) -> int:
+    """Runs what is missing of an experiment on this machine; returns the exit code.
+
+    Raises:
+        UsageError: before anything starts, where the file, a cell, or what lies in the folder is wrong.
+    """
+    console = PatientConsole()
+    experiment = read_experiment(options.file)
+    with contextlib.chdir("."):  # an environment may change the folder
+        matrix = cells_of(experiment)
+        schemas = check_cells(matrix.cells)
+    for note in matrix.notes:
+        say(console, f"note: {note}")
+    folder = ExperimentFolder(options.root / experiment.name, keep_buffers=experiment.keep_buffers)
+    jobs = options.jobs or usable_cores()
+    if options.dry_run:
+        say_plan(console, matrix.cells, folder.states(matrix.cells), jobs)
+        return ALL_FINISHED
+    with folder.locked(partial(say, console)) as lock:
+        states = folder.states(matrix.cells)
+        todo = [cell for cell in matrix.cells if states[cell.name].kind != "finished"]
+        board = Scoreboard(console, todo, done=len(matrix.cells) - len(todo), read=folder.reading)
+        require_disk(todo, schemas, folder.path, jobs=jobs, kept=experiment.keep_buffers)
+        if todo:
+            say_plan(console, matrix.cells, states, jobs, listed=False)
+            asyncio.run(_run(CellRunner(folder, board, jobs=jobs, lock=lock), todo, board))
+        say_results(console, matrix.cells, folder.states(matrix.cells), board.outcomes)
+        return _conclude(console, folder, todo, board.outcomes, options.command)
+
+
+def usable_cores() -> int:
+    """The cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def check_cells(cells: Sequence[Cell]) -> dict[str, TransitionSchema]:
+    """Tries each environment out once, and checks each buffer's size; the layouts by the cells' names."""
+    tried: dict[str, TransitionSchema] = {}
+    found: dict[str, TransitionSchema] = {}
+    for cell in cells:
+        key = cell.config.env.model_dump_json()
+        try:
+            check_device(cell.config)
+            found[cell.name] = tried[key] = tried.get(key) or probed(cell.config.env)
+            check_capacity(cell.config, tried[key])
+        except DaseError as error:
+            raise type(error)(f"cell {cell.name}: {error}") from None
+    return found
+
+
+async def _run(runner: "CellRunner", cells: Sequence[Cell], board: Scoreboard) -> None:
+    async with stop_event(stdin_is_leash=False) as stop:
+        with board:
+            await runner.run(cells, stop)
+
+
+def _conclude(
+    console: Console,
+    folder: ExperimentFolder,
+    todo: Sequence[Cell],
+    outcomes: Mapping[str, Outcome],
+    command: Sequence[str],
+) -> int:
+    """Says how to go on; the exit code."""
+    called = program(command)
+    failed = [name for name, outcome in outcomes.items() if outcome.kind == "failed"]
+    for name in failed:
+        say(console, f"failed: {name}: {outcomes[name].text}")
+    say(console, f"results: {folder.path}")
+    again = f"{called} {shlex.join(command[1:])}"
+    if any(cell.name not in outcomes or outcomes[cell.name].kind == "stopped" for cell in todo):
+        say(console, f"stopped before the end; to go on: {again}")
+        return STOPPED
+    if failed:
+        say(console, f"{len(failed)} of {several(len(todo), 'cell')} failed; to try again: {again}")
+        return SOME_FAILED
+    say(console, f"all cells are finished; next: {called} compare {pasted(folder.path)}")
+    return ALL_FINISHED
+
+
+def require_disk(
+    cells: Sequence[Cell], schemas: Mapping[str, TransitionSchema], root: Path, *, jobs: int, kept: bool
+) -> None:
+    """Checks that the buffers of the clusters among `cells`, which are still to run, find room below `root`.
+
+    Each takes its whole size from its start on; one that is there already takes nothing more. Those that
+    may run at once on `jobs` cores count, the largest ones, or all where finished cells keep theirs (`kept`).
+    `schemas` are the layouts of the cells' transitions, by name.
+    """
+    waiting = [cell for cell in cells if cell.mode == "cluster" and keeps_on_disk(cell.config)]
+    if not waiting:
+        return
+    at_once = len(waiting) if kept else max(1, jobs // min(cell.weight for cell in waiting))
+    sizes = sorted((_missing(cell, schemas[cell.name], root) for cell in waiting), reverse=True)[:at_once]
+    wanted, free = sum(sizes), free_disk(root)
+    if wanted > free:
+        why = "cells that finish keep theirs" if kept else f"up to {len(sizes)} run at once"
+        raise ConfigError(
+            f"the cells' buffers take {shown_size(wanted)} of disk in {root} ({why}), and {shown_size(free)} "
+            f"are free; free space there, lower replay.capacity or --jobs, or set replay.storage = 'memory'"
+        )
+
+
+def _missing(cell: Cell, schema: TransitionSchema, root: Path) -> int:
+    """What a cell's buffer has still to take."""
+    if (root / cell.name / "replay" / ROWS).exists():
+        return 0
+    return disk_bytes(cell.config, schema)
 
 
 class CellRunner:
@@ -88,7 +237,9 @@ class CellRunner:
             return None
         self._board.say(f"{cell.name} goes on from step {step:,}")
         self._board.started(cell)
-        outcome = await self._try(cell, stop, self._resume(cell), again=True)
+        outcome = await self._try(
+            cell, stop, ("resume", "--stdin-is-leash", str(self._folder.run(cell))), again=True
+        )
         if outcome.refused:
             self._board.say(f"{cell.name} cannot be resumed: {outcome.text}")
             return None
@@ -138,18 +289,10 @@ class CellRunner:
 
     def _train(self, cell: Cell) -> Sequence[str]:
         """The arguments of a process that trains the cell from the beginning."""
-        return (
-            "train",
-            "--stdin-is-leash",
-            f"--config={self._folder.config(cell)}",
-            f"--runs={self._folder.path}",
-            f"--name={cell.name}",
-            *(("--lockstep",) if cell.mode == "lockstep" else ()),
-        )
-
-    def _resume(self, cell: Cell) -> Sequence[str]:
-        """The arguments of a process that goes on with the cell."""
-        return ("resume", "--stdin-is-leash", str(self._folder.run(cell)))
+        lockstep = ("--lockstep",) if cell.mode == "lockstep" else ()
+        folder = self._folder
+        told = (f"--config={folder.config(cell)}", f"--runs={folder.path}", f"--name={cell.name}")
+        return ("train", "--stdin-is-leash", *told, *lockstep)
 
     async def _process(
         self, cell: Cell, stop: asyncio.Event, arguments: Sequence[str], *, again: bool
@@ -167,7 +310,7 @@ class CellRunner:
             await unless(stop, node.ended())
         finally:
             await end_nodes([node], within_s=STOP_CELL_S)
-        return _exit_code(node)
+        return await node.ended()
 
     def _unfinished(self, cell: Cell, code: int, *, seconds: float) -> str | None:
         """Marks a run that is complete as finished, or says why it is not."""
@@ -181,12 +324,6 @@ class CellRunner:
         return reason and f"{reason}; its log is {log}"
 
 
-def _exit_code(node: Node) -> int:
-    if node.process.returncode is None:
-        raise TypeError(f"{node.name} still runs")
-    return node.process.returncode
-
-
 def last_words(log: Path) -> str:
     """The line of a log that names its error, and the last one that says something, if that is another."""
     try:
@@ -197,8 +334,4 @@ def last_words(log: Path) -> str:
     if not lines:
         return "its log is empty"
     errors = [line for line in lines if line.startswith(ERROR_PREFIX)]
-    return " ".join(map(_shortened, dict.fromkeys([*errors[-1:], lines[-1]])))
-
-
-def _shortened(line: str) -> str:
-    return line if len(line) <= LAST_LINE_LENGTH else f"{line[: LAST_LINE_LENGTH - 3]}..."
+    return " ".join(shortened(line, LAST_LINE_LENGTH) for line in dict.fromkeys([*errors[-1:], lines[-1]]))

@@ -13,8 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dase_grpc.launch.console import say
+from dase_grpc.launch.display import StepPace, left
+from dase_grpc.launch.experiments.folder import Reading, State, score
 from dase_grpc.launch.experiments.matrix import Cell
-from dase_grpc.launch.time_left import StepPace, left
 from dase_grpc.progress import duration, number, several
 
 REDRAW_S: Final = 1.0
@@ -37,19 +38,10 @@ class Outcome:
     refused: bool = False
 
 
-@dataclass(frozen=True)
-class Reading:
-    """How far a running cell's slowest agent is, and the agents' latest mean return."""
-
-    step: int = 0
-    latest_return: float | None = None
-
-
 class Scoreboard:
     """Shows the cells of one `dase experiment` while a `with` block runs.
 
-    `read` gives a running cell's Reading; it is asked as often as something is drawn. `done` are the
-    cells that had finished before.
+    `read` is asked as often as something is drawn. `done` is how many cells had finished before.
     """
 
     def __init__(
@@ -68,9 +60,8 @@ class Scoreboard:
         self._clock = clock
         self._since: dict[str, float] = {}
         self._time_left = ExperimentTimeLeft()
-        self._live = (
-            Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
-        )
+        live = Live(console=console, auto_refresh=False, transient=True)
+        self._live = live if console.is_terminal else None
         self.outcomes: dict[str, Outcome] = {}
 
     @property
@@ -136,10 +127,9 @@ class Scoreboard:
         kinds = Counter(outcome.kind for outcome in self.outcomes.values())
         finished, total = self._done + kinds["finished"], self._done + len(self._cells)
         waiting = len(self._cells) - len(self.outcomes) - len(self._since)
-        text = (
-            f"{finished} of {several(total, 'cell')} finished, {len(self._since)} running, {waiting} waiting"
-        )
-        return f"{text}, {kinds['failed']} failed" if kinds["failed"] else text
+        failed = f", {kinds['failed']} failed" if kinds["failed"] else ""
+        done = f"{finished} of {several(total, 'cell')} finished"
+        return f"{done}, {len(self._since)} running, {waiting} waiting{failed}"
 
     def _left(self, readings: Mapping[str, Reading]) -> str:
         """How long the rest takes; a cell that ended is not run again."""
@@ -153,11 +143,10 @@ class Scoreboard:
 
 @dataclass
 class _Track:
-    """What was seen of a cell.
+    """What was seen of a cell, which goes on from `began_step`.
 
     Attributes:
         trains_from: the step from which on its agents do not explore at random.
-        began_step: where it goes on from, 0 unless it is resumed.
         pace: of its slowest agent, from when it was first seen to train.
         took_s: how long its process ran, once it has finished.
     """
@@ -173,9 +162,8 @@ class _Track:
 class ExperimentTimeLeft:
     """Estimates the rest of an experiment; `now` is a monotonic clock's reading in seconds.
 
-    A process that has made no step yet, because it imports and checks, is not one that trains slowly: the
-    speed of a running cell counts from when it was first seen to train. What such a beginning costs counts
-    once for each cell that waits.
+    A process that has made no step yet, because it imports and checks, is not one that trains slowly: a
+    cell's speed counts from when it was first seen to train. Such a beginning counts for each that waits.
     """
 
     def __init__(self) -> None:
@@ -212,22 +200,14 @@ class ExperimentTimeLeft:
             training = whole
         if training is None:
             return None
-        ends = [
-            cells[name].config.train.agents
-            * max(0, cells[name].config.train.steps - step)
-            * (self._own_pace(name) or training)
-            for name, step in running.items()
-        ]
-        start_s = 0.0 if whole is not None else self._start_s()
-        each = training if whole is None else whole
+        ends = []
+        for name, step in running.items():
+            train, own = cells[name].config.train, self._tracks[name].pace.step_s(measured_s=MEASURED_S)
+            each = train.agents * training if own is None else own
+            ends.append(max(0, train.steps - step) * each)
+        each, start_s = (training, self._start_s()) if whole is None else (whole, 0.0)
         waiting = [cell.steps * each + start_s for name, cell in cells.items() if name not in running]
         return _all_ended([*ends, *[0.0] * (self._most_running - len(ends))], waiting)
-
-    def _own_pace(self, name: str) -> float | None:
-        """Seconds for one step of one agent of a cell that has been measured for long enough."""
-        track = self._tracks[name]
-        step_s = track.pace.step_s(measured_s=MEASURED_S)
-        return None if step_s is None else step_s / track.agents
 
     def _training_pace(self) -> float | None:
         """Seconds for one step of one agent, while cells train."""
@@ -256,3 +236,32 @@ def _all_ended(slots: list[float], waiting: Iterable[float]) -> float:
     for seconds in waiting:
         heapq.heapreplace(slots, slots[0] + seconds)
     return max(slots)
+
+
+def say_plan(
+    console: Console, cells: Sequence[Cell], states: Mapping[str, State], jobs: int, *, listed: bool = True
+) -> None:
+    """What the cells are and how each stands, if that is to be `listed`; and all in one line."""
+    width = max(len(cell.name) for cell in cells)
+    for cell in cells if listed else ():
+        state = states[cell.name]
+        text = f": {state.text}" if state.text else ""
+        say(console, f"{cell.name:<{width}}  {cell.steps:>13,} steps  {state.kind}{text}")
+    kinds = Counter(states[cell.name].kind for cell in cells)
+    counted = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    steps = sum(cell.steps for cell in cells if states[cell.name].kind != "finished")
+    to_go = f"{several(steps, 'environment step')} to go on {several(jobs, 'core')}"
+    say(console, f"{several(len(cells), 'cell')}: {counted}; {to_go}")
+
+
+def say_results(
+    console: Console, cells: Sequence[Cell], states: Mapping[str, State], outcomes: Mapping[str, Outcome]
+) -> None:
+    """One line for each cell: state, the mean of its last 10 evaluations, and the time it took."""
+    width = max(len("cell"), *(len(cell.name) for cell in cells))
+    say(console, f"{'cell':<{width}}  {'state':<10}  {'final score':>12}  time")
+    for cell in cells:
+        state, outcome = states[cell.name], outcomes.get(cell.name)
+        final = number(score(state.path)) if state.kind == "finished" else "-"
+        took = duration(outcome.seconds) if outcome else "-"
+        say(console, f"{cell.name:<{width}}  {state.kind:<10}  {final:>12}  {took}")

@@ -21,11 +21,11 @@ from dase_grpc.launch.drill.drill import (
     faults_of,
     sentence,
 )
-from dase_grpc.launch.drill.faults import KINDS, Fault, Outcome, one_round, strike
+from dase_grpc.launch.drill.faults import STRIKES, Fault, FaultOutcome, one_round, strike
 from dase_grpc.launch.processes import start_node
 
-RECOVERED = Outcome("cut", (0, 1), 2.5, 1.25, "heal")
-STUCK = Outcome("learner killed", (1,), 0.0, None, "", "agents 1 made no update within 120 s")
+RECOVERED = FaultOutcome("cut", (0, 1), 2.5, 1.25, "heal")
+STUCK = FaultOutcome("learner killed", (1,), 0.0, None, "", "agents 1 made no update within 120 s")
 
 
 def test_a_run_is_made_ready_for_a_drill_and_keeps_what_is_the_users_own(tmp_path):
@@ -54,7 +54,7 @@ def test_a_round_kills_every_node_and_does_each_other_harm_once(agents):
     assert killed == [(agent_id,) for agent_id in range(agents)]
     rest = [fault.kind for fault in plan if fault.kind != "learner killed"]
     assert sorted(rest) == sorted(["replay killed", "frozen, replaced", "black hole", "cut"])
-    assert {fault.kind for fault in plan} <= set(KINDS)
+    assert {fault.kind for fault in plan} <= set(STRIKES)
 
 
 def test_the_faults_follow_from_the_seed():

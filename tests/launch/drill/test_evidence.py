@@ -5,12 +5,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from dase_grpc.launch.drill.evidence import Life, Stored, problems
-from dase_grpc.launch.drill.numbered import Taken
+from dase_grpc.launch.drill.evidence import Life, Stored, Tally, problems
 from dase_grpc.learning.envs.explorer import Explorer
 from dase_grpc.learning.envs.make import make_env, schema_of
 
-NUMBERED = "dase_grpc.launch.drill.numbered:numbered"
+NUMBERED = "dase_grpc.launch.drill.evidence:numbered"
 
 
 class Still:
@@ -26,7 +25,7 @@ class Story:
 
     stored: Stored
     lives: list[Life]
-    ledger: list[Taken]
+    ledger: list[Tally]
     env: object
 
     def problems(self):
@@ -70,7 +69,7 @@ def story(tmp_path):
     return Story(
         Stored(schema, rows, total=103, capacity=1_000, committed={0: 53, 1: 50}),
         [Life(0, 11, 25, False), Life(0, 12, 20, True), Life(1, 13, 49, True)],
-        [Taken(1, 11, 30, 20), Taken(2, 12, 45, 20), Taken(3, 13, 50, 20)],
+        [Tally(1, 11, 30, 20), Tally(2, 12, 45, 20), Tally(3, 13, 50, 20)],
         env,
     )
 
@@ -142,7 +141,7 @@ def given_to(story, index, agent_id):
         (lambda story: story.with_life(0, ended_well=True), "ended well after 30 steps, but 28 is the last"),
         (lambda story: story.with_life(2, pid=99), "process 13, which was no learner of its"),
         (lambda story: replace(story, ledger=story.ledger[:2]), "mixed up"),
-        (lambda story: replace(story, ledger=[Taken(1, 11, 27, 20), *story.ledger[1:]]), "took 27 steps"),
+        (lambda story: replace(story, ledger=[Tally(1, 11, 27, 20), *story.ledger[1:]]), "took 27 steps"),
         (
             lambda story: replace(story, lives=[*story.lives, Life(1, 77, 3, False)]),
             "nothing is there of the 3 acknowledged transitions of 77",

@@ -13,9 +13,9 @@ from patience import PATIENCE_S
 from rich.console import Console
 
 from dase_grpc.errors import DISK_FULL_CODE
-from dase_grpc.launch.experiments.folder import OWN_FOLDER, ExperimentFolder
+from dase_grpc.launch.experiments.folder import OWN_FOLDER, ExperimentFolder, Reading
 from dase_grpc.launch.experiments.runner import CellRunner, last_words
-from dase_grpc.launch.experiments.scoreboard import Reading, Scoreboard
+from dase_grpc.launch.experiments.scoreboard import Scoreboard
 from dase_grpc.runs.checkpoint import save_checkpoint
 
 FAKE = Path(__file__).with_name("fake_train.py")

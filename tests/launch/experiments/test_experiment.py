@@ -11,16 +11,16 @@ from small import SETTINGS
 
 from dase_grpc.errors import ConfigError, DeviceError, EnvironmentSpecError
 from dase_grpc.launch.checks import probed
-from dase_grpc.launch.experiments import experiment
-from dase_grpc.launch.experiments.experiment import (
+from dase_grpc.launch.experiments import runner
+from dase_grpc.launch.experiments.file import read_experiment
+from dase_grpc.launch.experiments.folder import ExperimentFolder
+from dase_grpc.launch.experiments.matrix import cells_of
+from dase_grpc.launch.experiments.runner import (
     ExperimentOptions,
     check_cells,
     experiment_here,
     usable_cores,
 )
-from dase_grpc.launch.experiments.file import read_experiment
-from dase_grpc.launch.experiments.folder import ExperimentFolder
-from dase_grpc.launch.experiments.matrix import cells_of
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def tried(monkeypatch):
         ids.append(env.id)
         return probed(env)
 
-    monkeypatch.setattr(experiment, "probed", noted)
+    monkeypatch.setattr(runner, "probed", noted)
     return ids
 
 
@@ -108,7 +108,7 @@ def finish(file: Path, *, first: int = 2) -> ExperimentFolder:
 
 def test_where_all_is_finished_nothing_is_started(file, capsys, monkeypatch):
     finish(file)
-    monkeypatch.setattr(experiment.asyncio, "run", None)
+    monkeypatch.setattr(runner.asyncio, "run", None)
     assert run(file, capsys) == (
         0,
         [

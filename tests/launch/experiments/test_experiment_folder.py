@@ -20,7 +20,7 @@ from dase_grpc.config.resolve import read_toml, resolve
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.launch.experiments import folder as experiments_folder
 from dase_grpc.launch.experiments.file import parse_experiment
-from dase_grpc.launch.experiments.folder import FINISHED_FILE, OWN_FOLDER, ExperimentFolder, score
+from dase_grpc.launch.experiments.folder import FINISHED_FILE, OWN_FOLDER, ExperimentFolder, Reading, score
 from dase_grpc.launch.experiments.matrix import cells_of
 from dase_grpc.runs.files import FolderLock
 
@@ -267,22 +267,22 @@ def test_a_damaged_run_that_never_finished_is_set_aside_too(folder, cell):
 
 
 def test_how_far_a_run_is_is_that_of_its_slowest_agent(folder, cell):
-    assert (folder.step(cell), folder.latest_return(cell)) == (0, None)
+    assert folder.reading(cell) == Reading()
     run = trained(folder.path, cell, step=70)
-    assert (folder.step(cell), folder.latest_return(cell)) == (70, -1.5)
+    assert folder.reading(cell) == Reading(70, -1.5)
     run.agent(0).metrics.append({"step": 90})
-    assert folder.step(cell) == 70
+    assert folder.reading(cell).step == 70
     run.agent(1).metrics.append({"step": 80})
-    assert folder.step(cell) == 80
+    assert folder.reading(cell).step == 80
     with run.agent(1).evaluations.path.open("a") as file:
         file.write("100,-0.")  # a line that is being written
-    assert (folder.step(cell), folder.latest_return(cell)) == (80, -1.5)
+    assert folder.reading(cell) == Reading(80, -1.5)
 
 
 def test_a_run_of_which_one_agent_has_not_begun_is_at_step_0(folder, cell):
     run = trained(folder.path, cell, step=70)
     run.agent(1).path.rename(run.path / "elsewhere")
-    assert (folder.step(cell), folder.latest_return(cell)) == (0, -1.0)
+    assert folder.reading(cell) == Reading(0, -1.0)
 
 
 def test_a_score_is_the_mean_of_all_agents_last_evaluations(folder, cell):

@@ -6,7 +6,8 @@ import pytest
 from launch.experiment_cases import small_cells
 from rich.console import Console
 
-from dase_grpc.launch.experiments.scoreboard import PLAIN_EVERY_S, REDRAW_S, Outcome, Reading, Scoreboard
+from dase_grpc.launch.experiments.folder import Reading
+from dase_grpc.launch.experiments.scoreboard import PLAIN_EVERY_S, REDRAW_S, Outcome, Scoreboard
 
 
 class Screen:

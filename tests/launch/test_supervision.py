@@ -1,4 +1,4 @@
-"""Nodes that live and do nothing, with the time and the replay's answers brought by the test."""
+"""Which nodes are started again and which are silent, with the time and the replay's answers brought here."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,8 +6,79 @@ from pathlib import Path
 import pytest
 
 from dase_grpc.launch.processes import Node
-from dase_grpc.launch.supervision import LONGEST_LOOK_S, SILENT_S, Silence, silent_nodes
+from dase_grpc.launch.supervision import (
+    IN_ALL,
+    LONGEST_LOOK_S,
+    MAX_RESTARTS,
+    USUAL,
+    RestartPolicy,
+    Silence,
+    is_lasting,
+    silent_nodes,
+)
 from dase_grpc.replay.wire.v1 import cluster_pb2
+
+HEALTHY_S, SILENT_S = USUAL.healthy_s, USUAL.silent_s
+
+
+# -- restarts -----------------------------------------------------------------------------------------
+
+
+def test_the_pauses_double_from_a_second_until_the_node_is_given_up():
+    policy = RestartPolicy()
+    pauses = [policy.pause_s(ran_s=5.0) for _ in range(MAX_RESTARTS + 2)]
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, None, None]
+    assert policy.failures == MAX_RESTARTS
+
+
+def test_no_pause_is_longer_than_the_longest():
+    policy = RestartPolicy(limit=2_000)
+    pauses = [policy.pause_s(ran_s=0.0) for _ in range(2_000)]
+    assert pauses[4:7] == [16.0, 30.0, 30.0]
+    assert pauses[-1] == USUAL.longest_pause_s
+
+
+H = HEALTHY_S
+
+
+@pytest.mark.parametrize(
+    ("limit", "failures", "pauses"),
+    [
+        (2, [(1.0, None), (1.0, None), (H, None), (H - 1, None), (H - 1, None)], [1.0, 2.0, 1.0, 2.0, None]),
+        (3, [(10 * H, 500)] * 4, [1.0, 2.0, 4.0, None]),
+        (
+            2,
+            [(1.0, step) for step in (0, 0, 10, 10, 11, 11, 7)],
+            [1.0, 2.0, 1.0, 2.0, 1.0, 2.0, None],
+        ),
+        (2, [(H, None)] * (2 * IN_ALL + 1), [1.0] * 2 * IN_ALL + [None]),
+        (2, [(H, step) for step in range(2 * IN_ALL + 1)], [1.0] * 2 * IN_ALL + [None]),
+        (0, [(10 * H, None)], [None]),
+    ],
+    ids=[
+        "a node that was well for a while begins anew",
+        "a learner that fails at the same step is given up however long it takes to get there",
+        "a learner with a newer checkpoint begins anew",
+        "a replay that is well between its failures has a bound too",
+        "a learner that gets on between its failures has a bound too",
+        "a limit of none gives up at once",
+    ],
+)
+def test_who_has_got_on_since_the_last_failure_begins_anew(limit, failures, pauses):
+    policy = RestartPolicy(limit=limit)
+    assert [policy.pause_s(ran_s=ran_s, step=step) for ran_s, step in failures] == pauses
+
+
+@pytest.mark.parametrize(
+    ("code", "lasting", "at_restart"),
+    [(-9, False, False), (0, False, False), (1, False, False), (2, True, False), (3, True, True)],
+)
+def test_what_would_end_the_same_way_again_is_known_by_its_exit_code(code, lasting, at_restart):
+    """What refuses a node at its restart may pass, unless the service says it for good."""
+    assert (is_lasting(code), is_lasting(code, at_restart=True)) == (lasting, at_restart)
+
+
+# -- who is silent ------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -37,10 +108,7 @@ def status(*agents: tuple[int, str, float, str]) -> cluster_pb2.StatusResponse:
 
 
 def silent(answer, replay, *learners, now=100.0, env_timeout_s=0.0):
-    return silent_nodes(answer, replay, learners, env_timeout_s=env_timeout_s, now=now)
-
-
-# -- who is silent --------------------------------------------------------------------------------------
+    return silent_nodes(answer, replay, learners, silent_s=SILENT_S, env_timeout_s=env_timeout_s, now=now)
 
 
 def test_a_replay_that_does_not_answer_is_silent_and_nothing_is_known_of_the_learners():
@@ -79,7 +147,7 @@ def test_an_environment_may_keep_a_learner_silent_for_as_long_as_a_call_into_it_
     assert silent(status(), node(), learner, env_timeout_s=120.0) == {learner: 120.0}
 
 
-# -- for how long ---------------------------------------------------------------------------------------
+# -- for how long -------------------------------------------------------------------------------------
 
 
 def test_silence_is_over_when_it_has_lasted_for_the_limit_without_a_break():
