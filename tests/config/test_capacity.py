@@ -7,17 +7,8 @@ from hypothesis import strategies as st
 
 from dase_grpc.config.texts import transitions
 
-UNITS = {
-    "b": 1,
-    "kb": 10**3,
-    "MB": 10**6,
-    "Gb": 10**9,
-    "tB": 10**12,
-    "KiB": 2**10,
-    "mib": 2**20,
-    "GiB": 2**30,
-    "TIB": 2**40,
-}
+UNITS = {"b": 1, "kb": 10**3, "MB": 10**6, "Gb": 10**9, "tB": 10**12}
+UNITS |= {"KiB": 2**10, "mib": 2**20, "GiB": 2**30, "TIB": 2**40}
 
 
 @pytest.mark.parametrize("unit", UNITS)

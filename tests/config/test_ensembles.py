@@ -3,7 +3,6 @@
 import pytest
 import tomli_w
 from contracts.sentences import assert_one_sentence
-from layering import layers
 
 from dase_grpc.config.presets import layered
 from dase_grpc.config.resolve import resolve
@@ -11,53 +10,47 @@ from dase_grpc.errors import ConfigError
 
 
 def test_several_algorithms_make_a_mixed_ensemble_of_the_papers_settings():
-    config = layers(flags={"agent.algorithm": "td3,sac,ddpg", "env.id": "Humanoid-v5"})
+    config = layered(flags={"agent.algorithm": "td3,sac,ddpg", "env.id": "Humanoid-v5"})
     assert config.train.agents == 3
     assert config.algorithms == ("td3", "sac", "ddpg")
     assert [each.reward_scale for each in config.members] == [1.0, 20.0, 1.0]
     assert [each.hidden for each in config.members] == [(256, 256), (256, 256), (400, 300)]
     for index, algorithm in enumerate(("td3", "sac", "ddpg")):
-        alone = layers(flags={"agent.algorithm": algorithm, "env.id": "Humanoid-v5"})
+        alone = layered(flags={"agent.algorithm": algorithm, "env.id": "Humanoid-v5"})
         assert config.for_agent(index).agent == alone.agent
         assert config.for_agent(index).members == ()
 
 
 def test_algorithms_are_dealt_out_in_turn():
-    config = layers(flags={"agent.algorithm": "td3,sac", "train.agents": 5})
+    config = layered(flags={"agent.algorithm": "td3,sac", "train.agents": 5})
     assert [each.algorithm for each in config.members] == ["td3", "sac", "td3", "sac", "td3"]
     assert config.agent == config.members[0]
 
 
 def test_an_agent_is_called_by_its_algorithm_too_where_there_are_several():
-    mixed = layers(flags={"agent.algorithm": "td3,sac"})
-    assert [mixed.agent_name(agent_id) for agent_id in (0, 1, 7)] == [
-        "agent 0 (TD3)",
-        "agent 1 (SAC)",
-        "agent 7",
-    ]
+    mixed = layered(flags={"agent.algorithm": "td3,sac"})
+    names = [mixed.agent_name(agent_id) for agent_id in (0, 1, 7)]
+    assert names == ["agent 0 (TD3)", "agent 1 (SAC)", "agent 7"]
     assert mixed.for_agent(1).agent_name(1) == "agent 1"
-    assert layers(flags={"agent.algorithm": "sac"}).agent_name(1) == "agent 1"
+    assert layered(flags={"agent.algorithm": "sac"}).agent_name(1) == "agent 1"
 
 
 def test_what_is_said_of_the_agent_is_said_of_every_member_that_reads_it(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text("[agent]\nbatch_size = 64\n")
-    config = layers(
-        file=path,
-        flags={"agent.algorithm": "td3,sac"},
-        assignments=["agent.policy_delay=3", "agent.policy_noise=0.2"],
-    )
+    assignments = ["agent.policy_delay=3", "agent.policy_noise=0.2"]
+    config = layered(file=path, flags={"agent.algorithm": "td3,sac"}, assignments=assignments)
     assert [each.batch_size for each in config.members] == [64, 64]
     assert [each.policy_delay for each in config.members] == [3, 2]
     assert [each.policy_noise for each in config.members] == [0.1, 0.2]
 
 
 def test_a_mixed_ensemble_survives_its_file_and_is_changed_by_what_comes_after(tmp_path):
-    config = layers(flags={"agent.algorithm": "td3,sac"}, assignments=["agent.start_steps=10"])
+    config = layered(flags={"agent.algorithm": "td3,sac"}, assignments=["agent.start_steps=10"])
     path = tmp_path / "run.toml"
     path.write_text(tomli_w.dumps(config.model_dump(mode="json")))
-    assert layers(file=path) == config
-    changed = layers(file=path, assignments=["agent.batch_size=32"])
+    assert layered(file=path) == config
+    changed = layered(file=path, assignments=["agent.batch_size=32"])
     assert [each.batch_size for each in changed.members] == [32, 32]
     assert changed.start_steps == 10
 
@@ -65,26 +58,9 @@ def test_a_mixed_ensemble_survives_its_file_and_is_changed_by_what_comes_after(t
 def test_a_file_may_list_members_by_hand(tmp_path):
     path = tmp_path / "mixed.toml"
     path.write_text('[train]\nagents = 2\n[[members]]\nalgorithm = "sac"\n[[members]]\nstart_steps = 7\n')
-    config = layers(file=path)
+    config = layered(file=path)
     assert (config.algorithms, config.agent.algorithm) == (("sac", "td3"), "sac")
     assert config.collected_before_updates == 25_007
-
-
-MIXTURES = {
-    "an unknown one": ("td3,ppo", (), "--algo 'td3,ppo': there is no algorithm 'ppo'"),
-    "an empty one": ("td3,", (), "there is no algorithm ''"),
-    "fewer agents": ("td3,sac", ("train.agents=1",), "--algo td3,sac names 2 algorithms for 1 agent;"),
-    "one for all": ("td3,sac", ("agent.algorithm=ddpg",), "agent.algorithm = ddpg and a mixed ensemble"),
-    "read by neither": ("td3,ddpg", ("agent.policy_noise=0.2",), "policy_noise = 0.2 is read by sac only"),
-}
-
-
-@pytest.mark.parametrize("case", MIXTURES)
-def test_a_mixture_that_cannot_be_is_refused(case):
-    algorithms, assignments, text = MIXTURES[case]
-    with pytest.raises(ConfigError) as refusal:
-        layers(flags={"agent.algorithm": algorithms}, assignments=assignments)
-    assert_one_sentence(refusal.value, text)
 
 
 def test_a_file_whose_agent_is_not_its_first_member_is_refused(tmp_path):
@@ -93,7 +69,7 @@ def test_a_file_whose_agent_is_not_its_first_member_is_refused(tmp_path):
         '[agent]\nbatch_size = 3\n[[members]]\nalgorithm = "sac"\n[[members]]\nalgorithm = "td3"\n'
     )
     with pytest.raises(ConfigError) as refusal:
-        layers(file=path)
+        layered(file=path)
     assert_one_sentence(refusal.value, "agent and the first of members differ")
     with pytest.raises(ConfigError):
         resolve({"agent": {"batch_size": 3}, "members": [{}, {}]})
@@ -118,39 +94,29 @@ def test_members_are_one_table_for_each_agent():
     ],
 )
 def test_a_method_says_who_learns_from_whom(method, flags, found):
-    config = layers(flags=flags, method=method)
+    config = layered(flags=flags, method=method)
     assert (config.method, config.train.agents) == found
 
 
 def test_an_assignment_wins_over_the_method_as_over_every_flag(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text('[train]\nmethod = "dase"\nagents = 2\n')
-    assert layers(file=path, method="dpd").method == "dpd"
-    assert layers(file=path, method="single", flags={"train.agents": 1}).method == "single"
-    assert layers(method="dpd", assignments=["train.method=dase"]).method == "dase"
+    assert layered(file=path, method="dpd").method == "dpd"
+    assert layered(file=path, method="single", flags={"train.agents": 1}).method == "single"
+    assert layered(method="dpd", assignments=["train.method=dase"]).method == "dase"
 
 
 def test_a_file_may_say_single_and_need_not_say_that_it_is_one_agent(tmp_path):
     path = tmp_path / "file.toml"
     path.write_text('[train]\nmethod = "single"\n')
     for options in ({}, {"preset_name": "paper/sac"}, {"flags": {"agent.algorithm": "ddpg"}}):
-        config = layers(file=path, **options)
+        config = layered(file=path, **options)
         assert (config.method, config.train.agents) == ("single", 1)
-    assert layers(file=path, method="dase").method == "dase"
-    assert layers(assignments=["train.method=single"]).train.agents == 1
+    assert layered(file=path, method="dase").method == "dase"
+    assert layered(assignments=["train.method=single"]).train.agents == 1
     for options in ({"flags": {"train.agents": 3}}, {"assignments": ["train.agents=3"]}):
         with pytest.raises(ConfigError, match=r"single trains one agent, and train\.agents = 3"):
-            layers(file=path, **options)
-
-
-METHODS = {
-    "single of two": ("single", ("train.agents=2",), "--method single trains one agent, and 2 are asked for"),
-    "dase of one": ("dase", ("train.agents=1",), "--method dase shares experience between agents"),
-    "dpd of three": ("dpd", ("train.agents=3",), "train.method = dpd trains a pair, and train.agents = 3"),
-    "dpd with dps": ("dpd", ("dps.floor=true",), "the settings of dps mean nothing"),
-    "dase with dpd": ("dase", ("dpd.alpha=2",), "the settings of dpd are read with train.method = dpd only"),
-    "none such": ("ppo", (), "--method 'ppo' is none of single, dase and dpd"),
-}
+            layered(file=path, **options)
 
 
 def test_a_pair_needs_one_discount_factor():
@@ -162,25 +128,43 @@ def test_a_pair_needs_one_discount_factor():
 
 
 def test_only_a_pair_that_distils_shares_no_experience():
-    shares = {method: layers(method=method).shares_experience for method in ("single", "dase", "dpd")}
+    shares = {method: layered(method=method).shares_experience for method in ("single", "dase", "dpd")}
     assert shares == {"single": True, "dase": True, "dpd": False}
 
 
-@pytest.mark.parametrize("case", METHODS)
-def test_a_method_that_cannot_be_is_refused(case):
-    method, assignments, text = METHODS[case]
-    with pytest.raises(ConfigError) as refusal:
-        layers(assignments=assignments, method=method)
-    assert_one_sentence(refusal.value, text)
+MIXED = {"agent.algorithm": "td3,sac"}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("given", "words"),
     [
+        ({"flags": {"agent.algorithm": "td3,ppo"}}, "--algo 'td3,ppo': there is no algorithm 'ppo'"),
+        ({"flags": {"agent.algorithm": "td3,"}}, "there is no algorithm ''"),
+        (
+            {"flags": MIXED, "assignments": ["train.agents=1"]},
+            "--algo td3,sac names 2 algorithms for 1 agent;",
+        ),
+        (
+            {"flags": MIXED, "assignments": ["agent.algorithm=ddpg"]},
+            "agent.algorithm = ddpg and a mixed ensemble",
+        ),
+        (
+            {"flags": {"agent.algorithm": "td3,ddpg"}, "assignments": ["agent.policy_noise=0.2"]},
+            "read by sac only",
+        ),
+        ({"flags": MIXED | {"train.agents": 10**9}}, "must be at most 1024"),
+        ({"flags": MIXED | {"train.agents": 0}}, "must be greater than 0"),
         ({"method": "dpd", "flags": {"agent.algorithm": "td3,sac,ddpg"}}, "--method dpd trains 2 agents"),
-        ({"method": "single", "flags": {"agent.algorithm": "td3,sac"}}, "or choose --method dase"),
-        ({"flags": {"agent.algorithm": "td3,sac", "train.agents": 10**9}}, "must be at most 1024"),
-        ({"flags": {"agent.algorithm": "td3,sac", "train.agents": 0}}, "must be greater than 0"),
+        ({"method": "single", "flags": MIXED}, "or choose --method dase"),
+        ({"method": "single", "assignments": ["train.agents=2"]}, "trains one agent, and 2 are asked for"),
+        (
+            {"method": "dase", "assignments": ["train.agents=1"]},
+            "--method dase shares experience between agents",
+        ),
+        ({"method": "dpd", "assignments": ["train.agents=3"]}, "trains a pair, and train.agents = 3"),
+        ({"method": "dpd", "assignments": ["dps.floor=true"]}, "the settings of dps mean nothing"),
+        ({"method": "dase", "assignments": ["dpd.alpha=2"]}, "are read with train.method = dpd only"),
+        ({"method": "ppo"}, "--method 'ppo' is none of single, dase and dpd"),
         ({"preset_name": ""}, "there is no preset ''"),
         ({"flags": {"train.steps": 2**63}}, "whole numbers have at most 64 bits"),
         ({"flags": {"train.seed": 10**5_000}}, "thousands of digits is too large"),
@@ -190,14 +174,13 @@ def test_a_method_that_cannot_be_is_refused(case):
         ({"assignments": ["env.kwargs.x=[{a='\udcff'}]"]}, "cannot be written as UTF-8"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(arguments, words):
+def test_what_cannot_be_is_one_sentence(given, words):
     with pytest.raises(ConfigError) as refused:
-        layered(**{"preset_name": None, "file": None, "flags": {}, "assignments": [], **arguments})
+        layered(**given)
     assert_one_sentence(refused.value, words)
 
 
 @pytest.mark.parametrize("agents", [4, 4.0, "4", "4e0"])
 def test_the_number_of_agents_of_a_mixed_ensemble_may_be_written_in_any_way(agents):
-    flags = {"agent.algorithm": "td3,sac", "train.agents": agents}
-    config = layered(preset_name=None, file=None, flags=flags, assignments=[])
+    config = layered(flags=MIXED | {"train.agents": agents})
     assert [each.algorithm for each in config.members] == ["td3", "sac", "td3", "sac"]

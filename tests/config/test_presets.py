@@ -6,7 +6,6 @@ import tomllib
 import pytest
 import tomli_w
 from contracts.sentences import assert_one_sentence
-from layering import layers
 
 from dase_grpc.config.algorithms import ALGORITHMS, READ_BY_ONE, AgentConfig
 from dase_grpc.config.presets import BASE_PRESETS, ENVIRONMENTS, PRESETS, layered, paper_preset, preset
@@ -14,64 +13,46 @@ from dase_grpc.config.resolve import RunConfig, resolve
 from dase_grpc.errors import ConfigError
 
 PAPER = {
-    "dps.divergence": "jeffreys",
-    "dps.scope": "pooled",
-    "dps.reference_variance": 0.1,
-    "eval.every": 1_000,
-    "eval.episodes": 10,
-    "agent.gamma": 0.99,
-    "agent.exploration_noise": 0.1,
-    "agent.start_steps": 25_000,
-    "agent.batch_size": 256,
-    "agent.products": "float32",
+    "dps": {"divergence": "jeffreys", "scope": "pooled", "reference_variance": 0.1},
+    "eval": {"every": 1_000, "episodes": 10},
 }
-
+SHARED = {
+    "gamma": 0.99,
+    "exploration_noise": 0.1,
+    "start_steps": 25_000,
+    "batch_size": 256,
+    "products": "float32",
+}
+TD3_AND_SAC = {
+    "critic_lr": 3e-4,
+    "actor_lr": 3e-4,
+    "critic_weight_decay": 0.0,
+    "tau": 5e-3,
+    "hidden": (256, 256),
+}
 TABLES = {
-    "td3": {
-        "agent.critic_lr": 3e-4,
-        "agent.actor_lr": 3e-4,
-        "agent.critic_weight_decay": 0.0,
-        "agent.tau": 5e-3,
-        "agent.hidden": (256, 256),
-        "agent.reward_scale": 1.0,
-        "agent.normalise_observations": False,
-        "agent.policy_delay": 2,
-        "agent.target_noise": 0.2,
-        "agent.target_noise_clip": 0.5,
-    },
+    "td3": TD3_AND_SAC
+    | {"reward_scale": 1.0, "normalise_observations": False}
+    | {"policy_delay": 2, "target_noise": 0.2, "target_noise_clip": 0.5},
     "ddpg": {
-        "agent.critic_lr": 1e-3,
-        "agent.actor_lr": 1e-4,
-        "agent.critic_weight_decay": 1e-2,
-        "agent.tau": 1e-3,
-        "agent.hidden": (400, 300),
-        "agent.reward_scale": 1.0,
-        "agent.normalise_observations": True,
-    },
-    "sac": {
-        "agent.critic_lr": 3e-4,
-        "agent.actor_lr": 3e-4,
-        "agent.critic_weight_decay": 0.0,
-        "agent.tau": 5e-3,
-        "agent.hidden": (256, 256),
-        "agent.reward_scale": 5.0,
-        "agent.normalise_observations": False,
-        "agent.policy_noise": 0.1,
-        "agent.policy_noise_clip": 0.25,
-    },
+        "critic_lr": 1e-3,
+        "actor_lr": 1e-4,
+        "critic_weight_decay": 1e-2,
+        "tau": 1e-3,
+        "hidden": (400, 300),
+    }
+    | {"reward_scale": 1.0, "normalise_observations": True},
+    "sac": TD3_AND_SAC
+    | {"reward_scale": 5.0, "normalise_observations": False}
+    | {"policy_noise": 0.1, "policy_noise_clip": 0.25},
 }
-
-
-def value(config: RunConfig, key: str) -> object:
-    section, _, name = key.partition(".")
-    return getattr(getattr(config, section), name)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_each_paper_preset_is_the_papers_table_for_its_algorithm(algorithm):
-    config = resolve(preset(f"paper/{algorithm}"))
-    table = PAPER | TABLES[algorithm] | {"agent.algorithm": algorithm}
-    assert {key: value(config, key) for key in table} == table
+    config = resolve(preset(f"paper/{algorithm}")).model_dump()
+    table = PAPER | {"agent": SHARED | TABLES[algorithm] | {"algorithm": algorithm}}
+    assert {name: {key: config[name][key] for key in keys} for name, keys in table.items()} == table
 
 
 def test_the_defaults_are_the_papers_table_for_td3():
@@ -135,50 +116,48 @@ def file(tmp_path):
 
 
 def test_nothing_named_is_the_quick_start_and_an_environment_alone_the_papers_td3():
-    assert layers() == resolve(preset("quickstart"))
-    assert layers(flags={"env.id": "Ant-v4"}) == resolve(preset("paper/td3/Ant"), {"env": {"id": "Ant-v4"}})
-    assert layers(flags={"env.id": "My-v0"}) == resolve(preset("paper/td3"), {"env": {"id": "My-v0"}})
+    assert layered() == resolve(preset("quickstart"))
+    assert layered(flags={"env.id": "Ant-v4"}) == resolve(preset("paper/td3/Ant"), {"env": {"id": "Ant-v4"}})
+    assert layered(flags={"env.id": "My-v0"}) == resolve(preset("paper/td3"), {"env": {"id": "My-v0"}})
 
 
 def test_an_environment_set_by_assignment_chooses_the_preset_as_its_flag_does():
     for env_id in ("Ant-v5", "My-v0"):
-        assert layers(assignments=[f"env.id={env_id}"]) == layers(flags={"env.id": env_id})
-    assert layers(assignments=["env.kwargs.a=1"]).agent == layers().agent
+        assert layered(assignments=[f"env.id={env_id}"]) == layered(flags={"env.id": env_id})
+    assert layered(assignments=["env.kwargs.a=1"]).agent == layered().agent
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_an_algorithm_chooses_the_papers_preset_with_and_without_an_environment(algorithm):
     flags = {"agent.algorithm": algorithm, "env.id": None}
-    assert layers(flags=flags) == resolve(preset(f"paper/{algorithm}"))
+    assert layered(flags=flags) == resolve(preset(f"paper/{algorithm}"))
     flags["env.id"] = "Humanoid-v5"
-    assert layers(flags=flags) == resolve(preset(f"paper/{algorithm}/Humanoid"))
+    assert layered(flags=flags) == resolve(preset(f"paper/{algorithm}/Humanoid"))
 
 
 @pytest.mark.parametrize("way", ["flags", "assignments", "file"])
 def test_the_environments_own_preset_is_found_however_the_environment_is_named(way, tmp_path):
-    flags: dict[str, object] = {"agent.algorithm": "sac"}
-    given: dict[str, object] = {}
-    if way == "flags":
-        flags["env.id"] = "Humanoid-v4"
-    elif way == "assignments":
-        given["assignments"] = ["env.id=Humanoid-v4"]
-    else:
-        given["file"] = tmp_path / "env.toml"
-        (tmp_path / "env.toml").write_text('[env]\nid = "Humanoid-v4"\n')
-    config = layers(flags=flags, **given)
+    (tmp_path / "env.toml").write_text('[env]\nid = "Humanoid-v4"\n')
+    flags = {"agent.algorithm": "sac"}
+    given = {
+        "flags": {"flags": flags | {"env.id": "Humanoid-v4"}},
+        "assignments": {"flags": flags, "assignments": ["env.id=Humanoid-v4"]},
+        "file": {"flags": flags, "file": tmp_path / "env.toml"},
+    }
+    config = layered(**given[way])
     assert (config.env.id, config.agent.reward_scale) == ("Humanoid-v4", 20.0)
 
 
 def test_an_algorithm_that_is_named_wins_over_the_files_and_the_file_over_its_preset(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text('[agent]\nalgorithm = "td3"\nreward_scale = 2.0\n')
-    config = layers(file=path, flags={"agent.algorithm": "ddpg"})
+    config = layered(file=path, flags={"agent.algorithm": "ddpg"})
     assert (config.agent.algorithm, config.agent.reward_scale, config.agent.tau) == ("ddpg", 2.0, 1e-3)
 
 
 def test_an_algorithm_and_a_preset_are_not_given_together():
     with pytest.raises(ConfigError) as refusal:
-        layers(preset_name="quickstart", flags={"agent.algorithm": "sac"})
+        layered(preset_name="quickstart", flags={"agent.algorithm": "sac"})
     assert_one_sentence(refusal.value, "--algo sac", "--preset quickstart", "--preset paper/sac")
 
 
@@ -200,16 +179,16 @@ def test_an_environment_has_its_own_preset_where_the_paper_has_it(env_id, name):
 
 
 def test_a_preset_that_is_named_wins_over_the_commands_choice():
-    assert layers(preset_name="quickstart", flags={"env.id": None}) == resolve(preset("quickstart"))
+    assert layered(preset_name="quickstart", flags={"env.id": None}) == resolve(preset("quickstart"))
 
 
 def test_a_file_without_a_preset_stands_on_the_defaults(file):
-    config = layers(file=file)
+    config = layered(file=file)
     assert config == resolve({"train": {"steps": 22, "seed": 2}, "env": {"kwargs": {"a": 1, "b": 1}}})
 
 
 def test_file_wins_over_preset_flags_over_file_and_assignments_over_flags(file):
-    config = layers(
+    config = layered(
         preset_name="quickstart",
         file=file,
         flags={"train.seed": 3, "train.agents": 3, "env.id": None},
@@ -217,27 +196,25 @@ def test_file_wins_over_preset_flags_over_file_and_assignments_over_flags(file):
     )
     assert config.replay.capacity == preset("quickstart")["replay"]["capacity"]
     assert config.env.id == preset("quickstart")["env"]["id"]  # None: the flag was not given
-    assert config.train.steps == 22
-    assert config.train.seed == 3
-    assert config.train.agents == 4
+    assert (config.train.steps, config.train.seed, config.train.agents) == (22, 3, 4)
     assert config.env.kwargs == {"a": 1, "b": 4}
 
 
 def test_the_last_of_equal_assignments_wins():
-    assert layers(assignments=["train.seed=1", "train.seed=2"]).train.seed == 2
+    assert layered(assignments=["train.seed=1", "train.seed=2"]).train.seed == 2
 
 
 def test_zero_is_a_flag_that_was_given():
-    assert layers(flags={"train.seed": 0}, assignments=[]).train.seed == 0
+    assert layered(flags={"train.seed": 0}, assignments=[]).train.seed == 0
 
 
 def test_presets_are_the_same_after_use(file):
     before = copy.deepcopy(dict(PRESETS))
-    layers(preset_name="quickstart", file=file, assignments=["env.kwargs.c=1", "agent.hidden=[1]"])
+    layered(preset_name="quickstart", file=file, assignments=["env.kwargs.c=1", "agent.hidden=[1]"])
     assert dict(PRESETS) == before
 
 
 def test_an_infinite_argument_of_an_environment_is_kept():
-    config = layered(preset_name=None, file=None, flags={}, assignments=["env.kwargs.range=[0.7, inf]"])
+    config = layered(assignments=["env.kwargs.range=[0.7, inf]"])
     written = tomli_w.dumps(config.model_dump(mode="json"))
     assert resolve(tomllib.loads(written)) == config

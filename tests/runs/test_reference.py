@@ -94,7 +94,7 @@ def test_the_counterpart_has_the_papers_settings(
 
 def test_a_mixed_ensemble_has_no_counterpart() -> None:
     flags = {"agent.algorithm": "td3,sac", "env.id": "Ant-v5"}
-    assert counterpart(layered(preset_name=None, file=None, flags=flags, assignments=[])) is None
+    assert counterpart(layered(flags=flags)) is None
 
 
 @pytest.mark.parametrize(("batch_size", "method"), [(256, "dase-k2"), (32, None)])

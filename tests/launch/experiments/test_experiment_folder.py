@@ -216,7 +216,7 @@ def test_a_first_try_finds_the_whole_configuration(folder, settings):
 def test_a_mixed_ensemble_reaches_its_process_as_it_is(folder):
     (cell,) = cells_of(parse_experiment({"matrix": {"algo": ["td3,sac"], "agents": [3]}}, name="e")).cells
     folder.begin(cell)
-    told = layered(preset_name=None, file=folder.config(cell), flags={}, assignments=[])
+    told = layered(file=folder.config(cell))
     assert told == cell.config
     assert told.algorithms == ("td3", "sac")
 

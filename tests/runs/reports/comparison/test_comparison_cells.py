@@ -149,7 +149,7 @@ def test_methods_are_told_apart(bench: Bench) -> None:
 def test_mixed_ensembles_are_named_by_their_algorithms_and_differ_by_their_members(bench: Bench) -> None:
     def mixed(**agent: Any) -> SourceRun:
         flags = {"agent.algorithm": "td3,sac", "env.id": "HalfCheetah-v5"}
-        config = layered(preset_name=None, file=None, flags=flags, assignments=[])
+        config = layered(flags=flags)
         members = [each.model_dump(mode="json") for each in config.members]
         members[1] |= agent
         path = write_run(bench.root, f"mixed{agent}", flat(1, 3), flat(2, 3), settings={"members": members})
