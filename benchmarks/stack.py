@@ -38,11 +38,11 @@ from dase_grpc.config.algorithms import ALGORITHMS, DpsConfig
 from dase_grpc.config.presets import preset
 from dase_grpc.config.resolve import RunConfig, resolve
 from dase_grpc.errors import DaseError
+from dase_grpc.learning.agents.batch import Staging
 from dase_grpc.learning.agents.device import use
 from dase_grpc.learning.agents.graphs import recorder_for
 from dase_grpc.learning.agents.memory import OWN, StackedMemory
 from dase_grpc.learning.agents.registry import make_agent
-from dase_grpc.learning.agents.transfers import Staging
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher, weighed
 from dase_grpc.learning.training.statistics import DeviceTotals
 from dase_grpc.learning.training.together import StackedUpdate

@@ -36,12 +36,11 @@ from dase_grpc.config.presets import preset
 from dase_grpc.config.resolve import resolve
 from dase_grpc.errors import DaseError, DeviceError
 from dase_grpc.learning.agents.actor_critic import ActorCritic
-from dase_grpc.learning.agents.batch import Batch, that_count
+from dase_grpc.learning.agents.batch import Batch, Staging, that_count
 from dase_grpc.learning.agents.ddpg import DDPG
 from dase_grpc.learning.agents.device import pick_device
 from dase_grpc.learning.agents.sac import SAC
 from dase_grpc.learning.agents.td3 import TD3
-from dase_grpc.learning.agents.transfers import Staging
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher, weighed
 from dase_grpc.schema import Array, TransitionSchema
 

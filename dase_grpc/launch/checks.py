@@ -89,7 +89,7 @@ def vain_products(config: RunConfig) -> str | None:
     """Says that agents ask for products of bfloat16 numbers and have none; None where all is well."""
     for agent in config.distinct_agents:
         if agent.products != "float32":
-            from dase_grpc.learning.agents.dense import WORTH_ROUNDING  # torch takes seconds to import
+            from dase_grpc.learning.agents.passes import WORTH_ROUNDING  # torch takes seconds to import
 
             if max(agent.hidden) < WORTH_ROUNDING:
                 return (

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from dase_grpc.config.algorithms import AgentConfig
 from dase_grpc.errors import ConfigError, DaseError, WaitedTooLongError
-from dase_grpc.learning.agents.policy import ActorPolicy, Published, load_policy
+from dase_grpc.learning.agents.policy import ActorPolicy, Published
+from dase_grpc.learning.agents.registry import load_policy
 from dase_grpc.learning.agents.snapshots import Behaviour
 from dase_grpc.learning.training.publishing import from_bytes, to_bytes
 from dase_grpc.replay.buffer.policies import Policy

@@ -17,7 +17,8 @@ ROOT = {"__main__", "errors", "pace", "progress", "schema", "seeding"}
 
 PARAGRAPHS = {
     "cli.certs": "commands of their own, below `dase certs`",
-    "learning.similarity.pooled": "the second implementation of a divergence, beside divergences",
+    "learning.agents.ddpg": "an algorithm, beside td3 and sac",
+    "learning.agents.td3": "an algorithm, beside ddpg and sac",
     "learning.training.whole": "to be one with learning.training.together",
     "replay.client.outbox": "a state of its own with an oracle in the tests",
 }
@@ -38,7 +39,7 @@ DOUBLED = {
     "Cell": "of a comparison, and of an experiment's matrix",
     "Health": "of a node, and of an agent's updates",
     "Look": "at a cluster, and at updates",
-    "Policy": "as bytes, as a network, and as what acts",
+    "Policy": "as bytes, and as what acts",
 }
 """Classes with a namesake."""
 

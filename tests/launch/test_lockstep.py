@@ -14,7 +14,7 @@ from small import new_run, small_config
 from dase_grpc.errors import CapacityError, EnvironmentFailedError, RunDirectoryError
 from dase_grpc.launch import lockstep
 from dase_grpc.launch.lockstep import BUFFER_FILE, LockstepRun, open_lockstep, run_lockstep, save_buffer
-from dase_grpc.learning.agents.dense import WORTH_ROUNDING
+from dase_grpc.learning.agents.passes import WORTH_ROUNDING
 from dase_grpc.learning.envs.make import make_env, schema_of
 from dase_grpc.learning.envs.restarts import exploring_env
 from dase_grpc.runs.checkpoint import METADATA_FILE, STATE_FILE, checkpoints, latest

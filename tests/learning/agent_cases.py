@@ -12,9 +12,9 @@ from learning.td3_oracle import OracleTD3
 
 from dase_grpc.config.algorithms import AgentConfig
 from dase_grpc.learning.agents.actor_critic import ActorCritic
-from dase_grpc.learning.agents.batched import StackedActor, of_one
 from dase_grpc.learning.agents.ddpg import DDPG
 from dase_grpc.learning.agents.sac import SAC
+from dase_grpc.learning.agents.stack import StackedActor, of_one
 from dase_grpc.learning.agents.td3 import TD3
 
 AGENTS: dict[str, type[ActorCritic]] = {"td3": TD3, "ddpg": DDPG, "sac": SAC}

@@ -10,9 +10,8 @@ import torch
 from nodes.learning_cases import tiny_config
 from replay.wire.services import Service, promptly
 
-from dase_grpc.learning.agents.agent import Agent
 from dase_grpc.learning.agents.policy import policy_tensors
-from dase_grpc.learning.agents.registry import make_agent
+from dase_grpc.learning.agents.registry import Agent, make_agent
 from dase_grpc.learning.envs.make import make_env, schema_of
 from dase_grpc.learning.training.publishing import to_bytes
 from dase_grpc.nodes.actor import run_actor

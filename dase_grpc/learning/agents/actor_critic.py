@@ -10,16 +10,14 @@ from torch import Tensor, nn
 
 from dase_grpc.config.algorithms import AgentConfig
 from dase_grpc.learning.agents.batch import Batch, that_count
-from dase_grpc.learning.agents.dense import PRODUCTS
-from dase_grpc.learning.agents.memory import OWN, Memory, StackedMemory
-from dase_grpc.learning.agents.networks import Actor, TwinCritic, restore
-from dase_grpc.learning.agents.noise import NoiseStream
-from dase_grpc.learning.agents.normaliser import Normaliser
-from dase_grpc.learning.agents.optimiser import Adam, Flat, GuardedSteps, Steps
-from dase_grpc.learning.agents.passes import ActorPass
-from dase_grpc.learning.agents.policy import ActorPolicy
+from dase_grpc.learning.agents.equations import NoiseStream
+from dase_grpc.learning.agents.memory import OWN, Flat, Memory, StackedMemory
+from dase_grpc.learning.agents.networks import Actor, LateActionCritic, Sizes, Start, TwinCritic, restore
+from dase_grpc.learning.agents.optimiser import GuardedSteps, Steps
+from dase_grpc.learning.agents.passes import PRODUCTS, ActorPass
+from dase_grpc.learning.agents.policy import ActorPolicy, Normaliser
 from dase_grpc.learning.agents.stack import Kind, Stack
-from dase_grpc.schema import Array
+from dase_grpc.schema import Array, TransitionSchema
 from dase_grpc.seeding import Purpose, integer
 
 UPDATES: Final = "updates"
@@ -27,7 +25,7 @@ NOISE_STATE: Final = "target_noise.generator"
 
 
 class ActorCritic(ABC):
-    """An `Agent` but for its networks and its update, which a subclass brings.
+    """An `Agent` but for its update, which a subclass brings.
 
     Owned by one thread. Networks come from the run's seed and the agent's id, the same bits on
     every device; torch's global random state is neither read nor changed. Every tensor of the
@@ -40,64 +38,86 @@ class ActorCritic(ABC):
     with others', is exact, and only what moves the networks is rounded. The reference twin rounds nothing.
 
     Args:
-        targets: the networks that follow "actor", "critic" or both, by the name of whom they follow.
-        noise: where the update draws from, if it does.
         memory: what gives out all tensors of the state.
         autograd: whether updates are those of the reference twin; None for wherever it is not a CPU.
 
     Attributes:
-        kind: of its updates by autograd.
         flats: the flat tensors of its networks, "actor", "critic" and "target_" before either.
     """
 
     kind: ClassVar[Kind]
+    _critic: TwinCritic | LateActionCritic
+    _target_critic: TwinCritic | LateActionCritic
 
     def __init__(
         self,
         config: AgentConfig,
+        schema: TransitionSchema,
         *,
-        actor: Actor,
-        critic: nn.Module,
-        targets: Mapping[str, nn.Module],
-        noise: NoiseStream | None = None,
+        seed: int,
+        agent_id: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
         memory: Memory = OWN,
         autograd: bool | None = None,
     ) -> None:
         self._config = config
-        self._noise = noise
-        first = actor.weight[0]
-        self._by_autograd = first.device.type != "cpu" if autograd is None else autograd
+        self._by_autograd = device.type != "cpu" if autograd is None else autograd
         alone = StackedMemory(1) if self._by_autograd and not memory.stacked else None
         if alone is not None:
             memory = alone.of(0)
-        networks = {"actor": actor, "critic": critic}
-        networks |= {f"target_{name}": network for name, network in targets.items()}
-        self.flats = {name: _flat(network, name, memory) for name, network in networks.items()}
-        self._followed = [(self.flats[f"target_{name}"], self.flats[name]) for name in targets]
-        self._normaliser = (
-            Normaliser.new(first.shape[1], first.device, memory=memory)
-            if config.normalise_observations
-            else None
+        generator = torch.Generator().manual_seed(integer(seed, Purpose.NETWORKS, agent_id))
+        networks = self._make_networks(
+            Sizes.of(config, schema), Start(generator, device, dtype, self.kind.bounds)
         )
-        self._policy = ActorPolicy(actor, self._normaliser)
-        self._products = PRODUCTS[config.products]
-        self._actor_pass = ActorPass(actor, gradients=self._products)
-        actor_adam = Adam(self.flats["actor"], lr=config.actor_lr)
-        critic_adam = Adam(self.flats["critic"], lr=config.critic_lr, weight_decay=config.critic_weight_decay)
-        self._actor_steps, self._critic_steps = GuardedSteps(actor_adam), GuardedSteps(critic_adam)
+        self.flats = {name: _flat(network, name, memory) for name, network in networks.items()}
+        targets = (name for name in networks if name.startswith("target_"))
+        self._followed = [(self.flats[name], self.flats[name.removeprefix("target_")]) for name in targets]
+        self._noise = NoiseStream(seed, agent_id, device) if self._noise_scales else None
+        self._normaliser = None
+        if config.normalise_observations:
+            self._normaliser = Normaliser.new(schema.observation_size, device, memory=memory)
+        self._policy = ActorPolicy(self._actor, self.flats["actor"], self._normaliser)
+        decay = config.critic_weight_decay
+        self._actor_steps = GuardedSteps(self.flats["actor"], lr=config.actor_lr)
+        self._critic_steps = GuardedSteps(self.flats["critic"], lr=config.critic_lr, weight_decay=decay)
         self._updates = 0
-        self._tensors = dict(self._policy.named_tensors())
-        for name, network in (("critic", critic), *((f"target_{name}", n) for name, n in targets.items())):
-            self._tensors |= network.named_parameters(prefix=name)
-        self._tensors |= actor_adam.named_tensors("actor_optimizer")
-        self._tensors |= critic_adam.named_tensors("critic_optimizer")
+        self._tensors = self._state_tensors(networks)
+        self._products = PRODUCTS[config.products]
+        self._actor_pass = ActorPass(self._actor, gradients=self._products)
+        # apart, for the one in the actor's loss is kept
+        self._target_actor_pass = ActorPass(self._target_actor, values=self._products)
+        self._write_out()
         self._alone = None if alone is None else self.stack_of(alone)
-        self._turn = torch.ones(1, dtype=torch.bool, device=first.device)
+        self._turn = torch.ones(1, dtype=torch.bool, device=device)
+
+    def _make_networks(self, sizes: Sizes, start: Start) -> dict[str, nn.Module]:
+        self._actor = Actor(sizes, start)
+        self._critic = self.kind.network(sizes, start)
+        self._target_critic = self._critic.frozen_copy()
+        self._target_actor = self._actor.frozen_copy() if self.kind.target_actor else self._actor
+        networks: dict[str, nn.Module] = {"actor": self._actor, "critic": self._critic}
+        if self.kind.target_actor:
+            networks["target_actor"] = self._target_actor
+        return {**networks, "target_critic": self._target_critic}
+
+    def _state_tensors(self, networks: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+        tensors = dict(self._policy.named_tensors())
+        for name, network in networks.items():
+            tensors |= network.named_parameters(prefix=name)
+        tensors |= self._actor_steps.named_tensors("actor_optimizer")
+        tensors |= self._critic_steps.named_tensors("critic_optimizer")
+        return tensors
 
     @property
     def updates(self) -> int:
         """Training iterations done so far; also the version of the current policy."""
         return self._updates
+
+    @property
+    def policy(self) -> ActorPolicy:
+        """The policy being trained: the network itself, whose actions have gradients."""
+        return self._policy
 
     def act(self, observation: Array) -> Array:
         """Noise-free actions in [-1, 1]; (B, m) float32 -> (B, n) float32, a new array."""
@@ -108,7 +128,9 @@ class ActorCritic(ABC):
         """π(s) for (B, m) observations on the agent's device, (B, n) in [-1, 1], without gradient."""
         if self._by_autograd:
             return self._policy.actions(observation)
-        return self._actor_pass.actions(self._as_seen(observation))
+        if self._normaliser is not None:
+            observation = self._normaliser.normalise(observation)
+        return self._actor_pass.actions(observation)
 
     @property
     def uses_actions(self) -> bool:
@@ -118,16 +140,6 @@ class ActorCritic(ABC):
     def stack_of(self, memory: StackedMemory) -> Stack:
         """What all agents of this kind learn by at once that were made with `memory`."""
         return Stack(self.kind, self.flats, config=self._config, memory=memory)
-
-    @property
-    def policy(self) -> ActorPolicy:
-        """The policy being trained: the network itself, whose actions have gradients."""
-        return self._policy
-
-    @property
-    def flat_actor(self) -> Flat:
-        """The parameters of its actor."""
-        return self.flats["actor"]
 
     @property
     def judgement(self) -> dict[str, Tensor]:
@@ -144,11 +156,9 @@ class ActorCritic(ABC):
 
         observation is (B, m), raw; action (B, n); the result (B,).
         """
-        return self._q(self._as_seen(observation), action) / self._config.reward_scale
-
-    @abstractmethod
-    def _q(self, observation: Tensor, action: Tensor) -> Tensor:
-        """Q(s, a) as the actor's loss has it, rounding nothing; (B,)."""
+        if self._normaliser is not None:
+            observation = self._normaliser.normalise(observation)
+        return self._q(observation, action) / self._config.reward_scale
 
     def update(self, batch: Batch, weight: Tensor, *, actions: Tensor | None = None) -> Mapping[str, Tensor]:
         """One training iteration; weight is (B,) and does not sum to 0.
@@ -198,11 +208,11 @@ class ActorCritic(ABC):
             rows = that_count(weight)
             if rows is not None:
                 batch, weight, noise = batch.at(rows), weight[rows], tuple(drawn[rows] for drawn in noise)
-            seen = self._seen(batch, weight)
             if self._normaliser is not None:
+                batch = self._normaliser.learned(batch, weight)
                 actions = None  # they answer to observations as they were seen before
-            policy = partial(self._actor_pass.again, actions, seen.observation, rows)
-            losses = self._learn(seen, weight / weight.sum(), policy, *noise)
+            policy = partial(self._actor_pass.again, actions, batch.observation, rows)
+            losses = self._learn(batch, weight / weight.sum(), policy, *noise)
         self._actor_pass.forget()
         return losses
 
@@ -218,15 +228,6 @@ class ActorCritic(ABC):
         )
         return {name: values[0] for name, values in losses.items()}
 
-    def _moves_actor(self, update: int) -> bool:
-        """Whether the update of that number, counted from 1, moves the actor too."""
-        return True
-
-    @property
-    def _noise_scales(self) -> tuple[float, ...]:
-        """The standard deviations of what an update draws in the shape of the batch's actions, in order."""
-        return ()
-
     def _draw(self, noise: Sequence[Tensor]) -> None:
         if self._noise is not None:
             for place, std in zip(noise, self._noise_scales, strict=True):
@@ -238,6 +239,31 @@ class ActorCritic(ABC):
         if self._moves_actor(self._updates):
             self._actor_steps.count()
 
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """Target networks: θ' ← τ θ + (1 − τ) θ'."""
+        for target, online in self._followed:
+            target.values.lerp_(online.values, self._config.tau)
+
+    # what an algorithm brings
+
+    @property
+    def _noise_scales(self) -> tuple[float, ...]:
+        """The standard deviations of what an update draws in the shape of the batch's actions, in order."""
+        return ()
+
+    def _moves_actor(self, update: int) -> bool:
+        """Whether the update of that number, counted from 1, moves the actor too."""
+        return True
+
+    @abstractmethod
+    def _write_out(self) -> None:
+        """Makes the critics' passes."""
+
+    @abstractmethod
+    def _q(self, observation: Tensor, action: Tensor) -> Tensor:
+        """Q(s, a) as the actor's loss has it, rounding nothing; (B,)."""
+
     @abstractmethod
     def _learn(
         self, batch: Batch, share: Tensor, policy: Callable[[], Tensor], *noise: Tensor
@@ -247,6 +273,8 @@ class ActorCritic(ABC):
         batch is as the networks see it, share (B,) is w / Σ w, noise what was drawn; policy gives π(s)
         of the batch, and has `_actor_pass` keep the pass.
         """
+
+    # saving
 
     def take_steps(self) -> dict[str, Steps]:
         """The optimisers' steps since the last call, by network; waits for the device."""
@@ -275,38 +303,17 @@ class ActorCritic(ABC):
             ValueError: a name too many, or a value of another shape or dtype; nothing is changed.
         """
         updates = torch.zeros((), dtype=torch.int64)
-        if self._noise is None:
-            restore({**self._tensors, UPDATES: updates}, state)
-        else:
-            noise = self._noise.room_for(state.get(NOISE_STATE))
-            restore({**self._tensors, UPDATES: updates, NOISE_STATE: noise}, state)
-            self._noise.resume(noise, updates=int(updates))
+        places = {**self._tensors, UPDATES: updates}
+        if self._noise is not None:
+            places[NOISE_STATE] = self._noise.room_for(state.get(NOISE_STATE))
+        restore(places, state)
         self._updates = int(updates)
+        if self._noise is not None:
+            self._noise.resume(places[NOISE_STATE], updates=self._updates)
         self._actor_pass.forget()
-
-    def _as_seen(self, observation: Tensor) -> Tensor:
-        return observation if self._normaliser is None else self._normaliser.normalise(observation)
-
-    def _seen(self, batch: Batch, weight: Tensor) -> Batch:
-        """The batch as the networks see it; the normaliser, if there is one, learns from it first."""
-        if self._normaliser is None:
-            return batch
-        self._normaliser.learn(batch.observation, weight)
-        return batch.seen_by(self._normaliser.normalise)
-
-    @torch.no_grad()
-    def _follow(self) -> None:
-        """Target networks: θ' ← τ θ + (1 − τ) θ'."""
-        for target, online in self._followed:
-            target.values.lerp_(online.values, self._config.tau)
 
 
 def _flat(network: nn.Module, name: str, memory: Memory) -> Flat:
     # twins apart: then those of all agents in a stack are one batch of 2K
     copies = 2 if memory.stacked and isinstance(network, TwinCritic) else 1
     return Flat(network, name=name, copies=copies, memory=memory)
-
-
-def network_generator(seed: int, agent_id: int) -> torch.Generator:
-    """What an agent's initial networks are drawn from."""
-    return torch.Generator().manual_seed(integer(seed, Purpose.NETWORKS, agent_id))

@@ -1,13 +1,15 @@
-"""A sampled batch as named tensors, and which of its rows are worth computing."""
+"""A sampled batch: named tensors, the way its rows come to the agent's device, and which of them count."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Final, Self
+from typing import Any, Final, Self
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dase_grpc.schema import TransitionSchema
+from dase_grpc.learning.agents.device import CudaLane, Lane, Mark, pinned
+from dase_grpc.schema import Array, TransitionSchema
 
 NEGLIGIBLE: Final = 2.0**-40
 """A row counts if its weight is more than this share of the batch's largest, an internal row's 1.
@@ -62,7 +64,7 @@ class Batch:
         )
 
     def as_stack(self) -> Self:
-        """The batch of a stack of one; views, nothing is copied."""
+        """The batch of a stack of one; views."""
         return type(self)(**{field.name: getattr(self, field.name)[None] for field in fields(self)})
 
     def at(self, rows: Tensor) -> Self:
@@ -89,3 +91,95 @@ def that_count(weight: Tensor) -> Tensor | None:
     values = weight.numpy()
     (rows,) = (values > NEGLIGIBLE * values.max()).nonzero()
     return torch.from_numpy(rows) if 0 < len(rows) < len(values) else None
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Where a device's copies are queued: those from the host, and those in order with what it computes."""
+
+    upload: Lane
+    compute: Lane
+
+
+@dataclass
+class _Slot:
+    """One of two places that rows pass through on their way, in turn.
+
+    Attributes:
+        host, landing: the rows in pinned host memory, and on the device.
+        sent, free: behind the copy between the two, and behind the one out of `landing`; None at first.
+    """
+
+    host: Tensor
+    landing: Tensor
+    sent: Mark | None = None
+    free: Mark | None = None
+
+
+class Staged:
+    """A tensor that the host fills anew again and again; on a GPU with two more on either side of the bus.
+
+    On a GPU the copy to the device overlaps with the updates that run there, however many are queued; the
+    tensor itself changes in order with them. The host waits for nothing but its own copy of two fillings
+    ago, which is what keeps it from running further ahead. One thread at a time.
+
+    Args:
+        lanes: the device's; None for those of a GPU, if it is one.
+
+    Attributes:
+        tensor: zeros at first; always the same, each filling overwrites it.
+    """
+
+    def __init__(
+        self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, *, lanes: Lanes | None = None
+    ) -> None:
+        if lanes is None and device.type == "cuda":
+            lanes = Lanes(CudaLane(device, own=True), CudaLane(device, own=False))
+        self._lanes = lanes
+        self.tensor = torch.zeros(tuple(shape), dtype=dtype, device=device)
+        self._slots: list[_Slot] = []
+        if lanes is not None:
+            host = (pinned(torch.zeros(tuple(shape), dtype=dtype), device) for _ in range(2))
+            self._slots = [_Slot(each, torch.empty_like(self.tensor)) for each in host]
+        self._here: npt.NDArray[Any] | None = self.tensor.numpy() if lanes is None else None
+
+    def fill(self, write: Callable[[npt.NDArray[Any]], None]) -> None:
+        """Has the host write the whole tensor, into an array of its shape; what is not written may be old."""
+        if self._lanes is None:
+            assert self._here is not None
+            write(self._here)
+            return
+        upload, compute, slot = self._lanes.upload, self._lanes.compute, self._slots[0]
+        self._slots.reverse()
+        if slot.sent is not None:
+            slot.sent.wait()
+        upload.follow(slot.free or compute.mark())  # at first, behind whatever had its memory before
+        write(slot.host.numpy())
+        upload.copy(slot.landing, slot.host)
+        slot.sent = upload.mark()
+        compute.follow(slot.sent)
+        compute.copy(self.tensor, slot.landing)
+        slot.free = compute.mark()
+
+
+class Staging:
+    """A reused staging tensor for batches of packed rows (`Staged`). One thread at a time.
+
+    Attributes:
+        batch: what each `load` overwrites and returns, always the same views.
+    """
+
+    def __init__(
+        self, schema: TransitionSchema, batch_size: int, device: torch.device, *, lanes: Lanes | None = None
+    ) -> None:
+        self._rows = Staged((batch_size, schema.width), torch.float32, device, lanes=lanes)
+        self.batch = Batch.from_rows(schema, self._rows.tensor)
+
+    def load(self, rows: Array) -> Batch:
+        """Copies (B, width) rows in."""
+
+        def write(place: Array) -> None:
+            place[:] = rows
+
+        self._rows.fill(write)
+        return self.batch

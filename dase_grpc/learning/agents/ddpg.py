@@ -3,7 +3,7 @@
 One critic, which the action enters at its second layer; targets without noise; actor, critic and
 targets move at every update. Weight decay is Adam's L2 term on all of the critic, biases too, and
 networks start as torch's linear layers do, both as in DASE's released code; the paper's small final
-layers are not in it. Normalised observations: normaliser.py.
+layers are not in it. Normalised observations: `Normaliser` of policy.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,19 +12,18 @@ import torch
 from torch import Tensor
 
 from dase_grpc.config.algorithms import AgentConfig
-from dase_grpc.learning.agents.actor_critic import ActorCritic, network_generator
+from dase_grpc.learning.agents.actor_critic import ActorCritic
 from dase_grpc.learning.agents.batch import Batch
-from dase_grpc.learning.agents.batched import StackedActor, StackedLate
 from dase_grpc.learning.agents.equations import bellman, critic_gradient, critic_loss, mean
-from dase_grpc.learning.agents.memory import OWN, Memory
-from dase_grpc.learning.agents.networks import Actor, LateActionCritic, Policy, Value
+from dase_grpc.learning.agents.networks import LateActionCritic
 from dase_grpc.learning.agents.passes import ActorPass, LatePass
-from dase_grpc.learning.agents.stack import Kind, Moves, Networks
-from dase_grpc.schema import TransitionSchema
+from dase_grpc.learning.agents.stack import Kind, Moves, Networks, StackedActor, StackedLate
 
 
 @torch.no_grad()
-def target_value(actor: Policy, critic: Value, batch: Batch, *, config: AgentConfig) -> Tensor:
+def target_value(
+    actor: ActorPass | StackedActor, critic: LatePass | StackedLate, batch: Batch, *, config: AgentConfig
+) -> Tensor:
     """The target y = scale · r + γ · bootstrap · Q'(s', π'(s')); (B,). Both are the target networks."""
     value = critic.value(batch.next_observation, actor.actions(batch.next_observation))
     return bellman(batch, value, config=config)
@@ -36,16 +35,10 @@ def actor_loss(actor: StackedActor, critic: StackedLate, observation: Tensor, sh
 
 
 def learn(
-    networks: Networks[StackedLate],
-    moves: Moves,
-    batch: Batch,
-    share: Tensor,
-    noise: Sequence[Tensor],
-    *,
-    config: AgentConfig,
+    networks: Networks[StackedLate], moves: Moves, batch: Batch, share: Tensor, noise: Sequence[Tensor]
 ) -> Mapping[str, Tensor]:
     """One update by autograd, which draws nothing; see stack.Learn."""
-    target = target_value(networks.target_actor, networks.target_critic, batch, config=config)
+    target = target_value(networks.target_actor, networks.target_critic, batch, config=networks.config)
     values = networks.critic.value(batch.observation, batch.action)
     loss = moves.critic(critic_loss(values, target, share))
     losses = {"critic_loss": loss, "q_mean": mean(values.detach(), share)}
@@ -58,39 +51,15 @@ def learn(
 class DDPG(ActorCritic):
     """An `Agent` that learns by DDPG."""
 
-    kind = Kind(learn, StackedLate)
+    kind = Kind(learn, LateActionCritic, StackedLate)
+    _critic: LateActionCritic
+    _target_critic: LateActionCritic
 
-    def __init__(
-        self,
-        config: AgentConfig,
-        schema: TransitionSchema,
-        *,
-        seed: int,
-        agent_id: int,
-        device: torch.device,
-        dtype: torch.dtype = torch.float32,
-        memory: Memory = OWN,
-        autograd: bool | None = None,
-    ) -> None:
-        start = network_generator(seed, agent_id)
-        m, n = schema.observation_size, schema.action_size
-        actor = self._actor = Actor((m, *config.hidden, n), start, device=device, dtype=dtype)
-        critic = LateActionCritic((m, *config.hidden, 1), n, start, device=device, dtype=dtype)
-        self._critic = critic
-        self._target_actor, self._target_critic = actor.frozen_copy(), critic.frozen_copy()
-        super().__init__(
-            config,
-            actor=actor,
-            critic=critic,
-            targets={"actor": self._target_actor, "critic": self._target_critic},
-            memory=memory,
-            autograd=autograd,
-        )
-        products = self._products
-        self._target_actor_pass = ActorPass(self._target_actor, values=products)
-        self._critic_pass = LatePass(critic, products=products)
-        self._exact_critic = LatePass(critic, self._critic_pass.buffers)
-        self._target_critic_pass = LatePass(self._target_critic, self._critic_pass.buffers, products=products)
+    def _write_out(self) -> None:
+        self._critic_pass = LatePass(self._critic, products=self._products)
+        room = self._critic_pass.buffers
+        self._exact_critic = LatePass(self._critic, room)
+        self._target_critic_pass = LatePass(self._target_critic, room, products=self._products)
 
     def _q(self, observation: Tensor, action: Tensor) -> Tensor:
         return self._exact_critic.value(observation, action)

@@ -1,9 +1,10 @@
-"""The device that an agent computes on, found or refused; never a silent fallback."""
+"""The device that an agent computes on: found or refused, never a silent fallback; copies queued on it."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from dase_grpc.config.algorithms import AgentConfig
 from dase_grpc.errors import DeviceError
@@ -58,3 +59,78 @@ def use(device: torch.device) -> None:
 def reserved_bytes(device: torch.device) -> int:
     """What PyTorch of this process has reserved of a GPU; 0 of a CPU. Any thread; does not wait for it."""
     return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+
+
+class Mark:
+    """A point in a lane, behind all that had been queued in it by then; this one is always passed."""
+
+    def wait(self) -> None:
+        """Blocks the calling thread until the lane has come there."""
+
+
+class Lane:
+    """Work in order; on a CPU, which has nothing to queue, it is done at once. One thread's."""
+
+    def copy(self, place: Tensor, source: Tensor) -> None:
+        """Queues a copy; host memory in it is pinned, and stays as it is until a mark after it is passed."""
+        place.copy_(source)
+
+    def mark(self) -> Mark:
+        """A mark behind all that is queued."""
+        return Mark()
+
+    def follow(self, mark: Mark) -> None:
+        """Whatever is queued here from now on waits for a mark of another lane; nobody else does."""
+        mark.wait()
+
+
+class CudaMark(Mark):
+    """A mark in a CUDA stream."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own annotation
+        self.event.record(stream)
+
+    def wait(self) -> None:
+        """See Mark."""
+        self.event.synchronize()
+
+
+class CudaLane(Lane):
+    """A CUDA stream: one of its own, or the one that the calling thread computes in.
+
+    Without work of other streams on the same tensors but as marks say.
+    """
+
+    def __init__(self, device: torch.device, *, own: bool) -> None:
+        self._device = device
+        made = torch.cuda.Stream(device) if own else None  # type: ignore[no-untyped-call]  # as above
+        self._own: torch.cuda.Stream | None = made
+
+    @property
+    def _stream(self) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(self._device) if self._own is None else self._own
+
+    def copy(self, place: Tensor, source: Tensor) -> None:
+        """See Lane."""
+        with torch.cuda.stream(self._stream):
+            place.copy_(source, non_blocking=True)
+
+    def mark(self) -> Mark:
+        """See Lane."""
+        return CudaMark(self._stream)
+
+    def follow(self, mark: Mark) -> None:
+        """See Lane."""
+        if isinstance(mark, CudaMark):
+            self._stream.wait_event(mark.event)
+        else:
+            mark.wait()
+
+
+def pinned(tensor: Tensor, device: torch.device) -> Tensor:
+    """A host tensor in memory that this GPU can copy to and from by itself; for a CPU as it is."""
+    if device.type != "cuda":
+        return tensor
+    with torch.cuda.device(device):  # pinning needs a context on a GPU: on this one, else on the first
+        return tensor.pin_memory()

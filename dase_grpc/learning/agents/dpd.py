@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,16 +19,12 @@ from dase_grpc.errors import ConfigError
 from dase_grpc.learning.agents.actor_critic import ActorCritic
 from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.agents.networks import require_fit, restore
-from dase_grpc.learning.agents.optimiser import Adam, Flat, GuardedSteps, Steps
+from dase_grpc.learning.agents.optimiser import GuardedSteps, Steps
 from dase_grpc.learning.agents.policy import ActorPolicy, PeerPolicies, Published
 from dase_grpc.schema import Array
 
-OPTIMIZER: Final = "distillation_optimizer"
-PEER: Final = "peer"
 PEER_VERSION: Final = "peer_version"
-SHOWN: Final = "published"
 SHOWN_VERSION: Final = "published_version"
-TOTALS: Final = "distillation_totals"
 NO_VERSION: Final = -1
 
 _log = logging.getLogger("dase")
@@ -91,44 +88,44 @@ class DPD:
         self._peer = peer
         self._pairing = pairing
         self._config = config
-        optimizer = Adam(own.flat_actor, lr=config.lr_factor * own_config.actor_lr, name="distillation")
-        self._steps = GuardedSteps(optimizer)
+        flat = own.policy.flat
+        self._steps = GuardedSteps(flat, lr=config.lr_factor * own_config.actor_lr, name="distillation")
         self._terms = terms(own_config)
         self._peer_terms = terms(pairing.config)
         self._seen: Published | None = None
-        self._peer_version = self._shown_version = NO_VERSION
+        # NumPy's, which nobody waits for; the state's tensors share their memory
+        self._peer_version, self._shown_version = np.array(NO_VERSION), np.array(NO_VERSION)
         self._shown = {name: torch.zeros_like(tensor) for name, tensor in own.judgement.items()}
-        self._totals = _Totals(own.flat_actor.values.device)
-        self._tensors = dict(optimizer.named_tensors(OPTIMIZER))
-        self._tensors |= {f"{PEER}.{name}": tensor for name, tensor in peer.judgement.items()}
-        self._tensors |= {f"{SHOWN}.{name}": tensor for name, tensor in self._shown.items()}
+        self._totals = _Totals(flat.values.device)
+        self._tensors = dict(self._steps.named_tensors("distillation_optimizer"))
+        self._tensors |= {f"peer.{name}": tensor for name, tensor in peer.judgement.items()}
+        self._tensors |= {f"published.{name}": tensor for name, tensor in self._shown.items()}
+        self._tensors |= {f"distillation_totals.{name}": each for name, each in self._totals.tensors.items()}
+        self._tensors[PEER_VERSION] = torch.from_numpy(self._peer_version)
+        self._tensors[SHOWN_VERSION] = torch.from_numpy(self._shown_version)
+        self._names = {name.split(".")[0] for name in self._tensors}
 
     @property
     def updates(self) -> int:
-        """Training iterations done so far; also the version of the current policy."""
+        """See Agent."""
         return self._own.updates
-
-    def act(self, observation: Array) -> Array:
-        """Noise-free actions in [-1, 1]; (B, m) float32 -> (B, n) float32, a new array."""
-        return self._own.act(observation)
 
     @property
     def policy(self) -> ActorPolicy:
-        """The policy being trained: the network itself, whose actions have gradients."""
+        """See Agent."""
         return self._own.policy
 
-    @property
-    def flat_actor(self) -> Flat:
-        """The parameters of the actor."""
-        return self._own.flat_actor
+    def act(self, observation: Array) -> Array:
+        """See Agent."""
+        return self._own.act(observation)
 
     def policy_actions(self, observation: Tensor) -> Tensor:
-        """π(s) for (B, m) observations on the agent's device, (B, n) in [-1, 1], without gradient."""
+        """See Agent."""
         return self._own.policy_actions(observation)
 
     @property
     def uses_actions(self) -> bool:
-        """Whether the next `update` would use what `policy_actions` gives for its whole batch."""
+        """See Agent."""
         return self._own.uses_actions
 
     def update(self, batch: Batch, weight: Tensor, *, actions: Tensor | None = None) -> Mapping[str, Tensor]:
@@ -143,15 +140,18 @@ class DPD:
         self._look_at_peer()
         losses = dict(self._own.update(batch, weight, actions=actions))
         if self._peer_version == NO_VERSION:
-            self._totals.alone += 1
+            self._totals.counts[ALONE] += 1
         elif self.updates % self._config.distil_every == 0:
             losses["distillation_loss"] = self._distil(batch.observation, weight)
         if self.updates % self._config.publish_every == 0:
+            for name, tensor in self._own.judgement.items():
+                self._shown[name].copy_(tensor.detach())
+            self._shown_version[...] = self.updates
             self._show()
         return losses
 
     def take_steps(self) -> dict[str, Steps]:
-        """The optimisers' steps since the last call, by network; waits for the device."""
+        """See Agent."""
         return {**self._own.take_steps(), "distillation": self._steps.take()}
 
     def take_statistics(self) -> dict[str, float | int | None]:
@@ -169,12 +169,8 @@ class DPD:
         distillation_optimizer.*, distillation_totals.* since the last `take_statistics`, peer.* with its
         peer_version and published.* with its published_version; a version is -1 where there is none yet.
         """
-        state = self._own.state_dict()
-        state |= {name: tensor.detach().clone() for name, tensor in self._tensors.items()}
-        state |= {f"{TOTALS}.{name}": tensor for name, tensor in self._totals.state().items()}
-        state[PEER_VERSION] = torch.tensor(self._peer_version)
-        state[SHOWN_VERSION] = torch.tensor(self._shown_version)
-        return state
+        ours = {name: tensor.detach().clone() for name, tensor in self._tensors.items()}
+        return {**self._own.state_dict(), **ours}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` gave, and shows again what the saved agent had shown last.
@@ -185,25 +181,15 @@ class DPD:
             KeyError: a name is missing.
             ValueError: a name too many, or a value of another shape or dtype; nothing is changed.
         """
-        version, shown_version = (torch.zeros((), dtype=torch.int64) for _ in range(2))
-        totals = self._totals.state()
-        ours = {**self._tensors, PEER_VERSION: version, SHOWN_VERSION: shown_version}
-        ours |= {f"{TOTALS}.{name}": tensor for name, tensor in totals.items()}
-        added = {name: value for name, value in state.items() if name.split(".")[0] in _ADDED}
-        require_fit(ours, added)
+        added = {name: value for name, value in state.items() if name.split(".")[0] in self._names}
+        require_fit(self._tensors, added)
         self._own.load_state_dict({name: value for name, value in state.items() if name not in added})
-        restore(ours, added)
-        self._totals.resume(totals)
-        self._peer_version, self._shown_version = int(version), int(shown_version)
+        restore(self._tensors, added)
         if self._shown_version != NO_VERSION:
-            self._pairing.policies.publish(self._shown_version, {**self._shown, **self._terms})
+            self._show()
 
     def _show(self) -> None:
-        """Shows the agent's actor and critic as they are now."""
-        for name, tensor in self._own.judgement.items():
-            self._shown[name].copy_(tensor.detach())
-        self._shown_version = self.updates
-        self._pairing.policies.publish(self._shown_version, {**self._shown, **self._terms})
+        self._pairing.policies.publish(int(self._shown_version), {**self._shown, **self._terms})
 
     def _look_at_peer(self) -> None:
         """Takes the peer's latest policy, unless it is the one looked at last or not finite."""
@@ -221,12 +207,11 @@ class DPD:
                 f"the pair with the same settings"
             ) from None
         if not all(bool(tensor.isfinite().all()) for tensor in published.tensors.values()):
-            self._totals.refused += 1
+            self._totals.counts[REFUSED] += 1
             _log.warning("%s holds numbers that are not finite; the one before stays", who)
             return
-        networks = {name: published.tensors[name] for name in self._peer.judgement}
-        restore(self._peer.judgement, networks)
-        self._peer_version = published.version
+        restore(self._peer.judgement, {name: published.tensors[name] for name in self._peer.judgement})
+        self._peer_version[...] = published.version
 
     def _distil(self, observation: Tensor, weight: Tensor) -> Tensor:
         """Moves the policy towards the peer's where that is better; returns the loss before the step."""
@@ -242,7 +227,7 @@ class DPD:
         # Adam would go on by its momentum although there is no gradient
         self._steps.count()
         loss = self._steps.minimise(loss, skip=nothing.float())
-        self._totals.add(loss, trust, lag=self.updates - self._peer_version)
+        self._totals.add(loss, trust, lag=self.updates - int(self._peer_version))
         return loss
 
 
@@ -262,15 +247,21 @@ def _require_terms(expected: Mapping[str, Tensor], shown: Mapping[str, Tensor]) 
             raise ValueError(f"its agent.{key} is another one than agent.{key} here")
 
 
-_ADDED: Final = (OPTIMIZER, TOTALS, PEER, PEER_VERSION, SHOWN, SHOWN_VERSION)
+DONE, LAG, ALONE, REFUSED = range(4)
 
 
 class _Totals:
-    """Sums over the distillations, on the device where they are numbers of the device."""
+    """Sums over the distillations, on the device where they are numbers of the device.
+
+    Attributes:
+        counts: distillations, the sum of their lags, updates without a peer, and policies refused.
+        tensors: what a checkpoint keeps; whoever writes into them sets the totals.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(4, dtype=torch.float64, device=device)
-        self._reset()
+        self.counts = np.zeros(4, np.int64)
+        self.tensors = {"sums": self._sums, "counts": torch.from_numpy(self.counts)}
 
     def add(self, loss: Tensor, trust: Tensor, *, lag: int) -> None:
         """Counts one distillation with each state's confidence; never synchronises with the host."""
@@ -281,34 +272,20 @@ class _Totals:
         self._sums += torch.stack(
             [counted.double(), chosen.double().mean(), mean.double(), any_chosen.double()]
         )
-        self._count += 1
-        self._lag += lag
+        self.counts[DONE] += 1
+        self.counts[LAG] += lag
 
     def take(self) -> dict[str, float | int | None]:
         """The means and counts so far; starts afresh."""
         loss, share, trust, chosen = self._sums.tolist()
-        count, alone, refused = self._count, self.alone, self.refused
-        result = {
+        count, lag, alone, refused = self.counts.tolist()
+        self._sums.zero_()
+        self.counts[:] = 0
+        return {
             "distillation_loss": loss / count if count else None,
             "distilled_share": share / count if count else None,
             "confidence": trust / chosen if chosen else None,
-            "peer_lag": self._lag / count if count else None,
+            "peer_lag": lag / count if count else None,
             "undistilled_updates": alone,
             "refused_policies": refused,
         }
-        self._reset()
-        return result
-
-    def state(self) -> dict[str, Tensor]:
-        """Copies of all sums and counts."""
-        counts = torch.tensor([self._count, self._lag, self.alone, self.refused])
-        return {"sums": self._sums.clone(), "counts": counts}
-
-    def resume(self, state: Mapping[str, Tensor]) -> None:
-        """Goes on from what `state` gave."""
-        self._sums.copy_(state["sums"])
-        self._count, self._lag, self.alone, self.refused = state["counts"].tolist()
-
-    def _reset(self) -> None:
-        self._sums.zero_()
-        self._count = self._lag = self.alone = self.refused = 0

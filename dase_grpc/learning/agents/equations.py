@@ -1,15 +1,18 @@
-"""Equations that the updates of the actor-critics have in common, as pure functions.
+"""Equations that the updates of the actor-critics have in common, and the noise that goes into them.
 
 Both losses of each algorithm are means over the batch weighted by w, as DASE has them (Saglam et al.
 2022, arXiv 2207.13453); with w = 1 they are the algorithm's own. All is for one agent, or for the K of a
 stack (stack.py): there each tensor of B rows has K in front, (K, B, ...), and what is a number is (K,).
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from dase_grpc.config.algorithms import AgentConfig
 from dase_grpc.learning.agents.batch import Batch
+from dase_grpc.seeding import Purpose, integer
 
 
 def bellman(batch: Batch, next_value: Tensor, *, config: AgentConfig) -> Tensor:
@@ -31,3 +34,47 @@ def critic_loss(values: Tensor, target: Tensor, share: Tensor) -> Tensor:
 def critic_gradient(values: Tensor, target: Tensor, share: Tensor) -> Tensor:
     """The gradient of `critic_loss` in the values, 2 share · (Q − y); in their shape."""
     return (values - target).mul_(share).mul_(2)
+
+
+def perturbed(action: Tensor, noise: Tensor, *, limit: float) -> Tensor:
+    """clip(a + clip(ε, ±limit), ±1) for (B, n) actions; no gradient where a bound cuts the sum."""
+    return (action + noise.clamp(-limit, limit)).clamp(-1, 1)
+
+
+def through_bounds(gradient: Tensor, action: Tensor, noise: Tensor, *, limit: float) -> Tensor:
+    """The gradient of the actions, (B, n), for that of `perturbed`: 0 where a bound cuts the sum."""
+    inside = (action + noise.clamp(-limit, limit)).abs_().le_(1)
+    return inside.mul_(gradient)
+
+
+class NoiseStream:
+    """An agent's own Gaussian noise inside updates, saved and resumed with it.
+
+    Draws on the agent's device; torch's global random state is neither read nor changed.
+    """
+
+    def __init__(self, seed: int, agent_id: int, device: torch.device) -> None:
+        self._key = (seed, Purpose.TARGET_NOISE, agent_id)
+        self._generator = torch.Generator(device).manual_seed(integer(*self._key))
+
+    def fill(self, place: Tensor, std: float) -> Tensor:
+        """Draws N(0, std) noise into a contiguous tensor, which it returns."""
+        return place.normal_(0, std, generator=self._generator)
+
+    def state(self) -> Tensor:
+        """The generator's state, a uint8 tensor on the CPU; its size depends on the kind of device."""
+        return self._generator.get_state()
+
+    def room_for(self, saved: Any) -> Tensor:
+        """An uninitialised tensor that a saved state, of whatever kind of device, can be copied into."""
+        own = self.state()
+        if isinstance(saved, Tensor) and saved.dtype == own.dtype:
+            return torch.empty_like(saved, device="cpu")
+        return own
+
+    def resume(self, state: Tensor, *, updates: int) -> None:
+        """Goes on from `state`; from another kind of device's, on a new stream that `updates` decides."""
+        if state.shape == self.state().shape:
+            self._generator.set_state(state)
+        else:
+            self._generator.manual_seed(integer(*self._key, updates))

@@ -1,16 +1,20 @@
 """The networks of one agent: their parameters, initialised from a generator of their own.
 
-Values and gradients of critics are those of passes.py on a CPU and of batched.py elsewhere.
+Values and gradients of critics are those of passes.py on a CPU and of stack.py elsewhere.
 """
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everyone knows
 from torch import Tensor, nn
+
+from dase_grpc.config.algorithms import AgentConfig
+from dase_grpc.schema import TransitionSchema
 
 Bounds = Callable[[int, int], tuple[float, float]]
 """From a layer's inputs and outputs to the bounds that its weights and its biases start uniform within."""
@@ -29,28 +33,44 @@ def xavier_bounds(inputs: int, outputs: int) -> tuple[float, float]:
     return (6 / (inputs + outputs)) ** 0.5, 0.0
 
 
-class Policy(Protocol):
-    """What an actor is for whoever only asks for actions."""
+@dataclass(frozen=True)
+class Sizes:
+    """Of an agent's networks: m observations, n actions, and the units of each hidden layer."""
 
-    def actions(self, observation: Tensor) -> Tensor:
-        """Actions in [-1, 1]; (B, m) -> (B, n)."""
-        ...
+    m: int
+    n: int
+    hidden: Sequence[int]
 
-
-class Twins(Protocol):
-    """What a twin critic is for whoever only asks for both values."""
-
-    def both(self, state_action: Tensor) -> Tensor:
-        """Both values; (B, m + n) -> (2, B)."""
-        ...
+    @classmethod
+    def of(cls, config: AgentConfig, schema: TransitionSchema) -> Self:
+        """Those of an agent with this configuration."""
+        return cls(schema.observation_size, schema.action_size, config.hidden)
 
 
-class Value(Protocol):
-    """What a critic whose action enters apart is for whoever only asks for its value."""
+@dataclass(frozen=True)
+class Start:
+    """How initial numbers are drawn, and where they go.
 
-    def value(self, observation: Tensor, action: Tensor) -> Tensor:
-        """Q(s, a); (B, m) and (B, n) -> (B,)."""
-        ...
+    On the CPU in float32, so that every device starts from the same bits.
+    """
+
+    generator: torch.Generator
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    bounds: Bounds = linear_bounds
+
+    def draw(self, layers: Iterable[tuple[int, int]], count: int = 1) -> list[tuple[Tensor, Tensor]]:
+        """For each layer of (inputs, outputs) a (count, in, out) weight and a (count, 1, out) bias."""
+        drawn = []
+        for inputs, outputs in layers:
+            weight_bound, bias_bound = self.bounds(inputs, outputs)
+            weight = self._uniform(count, inputs, outputs, bound=weight_bound)
+            drawn.append((weight, self._uniform(count, 1, outputs, bound=bias_bound)))
+        return drawn
+
+    def _uniform(self, *shape: int, bound: float) -> Tensor:
+        values = torch.empty(shape, dtype=torch.float32).uniform_(-bound, bound, generator=self.generator)
+        return values.to(self.device, self.dtype)
 
 
 class _Network(nn.Module):
@@ -62,20 +82,12 @@ class _Network(nn.Module):
 class Actor(_Network):
     """π(s): ReLU layers, then tanh.
 
-    `sizes` is (m, *hidden, n). Layer k has `weight.k` (out, in) and `bias.k` (out,), as in nn.Linear.
+    Layer k has `weight.k` (out, in) and `bias.k` (out,), as in nn.Linear.
     """
 
-    def __init__(
-        self,
-        sizes: Sequence[int],
-        generator: torch.Generator,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        bounds: Bounds = linear_bounds,
-    ) -> None:
+    def __init__(self, sizes: Sizes, start: Start) -> None:
         super().__init__()
-        drawn = _draw(pairwise(sizes), 1, generator, bounds=bounds, device=device, dtype=dtype)
+        drawn = start.draw(pairwise((sizes.m, *sizes.hidden, sizes.n)))
         self.weight = nn.ParameterList(weight[0].T.contiguous() for weight, _ in drawn)
         self.bias = nn.ParameterList(bias[0, 0] for _, bias in drawn)
         self._layers = tuple(zip(self.weight, self.bias, strict=True))  # the lists are slow to index
@@ -92,20 +104,12 @@ class Actor(_Network):
 class TwinCritic(_Network):
     """Q1 and Q2 of (s, a): their parameters, each from a start of its own.
 
-    `sizes` is (m + n, *hidden, 1). Layer k has `weight.k` (2, in, out) and `bias.k` (2, 1, out).
+    Layer k has `weight.k` (2, in, out) and `bias.k` (2, 1, out).
     """
 
-    def __init__(
-        self,
-        sizes: Sequence[int],
-        generator: torch.Generator,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        bounds: Bounds = linear_bounds,
-    ) -> None:
+    def __init__(self, sizes: Sizes, start: Start) -> None:
         super().__init__()
-        drawn = _draw(pairwise(sizes), 2, generator, bounds=bounds, device=device, dtype=dtype)
+        drawn = start.draw(pairwise((sizes.m + sizes.n, *sizes.hidden, 1)), 2)
         self.weight = nn.ParameterList(weight for weight, _ in drawn)
         self.bias = nn.ParameterList(bias for _, bias in drawn)
 
@@ -113,23 +117,14 @@ class TwinCritic(_Network):
 class LateActionCritic(_Network):
     """A Q(s, a) whose action enters at the second layer, beside what the first gives (Lillicrap et al. 2015).
 
-    `sizes` is (m, *hidden, 1), n the action's size. Layer k has `weight.k` (in, out) and `bias.k` (out,);
-    the rows of the second layer that multiply the action are `action_weight` (n, out).
+    Layer k has `weight.k` (in, out) and `bias.k` (out,); the rows of the second layer that multiply the
+    action are `action_weight` (n, out).
     """
 
-    def __init__(
-        self,
-        sizes: Sequence[int],
-        action_size: int,
-        generator: torch.Generator,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, sizes: Sizes, start: Start) -> None:
         super().__init__()
-        first, second, *others = pairwise(sizes)
-        layers = [first, (second[0] + action_size, second[1]), *others]
-        drawn = _draw(layers, 1, generator, bounds=linear_bounds, device=device, dtype=dtype)
+        first, second, *others = pairwise((sizes.m, *sizes.hidden, 1))
+        drawn = start.draw([first, (second[0] + sizes.n, second[1]), *others])
         weights = [weight[0] for weight, _ in drawn]
         beside = weights[1]
         weights[1] = beside[: second[0]].clone()
@@ -164,40 +159,12 @@ def require_fit(tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None
     for name, value in state.items():
         if name not in tensors:
             raise ValueError(f"the saved state holds {name}, which this agent does not have: {reason}")
-        ours = tensors[name]
-        if not isinstance(value, Tensor) or (value.shape, value.dtype) != (ours.shape, ours.dtype):
-            raise ValueError(
-                f"the saved state has {_describe(value)} for {name}, not {_describe(ours)}: {reason}"
-            )
+        found, wanted = _describe(value), _describe(tensors[name])
+        if found != wanted:
+            raise ValueError(f"the saved state has {found} for {name}, not {wanted}: {reason}")
 
 
 def _describe(value: Any) -> str:
     if not isinstance(value, Tensor):
         return f"a {type(value).__name__}"
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-
-
-def _draw(
-    layers: Iterable[tuple[int, int]],
-    count: int,
-    generator: torch.Generator,
-    *,
-    bounds: Bounds,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> list[tuple[Tensor, Tensor]]:
-    """For each layer of (inputs, outputs) a (count, in, out) weight and a (count, 1, out) bias.
-
-    Drawn on the CPU in float32, so that every device starts from the same bits.
-    """
-
-    def uniform(*shape: int, bound: float) -> Tensor:
-        values = torch.empty(shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
-        return values.to(device, dtype)
-
-    drawn = []
-    for inputs, outputs in layers:
-        weight_bound, bias_bound = bounds(inputs, outputs)
-        weight = uniform(count, inputs, outputs, bound=weight_bound)
-        drawn.append((weight, uniform(count, 1, outputs, bound=bias_bound)))
-    return drawn

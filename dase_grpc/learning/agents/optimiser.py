@@ -1,4 +1,4 @@
-"""Flat parameters, fused Adam, and the guard against steps that are not finite, for one agent or K."""
+"""Steps of fused Adam, guarded against what is not finite, for one agent or for K."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,12 +6,9 @@ from functools import partial
 from typing import Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dase_grpc.learning.agents.memory import OWN, Memory
-
-ALIGNMENT: Final = 16
-"""Every parameter begins at a multiple of this many elements, a cache line of float32."""
+from dase_grpc.learning.agents.memory import Flat
 
 BETA1: Final = 0.9
 BETA2: Final = 0.999
@@ -23,70 +20,18 @@ LOSS_SHARE: Final = 1e-8
 Beyond it a gradient's square may be too large for Adam's second moment, which would stay so for ever.
 """
 
-
-class Flat:
-    """All values and all gradients of a network, and the layout that its parameters have in them.
-
-    From then on the parameters are views of `values`, under the names and in the shapes they had, and
-    their gradients views of `gradient`, where autograd adds to what is there. The gaps that alignment
-    leaves hold zeros and get no gradient. Optimiser and target steps work on the flat tensors.
-
-    Args:
-        network: its parameters' values stay what they are; none is shared with another network.
-        name: of the network, in the memory.
-        copies: equal parts that the network is made of, as the first dimension of its parameters has them;
-            all of one part come before all of the next. 1 where they have no such dimension.
-    """
-
-    def __init__(
-        self, network: nn.Module, *, name: str = "network", copies: int = 1, memory: Memory = OWN
-    ) -> None:
-        self.name = name
-        self.memory = memory
-        self._copies = copies
-        self._layout: list[tuple[str, torch.Size, int]] = []
-        size = 0
-        for parameter_name, parameter in network.named_parameters():
-            shape = parameter.shape if copies == 1 else parameter.shape[1:]
-            self._layout.append((parameter_name, shape, size))
-            size += -(-shape.numel() // ALIGNMENT) * ALIGNMENT
-        first = next(network.parameters())
-        room = partial(memory.zeros, shape=(copies * size,), dtype=first.dtype, device=first.device)
-        self.values = room(f"{name}.values")
-        self.gradient = room(f"{name}.gradient")
-        views, gradients = dict(self.named(self.values)), dict(self.named(self.gradient))
-        for parameter_name, parameter in network.named_parameters():
-            views[parameter_name].copy_(parameter.detach())
-            parameter.data = views[parameter_name]
-            if parameter.requires_grad:
-                parameter.grad = gradients[parameter_name]
-
-    def named(self, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """The parts of a flat tensor under the parameters' names, as views in their shapes.
-
-        It is (size,), or (K, size) of K such networks; their parts have K in front, too.
-        """
-        front = tensor.shape[:-1] if self._copies == 1 else (*tensor.shape[:-1], self._copies)
-        parts = tensor.view(*front, -1)
-        for name, shape, start in self._layout:
-            yield name, parts[..., start : start + shape.numel()].view(*front, *shape)
+Moved = tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor]]
+"""What Adam works on: values, gradients, means, squares and numbers of steps."""
 
 
-def fused_adam(
-    values: list[Tensor],
-    gradients: list[Tensor],
-    means: list[Tensor],
-    squares: list[Tensor],
-    steps: list[Tensor],
-    *,
-    lr: float,
-    weight_decay: float,
-    skip: Tensor | None = None,
-) -> None:
+def fused_adam(moved: Moved, *, lr: float, weight_decay: float, skip: Tensor | None = None) -> None:
     """One step of torch's fused kernel for each tensor, in place; none where the float `skip` is 1.
 
-    The numbers of steps are the caller's to count, before the call.
+    Called directly, because torch's optimiser adds 40 µs of Python to 70 µs of a step on a CPU. The numbers
+    of steps are the caller's to count, before the call. Weight decay is the L2 term's gradient, added before
+    the moments, on weights and biases.
     """
+    values, gradients, means, squares, steps = moved
     torch._fused_adam_(
         values,
         gradients,
@@ -106,57 +51,6 @@ def fused_adam(
     )
 
 
-class Adam:
-    """torch's fused kernel, called directly: its optimiser adds 40 µs of Python to 70 µs of a step on a CPU.
-
-    To the bit what torch.optim.Adam(fused=True) does with each parameter. Weight decay is the L2 term's
-    gradient, added before the moments, on weights and biases.
-
-    Args:
-        name: of its tensors in the memory of `flat`; None for the network's.
-    """
-
-    def __init__(self, flat: Flat, *, lr: float, weight_decay: float = 0.0, name: str | None = None) -> None:
-        self._flat = flat
-        self.name = flat.name if name is None else name
-        self.memory = flat.memory
-        self._lr = lr
-        self._weight_decay = weight_decay
-        shape, device = flat.values.shape, flat.values.device
-        self._mean = flat.memory.zeros(f"{self.name}.mean", shape, dtype=flat.values.dtype, device=device)
-        self._square = flat.memory.zeros(f"{self.name}.square", shape, dtype=flat.values.dtype, device=device)
-        self._step = flat.memory.zeros(f"{self.name}.step", (), dtype=torch.float32, device=device)
-
-    @property
-    def gradient(self) -> Tensor:
-        """What the next step follows, flat; the caller writes it."""
-        return self._flat.gradient
-
-    @torch.no_grad()
-    def step(self, skip: Tensor) -> None:
-        """One step, or none where the float `skip` on the device is 1."""
-        self._step += 1
-        fused_adam(
-            [self._flat.values],
-            [self._flat.gradient],
-            [self._mean],
-            [self._square],
-            [self._step],
-            lr=self._lr,
-            weight_decay=self._weight_decay,
-            skip=skip,
-        )
-        self._step -= skip
-
-    def named_tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
-        """Its state as `prefix`.<parameter>.<moment or step>, views of it; the parameters share one step."""
-        parts = zip(self._flat.named(self._mean), self._flat.named(self._square), strict=True)
-        for (name, mean), (_, square) in parts:
-            yield f"{prefix}.{name}.step", self._step
-            yield f"{prefix}.{name}.exp_avg", mean
-            yield f"{prefix}.{name}.exp_avg_sq", square
-
-
 @dataclass(frozen=True)
 class Steps:
     """How many steps an optimiser was asked for, and how many of them it left out as not finite."""
@@ -166,20 +60,31 @@ class Steps:
 
 
 class GuardedSteps:
-    """Takes the steps of one Adam, but those whose gradient is not finite or whose loss is too large.
+    """Steps of torch.optim.Adam(fused=True), to the bit, but those not finite or of too large a loss.
 
     A step that is left out changes neither weights nor moments nor Adam's own count. Never waits for the
     device but in `take`: the check and the step are those of torch.amp.GradScaler, with a scale of 1, and
     Adam reads on the device whether it shall step.
+
+    Args:
+        flat: what is moved, along the gradient in it, which the caller writes.
+        name: of its tensors in the memory of `flat`; None for the network's.
     """
 
-    def __init__(self, optimizer: Adam) -> None:
-        self._optimizer = optimizer
-        device = optimizer.gradient.device
+    def __init__(self, flat: Flat, *, lr: float, weight_decay: float = 0.0, name: str | None = None) -> None:
+        name = name or flat.name
+        self._flat = flat
+        self._lr = lr
+        self._weight_decay = weight_decay
+        dtype, device = flat.values.dtype, flat.values.device
+        room = partial(flat.memory.zeros, device=device)
+        self._mean = room(f"{name}.mean", flat.values.shape, dtype=dtype)
+        self._square = room(f"{name}.square", flat.values.shape, dtype=dtype)
+        self._step = room(f"{name}.step", (), dtype=torch.float32)
+        self._moved = [flat.values], [flat.gradient], [self._mean], [self._square], [self._step]
         self._found = torch.zeros((), dtype=torch.float32, device=device)
         self._unscaled = torch.ones((), dtype=torch.float32, device=device)
-        name = f"{optimizer.name}.left_out"
-        self._left_out = optimizer.memory.zeros(name, (), dtype=torch.float64, device=device)
+        self._left_out = room(f"{name}.left_out", (), dtype=torch.float64)
         self._tried = 0
 
     def count(self) -> None:
@@ -188,7 +93,7 @@ class GuardedSteps:
 
     def minimise(self, loss: Tensor, *, skip: Tensor | None = None) -> Tensor:
         """One step by autograd, none where the float `skip` is 1; returns the loss without its graph."""
-        self._optimizer.gradient.zero_()
+        self._flat.gradient.zero_()
         torch.autograd.backward(loss)
         loss = loss.detach()
         self.step(loss, skip=skip)
@@ -198,10 +103,15 @@ class GuardedSteps:
     def step(self, loss: Tensor, *, skip: Tensor | None = None) -> None:
         """One step along the gradient that is there, the one of `loss`; none where the float `skip` is 1."""
         bad = self._found.zero_()
-        looked_at = [self._optimizer.gradient, loss * (1 / LOSS_SHARE)]
+        looked_at = [self._flat.gradient, loss * (1 / LOSS_SHARE)]
         torch._amp_foreach_non_finite_check_and_unscale_(looked_at, bad, self._unscaled)
         self._left_out += bad
-        self._optimizer.step(bad if skip is None else torch.maximum(bad, skip))
+        self._adam(bad if skip is None else torch.maximum(bad, skip))
+
+    def _adam(self, skip: Tensor) -> None:
+        self._step += 1
+        fused_adam(self._moved, lr=self._lr, weight_decay=self._weight_decay, skip=skip)
+        self._step -= skip
 
     def take(self) -> Steps:
         """The steps since the last call; waits for the device."""
@@ -209,6 +119,14 @@ class GuardedSteps:
         self._left_out.zero_()
         self._tried = 0
         return steps
+
+    def named_tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+        """Its state as `prefix`.<parameter>.<moment or step>, views of it; the parameters share one step."""
+        parts = zip(self._flat.named(self._mean), self._flat.named(self._square), strict=True)
+        for (name, mean), (_, square) in parts:
+            yield f"{prefix}.{name}.step", self._step
+            yield f"{prefix}.{name}.exp_avg", mean
+            yield f"{prefix}.{name}.exp_avg_sq", square
 
 
 class StackedSteps:
@@ -224,7 +142,6 @@ class StackedSteps:
             gradient, mean and square, (K,) step and left_out.
         parameters: the leaves that a loss is derived by, views of values.
         places: views of gradient in the same shapes.
-        lr, weight_decay: as Adam's.
     """
 
     def __init__(
@@ -237,13 +154,14 @@ class StackedSteps:
         weight_decay: float = 0.0,
     ) -> None:
         self._held = held
-        self._parameters = list(parameters)
-        self._places = list(places)
+        self._parameters = parameters
+        self._places = places
         self._lr = lr
         self._weight_decay = weight_decay
-        self._rows = {
-            name: list(held[name].unbind()) for name in ("values", "gradient", "mean", "square", "step")
-        }
+        values, gradients, means, squares, steps = (
+            list(held[name].unbind()) for name in ("values", "gradient", "mean", "square", "step")
+        )
+        self._moved = values, gradients, means, squares, steps
 
     def minimise(self, loss: Tensor, *, live: Tensor) -> Tensor:
         """One step down each of the (K,) losses by autograd; returns them without their graph.
@@ -263,17 +181,8 @@ class StackedSteps:
     def _step(self, taken: Tensor) -> None:
         moved = [self._held[name] for name in ("values", "mean", "square")]
         before = [tensor.clone() for tensor in moved]
-        rows = self._rows
         self._held["step"].add_(1)
-        fused_adam(
-            rows["values"],
-            rows["gradient"],
-            rows["mean"],
-            rows["square"],
-            rows["step"],
-            lr=self._lr,
-            weight_decay=self._weight_decay,
-        )
+        fused_adam(self._moved, lr=self._lr, weight_decay=self._weight_decay)
         for tensor, old in zip(moved, before, strict=True):
             tensor.copy_(torch.where(taken[:, None], tensor, old))
         self._held["step"].sub_((~taken).float())

@@ -1,20 +1,96 @@
-"""The policy that an agent acts by and publishes, and what it sees of those of its peers."""
+"""The policy that an agent acts by and publishes, what it sees through, and the policies of its peers."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, cast
+from functools import partial
+from typing import Any, Final, Protocol, Self, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dase_grpc.config.algorithms import AgentConfig
-from dase_grpc.learning.agents.networks import Actor, restore
-from dase_grpc.learning.agents.normaliser import Normaliser
+from dase_grpc.learning.agents.batch import Batch
+from dase_grpc.learning.agents.memory import OWN, Flat, Memory, overwrite
+from dase_grpc.learning.agents.networks import Actor, Sizes, Start
 from dase_grpc.schema import Array, TransitionSchema
 
 ACTOR: Final = "actor"
 NORMALISER: Final = "normaliser"
+
+CLIP: Final = 5.0
+MIN_DEVIATION: Final = 0.1
+
+
+class Normaliser:
+    """Mean and variance of each observation dimension, float64 on the agent's device; or those of a stack.
+
+    Only DDPG's preset uses one. The paper's table asks DDPG for normalised observations and says no more, and
+    the released code has none. The numbers are those of OpenAI Baselines' DDPG: z is clipped at ±5 and no
+    standard deviation counts as less than 0.1. Why the statistics come from batches: docs/algorithms.md.
+
+    Each update counts as much as any other, and within one the rows count by their weights, as they do
+    in the losses; so a row of weight 0 leaves no trace, and only the ratios of the weights matter.
+    Before the first update observations are merely clipped. Never synchronises with the host.
+
+    Args:
+        mean, variance, count: (m,), (m,) and () float64, 0, 1 and 0 at first; of a stack, with K in front.
+    """
+
+    def __init__(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        self._mean = mean
+        self._variance = variance
+        self._count = count
+
+    @classmethod
+    def new(cls, size: int, device: torch.device, *, memory: Memory = OWN) -> Self:
+        """That of an agent that has not learned anything yet."""
+        room = partial(memory.zeros, dtype=torch.float64, device=device)
+        variance = room("normaliser.variance", (size,)).fill_(1)
+        return cls(room("normaliser.mean", (size,)), variance, room("normaliser.count", ()))
+
+    @torch.no_grad()
+    def learn(self, observation: Tensor, weight: Tensor, *, live: Tensor | None = None) -> None:
+        """Takes one batch in: observation (B, m), weight (B,), which does not sum to 0.
+
+        The parallel form of Welford's update (Chan, Golub & LeVeque 1983), on weighted moments. Of a stack,
+        both have K in front, and those agents learn for whom `live` is true, (K,) bool.
+        """
+        share = weight.double()
+        share = share / share.sum(-1, keepdim=True)
+        x = observation.double()
+        mean = _mean(share, x)
+        variance = _mean(share, (x - mean[..., None, :]).square())
+        count = self._count + 1
+        rate = (1 / count)[..., None]
+        shift = mean - self._mean
+        new_mean = self._mean + rate * shift
+        new_variance = (self._variance + rate * shift.square()).lerp_(variance, rate)
+        overwrite(self._count, count, live=live)
+        overwrite(self._mean, new_mean, live=live)
+        overwrite(self._variance, new_variance, live=live)
+
+    def learned(self, batch: Batch, weight: Tensor, *, live: Tensor | None = None) -> Batch:
+        """The batch as the networks see it, once this has learned from it."""
+        self.learn(batch.observation, weight, live=live)
+        return batch.seen_by(self.normalise)
+
+    def normalise(self, observation: Tensor) -> Tensor:
+        """clip((s − mean) / max(deviation, 0.1), ±5); (B, m) -> (B, m), a new tensor of the same dtype."""
+        deviation = self._variance.sqrt().clamp_(min=MIN_DEVIATION)
+        z: Tensor = (observation - self._mean[..., None, :]).div_(deviation[..., None, :]).clamp_(-CLIP, CLIP)
+        return z.to(observation.dtype)
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """All that is to be saved, under normaliser.mean, normaliser.variance and normaliser.count."""
+        yield f"{NORMALISER}.mean", self._mean
+        yield f"{NORMALISER}.variance", self._variance
+        yield f"{NORMALISER}.count", self._count
+
+
+def _mean(share: Tensor, x: Tensor) -> Tensor:
+    """Σ share · x over the rows; (B,) and (B, m), or (K, B) and (K, B, m)."""
+    return share @ x if share.ndim == 1 else (share[:, None] @ x)[:, 0]
 
 
 class ActorPolicy:
@@ -22,14 +98,29 @@ class ActorPolicy:
 
     On a CPU `act` is plain NumPy over the actor's memory, which has to stay where it is: 2 µs a layer for a
     single observation, where torch takes 8.
+
+    Args:
+        flat: the actor's parameters.
     """
 
-    def __init__(self, actor: Actor, normaliser: Normaliser | None) -> None:
+    def __init__(self, actor: Actor, flat: Flat, normaliser: Normaliser | None = None) -> None:
         self.actor = actor
+        self.flat = flat
         self.normaliser = normaliser
         layers = zip(actor.weight, actor.bias, strict=True)
-        self._on_cpu = actor.weight[0].device.type == "cpu"
+        self._on_cpu = flat.values.device.type == "cpu"
         self._layers = [(w.detach().numpy().T, b.detach().numpy()) for w, b in layers] if self._on_cpu else []
+
+    @classmethod
+    def empty(
+        cls, config: AgentConfig, schema: TransitionSchema, device: torch.device, *, memory: Memory = OWN
+    ) -> Self:
+        """One like those of agents with this configuration, for a policy to be copied into."""
+        actor = Actor(Sizes.of(config, schema), Start(torch.Generator(), device)).requires_grad_(False)
+        flat, normaliser = Flat(actor, name=ACTOR, memory=memory), None
+        if config.normalise_observations:
+            normaliser = Normaliser.new(schema.observation_size, device, memory=memory)
+        return cls(actor, flat, normaliser)
 
     def actions(self, observation: Tensor) -> Tensor:
         """Actions in [-1, 1]; (B, m) -> (B, n) on the actor's device."""
@@ -40,8 +131,8 @@ class ActorPolicy:
     def act(self, observation: Array) -> Array:
         """Noise-free actions in [-1, 1]; (B, m) float32 -> (B, n) float32, a new array."""
         if not self._on_cpu:
-            first = self.actor.weight[0]
-            actions = self.actions(torch.tensor(observation, dtype=first.dtype, device=first.device))
+            values = self.flat.values
+            actions = self.actions(torch.tensor(observation, dtype=values.dtype, device=values.device))
             return cast("Array", actions.to("cpu", torch.float32).numpy())
         return self._act_on_cpu(observation)
 
@@ -62,29 +153,17 @@ class ActorPolicy:
         """What the policy is made of, under the names it has in an agent's state: actor.*, normaliser.*."""
         yield from self.actor.named_parameters(prefix=ACTOR)
         if self.normaliser is not None:
-            yield from self.normaliser.named_tensors(NORMALISER)
+            yield from self.normaliser.named_tensors()
+
+    def whole_tensors(self) -> list[Tensor]:
+        """The same in as few tensors as there are, the actor's parameters in one."""
+        seen_through = () if self.normaliser is None else self.normaliser.named_tensors()
+        return [self.flat.values, *(tensor for _, tensor in seen_through)]
 
 
 def policy_tensors(state: Mapping[str, Any]) -> dict[str, Any]:
     """The part of an agent's state that its policy needs, which is what is published."""
     return {name: value for name, value in state.items() if name.split(".")[0] in (ACTOR, NORMALISER)}
-
-
-def load_policy(
-    config: AgentConfig, schema: TransitionSchema, state: Mapping[str, Any], device: torch.device
-) -> ActorPolicy:
-    """The policy alone, from the `policy_tensors` of an agent's state; other names are ignored.
-
-    Raises:
-        KeyError: a tensor of the policy is missing.
-        ValueError: one too many, or one of another shape or dtype.
-    """
-    sizes = (schema.observation_size, *config.hidden, schema.action_size)
-    actor = Actor(sizes, torch.Generator(), device=device, dtype=torch.float32).requires_grad_(False)
-    normaliser = Normaliser.new(schema.observation_size, device) if config.normalise_observations else None
-    policy = ActorPolicy(actor, normaliser)
-    restore(dict(policy.named_tensors()), policy_tensors(state))
-    return policy
 
 
 @dataclass(frozen=True)

@@ -1,63 +1,75 @@
-"""The table of learning algorithms: from the configuration's name to an agent or a policy."""
+"""Agent, what the learner asks of a learning algorithm, and the table of those that there are."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import torch
+from torch import Tensor
 
 from dase_grpc.config.algorithms import AgentConfig
-from dase_grpc.learning.agents import policy
 from dase_grpc.learning.agents.actor_critic import ActorCritic
+from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.agents.ddpg import DDPG
 from dase_grpc.learning.agents.memory import OWN, Memory
+from dase_grpc.learning.agents.networks import restore
+from dase_grpc.learning.agents.optimiser import Steps
+from dase_grpc.learning.agents.policy import ActorPolicy, policy_tensors
 from dase_grpc.learning.agents.sac import SAC
 from dase_grpc.learning.agents.td3 import TD3
 from dase_grpc.learning.envs.explorer import Policy
 from dase_grpc.schema import TransitionSchema
 
 
-class MakeAgent(Protocol):
-    """Builds an agent from the run's seed."""
+class Agent(Policy, Protocol):
+    """An actor-critic that learns from weighted batches; it never hears of other agents or of DPS."""
 
-    def __call__(
-        self,
-        config: AgentConfig,
-        schema: TransitionSchema,
-        *,
-        seed: int,
-        agent_id: int,
-        device: torch.device,
-        memory: Memory = OWN,
-        autograd: bool | None = None,
-    ) -> ActorCritic:
-        """An agent that has not learned anything yet."""
+    @property
+    def updates(self) -> int:
+        """Training iterations done so far; also the version of the current policy."""
+        ...
+
+    @property
+    def policy(self) -> ActorPolicy:
+        """The policy being trained: the network itself, whose actions have gradients."""
+        ...
+
+    def policy_actions(self, observation: Tensor) -> Tensor:
+        """π(s) for (B, m) observations on the agent's device, (B, n) in [-1, 1], without gradient."""
+        ...
+
+    @property
+    def uses_actions(self) -> bool:
+        """Whether the next `update` would use what `policy_actions` gives for its whole batch."""
+        ...
+
+    def update(self, batch: Batch, weight: Tensor, *, actions: Tensor | None = None) -> Mapping[str, Tensor]:
+        """One training iteration.
+
+        weight is (B,), 1 for internal rows, and does not sum to 0 (the caller checks). actions may be what
+        `policy_actions` gave last, if that was for this very batch: it saves a pass, and changes no result.
+        An optimiser's step whose loss or gradient is not finite is left out.
+        Returns losses as scalars that stay on the device; never synchronises with the host.
+        """
+        ...
+
+    def take_steps(self) -> Mapping[str, Steps]:
+        """The optimisers' steps since the last call, by what they move; waits for the device."""
+        ...
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Networks, targets and optimisers as flat, dotted names."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` gave.
+
+        Raises:
+            KeyError: a name is missing.
+        """
         ...
 
 
-class LoadPolicy(Protocol):
-    """Builds a policy from an agent's saved state."""
-
-    def __call__(
-        self, config: AgentConfig, schema: TransitionSchema, state: Mapping[str, Any], device: torch.device
-    ) -> Policy:
-        """The policy alone."""
-        ...
-
-
-@dataclass(frozen=True)
-class Algorithm:
-    """What one learning algorithm brings."""
-
-    agent: MakeAgent
-    policy: LoadPolicy
-
-
-ALGORITHMS: Final[Mapping[str, Algorithm]] = {
-    "td3": Algorithm(agent=TD3, policy=policy.load_policy),
-    "ddpg": Algorithm(agent=DDPG, policy=policy.load_policy),
-    "sac": Algorithm(agent=SAC, policy=policy.load_policy),
-}
+ALGORITHMS: Final[Mapping[str, type[ActorCritic]]] = {"td3": TD3, "ddpg": DDPG, "sac": SAC}
 
 
 def make_agent(
@@ -71,17 +83,19 @@ def make_agent(
     autograd: bool | None = None,
 ) -> ActorCritic:
     """A new agent of the configured algorithm; `seed` is the run's, agents differ by `agent_id`."""
-    make = ALGORITHMS[config.algorithm].agent
+    make = ALGORITHMS[config.algorithm]
     return make(config, schema, seed=seed, agent_id=agent_id, device=device, memory=memory, autograd=autograd)
 
 
 def load_policy(
     config: AgentConfig, schema: TransitionSchema, state: Mapping[str, Any], device: torch.device
-) -> Policy:
+) -> ActorPolicy:
     """The policy in an agent's saved state, for evaluation; its `policy_tensors` are enough.
 
     Raises:
-        KeyError: a tensor is missing.
+        KeyError: a tensor of the policy is missing.
         ValueError: one too many, or one of another shape or dtype.
     """
-    return ALGORITHMS[config.algorithm].policy(config, schema, state, device)
+    policy = ActorPolicy.empty(config, schema, device)
+    restore(dict(policy.named_tensors()), policy_tensors(state))
+    return policy

@@ -14,25 +14,31 @@ import torch
 from torch import Tensor
 
 from dase_grpc.config.algorithms import AgentConfig
-from dase_grpc.learning.agents.actor_critic import ActorCritic, network_generator
+from dase_grpc.learning.agents.actor_critic import ActorCritic
 from dase_grpc.learning.agents.batch import Batch
-from dase_grpc.learning.agents.batched import StackedActor, StackedTwins, of_one
-from dase_grpc.learning.agents.equations import bellman, critic_gradient, critic_loss, mean
-from dase_grpc.learning.agents.memory import OWN, Memory
-from dase_grpc.learning.agents.networks import Actor, Policy, TwinCritic, Twins, xavier_bounds
-from dase_grpc.learning.agents.noise import NoiseStream, perturbed, through_bounds
+from dase_grpc.learning.agents.equations import (
+    bellman,
+    critic_gradient,
+    critic_loss,
+    mean,
+    perturbed,
+    through_bounds,
+)
+from dase_grpc.learning.agents.networks import TwinCritic, xavier_bounds
 from dase_grpc.learning.agents.passes import ActorPass, TwinPass, critic_buffers
-from dase_grpc.learning.agents.stack import Kind, Moves, Networks
-from dase_grpc.schema import TransitionSchema
+from dase_grpc.learning.agents.stack import Kind, Moves, Networks, StackedActor, StackedTwins, of_one
+
+Actors = ActorPass | StackedActor
+Twins = TwinPass | StackedTwins
 
 
-def sample(actor: Policy, observation: Tensor, noise: Tensor, *, config: AgentConfig) -> Tensor:
+def sample(actor: Actors, observation: Tensor, noise: Tensor, *, config: AgentConfig) -> Tensor:
     """The action clip(π(s) + clip(ε, ±c), ±1); noise ε is (B, n) and not clipped yet."""
     return perturbed(actor.actions(observation), noise, limit=config.policy_noise_clip)
 
 
 @torch.no_grad()
-def target_value(actor: Policy, critic: Twins, batch: Batch, noise: Tensor, *, config: AgentConfig) -> Tensor:
+def target_value(actor: Actors, critic: Twins, batch: Batch, noise: Tensor, *, config: AgentConfig) -> Tensor:
     """The target y = scale · r + γ · bootstrap · min(Q1', Q2')(s', a') with a' sampled; (B,).
 
     critic is the target network, actor the agent's own.
@@ -57,16 +63,10 @@ def actor_loss(
 
 
 def learn(
-    networks: Networks[StackedTwins],
-    moves: Moves,
-    batch: Batch,
-    share: Tensor,
-    noise: Sequence[Tensor],
-    *,
-    config: AgentConfig,
+    networks: Networks[StackedTwins], moves: Moves, batch: Batch, share: Tensor, noise: Sequence[Tensor]
 ) -> Mapping[str, Tensor]:
     """One update by autograd; see stack.Learn."""
-    next_noise, noise_here = noise
+    config, (next_noise, noise_here) = networks.config, noise
     target = target_value(networks.target_actor, networks.target_critic, batch, next_noise, config=config)
     both = networks.critic.both(batch.state_action)
     loss = moves.critic(critic_loss(both, target, share))
@@ -80,43 +80,15 @@ def learn(
 class SAC(ActorCritic):
     """An `Agent` that learns by SAC with a deterministic actor."""
 
-    kind = Kind(learn, StackedTwins)
+    kind = Kind(learn, TwinCritic, StackedTwins, xavier_bounds, target_actor=False)
+    _critic: TwinCritic
+    _target_critic: TwinCritic
 
-    def __init__(
-        self,
-        config: AgentConfig,
-        schema: TransitionSchema,
-        *,
-        seed: int,
-        agent_id: int,
-        device: torch.device,
-        dtype: torch.dtype = torch.float32,
-        memory: Memory = OWN,
-        autograd: bool | None = None,
-    ) -> None:
-        start = network_generator(seed, agent_id)
-        m, n = schema.observation_size, schema.action_size
-        self._actor = Actor((m, *config.hidden, n), start, device=device, dtype=dtype, bounds=xavier_bounds)
-        self._critic = TwinCritic(
-            (m + n, *config.hidden, 1), start, device=device, dtype=dtype, bounds=xavier_bounds
-        )
-        self._target_critic = self._critic.frozen_copy()
-        super().__init__(
-            config,
-            actor=self._actor,
-            critic=self._critic,
-            targets={"critic": self._target_critic},
-            noise=NoiseStream(seed, agent_id, device),
-            memory=memory,
-            autograd=autograd,
-        )
+    def _write_out(self) -> None:
         room = critic_buffers(self._critic), critic_buffers(self._critic)
-        products = self._products
-        # apart, for the one in the actor's loss is kept
-        self._next_actor_pass = ActorPass(self._actor, values=products)
         self._exact_critic = of_one(StackedTwins, self._critic)
-        self._critic_pass = TwinPass(self._critic, room, products=products)
-        self._target_critic_pass = TwinPass(self._target_critic, room, products=products)
+        self._critic_pass = TwinPass(self._critic, room, products=self._products)
+        self._target_critic_pass = TwinPass(self._target_critic, room, products=self._products)
 
     @property
     def _noise_scales(self) -> tuple[float, ...]:
@@ -130,7 +102,7 @@ class SAC(ActorCritic):
     ) -> Mapping[str, Tensor]:
         config, (next_noise, noise_here) = self._config, noise
         target = target_value(
-            self._next_actor_pass, self._target_critic_pass, batch, next_noise, config=config
+            self._target_actor_pass, self._target_critic_pass, batch, next_noise, config=config
         )
         critic = self._critic_pass
         both = critic.learn(batch.state_action, partial(critic_gradient, target=target, share=share))

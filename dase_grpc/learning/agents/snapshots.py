@@ -8,68 +8,12 @@ import torch
 from torch import Tensor
 
 from dase_grpc.config.algorithms import AgentConfig
-from dase_grpc.learning.agents.agent import Agent
-from dase_grpc.learning.agents.networks import Actor
-from dase_grpc.learning.agents.normaliser import Normaliser
-from dase_grpc.learning.agents.optimiser import Flat
-from dase_grpc.learning.agents.policy import NORMALISER, ActorPolicy
-from dase_grpc.learning.agents.transfers import AtOnce, CudaLane, Lane, Mark, pinned
+from dase_grpc.learning.agents.device import CudaLane, Lane, Mark, pinned
+from dase_grpc.learning.agents.memory import Memory
+from dase_grpc.learning.agents.policy import ActorPolicy
+from dase_grpc.learning.agents.registry import Agent
 from dase_grpc.learning.envs.explorer import Policy
 from dase_grpc.schema import TransitionSchema
-
-
-class Trained(Protocol):
-    """An agent whose policy can be copied."""
-
-    @property
-    def updates(self) -> int:
-        """See Agent."""
-        ...
-
-    @property
-    def policy(self) -> ActorPolicy:
-        """See Agent."""
-        ...
-
-    @property
-    def flat_actor(self) -> Flat:
-        """The parameters of its actor."""
-        ...
-
-
-class _PinnedMemory:
-    """See Memory; host memory that a device can write to by itself."""
-
-    stacked = False
-
-    def __init__(self, reader: torch.device) -> None:
-        self._reader = reader
-
-    def zeros(self, name: str, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return pinned(torch.zeros(tuple(shape), dtype=dtype, device=device), self._reader)
-
-
-@dataclass
-class _Snapshot:
-    """One copy: the policy that acts, what is copied into it, which version that is, and until when."""
-
-    policy: ActorPolicy
-    places: tuple[Tensor, ...]
-    version: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.int64))
-    arrived: Mark | None = None
-
-
-def _room(config: AgentConfig, schema: TransitionSchema, device: torch.device) -> _Snapshot:
-    """A policy on the host like those of an agent on `device`."""
-    cpu, memory = torch.device("cpu"), _PinnedMemory(device)
-    sizes = (schema.observation_size, *config.hidden, schema.action_size)
-    actor = Actor(sizes, torch.Generator(), device=cpu, dtype=torch.float32).requires_grad_(False)
-    places = [Flat(actor, name="actor", memory=memory).values]
-    normaliser = None
-    if config.normalise_observations:
-        normaliser = Normaliser.new(schema.observation_size, cpu, memory=memory)
-        places += [tensor for _, tensor in normaliser.named_tensors(NORMALISER)]
-    return _Snapshot(ActorPolicy(actor, normaliser), tuple(places))
 
 
 @dataclass(frozen=True)
@@ -80,14 +24,67 @@ class Behaviour:
     version: int
 
 
-class Snapshots:
+class Guide(Protocol):
+    """Says what to act by; asked before each round."""
+
+    def behaviour(self) -> Behaviour:
+        """The latest; never waits.
+
+        Raises:
+            DaseError: what was published is no policy of this agent.
+        """
+        ...
+
+
+class LearnersGuide:
+    """Says what a learner acts by that trains the policy itself: this one, the agent as it is.
+
+    Owned by the thread that trains the agent.
+    """
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def behaviour(self) -> Behaviour:
+        """What to act by now; may wait for the device."""
+        return Behaviour(self._agent, self._agent.updates)
+
+    def updated(self) -> None:
+        """The agent has had an update, which may still be queued on its device."""
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """What a checkpoint has to keep, the tensors themselves; whoever writes into them sets them."""
+        return {}
+
+    def resumed(self) -> None:
+        """The agent and `tensors` have been set to what was saved."""
+
+
+class _PinnedMemory(Memory):
+    """Host memory that a device can write to by itself."""
+
+    def __init__(self, reader: torch.device) -> None:
+        self._reader = reader
+
+    def zeros(self, name: str, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return pinned(super().zeros(name, shape, dtype=dtype, device=device), self._reader)
+
+
+@dataclass
+class _Snapshot:
+    """One copy: the policy that acts, which version that is, and what it waits for."""
+
+    policy: ActorPolicy
+    version: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.int64))
+    arrived: Mark | None = None
+
+
+class Snapshots(LearnersGuide):
     """Copies of an agent's policy on the host, queued behind each update; acting is NumPy on one of them.
 
     With a lag of 0 the policy acted by is the agent's own after its latest update, for which acting waits.
     With 1 it is the one before that update, always, so environment steps and updates overlap: acting waits
     only for the update before. Until there was an update both are the agent's own.
-
-    Owned by the thread that trains the agent.
 
     Args:
         agent: on `device`.
@@ -97,7 +94,7 @@ class Snapshots:
 
     def __init__(
         self,
-        agent: Trained,
+        agent: Agent,
         config: AgentConfig,
         schema: TransitionSchema,
         device: torch.device,
@@ -105,11 +102,13 @@ class Snapshots:
         lag: int,
         lane: Lane | None = None,
     ) -> None:
-        self._agent = agent
+        super().__init__(agent)
         if lane is None:
-            lane = CudaLane(device, own=False) if device.type == "cuda" else AtOnce()
+            lane = CudaLane(device, own=False) if device.type == "cuda" else Lane()
         self._lane = lane
-        self._snapshots = [_room(config, schema, device) for _ in range(lag + 1)]  # oldest first
+        cpu, memory = torch.device("cpu"), _PinnedMemory(device)
+        policies = (ActorPolicy.empty(config, schema, cpu, memory=memory) for _ in range(lag + 1))
+        self._snapshots = [_Snapshot(policy) for policy in policies]  # oldest first
 
     def behaviour(self) -> Behaviour:
         """See LearnersGuide; waits for the copy, hence for the update that it was queued behind."""
@@ -128,7 +127,7 @@ class Snapshots:
         self._snapshots.append(self._snapshots.pop(0))
         self._take(self._snapshots[-1])
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> Mapping[str, Tensor]:
         """See LearnersGuide: the policy acted by, where it may be another than the agent's own."""
         if len(self._snapshots) == 1:
             return {}
@@ -142,64 +141,8 @@ class Snapshots:
             self._take(snapshot)
 
     def _take(self, snapshot: _Snapshot) -> None:
-        policy = self._agent.policy
-        sources = [self._agent.flat_actor.values]
-        if policy.normaliser is not None:
-            sources += [tensor for _, tensor in policy.normaliser.named_tensors(NORMALISER)]
-        for place, source in zip(snapshot.places, sources, strict=True):
-            self._lane.copy(place, source.detach())
+        copied = zip(snapshot.policy.whole_tensors(), self._agent.policy.whole_tensors(), strict=True)
+        for place, source in copied:
+            self._lane.copy(place, source)
         snapshot.version.fill_(self._agent.updates)
         snapshot.arrived = self._lane.mark()
-
-
-class Guide(Protocol):
-    """Says what to act by; asked before each round."""
-
-    def behaviour(self) -> Behaviour:
-        """The latest; never waits.
-
-        Raises:
-            DaseError: what was published is no policy of this agent.
-        """
-        ...
-
-
-class LearnersGuide(Protocol):
-    """Says what a learner acts by that trains the policy itself. Owned by the thread that trains."""
-
-    def behaviour(self) -> Behaviour:
-        """What to act by now; may wait for the device."""
-        ...
-
-    def updated(self) -> None:
-        """The agent has had an update, which may still be queued on its device."""
-        ...
-
-    def tensors(self) -> Mapping[str, Tensor]:
-        """What a checkpoint has to keep, the tensors themselves; whoever writes into them sets them."""
-        ...
-
-    def resumed(self) -> None:
-        """The agent and `tensors` have been set to what was saved."""
-        ...
-
-
-class Current:
-    """A `LearnersGuide` to the agent as it is."""
-
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-
-    def behaviour(self) -> Behaviour:
-        """See LearnersGuide; never waits."""
-        return Behaviour(self._agent, self._agent.updates)
-
-    def updated(self) -> None:
-        """See LearnersGuide."""
-
-    def tensors(self) -> Mapping[str, Tensor]:
-        """See LearnersGuide."""
-        return {}
-
-    def resumed(self) -> None:
-        """See LearnersGuide."""

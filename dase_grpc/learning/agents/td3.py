@@ -7,20 +7,19 @@ import torch
 from torch import Tensor
 
 from dase_grpc.config.algorithms import AgentConfig
-from dase_grpc.learning.agents.actor_critic import ActorCritic, network_generator
+from dase_grpc.learning.agents.actor_critic import ActorCritic
 from dase_grpc.learning.agents.batch import Batch
-from dase_grpc.learning.agents.batched import StackedActor, StackedTwins
-from dase_grpc.learning.agents.equations import bellman, critic_gradient, critic_loss, mean
-from dase_grpc.learning.agents.memory import OWN, Memory
-from dase_grpc.learning.agents.networks import Actor, Policy, TwinCritic, Twins
-from dase_grpc.learning.agents.noise import NoiseStream, perturbed
+from dase_grpc.learning.agents.equations import bellman, critic_gradient, critic_loss, mean, perturbed
+from dase_grpc.learning.agents.networks import TwinCritic
 from dase_grpc.learning.agents.passes import ActorPass, TwinPass, critic_buffers
-from dase_grpc.learning.agents.stack import Kind, Moves, Networks
-from dase_grpc.schema import TransitionSchema
+from dase_grpc.learning.agents.stack import Kind, Moves, Networks, StackedActor, StackedTwins
+
+Actors = ActorPass | StackedActor
+Twins = TwinPass | StackedTwins
 
 
 @torch.no_grad()
-def target_value(actor: Policy, critic: Twins, batch: Batch, noise: Tensor, *, config: AgentConfig) -> Tensor:
+def target_value(actor: Actors, critic: Twins, batch: Batch, noise: Tensor, *, config: AgentConfig) -> Tensor:
     """The target y = scale · r + γ · bootstrap · min(Q1', Q2')(s', clip(π'(s') + clip(ε, ±c), ±1)); (B,).
 
     actor and critic are the target networks; noise ε is (B, n) and not clipped yet.
@@ -37,16 +36,12 @@ def actor_loss(actor: StackedActor, critic: StackedTwins, observation: Tensor, s
 
 
 def learn(
-    networks: Networks[StackedTwins],
-    moves: Moves,
-    batch: Batch,
-    share: Tensor,
-    noise: Sequence[Tensor],
-    *,
-    config: AgentConfig,
+    networks: Networks[StackedTwins], moves: Moves, batch: Batch, share: Tensor, noise: Sequence[Tensor]
 ) -> Mapping[str, Tensor]:
     """One update by autograd; see stack.Learn."""
-    target = target_value(networks.target_actor, networks.target_critic, batch, *noise, config=config)
+    target = target_value(
+        networks.target_actor, networks.target_critic, batch, *noise, config=networks.config
+    )
     both = networks.critic.both(batch.state_action)
     loss = moves.critic(critic_loss(both, target, share))
     losses = {"critic_loss": loss, "q_mean": mean(both.detach()[0], share)}
@@ -60,40 +55,15 @@ def learn(
 class TD3(ActorCritic):
     """An `Agent` that learns by TD3."""
 
-    kind = Kind(learn, StackedTwins)
+    kind = Kind(learn, TwinCritic, StackedTwins)
+    _critic: TwinCritic
+    _target_critic: TwinCritic
 
-    def __init__(
-        self,
-        config: AgentConfig,
-        schema: TransitionSchema,
-        *,
-        seed: int,
-        agent_id: int,
-        device: torch.device,
-        dtype: torch.dtype = torch.float32,
-        memory: Memory = OWN,
-        autograd: bool | None = None,
-    ) -> None:
-        start = network_generator(seed, agent_id)
-        m, n = schema.observation_size, schema.action_size
-        actor = self._actor = Actor((m, *config.hidden, n), start, device=device, dtype=dtype)
-        critic = self._critic = TwinCritic((m + n, *config.hidden, 1), start, device=device, dtype=dtype)
-        self._target_actor, self._target_critic = actor.frozen_copy(), critic.frozen_copy()
-        super().__init__(
-            config,
-            actor=actor,
-            critic=critic,
-            targets={"actor": self._target_actor, "critic": self._target_critic},
-            noise=NoiseStream(seed, agent_id, device),
-            memory=memory,
-            autograd=autograd,
-        )
-        room = critic_buffers(critic)
-        products = self._products
-        self._target_actor_pass = ActorPass(self._target_actor, values=products)
-        self._exact_critic = TwinPass(critic, (room, room))
-        self._critic_pass = TwinPass(critic, (room, room), products=products)
-        self._target_critic_pass = TwinPass(self._target_critic, (room, room), products=products)
+    def _write_out(self) -> None:
+        room = (critic_buffers(self._critic),) * 2
+        self._exact_critic = TwinPass(self._critic, room)
+        self._critic_pass = TwinPass(self._critic, room, products=self._products)
+        self._target_critic_pass = TwinPass(self._target_critic, room, products=self._products)
 
     @property
     def _noise_scales(self) -> tuple[float, ...]:

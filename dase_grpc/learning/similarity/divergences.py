@@ -14,12 +14,15 @@ from torch import Tensor
 
 SAMPLES: Final = 2048
 
+PIVOT_ROUNDING: Final = 64 * torch.finfo(torch.float64).eps
+"""Up to this share of a dimension's variance, times their number, its Cholesky pivot may be rounding errors.
+
+A pivot is the variance of one dimension given those before it.
+"""
+
 _LN2: Final = math.log(2.0)
 _SAMPLE_SEED: Final = 20_220_713
 _HALF_SOBOL_STEP: Final = 2.0**-31
-# A Cholesky pivot is the variance of one dimension given those before it; as a share of that dimension's
-# variance it is known to some rounding errors per dimension and no better.
-_PIVOT_ROUNDING: Final = 64 * torch.finfo(torch.float64).eps
 
 
 @dataclass(frozen=True)
@@ -27,13 +30,14 @@ class RelativeGaussian:
     """p = N(z, W Wᵀ): a Gaussian in units of √r, in which the reference q is N(0, I).
 
     z is (..., n), W and its inverse (..., n, n) lower triangular. Where `definite` is false W is the
-    identity and stands for nothing.
+    identity and stands for nothing. `size` is the number of action dimensions, also of a `shifted_reference`.
     """
 
     mean: Tensor
     factor: Tensor
     inverse: Tensor
     definite: Tensor
+    size: int
 
 
 def relative_gaussian(mean: Tensor, cov: Tensor, reference_variance: float) -> RelativeGaussian:
@@ -44,17 +48,13 @@ def relative_gaussian(mean: Tensor, cov: Tensor, reference_variance: float) -> R
     scaled = cov / reference_variance
     factor, info = torch.linalg.cholesky_ex(scaled)
     pivot = factor.diagonal(dim1=-2, dim2=-1).square()
-    rounding = scaled.diagonal(dim1=-2, dim2=-1) * pivot_rounding(cov.shape[-1])
+    rounding = scaled.diagonal(dim1=-2, dim2=-1) * (PIVOT_ROUNDING * cov.shape[-1])
     definite = (info == 0) & (pivot > rounding).all(-1)
     identity = torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
     factor = torch.where(definite[..., None, None], factor, identity)
     inverse = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
-    return RelativeGaussian(mean / math.sqrt(reference_variance), factor, inverse, definite)
-
-
-def pivot_rounding(size: int) -> float:
-    """The share of a dimension's variance, one of `size`, up to which its pivot may be rounding errors."""
-    return _PIVOT_ROUNDING * size
+    size = cov.shape[-1]
+    return RelativeGaussian(mean / math.sqrt(reference_variance), factor, inverse, definite, size)
 
 
 def shifted_reference(deviation: Tensor, reference_variance: float) -> RelativeGaussian:
@@ -65,7 +65,7 @@ def shifted_reference(deviation: Tensor, reference_variance: float) -> RelativeG
     square = deviation.square().sum(-1, keepdim=True) / reference_variance
     definite = square.isfinite().squeeze(-1)
     unit = torch.ones_like(square)[..., None]
-    return RelativeGaussian(square.sqrt(), unit, unit, definite)
+    return RelativeGaussian(square.sqrt(), unit, unit, definite, deviation.shape[-1])
 
 
 def jeffreys(p: RelativeGaussian) -> Tensor:
@@ -135,14 +135,9 @@ def standard_normal(size: int, samples: int, device: torch.device) -> Tensor:
     """
     key = (size, samples, device)
     if key not in _samples:
-        _samples[key] = _draw_standard_normal(size, samples).to(device)
+        sobol = torch.quasirandom.SobolEngine(  # type: ignore[no-untyped-call]  # torch left it untyped
+            size, scramble=True, seed=_SAMPLE_SEED
+        )
+        uniform = sobol.draw(samples, dtype=torch.float64) + _HALF_SOBOL_STEP
+        _samples[key] = torch.special.ndtri(uniform.clamp(max=1.0 - _HALF_SOBOL_STEP)).to(device)
     return _samples[key]
-
-
-def _draw_standard_normal(size: int, samples: int) -> Tensor:
-    sobol = torch.quasirandom.SobolEngine(  # type: ignore[no-untyped-call]  # torch left it untyped
-        size, scramble=True, seed=_SAMPLE_SEED
-    )
-    uniform = sobol.draw(samples, dtype=torch.float64) + _HALF_SOBOL_STEP
-    normal: Tensor = torch.special.ndtri(uniform.clamp(max=1.0 - _HALF_SOBOL_STEP))
-    return normal

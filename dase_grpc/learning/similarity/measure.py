@@ -67,14 +67,9 @@ def similarity_weights(
         ValueError: the shapes do not fit together.
     """
     options = _options(
-        reference_variance=reference_variance,
-        divergence=divergence,
-        scope=scope,
-        floor=floor,
-        shrinkage=shrinkage,
-        debias=debias,
-        normalise=normalise,
-    )
+        reference_variance=reference_variance, divergence=divergence, scope=scope, floor=floor,
+        shrinkage=shrinkage, debias=debias, normalise=normalise,
+    )  # fmt: skip
     deviation = deviations(actions, policy_actions)
     ids = torch.as_tensor(agent_ids, device=deviation.device)
     if ids.shape != deviation.shape[:1]:
@@ -129,11 +124,6 @@ def deviations(actions: Values, policy_actions: Values) -> Tensor:
     return taken - wanted
 
 
-def difference(actions: Tensor, policy_actions: Tensor) -> Tensor:
-    """`deviations` of tensors of one shape on one device, with any leading dimensions."""
-    return _float64(actions) - _float64(policy_actions)
-
-
 def row_weights(external: Tensor, similarity: Tensor) -> Tensor:
     """(b,) float32: `similarity`, (b,) or (1,), where `external`, exactly 1 elsewhere."""
     return torch.where(external, similarity.float(), 1.0)
@@ -178,32 +168,25 @@ def judge(mean: Tensor, cov: Tensor, *, rows: Tensor, count: Tensor, options: Dp
 
     mean is (G, n), cov (G, n, n), both float64; rows is (G,), not necessarily whole, count (G,) int64.
     """
-    size = mean.shape[-1]
     if options.shrinkage > 0:
         cov = shrunk(cov, options.reference_variance, options.shrinkage)
     if options.floor:
         cov = floored(cov, options.reference_variance)
     estimate = relative_gaussian(mean, cov, options.reference_variance)
-    enough = 0 if options.regularised else size + 1
+    enough = 0 if options.regularised else estimate.size + 1
     usable = estimate.definite & (rows > enough) & (count > 0)
-    return _judge(estimate, usable, rows, count, options, size=size)
+    return _judge(estimate, usable, rows, count, options)
 
 
 def measure_rows(deviation: Tensor, options: DpsConfig) -> Similarity:
     """The similarity of each of (b, n) deviations d by itself: b groups of one row, N(d, rI)."""
     estimate = shifted_reference(deviation, options.reference_variance)
     count = torch.ones_like(estimate.definite, dtype=torch.int64)
-    return _judge(estimate, estimate.definite, count, count, options, size=deviation.shape[-1])
+    return _judge(estimate, estimate.definite, count, count, options)
 
 
 def _judge(
-    estimate: RelativeGaussian,
-    usable: Tensor,
-    rows: Tensor,
-    count: Tensor,
-    options: DpsConfig,
-    *,
-    size: int,
+    estimate: RelativeGaussian, usable: Tensor, rows: Tensor, count: Tensor, options: DpsConfig
 ) -> Similarity:
     kind = options.divergence
     covariance_part = _or_infinite(covariance_term(estimate), usable)
@@ -217,9 +200,9 @@ def _judge(
         rho = covariance_part + mean_part if known else _or_infinite(EQUATIONS[kind](estimate), usable)
         degenerate = present & rho.isinf()
         if options.debias:
-            rho = (rho - expected_rho(rows, size, options)).clamp(min=0)
+            rho = (rho - expected_rho(rows, estimate.size, options)).clamp(min=0)
         if options.normalise:
-            rho = rho / size
+            rho = rho / estimate.size
     return Similarity((-rho).exp(), rho, covariance_part, mean_part, count, degenerate)
 
 
@@ -232,6 +215,46 @@ def expected_rho(rows: Tensor, size: int, options: DpsConfig) -> Tensor:
     number = rows.clamp(min=1).double()
     expected = size / (2 * number) if options.scope == "transition" else size * (size + 3) / (4 * number)
     return expected * _SMALL_JS if options.divergence == "js" else expected
+
+
+# --- from groups to rows and back -------------------------------------------------------------------------
+
+
+def by_row(groups: Similarity, member: Tensor) -> Similarity:
+    """Gives each of b rows what its one of G groups has; a row without a group is degenerate."""
+    known = member.any(-2)
+
+    def spread(value: Tensor, missing: float) -> Tensor:
+        return torch.where(known, torch.where(member, value[..., None], 0.0).sum(-2), missing)
+
+    return Similarity(
+        similarity=spread(groups.similarity, 0.0),
+        rho=spread(groups.rho, math.inf),
+        covariance_term=spread(groups.covariance_term, math.inf),
+        mean_term=spread(groups.mean_term, math.inf),
+        count=known.long(),
+        degenerate=(member & groups.degenerate[..., None]).any(-2) | ~known,
+    )
+
+
+def means(rows: Similarity, member: Tensor) -> Similarity:
+    """Means of (b,) rows over each of (G, b) groups; of ρ and its terms over the finite ones."""
+    count = member.sum(-1)
+
+    def finite(value: Tensor) -> Tensor:
+        measured = member & value[..., None, :].isfinite()
+        total = torch.where(measured, value[..., None, :], 0.0).sum(-1)
+        number = measured.sum(-1)
+        return torch.where(number > 0, total / number.clamp(min=1), math.inf)
+
+    return Similarity(
+        similarity=torch.where(member, rows.similarity[..., None, :], 0.0).sum(-1) / count.clamp(min=1),
+        rho=finite(rows.rho),
+        covariance_term=finite(rows.covariance_term),
+        mean_term=finite(rows.mean_term),
+        count=count,
+        degenerate=(member & rows.degenerate[..., None, :]).any(-1),
+    )
 
 
 def _float64(values: Values, device: torch.device | None = None) -> Tensor:

@@ -4,7 +4,6 @@ Pure functions on float64 tensors with leading dimensions; nothing waits for the
 eigendecomposition here (torch's synchronises). Equations and reasons: docs/dps.md.
 """
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Final, Self
 
@@ -12,6 +11,9 @@ import torch
 from torch import Tensor
 
 from dase_grpc.learning.agents.memory import OWN, Memory, overwrite
+
+SIMILARITY: Final = "similarity"
+"""What the names of the running moments begin with, in an agent's memory."""
 
 SIGN_STEPS: Final = 40
 """Newton-Schulz steps; each enlarges a small eigenvalue by half, and 1.5^40 is 1e7."""
@@ -109,13 +111,8 @@ class RunningMoments:
         """Of G = `groups` groups that nothing is known of yet, in R^n with n = `size`."""
         room = partial(memory.zeros, dtype=torch.float64, device=device)
         shapes = (groups, size), (groups, size, size), (groups,), (groups,)
-        held = {name: room(f"similarity.{name}", shape) for name, shape in zip(_NAMES, shapes, strict=True)}
+        held = {name: room(f"{SIMILARITY}.{name}", shape) for name, shape in zip(_NAMES, shapes, strict=True)}
         return cls(half_life=half_life, **held)
-
-    @classmethod
-    def stacked(cls, held: Mapping[str, Tensor], *, half_life: float) -> Self:
-        """Those of all agents of a stack; `held` is what its memory holds."""
-        return cls(half_life=half_life, **{name: held[f"similarity.{name}"] for name in _NAMES})
 
     def take(self, deviation: Tensor, member: Tensor, *, live: Tensor | None = None) -> None:
         """Takes a batch in: (b, n) float64 deviations and (G, b) membership; of a stack, with K in front.

@@ -3,22 +3,23 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Final, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from dase_grpc.config.algorithms import DpsConfig
-from dase_grpc.learning.agents.agent import Agent
 from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.agents.memory import OWN, Memory
-from dase_grpc.learning.similarity import pooled
+from dase_grpc.learning.agents.registry import Agent
+from dase_grpc.learning.similarity.divergences import PIVOT_ROUNDING
 from dase_grpc.learning.similarity.measure import (
     Similarity,
-    difference,
+    by_row,
     judge,
+    means,
     measure,
     measure_rows,
     row_weights,
@@ -55,6 +56,19 @@ class Weighing:
     external: Tensor
     degenerate: Tensor
 
+    @classmethod
+    def of(cls, weight: Tensor, external: Similarity) -> "Weighing":
+        """The weights, and what the one group of all external rows says."""
+        return cls(
+            weight=weight,
+            similarity=external.similarity[..., 0],
+            rho=external.rho[..., 0],
+            covariance_term=external.covariance_term[..., 0],
+            mean_term=external.mean_term[..., 0],
+            external=external.count[..., 0],
+            degenerate=external.degenerate[..., 0],
+        )
+
     @property
     def external_share(self) -> Tensor:
         """Σ_ext w / Σ w, the share of the loss weight of external rows; a float64 scalar, 0 of nothing."""
@@ -70,9 +84,6 @@ class Weighing:
         return self.weight.sum(-1, dtype=torch.float64)
 
 
-T = TypeVar("T", Weighing, Similarity)
-
-
 class SimilarityWeigher:
     """DPS with fixed options for one agent, or for the K of a stack, whose batches have K in front.
 
@@ -83,7 +94,8 @@ class SimilarityWeigher:
         options: what is measured.
         own_id: the agent whose rows are internal; for a stack (K, 1) int32, and `masked` then.
         agents: K, the number of agents that share the buffer.
-        masked: whether the reference twin weighs, with masks and as on a GPU, even where `pooled` could.
+        masked: whether the reference twin weighs, with masks and as on a GPU, even where there is a shorter
+            way: the default options on a CPU (`pooled_terms`).
         memory: what gives out the running moments.
         running: those of a stack, which are there already.
     """
@@ -101,7 +113,9 @@ class SimilarityWeigher:
         self.options = options
         self._own_id = own_id
         self._agents = agents
-        self._by_pooled = not masked and pooled.suffices(options)
+        more = options.regularised or options.debias or options.normalise or options.memory
+        paper = (options.divergence, options.scope) == ("jeffreys", "pooled") and not more
+        self._by_pooled = paper and not masked
         self._memory = memory
         self._running = running
 
@@ -115,12 +129,7 @@ class SimilarityWeigher:
         return torch.from_numpy((batch.agent_id.numpy() != self._own_id).nonzero()[0])
 
     def weigh(
-        self,
-        batch: Batch,
-        policy_actions: Tensor,
-        *,
-        rows: Tensor | None = None,
-        live: Tensor | None = None,
+        self, batch: Batch, policy_actions: Tensor, *, rows: Tensor | None = None, live: Tensor | None = None
     ) -> Weighing:
         """The weights for one update; policy_actions is this agent's π(s) on the batch's device.
 
@@ -135,26 +144,26 @@ class SimilarityWeigher:
         if rows is not None:  # nothing looks at the internal rows' deviations
             policy_actions = torch.zeros_like(batch.action).index_copy(0, rows, policy_actions)
         external = batch.agent_id != self._own_id
-        deviation = difference(batch.action, policy_actions)
+        deviation = _difference(batch, policy_actions)
         if self.options.scope == "transition":
             return _summary(external, measure_rows(deviation, self.options))
-        by_agent = self.options.scope == "agent"
+        pool = external[..., None, :]
         if self.options.memory:
-            member = self._sources(batch) & external[..., None, :]
-            groups_and_all = torch.cat((member, external[..., None, :]), -2)
-            self._running_of(deviation).take(deviation, groups_and_all, live=live)
-            found = self._remembered(deviation, groups_and_all)
-            chosen = slice(self._agents) if by_agent else slice(self._agents, None)
-            groups = each_tensor(found, lambda values: values[..., chosen])
+            sources = self._sources(batch) & pool
+            member = torch.cat((sources, pool), -2)
+            self._running_of(deviation).take(deviation, member, live=live)
+            groups = self._remembered(deviation, member)
+            chosen = slice(self._agents) if self.options.scope == "agent" else slice(self._agents, None)
+            groups = each_tensor(groups, lambda values: values[..., chosen])
         else:
-            member = self._sources(batch) & external[..., None, :] if by_agent else external[..., None, :]
-            groups = measure(deviation, member, self.options)
-        if by_agent:
-            return _summary(external, _by_row(groups, member))
-        return _weighing(row_weights(external, groups.similarity), groups)
+            sources = self._sources(batch) & pool if self.options.scope == "agent" else pool
+            groups = measure(deviation, sources, self.options)
+        if self.options.scope == "agent":
+            return _summary(external, by_row(groups, sources))
+        return Weighing.of(row_weights(external, groups.similarity), groups)
 
     def _weigh_pooled(self, batch: Batch, policy_actions: Tensor, rows: Tensor | None) -> Weighing:
-        """`weigh` by `pooled.terms`."""
+        """`weigh` by `pooled_terms`: rows are gathered instead of masked, and nothing waits for a device."""
         if rows is None:
             rows = self.rows_to_judge(batch)
             assert rows is not None
@@ -162,7 +171,7 @@ class SimilarityWeigher:
         actions = batch.action.detach().index_select(0, rows)
         with np.errstate(all="ignore"):
             deviation = np.subtract(actions.numpy(), policy_actions.numpy(), dtype=np.float64)
-        covariance_term, mean_term = pooled.terms(deviation, self.options.reference_variance)
+        covariance_term, mean_term = pooled_terms(deviation, self.options.reference_variance)
         rho = covariance_term + mean_term
         similarity = math.exp(-rho)
         weight = np.ones(len(batch.agent_id), np.float32)
@@ -189,9 +198,9 @@ class SimilarityWeigher:
         Rows of agents outside 0..K-1 belong to nobody here. Never synchronises with the host.
         """
         member = self._sources(batch)
-        deviation = difference(batch.action, policy_actions)
+        deviation = _difference(batch, policy_actions)
         if self.options.scope == "transition":
-            found = _means(member, measure_rows(deviation, self.options))
+            found = means(measure_rows(deviation, self.options), member)
         elif self.options.memory:
             found = self._remembered(deviation, member)
         else:
@@ -212,31 +221,31 @@ class SimilarityWeigher:
 
     def make_room(self, saved: Mapping[str, Tensor], device: torch.device) -> None:
         """Lets `tensors` be those that `saved` can be copied into."""
-        if saved and self.options.memory and self._running is None:
+        if saved:
             groups, size = saved["mean"].shape
-            self._running = self._make_running(groups, size, device)
+            self.remember(size, device, groups=groups)
+
+    def remember(self, size: int, device: torch.device, *, groups: int | None = None) -> None:
+        """Makes the running moments of deviations in R^size now, where there are to be any."""
+        if self.options.memory and self._running is None:
+            groups = self._agents + 1 if groups is None else groups  # each agent, then all external rows
+            half_life, memory = self.options.memory, self._memory
+            self._running = RunningMoments.empty(
+                groups, size, half_life=half_life, device=device, memory=memory
+            )
 
     def _sources(self, batch: Batch) -> Tensor:
         """(K, B) bool: which rows each agent collected."""
         agents = torch.arange(self._agents, device=batch.agent_id.device)
         return batch.agent_id[..., None, :] == agents[:, None]
 
-    def remember(self, size: int, device: torch.device) -> None:
-        """Makes the running moments of deviations in R^size now, where there are to be any."""
-        if self.options.memory and self._running is None:
-            self._running = self._make_running(self._agents + 1, size, device)
-
     def _running_of(self, deviation: Tensor) -> RunningMoments:
         self.remember(deviation.shape[-1], deviation.device)
         assert self._running is not None
         return self._running
 
-    def _make_running(self, groups: int, size: int, device: torch.device) -> RunningMoments:
-        half_life, memory = self.options.memory, self._memory
-        return RunningMoments.empty(groups, size, half_life=half_life, device=device, memory=memory)
-
     def _remembered(self, deviation: Tensor, member: Tensor) -> Similarity:
-        """The similarity of the first groups by their running moments: each agent, then all external rows."""
+        """The similarity of the first groups by their running moments."""
         groups = member.shape[-2]
         mean, cov, rows = self._running_of(deviation).moments()
         rows = torch.where(sound(deviation, member), rows[..., :groups], 0.0)
@@ -244,66 +253,53 @@ class SimilarityWeigher:
         return judge(mean, cov, rows=rows, count=member.sum(-1), options=self.options)
 
 
-def each_tensor(found: T, change: Callable[[Tensor], Tensor]) -> T:
-    """The same with each of its tensors changed."""
-    return type(found)(*(change(getattr(found, field.name)) for field in fields(found)))
-
-
-def _by_row(groups: Similarity, member: Tensor) -> Similarity:
-    """Gives each row what its one group has; a row without a group is degenerate."""
-    known = member.any(-2)
-
-    def spread(value: Tensor, missing: float) -> Tensor:
-        return torch.where(known, torch.where(member, value[..., None], 0.0).sum(-2), missing)
-
-    return Similarity(
-        similarity=spread(groups.similarity, 0.0),
-        rho=spread(groups.rho, math.inf),
-        covariance_term=spread(groups.covariance_term, math.inf),
-        mean_term=spread(groups.mean_term, math.inf),
-        count=known.long(),
-        degenerate=(member & groups.degenerate[..., None]).any(-2) | ~known,
-    )
+def _difference(batch: Batch, policy_actions: Tensor) -> Tensor:
+    return batch.action.detach().double() - policy_actions.detach().double()
 
 
 def _summary(external: Tensor, rows: Similarity) -> Weighing:
     """The weights out of each row's similarity, and its means over the external rows."""
-    return _weighing(row_weights(external, rows.similarity), _means(external[..., None, :], rows))
+    return Weighing.of(row_weights(external, rows.similarity), means(rows, external[..., None, :]))
 
 
-def _weighing(weight: Tensor, external: Similarity) -> Weighing:
-    """The weights, and what the one group of all external rows says."""
-    return Weighing(
-        weight=weight,
-        similarity=external.similarity[..., 0],
-        rho=external.rho[..., 0],
-        covariance_term=external.covariance_term[..., 0],
-        mean_term=external.mean_term[..., 0],
-        external=external.count[..., 0],
-        degenerate=external.degenerate[..., 0],
-    )
+def pooled_terms(deviation: npt.NDArray[np.float64], reference_variance: float) -> tuple[float, float]:
+    """The covariance's and the mean's summand of ρ, in nats; each infinite where it cannot be measured.
+
+    deviation is (e, n), rows that share one λ. What `measure` finds for a group of these rows, its reference
+    twin, up to the order of float64 sums.
+    """
+    count, size = deviation.shape
+    unknown = math.inf, math.inf
+    if count <= size + 1:
+        return unknown
+    with np.errstate(all="ignore"):  # what is not finite makes the result infinite
+        mean = deviation.sum(0) / count
+        centred = deviation - mean
+        left = centred.sum(0) / count  # as in moments.scatter
+        mean += left
+        centred -= left
+        scaled = centred.T @ centred
+        scaled /= (count - 1) * reference_variance
+        try:
+            factor = np.linalg.cholesky(scaled)
+        except np.linalg.LinAlgError:
+            return unknown
+        if not (np.square(factor.diagonal()) > PIVOT_ROUNDING * size * scaled.diagonal()).all():
+            return unknown
+        inverse = np.linalg.inv(factor)
+        shift = mean / math.sqrt(reference_variance)
+        solved = inverse @ shift
+        found = np.square(factor - inverse.T).sum() / 4, (shift @ shift + solved @ solved) / 4
+    covariance_term, mean_term = (float(each) if math.isfinite(each) else math.inf for each in found)
+    return covariance_term, mean_term
 
 
-def _means(member: Tensor, rows: Similarity) -> Similarity:
-    """Means of (b,) rows over each of (G, b) groups; of ρ and its terms over the finite ones."""
-    finite = partial(_finite_mean, member)
-    count = member.sum(-1)
-    return Similarity(
-        similarity=torch.where(member, rows.similarity[..., None, :], 0.0).sum(-1) / count.clamp(min=1),
-        rho=finite(rows.rho),
-        covariance_term=finite(rows.covariance_term),
-        mean_term=finite(rows.mean_term),
-        count=count,
-        degenerate=(member & rows.degenerate[..., None, :]).any(-1),
-    )
+T = TypeVar("T", Weighing, Similarity)
 
 
-def _finite_mean(member: Tensor, value: Tensor) -> Tensor:
-    value = value[..., None, :]
-    measured = member & value.isfinite()
-    count = measured.sum(-1)
-    total = torch.where(measured, value, 0.0).sum(-1)
-    return torch.where(count > 0, total / count.clamp(min=1), math.inf)
+def each_tensor(found: T, change: Callable[[Tensor], Tensor]) -> T:
+    """The same with each of its tensors changed."""
+    return type(found)(*(change(getattr(found, field.name)) for field in fields(found)))
 
 
 def weighed(agent: Agent, weigher: SimilarityWeigher, batch: Batch) -> tuple[Weighing, Tensor | None]:

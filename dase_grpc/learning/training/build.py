@@ -15,8 +15,8 @@ from dase_grpc.learning.agents.dpd import DPD, Pairing
 from dase_grpc.learning.agents.graphs import Recorder, recorder_for
 from dase_grpc.learning.agents.memory import OWN, Memory
 from dase_grpc.learning.agents.policy import PeerPolicies
-from dase_grpc.learning.agents.registry import make_agent
-from dase_grpc.learning.agents.snapshots import LearnersGuide, Snapshots, Trained
+from dase_grpc.learning.agents.registry import Agent, make_agent
+from dase_grpc.learning.agents.snapshots import LearnersGuide, Snapshots
 from dase_grpc.learning.envs.evaluation import Evaluator
 from dase_grpc.learning.envs.explorer import Explorer
 from dase_grpc.learning.envs.make import Environment, make_env
@@ -119,7 +119,7 @@ def build_learner(
 
 
 def _guide(
-    config: RunConfig, schema: TransitionSchema, agent: Trained, device: torch.device
+    config: RunConfig, schema: TransitionSchema, agent: Agent, device: torch.device
 ) -> LearnersGuide | None:
     if not config.train.explore or (device.type == "cpu" and not config.train.overlap):
         return None

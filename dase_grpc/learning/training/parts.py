@@ -9,10 +9,10 @@ import torch
 
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import Halted
-from dase_grpc.learning.agents.agent import Agent
 from dase_grpc.learning.agents.graphs import Recorder
 from dase_grpc.learning.agents.memory import OWN, Memory
-from dase_grpc.learning.agents.snapshots import Current, LearnersGuide
+from dase_grpc.learning.agents.registry import Agent
+from dase_grpc.learning.agents.snapshots import LearnersGuide
 from dase_grpc.learning.envs.evaluation import Evaluator
 from dase_grpc.learning.envs.explorer import Explorer, Policy, require_finite_action
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher
@@ -124,7 +124,7 @@ class LearnerParts:
     @property
     def acts_by(self) -> LearnersGuide:
         """What the explorer acts by."""
-        return Current(self.agent) if self.guide is None else self.guide
+        return LearnersGuide(self.agent) if self.guide is None else self.guide
 
     def name_at(self, step: int) -> str:
         """Who the learner is and how far, for messages."""

@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from dase_grpc.errors import DaseError
-from dase_grpc.learning.agents.agent import Agent
 from dase_grpc.learning.agents.policy import PeerPolicies, Published
+from dase_grpc.learning.agents.registry import Agent
 from dase_grpc.progress import is_newer
 
 

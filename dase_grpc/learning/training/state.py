@@ -10,8 +10,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from dase_grpc.learning.agents.agent import Agent
 from dase_grpc.learning.agents.networks import restore
+from dase_grpc.learning.agents.registry import Agent
 from dase_grpc.learning.agents.snapshots import LearnersGuide
 from dase_grpc.learning.envs.explorer import Explorer
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher

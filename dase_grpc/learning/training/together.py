@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from dase_grpc.learning.agents.actor_critic import ActorCritic
-from dase_grpc.learning.agents.batch import Batch
+from dase_grpc.learning.agents.batch import Batch, Staged
 from dase_grpc.learning.agents.graphs import Captured, Recorder
 from dase_grpc.learning.agents.memory import StackedMemory
-from dase_grpc.learning.agents.transfers import Staged
 from dase_grpc.learning.similarity.measure import Similarity
-from dase_grpc.learning.similarity.moments import RunningMoments
+from dase_grpc.learning.similarity.moments import SIMILARITY, RunningMoments
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher, Weighing, each_tensor
 from dase_grpc.learning.training.learner import Learner
 from dase_grpc.learning.training.parts import LearnerParts
@@ -246,7 +245,7 @@ def _joint(parts: Sequence[LearnerParts], memory: StackedMemory) -> SimilarityWe
         each.weigher.remember(first.schema.action_size, first.device)
     options, running = first.weigher.options, None
     if options.memory:
-        running = RunningMoments.stacked(memory.held, half_life=options.memory)
+        running = RunningMoments(half_life=options.memory, **memory.under(SIMILARITY))
     own = torch.tensor([[each.agent_id] for each in parts], dtype=torch.int32, device=first.device)
     agents = first.config.train.agents
     return SimilarityWeigher(options, own_id=own, agents=agents, masked=True, running=running)

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from dase_grpc.learning.agents.actor_critic import ActorCritic
-from dase_grpc.learning.agents.agent import Agent
-from dase_grpc.learning.agents.batch import Batch
-from dase_grpc.learning.agents.transfers import Staging
+from dase_grpc.learning.agents.batch import Batch, Staging
+from dase_grpc.learning.agents.registry import Agent
 from dase_grpc.learning.envs.explorer import diverged
 from dase_grpc.learning.similarity.measure import Similarity
 from dase_grpc.learning.similarity.weigher import Weighing, weighed

@@ -13,10 +13,10 @@ from learning.td3_cases import (
 )
 
 from dase_grpc.config.algorithms import AgentConfig
-from dase_grpc.learning.agents.agent import Agent
-from dase_grpc.learning.agents.networks import Actor
+from dase_grpc.learning.agents.memory import Flat
+from dase_grpc.learning.agents.networks import Actor, Sizes, Start
 from dase_grpc.learning.agents.policy import ActorPolicy
-from dase_grpc.learning.agents.registry import ALGORITHMS, load_policy, make_agent
+from dase_grpc.learning.agents.registry import ALGORITHMS, Agent, load_policy, make_agent
 from dase_grpc.learning.agents.td3 import TD3
 
 
@@ -52,7 +52,8 @@ def test_load_policy_refuses_another_size_and_a_missing_tensor():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("count", [1, 10])
 def test_act_returns_new_float32_actions_within_bounds(count, dtype):
-    policy = ActorPolicy(Actor((3, 8, 2), torch.Generator(), device=CPU, dtype=dtype), None)
+    actor = Actor(Sizes(3, 2, (8,)), Start(torch.Generator(), CPU, dtype))
+    policy = ActorPolicy(actor, Flat(actor))
     observation = np.full((count, 3), 1e6, np.float32)
     observation.setflags(write=False)
     first, second = policy.act(observation), policy.act(observation)

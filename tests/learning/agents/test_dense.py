@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everyone knows
 
-from dase_grpc.learning.agents.dense import Buffers, Dense, Linear
+from dase_grpc.learning.agents.passes import Buffers, Dense, Linear
 
 SIZES = [(5, 3), (5, 7, 3), (5, 7, 6, 3), (5, 7, 6, 4, 1)]
 

@@ -12,10 +12,9 @@ from learning.td3_cases import CPU, SCHEMA, M, as_batch, assert_same, columns
 
 from dase_grpc.config.algorithms import LARGEST
 from dase_grpc.errors import ConfigError
-from dase_grpc.learning.agents.agent import Agent
 from dase_grpc.learning.agents.dpd import NO_VERSION, PEER_VERSION, terms
 from dase_grpc.learning.agents.policy import policy_tensors
-from dase_grpc.learning.agents.registry import load_policy
+from dase_grpc.learning.agents.registry import Agent, load_policy
 
 NAMES = ("td3", "ddpg", "sac normalised")
 

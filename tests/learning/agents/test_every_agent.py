@@ -8,9 +8,8 @@ import torch
 from learning.agent_cases import AGENTS, CONFIGS, make, noises, tiny, update_by
 from learning.td3_cases import CPU, SCHEMA, B, M, N, as_batch, assert_same, columns, weights
 
-from dase_grpc.learning.agents.agent import Agent
 from dase_grpc.learning.agents.policy import policy_tensors
-from dase_grpc.learning.agents.registry import load_policy, make_agent
+from dase_grpc.learning.agents.registry import Agent, load_policy, make_agent
 
 ones = torch.ones(B)
 

@@ -8,7 +8,8 @@ from dase_grpc.config.algorithms import ALGORITHMS, DpdConfig
 from dase_grpc.config.resolve import resolve
 from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.agents.dpd import DPD, Pairing, terms
-from dase_grpc.learning.agents.optimiser import Adam, Flat, GuardedSteps, Steps
+from dase_grpc.learning.agents.memory import Flat
+from dase_grpc.learning.agents.optimiser import GuardedSteps, Steps
 from dase_grpc.learning.agents.policy import Published
 from dase_grpc.learning.agents.registry import make_agent
 from dase_grpc.learning.training.publishing import LocalPolicies
@@ -94,13 +95,12 @@ def test_a_step_left_out_changes_no_weight_and_no_moment_and_is_counted(algorith
 
 def optimised(value=1.0, count=2):
     network = torch.nn.ParameterList([torch.full((count,), value)])
-    return network[0], Adam(Flat(network), lr=0.1)
+    return network[0], GuardedSteps(Flat(network), lr=0.1)
 
 
 @pytest.mark.parametrize("factor", [float("inf"), float("nan"), 1e31, -1e35])
 def test_a_step_whose_loss_adams_second_moment_cannot_hold_the_square_of_is_left_out(factor):
-    weight, optimizer = optimised()
-    guarded = GuardedSteps(optimizer)
+    weight, guarded = optimised()
     guarded.count()
     guarded.minimise((weight * torch.tensor([1.0, factor])).sum())
     assert weight.tolist() == [1.0, 1.0]
@@ -112,10 +112,9 @@ def test_a_step_whose_loss_adams_second_moment_cannot_hold_the_square_of_is_left
 
 
 def test_a_finite_step_is_that_of_torchs_adam_to_the_last_bit():
-    weight, optimizer = optimised(0.3, count=32)
+    weight, guarded = optimised(0.3, count=32)
     other = torch.nn.Parameter(torch.full((32,), 0.3))
     plain = torch.optim.Adam([other], lr=0.1, fused=True)
-    guarded = GuardedSteps(optimizer)
     for number in range(20):
         factor = torch.tensor([np.sin(number), 1e-20 * number] * 16, dtype=torch.float32)
         guarded.count()
@@ -124,14 +123,13 @@ def test_a_finite_step_is_that_of_torchs_adam_to_the_last_bit():
         (other.square() * factor).sum().backward()
         plain.step()
     assert torch.equal(weight, other)
-    state = dict(optimizer.named_tensors("of"))
+    state = dict(guarded.named_tensors("of"))
     assert state.keys() == {f"of.0.{key}" for key in plain.state[other]}
     assert all(torch.equal(state[f"of.0.{key}"], value) for key, value in plain.state[other].items())
 
 
 def test_a_step_that_the_caller_skips_is_not_counted_as_left_out():
-    weight, optimizer = optimised()
-    guarded = GuardedSteps(optimizer)
+    weight, guarded = optimised()
     guarded.count()
     guarded.minimise(weight.sum(), skip=torch.ones(()))
     assert weight.tolist() == [1.0, 1.0]

@@ -1,14 +1,22 @@
 """The actor and the twin critics against the plain modules they stand for."""
 
 import math
-from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from dase_grpc.learning.agents.batched import StackedLate, StackedTwins, of_one
-from dase_grpc.learning.agents.networks import Actor, LateActionCritic, TwinCritic, restore, xavier_bounds
+from dase_grpc.learning.agents.networks import (
+    Actor,
+    LateActionCritic,
+    Sizes,
+    Start,
+    TwinCritic,
+    restore,
+    xavier_bounds,
+)
+from dase_grpc.learning.agents.stack import StackedLate, StackedTwins, of_one
 
 CPU = torch.device("cpu")
 
@@ -17,16 +25,20 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def make_actor(*sizes: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Actor:
-    return Actor(sizes, seeded(seed), device=CPU, dtype=dtype)
+def start(seed: int = 0, **given: Any) -> Start:
+    return Start(seeded(seed), CPU, **given)
 
 
-def make_critic(*sizes: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> TwinCritic:
-    return TwinCritic(sizes, seeded(seed), device=CPU, dtype=dtype)
+def make_actor(m: int, *hidden: int, n: int = 2, **given: Any) -> Actor:
+    return Actor(Sizes(m, n, hidden), start(**given))
 
 
-def make_late_critic(*sizes: int, actions: int = 2, dtype: torch.dtype = torch.float32) -> LateActionCritic:
-    return LateActionCritic(sizes, actions, seeded(), device=CPU, dtype=dtype)
+def make_critic(m: int, *hidden: int, **given: Any) -> TwinCritic:
+    return TwinCritic(Sizes(m - 1, 1, hidden), start(**given))
+
+
+def make_late_critic(m: int, *hidden: int, n: int = 2, **given: Any) -> LateActionCritic:
+    return LateActionCritic(Sizes(m, n, hidden), start(**given))
 
 
 def plain_actor(actor: Actor) -> nn.Sequential:
@@ -59,14 +71,14 @@ def plain_late_critic(critic: LateActionCritic, s: torch.Tensor, a: torch.Tensor
 
 @pytest.mark.parametrize("hidden", [(5,), (6, 5), (6, 5, 4)])
 def test_the_actor_is_relu_layers_and_a_tanh(hidden):
-    actor = make_actor(3, *hidden, 2, dtype=torch.float64)
+    actor = make_actor(3, *hidden, dtype=torch.float64)
     x = torch.randn(7, 3, dtype=torch.float64, generator=seeded(1))
     torch.testing.assert_close(actor.actions(x), plain_actor(actor)(x))
 
 
 @pytest.mark.parametrize("hidden", [(5,), (6, 5), (6, 5, 4)])
 def test_the_twin_critics_are_two_separate_networks(hidden):
-    critic = make_critic(4, *hidden, 1, dtype=torch.float64)
+    critic = make_critic(4, *hidden, dtype=torch.float64)
     x = torch.randn(7, 4, dtype=torch.float64, generator=seeded(1))
     separate = torch.stack([plain_critic(critic, i)(x)[:, 0] for i in range(2)])
     twins = of_one(StackedTwins, critic)
@@ -78,7 +90,7 @@ def test_the_twin_critics_are_two_separate_networks(hidden):
 
 
 def test_gradients_of_the_twin_critics_are_those_of_two_separate_networks():
-    critic = make_critic(4, 6, 5, 1, dtype=torch.float64)
+    critic = make_critic(4, 6, 5, dtype=torch.float64)
     x = torch.randn(7, 4, dtype=torch.float64, generator=seeded(1))
     of_one(StackedTwins, critic).both(x[None]).square().sum().backward()
     for index in range(2):
@@ -91,7 +103,7 @@ def test_gradients_of_the_twin_critics_are_those_of_two_separate_networks():
 
 
 def test_the_first_critic_alone_sends_gradients_to_its_input_only():
-    critic = make_critic(4, 6, 1)
+    critic = make_critic(4, 6)
     x = torch.randn(7, 4, generator=seeded(1), requires_grad=True)
     of_one(StackedTwins, critic).first(x[None]).sum().backward()
     assert x.grad is not None
@@ -99,7 +111,7 @@ def test_the_first_critic_alone_sends_gradients_to_its_input_only():
 
 
 def test_the_lower_critic_sends_gradients_to_its_input_only():
-    critic = make_critic(4, 6, 5, 1, dtype=torch.float64)
+    critic = make_critic(4, 6, 5, dtype=torch.float64)
     x = torch.randn(9, 4, dtype=torch.float64, generator=seeded(1), requires_grad=True)
     twins = of_one(StackedTwins, critic)
     lowest = twins.lowest(x[None])
@@ -114,7 +126,7 @@ def test_the_lower_critic_sends_gradients_to_its_input_only():
 
 @pytest.mark.parametrize("hidden", [(5,), (6, 5), (6, 5, 4)])
 def test_the_action_enters_the_late_critic_at_its_second_layer(hidden):
-    critic = make_late_critic(3, *hidden, 1, dtype=torch.float64)
+    critic = make_late_critic(3, *hidden, dtype=torch.float64)
     s, a = (torch.randn(7, size, dtype=torch.float64, generator=seeded(size)) for size in (3, 2))
     s.requires_grad_()
     a.requires_grad_()
@@ -130,7 +142,7 @@ def test_the_action_enters_the_late_critic_at_its_second_layer(hidden):
 
 
 def test_the_fixed_value_of_the_late_critic_sends_gradients_to_its_inputs_only():
-    critic = make_late_critic(3, 6, 5, 1)
+    critic = make_late_critic(3, 6, 5)
     s, a = (torch.randn(7, size, generator=seeded(size), requires_grad=True) for size in (3, 2))
     late, inputs = of_one(StackedLate, critic), (s[None], a[None])
     assert torch.equal(late.fixed_value(*inputs), late.value(*inputs))
@@ -141,7 +153,7 @@ def test_the_fixed_value_of_the_late_critic_sends_gradients_to_its_inputs_only()
 
 
 def test_the_second_layer_of_the_late_critic_is_drawn_as_one_layer_of_both_inputs():
-    critic = make_late_critic(17, 400, 300, 1, actions=6)
+    critic = make_late_critic(17, 400, 300, n=6)
     bound = 1 / math.sqrt(406)
     for values in (critic.weight[1], critic.action_weight, critic.bias[1]):
         assert 0.95 * bound < values.abs().max() <= bound
@@ -149,7 +161,7 @@ def test_the_second_layer_of_the_late_critic_is_drawn_as_one_layer_of_both_input
 
 
 def test_xavier_bounds_depend_on_both_sides_of_a_layer_and_leave_biases_zero():
-    actor = Actor((17, 256, 6), seeded(), device=CPU, dtype=torch.float32, bounds=xavier_bounds)
+    actor = make_actor(17, 256, n=6, bounds=xavier_bounds)
     for weight, bias, (inputs, outputs) in zip(actor.weight, actor.bias, [(17, 256), (256, 6)], strict=True):
         bound = math.sqrt(6 / (inputs + outputs))
         assert 0.95 * bound < weight.abs().max() <= bound
@@ -158,16 +170,14 @@ def test_xavier_bounds_depend_on_both_sides_of_a_layer_and_leave_biases_zero():
 
 
 def test_a_strided_view_of_packed_rows_is_an_input_like_any_other():
-    twins = of_one(StackedTwins, make_critic(4, 6, 5, 1))
+    twins = of_one(StackedTwins, make_critic(4, 6, 5))
     rows = torch.randn(1, 7, 11, generator=seeded(1))
     torch.testing.assert_close(twins.both(rows[..., :4]), twins.both(rows[..., :4].contiguous()))
 
 
 def test_initial_values_are_spread_like_those_of_a_torch_linear_layer():
-    sizes = (17, 256, 256, 6)
-    actor, critic = make_actor(*sizes), make_critic(*sizes[:-1], 1)
-    for network in (actor, critic):
-        for weight, bias, (inputs, _) in zip(network.weight, network.bias, pairwise(sizes), strict=True):
+    for network in (make_actor(17, 256, 256, n=6), make_critic(17, 256, 256)):
+        for weight, bias, inputs in zip(network.weight, network.bias, (17, 256, 256), strict=True):
             bound = 1 / math.sqrt(inputs)
             for values in (weight, bias):
                 assert values.abs().max() <= bound
@@ -175,29 +185,29 @@ def test_initial_values_are_spread_like_those_of_a_torch_linear_layer():
 
 
 def test_every_initial_number_is_drawn_anew():
-    values = torch.cat([p.flatten() for p in make_critic(4, 6, 5, 1).parameters()])
+    values = torch.cat([p.flatten() for p in make_critic(4, 6, 5).parameters()])
     assert len(values.unique()) == len(values)
 
 
 def test_initial_values_depend_on_the_generator_and_on_no_global_state():
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    first = make_actor(3, 8, 2)
+    first = make_actor(3, 8)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
-    again, other = make_actor(3, 8, 2), make_actor(3, 8, 2, seed=1)
+    again, other = make_actor(3, 8), make_actor(3, 8, seed=1)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
     assert not torch.equal(first.weight[0], other.weight[0])
 
 
 def test_a_frozen_copy_is_equal_shares_no_memory_and_takes_no_gradient():
-    for network in (make_actor(3, 8, 2), make_critic(3, 8, 1), make_late_critic(3, 8, 1)):
+    for network in (make_actor(3, 8), make_critic(3, 8), make_late_critic(3, 8, 8)):
         frozen = network.frozen_copy()
         for ours, theirs in zip(network.parameters(), frozen.parameters(), strict=True):
             assert torch.equal(ours, theirs)
             assert ours.data_ptr() != theirs.data_ptr()
             assert not theirs.requires_grad
-    actor = make_actor(3, 8, 2)
+    actor = make_actor(3, 8)
     frozen, x = actor.frozen_copy(), torch.ones(1, 3)
     before = frozen.actions(x)
     with torch.no_grad():

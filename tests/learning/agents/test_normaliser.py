@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dase_grpc.learning.agents.networks import restore
-from dase_grpc.learning.agents.normaliser import CLIP, MIN_DEVIATION, Normaliser
+from dase_grpc.learning.agents.policy import CLIP, MIN_DEVIATION, Normaliser
 
 CPU = torch.device("cpu")
 M = 4
@@ -27,7 +27,7 @@ def learned(data: list[np.ndarray], weight: torch.Tensor | None = None) -> Norma
 
 
 def values(normaliser: Normaliser) -> dict[str, np.ndarray]:
-    return {name: tensor.numpy() for name, tensor in normaliser.named_tensors("n")}
+    return {name: tensor.numpy() for name, tensor in normaliser.named_tensors()}
 
 
 @pytest.mark.parametrize("count", [1, 2, 30])
@@ -35,16 +35,16 @@ def test_mean_and_variance_are_those_of_all_rows_seen(count):
     data = batches(count)
     rows = np.concatenate(data).astype(float)
     found = values(learned(data))
-    np.testing.assert_allclose(found["n.mean"], rows.mean(axis=0), rtol=1e-12)
-    np.testing.assert_allclose(found["n.variance"], rows.var(axis=0), rtol=1e-9)
-    assert found["n.count"] == count
+    np.testing.assert_allclose(found["normaliser.mean"], rows.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(found["normaliser.variance"], rows.var(axis=0), rtol=1e-9)
+    assert found["normaliser.count"] == count
 
 
 def test_a_mean_far_from_zero_costs_no_digits():
     data = [batch + np.float32(1e6) for batch in batches(20)]
     rows = np.concatenate(data).astype(float)
     found = values(learned(data))
-    np.testing.assert_allclose(found["n.variance"], rows.var(axis=0), rtol=1e-8)
+    np.testing.assert_allclose(found["normaliser.variance"], rows.var(axis=0), rtol=1e-8)
 
 
 def test_rows_count_by_their_weights():
@@ -53,9 +53,9 @@ def test_rows_count_by_their_weights():
     rows, w = np.concatenate(data).astype(float), np.tile(weight, 6)
     mean = np.average(rows, axis=0, weights=w)
     found = values(learned(data, torch.from_numpy(weight)))
-    np.testing.assert_allclose(found["n.mean"], mean, rtol=1e-12)
+    np.testing.assert_allclose(found["normaliser.mean"], mean, rtol=1e-12)
     np.testing.assert_allclose(
-        found["n.variance"], np.average((rows - mean) ** 2, axis=0, weights=w), rtol=1e-9
+        found["normaliser.variance"], np.average((rows - mean) ** 2, axis=0, weights=w), rtol=1e-9
     )
 
 
@@ -116,8 +116,8 @@ def test_normalising_changes_neither_the_rows_nor_the_statistics():
 def test_a_restored_normaliser_goes_on_bit_for_bit():
     data = batches(8)
     straight, resumed = learned(data[:4]), Normaliser.new(M, CPU)
-    saved = {name: tensor.clone() for name, tensor in straight.named_tensors("n")}
-    restore(dict(resumed.named_tensors("n")), saved)
+    saved = {name: tensor.clone() for name, tensor in straight.named_tensors()}
+    restore(dict(resumed.named_tensors()), saved)
     for batch in data[4:]:
         for normaliser in (straight, resumed):
             normaliser.learn(torch.from_numpy(batch), torch.ones(32))

@@ -8,7 +8,7 @@ from learning.agent_cases import make, noises, tiny
 from learning.td3_cases import B, as_batch, assert_same, columns, weights
 
 from dase_grpc.config.algorithms import DpsConfig
-from dase_grpc.learning.agents.dense import EXACT, ROUNDED, WORTH_ROUNDING, Buffers, Dense, Linear
+from dase_grpc.learning.agents.passes import EXACT, ROUNDED, WORTH_ROUNDING, Buffers, Dense, Linear
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher, weighed
 
 LARGE, STEP = (WORTH_ROUNDING, WORTH_ROUNDING + 5, WORTH_ROUNDING), 2.0**-8

@@ -9,7 +9,7 @@ from learning.td3_cases import CPU, SCHEMA, B, assert_same, columns
 from learning.tracing import Traces
 
 from dase_grpc.config.algorithms import DpsConfig
-from dase_grpc.learning.agents.snapshots import Current
+from dase_grpc.learning.agents.snapshots import LearnersGuide
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher
 from dase_grpc.learning.training.state import Counters
 from dase_grpc.learning.training.statistics import DeviceTotals, Window
@@ -55,7 +55,7 @@ class Side:
             source=SimpleNamespace(next=lambda: (next(waiting), 100)),
             metrics=LearnerMetrics(self.registry, OWN),
             clock=lambda: 0.0,
-            acts_by=Current(self.agent),
+            acts_by=LearnersGuide(self.agent),
             recorder=recorder,
             name_at=lambda step: "an agent",
         )

@@ -73,8 +73,8 @@ def test_acting_and_weighing_see_no_noise():
 def test_the_target_takes_the_agents_own_actor_and_the_lower_target_critic():
     agent, batch = make(CONFIG, seed=4, dtype=torch.float64), as_batch(columns(), torch.float64)
     noise = torch.randn(B, N, dtype=torch.float64, generator=torch.Generator())
-    target = target_value(agent._next_actor_pass, agent._target_critic_pass, batch, noise, config=CONFIG)
-    action = sample(agent._next_actor_pass, batch.next_observation, noise, config=CONFIG)
+    target = target_value(agent._target_actor_pass, agent._target_critic_pass, batch, noise, config=CONFIG)
+    action = sample(agent._target_actor_pass, batch.next_observation, noise, config=CONFIG)
     both = agent._target_critic_pass.both(torch.cat((batch.next_observation, action), dim=1))
     assert 0 < (both[0] < both[1]).sum() < B
     expected = 5 * batch.reward + 0.99 * batch.bootstrap * torch.minimum(*both)

@@ -7,7 +7,7 @@ from learning.agent_cases import CONFIGS, make, tiny
 from learning.lazy_lanes import World
 from learning.td3_cases import CPU, SCHEMA, B, M, as_batch, columns
 
-from dase_grpc.learning.agents.snapshots import Current, Snapshots
+from dase_grpc.learning.agents.snapshots import LearnersGuide, Snapshots
 
 ONES = torch.ones(B)
 OBSERVATION = np.random.default_rng(1).normal(size=(4, M)).astype(np.float32)
@@ -41,7 +41,7 @@ def test_it_acts_as_the_agent_did_so_many_updates_ago_and_says_which_version_tha
 
 
 def test_the_agent_itself_is_what_is_acted_by_without_snapshots(agent):
-    guide = Current(agent)
+    guide = LearnersGuide(agent)
     agent.update(as_batch(columns()), ONES)
     guide.updated()
     assert guide.behaviour().policy is agent
@@ -55,14 +55,14 @@ def test_copies_that_arrive_late_never_mix_two_versions(seed, lag):
     agent, world = make(tiny("td3", policy_delay=1)), World(seed)
     lane = world.lane()
     guide = snapshots_of(agent, lag=lag, lane=lane)
-    values, history = agent.flat_actor.values, []
+    values, history = agent.policy.flat.values, []
     values.fill_(0.0)  # every parameter of version k is k / 100
     for number in range(1, 12):
         version, actions = acts(guide)
         history.append(version)
         with torch.no_grad():
             expected = make(tiny("td3", policy_delay=1))
-            expected.flat_actor.values.fill_(version / 100)
+            expected.policy.flat.values.fill_(version / 100)
         assert np.array_equal(actions, expected.act(OBSERVATION))
         agent._updates = number
         lane.do(lambda number=number: values.fill_(number / 100))

@@ -3,7 +3,7 @@ import pytest
 import torch
 from learning.lazy_lanes import World
 
-from dase_grpc.learning.agents.transfers import Lanes, Staging
+from dase_grpc.learning.agents.batch import Lanes, Staging
 from dase_grpc.schema import TransitionSchema
 
 SCHEMA = TransitionSchema("a world", 3, 2, (-1.0, -1.0), (1.0, 1.0))

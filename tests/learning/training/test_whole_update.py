@@ -170,7 +170,7 @@ def nowhere(monkeypatch):
     kernels = torch.library.Library("aten", "IMPL", "Meta")
     for name in ("_fused_adam_", "_amp_foreach_non_finite_check_and_unscale_"):  # torch has none
         kernels.impl(name, lambda *_, **__: None)
-    place = "dase_grpc.learning.agents.noise.NoiseStream"
+    place = "dase_grpc.learning.agents.equations.NoiseStream"
     monkeypatch.setattr(f"{place}.__init__", lambda *_: None)
     monkeypatch.setattr(f"{place}.fill", lambda _, tensor, std: tensor.normal_(0, std))
     yield torch.device("meta")
