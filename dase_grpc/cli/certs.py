@@ -59,7 +59,7 @@ def issue(
 @app.command()
 def token(directory: Directory, *, role: RoleOf, agent: AgentOf = None, replace: Replace = False) -> None:
     """Makes a token for --token-file, DIR/ROLE-AGENT.token; DIR itself is what --tokens takes."""
-    from dase_grpc.replay.security.secrets import make_token
+    from dase_grpc.replay.security.tokens import make_token
 
     typer.echo(make_token(directory, Identity.of(role, agent), replace=replace))
 

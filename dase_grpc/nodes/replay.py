@@ -18,7 +18,7 @@ from dase_grpc.progress import several
 from dase_grpc.replay.buffer.directory import note_settings
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.buffer.sharding import WHOLE
-from dase_grpc.replay.security.listener import Entrance, entrance
+from dase_grpc.replay.security.door import Door, door_of
 from dase_grpc.replay.service.cluster import ClusterServicer
 from dase_grpc.replay.service.monitor import LeaseWatch, ReplayMonitor
 from dase_grpc.replay.service.policies import PolicyServicer
@@ -39,7 +39,7 @@ ORPHAN_LINGER_S: Final = 3.0
 
 ORPHAN_LOOK_S: Final = 0.1
 LEASE_CHECK_S: Final = 1.0
-ENTRANCE_LOOK_S: Final = 1.0
+DOOR_LOOK_S: Final = 1.0
 DESCRIPTORS: Final = (
     replay_pb2.DESCRIPTOR.services_by_name["ReplayService"],
     cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"],
@@ -84,14 +84,14 @@ async def run_replay(
             that of the Prometheus endpoint, and neither `metrics_tls` nor `insecure` is.
         CredentialsError: the TLS files or tokens cannot be used.
     """
-    way_in = entrance(options.tls, options.tokens)
-    if way_in is None:
+    door = door_of(options.tls, options.tokens)
+    if door is None:
         require_private(options.listen, insecure=options.insecure)
     metrics_tls = protection(
         options.metrics_host, options.metrics_port, tls=options.metrics_tls, insecure=options.insecure
     )
     with shared_run(options) as run:
-        await _serve(run, options, stop, announce, way_in, metrics_tls=metrics_tls)
+        await _serve(run, options, stop, announce, door, metrics_tls=metrics_tls)
     log.info("stopped; %s", _summary(run))
 
 
@@ -142,17 +142,17 @@ async def _serve(
     options: ReplayOptions,
     stop: asyncio.Event,
     announce: Callable[[Address], None],
-    way_in: Entrance | None,
+    door: Door | None,
     *,
     metrics_tls: Contexts | None,
 ) -> None:
     monitor = ReplayMonitor(run, DESCRIPTORS)
-    server = make_server(monitor.calls, way_in.door if way_in else None)
+    server = make_server(monitor.calls, door)
     replay, policies = ReplayServicer(run, calls=monitor.calls), PolicyServicer(run)
     streams = replay.streams, policies.streams
     monitor.open_streams = lambda: streams[0].open_streams | streams[1].open_streams
-    if way_in:
-        monitor.denied = lambda: way_in.denied
+    if door:
+        monitor.denied = lambda: dict(door.denied)
     cluster = ClusterServicer(run, clock=time.monotonic, on_event=log.info, started_at=time.monotonic())
     health, probes = add_standard(server, SERVICES), Health(loop_turns())
     add_replay(replay, server)
@@ -160,7 +160,7 @@ async def _serve(
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(policies, server)
     where = (options.metrics_host, options.metrics_port)
     with metrics_endpoint(monitor.registry, *where, probes, tls=metrics_tls):
-        address = bind(server, options.listen, way_in.credentials() if way_in else None)
+        address = bind(server, options.listen, door.credentials() if door else None)
         try:
             await server.start()
             await health.serving(SERVICES)
@@ -170,8 +170,8 @@ async def _serve(
                 jobs = [_watch_leases(run, *streams), watch_loop_lag(monitor.loop_lag.observe)]
                 if options.data_dir is not None:
                     jobs.append(_sync(run, options.sync_every_s, monitor.synced))
-                if way_in:
-                    jobs.append(_watch_entrance(way_in))
+                if door:
+                    jobs.append(_watch_door(door))
                 watching = [tasks.create_task(job) for job in jobs]
                 await stop.wait()
                 if is_orphaned(stop):
@@ -199,10 +199,10 @@ async def _watch_leases(run: SharedRun, *streams: Streams) -> None:
         await asyncio.sleep(LEASE_CHECK_S)
 
 
-async def _watch_entrance(way_in: Entrance) -> None:
+async def _watch_door(door: Door) -> None:
     while True:
-        way_in.look()
-        await asyncio.sleep(ENTRANCE_LOOK_S)
+        door.look()
+        await asyncio.sleep(DOOR_LOOK_S)
 
 
 async def _all_have_left(run: SharedRun) -> None:

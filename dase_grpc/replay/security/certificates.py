@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from dase_grpc.errors import CredentialsError
+from dase_grpc.replay.security.folders import put, refuse_existing, writing_into
 from dase_grpc.replay.security.identity import PREFIX, Identity, Role
-from dase_grpc.replay.security.secrets import put, refuse_existing, writing_into
 
 try:
     from cryptography import x509
@@ -51,11 +51,7 @@ class Shown:
 
 
 def make_authority(directory: Path, *, now: datetime, days: int = CA_DAYS) -> Path:
-    """Makes a certificate authority in a folder: `ca.crt` for everybody and `ca.key` for nobody else.
-
-    Raises:
-        CredentialsError: there is one already, or the folder cannot be written.
-    """
+    """Makes a certificate authority in a folder: `ca.crt` for everybody and `ca.key` for nobody else."""
     refuse_existing(directory / "ca.crt", directory / "ca.key")
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"DASE development CA {secrets.token_hex(4)}")])
@@ -68,7 +64,7 @@ def make_authority(directory: Path, *, now: datetime, days: int = CA_DAYS) -> Pa
     with writing_into(directory):
         directory.mkdir(parents=True, exist_ok=True)
         put(directory / "ca.key", _key_pem(key), private=True)
-        put(directory / "ca.crt", certificate.public_bytes(serialization.Encoding.PEM))
+        put(directory / "ca.crt", _pem(certificate))
     return directory / "ca.crt"
 
 
@@ -83,11 +79,8 @@ def issue(
 ) -> Path:
     """Makes a node's folder with ca.crt, tls.crt and tls.key; returns it.
 
-    Only a replay's certificate may be a server's, so that no other node can pass for one.
-
-    Raises:
-        CredentialsError: there is no authority, the folder is there and not to be replaced, or a replay
-            has no host.
+    One that is there is refused without `replace`. Only a replay's certificate may be a server's, so that no
+    other node can pass for one.
     """
     authority, authority_key = _authority(directory)
     folder = directory / str(identity).replace("/", "-")
@@ -101,21 +94,14 @@ def issue(
     certificate = _node_certificate(key, identity, hosts, issuer=authority, now=now, days=days)
     with writing_into(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        put(folder / "ca.crt", authority.public_bytes(serialization.Encoding.PEM))
+        put(folder / "ca.crt", _pem(authority))
         put(folder / "tls.key", _key_pem(key), private=True)
-        put(
-            folder / "tls.crt",
-            certificate.sign(authority_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM),
-        )
+        put(folder / "tls.crt", _pem(certificate.sign(authority_key, hashes.SHA256())))
     return folder
 
 
 def certificates_in(directory: Path) -> list[Shown]:
-    """What the certificates in a folder and in those right below it say.
-
-    Raises:
-        CredentialsError: there is none, or one cannot be read.
-    """
+    """What the certificates in a folder and in those right below it say; there has to be one."""
     files = sorted({*directory.glob("*.crt"), *directory.glob("*/*.crt")})
     if not files:
         raise CredentialsError(
@@ -167,17 +153,9 @@ def _builder(
 
 
 def _usage(*, signs: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs,
-        key_cert_sign=signs,
-        crl_sign=signs,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    others = "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"
+    never = dict.fromkeys((*others, "encipher_only", "decipher_only"), False)
+    return x509.KeyUsage(digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, **never)
 
 
 def _host(name: str) -> x509.GeneralName:
@@ -209,7 +187,10 @@ def _shown(file: Path) -> Shown:
         certificate = x509.load_pem_x509_certificate(file.read_bytes())
     except (OSError, ValueError) as error:
         raise CredentialsError(f"{file} is no certificate that can be read") from error
-    names = _names(certificate)
+    try:
+        names = list(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+    except x509.ExtensionNotFound:
+        names = []
     uris = [
         name.value.removeprefix(PREFIX) for name in names if isinstance(name, x509.UniformResourceIdentifier)
     ]
@@ -222,11 +203,8 @@ def _shown(file: Path) -> Shown:
     )
 
 
-def _names(certificate: x509.Certificate) -> list[x509.GeneralName]:
-    try:
-        return list(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
-    except x509.ExtensionNotFound:
-        return []
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
 
 
 def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:

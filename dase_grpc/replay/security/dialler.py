@@ -25,11 +25,7 @@ class Credentials:
     token_file: Path | None = None
 
     def require_usable(self) -> None:
-        """Checks the files before anything is started.
-
-        Raises:
-            CredentialsError: a token without TLS, or files that cannot be used.
-        """
+        """Checks the files before anything is started; a CredentialsError says what cannot be used."""
         if self.tls is None:
             if self.token_file is not None:
                 raise CredentialsError(
@@ -46,11 +42,7 @@ class Credentials:
         return TlsFolder(tls, has_certificate=self.token_file is None)
 
     def channel(self, target: str, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
-        """A channel to an address; connects when first used.
-
-        Raises:
-            CredentialsError: see `require_usable`.
-        """
+        """A channel to an address, if the files are fit for use; connects when first used."""
         if self.tls is None:
             return grpc.aio.insecure_channel(target, options=list(options))
         secret = None if self.token_file is None else live_secret(self.token_file)
@@ -60,11 +52,7 @@ class Credentials:
         )
 
     async def require_let_in(self, host: str, port: int, server_name: str = "") -> None:
-        """Asks a service that does not answer whether it is the credentials.
-
-        Raises:
-            UnauthenticatedError: it is; in one sentence.
-        """
+        """Asks a service that does not answer whether credentials are why; if so, an UnauthenticatedError."""
         reason = await why_not(
             host, port, tls=self.tls, has_certificate=self.token_file is None, server_name=server_name
         )

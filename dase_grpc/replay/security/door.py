@@ -1,17 +1,24 @@
-"""The door of a service: who calls, what a caller of each role may do, which handshakes failed."""
+"""The door of a service: its certificate, who calls, what a caller of each role may do, who came in vain."""
 
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Protocol
+from pathlib import Path
+from typing import Final
+
+import grpc
 
 from dase_grpc.errors import CredentialsError, NotPermittedError, OverloadedError, UnauthenticatedError
+from dase_grpc.progress import several
+from dase_grpc.replay.security.folders import Live, TlsFiles, TlsFolder, live_files
 from dase_grpc.replay.security.identity import PREFIX, Identity, Role
-from dase_grpc.replay.security.tokens import TOKEN_KEY, BadToken, TokenBook
+from dase_grpc.replay.security.selfcheck import require_accepted
+from dase_grpc.replay.security.tokens import TOKEN_KEY, BadToken, Secret, TokenBook, live_secrets
 from dase_grpc.replay.wire.messages import shown
 from dase_grpc.replay.wire.status import Context
 
@@ -69,93 +76,37 @@ class Denial(StrEnum):
     AGENT = "agent"
 
 
-class Authenticator(Protocol):
-    """Says who makes a call."""
-
-    def __call__(self, method: str, context: Context) -> Identity:
-        """The caller.
-
-        Raises:
-            BadToken: it has not shown who it is.
-            OverloadedError: more calls than are taken.
-        """
-
-
-def from_certificate(method: str, context: Context) -> Identity:
-    """The caller as its certificate, which the handshake has checked, says; see Authenticator."""
-    uris = [uri.decode(errors="replace") for uri in context.auth_context().get("peer_uri", ())]
-    ours = [uri for uri in uris if uri.startswith(PREFIX)]
-    try:
-        if len(ours) == 1:
-            return Identity.parse(ours[0])
-    except CredentialsError:
-        pass
-    raise BadToken(
-        Denial.NO_IDENTITY,
-        f"the certificate of this node does not say who it is: it needs one URI such as {PREFIX}learner/3 "
-        f"among its alternative names; issue it with `dase certs issue`",
-    )
-
-
-def from_token(book: TokenBook) -> Authenticator:
-    """The caller as the token of the call says."""
-
-    def authenticate(method: str, context: Context) -> Identity:
-        tokens = [value for key, value in context.invocation_metadata() or () if key == TOKEN_KEY]
-        if len(tokens) != 1 or not isinstance(tokens[0], str):
-            raise BadToken(
-                Denial.NO_TOKEN,
-                "this replay service takes calls with a token only; give one with --token-file",
-            )
-        return book.check(method, tokens[0])
-
-    return authenticate
-
-
 def require_agent(agent_id: int) -> None:
-    """Checks that the caller of this call may act as an agent; without a door everybody may.
-
-    Raises:
-        NotPermittedError: it may not.
-    """
-    caller = _CALLER.get()
-    if caller is not None:
+    """Checks that the caller of this call may act as an agent; without a door everybody may."""
+    if (caller := _CALLER.get()) is not None:
         caller.require_agent(agent_id)
 
 
 def require_role(role: str) -> None:
-    """Checks that the caller of this call has a role; without a door everybody has.
-
-    Raises:
-        NotPermittedError: it has another.
-    """
-    caller = _CALLER.get()
-    if caller is not None:
-        caller.require_role(role)
+    """Checks that the caller of this call has a role; without a door everybody has."""
+    if (caller := _CALLER.get()) is not None and caller.identity.role != role:
+        caller.refuse(
+            Denial.ROLE,
+            f"this node's credentials are those of a node of role {caller.identity.role}, not {role}",
+        )
 
 
 def require_policies(agent_ids: Iterable[int]) -> None:
-    """Checks that the caller of this call may read the policies of these agents, of none meaning all.
+    """Checks that the caller may read the policies of these agents, of none meaning all.
 
-    Raises:
-        NotPermittedError: it is an actor of another agent.
+    An actor of one agent may read that agent's alone.
     """
     caller = _CALLER.get()
     if caller is None or caller.identity.role is not Role.ACTOR or caller.identity.agent_id is None:
         return
-    wanted = set(agent_ids)
-    if wanted != {caller.identity.agent_id}:
+    if set(agent_ids) != {caller.identity.agent_id}:
         caller.refuse(
             Denial.AGENT, f"an actor of agent {caller.identity.agent_id} may read that agent's policies alone"
         )
 
 
 def agent_to_join(wanted: int | None) -> int | None:
-    """The agent id that the caller joins as: what it wants, else what its credentials are for.
-
-    Raises:
-        NotPermittedError: it wants another one.
-    """
+    """The agent id that the caller joins as: the one it wants and may have, else its credentials' own."""
     caller = _CALLER.get()
     if caller is None:
         return wanted
@@ -176,9 +127,6 @@ class Handshakes:
 
     Which connection failed cannot be told, only how many did: those that began without those that brought
     a call, each of which is known by its client's address.
-
-    Args:
-        clock: monotonic seconds.
     """
 
     def __init__(self, *, clock: Callable[[], float]) -> None:
@@ -211,36 +159,70 @@ class Handshakes:
         while self._pending and now - self._pending[0] > FAILED_AFTER_S:
             self._pending.popleft()
             count += 1
-        gone = [
-            peer
+        self._peers = {
+            peer: known
             for peer, known in self._peers.items()
-            if not known.open_calls and now - known.last_call_at > FORGOTTEN_AFTER_S
-        ]
-        for peer in gone:
-            del self._peers[peer]
+            if known.open_calls or now - known.last_call_at <= FORGOTTEN_AFTER_S
+        }
         return count
 
 
 class Door:
-    """Lets calls in, or refuses, counts and logs them. Lives on one event loop.
+    """Lets calls in, or refuses, counts and logs them. Lives on one event loop, but for what gRPC asks for.
+
+    Callers show certificates or, where the service has tokens, tokens alone. Files are read at once, and
+    again when they change: those of TLS at each new connection, tokens when `look` is called.
 
     Args:
-        authenticate: says who calls.
+        tls: the folder with ca.crt, tls.crt and tls.key.
+        tokens: a file or folder of tokens (replay/security/tokens.py); clients then show no certificates.
         clock: monotonic seconds.
-        handshakes: is told of every call, the refused included.
+        wall_clock: Unix seconds, which tokens are compared with.
 
     Attributes:
         denied: how often callers were refused, by reason.
+
+    Raises:
+        CredentialsError: the files cannot be used.
     """
 
     def __init__(
-        self, authenticate: Authenticator, *, clock: Callable[[], float], handshakes: Handshakes
+        self,
+        tls: Path,
+        tokens: Path | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.denied: Counter[str] = Counter()
-        self._handshakes = handshakes
-        self._authenticate = authenticate
+        self._files = live_files(TlsFolder(tls))
+        require_accepted(self._files.value, where=tls, as_server=True)
+        self._secrets: Live[list[Secret]] | None = None if tokens is None else live_secrets(tokens)
+        self._book = TokenBook(self._secrets.value if self._secrets else [], clock=wall_clock)
+        self._handshakes = Handshakes(clock=clock)
         self._clock = clock
         self._said: dict[str, tuple[float, int]] = {}
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """What a port is bound with."""
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration(self._files.value),
+            self._renewed,  # type: ignore[arg-type]  # the stubs do not know that None means: as before
+            require_client_authentication=self._secrets is None,
+        )
+
+    def look(self) -> None:
+        """Takes tokens that have changed into use, and counts connections that came to nothing."""
+        if self._secrets is not None and self._secrets.refresh():
+            self._book.replace(self._secrets.value)
+        if count := self._handshakes.failed():
+            self.deny(
+                Denial.HANDSHAKE,
+                f"of {several(count, 'connection')} no call came: no TLS, no certificate, one of another "
+                f"authority, or an expired one (start with GRPC_VERBOSITY=INFO to see which)",
+                "unknown callers",
+                count=count,
+            )
 
     @contextmanager
     def call(self, method: str, context: Context) -> Iterator[None]:
@@ -255,10 +237,22 @@ class Door:
             _CALLER.set(self._admitted(method, context))
             yield
 
+    def deny(self, reason: Denial, sentence: str, peer: str, *, count: int = 1) -> None:
+        """Counts refused callers and says so, unless that was said for another one just now."""
+        self.denied[reason] += count
+        now = self._clock()
+        said_at, before = self._said.get(reason, (None, 0))
+        if said_at is not None and now - said_at < SAY_EVERY_S:
+            return
+        since = self.denied[reason] - before
+        more = f" ({since} times since this was last said)" if said_at is not None and since > 1 else ""
+        log.warning("denied (%s): %s: %s%s", reason, shown(peer), sentence, more)
+        self._said[reason] = (now, self.denied[reason])
+
     def _admitted(self, method: str, context: Context) -> "_Caller":
         peer = context.peer()
         try:
-            identity = self._authenticate(method, context)
+            identity = self._by_token(method, context) if self._secrets else _by_certificate(context)
         except BadToken as error:
             self.deny(Denial(error.reason), f"{error}", peer)
             raise UnauthenticatedError(str(error)) from None
@@ -274,17 +268,54 @@ class Door:
             )
         return caller
 
-    def deny(self, reason: Denial, sentence: str, peer: str, *, count: int = 1) -> None:
-        """Counts refused callers and says so, unless that was said for another one just now."""
-        self.denied[reason] += count
-        now = self._clock()
-        said_at, before = self._said.get(reason, (None, 0))
-        if said_at is not None and now - said_at < SAY_EVERY_S:
-            return
-        since = self.denied[reason] - before
-        more = f" ({since} times since this was last said)" if said_at is not None and since > 1 else ""
-        log.warning("denied (%s): %s: %s%s", reason, shown(peer), sentence, more)
-        self._said[reason] = (now, self.denied[reason])
+    def _by_token(self, method: str, context: Context) -> Identity:
+        tokens = [value for key, value in context.invocation_metadata() or () if key == TOKEN_KEY]
+        if len(tokens) != 1 or not isinstance(tokens[0], str):
+            raise BadToken(
+                Denial.NO_TOKEN,
+                "this replay service takes calls with a token only; give one with --token-file",
+            )
+        return self._book.check(method, tokens[0])
+
+    def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
+        """What gRPC asks for, on a thread of its own, at each connection; None means: as before."""
+        self._handshakes.begun()
+        return self._configuration(self._files.value) if self._files.refresh() else None
+
+    def _configuration(self, files: TlsFiles) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration(
+            [(files.key, files.certificate)],
+            root_certificates=files.authority if self._secrets is None else None,
+        )
+
+
+def door_of(tls: Path | None, tokens: Path | None) -> Door | None:
+    """The door that a service was told on its command line; None where it was told of neither file.
+
+    Raises:
+        CredentialsError: tokens without TLS, or files that cannot be used.
+    """
+    if tls is None and tokens is not None:
+        raise CredentialsError(
+            "--tokens needs --tls, so that nobody on the way can read them or pass for the replay"
+        )
+    return None if tls is None else Door(tls, tokens)
+
+
+def _by_certificate(context: Context) -> Identity:
+    """The caller as its certificate, which the handshake has checked, says."""
+    uris = [uri.decode(errors="replace") for uri in context.auth_context().get("peer_uri", ())]
+    ours = [uri for uri in uris if uri.startswith(PREFIX)]
+    try:
+        if len(ours) == 1:
+            return Identity.parse(ours[0])
+    except CredentialsError:
+        pass
+    raise BadToken(
+        Denial.NO_IDENTITY,
+        f"the certificate of this node does not say who it is: it needs one URI such as {PREFIX}learner/3 "
+        f"among its alternative names; issue it with `dase certs issue`",
+    )
 
 
 @dataclass(frozen=True)
@@ -301,13 +332,6 @@ class _Caller:
                 Denial.AGENT,
                 f"this node's credentials are for agent {self.identity.agent_id} alone, not "
                 f"for agent {agent_id}; give it those of agent {agent_id}, or its own agent id with --agent",
-            )
-
-    def require_role(self, role: str) -> None:
-        if self.identity.role != role:
-            self.refuse(
-                Denial.ROLE,
-                f"this node's credentials are those of a node of role {self.identity.role}, not {role}",
             )
 
     def refuse(self, reason: Denial, sentence: str) -> None:

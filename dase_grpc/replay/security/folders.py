@@ -1,11 +1,12 @@
-"""Files of credentials: TLS folders and secrets, private to their node, read again when they change."""
+"""Files of credentials: private to their node, written as a whole, read again when they change."""
 
 import logging
 import os
 import ssl
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Generic, TypeVar
@@ -34,14 +35,15 @@ class TlsFiles:
 
 @dataclass(frozen=True)
 class TlsFolder:
-    """Where the files are; one that needs no certificate of its own has ca.crt alone."""
+    """Where the files are; of one that needs no certificate of its own, ca.crt alone."""
 
     path: Path
     has_certificate: bool = True
 
     def stamp(self) -> Stamp:
         """Changes whenever a file does."""
-        return stamp_of(*(self.path / name for name in self._names()))
+        names = (CA, CERTIFICATE, KEY) if self.has_certificate else (CA,)
+        return stamp_of(*(self.path / name for name in names))
 
     def read(self) -> TlsFiles:
         """The files, which fit together.
@@ -55,13 +57,8 @@ class TlsFolder:
             context.load_verify_locations(cadata=files.authority.decode("ascii"))
         except (ssl.SSLError, ValueError) as error:
             raise CredentialsError(f"{self.path / CA} holds no certificate in PEM form") from error
-        if self.has_certificate:
-            self._require_pair(context)
-            if self._read() != files:
-                raise CredentialsError(f"the files in {self.path} are being replaced; start again")
-        return files
-
-    def _require_pair(self, context: ssl.SSLContext) -> None:
+        if not self.has_certificate:
+            return files
         try:
             context.load_cert_chain(self.path / CERTIFICATE, self.path / KEY, password=b"")
         except (OSError, ValueError) as error:  # an ssl.SSLError is an OSError
@@ -69,6 +66,9 @@ class TlsFolder:
                 f"{CERTIFICATE} and {KEY} in {self.path} are no pair of a certificate and its key, as "
                 f"unencrypted PEM; put both there from one issue"
             ) from error
+        if self._read() != files:
+            raise CredentialsError(f"the files in {self.path} are being replaced; start again")
+        return files
 
     def _read(self) -> TlsFiles:
         authority = read_public(self.path / CA)
@@ -76,35 +76,28 @@ class TlsFolder:
             return TlsFiles(authority)
         return TlsFiles(authority, read_public(self.path / CERTIFICATE), read_private(self.path / KEY))
 
-    def _names(self) -> tuple[str, ...]:
-        return (CA, CERTIFICATE, KEY) if self.has_certificate else (CA,)
-
 
 def server_contexts(path: Path) -> Callable[[], ssl.SSLContext]:
     """What an HTTPS server of this folder's certificate needs, as the files are at each call.
 
-    Clients have to show a certificate of the folder's authority.
-
-    Raises:
-        CredentialsError: see TlsFolder.read.
+    Clients have to show a certificate of the folder's authority. See TlsFolder.read for what it raises.
     """
     folder = TlsFolder(path)
-    live = Live(f"TLS files of {path}", folder.stamp, lambda: _server_context(folder))
+
+    def read() -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=folder.read().authority.decode("ascii"))
+        context.load_cert_chain(path / CERTIFICATE, path / KEY, password=b"")
+        return context
+
+    live = Live(f"TLS files of {path}", folder.stamp, read)
 
     def latest() -> ssl.SSLContext:
         live.refresh()
         return live.value
 
     return latest
-
-
-def _server_context(folder: TlsFolder) -> ssl.SSLContext:
-    files = folder.read()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(cadata=files.authority.decode("ascii"))
-    context.load_cert_chain(folder.path / CERTIFICATE, folder.path / KEY, password=b"")
-    return context
 
 
 class Live(Generic[T]):
@@ -131,8 +124,8 @@ class Live(Generic[T]):
     def refresh(self) -> bool:
         """Looks at the files; whether there are new contents.
 
-        Contents that are not fit leave the old ones in use, which is logged once, and are looked at again
-        the next time: whoever replaces the files may be half way.
+        Contents that are not fit leave the old ones in use, which is logged once: whoever replaces the files
+        may be half way.
         """
         with self._lock:
             stamp = self._stamp_now()
@@ -154,25 +147,21 @@ class Live(Generic[T]):
 
 
 def live_files(folder: TlsFolder) -> Live[TlsFiles]:
-    """The folder's files, for as long as a node runs.
-
-    Raises:
-        CredentialsError: see TlsFolder.read.
-    """
+    """The folder's files, see TlsFolder.read, for as long as a node runs."""
     return Live(f"TLS files of {folder.path}", folder.stamp, folder.read)
 
 
 def stamp_of(*files: Path) -> Stamp:
     """The state of some files; a file that is not there has one too."""
-    return tuple(_stamp(file) for file in files)
 
+    def stamp(file: Path) -> tuple[int, int, int] | None:
+        try:
+            found = file.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino
 
-def _stamp(file: Path) -> tuple[int, int, int] | None:
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return tuple(stamp(file) for file in files)
 
 
 def read_private(file: Path) -> bytes:
@@ -199,12 +188,34 @@ def read_private(file: Path) -> bytes:
 
 
 def read_public(file: Path) -> bytes:
-    """The contents of a file that everybody may read.
-
-    Raises:
-        CredentialsError: it cannot be read.
-    """
+    """The contents of a file that everybody may read; a CredentialsError where it cannot be."""
     try:
         return file.read_bytes()
     except OSError as error:
         raise CredentialsError(f"cannot read {file}: {error.strerror or error}") from error
+
+
+def refuse_existing(*files: Path, remedy: str = "take another folder") -> None:
+    """Refuses, with a CredentialsError, to write over what is there."""
+    for file in files:
+        if file.exists():
+            raise CredentialsError(f"{file} is there already and is not written over; {remedy}")
+
+
+@contextmanager
+def writing_into(directory: Path) -> Iterator[None]:
+    """Turns what the system refuses in the block into one sentence of a CredentialsError."""
+    try:
+        yield
+    except OSError as error:
+        raise CredentialsError(f"cannot write into {directory}: {error.strerror or error}") from error
+
+
+def put(file: Path, content: bytes, *, private: bool = False) -> None:
+    """Writes a file that is there as a whole or not at all, and never, if private, readable by others."""
+    staged = file.with_name(f".{file.name}.new")
+    staged.unlink(missing_ok=True)
+    descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644)
+    with os.fdopen(descriptor, "wb") as opened:
+        opened.write(content)
+    staged.replace(file)

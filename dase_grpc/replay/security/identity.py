@@ -50,11 +50,7 @@ class Identity:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads `learner/3` or `spiffe://dase/learner/3`.
-
-        Raises:
-            CredentialsError: it is neither.
-        """
+        """Reads `learner/3` or `spiffe://dase/learner/3`; what is neither is a CredentialsError."""
         match = _IDENTITY.fullmatch(text.removeprefix(PREFIX))
         if match is None or match["role"] not in set(Role):
             raise CredentialsError(
@@ -65,11 +61,7 @@ class Identity:
 
     @classmethod
     def of(cls, role: str, agent_id: int | None = None) -> Self:
-        """The identity of a role and an agent id.
-
-        Raises:
-            CredentialsError: there is no such role, or it acts as no agent.
-        """
+        """The identity of a role and an agent id; a CredentialsError where there is none."""
         if role not in set(Role):
             raise CredentialsError(f"{reprlib.repr(role)} is no role; the roles are {', '.join(Role)}")
         if agent_id is not None and role not in OF_AN_AGENT:

@@ -19,11 +19,7 @@ _NOT_TAKEN: Final = {
 
 
 def require_accepted(files: TlsFiles, *, where: Path, as_server: bool) -> None:
-    """Checks a node's own certificate against the authority in the same folder.
-
-    Raises:
-        CredentialsError: it has expired, is of another authority, or is not for this purpose.
-    """
+    """Checks a node's own certificate against the authority in the same folder; else a CredentialsError."""
     reason = _refusal(files, where, as_server=as_server)
     if reason is not None:
         raise CredentialsError(
@@ -37,12 +33,8 @@ async def why_not(
 ) -> str | None:
     """Connects once and says why a service does not let this node in, if TLS is the reason.
 
-    Args:
-        host: where the service is.
-        port: the same.
-        tls: the folder with the node's files; None if it has none.
-        has_certificate: whether it shows its own.
-        server_name: what the service's certificate must be of, where that is not the host.
+    `tls` is the folder with the node's files; it shows a certificate of its own if `has_certificate`. That
+    of the service must be of `server_name`, where that is not the host.
     """
     where = f"the replay service at {host}:{port}"
     try:

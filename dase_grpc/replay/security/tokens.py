@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Final
 
 from dase_grpc.errors import CredentialsError, OverloadedError
-from dase_grpc.replay.security.folders import Live, read_private, stamp_of
+from dase_grpc.replay.security.folders import (
+    Live,
+    put,
+    read_private,
+    refuse_existing,
+    stamp_of,
+    writing_into,
+)
 from dase_grpc.replay.security.identity import Identity
 
 TOKEN_KEY: Final = "dase-token"
@@ -26,6 +33,7 @@ MAX_NONCES: Final = 100_000
 
 MIN_SECRET: Final = 32
 NONCE_BYTES: Final = 16
+SECRET_BYTES: Final = 32
 
 _TOKEN: Final = re.compile(
     r"v1 (?P<identity>[a-z]{1,16}(?:/[0-9]{1,4})?) (?P<time_ms>[0-9]{1,15}) "
@@ -54,9 +62,7 @@ def read_secrets(path: Path) -> list[Secret]:
     """The secrets in a file, or in all files of a folder: lines of an identity, blanks and the secret.
 
     Empty lines, and those that begin with #, count as nothing; neither do files whose name begins with a dot.
-
-    Raises:
-        CredentialsError: a file cannot be read, others can read it, or a line is not of that form.
+    What cannot be used is a CredentialsError.
     """
     found = [secret for file in _files(path) for secret in _secrets_in(file)]
     if not found:
@@ -65,11 +71,7 @@ def read_secrets(path: Path) -> list[Secret]:
 
 
 def read_secret(file: Path) -> Secret:
-    """The one secret in a node's token file.
-
-    Raises:
-        CredentialsError: as `read_secrets`, or there are several.
-    """
+    """The one secret in a node's token file, see `read_secrets`."""
     found = _secrets_in(file)
     if len(found) != 1:
         raise CredentialsError(f"{file} holds {len(found)} tokens; a node's own file holds one")
@@ -78,10 +80,19 @@ def read_secret(file: Path) -> Secret:
 
 def sign(secret: Secret, method: str, *, time_s: float, nonce: str | None = None) -> str:
     """A token for one call of a method, such as "/dase.v1.ReplayService/Insert", at a time (Unix seconds)."""
-    nonce = secrets.token_urlsafe(NONCE_BYTES) if nonce is None else nonce
-    time_ms = round(time_s * 1_000)
-    stated = f"v1 {secret.identity} {time_ms} {nonce}"
+    stated = f"v1 {secret.identity} {round(time_s * 1_000)} {nonce or secrets.token_urlsafe(NONCE_BYTES)}"
     return f"{stated} {_signature(secret.key, stated, method)}"
+
+
+def make_token(directory: Path, identity: Identity, *, replace: bool = False) -> Path:
+    """Makes a token file for an identity, if it is not there or to be replaced; returns it."""
+    file = directory / f"{str(identity).replace('/', '-')}.token"
+    if not replace:
+        refuse_existing(file, remedy="make a new secret with --replace")
+    with writing_into(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        put(file, f"{identity} {secrets.token_urlsafe(SECRET_BYTES)}\n".encode(), private=True)
+    return file
 
 
 class TokenBook:
@@ -93,7 +104,7 @@ class TokenBook:
     """
 
     def __init__(self, known: list[Secret], *, clock: Callable[[], float]) -> None:
-        self._keys = _by_identity(known)
+        self._keys: Mapping[Identity | None, list[bytes]] = _by_identity(known)
         self._clock = clock
         self._seen: dict[Identity, _Nonces] = {}
 
@@ -113,15 +124,7 @@ class TokenBook:
             raise BadToken(
                 "malformed_token", "the token of this call is not of the form that the service takes"
             )
-        try:
-            identity = Identity.parse(match["identity"])
-        except CredentialsError:
-            raise _unknown() from None
-        stated = token.rpartition(" ")[0]
-        keys = self._keys.get(identity, [secrets.token_bytes(NONCE_BYTES)])  # as long for an unknown one
-        same = [hmac.compare_digest(_signature(key, stated, method), match["signature"]) for key in keys]
-        if not any(same):
-            raise _unknown()
+        identity = self._signer(match, token.rpartition(" ")[0], method)
         now, then = self._clock(), int(match["time_ms"]) / 1_000
         if abs(now - then) > WINDOW_S:
             raise BadToken(
@@ -133,6 +136,22 @@ class TokenBook:
         if not self._seen.setdefault(identity, _Nonces()).add(match["nonce"], until=then + WINDOW_S, now=now):
             raise BadToken(
                 "replayed_token", "the token of this call was used before; each call needs its own"
+            )
+        return identity
+
+    def _signer(self, match: re.Match[str], stated: str, method: str) -> Identity:
+        """Whose known secret has made the signature."""
+        try:
+            identity = Identity.parse(match["identity"])
+        except CredentialsError:
+            identity = None
+        keys = self._keys.get(identity) or [secrets.token_bytes(NONCE_BYTES)]  # takes as long
+        same = [hmac.compare_digest(_signature(key, stated, method), match["signature"]) for key in keys]
+        if identity is None or not any(same):
+            raise BadToken(
+                "unknown_token",
+                "the token of this call is signed with no secret that the service knows; see --token-file "
+                "here and --tokens there",
             )
         return identity
 
@@ -161,20 +180,12 @@ class _Nonces:
 
 
 def live_secret(file: Path) -> Live[Secret]:
-    """A node's own secret, for as long as it runs.
-
-    Raises:
-        CredentialsError: see `read_secret`.
-    """
+    """A node's own secret, see `read_secret`, for as long as it runs."""
     return Live(f"token of {file}", lambda: stamp_of(file), lambda: read_secret(file))
 
 
 def live_secrets(path: Path) -> Live[list[Secret]]:
-    """The secrets that a replay knows, for as long as it runs.
-
-    Raises:
-        CredentialsError: see `read_secrets`.
-    """
+    """The secrets that a replay knows, see `read_secrets`, for as long as it runs."""
     return Live(f"tokens of {path}", lambda: stamp_of(*_files(path)), lambda: read_secrets(path))
 
 
@@ -220,8 +231,8 @@ def _secret(file: Path, number: int, words: list[str]) -> Secret:
     return Secret(identity, words[1].encode())
 
 
-def _by_identity(found: list[Secret]) -> Mapping[Identity, list[bytes]]:
-    keys: dict[Identity, list[bytes]] = {}
+def _by_identity(found: list[Secret]) -> Mapping[Identity | None, list[bytes]]:
+    keys: dict[Identity | None, list[bytes]] = {}
     for secret in found:
         keys.setdefault(secret.identity, []).append(secret.key)
     return keys
@@ -230,11 +241,3 @@ def _by_identity(found: list[Secret]) -> Mapping[Identity, list[bytes]]:
 def _signature(key: bytes, stated: str, method: str) -> str:
     digest = hmac.new(key, f"{stated} {method}".encode(), hashlib.sha256).digest()
     return base64.urlsafe_b64encode(digest).decode().rstrip("=")
-
-
-def _unknown() -> BadToken:
-    return BadToken(
-        "unknown_token",
-        "the token of this call is signed with no secret that the service knows; see --token-file here and "
-        "--tokens there",
-    )

@@ -14,9 +14,9 @@ from dase_grpc.replay.client.channels import open_channel
 from dase_grpc.replay.client.cluster import ClusterClient
 from dase_grpc.replay.security.certificates import issue, make_authority
 from dase_grpc.replay.security.dialler import Credentials
+from dase_grpc.replay.security.door import Door
 from dase_grpc.replay.security.identity import Identity
-from dase_grpc.replay.security.listener import Entrance
-from dase_grpc.replay.security.secrets import make_token
+from dase_grpc.replay.security.tokens import make_token
 from dase_grpc.replay.service.cluster import ClusterServicer
 from dase_grpc.replay.service.policies import PolicyServicer
 from dase_grpc.replay.service.server import ReplayServicer, add_replay, bind, make_server
@@ -79,7 +79,7 @@ class Guarded:
 
     run: SharedRun
     address: Address
-    entrance: Entrance
+    door: Door
     clock: Clock
     wall: Clock
 
@@ -110,18 +110,18 @@ async def guarded(
 ) -> AsyncIterator[Guarded]:
     """A replay service with TLS on a free port; its wall clock stands still at `now` (Unix seconds)."""
     clock, wall = Clock(1_000.0), Clock(datetime.now(UTC).timestamp() if now is None else now)
-    entrance = Entrance(tls, tokens, clock=clock, wall_clock=wall)
+    door = Door(tls, tokens, clock=clock, wall_clock=wall)
     run = SharedRun("the-run", capacity=1_000, min_size=1, seed=7, ttl_s=10.0)
     replay, policies = ReplayServicer(run), PolicyServicer(run)
-    server = make_server(door=entrance.door)
+    server = make_server(door=door)
     add_replay(replay, server)
     cluster = ClusterServicer(run, clock=clock, on_event=lambda event: None)
     cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, server)
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(policies, server)
-    address = bind(server, LOOPBACK, entrance.credentials())
+    address = bind(server, LOOPBACK, door.credentials())
     await server.start()
     try:
-        yield Guarded(run, address, entrance, clock, wall)
+        yield Guarded(run, address, door, clock, wall)
     finally:
         replay.streams.drain()
         policies.streams.drain()

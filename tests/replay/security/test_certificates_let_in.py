@@ -53,7 +53,7 @@ async def test_a_learner_with_its_certificate_joins_inserts_and_samples(keyring)
         assert inserter.sent_seq == 0
         inserter.cancel()
         sampler.cancel()
-        assert guard.entrance.denied == {}
+        assert guard.door.denied == {}
 
 
 async def test_the_agent_id_to_join_as_is_that_of_the_certificate(keyring):
@@ -156,12 +156,12 @@ async def test_connections_that_bring_no_call_are_counted_and_said_once(keyring,
                     await caller.cluster.heartbeat(MEMBER, Progress())
         async with guard.as_caller(keyring.with_certificate("learner/3")) as caller:
             await caller.join(3)
-            guard.entrance.look()
-            assert guard.entrance.denied == {}
+            guard.door.look()
+            assert guard.door.denied == {}
             guard.clock.now += door.FAILED_AFTER_S + 1
             await caller.cluster.status()
-            guard.entrance.look()
-        assert guard.entrance.denied == {"handshake": 3}
+            guard.door.look()
+        assert guard.door.denied == {"handshake": 3}
     said = [record.getMessage() for record in caplog.records if "denied" in record.getMessage()]
     assert len(said) == 1
     assert "of 3 connections" in said[0]
@@ -176,4 +176,4 @@ async def test_a_certificate_that_says_no_role_is_refused(keyring, monkeypatch):
         with pytest.raises(UnauthenticatedError) as caught:
             await caller.join(3)
         assert_one_sentence(caught.value, "does not say who it is")
-        assert guard.entrance.denied == {"no_identity": 1}
+        assert guard.door.denied == {"no_identity": 1}

@@ -48,7 +48,7 @@ async def test_another_agents_certificate_is_refused_by_every_call_that_names_an
                 await promptly(attempt)
             assert_one_sentence(caught.value, "agent 3", "agent 0")
             assert caught.value.exit_code == 3
-        assert guard.entrance.denied == {"agent": 6}
+        assert guard.door.denied == {"agent": 6}
         assert not guard.run.policies.versions
         await victim.cluster.heartbeat(member, Progress())
 
@@ -143,7 +143,7 @@ async def test_refusals_of_one_kind_are_logged_once_in_a_while_and_all_counted(k
         guard.clock.now += door.SAY_EVERY_S
         with pytest.raises(NotPermittedError):
             await caller.join(0)
-        assert guard.entrance.denied == {"agent": 21}
+        assert guard.door.denied == {"agent": 21}
     said = [record.getMessage() for record in caplog.records if "denied" in record.getMessage()]
     assert len(said) == 2
     assert "learner/3 at ipv4:127.0.0.1" in said[0]

@@ -7,8 +7,8 @@ from contracts.sentences import assert_one_sentence
 
 from dase_grpc.errors import CredentialsError
 from dase_grpc.replay.security.dialler import Credentials
+from dase_grpc.replay.security.door import door_of
 from dase_grpc.replay.security.folders import TlsFolder, live_files, read_private
-from dase_grpc.replay.security.listener import entrance
 
 
 @pytest.fixture
@@ -77,5 +77,5 @@ def test_files_that_are_written_one_after_the_other_are_used_once_they_fit(folde
 
 def test_tokens_without_tls_are_refused(tmp_path):
     with pytest.raises(CredentialsError, match="--tokens needs --tls"):
-        entrance(None, tmp_path)
-    assert entrance(None, None) is None
+        door_of(None, tmp_path)
+    assert door_of(None, None) is None

@@ -20,7 +20,6 @@ from dase_grpc.replay.client.inserter import Inserter
 from dase_grpc.replay.security import tokens
 from dase_grpc.replay.security.dialler import Credentials
 from dase_grpc.replay.security.identity import Identity
-from dase_grpc.replay.security.secrets import make_token
 from dase_grpc.replay.security.tokens import (
     TOKEN_KEY,
     WINDOW_S,
@@ -28,6 +27,7 @@ from dase_grpc.replay.security.tokens import (
     Secret,
     TokenBook,
     live_secrets,
+    make_token,
     read_secret,
     read_secrets,
     sign,
@@ -242,7 +242,7 @@ async def test_a_learner_with_a_token_joins_and_inserts_and_shows_no_certificate
         inserter = await Inserter(target, writer_id="w").open()
         inserter.cancel()
         await caller.cluster.heartbeat(member, Progress())
-        assert guard.entrance.denied == {}
+        assert guard.door.denied == {}
         with pytest.raises(NotPermittedError, match="agent 3"):
             await caller.join(4)
 
@@ -256,7 +256,7 @@ async def test_a_call_without_a_token_is_refused(keyring):
             await caller.join(3)
         assert_one_sentence(caught.value, "--token-file")
         assert caught.value.exit_code == 3
-        assert guard.entrance.denied == {"no_token": 1}
+        assert guard.door.denied == {"no_token": 1}
 
 
 async def test_a_token_of_a_machine_whose_clock_is_wrong_is_refused_with_what_to_do(keyring):
@@ -268,7 +268,7 @@ async def test_a_token_of_a_machine_whose_clock_is_wrong_is_refused_with_what_to
         with pytest.raises(UnauthenticatedError) as caught:
             await caller.join(3)
         assert_one_sentence(caught.value, "clock")
-        assert guard.entrance.denied == {"stale_token": 1}
+        assert guard.door.denied == {"stale_token": 1}
 
 
 async def test_a_token_that_somebody_has_seen_is_of_no_use(keyring, caplog):
@@ -283,7 +283,7 @@ async def test_a_token_that_somebody_has_seen_is_of_no_use(keyring, caplog):
             await stub.Status(cluster_pb2.StatusRequest(), metadata=metadata, timeout=PATIENCE_S)
             with pytest.raises(UnauthenticatedError, match="used before"), service(str(guard.address)):
                 await stub.Status(cluster_pb2.StatusRequest(), metadata=metadata, timeout=PATIENCE_S)
-        assert guard.entrance.denied == {"replayed_token": 1}
+        assert guard.door.denied == {"replayed_token": 1}
     assert "denied (replayed_token)" in caplog.text
     assert secret.key.decode() not in caplog.text
 
@@ -297,7 +297,7 @@ async def test_new_tokens_are_used_on_both_sides_without_a_start(keyring, tmp_pa
         async with guard.as_caller(credentials) as caller:
             member = await caller.join(3)
             make_token(tmp_path / "tokens", Identity.parse("learner/3"), replace=True)
-            guard.entrance.look()
+            guard.door.look()
             with pytest.raises(UnauthenticatedError):
                 await caller.cluster.heartbeat(member, Progress())
             secret_file(tmp_path / "own.token", file.read_text())
