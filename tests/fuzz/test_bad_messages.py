@@ -33,7 +33,7 @@ from dase_grpc.errors import (
     StaleLeaseError,
     TooManyWritersError,
 )
-from dase_grpc.replay.buffer.policies import MAX_BOARD_BYTES, MAX_POLICY_BYTES
+from dase_grpc.replay.buffer.policies import MAX_BOARD_BYTES, MAX_POLICY_BYTES, IncomingPolicy
 from dase_grpc.replay.buffer.store import MAX_AGENT_WRITERS
 from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
 from dase_grpc.replay.service.server import MAX_HEADERS_BYTES
@@ -341,7 +341,9 @@ async def test_an_agent_cannot_fill_the_table_of_writers(service):
 
 async def test_policies_beyond_the_room_for_all_are_refused(service):
     target, board = await service.target(1), service.run.policies
-    with board.arriving(agent_id=0, epoch=1, version=1, size=MAX_POLICY_BYTES, sha256=bytes(32)):
+    with board.arriving(
+        IncomingPolicy(agent_id=0, epoch=1, version=1, size=MAX_POLICY_BYTES, sha256=bytes(32))
+    ):
         board._max_bytes = MAX_POLICY_BYTES  # the real one would take a while to fill
         assert refused_as(await answer(service.channel, publish(target))) == CapacityError.__name__
     assert MAX_BOARD_BYTES >= 2 * MAX_POLICY_BYTES

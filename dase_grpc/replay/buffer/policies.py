@@ -16,6 +16,9 @@ MAX_BOARD_BYTES: Final = 2 * 2**30
 DIGEST_BYTES: Final = 32
 MAX_VERSION: Final = 2**63 - 1
 
+Age = tuple[int, int, int]
+"""Epoch, version, step."""
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -38,7 +41,7 @@ class Policy:
         return cls(agent_id, epoch, version, hashlib.sha256(payload).digest(), payload, step)
 
     @property
-    def age(self) -> tuple[int, int, int]:
+    def age(self) -> Age:
         """Grows with each newer policy of an agent: a later epoch counts more than any version.
 
         An agent that only explores has the same policy at later steps, which is newer too.
@@ -46,6 +49,7 @@ class Policy:
         return self.epoch, self.version, self.step
 
 
+@dataclass(kw_only=True, eq=False)
 class IncomingPolicy:
     """A policy that arrives in pieces; it is one only if size and digest are those it was announced with.
 
@@ -56,25 +60,29 @@ class IncomingPolicy:
             digest has another length.
     """
 
-    def __init__(
-        self, *, agent_id: int, epoch: int, version: int, size: int, sha256: bytes, step: int = 0
-    ) -> None:
-        require_size(size)
-        if not 0 <= version <= MAX_VERSION:
-            raise MalformedError(f"policy version {version} is outside 0..{MAX_VERSION}")
-        if not 0 <= step <= MAX_VERSION:
-            raise MalformedError(f"step {step} of a policy is outside 0..{MAX_VERSION}")
-        if len(sha256) != DIGEST_BYTES:
-            raise MalformedError(f"a SHA-256 digest has {DIGEST_BYTES} bytes, not {len(sha256)}")
-        self.agent_id = agent_id
-        self.epoch = epoch
-        self.version = version
-        self.step = step
-        self.size = size
-        self.sha256 = sha256
+    agent_id: int
+    epoch: int
+    version: int
+    size: int
+    sha256: bytes
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        require_size(self.size)
+        if not 0 <= self.version <= MAX_VERSION:
+            raise MalformedError(f"policy version {self.version} is outside 0..{MAX_VERSION}")
+        if not 0 <= self.step <= MAX_VERSION:
+            raise MalformedError(f"step {self.step} of a policy is outside 0..{MAX_VERSION}")
+        if len(self.sha256) != DIGEST_BYTES:
+            raise MalformedError(f"a SHA-256 digest has {DIGEST_BYTES} bytes, not {len(self.sha256)}")
         self._bytes = bytearray()
         self._digest = hashlib.sha256()
         self._dropped = False
+
+    @property
+    def age(self) -> Age:
+        """See Policy."""
+        return self.epoch, self.version, self.step
 
     @property
     def held_bytes(self) -> int:
@@ -87,12 +95,7 @@ class IncomingPolicy:
         return len(self._bytes) == self.size
 
     def add(self, piece: bytes) -> None:
-        """Takes the next bytes.
-
-        Raises:
-            MalformedError: they are more than was announced, or none.
-            StalePolicyError: a later Publish of the agent took its place.
-        """
+        """Takes the next bytes; a MalformedError where they are more than was announced, or none."""
         self.require_kept()
         if not 0 < len(piece) <= self.size - len(self._bytes):
             raise MalformedError(
@@ -102,12 +105,7 @@ class IncomingPolicy:
         self._digest.update(piece)
 
     def finish(self) -> Policy:
-        """The policy; to be called once.
-
-        Raises:
-            MalformedError: bytes are missing, or are not those the digest was made of.
-            StalePolicyError: a later Publish of the agent took its place.
-        """
+        """The policy, once; a MalformedError where bytes are missing, or not those the digest was made of."""
         self.require_kept()
         if not self.whole:
             raise MalformedError(f"the policy ended after {len(self._bytes)} of {self.size} bytes")
@@ -126,11 +124,7 @@ class IncomingPolicy:
         self._bytes = bytearray()
 
     def require_kept(self) -> None:
-        """Checks that it may still become a policy.
-
-        Raises:
-            StalePolicyError: a later Publish of the agent took its place.
-        """
+        """Checks that it may still become a policy: no later Publish of the agent took its place."""
         if self._dropped:
             raise StalePolicyError(
                 f"policy {self.version} of agent {self.agent_id} was given up: another Publish stream of "
@@ -141,9 +135,8 @@ class IncomingPolicy:
 class PolicyBoard:
     """Holds the latest policy of each agent, and the one that is arriving, up to `max_bytes` in all.
 
-    Knows who is followed. Nothing blocks.
-
-    Who may publish for an agent is the caller's to check. Policies of agents that left stay.
+    Knows who is followed. Who may publish for an agent is the caller's to check. Policies of agents that left
+    stay.
     """
 
     def __init__(self, *, max_bytes: int = MAX_BOARD_BYTES) -> None:
@@ -190,23 +183,18 @@ class PolicyBoard:
             self._followers -= Counter(wanted)
 
     @contextmanager
-    def arriving(
-        self, *, agent_id: int, epoch: int, version: int, size: int, sha256: bytes, step: int = 0
-    ) -> Iterator[IncomingPolicy]:
-        """A policy to add pieces to; what has arrived is dropped when the block ends.
+    def arriving(self, incoming: IncomingPolicy) -> Iterator[IncomingPolicy]:
+        """Holds a policy that pieces are added to; what has arrived is dropped when the block ends.
 
         It takes the place of the agent's policy that is still arriving, if there is one.
 
         Raises:
-            MalformedError: see IncomingPolicy.
             StalePolicyError: see `publish`; the other one goes on arriving.
             CapacityError: there is no room for it beside all that is held now.
         """
-        incoming = IncomingPolicy(
-            agent_id=agent_id, epoch=epoch, version=version, size=size, sha256=sha256, step=step
-        )
-        self._require_newer(agent_id, (epoch, version, step), sha256)
-        self._require_room(agent_id, size)
+        agent_id = incoming.agent_id
+        self._require_newer(incoming)
+        self._require_room(agent_id, incoming.size)
         if (other := self._incoming.get(agent_id)) is not None:
             other.drop()
         self._incoming[agent_id] = incoming
@@ -223,7 +211,7 @@ class PolicyBoard:
         Raises:
             StalePolicyError: the agent has a newer one, or another one of the same version.
         """
-        if not self._require_newer(policy.agent_id, policy.age, policy.sha256):
+        if not self._require_newer(policy):
             return False
         self._latest[policy.agent_id] = policy
         return True
@@ -237,26 +225,22 @@ class PolicyBoard:
                 f"{self._max_bytes}; publish smaller ones, or with fewer agents"
             )
 
-    def _require_newer(self, agent_id: int, age: tuple[int, int, int], sha256: bytes) -> bool:
+    def _require_newer(self, policy: Policy | IncomingPolicy) -> bool:
         """Whether it is newer than the agent's latest; if not, it has to be the very same."""
-        held, (epoch, version, step) = self._latest.get(agent_id), age
-        if held is None or (epoch, version) > (held.epoch, held.version):
+        held = self._latest.get(policy.agent_id)
+        if held is None or policy.age[:2] > held.age[:2]:
             return True
-        same_version = (epoch, version) == (held.epoch, held.version)
-        if same_version and sha256 == held.sha256:
-            return step > held.step
+        same_version = policy.age[:2] == held.age[:2]
+        if same_version and policy.sha256 == held.sha256:
+            return policy.step > held.step
         which = "another one" if same_version else "a newer one"
         raise StalePolicyError(
-            f"policy {version} of agent {agent_id} (epoch {epoch}) cannot be published: {which}, version "
-            f"{held.version} (epoch {held.epoch}), was; versions have to grow"
+            f"policy {policy.version} of agent {policy.agent_id} (epoch {policy.epoch}) cannot be published: "
+            f"{which}, version {held.version} (epoch {held.epoch}), was; versions have to grow"
         )
 
 
 def require_size(size: int) -> None:
-    """Checks the size of a policy.
-
-    Raises:
-        MalformedError: it is empty or too large.
-    """
+    """Checks the size of a policy."""
     if not 1 <= size <= MAX_POLICY_BYTES:
         raise MalformedError(f"a policy has 1 to {MAX_POLICY_BYTES} bytes, not {size}")

@@ -55,14 +55,15 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             raise MalformedError("the first message of a Publish stream must be its header")
         header, stream = request.header, request.header.stream
         self.streams.admit(context, stream)
-        with self._run.policies.arriving(
+        incoming = IncomingPolicy(
             agent_id=stream.agent_id,
             epoch=stream.lease_epoch,
             version=header.version,
             size=header.size,
             sha256=header.sha256,
             step=header.step,
-        ) as incoming:
+        )
+        with self._run.policies.arriving(incoming):
 
             def require_valid() -> None:
                 incoming.require_kept()

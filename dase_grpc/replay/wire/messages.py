@@ -1,8 +1,9 @@
 """Conversions between the wire's messages and the plain objects they carry."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from dase_grpc.errors import MalformedError
 from dase_grpc.progress import Attendance, Progress
@@ -37,11 +38,7 @@ def schema_to_proto(schema: TransitionSchema) -> replay_pb2.Schema:
 
 
 def schema_from_proto(message: replay_pb2.Schema) -> TransitionSchema:
-    """The schema that a message states.
-
-    Raises:
-        MalformedError: it states none, or an impossible one.
-    """
+    """The schema that a message states; one that is none is a MalformedError."""
     if not 1 <= len(message.environment) <= MAX_ENVIRONMENT:
         raise MalformedError(
             f"a schema names its environment in 1 to {MAX_ENVIRONMENT} characters, "
@@ -63,62 +60,40 @@ def schema_from_proto(message: replay_pb2.Schema) -> TransitionSchema:
 
 def progress_to_proto(progress: Progress) -> cluster_pb2.Progress:
     """The message that carries a learner's progress; numbers that are not finite are left out."""
-    return cluster_pb2.Progress(
-        step=progress.step,
-        total_steps=progress.total_steps,
-        updates=progress.updates,
-        updates_per_second=known(progress.updates_per_second) or 0.0,
-        episode_return=known(progress.episode_return),
-        first_evaluation_return=known(progress.first_evaluation_return),
-        evaluation_return=known(progress.evaluation_return),
-        similarity={agent: value for agent, value in progress.similarity.items() if math.isfinite(value)},
-        state=progress.state,
-        similarity_weight=known(progress.similarity_weight),
-    )
+    similarity = {agent: value for agent, value in progress.similarity.items() if math.isfinite(value)}
+    return cluster_pb2.Progress(**_finite(vars(progress)) | {"similarity": similarity})
 
 
 def progress_from_proto(message: cluster_pb2.Progress) -> Progress:
     """The progress that a message carries."""
-    return Progress(
-        step=message.step,
-        total_steps=message.total_steps,
-        updates=message.updates,
-        updates_per_second=message.updates_per_second,
-        episode_return=message.episode_return if message.HasField("episode_return") else None,
-        first_evaluation_return=(
-            message.first_evaluation_return if message.HasField("first_evaluation_return") else None
-        ),
-        evaluation_return=message.evaluation_return if message.HasField("evaluation_return") else None,
-        similarity={agent: value for agent, value in message.similarity.items() if agent <= MAX_AGENT_ID},
-        state=shown(message.state),
-        similarity_weight=message.similarity_weight if message.HasField("similarity_weight") else None,
-    )
+    similarity = {agent: value for agent, value in message.similarity.items() if agent <= MAX_AGENT_ID}
+    return Progress(**_stated(message) | {"similarity": similarity, "state": shown(message.state)})
 
 
 def attendance_to_proto(attendance: Attendance) -> cluster_pb2.Attendance:
     """The message that carries an attendance; numbers that are not finite are left out."""
-    return cluster_pb2.Attendance(
-        envs=attendance.envs,
-        env_steps=attendance.env_steps,
-        env_steps_per_second=known(attendance.env_steps_per_second) or 0.0,
-        policy_version=attendance.policy_version,
-        policy_lag_updates=known(attendance.policy_lag_updates),
-        state=attendance.state,
-    )
+    return cluster_pb2.Attendance(**_finite(vars(attendance)))
 
 
 def attendance_from_proto(message: cluster_pb2.Attendance) -> Attendance:
-    """The attendance that a message carries."""
-    return Attendance(
-        envs=message.envs,
-        env_steps=message.env_steps,
-        env_steps_per_second=known(message.env_steps_per_second) or 0.0,
-        policy_version=message.policy_version if message.HasField("policy_version") else None,
-        policy_lag_updates=known(message.policy_lag_updates)
-        if message.HasField("policy_lag_updates")
-        else None,
-        state=shown(message.state),
-    )
+    """The attendance that a message carries; the same."""
+    return Attendance(**_finite(_stated(message)) | {"state": shown(message.state)})
+
+
+def _stated(message: cluster_pb2.Progress | cluster_pb2.Attendance) -> dict[str, Any]:
+    """A message's fields by name, but for those that it leaves out."""
+    return {field.name: value for field, value in message.ListFields()}
+
+
+def _finite(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value for name, value in fields.items() if not isinstance(value, float) or math.isfinite(value)
+    }
+
+
+def known(value: float | None) -> float | None:
+    """A number, None where it is not finite."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def buffer_to_proto(run: SharedRun) -> replay_pb2.BufferState:
@@ -130,33 +105,19 @@ def buffer_to_proto(run: SharedRun) -> replay_pb2.BufferState:
         shard_index=run.shard.index,
         shard_count=run.shard.count,
     )
-    if not run.opened:
-        return state
-    store = run.store
-    held = replay_pb2.BufferState(
-        capacity=store.ring.capacity,
-        size=len(store.ring),
-        inserted_total=store.traffic.inserted_total,
-        sampled_total=store.traffic.sampled_total,
-        refused_total=store.traffic.refused_total,
-        size_by_agent=store.ring.size_by_agent,
-        inserted_by_agent=store.traffic.inserted,
-    )
-    state.MergeFrom(held)
+    if run.opened:
+        ring, traffic = run.store.ring, run.store.traffic
+        state.capacity, state.size = ring.capacity, len(ring)
+        state.inserted_total, state.sampled_total = traffic.inserted_total, traffic.sampled_total
+        state.refused_total = traffic.refused_total
+        state.size_by_agent.update(ring.size_by_agent)
+        state.inserted_by_agent.update(traffic.inserted)
     return state
-
-
-def known(value: float | None) -> float | None:
-    """A number, None where it is not finite."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 @dataclass(frozen=True)
 class Membership:
-    """What a node is within a run: the answer to Join.
-
-    `buffer_size` and `inserted`, the transitions of its agent that were ever stored, are as of then.
-    """
+    """What a node is within a run: the answer to Join, with what of its agent was ever stored by then."""
 
     run_id: str
     agent_id: int
@@ -173,11 +134,7 @@ class Membership:
 
     @classmethod
     def of(
-        cls,
-        answer: cluster_pb2.JoinResponse | cluster_pb2.AttendResponse,
-        *,
-        ttl_s: float,
-        node_id: str,
+        cls, answer: cluster_pb2.JoinResponse | cluster_pb2.AttendResponse, *, ttl_s: float, node_id: str
     ) -> Self:
         """What the replay has said; agent and epoch are 0 where that is no lease."""
         lease, buffer = answer.lease, answer.buffer

@@ -8,46 +8,27 @@ import grpc
 from grpc import StatusCode
 from grpc.aio import AioRpcError, ServicerContext
 
-from dase_grpc.errors import (
-    AgentTakenError,
-    BufferGoneError,
-    CapacityError,
-    DaseError,
-    DrainingError,
-    MalformedError,
-    NotJoinedError,
-    NotPermittedError,
-    OverloadedError,
-    RefusalError,
-    RunMismatchError,
-    SchemaMismatchError,
-    SequenceGapError,
-    StaleLeaseError,
-    StalePolicyError,
-    TooManyWritersError,
-    UnauthenticatedError,
-    UnreachableError,
-    WriterForgottenError,
-)
+from dase_grpc import errors
+from dase_grpc.errors import DaseError, RefusalError, UnreachableError
 
 STATUS: Final[Mapping[type[RefusalError], StatusCode]] = {
-    UnauthenticatedError: StatusCode.UNAUTHENTICATED,
-    NotPermittedError: StatusCode.PERMISSION_DENIED,
-    MalformedError: StatusCode.INVALID_ARGUMENT,
-    SchemaMismatchError: StatusCode.FAILED_PRECONDITION,
-    RunMismatchError: StatusCode.FAILED_PRECONDITION,
-    NotJoinedError: StatusCode.FAILED_PRECONDITION,
-    BufferGoneError: StatusCode.FAILED_PRECONDITION,
-    CapacityError: StatusCode.RESOURCE_EXHAUSTED,
-    SequenceGapError: StatusCode.OUT_OF_RANGE,
-    TooManyWritersError: StatusCode.RESOURCE_EXHAUSTED,
-    WriterForgottenError: StatusCode.FAILED_PRECONDITION,
-    AgentTakenError: StatusCode.ALREADY_EXISTS,
-    StaleLeaseError: StatusCode.ABORTED,
-    StalePolicyError: StatusCode.FAILED_PRECONDITION,
-    OverloadedError: StatusCode.RESOURCE_EXHAUSTED,
-    DrainingError: StatusCode.UNAVAILABLE,
-    UnreachableError: StatusCode.UNAVAILABLE,
+    errors.UnauthenticatedError: StatusCode.UNAUTHENTICATED,
+    errors.NotPermittedError: StatusCode.PERMISSION_DENIED,
+    errors.MalformedError: StatusCode.INVALID_ARGUMENT,
+    errors.SchemaMismatchError: StatusCode.FAILED_PRECONDITION,
+    errors.RunMismatchError: StatusCode.FAILED_PRECONDITION,
+    errors.NotJoinedError: StatusCode.FAILED_PRECONDITION,
+    errors.BufferGoneError: StatusCode.FAILED_PRECONDITION,
+    errors.CapacityError: StatusCode.RESOURCE_EXHAUSTED,
+    errors.SequenceGapError: StatusCode.OUT_OF_RANGE,
+    errors.TooManyWritersError: StatusCode.RESOURCE_EXHAUSTED,
+    errors.WriterForgottenError: StatusCode.FAILED_PRECONDITION,
+    errors.AgentTakenError: StatusCode.ALREADY_EXISTS,
+    errors.StaleLeaseError: StatusCode.ABORTED,
+    errors.StalePolicyError: StatusCode.FAILED_PRECONDITION,
+    errors.OverloadedError: StatusCode.RESOURCE_EXHAUSTED,
+    errors.DrainingError: StatusCode.UNAVAILABLE,
+    errors.UnreachableError: StatusCode.UNAVAILABLE,
 }
 
 REFUSAL_KEY: Final = "dase-refusal"
@@ -69,12 +50,10 @@ async def refusals(context: Context) -> AsyncIterator[None]:
 
 @contextmanager
 def service(address: str) -> Iterator[None]:
-    """Turns a failed call on the service at `address` into the refusal it stands for.
+    """Turns a failed call on the service at `address` into the error of ours that it stands for.
 
-    Raises:
-        RefusalError: the very subclass that the service raised; UnreachableError when the call did
-            not reach it or was cut off.
-        DaseError: any other status, i.e. a bug of the service; named with its code.
+    That is the very refusal that the service raised, an UnreachableError where the call did not reach it or
+    was cut off, and a DaseError for any other status, i.e. a bug of the service.
     """
     try:
         yield

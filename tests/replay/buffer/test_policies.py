@@ -19,11 +19,13 @@ def policy(
 def arriving(board: PolicyBoard, announced: Policy):
     """The policy's place on the board, announced truly."""
     return board.arriving(
-        agent_id=announced.agent_id,
-        epoch=announced.epoch,
-        version=announced.version,
-        size=len(announced.payload),
-        sha256=announced.sha256,
+        IncomingPolicy(
+            agent_id=announced.agent_id,
+            epoch=announced.epoch,
+            version=announced.version,
+            size=len(announced.payload),
+            sha256=announced.sha256,
+        )
     )
 
 

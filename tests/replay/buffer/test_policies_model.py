@@ -62,11 +62,11 @@ class Publishers(RuleBasedStateMachine):
             "step": policy.step,
         }
         if self.expected(policy) is None:
-            with pytest.raises(StalePolicyError), self.board.arriving(**announced):
+            with pytest.raises(StalePolicyError), self.board.arriving(IncomingPolicy(**announced)):
                 pytest.fail("it was let in")
             return
         stack = ExitStack()
-        incoming = stack.enter_context(self.board.arriving(**announced))
+        incoming = stack.enter_context(self.board.arriving(IncomingPolicy(**announced)))
         if policy.agent_id in self.open:
             self.superseded.append(self.open[policy.agent_id][:2])
         self.open[policy.agent_id] = (stack, incoming, policy)
