@@ -21,10 +21,9 @@ from measuring import Round, cpu_s
 from replay import random_rows, replay_process
 
 from dase_grpc.errors import DaseError
-from dase_grpc.replay.client.channels import open_channel
-from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
-from dase_grpc.replay.client.inserter import Inserter
-from dase_grpc.replay.client.sampler import Sampler
+from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget, open_channel
+from dase_grpc.replay.client.insert import Inserter
+from dase_grpc.replay.client.sample import Sampler
 from dase_grpc.replay.wire.packed import ROWS_BYTES
 from dase_grpc.schema import Array, TransitionSchema
 

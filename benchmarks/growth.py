@@ -40,10 +40,9 @@ from replay import random_rows, replay_process
 from dase_grpc.errors import DaseError
 from dase_grpc.process.ends import keep_freed_memory
 from dase_grpc.progress import Progress
-from dase_grpc.replay.client.channels import open_channel
-from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
-from dase_grpc.replay.client.inserter import Inserter
-from dase_grpc.replay.client.sampler import Sampler
+from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget, open_channel
+from dase_grpc.replay.client.insert import Inserter
+from dase_grpc.replay.client.sample import Sampler
 from dase_grpc.schema import TransitionSchema
 
 LEARNERS: Final = (1, 2, 4, 8, 16, 32, 64)

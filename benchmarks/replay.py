@@ -38,10 +38,9 @@ from rich.table import Table
 
 from dase_grpc.process.ends import keep_freed_memory
 from dase_grpc.process.lifecycle import READY_PREFIX
-from dase_grpc.replay.client.channels import open_channel
-from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
-from dase_grpc.replay.client.inserter import Inserter
-from dase_grpc.replay.client.sampler import Sampler
+from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget, open_channel
+from dase_grpc.replay.client.insert import Inserter
+from dase_grpc.replay.client.sample import Sampler
 from dase_grpc.replay.wire.addresses import Address, parse_address
 from dase_grpc.schema import Array, TransitionSchema
 

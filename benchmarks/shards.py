@@ -26,11 +26,12 @@ import psutil
 
 from dase_grpc.process.lifecycle import READY_PREFIX
 from dase_grpc.progress import Progress
-from dase_grpc.replay.client.channels import lines_to
-from dase_grpc.replay.client.finding import join_all
+from dase_grpc.replay.client.admission import join_all
+from dase_grpc.replay.client.cluster import lines_to
+from dase_grpc.replay.client.connection import Shards
 from dase_grpc.replay.client.link import ReplayLink
+from dase_grpc.replay.client.membership import LearnerConnection
 from dase_grpc.replay.client.patience import Wanted
-from dase_grpc.replay.client.shards import connected
 from dase_grpc.replay.security.dialler import NO_CREDENTIALS
 from dase_grpc.replay.wire.addresses import ReplayPlace, parse_address
 from dase_grpc.schema import Array, TransitionSchema
@@ -92,13 +93,13 @@ async def client_of(place: ReplayPlace, schema: TransitionSchema, agent_id: int)
     wanted = Wanted(place.addresses[0], agent_id, "", node_id=f"bench-{agent_id}", timeout_s=30, away_s=30)
     async with lines_to(place, NO_CREDENTIALS) as lines:
         joined = await join_all(lines, wanted, schema)
-        shards = connected(joined, lines, timeout_s=30, accept=lambda member: None, metrics=None)
+        shards = Shards(joined.connected(lines, LearnerConnection, timeout_s=30))
         link = ReplayLink(shards, batch_size=BATCH, prefetch=2, writer_id="bench")
         async with asyncio.TaskGroup() as tasks:
             jobs = [
                 tasks.create_task(link.insert_rows()),
                 tasks.create_task(link.fetch_batches()),
-                tasks.create_task(shards.heartbeats(Progress, every_s=0.5)),
+                tasks.create_task(shards.heartbeats(Progress)),
             ]
             try:
                 yield link

@@ -30,9 +30,8 @@ import numpy.typing as npt
 
 from dase_grpc.errors import DaseError
 from dase_grpc.process.lifecycle import READY_PREFIX
-from dase_grpc.replay.client.channels import open_channel
-from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
-from dase_grpc.replay.client.inserter import Inserter
+from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget, open_channel
+from dase_grpc.replay.client.insert import Inserter
 from dase_grpc.replay.wire.addresses import Address
 from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.schema import Array, TransitionSchema

@@ -27,7 +27,7 @@ ROOT: Final = Path(dase_grpc.__file__).parent
 GENERATED: Final = "replay/wire/v1/"
 PARTS: Final = {
     "an environment step": ("learning/training/collecting.py", "step"),
-    "rows to the replay": ("replay/client/insert.py", "_insert"),
+    "rows to the replay": ("replay/client/link.py", "_insert"),
     "rows into the ring": ("replay/service/insert.py", "serve"),
     "a batch out of the ring": ("replay/service/sample.py", "serve"),
     "the batch to the learner": ("replay/client/sample.py", "_fetch"),

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from dase_grpc.config.sections import PolicyConfig
-from dase_grpc.replay.client.learner_streams import HEARTBEAT_S
+from dase_grpc.replay.client.handoff import USUAL
 from dase_grpc.schema import TransitionSchema
 
 RESULTS: Final = Path(__file__).parents[1] / "docs" / "results"
@@ -220,7 +220,7 @@ def thousand(costs: Costs, updates: float) -> Iterator[str]:
             ("cores for rows", f"{each} x {costs.message_s * 1e6:.0f} µs", f"{total * costs.message_s:.1f}"),
             ("shards", f"{load.cores:.1f} cores / {BUSY}", f"{load.shards}"),
             ("a shard's link", f"{gbit:.1f} Gbit/s / {load.shards}", f"{gbit / load.shards:.2f} Gbit/s"),
-            ("heartbeats", f"{agents:,} / {HEARTBEAT_S:g} s", f"{agents / HEARTBEAT_S:,.0f}/s"),
+            ("heartbeats", f"{agents:,} / {USUAL.beat_s:g} s", f"{agents / USUAL.beat_s:,.0f}/s"),
             ("a policy", f"two layers of {HIDDEN}, float32", f"{policy / 1e3:.0f} kB"),
             (
                 "policies, if all are followed",

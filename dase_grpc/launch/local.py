@@ -27,8 +27,7 @@ from dase_grpc.launch.processes import (
 from dase_grpc.launch.supervision import USUAL, Silence, Supervisor, Timing, is_lasting, silent_nodes
 from dase_grpc.process.lifecycle import is_orphaned
 from dase_grpc.process.tasks import first_cause, unless
-from dase_grpc.replay.client.channels import open_channel
-from dase_grpc.replay.client.cluster import ClusterClient
+from dase_grpc.replay.client.cluster import ClusterClient, open_channel
 from dase_grpc.replay.wire.addresses import Address
 from dase_grpc.replay.wire.messages import progress_from_proto
 from dase_grpc.replay.wire.v1.cluster_pb2 import StatusResponse

@@ -2,37 +2,31 @@
 
 import asyncio
 import logging
-import platform
-import secrets
+import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Self
 
-import torch
-
-from dase_grpc.config.resolve import RunConfig
-from dase_grpc.learning.envs.ids import with_resolved_id
-from dase_grpc.learning.envs.make import schema_of
+from dase_grpc.errors import RefusalError, WaitedTooLongError
 from dase_grpc.learning.envs.restarts import RestartableEnv, exploring_env
 from dase_grpc.learning.training.acting import Acting, Rollout, actor_explorers
-from dase_grpc.metrics.endpoint import Health, make_registry, metrics_endpoint
 from dase_grpc.metrics.nodes import ActorMetrics
 from dase_grpc.nodes.followed import FollowedPolicy
-from dase_grpc.nodes.monitoring import protection
+from dase_grpc.nodes.frame import NodeFrame, attendant, framed
 from dase_grpc.nodes.options import ActorOptions
-from dase_grpc.nodes.troupe import Troupe, explore_to_the_end
-from dase_grpc.process.lifecycle import HangAlarm, run_node
-from dase_grpc.process.tasks import loop_turns, unless
-from dase_grpc.process.watchdog import Watch
-from dase_grpc.progress import Attendant
-from dase_grpc.replay.client.attending import ActorConnection, AgentFinished, attend
-from dase_grpc.replay.client.channels import lines_to, require_let_in
-from dase_grpc.replay.client.connection import Stream
-from dase_grpc.replay.client.finding import enter_all, follow_name
-from dase_grpc.replay.client.insert import RowLink
-from dase_grpc.replay.client.shards import Shards
-from dase_grpc.replay.client.waits import WaitReason
+from dase_grpc.process.lifecycle import run_node
+from dase_grpc.process.tasks import unless, watch_loop_lag
+from dase_grpc.progress import Attendance, Attendant, several
+from dase_grpc.replay.client.admission import AgentFinished, Joined, attend, enter_all
+from dase_grpc.replay.client.compute import Compute
+from dase_grpc.replay.client.connection import Shards, Stream
+from dase_grpc.replay.client.discovery import follow_name
+from dase_grpc.replay.client.handoff import Wait, WaitReason, say_waits
+from dase_grpc.replay.client.link import RowLink
+from dase_grpc.replay.client.membership import ActorConnection, has_finished
 
 log = logging.getLogger("dase")
 
@@ -43,114 +37,180 @@ def actor_main(options: ActorOptions, *, stdin_is_leash: bool) -> int:
 
 
 async def run_actor(options: ActorOptions, stop: asyncio.Event) -> None:
-    """Explores until `stop` or until the agent has finished; every transition is acknowledged then.
+    """Explores until `stop` or until the agent has finished; every transition is acknowledged then."""
+    owner = f"an actor of agent {options.agent_id}"
+    async with framed(options, stop, owner, make=exploring_env, envs=options.envs) as frame:
+        node = attendant("actor", options.agent_id)
+        wanted, enter = options.wanted(node.node_id, options.agent_id), partial(attend, node=node)
+        asking = enter_all(frame.lines, wanted, frame.schema, enter=enter, entered=[])
+        try:
+            joined = await frame.unless_stopped(asking, before="exploring")
+        except AgentFinished as finished:
+            log.info("%s, so this actor ends; resume its learner before you start one", finished)
+            return
+        if joined is None:
+            return
+        run_id = joined.member.run_id
+        log.info("explores for agent %d of run %s at %s", options.agent_id, run_id, options.replay)
+        exploration = Exploration.of(frame, joined, node)
+        with frame.health.ready():
+            await exploration.run()
 
-    Raises:
-        UsageError: the environment or the settings cannot be used.
-        RefusalError: the replay refused, was lost or is shutting down.
-        WaitedTooLongError: the agent has no learner, or none that publishes.
-        EnvironmentFailedError: an environment raised, and again whenever it was made anew.
-        EnvironmentHangsError: a call into one does not return; the process cannot end but by `end_now`.
-        Exception: a bug.
-    """
-    options.credentials.require_usable()
-    config = with_resolved_id(options.config).for_agent(options.agent_id)
-    where = (options.metrics_host, options.metrics_port)
-    metrics_tls = protection(*where, tls=options.metrics_tls, insecure=options.insecure)
-    torch.set_num_threads(config.train.threads)
-    alarm = HangAlarm(asyncio.get_running_loop())
-    watch = Watch(f"an actor of agent {options.agent_id}")
-    with alarm.watching(watch, timeout_s=config.env.timeout_s), ExitStack() as cleanup:
-        envs = []
-        for _ in range(options.envs):
-            envs.append(exploring_env(config.env, watch))
-            cleanup.callback(envs[-1].close)
-        schema = schema_of(envs[0], config.env.id)
-        registry, health = make_registry(), Health(loop_turns())
-        cleanup.enter_context(metrics_endpoint(registry, *where, health, tls=metrics_tls))
-        node = Attendant(secrets.token_hex(8), f"actor@{platform.node()}", "actor", options.agent_id)
-        async with lines_to(options.replay, options.credentials) as lines:
-            enter = partial(attend, node=node)
-            wanted = options.wanted(node.node_id, options.agent_id)
-            asking = enter_all(lines, wanted, schema, enter=enter, entered=[])
-            try:
-                let_in = await unless(stop, asking)
-            except AgentFinished as finished:
-                log.info("%s, so this actor ends; resume its learner before you start one", finished)
-                return
-            if let_in is None:
-                log.info("stopped before exploring")
-                return
-            run_id = let_in.member.run_id
-            log.info("explores for agent %d of run %s at %s", node.agent_id, run_id, options.replay)
-            metrics = ActorMetrics(registry, options.agent_id)
-            connections = [
-                ActorConnection(
-                    target,
-                    node=node,
-                    timeout_s=options.replay_timeout_s,
-                    metrics=metrics,
-                    look_why_away=partial(require_let_in, address, options.credentials),
+
+@dataclass(frozen=True)
+class Exploration:
+    """The exploring thread of an actor that has been let in, and what it is connected to."""
+
+    frame: NodeFrame[RestartableEnv]
+    connections: Sequence[ActorConnection]
+    shards: Shards
+    link: RowLink
+    guide: FollowedPolicy
+    acting: Acting
+    metrics: ActorMetrics
+    halt: threading.Event = field(default_factory=threading.Event)
+    halted: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @classmethod
+    def of(cls, frame: NodeFrame[RestartableEnv], joined: Joined, node: Attendant) -> Self:
+        """Puts thread and streams together; writer, noise and episodes follow from the node's id."""
+        agent_id, schema = joined.targets[0].member.agent_id, frame.schema
+        config = frame.config.for_agent(agent_id)
+        metrics = ActorMetrics(frame.registry, agent_id)
+        metrics.expect(streams=Stream, waits=WaitReason)
+        metrics.envs.set(len(frame.envs))
+        connections = frame.connected(joined, ActorConnection, node=node, metrics=metrics)
+        shards = Shards(connections)
+        link = RowLink(
+            shards,
+            writer_id=node.writer_id,
+            paced=not config.train.explore,
+            count_acknowledged=metrics.acknowledged.inc,
+        )
+
+        def uniformly() -> bool:
+            inserted = sum(each.inserted for each in connections)
+            return inserted + link.unacknowledged < config.agent.start_steps
+
+        guide = FollowedPolicy(
+            connections[0], agent_id=agent_id, config=config.agent, schema=schema, uniformly=uniformly
+        )
+        explorers = actor_explorers(
+            frame.envs,
+            schema,
+            config=config.agent,
+            agent_id=agent_id,
+            seed=config.train.seed,
+            actor=int(node.node_id, 16),
+        )
+        acting = Acting(
+            Rollout(explorers), guide, link, metrics=metrics, name=frame.watch.owner, clock=time.monotonic
+        )
+        return cls(frame, connections, shards, link, guide, acting, metrics)
+
+    @property
+    def connection(self) -> ActorConnection:
+        """That to the first shard, which says who the learner is and keeps the policies."""
+        return self.connections[0]
+
+    @property
+    def over(self) -> bool:
+        """Whether the agent has done all its steps, so that nobody needs more transitions."""
+        return self.connection.finished.is_set()
+
+    @property
+    def wait(self) -> Wait | None:
+        """What it has waited for since long, if it has."""
+        return self.connection.wait or self.guide.wait or self.link.wait
+
+    async def run(self) -> None:
+        """Explores until the node is to stop or the agent has finished; all is acknowledged then.
+
+        What the replay has not taken of an agent that has finished is dropped, for no learner needs it.
+        """
+        try:
+            await self._explore()
+            if self.over:
+                log.info(
+                    "%s, so this actor ends after %d environment steps; %d transitions that no learner needs "
+                    "any more are dropped",
+                    has_finished(self.connection.target.member.agent_id),
+                    self.acting.env_steps,
+                    self.link.unacknowledged,
                 )
-                for target, address in zip(let_in.targets, let_in.addresses, strict=True)
-            ]
-            troupe = put_together(
-                connections, envs=envs, config=config, node=node, metrics=metrics, watch=watch, alarm=alarm
-            )
-            with health.ready():
-                await explore_to_the_end(
-                    troupe, options.replay_timeout_s, stop, partial(follow_name, troupe.shards, lines)
+            else:
+                log.info("stopped after %d environment steps", self.acting.env_steps)
+        finally:
+            if self.link.unacknowledged and not self.over:
+                lost = several(self.link.unacknowledged, "transition was", "transitions were")
+                log.info("%s not acknowledged", lost)
+            for connection in self.connections:
+                with suppress(RefusalError):
+                    await connection.leave()
+
+    def attendance(self) -> Attendance:
+        """What it says of itself; its gauges show the same."""
+        acting, version = self.acting, self.acting.version
+        known = max(self.guide.latest_version or 0, self.connection.learner_updates)
+        lag = None if version is None else max(0, known - version)
+        self.metrics.unacknowledged.set(self.link.unacknowledged)
+        self.metrics.policy_lag.set(lag or 0)
+        return Attendance(
+            envs=len(self.frame.envs),
+            env_steps=acting.env_steps,
+            env_steps_per_second=acting.env_steps_per_second,
+            policy_version=version,
+            policy_lag_updates=lag,
+            state=self._state,
+        )
+
+    @property
+    def _state(self) -> str:
+        if (environment := self.frame.watch.waiting) is not None:
+            return f"waiting: {environment}"
+        if (wait := self.wait) is not None:
+            return wait.state
+        if self.guide.latest_version is None:
+            return f"waiting: a policy of agent {self.connection.target.member.agent_id}"
+        return "exploring"
+
+    async def _explore(self) -> None:
+        frame, timing = self.frame, self.connection.timing
+        thread = asyncio.ensure_future(self._thread())
+        compute = Compute(
+            thread, self._halt, frame.stop, frame.alarm, self.shards, over=self.connection.finished
+        )
+        jobs = [
+            self.shards.heartbeats(self.attendance),
+            follow_name(self.shards, frame.lines),
+            self.guide.run(),
+            watch_loop_lag(self.metrics.loop_lag.observe),
+            say_waits(lambda: self.wait, count=self.metrics.waited, timing=timing),
+            self._held_back(),
+        ]
+        await compute.run(jobs, link=self.link)
+
+    async def _thread(self) -> None:
+        """Explores once there is a policy, unless told to halt before."""
+        await unless(self.halted, self.guide.first(timeout_s=self.frame.options.replay_timeout_s))
+        if not self.halted.is_set():
+            await asyncio.to_thread(self.acting.explore, self.halt)
+
+    def _halt(self) -> None:
+        self.halt.set()
+        self.halted.set()
+
+    async def _held_back(self) -> None:
+        """Ends an actor whose transitions are held back for too long, as its learner makes no updates."""
+        limit_s, since, acknowledged = self.frame.options.replay_timeout_s, time.monotonic(), -1.0
+        while True:
+            now, count = time.monotonic(), self.link.acknowledged
+            if count != acknowledged or self.link.held_back is None:
+                since, acknowledged = now, count
+            elif now - since >= limit_s:
+                raise WaitedTooLongError(
+                    f"the replay has stored nothing for {limit_s:g} s, {self.link.held_back}, so this actor "
+                    f"ends; see what the learner waits for, or let the actor wait longer with "
+                    f"--replay-timeout"
                 )
-
-
-def put_together(
-    connections: Sequence[ActorConnection],
-    *,
-    envs: list[RestartableEnv],
-    config: RunConfig,
-    node: Attendant,
-    metrics: ActorMetrics,
-    watch: Watch,
-    alarm: HangAlarm,
-) -> Troupe:
-    """Puts the exploring thread's parts and its streams together; none is open yet.
-
-    The node's id is random and of this process alone: the writer, the noise and the episodes follow from it.
-    """
-    shards, connection = Shards(connections), connections[0]
-    target = connection.target
-    agent_id, schema = target.member.agent_id, target.schema
-    metrics.expect(streams=Stream, waits=WaitReason)
-    metrics.envs.set(len(envs))
-    link = RowLink(
-        shards,
-        writer_id=node.writer_id,
-        paced=not config.train.explore,
-        count_acknowledged=metrics.acknowledged.inc,
-    )
-    guide = FollowedPolicy(
-        connection,
-        agent_id=agent_id,
-        config=config.agent,
-        schema=schema,
-        uniformly=lambda: (
-            sum(each.inserted for each in connections) + link.unacknowledged < config.agent.start_steps
-        ),
-    )
-    explorers = actor_explorers(
-        envs,
-        schema,
-        config=config.agent,
-        agent_id=agent_id,
-        seed=config.train.seed,
-        actor=int(node.node_id, 16),
-    )
-    acting = Acting(
-        Rollout(explorers),
-        guide,
-        link,
-        metrics=metrics,
-        name=f"an actor of agent {agent_id}",
-        clock=time.monotonic,
-    )
-    return Troupe(connections, shards, link, guide, acting, len(envs), metrics, watch, alarm)
+            await asyncio.sleep(self.connection.timing.beat_s)

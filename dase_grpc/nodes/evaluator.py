@@ -2,44 +2,45 @@
 
 import asyncio
 import logging
-import platform
-import secrets
 import threading
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
-import torch
-
 from dase_grpc.config.resolve import RunConfig
-from dase_grpc.errors import WaitedTooLongError
-from dase_grpc.learning.envs.ids import with_resolved_id
-from dase_grpc.learning.envs.make import schema_of
-from dase_grpc.learning.envs.restarts import evaluation_env
-from dase_grpc.metrics.endpoint import Health, make_registry, metrics_endpoint
+from dase_grpc.errors import ConfigError, DivergedError, Halted, RefusalError, WaitedTooLongError
+from dase_grpc.learning.agents.device import pick_device
+from dase_grpc.learning.agents.policy import policy_tensors
+from dase_grpc.learning.agents.registry import load_policy
+from dase_grpc.learning.envs.evaluation import Evaluation
+from dase_grpc.learning.envs.explorer import Policy as Acting
+from dase_grpc.learning.envs.restarts import WatchedEnv, evaluation_env
+from dase_grpc.learning.training.build import build_evaluator
+from dase_grpc.learning.training.parts import StoppablePolicy
 from dase_grpc.metrics.nodes import EvaluatorMetrics
-from dase_grpc.nodes.due import DuePolicies
-from dase_grpc.nodes.evaluating import Evaluating
-from dase_grpc.nodes.monitoring import protection
+from dase_grpc.nodes.followed import DuePolicies, unpacked
+from dase_grpc.nodes.frame import NodeFrame, attendant, framed
 from dase_grpc.nodes.options import EvaluatorOptions
 from dase_grpc.nodes.results import EvaluationBooks, results_path
-from dase_grpc.process.lifecycle import HangAlarm, run_node
-from dase_grpc.process.tasks import first_cause, loop_turns, unless, watch_loop_lag
+from dase_grpc.process.containment import Contained
+from dase_grpc.process.lifecycle import run_node
+from dase_grpc.process.tasks import watch_loop_lag
 from dase_grpc.process.watchdog import Watch
-from dase_grpc.progress import Attendant, several
-from dase_grpc.replay.client.attending import Guest, arrived
-from dase_grpc.replay.client.channels import lines_to
-from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
-from dase_grpc.replay.client.connection import Connection, Stream
-from dase_grpc.replay.client.finding import follow_name
+from dase_grpc.progress import Attendance, number, several
+from dase_grpc.replay.buffer.policies import Policy
+from dase_grpc.replay.client.admission import attend, enter_first
+from dase_grpc.replay.client.cluster import StreamTarget
+from dase_grpc.replay.client.compute import Compute
+from dase_grpc.replay.client.connection import Shards, Stream
+from dase_grpc.replay.client.discovery import follow_name
+from dase_grpc.replay.client.membership import AttendantConnection
 from dase_grpc.replay.client.policies import follow
-from dase_grpc.replay.client.shards import Shards
+from dase_grpc.runs.journal import Evaluated, EvaluationJournal
 from dase_grpc.schema import TransitionSchema
 
-ATTEND_S: Final = 0.5
 ROLE: Final = "evaluator"
 
 log = logging.getLogger("dase")
@@ -54,175 +55,241 @@ async def run_evaluator(options: EvaluatorOptions, stop: asyncio.Event) -> None:
     """Evaluates until each agent has ended and its last policy is evaluated, or until `stop`.
 
     An evaluation that is under way at `stop` is dropped.
-
-    Raises:
-        UsageError: the environment, the settings or the run directory cannot be used.
-        RefusalError: the replay refused, or was away for too long.
-        EnvironmentFailedError, EnvironmentHangsError: as for a learner (nodes/learner.py).
-        Exception: a bug.
     """
-    here = Path.cwd()  # before there is an environment, which may move
-    options.credentials.require_usable()
-    config, agents = with_resolved_id(options.config), options.evaluated
-    where = (options.metrics_host, options.metrics_port)
-    metrics_tls = protection(*where, tls=options.metrics_tls, insecure=options.insecure)
-    torch.set_num_threads(config.train.threads)
-    alarm, watch = HangAlarm(asyncio.get_running_loop()), Watch("this evaluator")
-    with alarm.watching(watch, timeout_s=config.env.timeout_s), ExitStack() as cleanup:
-        schema = _schema(config, watch)
-        registry, health = make_registry(), Health(loop_turns())
-        cleanup.enter_context(metrics_endpoint(registry, *where, health, tls=metrics_tls))
-        metrics = EvaluatorMetrics(registry, agents)
+    agents = options.evaluated
+    async with framed(options, stop, "this evaluator", make=evaluation_env, keeps_envs=False) as frame:
+        metrics = EvaluatorMetrics(frame.registry, agents)
         metrics.expect((Stream.HEARTBEAT, Stream.SUBSCRIBE))
-        async with lines_to(options.replay, options.credentials) as lines:
-            wanted, node = options.wanted(node_id=""), _node(options.agents)
-            guest = await unless(stop, arrived(lines, wanted, schema, node=node))
-            if guest is None:
-                log.info("stopped before the replay answered")
-                return
-            member = guest.target.member
-            log.info("attending run %s at %s", member.run_id, options.replay)
-            if not member.capacity:
-                log.info("waiting up to %g s for a learner to join", options.replay_timeout_s)
-            path = results_path(options.run_dir, run_id=member.run_id, here=here)
-            books = EvaluationBooks(path, agents, config=config, schema=schema, command=options.command)
-            cleanup.callback(books.close)
-            due = DuePolicies(
-                books.evaluated(),
-                every=config.eval.every,
-                total=config.train.steps,
-                skipped=metrics.skipped,
-            )
-            evaluating = Evaluating(
-                due, agents, config=config, schema=schema, journals=books.open, metrics=metrics, watch=watch
-            )
-            connection = guest.connection(
-                timeout_s=options.replay_timeout_s, credentials=options.credentials, metrics=metrics
-            )
-            following = partial(follow_name, Shards.one(connection), lines)
-            work = _Work(
-                connection,
-                guest,
-                books,
-                due,
-                evaluating,
-                metrics,
-                agents,
-                options.replay_timeout_s,
-                following,
-            )
-            async with guest.farewell(connection):
-                with health.ready(), first_cause():
-                    await work.run(stop, alarm)
-
-
-def _schema(config: RunConfig, watch: Watch) -> TransitionSchema:
-    """What the run's environment brings about.
-
-    Raises:
-        EnvironmentSpecError: it cannot be used.
-    """
-    env = evaluation_env(config.env, watch)
-    try:
-        return schema_of(env, config.env.id)
-    finally:
-        env.close()
-
-
-def _node(agents: Sequence[int]) -> Attendant:
-    one = agents[0] if len(agents) == 1 else None
-    return Attendant(secrets.token_hex(8), f"{ROLE}@{platform.node()}", ROLE, one)
-
-
-@dataclass(frozen=True)
-class _Work:
-    """The parts of an evaluator that has arrived."""
-
-    connection: Connection
-    guest: Guest
-    books: EvaluationBooks
-    due: DuePolicies
-    evaluating: Evaluating
-    metrics: EvaluatorMetrics
-    agents: Sequence[int]
-    patience_s: float
-    following: Callable[[], Coroutine[Any, Any, None]]
-    begun: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def run(self, stop: asyncio.Event, alarm: HangAlarm) -> None:
-        """Evaluates until nothing is left or `stop`; the compute thread has ended when this ends.
-
-        Raises:
-            EnvironmentHangsError: the thread hangs in the environment, and has not ended.
-            ExceptionGroup: of what broke a stream.
-            Exception: what the compute thread raised, whatever the streams did then.
-        """
-        halt, how = threading.Event(), "stopped"
-        compute = asyncio.ensure_future(asyncio.to_thread(self.evaluating.run, halt))
+        node = attendant(ROLE, options.agents[0] if len(options.agents) == 1 else None)
+        enter = partial(attend, node=node)
+        asking = enter_first(frame.lines, options.wanted(node_id=""), frame.schema, enter=enter)
+        joined = await frame.unless_stopped(asking, before="the replay answered")
+        if joined is None:
+            return
+        member = joined.targets[0].member
+        log.info("attending run %s at %s", member.run_id, options.replay)
+        if not member.capacity:
+            log.info("waiting up to %g s for a learner to join", options.replay_timeout_s)
+        path = results_path(options.run_dir, run_id=member.run_id, here=frame.here)
+        books = EvaluationBooks(
+            path, agents, config=frame.config, schema=frame.schema, command=options.command
+        )
+        frame.cleanup.callback(books.close)
+        (connection,) = frame.connected(joined, AttendantConnection, node=node, metrics=metrics)
+        work = EvaluatorNode(frame, connection, books, agents, metrics)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                jobs = [
-                    self._follow(),
-                    self.following(),
-                    self.connection.keep(Stream.HEARTBEAT, self._attend),
-                    watch_loop_lag(self.metrics.loop_lag.observe),
-                ]
-                others = [tasks.create_task(job) for job in jobs]
-                await unless(stop, alarm.unless_hanging(compute))
-                if compute.done():
-                    how = "finished"
-                for task in others:
-                    task.cancel()
+            with frame.health.ready():
+                await work.run()
         finally:
+            await work.leave()
+
+
+class EvaluatorNode:
+    """An evaluator that has been let in: what comes to it and what is due, on the event loop."""
+
+    def __init__(
+        self,
+        frame: NodeFrame[WatchedEnv],
+        connection: AttendantConnection,
+        books: EvaluationBooks,
+        agents: Sequence[int],
+        metrics: EvaluatorMetrics,
+    ) -> None:
+        self._frame, self._connection, self._books, self._agents = frame, connection, books, agents
+        self._metrics = metrics
+        config = frame.config
+        self._due = DuePolicies(
+            books.evaluated(), every=config.eval.every, total=config.train.steps, skipped=metrics.skipped
+        )
+        self._thread = EvaluatingThread(
+            self._due,
+            agents,
+            config=config,
+            schema=frame.schema,
+            journals=books.open,
+            metrics=metrics,
+            watch=frame.watch,
+        )
+        self._begun = asyncio.Event()
+
+    async def run(self) -> None:
+        """Evaluates until nothing is left or the node is to stop. Raises: see `Compute.run`."""
+        frame, halt, shards = self._frame, threading.Event(), Shards([self._connection])
+
+        def end() -> None:
             halt.set()
-            self.due.close()
-            await alarm.unless_hanging(compute)
-            if (error := compute.exception()) is not None:
-                raise error from error.__cause__
+            self._due.close()
+
+        thread = asyncio.ensure_future(asyncio.to_thread(self._thread.run, halt))
+        finished = await Compute(thread, end, frame.stop, frame.alarm, shards).run(
+            [
+                self._follow(),
+                follow_name(shards, frame.lines),
+                self._connection.keep(Stream.HEARTBEAT, self._attend),
+                watch_loop_lag(self._metrics.loop_lag.observe),
+            ]
+        )
         log.info(
             "%s after %s; skipped %d for newer policies; results: %s",
-            how,
-            several(self.evaluating.count, "evaluation"),
-            self.due.skipped,
-            self.books.path,
+            "finished" if finished else "stopped",
+            several(self._thread.count, "evaluation"),
+            self._due.skipped,
+            self._books.path,
         )
 
-    async def _follow(self) -> None:
-        """Takes the policies that arrive, once there is a learner, until cancelled.
-
-        Raises:
-            WaitedTooLongError: there has been none for too long.
-            RefusalError: see Connection.keep.
-        """
-        run_id = self.connection.target.member.run_id
-        if self.connection.target.member.capacity:  # a learner was there before this node
-            self.begun.set()
+    async def leave(self) -> None:
+        """Says that the node leaves, if somebody is there to hear it."""
         try:
-            async with asyncio.timeout(self.patience_s):
-                await self.begun.wait()
+            await self._connection.leave()
+        except RefusalError as error:
+            log.info("could not say farewell: %s", error)
+
+    async def _follow(self) -> None:
+        """Takes policies as they come once there is a learner; WaitedTooLongError if none comes."""
+        member, patience_s = self._connection.target.member, self._frame.options.replay_timeout_s
+        if member.capacity:  # a learner was there before this node
+            self._begun.set()
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._begun.wait()
         except TimeoutError:
             raise WaitedTooLongError(
-                f"no learner has joined run {run_id} for {self.patience_s:g} s, so this evaluator ends; "
+                f"no learner has joined run {member.run_id} for {patience_s:g} s, so this evaluator ends; "
                 f"start the learners first, or let it wait longer with --replay-timeout"
             ) from None
-        await follow(self.connection, self.agents, self.due.offer)
+        await follow(self._connection, self._agents, self._due.offer)
 
     async def _attend(self, target: StreamTarget) -> None:
         updates: dict[int, int] = {}
         while True:
-            answer = await self.guest.attend(target, self.evaluating.attendance(updates))
-            self.books.buffer = answer.buffer
+            answer = await self._connection.attend(self._thread.attendance(updates))
+            self._books.buffer = answer.buffer
             if answer.buffer.capacity:  # 0 until the first learner has joined
-                self.begun.set()
-            status = await ClusterClient(target.channel, target.address).status()
-            self.connection.up(Stream.HEARTBEAT)
+                self._begun.set()
+            status = await target.cluster.status()
+            self._connection.up(Stream.HEARTBEAT)
             for agent in status.agents:
                 updates[agent.agent_id] = agent.progress.updates
-                if agent.agent_id in self.agents:
-                    self.due.heard(
+                if agent.agent_id in self._agents:
+                    self._due.heard(
                         agent.agent_id,
                         total=agent.progress.total_steps,
                         finished=agent.lease == "left" and agent.progress.state == "finished",
                         version=agent.policy_version if agent.HasField("policy_version") else None,
                     )
-            await asyncio.sleep(min(ATTEND_S, target.member.ttl_s / 4))
+            await asyncio.sleep(min(self._connection.timing.beat_s, target.member.ttl_s / 4))
+
+
+class EvaluatingThread:
+    """Evaluates the policies that are due by the run's own protocol, and writes down what comes of it.
+
+    `run` belongs to the compute thread; `attendance` and `count`, of evaluations written down, to any.
+    `journals` is called on the compute thread, before the first evaluation is written.
+    """
+
+    def __init__(
+        self,
+        due: DuePolicies,
+        agents: Collection[int],
+        *,
+        config: RunConfig,
+        schema: TransitionSchema,
+        journals: Callable[[], Mapping[int, EvaluationJournal]],
+        metrics: EvaluatorMetrics,
+        watch: Watch,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._due = due
+        self._config = config
+        self._schema = schema
+        self._journals = journals
+        self._metrics = metrics
+        self._watch = watch
+        self._clock = clock
+        make = partial(evaluation_env, config.env, watch)
+        self._evaluators = {
+            agent_id: build_evaluator(config, schema, agent_id=agent_id, make=make) for agent_id in agents
+        }
+        self._attendance = Attendance(envs=config.eval.episodes)
+        self._latest: Policy | None = None  # of those evaluated
+        self._busy = False
+        self._began = 0.0
+        self.count = 0
+
+    def run(self, halt: threading.Event) -> None:
+        """Evaluates until every agent's last policy is evaluated, `due` is closed, or `halt` is set.
+
+        What is in hand when `halt` is set is dropped. ConfigError if a policy is of other settings.
+        """
+        self._began = self._clock()
+        with Contained(), suppress(Halted):
+            while (policy := self._due.take()) is not None:
+                self._busy = True
+                self._evaluate(policy, halt)
+                self._busy = False
+                self._due.done(policy)
+
+    def attendance(self, updates: Mapping[int, int]) -> Attendance:
+        """What the evaluator is doing; `updates` says how far the learners are."""
+        state = "idle: no policy is due"
+        if self._busy:
+            state = "evaluating"
+        if (environment := self._watch.waiting) is not None:
+            state = f"waiting: {environment}"
+        lag = None
+        if (latest := self._latest) is not None and latest.agent_id in updates:
+            lag = float(max(0, updates[latest.agent_id] - latest.version))
+        return replace(self._attendance, policy_lag_updates=lag, state=state)
+
+    def _evaluate(self, policy: Policy, halt: threading.Event) -> None:
+        name, started = f"agent {policy.agent_id} at step {policy.step:,}", self._clock()
+        tensors = policy_tensors(unpacked(policy))
+        actor = self._loaded(policy, tensors)
+        try:
+            result = self._evaluators[policy.agent_id].evaluate(StoppablePolicy(actor, halt, name))
+        except DivergedError as error:
+            log.warning("%s; it is left out", error)
+            return
+        now = self._clock()
+        self._note(policy, result, tensors, seconds=now - started)
+        log.info(
+            "%s: evaluation %s (%s, %.1f s)",
+            name,
+            number(result.return_mean),
+            several(result.episodes, "episode"),
+            now - started,
+        )
+
+    def _note(
+        self, policy: Policy, result: Evaluation, tensors: Mapping[str, Any], *, seconds: float
+    ) -> None:
+        journal = self._journals()[policy.agent_id]
+        evaluated = Evaluated(
+            step=policy.step,
+            version=policy.version,
+            return_mean=result.return_mean,
+            return_std=result.return_std,
+            episodes=result.episodes,
+            wall_seconds=journal.seconds + self._clock() - self._began,
+        )
+        journal.note(evaluated, tensors)
+        self._metrics.evaluated(policy.agent_id, result.return_mean, seconds=seconds)
+        steps = sum(result.lengths)
+        self._attendance = Attendance(
+            envs=result.episodes,
+            env_steps=self._attendance.env_steps + steps,
+            env_steps_per_second=steps / seconds if seconds > 0 else 0.0,
+            policy_version=policy.version,
+        )
+        self._latest = policy
+        self.count += 1
+
+    def _loaded(self, policy: Policy, tensors: Mapping[str, Any]) -> Acting:
+        agent = self._config.for_agent(policy.agent_id).agent
+        try:
+            return load_policy(agent, self._schema, tensors, pick_device(None))
+        except (KeyError, ValueError) as error:
+            raise ConfigError(
+                f"policy {policy.version} of agent {policy.agent_id} is not what this evaluator's settings "
+                f"say ({error.args[0]}); start it with the settings of the learners"
+            ) from None

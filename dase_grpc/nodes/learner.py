@@ -4,32 +4,45 @@ import asyncio
 import logging
 import secrets
 import threading
-from contextlib import ExitStack, closing
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from dase_grpc.learning.agents.device import pick_device
-from dase_grpc.learning.envs.ids import with_resolved_id
-from dase_grpc.learning.envs.make import schema_of
-from dase_grpc.learning.envs.restarts import exploring_env
-from dase_grpc.metrics.endpoint import Health, make_registry, metrics_endpoint
+from dase_grpc import seeding
+from dase_grpc.config.resolve import RunConfig
+from dase_grpc.learning.agents.device import pick_device, reserved_bytes
+from dase_grpc.learning.envs.restarts import RestartableEnv, exploring_env
+from dase_grpc.learning.training.build import build_learner, pairing, peer_of
+from dase_grpc.learning.training.learner import Learner
+from dase_grpc.learning.training.publishing import Audience
 from dase_grpc.metrics.nodes import LearnerMetrics
-from dase_grpc.nodes.joined_learner import JoinedLearner, put_together, starved
-from dase_grpc.nodes.monitoring import protection
+from dase_grpc.nodes.followed import tensor_exchange
+from dase_grpc.nodes.frame import NodeFrame, framed
 from dase_grpc.nodes.options import LearnerOptions
-from dase_grpc.nodes.results import open_results, results_path
-from dase_grpc.process.lifecycle import HangAlarm, run_node
-from dase_grpc.process.tasks import loop_turns, unless, watch_loop_lag
-from dase_grpc.process.watchdog import Watch
+from dase_grpc.nodes.results import Results, Resumed, open_results, results_path
+from dase_grpc.process.lifecycle import run_node
+from dase_grpc.process.tasks import watch_loop_lag
 from dase_grpc.progress import Progress, several
-from dase_grpc.replay.client.channels import lines_to
-from dase_grpc.replay.client.finding import join_all
-from dase_grpc.replay.client.joining import Farewell, leases, require_fit, require_one_piece
-from dase_grpc.replay.client.shards import connected
-from dase_grpc.runs.journal import AgentJournal
+from dase_grpc.replay.client.admission import (
+    Farewell,
+    Joined,
+    join_all,
+    leases,
+    require_fit,
+    require_one_piece,
+)
+from dase_grpc.replay.client.collected import CollectedSteps, Starving
+from dase_grpc.replay.client.compute import LearnerStreams
+from dase_grpc.replay.client.connection import Connection, Shards, Stream
+from dase_grpc.replay.client.handoff import WaitReason
+from dase_grpc.replay.client.link import ReplayLink
+from dase_grpc.replay.client.membership import LearnerConnection
+from dase_grpc.replay.client.patience import NODE_NAME
+from dase_grpc.replay.client.policies import PolicyExchange
 
 log = logging.getLogger("dase")
 
@@ -51,107 +64,194 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> bool:
 
     Returns whether the budget is spent. Leaves a final checkpoint behind, also when the replay is lost, and
     gives the lease back.
-
-    Raises:
-        UsageError: the environment, the device, the settings or the run directory cannot be used.
-        RefusalError: the replay refused, was lost or is shutting down.
-        EnvironmentFailedError: the environment raised, and again whenever it was made anew.
-        EnvironmentHangsError: a call into the environment does not return; its thread goes on hanging, so
-            the process cannot end but by `ending.end_now`.
-        Exception: a bug.
     """
-    here = Path.cwd()  # before there is an environment, which may move
-    options.credentials.require_usable()
-    config = with_resolved_id(options.config)
-    where = (options.metrics_host, options.metrics_port)
-    metrics_tls = protection(*where, tls=options.metrics_tls, insecure=options.insecure)
-    device = pick_device(options.gpu, config.distinct_agents)
-    torch.set_num_threads(config.train.threads)
-    alarm = HangAlarm(asyncio.get_running_loop())
-    watch = Watch("this learner" if options.agent_id is None else f"agent {options.agent_id}")
-    with alarm.watching(watch, timeout_s=config.env.timeout_s), ExitStack() as cleanup:
-        env = exploring_env(config.env, watch)
-        cleanup.callback(env.close)
-        schema = schema_of(env, config.env.id)
-        registry, health = make_registry(), Health(loop_turns())
-        cleanup.enter_context(metrics_endpoint(registry, *where, health, tls=metrics_tls))
-        async with lines_to(options.replay, options.credentials) as lines:
-            joined = await unless(stop, join_all(lines, options.wanted(secrets.token_hex(8)), schema))
-            if joined is None:
-                log.info("stopped before joining")
-                return False
-            member = joined.member
-            log.info("joined run %s at %s as agent %d", member.run_id, options.replay, member.agent_id)
-            async with leases(joined.targets) as farewell:
-                require_fit(config, member)
-                require_one_piece(config, shards=len(joined.targets))
-                results = results_path(options.run_dir, run_id=member.run_id, here=here)
-                opened = open_results(
-                    results, config, member, schema, command=options.command, resume=options.resume
-                )
-                journal = opened.journal
-                cleanup.enter_context(closing(journal))
-                metrics = LearnerMetrics(registry, member.agent_id)
-                session = put_together(
-                    connected(
-                        joined,
-                        lines,
-                        timeout_s=options.replay_timeout_s,
-                        accept=partial(require_fit, config),
-                        metrics=metrics,
-                    ),
-                    config=config,
-                    env=env,
-                    device=device,
-                    journal=journal,
-                    metrics=metrics,
-                    results=results,
-                    lines=lines,
-                    starving_s=options.replay_timeout_s,
-                    alarm=alarm,
-                    resumed=opened.resumed,
-                )
-                with health.ready():
-                    return await _train_to_the_end(session, stop, farewell, journal)
+    device = pick_device(options.gpu, options.config.distinct_agents)
+    owner = "this learner" if options.agent_id is None else f"agent {options.agent_id}"
+    async with framed(options, stop, owner, make=exploring_env) as frame:
+        asking = join_all(frame.lines, options.wanted(secrets.token_hex(8)), frame.schema)
+        joined = await frame.unless_stopped(asking, before="joining")
+        if joined is None:
+            return False
+        member = joined.member
+        log.info("joined run %s at %s as agent %d", member.run_id, options.replay, member.agent_id)
+        async with leases(joined.targets) as farewell:
+            require_fit(frame.config, member)
+            require_one_piece(frame.config, shards=len(joined.targets))
+            path = results_path(options.run_dir, run_id=member.run_id, here=frame.here)
+            results = open_results(
+                path, frame.config, member, frame.schema, command=options.command, resume=options.resume
+            )
+            frame.cleanup.enter_context(closing(results.journal))
+            training = put_together(frame, joined, path=path, results=results, device=device)
+            with frame.health.ready():
+                return await training.run(farewell)
 
 
-async def _train_to_the_end(
-    session: JoinedLearner, stop: asyncio.Event, farewell: Farewell, journal: AgentJournal
-) -> bool:
-    learner, link, halt = session.learner, session.streams.link, threading.Event()
-    log.info("results go to %s", session.results)
-    try:
-        await session.streams.run(
-            asyncio.ensure_future(asyncio.to_thread(learner.train, halt)),
-            stop,
-            halt=halt.set,
-            progress=partial(_progress, session),
-            alarm=session.alarm,
-            waited=session.metrics.waited,
-            beside=[watch_loop_lag(session.metrics.loop_lag.observe), starved(session)],
+@dataclass(frozen=True)
+class Training:
+    """A learner that has joined a run, and what it is connected to; `path` is where its results lie.
+
+    `needed`: transitions the agent stores before its first update, and again when the buffer was lost.
+    """
+
+    frame: NodeFrame[RestartableEnv]
+    streams: LearnerStreams
+    learner: Learner
+    metrics: LearnerMetrics
+    path: Path
+    results: Results
+    needed: int
+    collected: CollectedSteps | None
+
+    async def run(self, farewell: Farewell) -> bool:
+        """Trains to the end; whether the budget is spent. See `run_learner`."""
+        learner, link, frame, halt = self.learner, self.streams.link, self.frame, threading.Event()
+        log.info("results go to %s", self.path)
+        try:
+            await self.streams.run(
+                asyncio.ensure_future(asyncio.to_thread(learner.train, halt)),
+                frame.stop,
+                halt=halt.set,
+                progress=self._progress,
+                alarm=frame.alarm,
+                waited=self.metrics.waited,
+                beside=[watch_loop_lag(self.metrics.loop_lag.observe), self._starved()],
+            )
+            farewell.reason = f"{learner.progress.state} after {several(learner.progress.step, 'step')}"
+            log.info("%s", farewell.reason)
+        finally:
+            if link.unacknowledged:
+                lost = several(link.unacknowledged, "transition was", "transitions were")
+                log.info("%s not acknowledged", lost)
+            farewell.targets = [each.target for each in self.streams.shards.connections]
+            farewell.progress = learner.progress
+            if (kept := self.results.journal.last_checkpoint) is not None:
+                log.info("step %d is kept in %s", int(kept.name.removeprefix("step-")), kept)
+            log.info("results: %s", self.path)
+        return learner.done
+
+    def refill_if_short(self) -> None:
+        """Lets the agent explore without updates where the buffer is as good as empty for it.
+
+        That is where it holds less than the agent's first update needs, and less than the agent has stored.
+        What the agent has not sent yet counts as held. Call on the event loop.
+        """
+        link, resumed = self.streams.link, self.results.resumed
+        held = self.streams.shards.buffer_size + link.unacknowledged
+        stored = max(0 if resumed is None else resumed.stored, self.learner.stored)
+        if held >= min(self.needed, stored):
+            return
+        link.begin_anew()
+        self.learner.refill()
+        log.warning(
+            "the buffer holds %s, so updates begin once this agent has stored %d new ones",
+            several(held, "transition"),
+            self.needed,
         )
-        farewell.reason = f"{learner.progress.state} after {several(learner.progress.step, 'step')}"
-        log.info("%s", farewell.reason)
-    finally:
-        if link.unacknowledged:
-            lost = several(link.unacknowledged, "transition was", "transitions were")
-            log.info("%s not acknowledged", lost)
-        farewell.targets = [each.target for each in session.streams.shards.connections]
-        farewell.progress = learner.progress
-        if (kept := journal.last_checkpoint) is not None:
-            log.info("step %d is kept in %s", int(kept.name.removeprefix("step-")), kept)
-        log.info("results: %s", session.results)
-    return learner.done
+
+    def _progress(self) -> Progress:
+        learner, link = self.learner, self.streams.link
+        wait = link.wait
+        progress = replace(learner.progress, step=learner.steps)  # the rest is as of every 50th update
+        self.metrics.unacknowledged.set(link.unacknowledged)
+        if (environment := self.frame.watch.waiting) is not None:
+            return replace(progress, state=f"waiting: {environment}")
+        return progress if wait is None else replace(progress, state=wait.state)
+
+    async def _starved(self) -> None:
+        """Ends a learner whose actors, if any, collect nothing for too long while it waits for them."""
+        if self.collected is None:
+            return
+        shards, link = self.streams.shards, self.streams.link
+        limit_s = self.frame.options.replay_timeout_s
+        starving = Starving(agent_id=shards.first.target.member.agent_id, limit_s=limit_s)
+        while True:
+            served = shards.complete  # else the wait for the replay has a limit of its own
+            starving.look(
+                (self.collected.collected, self.learner.progress.updates, link.prefetched),
+                waiting=served and link.starved,
+            )
+            await asyncio.sleep(shards.first.timing.beat_s)
 
 
-def _progress(session: JoinedLearner) -> Progress:
-    """The learner's progress, or what it waits for."""
-    learner, link = session.learner, session.streams.link
-    wait = link.wait
-    progress = replace(learner.progress, step=learner.steps)  # the rest is as of every 50th update
-    session.metrics.unacknowledged.set(link.unacknowledged)
-    if (environment := session.watch.waiting) is not None:
-        return replace(progress, state=f"waiting: {environment}")
-    if wait is None:
-        return progress
-    return replace(progress, state=wait.state)
+def put_together(
+    frame: NodeFrame[RestartableEnv], joined: Joined, *, path: Path, results: Results, device: torch.device
+) -> Training:
+    """Puts the learner, which may go on from a checkpoint, and its streams together; none is open yet."""
+    metrics = LearnerMetrics(frame.registry, joined.member.agent_id)
+    accept = partial(require_fit, frame.config)
+    shards = Shards(
+        frame.connected(joined, LearnerConnection, node_name=NODE_NAME, accept=accept, metrics=metrics)
+    )
+    own, resumed = frame.config.for_agent(joined.member.agent_id), results.resumed
+    collected = None if own.train.explore else _collected(shards.first, own, resumed)
+    link = _link(shards, frame.config, own=own, collected=collected, metrics=metrics)
+    metrics.expect(streams=Stream, waits=WaitReason)
+    metrics.prefetched.set_function(lambda: link.prefetched)
+    metrics.gpu_memory.set_function(partial(reserved_bytes, device))
+    paired = not frame.config.shares_experience
+    agent_id = joined.member.agent_id
+    exchange = tensor_exchange(shards.first, follow=[peer_of(agent_id)] if paired else [])
+    learner = build_learner(
+        own,
+        frame.schema,
+        env=frame.envs[0],
+        agent_id=agent_id,
+        device=device,
+        sink=link,
+        source=link,
+        journal=results.journal,
+        metrics=metrics,
+        pair=pairing(frame.config, agent_id, exchange) if paired else None,
+        audience=None if paired else _audience(exchange, shards.first, frame.config),
+        actor_steps=collected,
+    )
+    exchange.steps = lambda: learner.steps
+    streams = LearnerStreams(shards, link, exchange, frame.lines)
+    needed = own.agent.stored_before_updates
+    training = Training(frame, streams, learner, metrics, path, results, needed, collected)
+    if resumed is not None:
+        learner.resume(resumed.saved, elapsed_s=resumed.elapsed_s)
+        training.refill_if_short()
+    shards.on_restart(training.refill_if_short)
+    return training
+
+
+def _link(
+    shards: Shards,
+    config: RunConfig,
+    *,
+    own: RunConfig,
+    collected: CollectedSteps | None,
+    metrics: LearnerMetrics,
+) -> ReplayLink:
+    agent_id = shards.first.target.member.agent_id
+    return ReplayLink(
+        shards,
+        batch_size=own.agent.batch_size,
+        prefetch=config.replay.prefetch,
+        writer_id=f"learner-{agent_id}",
+        own_rows_only=not config.shares_experience,
+        rng=seeding.generator(config.train.seed, seeding.Purpose.SHARDS, agent_id),
+        collected=collected,
+        count_acknowledged=metrics.acknowledged.inc,
+    )
+
+
+def _collected(connection: Connection, config: RunConfig, resumed: Resumed | None) -> CollectedSteps:
+    """What the agent's actors collect, counted on where the agent goes on with the same buffer."""
+    make = partial(
+        CollectedSteps, connection, train=config.train, first_steps=config.agent.stored_before_updates
+    )
+    if resumed is None or resumed.origin.buffer_id != connection.target.member.buffer_id:
+        return make()
+    return make(origin=resumed.origin, used=resumed.used)
+
+
+def _audience(exchange: PolicyExchange[Any, Any], connection: Connection, config: RunConfig) -> Audience:
+    return Audience(
+        exchange,
+        lambda: connection.followers > 0,
+        config.policy.publish_every,
+        always_when_due=config.eval.by == "evaluator",
+    )

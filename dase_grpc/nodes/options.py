@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import ConfigError
 from dase_grpc.replay.security.identity import TLS_VARIABLE, TOKEN_FILE_VARIABLE
-from dase_grpc.replay.wire.addresses import REPLAY_TIMEOUT_S, ReplayPlace
+from dase_grpc.replay.wire.addresses import REPLAY_TIMEOUT_S, Address, ReplayPlace
 
 if TYPE_CHECKING:
+    from dase_grpc.metrics.endpoint import Contexts
+    from dase_grpc.replay.client.handoff import Times
     from dase_grpc.replay.client.patience import Wanted
     from dase_grpc.replay.security.dialler import Credentials
 
@@ -23,13 +25,9 @@ DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag of `dase node`.
+    """A flag of `dase node`: the type of what is typed, and how the field's value is read out of that.
 
-    Attributes:
-        kind: the type of what is typed.
-        read: gives the field's value out of that; raises a ConfigError or AddressError.
-        panel: under which heading of the help it stands.
-        more: what else the command line is to know: metavar, envvar, min, max.
+    Beside that what the command line is to know: under which heading of the help it stands, metavar, min ...
     """
 
     name: str
@@ -107,6 +105,22 @@ class NodeOptions:
         metavar="DIR",
     )
 
+    def metrics_contexts(self) -> "Contexts | None":
+        """What the Prometheus endpoint encrypts with; None where it is plain, or off.
+
+        AddressError if it would be plain for other machines, and nobody has asked for that.
+        """
+        from dase_grpc.replay.security.folders import server_contexts
+        from dase_grpc.replay.wire.addresses import require_private
+
+        if self.metrics_port == 0:
+            return None
+        if self.metrics_tls is not None:
+            return server_contexts(self.metrics_tls)
+        where = Address(self.metrics_host, self.metrics_port)
+        require_private(where, insecure=self.insecure, flag="--metrics-tls")
+        return None
+
     @classmethod
     def flags(cls) -> dict[str, Flag]:
         """The flags of this role by the names of their fields, without those of the settings."""
@@ -114,11 +128,7 @@ class NodeOptions:
 
     @classmethod
     def parse(cls, **given: Any) -> Self:
-        """The options out of what is given for fields; for None their defaults count.
-
-        Raises:
-            AddressError, ConfigError, DataDirectoryError: in one sentence.
-        """
+        """The options out of what is given for fields; for None their defaults count."""
         flags = cls.flags()
         values = {name: value for name, value in given.items() if value is not None}
         return cls(
@@ -164,6 +174,7 @@ class ClientOptions(NodeOptions):
         metavar="FILE",
     )
     connect_timeout_s: float = 60.0
+    timing: "Times | None" = None
 
     @property
     def credentials(self) -> "Credentials":
@@ -174,6 +185,7 @@ class ClientOptions(NodeOptions):
 
     def wanted(self, node_id: str, agent_id: int | None = None) -> "Wanted":
         """Which replay and run, and as which agent."""
+        from dase_grpc.replay.client.handoff import USUAL
         from dase_grpc.replay.client.patience import Wanted
 
         return Wanted(
@@ -184,6 +196,7 @@ class ClientOptions(NodeOptions):
             timeout_s=self.connect_timeout_s,
             away_s=self.replay_timeout_s,
             credentials=self.credentials,
+            timing=self.timing or USUAL,
         )
 
 
@@ -211,11 +224,7 @@ def _agent_flag(default: Any, read: Callable[[Sequence[int]], Any]) -> Any:
 
 
 def _require_agents(config: RunConfig, *agent_ids: int) -> None:
-    """Checks agent ids that a node is given before it connects.
-
-    Raises:
-        ConfigError: the run has no such agent.
-    """
+    """Checks agent ids that a node is given before it connects. ConfigError if the run has no such agent."""
     agents = config.train.agents
     for agent_id in agent_ids:
         if agent_id >= agents:
@@ -300,10 +309,6 @@ class EvaluatorOptions(ResultsOptions):
 
     @property
     def evaluated(self) -> list[int]:
-        """The agents to evaluate, in order.
-
-        Raises:
-            ConfigError: one does not exist.
-        """
+        """The agents to evaluate, in order. ConfigError if one does not exist."""
         _require_agents(self.config, *self.agents)
         return sorted(set(self.agents)) or list(range(self.config.train.agents))

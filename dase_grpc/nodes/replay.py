@@ -10,7 +10,6 @@ from typing import Final
 
 from dase_grpc.errors import AddressError
 from dase_grpc.metrics.endpoint import Contexts, Health, metrics_endpoint
-from dase_grpc.nodes.monitoring import protection
 from dase_grpc.nodes.replay_options import ReplayOptions
 from dase_grpc.process.lifecycle import READY_PREFIX, is_orphaned, run_node
 from dase_grpc.process.tasks import loop_turns, watch_loop_lag
@@ -87,9 +86,7 @@ async def run_replay(
     door = door_of(options.tls, options.tokens)
     if door is None:
         require_private(options.listen, insecure=options.insecure)
-    metrics_tls = protection(
-        options.metrics_host, options.metrics_port, tls=options.metrics_tls, insecure=options.insecure
-    )
+    metrics_tls = options.metrics_contexts()
     with shared_run(options) as run:
         await _serve(run, options, stop, announce, door, metrics_tls=metrics_tls)
     log.info("stopped; %s", _summary(run))

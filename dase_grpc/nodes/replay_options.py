@@ -120,11 +120,7 @@ def _stored(data_dir: Path | None) -> dict[str, Any]:
 
 
 def _most_held(capacity: int | str, *, in_memory: bool) -> int:
-    """The most transitions that a buffer of this capacity could hold, a byte each.
-
-    Raises:
-        ConfigError: it is no capacity, or in memory there is no room even for the smallest that there are.
-    """
+    """The most transitions that a buffer of this capacity could hold, a byte each; ConfigError if none."""
     from dase_grpc.replay.buffer.ring import require_reservable
     from dase_grpc.schema import LEAST_ROW_BYTES
 

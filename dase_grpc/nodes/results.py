@@ -52,11 +52,7 @@ class Results:
 
 
 def results_path(run_dir: Path | None, *, run_id: str, here: Path) -> Path:
-    """Where the results go: the given run directory, or one named after the run; seen from `here`.
-
-    Raises:
-        RunDirectoryError: the run's id cannot name a folder.
-    """
+    """Where the results go: the given run directory, or one named after the run; seen from `here`."""
     path = run_dir if run_dir is not None else Path("runs") / run_id
     if run_dir is None and not names_a_folder(run_id):
         raise RunDirectoryError(f"the run id {run_id!r} cannot name a folder; choose a --run-dir")
@@ -75,12 +71,8 @@ def open_results(
     """This agent's part of the run directory at `path`, which the first learner makes.
 
     With `resume` the agent goes on from its newest checkpoint that is not damaged, and its files are taken
-    back to that; without any it begins anew.
-
-    Raises:
-        RunDirectoryError: it cannot be made, or holds another configuration or, unless the agent
-            resumes, results of it.
-        UsageError: the checkpoint is of other settings or of another environment.
+    back to that; without any it begins anew. UsageError if there is another configuration or environment or,
+    unless the agent resumes, results of it.
     """
     config = as_run(config, schema, capacity=member.capacity, min_size=member.min_size)
     if resume and (path / RUN_FILE).exists():
@@ -115,12 +107,7 @@ def _ensured(path: Path, config: RunConfig, *, command: Sequence[str]) -> RunDir
 
 
 def _same_run(path: Path, config: RunConfig, *, command: Sequence[str]) -> RunDirectory:
-    """The run to go on with; another budget of steps is noted in its run.toml.
-
-    Raises:
-        RunDirectoryError: run.toml is damaged, or cannot be written.
-        ConfigError: it has other settings.
-    """
+    """The run to go on with, of the same settings; another budget of steps is noted in its run.toml."""
     run = RunDirectory.open(path)
     require_same_settings(run.config, config, of=f"the run in {path}")
     if run.config.train.steps == config.train.steps:
@@ -173,11 +160,9 @@ def as_run(config: RunConfig, schema: TransitionSchema, *, capacity: int, min_si
 
 
 def evaluated_run(path: Path, config: RunConfig, *, command: Sequence[str]) -> RunDirectory:
-    """The run directory at `path`, made if it is missing.
+    """The run directory at `path`, made if it is missing; UsageError if it is not an evaluator's to write.
 
-    Raises:
-        RunDirectoryError: it cannot be made, is damaged, or belongs to learners that evaluate themselves.
-        ConfigError: it is of other settings; those of the buffer do not count.
+    It has other settings, those of the buffer aside, or belongs to learners that evaluate themselves.
     """
     if not (path / RUN_FILE).exists():
         return RunDirectory.ensure(path.parent, path.name, config, mode=EVALUATOR_MODE, command=command)
@@ -197,10 +182,8 @@ class EvaluationBooks:
     """The journals of the agents that an evaluator evaluates, opened once there is a run directory.
 
     Learners that share the directory make it, before they publish anything, with what the replay really
-    holds; the evaluator makes it only where a policy has come and there is none. One thread at a time.
-
-    Attributes:
-        buffer: what is known of the replay's buffer, for the settings that are recorded.
+    holds; the evaluator makes it only where a policy has come and there is none, with what is known of the
+    `buffer`. One thread at a time.
     """
 
     def __init__(
@@ -222,11 +205,7 @@ class EvaluationBooks:
         self._opened = ExitStack()
 
     def evaluated(self) -> dict[int, int | None]:
-        """The step of the last evaluation that there is of each agent, None where there is none.
-
-        Raises:
-            UsageError: see `open`.
-        """
+        """The step of the last evaluation that there is of each agent, None where there is none."""
         journals = self.open() if (self.path / RUN_FILE).exists() else {}
         return {
             agent_id: journals[agent_id].last_step if agent_id in journals else None
@@ -234,12 +213,7 @@ class EvaluationBooks:
         }
 
     def open(self) -> Mapping[int, EvaluationJournal]:
-        """The journals, opened at the first call.
-
-        Raises:
-            RunDirectoryError: see `evaluated_run`; or another evaluator writes there, or a file is damaged.
-            ConfigError: see `evaluated_run`.
-        """
+        """The journals, opened at the first call."""
         if not self._journals:
             config, known = self._config, self.buffer
             if known is not None and known.capacity:

@@ -13,8 +13,7 @@ from typing import Final, Self
 
 from dase_grpc.errors import DaseError, UnreachableError
 from dase_grpc.progress import Attendance, Progress, ago
-from dase_grpc.replay.client.channels import open_channel, require_let_in
-from dase_grpc.replay.client.cluster import ClusterClient
+from dase_grpc.replay.client.cluster import ClusterClient, open_channel, require_let_in
 from dase_grpc.replay.security.dialler import NO_CREDENTIALS, Credentials
 from dase_grpc.replay.wire.addresses import Address, ReplayPlace, silence_of
 from dase_grpc.replay.wire.messages import attendance_from_proto, known, progress_from_proto

@@ -20,7 +20,6 @@ PARAGRAPHS = {
     "learning.agents.ddpg": "an algorithm, beside td3 and sac",
     "learning.agents.td3": "an algorithm, beside ddpg and sac",
     "learning.training.whole": "to be one with learning.training.together",
-    "replay.client.outbox": "a state of its own with an oracle in the tests",
 }
 """Modules of fewer lines than a module takes, which one other imports."""
 
@@ -44,14 +43,8 @@ DOUBLED = {
 """Classes with a namesake."""
 
 GERUNDS = {
-    "attending": "Attend is the call",
     "collecting": "to become a noun",
-    "draining": "gRPC's word for a server that takes nothing new",
-    "evaluating": "to be one with nodes.evaluator",
-    "finding": "to become a noun",
     "acting": "the opposite of training",
-    "joining": "Join is the call",
-    "monitoring": "to be part of nodes.frame",
     "publishing": "Publish is the call",
     "seeding": "the field's word",
     "sharding": "the field's word",

@@ -12,7 +12,8 @@ from dase_grpc.cli.main import app
 from dase_grpc.metrics.endpoint import LIVE_PATH, READY_PATH
 from dase_grpc.nodes import replay
 from dase_grpc.process.tasks import ANSWER_S
-from dase_grpc.replay.client import draining, joining
+from dase_grpc.replay.client.handoff import USUAL
+from dase_grpc.replay.client.membership import FAREWELL_S
 
 FLAGS = {name for names in cli_node.TAKES.values() for name in names}
 CHECKPOINT_S = 30.0
@@ -87,13 +88,13 @@ def test_nodes_have_time_to_end_in_order(nodes):
         grace_s = node.spec["terminationGracePeriodSeconds"]
         sleep_s = node.container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
         if node.role == "replay":  # it outlasts learners that drain
-            assert sleep_s > draining.DRAIN_S
+            assert sleep_s > USUAL.drain_s
             assert grace_s >= sleep_s + replay.GRACE_S + CHECKPOINT_S + __main__.EXIT_S
         if node.role == "learner":  # the compute thread, the last rows, the last policy, its leases
-            drain_s = 3 * draining.DRAIN_S + 2 * joining.FAREWELL_S * shards(node)
+            drain_s = 3 * USUAL.drain_s + 2 * FAREWELL_S * shards(node)
             assert grace_s >= sleep_s + drain_s + CHECKPOINT_S + __main__.EXIT_S
         if node.role == "actor":  # its thread, the last rows
-            assert grace_s >= 2 * draining.DRAIN_S + 2 * joining.FAREWELL_S * shards(node) + __main__.EXIT_S
+            assert grace_s >= 2 * USUAL.drain_s + 2 * FAREWELL_S * shards(node) + __main__.EXIT_S
 
 
 def test_learners_of_a_job_are_replaced_and_not_counted_when_they_are_stopped(nodes):

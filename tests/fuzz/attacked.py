@@ -16,10 +16,9 @@ from replay.wire.services import SCHEMA, rows_of, serials_of
 from dase_grpc.nodes.replay import boot_id
 from dase_grpc.progress import Progress
 from dase_grpc.replay.buffer.run import SharedRun
-from dase_grpc.replay.client.channels import open_channel
-from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
-from dase_grpc.replay.client.inserter import Inserter
-from dase_grpc.replay.client.sampler import Sampler
+from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget, open_channel
+from dase_grpc.replay.client.insert import Inserter
+from dase_grpc.replay.client.sample import Sampler
 from dase_grpc.replay.wire.addresses import parse_address
 
 MIB = 2**20

@@ -29,7 +29,7 @@ from dase_grpc.metrics.endpoint import (
 )
 from dase_grpc.metrics.nodes import RESTART_REASONS, SKIP_REASONS, STAGES, LearnerMetrics
 from dase_grpc.replay.client.connection import Stream
-from dase_grpc.replay.client.waits import WaitReason
+from dase_grpc.replay.client.handoff import WaitReason
 
 
 def series(registry: CollectorRegistry, name: str) -> dict[tuple[str, ...], float]:

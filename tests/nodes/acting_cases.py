@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from nodes.learning_cases import tiny_config
+from nodes.learning_cases import QUICK, tiny_config
 from replay.wire.services import Service, promptly
 
 from dase_grpc.learning.agents.policy import policy_tensors
@@ -73,9 +73,8 @@ class FakeLearner:
 def actor_options(address: Address, **changes: Any) -> ActorOptions:
     """Options of an actor of a tiny run; settings are given as `section__key=value`."""
     settings = {key: changes.pop(key) for key in list(changes) if "__" in key}
-    agent_id = changes.pop("agent_id", 0)
-    place = changes.pop("place", ReplayPlace.at(address))
-    return ActorOptions(replay=place, config=tiny_config(**settings), agent_id=agent_id, **changes)
+    options = {"replay": ReplayPlace.at(address), "agent_id": 0, "timing": QUICK, **changes}
+    return ActorOptions(config=tiny_config(**settings), **options)
 
 
 @asynccontextmanager

@@ -14,14 +14,25 @@ from dase_grpc.config.resolve import RunConfig, resolve
 from dase_grpc.nodes.learner import run_learner
 from dase_grpc.nodes.options import LearnerOptions
 from dase_grpc.progress import Progress
-from dase_grpc.replay.client.channels import open_channel
-from dase_grpc.replay.client.cluster import ClusterClient
+from dase_grpc.replay.client.cluster import ClusterClient, open_channel
+from dase_grpc.replay.client.handoff import Times
 from dase_grpc.replay.wire.addresses import Address, ReplayPlace
 from dase_grpc.replay.wire.messages import progress_from_proto
 from dase_grpc.replay.wire.v1 import cluster_pb2
 from dase_grpc.runs import checkpoint
 
 FOREVER = 10_000_000
+QUICK = Times(
+    beat_s=0.02,
+    wake_s=0.02,
+    say_wait_after_s=0.1,
+    look_at_wait_s=0.02,
+    say_silent_after_s=0.2,
+    away_after_s=0.1,
+    find_again_s=0.05,
+)
+"""What takes seconds takes a fraction of one."""
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "env": {"id": "worlds:PointGoal"},
     "train": {"agents": 1, "steps": 80, "seed": 3, "log_every": 20},
@@ -41,9 +52,8 @@ def tiny_config(**settings: Any) -> RunConfig:
 def learner_options(address: Address, run_dir: Path, **changes: Any) -> LearnerOptions:
     """Options of a learner of a tiny run; settings are given as `section__key=value`."""
     settings = {key: changes.pop(key) for key in list(changes) if "__" in key}
-    place = ReplayPlace.at(address)
-    place = changes.pop("place", ReplayPlace.at(address))
-    return LearnerOptions(replay=place, config=tiny_config(**settings), run_dir=run_dir, **changes)
+    options = {"replay": ReplayPlace.at(address), "timing": QUICK, **changes}
+    return LearnerOptions(config=tiny_config(**settings), run_dir=run_dir, **options)
 
 
 @asynccontextmanager

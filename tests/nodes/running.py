@@ -10,8 +10,7 @@ from replay.wire.services import LOOPBACK, SCHEMA, promptly
 
 from dase_grpc.nodes.replay import run_replay
 from dase_grpc.nodes.replay_options import ReplayOptions
-from dase_grpc.replay.client.channels import open_channel
-from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
+from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget, open_channel
 from dase_grpc.replay.wire.addresses import Address
 from dase_grpc.schema import TransitionSchema
 

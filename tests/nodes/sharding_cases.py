@@ -10,9 +10,10 @@ from replay.wire.services import Service, eventually, promptly, rows_of, serving
 
 from dase_grpc.progress import Progress
 from dase_grpc.replay.buffer.sharding import Shard
-from dase_grpc.replay.client.connection import Connection
+from dase_grpc.replay.client.connection import Shards
+from dase_grpc.replay.client.handoff import Times
 from dase_grpc.replay.client.link import ReplayLink
-from dase_grpc.replay.client.shards import Shards
+from dase_grpc.replay.client.membership import LearnerConnection
 
 PATIENT_S = 60.0
 
@@ -29,9 +30,8 @@ async def shards_serving(count: int, **options: Any) -> AsyncIterator[list[Servi
 
 async def connections_to(services: list[Service], *, agent_id: int = 0, **options: Any) -> Shards:
     """An agent that has joined each shard."""
-    return Shards(
-        [Connection(await each.target(agent_id), **{"timeout_s": PATIENT_S, **options}) for each in services]
-    )
+    options = {"timeout_s": PATIENT_S, "timing": Times(beat_s=0.01), **options}
+    return Shards([LearnerConnection(await each.target(agent_id), **options) for each in services])
 
 
 def link_over(shards: Shards, *, batch_size: int = 8, prefetch: int = 2, **options: Any) -> ReplayLink:
@@ -52,7 +52,7 @@ async def running(link: ReplayLink, shards: Shards) -> AsyncIterator[dict[str, "
         jobs = {
             "insert": tasks.create_task(link.insert_rows()),
             "sample": tasks.create_task(link.fetch_batches()),
-            "heartbeat": tasks.create_task(shards.heartbeats(Progress, every_s=0.01)),
+            "heartbeat": tasks.create_task(shards.heartbeats(Progress)),
         }
         try:
             yield jobs

@@ -3,11 +3,12 @@
 import asyncio
 import logging
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from nodes.acting_cases import FakeLearner, acting, actor_options, assert_unbroken, rows_in
-from nodes.learning_cases import learner_options, learning, until_trained
+from nodes.learning_cases import QUICK, learner_options, learning, until_trained
 from replay.wire.services import eventually, promptly, serving
 
 from dase_grpc.errors import ConfigError, UnreachableError, WaitedTooLongError
@@ -19,10 +20,6 @@ from dase_grpc.progress import Progress
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     """What takes seconds takes milliseconds."""
-    monkeypatch.setattr("dase_grpc.replay.client.attending.LOOK_S", 0.02)
-    monkeypatch.setattr("dase_grpc.replay.client.connection.AWAY_AFTER_S", 0.1)
-    monkeypatch.setattr("dase_grpc.replay.client.waits.SAY_AFTER_S", 0.1)
-    monkeypatch.setattr("dase_grpc.replay.client.waits.LOOK_EVERY_S", 0.02)
     monkeypatch.setattr("dase_grpc.learning.training.acting.RATE_OVER_S", 0.05)
 
 
@@ -164,7 +161,7 @@ async def test_while_the_replay_is_away_it_explores_until_its_queue_is_full_then
     service, caplog, monkeypatch
 ):
     caplog.set_level(logging.INFO, "dase")
-    monkeypatch.setattr("dase_grpc.replay.client.insert.QUEUED_ROWS", 40)
+    monkeypatch.setattr("dase_grpc.replay.client.link.QUEUED_ROWS", 40)
     learner = await FakeLearner.join(service)
     await learner.publish(3)
     async with (
@@ -181,11 +178,11 @@ async def test_while_the_replay_is_away_it_explores_until_its_queue_is_full_then
 
 @pytest.mark.slow
 async def test_stopping_while_the_learner_is_gone_says_what_was_not_stored(service, monkeypatch):
-    monkeypatch.setattr("dase_grpc.replay.client.draining.DRAIN_S", 0.3)
-    monkeypatch.setattr("dase_grpc.replay.client.insert.QUEUED_ROWS", 10)
+    monkeypatch.setattr("dase_grpc.replay.client.link.QUEUED_ROWS", 10)
     learner = await FakeLearner.join(service)
     await learner.publish(3)
-    async with acting(actor_options(service.address)) as (task, stop):
+    options = actor_options(service.address, timing=replace(QUICK, drain_s=0.3))
+    async with acting(options) as (task, stop):
         await eventually(lambda: inserted(service) > 20)
         await learner.leave()
         await eventually(lambda: "waiting: a learner" in seen(service).state)
@@ -198,7 +195,7 @@ async def test_when_its_agent_has_finished_an_actor_drops_what_nobody_needs_and_
     service, caplog, monkeypatch
 ):
     caplog.set_level(logging.INFO, "dase")
-    monkeypatch.setattr("dase_grpc.replay.client.insert.QUEUED_ROWS", 10)
+    monkeypatch.setattr("dase_grpc.replay.client.link.QUEUED_ROWS", 10)
     learner = await FakeLearner.join(service)
     await learner.publish(3)
     async with acting(actor_options(service.address)) as (task, stop):
@@ -212,7 +209,7 @@ async def test_when_its_agent_has_finished_an_actor_drops_what_nobody_needs_and_
 
 
 async def test_an_actor_that_is_stopping_waits_no_longer_once_its_agent_has_finished(service, monkeypatch):
-    monkeypatch.setattr("dase_grpc.replay.client.insert.QUEUED_ROWS", 10)
+    monkeypatch.setattr("dase_grpc.replay.client.link.QUEUED_ROWS", 10)
     learner = await FakeLearner.join(service)
     await learner.publish(3)
     async with acting(actor_options(service.address)) as (task, stop):
@@ -282,8 +279,7 @@ async def test_normalised_observations_come_with_the_policy(service):
         await eventually(lambda: inserted(service) > 20)
 
 
-async def test_a_real_learner_and_an_actor_fill_one_buffer(service, tmp_path, monkeypatch):
-    monkeypatch.setattr("dase_grpc.replay.client.learner_streams.HEARTBEAT_S", 0.02)
+async def test_a_real_learner_and_an_actor_fill_one_buffer(service, tmp_path):
     options = learner_options(
         service.address,
         tmp_path / "run",

@@ -5,7 +5,7 @@ from collections import Counter
 
 from patience import PATIENCE_S
 
-from dase_grpc.nodes.due import DuePolicies
+from dase_grpc.nodes.followed import DuePolicies
 from dase_grpc.replay.buffer.policies import Policy
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import worlds
 from contracts.sentences import assert_one_sentence
-from nodes.learning_cases import FOREVER, learner_options, learning, tiny_config, until_trained
+from nodes.learning_cases import FOREVER, QUICK, learner_options, learning, tiny_config, until_trained
 from nodes.processes import learner_arguments, process, replay_process
 from nodes.running import joined, replay_node
 from patience import PATIENCE_S
@@ -51,17 +51,12 @@ BY_EVALUATOR = {"eval__by": "evaluator", "eval__episodes": 2}
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr("dase_grpc.replay.client.learner_streams.HEARTBEAT_S", 0.05)
-    monkeypatch.setattr("dase_grpc.nodes.evaluator.ATTEND_S", 0.05)
-
-
 def evaluator_options(address, run_dir, *, agents=(), **changes):
     settings = {key: changes.pop(key) for key in list(changes) if "__" in key}
     config = tiny_config(**{**BY_EVALUATOR, **settings})
     place = address if isinstance(address, ReplayPlace) else ReplayPlace.at(address)
-    return EvaluatorOptions(replay=place, config=config, agents=agents, run_dir=run_dir, **changes)
+    options = {"timing": QUICK, **changes}
+    return EvaluatorOptions(replay=place, config=config, agents=agents, run_dir=run_dir, **options)
 
 
 @asynccontextmanager
@@ -349,7 +344,7 @@ async def test_a_replay_that_stays_away_ends_it_with_one_sentence(tmp_path, capl
 async def test_streams_that_broke_and_were_answered_again_are_counted(service, tmp_path, monkeypatch):
     kept = []
     monkeypatch.setattr(
-        "dase_grpc.nodes.evaluator.make_registry", lambda: kept.append(make_registry()) or kept[0]
+        "dase_grpc.nodes.frame.make_registry", lambda: kept.append(make_registry()) or kept[0]
     )
     learner = await Published.joined(service)
     async with evaluating(evaluator_options(service.address, tmp_path / "run")):

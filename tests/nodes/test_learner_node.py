@@ -15,6 +15,7 @@ import worlds
 from meddling import DEEDS, put_back
 from nodes.learning_cases import (
     FOREVER,
+    QUICK,
     checkpoint_step,
     compute_threads,
     learner_options,
@@ -42,7 +43,8 @@ from dase_grpc.errors import (
 )
 from dase_grpc.learning.envs.make import make_env, schema_of
 from dase_grpc.nodes.learner import learner_main, run_learner
-from dase_grpc.replay.client.inserter import WINDOW_ROWS
+from dase_grpc.replay.client.handoff import Times
+from dase_grpc.replay.client.insert import WINDOW_ROWS
 from dase_grpc.replay.service.cluster import ClusterServicer
 from dase_grpc.replay.service.server import ReplayServicer
 from dase_grpc.replay.wire.addresses import Address
@@ -54,8 +56,7 @@ from dase_grpc.runs.logs import read_evaluations, read_metrics
 
 
 @pytest.fixture(autouse=True)
-def no_compute_thread_is_left(monkeypatch):
-    monkeypatch.setattr("dase_grpc.replay.client.learner_streams.HEARTBEAT_S", 0.05)
+def no_compute_thread_is_left():
     yield
     assert compute_threads() == []
 
@@ -171,8 +172,7 @@ async def test_stopping_while_transitions_are_missing_ends_well(tmp_path):
 
 
 @pytest.mark.slow
-async def test_a_wait_is_shown_in_the_status(tmp_path, monkeypatch):
-    monkeypatch.setattr("dase_grpc.replay.client.waits.SAY_AFTER_S", 0.05)
+async def test_a_wait_is_shown_in_the_status(tmp_path):
     async with serving(min_size=50) as service:
         options = learner_options(service.address, tmp_path / "run", train__agents=3, replay__min_size=50)
         async with learning(options):
@@ -329,15 +329,14 @@ async def test_transitions_that_are_not_finite_are_left_out_and_training_goes_on
     assert (await service.client.status()).agents[0].reason == "finished after 120 steps"
 
 
-async def test_a_replay_that_never_answers_is_given_up_in_time(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("dase_grpc.replay.client.patience.SAY_UNREACHABLE_AFTER_S", 0.05)
+async def test_a_replay_that_never_answers_is_given_up_in_time(tmp_path, caplog):
     caplog.set_level(logging.INFO, "dase")
-    nobody = Address("127.0.0.1", 1)
+    nobody, hasty = Address("127.0.0.1", 1), Times(say_silent_after_s=0.05)
     with pytest.raises(
         UnreachableError,
         match=r":1 does not answer .*: nothing listens there; start it with `dase node --role replay",
     ):
-        await train(learner_options(nobody, tmp_path / "run", connect_timeout_s=0.3))
+        await train(learner_options(nobody, tmp_path / "run", connect_timeout_s=0.3, timing=hasty))
     said = "waiting up to 0.3 s for the replay service at 127.0.0.1:1: nothing listens there; start it"
     assert caplog.text.count(said) == 1
     assert not (tmp_path / "run").exists()
@@ -517,8 +516,7 @@ class Motionless(ReplayServicer):
 @pytest.mark.parametrize("steps", [500, 9_000], ids=["rows are not acknowledged", "store blocks"])
 @pytest.mark.slow
 async def test_a_learner_whose_rows_nobody_takes_is_ended_by_a_limit(tmp_path, monkeypatch, steps):
-    monkeypatch.setattr("dase_grpc.replay.client.draining.DRAIN_S", 0.2)
-    monkeypatch.setattr("dase_grpc.replay.client.insert.QUEUED_ROWS", 10)
+    monkeypatch.setattr("dase_grpc.replay.client.link.QUEUED_ROWS", 10)
     async with serving(capacity=steps) as service:
         replay = Motionless(service.run)
         async with listening(replay, service.cluster) as (_, address):
@@ -529,6 +527,7 @@ async def test_a_learner_whose_rows_nobody_takes_is_ended_by_a_limit(tmp_path, m
                 agent__start_steps=steps,
                 replay__capacity=steps,
                 eval__every=FOREVER,
+                timing=replace(QUICK, drain_s=0.2),
             )
             async with learning(options) as (task, stop):
                 await eventually(lambda: step_of(service) >= min(steps, WINDOW_ROWS) - 20)

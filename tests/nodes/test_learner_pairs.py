@@ -1,10 +1,11 @@
 """Learner nodes that distil each other's policies (DPD): policies cross the network, transitions do not."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from contracts.sentences import assert_one_sentence
-from nodes.learning_cases import FOREVER, learner_options, learning
+from nodes.learning_cases import FOREVER, QUICK, learner_options, learning
 from replay.wire.services import eventually, promptly
 
 from dase_grpc.errors import ConfigError, UnreachableError
@@ -89,13 +90,12 @@ async def test_a_lone_learner_of_a_pair_trains_on_without_its_peer(service, tmp_
 
 @pytest.mark.slow
 async def test_a_replay_that_takes_no_policy_at_the_end_is_said(service, tmp_path, monkeypatch):
-    monkeypatch.setattr("dase_grpc.replay.client.draining.DRAIN_S", 0.5)
-
     async def never(self) -> None:
         await asyncio.Event().wait()
 
     monkeypatch.setattr(PolicyExchange, "flush", never)
-    options = learner_options(service.address, tmp_path / "run", agent_id=0, **PAIR)
+    timing = replace(QUICK, drain_s=0.5)
+    options = learner_options(service.address, tmp_path / "run", agent_id=0, timing=timing, **PAIR)
     with pytest.raises(UnreachableError, match=r"not taken the last policy within 0\.5 s"):
         await promptly(run_learner(options, asyncio.Event()))
 

@@ -12,23 +12,11 @@ from replay.wire.services import eventually, promptly, serving
 from dase_grpc.errors import ConfigError, WaitedTooLongError
 from dase_grpc.nodes.actor import run_actor
 from dase_grpc.nodes.learner import run_learner
-from dase_grpc.replay.client.joining import require_one_piece
+from dase_grpc.replay.client.admission import require_one_piece
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
 from dase_grpc.runs.logs import read_evaluations
 
 PACED = {"train__explore": False, "train__step_error_buffer": 30}
-
-
-@pytest.fixture(autouse=True)
-def soon(monkeypatch):
-    """What takes seconds takes milliseconds."""
-    monkeypatch.setattr("dase_grpc.replay.client.learner_streams.HEARTBEAT_S", 0.02)
-    monkeypatch.setattr("dase_grpc.replay.client.attending.LOOK_S", 0.02)
-    monkeypatch.setattr("dase_grpc.replay.client.waits.SAY_AFTER_S", 0.1)
-    monkeypatch.setattr("dase_grpc.replay.client.waits.LOOK_EVERY_S", 0.02)
-    monkeypatch.setattr("dase_grpc.nodes.joined_learner.STARVED_LOOK_S", 0.05)
-    monkeypatch.setattr("dase_grpc.replay.client.draining.DRAIN_S", 0.5)
-    monkeypatch.setattr("dase_grpc.nodes.troupe.HELD_BACK_LOOK_S", 0.05)
 
 
 @pytest.fixture

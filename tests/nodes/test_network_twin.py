@@ -21,8 +21,8 @@ from dase_grpc.learning.envs.make import make_env, schema_of
 from dase_grpc.learning.training.build import build_learner
 from dase_grpc.metrics.endpoint import make_registry
 from dase_grpc.metrics.nodes import LearnerMetrics
-from dase_grpc.replay.client.inserter import Inserter
-from dase_grpc.replay.client.sampler import Sampler
+from dase_grpc.replay.client.insert import Inserter
+from dase_grpc.replay.client.sample import Sampler
 from dase_grpc.runs import checkpoint
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.journal import AgentJournal

@@ -12,7 +12,7 @@ from replay.wire.services import eventually, serving
 from dase_grpc.learning.agents.policy import PeerPolicies, Published
 from dase_grpc.learning.training.publishing import LocalPolicies
 from dase_grpc.nodes.followed import tensor_exchange
-from dase_grpc.replay.client.connection import Connection
+from dase_grpc.replay.client.membership import LearnerConnection
 
 Views = list[PeerPolicies]
 
@@ -27,7 +27,7 @@ async def in_one_process() -> AsyncIterator[Views]:
 async def over_the_network() -> AsyncIterator[Views]:
     async with serving() as service, asyncio.TaskGroup() as tasks:
         exchanges = [
-            tensor_exchange(Connection(await service.target(own)), follow=[1 - own]) for own in (0, 1)
+            tensor_exchange(LearnerConnection(await service.target(own)), follow=[1 - own]) for own in (0, 1)
         ]
         running = [tasks.create_task(exchange.run()) for exchange in exchanges]
         yield list(exchanges)

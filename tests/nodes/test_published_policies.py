@@ -16,11 +16,6 @@ from dase_grpc.nodes.learner import run_learner
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
 
 
-@pytest.fixture(autouse=True)
-def quick_heartbeats(monkeypatch):
-    monkeypatch.setattr("dase_grpc.replay.client.learner_streams.HEARTBEAT_S", 0.02)
-
-
 def follower_of(service, *agent_ids):
     return subscriber_of(service, *agent_ids, schema_fingerprint=service.run.store.schema.fingerprint)
 

@@ -24,11 +24,10 @@ from dase_grpc.errors import (
 )
 from dase_grpc.nodes.replay import SERVICES, run_replay
 from dase_grpc.nodes.replay_options import ReplayOptions
-from dase_grpc.replay.client.channels import open_channel
-from dase_grpc.replay.client.cluster import ClusterClient
-from dase_grpc.replay.client.inserter import Inserter
+from dase_grpc.replay.client.cluster import ClusterClient, open_channel
+from dase_grpc.replay.client.insert import Inserter
 from dase_grpc.replay.client.policies import PolicyPublisher, PolicySubscriber
-from dase_grpc.replay.client.sampler import Sampler
+from dase_grpc.replay.client.sample import Sampler
 from dase_grpc.replay.security.door import PERMISSIONS
 from dase_grpc.replay.wire.addresses import Address, parse_address
 

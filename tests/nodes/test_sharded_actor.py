@@ -12,20 +12,13 @@ from dase_grpc.nodes.actor import run_actor
 from dase_grpc.replay.wire.addresses import ReplayPlace
 
 
-@pytest.fixture(autouse=True)
-def soon(monkeypatch):
-    """What takes seconds takes milliseconds."""
-    monkeypatch.setattr("dase_grpc.replay.client.attending.LOOK_S", 0.02)
-    monkeypatch.setattr("dase_grpc.replay.client.connection.AWAY_AFTER_S", 0.1)
-
-
 def inserted(service):
     return service.run.store.traffic.inserted_total if service.run.opened else 0
 
 
 def options_for(services):
     place = ReplayPlace(tuple(service.address for service in services))
-    return actor_options(services[0].address, place=place)
+    return actor_options(services[0].address, replay=place)
 
 
 @pytest.mark.slow

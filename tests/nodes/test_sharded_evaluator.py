@@ -13,11 +13,6 @@ from dase_grpc.nodes.evaluator import run_evaluator
 from dase_grpc.replay.wire.addresses import ReplayPlace
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr("dase_grpc.nodes.evaluator.ATTEND_S", 0.05)
-
-
 async def test_policies_are_followed_at_the_first_shard_whatever_order_the_shards_are_named_in(tmp_path):
     async with shards_serving(2) as (first, second):
         learner = await Published.joined(first)

@@ -4,11 +4,12 @@ import asyncio
 import logging
 import socket
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
 import pytest
 from contracts.sentences import assert_one_sentence
 from nodes.acting_cases import point_goal
-from nodes.learning_cases import FOREVER, learner_options, learning, status_of, until_trained
+from nodes.learning_cases import FOREVER, QUICK, learner_options, learning, status_of, until_trained
 from nodes.running import replay_node
 from nodes.sharding_cases import shards_serving
 from patience import PATIENCE_S
@@ -24,18 +25,10 @@ ON = {"train__steps": FOREVER, "eval__every": 100_000, "replay__capacity": 10_00
 SERVED = {"capacity": 10_000, "min_size": 20}
 
 
-@pytest.fixture(autouse=True)
-def soon(monkeypatch):
-    """What takes seconds takes a fraction of one."""
-    monkeypatch.setattr("dase_grpc.replay.client.connection.AWAY_AFTER_S", 0.1)
-    monkeypatch.setattr("dase_grpc.replay.client.learner_streams.HEARTBEAT_S", 0.05)
-    monkeypatch.setattr("dase_grpc.replay.client.finding.LOOK_AGAIN_S", 0.05)
-
-
 def options_for(shards, run_dir, **changes):
     """A learner's options; `shards` are services or nodes, in the order in which they are named."""
     place = ReplayPlace(tuple(shard.address for shard in shards))
-    return learner_options(shards[0].address, run_dir, **{**ON, "place": place, **changes})
+    return learner_options(shards[0].address, run_dir, **{**ON, "replay": place, **changes})
 
 
 def leases(service):
@@ -68,19 +61,21 @@ async def test_shards_that_are_missing_or_doubled_are_refused_in_one_sentence(tm
         assert_one_sentence(alone, "this replay is shard 0/2 of run 'the-run'; name the addresses of all")
         twin = Address("localhost", services[0].address.port)
         place = ReplayPlace((services[0].address, twin))
-        doubled = await refusal(ConfigError, options_for(services, tmp_path / "run", place=place))
+        doubled = await refusal(ConfigError, options_for(services, tmp_path / "run", replay=place))
         assert_one_sentence(doubled, "are both shard 0/2")
         assert leases(services[0]) == [(0, "left")]
 
 
 async def test_an_agent_id_that_another_node_has_at_the_second_shard_is_given_back_at_the_first(
-    tmp_path, monkeypatch
+    tmp_path,
 ):
-    monkeypatch.setattr("dase_grpc.replay.client.joining.HOLDER_LOOK_S", 0.05)
+    timing = replace(QUICK, holder_look_s=0.05)
     async with shards_serving(2, **SERVED) as services:
         other = await services[1].join(0, schema=point_goal())
         await services[1].client.heartbeat(other, Progress())
-        error = await refusal(AgentTakenError, options_for(services, tmp_path / "run", agent_id=0))
+        error = await refusal(
+            AgentTakenError, options_for(services, tmp_path / "run", agent_id=0, timing=timing)
+        )
         assert_one_sentence(error, "agent 0 is held by the live node 'node-0'")
         assert [leases(service) for service in services] == [[(0, "left")], [(0, "live")]]
 
@@ -168,7 +163,7 @@ async def test_shards_behind_a_name_are_found_again_at_new_addresses(tmp_path, c
     place = ReplayPlace.parse("dns:replay.test:1")
     async with replay_node(**data[0]) as first, replay_node(**data[1]) as second:
         ports |= {"first": first.address.port}
-        async with learning(options_for((first, second), tmp_path / "run", place=place)) as (task, stop):
+        async with learning(options_for((first, second), tmp_path / "run", replay=place)) as (task, stop):
             await eventually(
                 lambda: "waiting up to 60 s for the shards behind dns:replay.test:1" in caplog.text
             )

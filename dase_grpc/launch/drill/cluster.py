@@ -29,8 +29,7 @@ from dase_grpc.launch.processes import (
     node_arguments,
     start_node,
 )
-from dase_grpc.replay.client.channels import open_channel
-from dase_grpc.replay.client.cluster import ClusterClient
+from dase_grpc.replay.client.cluster import ClusterClient, open_channel
 from dase_grpc.replay.wire.addresses import Address
 from dase_grpc.replay.wire.v1 import cluster_pb2
 from dase_grpc.runs.directory import RUN_FILE

@@ -1,12 +1,23 @@
-"""The client of ClusterService, which holds a lease."""
+"""The channels of one node by address, and its calls over them: ClusterService, and where streams begin."""
 
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+import grpc
 from grpc.aio import Channel
 
 from dase_grpc.progress import Attendance, Attendant, Progress
 from dase_grpc.replay.client.streams import ClientStream
+from dase_grpc.replay.security.dialler import Credentials
+from dase_grpc.replay.wire.addresses import (
+    KEEPALIVE_TIME_MS,
+    KEEPALIVE_TIMEOUT_MS,
+    MAX_MESSAGE_BYTES,
+    Address,
+    ReplayPlace,
+)
 from dase_grpc.replay.wire.messages import (
     Membership,
     attendance_to_proto,
@@ -14,24 +25,81 @@ from dase_grpc.replay.wire.messages import (
     schema_to_proto,
     shown,
 )
-from dase_grpc.replay.wire.packed import (
-    read_response,
-    write_request,
-)
+from dase_grpc.replay.wire.packed import read_response, write_request
 from dase_grpc.replay.wire.status import service
 from dase_grpc.replay.wire.v1 import cluster_pb2, cluster_pb2_grpc, replay_pb2
 from dase_grpc.schema import TransitionSchema
 
 UNARY_TIMEOUT_S: Final = 5.0
 
+RECONNECT_MS: Final = (100, 2_000)
+"""The first and the longest pause between attempts to connect."""
+
+CONNECT_MS: Final = 3_000
+"""How long one attempt may take: a lost packet must not keep a replay that is back away for long."""
+
+CLIENT_OPTIONS: Final = (
+    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # a probe under way takes the keepalive's place
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS[0]),
+    ("grpc.max_reconnect_backoff_ms", RECONNECT_MS[1]),
+    ("grpc.min_reconnect_backoff_ms", CONNECT_MS),
+)
+
 _SERVICE: Final = replay_pb2.DESCRIPTOR.services_by_name["ReplayService"].full_name
 
 
-class ClusterClient:
-    """Calls on ClusterService; every call has a deadline.
+def open_channel(address: Address, credentials: Credentials | None = None) -> Channel:
+    """A channel to a node; connects when first used. CredentialsError if the credentials cannot be used."""
+    if credentials is None:
+        return grpc.aio.insecure_channel(address.target, options=list(CLIENT_OPTIONS))
+    name = (("grpc.ssl_target_name_override", address.server_name),) if address.server_name else ()
+    return credentials.channel(address.target, (*CLIENT_OPTIONS, *name))
 
-    All methods raise the refusals of errors.py, UnreachableError among them.
-    """
+
+async def require_let_in(address: Address, credentials: Credentials) -> None:
+    """UnauthenticatedError if a service that does not answer does so because of the credentials."""
+    await credentials.require_let_in(address.host, address.port, address.server_name)
+
+
+class Lines:
+    """The channels of one node, by address; each is made when it is first needed, and all end with it."""
+
+    def __init__(self, place: ReplayPlace, credentials: Credentials) -> None:
+        self.place = place
+        self.credentials = credentials
+        self._channels: dict[Address, Channel] = {}
+
+    def to(self, address: Address) -> Channel:
+        """The channel to an address; connects when first used."""
+        if address not in self._channels:
+            self._channels[address] = open_channel(address, self.credentials)
+        return self._channels[address]
+
+    async def close(self) -> None:
+        """Closes all; what still runs over them ends."""
+        async with AsyncExitStack() as closing:
+            for channel in self._channels.values():
+                closing.push_async_callback(channel.close)
+
+
+@asynccontextmanager
+async def lines_to(place: ReplayPlace, credentials: Credentials) -> AsyncIterator[Lines]:
+    """Channels to the services at a place, closed at the end of the block."""
+    lines = Lines(place, credentials)
+    try:
+        yield lines
+    finally:
+        await lines.close()
+
+
+class ClusterClient:
+    """Calls on ClusterService; every call has a deadline, and raises the refusals of errors.py."""
 
     def __init__(self, channel: Channel, address: str) -> None:
         self._stub = cluster_pb2_grpc.ClusterServiceStub(channel)
@@ -48,10 +116,7 @@ class ClusterClient:
         node_id: str = "",
         timeout_s: float = UNARY_TIMEOUT_S,
     ) -> Membership:
-        """Leases an agent id, waiting up to `timeout_s` for the service to come up.
-
-        Whoever does not hear the answer may ask again with the same `node_id`, which is random.
-        """
+        """Leases an agent id; waits for the service. Safe to repeat with the same, random `node_id`."""
         request = cluster_pb2.JoinRequest(
             node_name=node_name,
             run_id=run_id,
@@ -68,25 +133,13 @@ class ClusterClient:
         self, member: Membership, progress: Progress, *, timeout_s: float = UNARY_TIMEOUT_S
     ) -> cluster_pb2.HeartbeatResponse:
         """Renews the lease and reports progress; returns what the buffer holds, and how many follow."""
-        request = cluster_pb2.HeartbeatRequest(
-            run_id=member.run_id,
-            agent_id=member.agent_id,
-            epoch=member.epoch,
-            progress=progress_to_proto(progress),
-            buffer_id=member.buffer_id,
-        )
+        request = cluster_pb2.HeartbeatRequest(**_lease(member), progress=progress_to_proto(progress))
         with service(self._address):
             return await self._stub.Heartbeat(request, timeout=timeout_s)
 
     async def leave(self, member: Membership, *, reason: str, timeout_s: float = UNARY_TIMEOUT_S) -> None:
         """Gives the lease back."""
-        request = cluster_pb2.LeaveRequest(
-            run_id=member.run_id,
-            agent_id=member.agent_id,
-            epoch=member.epoch,
-            reason=shown(reason),
-            buffer_id=member.buffer_id,
-        )
+        request = cluster_pb2.LeaveRequest(**_lease(member), reason=shown(reason))
         with service(self._address):
             await self._stub.Leave(request, timeout=timeout_s)
 
@@ -123,6 +176,16 @@ class ClusterClient:
             )
 
 
+def _lease(member: Membership) -> dict[str, Any]:
+    """What every call under a lease states."""
+    return {
+        "run_id": member.run_id,
+        "agent_id": member.agent_id,
+        "epoch": member.epoch,
+        "buffer_id": member.buffer_id,
+    }
+
+
 @dataclass(frozen=True)
 class StreamTarget:
     """What a stream connects to and what it states first."""
@@ -131,6 +194,11 @@ class StreamTarget:
     address: str
     member: Membership
     schema: TransitionSchema
+
+    @property
+    def cluster(self) -> ClusterClient:
+        """ClusterService at the same place."""
+        return ClusterClient(self.channel, self.address)
 
     def header(self) -> replay_pb2.StreamHeader:
         """The first thing that every stream says."""
@@ -144,18 +212,16 @@ class StreamTarget:
 
     def insert_stream(self) -> ClientStream:
         """A new Insert stream; waits for the connection when first written to."""
-        call = self.channel.stream_stream(
-            f"/{_SERVICE}/Insert",
-            request_serializer=write_request,
-            response_deserializer=replay_pb2.InsertResponse.FromString,
-        )
-        return ClientStream(call(wait_for_ready=True), self.address)
+        return self._stream("Insert", write_request, replay_pb2.InsertResponse.FromString)
 
     def sample_stream(self) -> ClientStream:
         """A new Sample stream; waits for the connection when first written to."""
+        return self._stream("Sample", replay_pb2.SampleRequest.SerializeToString, read_response)
+
+    def _stream(
+        self, method: str, write: Callable[[Any], bytes], read: Callable[[bytes], Any]
+    ) -> ClientStream:
         call = self.channel.stream_stream(
-            f"/{_SERVICE}/Sample",
-            request_serializer=replay_pb2.SampleRequest.SerializeToString,
-            response_deserializer=read_response,
+            f"/{_SERVICE}/{method}", request_serializer=write, response_deserializer=read
         )
         return ClientStream(call(wait_for_ready=True), self.address)

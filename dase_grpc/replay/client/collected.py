@@ -9,8 +9,8 @@ from dase_grpc.config.sections import TrainConfig
 from dase_grpc.errors import Halted, WaitedTooLongError
 from dase_grpc.pace import Origin, Pace
 from dase_grpc.replay.client.connection import Connection
-from dase_grpc.replay.client.sampler import Pacing
-from dase_grpc.replay.client.waits import Waited
+from dase_grpc.replay.client.handoff import Waited
+from dase_grpc.replay.client.sample import Pacing
 
 LOOK_S: Final = 0.1
 """How long `reach` waits at most, so that a learner without steps still publishes its policy."""
@@ -19,18 +19,12 @@ LOOK_S: Final = 0.1
 class CollectedSteps:
     """ActorSteps (learning/training/parts.py) as the replay counts them, and what its Sample streams state.
 
-    `reach` belongs to the compute thread; everything else belongs to the event loop, but for `origin`.
+    `reach` belongs to the compute thread; everything else belongs to the event loop, but for `origin`, from
+    where the steps are counted. `used` batches were taken by updates since.
 
     Attributes:
         missing: since when the compute thread has been without a new step that it needs.
         on_wait: called on that thread whenever it waits for steps.
-
-    Args:
-        connection: to the replay, which has one piece.
-        train: the pace, and how many steps.
-        first_steps: steps collected before the first update.
-        origin: from where the steps are counted; without it from now.
-        used: batches that updates have taken since.
     """
 
     def __init__(
@@ -48,7 +42,7 @@ class CollectedSteps:
         self._used_before = used
         self._taken_before = 0
         self._closed = threading.Event()
-        self.missing = Waited()
+        self.missing = Waited(connection.timing)
         self._reached = 0
         self.on_wait: Callable[[], None] = lambda: None
         self.origin = self._here() if origin is None else origin
@@ -113,11 +107,7 @@ class Starving:
         self._since = clock()
 
     def look(self, progressed: object, *, waiting: bool) -> None:
-        """Notes how far things are, and whether the learner waits for its actors.
-
-        Raises:
-            WaitedTooLongError: it has waited too long, and nothing has changed.
-        """
+        """Notes how far things are; WaitedTooLongError if nothing has changed in too long a wait."""
         now = self._clock()
         if progressed != self._seen or not waiting:
             self._seen, self._since = progressed, now

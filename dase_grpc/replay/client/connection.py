@@ -1,21 +1,20 @@
-"""A node's connection to its replay: streams that break begin again, until it has been away too long."""
+"""Connections of a node, one for each shard: streams that break begin again, until it is away too long."""
 
 import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from grpc import StatusCode
 from grpc.aio import Channel
 
 from dase_grpc.errors import (
-    AgentTakenError,
     BufferGoneError,
     DrainingError,
     NotJoinedError,
@@ -27,21 +26,15 @@ from dase_grpc.errors import (
 from dase_grpc.metrics.nodes import StreamMetrics
 from dase_grpc.pace import LONGEST_PAUSE_S, Backoff
 from dase_grpc.process.tasks import first_cause
-from dase_grpc.progress import Progress, several
-from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
+from dase_grpc.progress import several
+from dase_grpc.replay.client.cluster import StreamTarget
+from dase_grpc.replay.client.handoff import USUAL, Times
 from dase_grpc.replay.client.patience import AWAY
-from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.replay.wire.status import STATUS
 from dase_grpc.replay.wire.v1 import replay_pb2
 
-AWAY_AFTER_S: Final = 2.0
-"""A replay whose streams are broken for longer counts as away; a shorter break is just waited for."""
-
 LOOK_EVERY_S: Final = 30.0
 """How often it is looked whether a replay is away because of the credentials."""
-
-STOPPING_S: Final = 3.0
-"""How long a learner that has been told to stop still tries to reach its replay."""
 
 PASSING: Final = (*AWAY, NotJoinedError)
 """What a new attempt may put right."""
@@ -60,7 +53,7 @@ class Stream(StrEnum):
 
 
 class Away(StrEnum):
-    """Why a replay does not serve."""
+    """Why a replay does not serve; the gravest comes last."""
 
     UNREACHABLE = "unreachable"
     OVERLOADED = "overloaded"
@@ -69,9 +62,8 @@ class Away(StrEnum):
     @classmethod
     def of(cls, error: RefusalError) -> Self:
         """What a refusal says of its replay."""
-        if isinstance(error, DrainingError):
-            return cls("drained")
-        return cls("overloaded" if isinstance(error, OverloadedError) else "unreachable")
+        known = {DrainingError: "drained", OverloadedError: "overloaded"}
+        return cls(known.get(type(error), "unreachable"))
 
 
 @dataclass(frozen=True)
@@ -83,12 +75,9 @@ class Outage:
     code: str = StatusCode.UNAVAILABLE.name
 
     def __str__(self) -> str:
+        told = {Away.DRAINED: "shut down {} ago", Away.OVERLOADED: "has been overloaded for {}"}
         seconds = f"{time.monotonic() - self.since:.0f} s"
-        if self.why is Away.DRAINED:
-            return f"shut down {seconds} ago"
-        if self.why is Away.OVERLOADED:
-            return f"has been overloaded for {seconds}"
-        return f"has not answered for {seconds}"
+        return told.get(self.why, "has not answered for {}").format(seconds)
 
     def next(self, why: Away) -> "Outage":
         """The same outage after one more failure; a replay that shut down is silent because it did."""
@@ -97,29 +86,14 @@ class Outage:
 
 
 class Connection:
-    """What all streams of a learner share: who it is at its replay, and what to do when one breaks.
+    """What all streams of a node to one shard share: who it is there, and what to do when one breaks.
 
-    `keep` runs a stream and begins it again, after a pause that grows (`Backoff`), when the connection
-    broke or the replay is shutting down. It gives up when that stream has been broken for `timeout_s`,
-    0 being at the first failure. If the replay came back without its data, the learner joins again under
-    the same agent id, once for all its streams. If another node has the id, the learner is fenced off:
-    StaleLeaseError, for good.
-
+    What the end of a lease or of a buffer means is each role's own (membership.py); here it is the end.
     Lives on the event loop, but for `outage`, `losses` and `followers`, which any thread may read.
 
-    Args:
-        target: where the learner has joined.
-        node_name: the name to join again under.
-        timeout_s: how long the replay may be away.
-        accept: checks a new membership, and raises what ends the learner.
-        metrics: counts what happens.
-        rng: draws the pauses.
-        look_why_away: raises UnauthenticatedError where the replay is away because of the credentials.
-
     Attributes:
-        stopping: the learner is to end, so the replay is waited for only briefly.
+        stopping: the node is to end, so the replay is waited for only briefly.
         losses: how often the replay came back without transitions it had.
-        buffer_size: how many the buffer held when it was last heard of.
         buffer: what was last heard of it; another object whenever something was heard.
         needed: whether the node cannot go on without it, so that waiting for it has a limit.
         followers: how many wanted the agent's policy then; none while nothing is heard.
@@ -129,39 +103,35 @@ class Connection:
         self,
         target: StreamTarget,
         *,
-        node_name: str = "learner",
         timeout_s: float = 0.0,
-        accept: Callable[[Membership], None] = lambda member: None,
         metrics: StreamMetrics | None = None,
         rng: random.Random | None = None,
         look_why_away: Callable[[], Awaitable[None]] | None = None,
+        timing: Times = USUAL,
     ) -> None:
-        self._look_why_away = look_why_away
-        self._looked_at = -LOOK_EVERY_S
         self.target = target
+        self.timing = timing
         self.outage: Outage | None = None
         self.stopping = False
         self.losses = 0
         self.followers = 0
         self.incarnation = target.member.incarnation
-        self._cluster = ClusterClient(target.channel, target.address)
-        self._node_name = node_name
-        self._timeout_s = timeout_s
-        self._accept = accept
-        self._metrics = metrics
-        self._rng = rng or random.Random()
-        self._broken: dict[Stream, Outage] = {}
-        self._rejoining = asyncio.Lock()
         self.buffer_size = target.member.buffer_size
         self.buffer = target.member.buffer
         self.needed: Callable[[], bool] = lambda: True
+        self._timeout_s = timeout_s
+        self._metrics = metrics
+        self._rng = rng or random.Random()
+        self._look_why_away = look_why_away
+        self._looked_at = -LOOK_EVERY_S
+        self._broken: dict[Stream, Outage] = {}
         self._on_restart: list[Callable[[], None]] = []
 
     @property
     def away(self) -> Outage | None:
-        """The outage under way, if it has lasted for longer than `AWAY_AFTER_S`."""
+        """The outage under way, if it has lasted for so long that the replay counts as away."""
         outage = self.outage
-        return outage if outage and time.monotonic() - outage.since > AWAY_AFTER_S else None
+        return outage if outage and time.monotonic() - outage.since > self.timing.away_after_s else None
 
     def inserted_of(self, agent_id: int) -> int:
         """Transitions of an agent that were ever stored, when the replay was last heard of."""
@@ -178,15 +148,12 @@ class Connection:
         """Goes on at another address, where the same replay is now, with each stream that begins anew."""
         log.info("the replay service at %s is at %s now", self.target.address, address)
         self.target = replace(self.target, channel=channel, address=address)
-        self._cluster = ClusterClient(channel, address)
 
     async def keep(self, stream: Stream, once: Callable[[StreamTarget], Awaitable[None]]) -> None:
         """Runs `once`, which opens a stream and calls `up` when the replay has answered, until it returns.
 
-        Raises:
-            UnreachableError, DrainingError: the replay was away for too long.
-            StaleLeaseError: another node has the agent id.
-            Exception: whatever else ended the stream.
+        Begins it again, after a pause that grows, when the connection broke or the replay is shutting down;
+        raises that once the stream has been broken for `timeout_s`, 0 being at the first failure.
         """
         backoff = Backoff(self._rng)
         while True:
@@ -199,7 +166,7 @@ class Connection:
                 await self._replaced(target, error)
             except BufferGoneError as error:
                 _require_not_cancelled(error)
-                await self._rejoin(stream, target, backoff)
+                await self._rejoin(stream, target, error, backoff)
             except PASSING as error:
                 _require_not_cancelled(error)
                 if stream not in self._broken and time.monotonic() - began > LONGEST_PAUSE_S:
@@ -207,17 +174,6 @@ class Connection:
                 self._down(stream, error)
                 await self._say_why_away()
                 await asyncio.sleep(backoff.next_s())
-
-    async def _say_why_away(self) -> None:
-        """Says whether it is the credentials; new ones may still come, so this is no reason to end."""
-        now = time.monotonic()
-        if self._look_why_away is None or self.away is None or now - self._looked_at < LOOK_EVERY_S:
-            return
-        self._looked_at = now
-        try:
-            await self._look_why_away()
-        except UnauthenticatedError as error:
-            log.warning("%s", error)
 
     def up(self, stream: Stream) -> None:
         """Notes that a stream has been answered."""
@@ -231,22 +187,9 @@ class Connection:
             log.info("the replay service at %s answers again, after %.1f s", self.target.address, lasted)
         self._note_outage()
 
-    async def heartbeats(self, progress: Callable[[], Progress], *, every_s: float) -> None:
-        """Renews the lease and reports progress until cancelled.
-
-        Raises:
-            RefusalError: see `keep`.
-        """
-        await self.keep(Stream.HEARTBEAT, partial(self._beat, progress, every_s))
-
-    async def _beat(self, progress: Callable[[], Progress], every_s: float, _: StreamTarget) -> None:
-        while True:
-            member = self.target.member
-            answer = await self._cluster.heartbeat(member, progress())
-            self.up(Stream.HEARTBEAT)
-            self.followers = answer.followers
-            self._notice(answer.buffer)
-            await asyncio.sleep(min(every_s, member.ttl_s / 4))
+    async def heartbeats(self, say: Callable[[], Any]) -> None:
+        """Reports again and again what the node does: a learner's Progress, the Attendance of others."""
+        await self.keep(Stream.HEARTBEAT, partial(self._beat, say))
 
     def lost(self, sentence: str) -> None:
         """Notes that the replay came back without transitions it had."""
@@ -254,6 +197,41 @@ class Connection:
         if self._metrics is not None:
             self._metrics.losses.inc()
         log.warning("%s", sentence)
+
+    async def _beat(self, say: Callable[[], Any], _: StreamTarget) -> None:
+        while True:
+            answer = await self._report(say())
+            self.up(Stream.HEARTBEAT)
+            self._heard(answer)
+            await asyncio.sleep(min(self.timing.beat_s, self.target.member.ttl_s / 4))
+
+    async def _report(self, said: Any) -> Any:
+        """Reports what the node does, and returns what `_heard` takes."""
+        raise NotImplementedError
+
+    def _heard(self, answer: Any) -> None:
+        raise NotImplementedError
+
+    async def _replaced(self, target: StreamTarget, error: StaleLeaseError) -> None:
+        """Ends the node, or finds it another lease than that of `target`, which is not valid any more."""
+        raise error
+
+    async def _rejoin(
+        self, stream: Stream, target: StreamTarget, error: BufferGoneError, backoff: Backoff
+    ) -> None:
+        """Ends the node, or has it let in anew where the replay holds another buffer."""
+        raise error
+
+    async def _say_why_away(self) -> None:
+        """Says whether it is the credentials; new ones may still come."""
+        now = time.monotonic()
+        if self._look_why_away is None or self.away is None or now - self._looked_at < LOOK_EVERY_S:
+            return
+        self._looked_at = now
+        try:
+            await self._look_why_away()
+        except UnauthenticatedError as error:
+            log.warning("%s", error)
 
     def _notice(self, state: replay_pb2.BufferState) -> None:
         self.buffer_size, self.buffer = state.size, state
@@ -273,11 +251,7 @@ class Connection:
             call()
 
     def _down(self, stream: Stream, error: RefusalError) -> None:
-        """Notes that a stream is broken.
-
-        Raises:
-            RefusalError: it has been for too long.
-        """
+        """Notes that a stream is broken; raises the error if it has been for too long."""
         now = time.monotonic()
         why = Away.of(error)
         outage = self._broken.get(stream, Outage(now, why, STATUS[type(error)].name)).next(why)
@@ -296,60 +270,95 @@ class Connection:
     def _limit_s(self, error: RefusalError) -> float:
         if not self.stopping:
             return self._timeout_s
-        return 0.0 if isinstance(error, DrainingError) else min(self._timeout_s, STOPPING_S)
+        return 0.0 if isinstance(error, DrainingError) else min(self._timeout_s, self.timing.stopping_s)
 
     def _note_outage(self) -> None:
         broken = self._broken.values()
         if not broken:
             self.outage = None
             return
-        gravity = [Away.UNREACHABLE, Away.OVERLOADED, Away.DRAINED]
-        why = max((outage.why for outage in broken), key=gravity.index)
+        why = max((outage.why for outage in broken), key=list(Away).index)
         self.outage = Outage(min(outage.since for outage in broken), why)
 
-    async def _replaced(self, target: StreamTarget, error: StaleLeaseError) -> None:
-        """Ends the learner, because the lease that `target` works under is not valid any more."""
-        raise self._fenced(error) from error
 
-    async def _rejoin(self, stream: Stream, target: StreamTarget, backoff: Backoff) -> None:
-        """Joins a replay that holds another buffer, under the same agent id, if no other stream has."""
-        async with self._rejoining:
-            if self.target is not target:
-                return
-            before = target.member
-            try:
-                member = await self._cluster.join(
-                    node_name=self._node_name,
-                    schema=target.schema,
-                    agent_id=before.agent_id,
-                    run_id=before.run_id,
-                    lost_buffer_id=before.buffer_id,
-                    node_id=before.node_id,
-                )
-            except AWAY as error:
-                self._down(stream, error)
-                await asyncio.sleep(backoff.next_s())
-                return
-            except AgentTakenError as error:
-                raise self._fenced(error) from error
-            self._accept(member)
-            self.target = replace(target, member=member)
-            self.lost(
-                f"the replay service at {target.address} came back without its data (incarnation "
-                f"{member.incarnation}, was {self.incarnation}): the {self.buffer_size} transitions of the "
-                f"run that it held are gone; joined again as agent {member.agent_id} (epoch {member.epoch}), "
-                f"the buffer fills up anew"
-            )
-            self.buffer_size = member.buffer_size
-            self.buffer = member.buffer
-            self._restarted(member.incarnation)
+class Shards:
+    """The connections of one node, in the order of the shards; at least one.
 
-    def _fenced(self, error: RefusalError) -> StaleLeaseError:
-        agent_id = self.target.member.agent_id
-        return StaleLeaseError(
-            f"fenced off: agent {agent_id} belongs to another node now, so this one ends and stores "
-            f"nothing more ({str(error).partition('; ')[0]})"
-        )
+    One of several may be away for as long as another serves, and until there is nothing left to do but to
+    let it have the rows that are kept for it, once the node is `ending`. Threads: as Connection.
+    """
+
+    def __init__(self, connections: Sequence[Connection]) -> None:
+        self.connections = tuple(connections)
+        self.ending = False
+        self._kept: Sequence[Callable[[], int]] = [int] * len(self.connections)
+        for index, each in enumerate(self.connections):
+            each.needed = partial(self._is_needed, index)
+
+    @property
+    def first(self) -> Connection:
+        """The shard that decides about agent ids and keeps the policies."""
+        return self.connections[0]
+
+    @property
+    def where(self) -> str:
+        """The addresses, for sentences."""
+        return ",".join(each.target.address for each in self.connections)
+
+    @property
+    def outage(self) -> Outage | None:
+        """The outage under way, if no shard serves; since when none does."""
+        outages = [each.outage for each in self.connections]
+        known = [outage for outage in outages if outage is not None]
+        return max(known, key=lambda outage: outage.since) if len(known) == len(outages) else None
+
+    @property
+    def away(self) -> Outage | None:
+        """See Connection."""
+        return self.outage if all(each.away is not None for each in self.connections) else None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every shard serves that is needed."""
+        return all(each.outage is None or not each.needed() for each in self.connections)
+
+    def keep_for(self, kept: Sequence[Callable[[], int]]) -> None:
+        """Says how many rows are kept for each shard."""
+        self._kept = kept
+
+    @property
+    def losses(self) -> int:
+        """See Connection."""
+        return sum(each.losses for each in self.connections)
+
+    @property
+    def buffer_size(self) -> int:
+        """See Connection."""
+        return sum(each.buffer_size for each in self.connections)
+
+    def on_restart(self, call: Callable[[], None]) -> None:
+        """See Connection."""
+        for each in self.connections:
+            each.on_restart(call)
+
+    def note_stopping(self, *, stopping: bool) -> None:
+        """Says whether the node is to end, so that shards are waited for only briefly."""
+        for each in self.connections:
+            each.stopping = stopping
+
+    async def heartbeats(self, say: Callable[[], Any]) -> None:
+        """Those of all connections; see Connection."""
+        with first_cause():
+            async with asyncio.TaskGroup() as tasks:
+                for each in self.connections:
+                    tasks.create_task(each.heartbeats(say))
+
+    def _is_needed(self, index: int) -> bool:
+        """Whether a shard that is away must come back."""
+        others = [each for each in self.connections if each is not self.connections[index]]
+        if all(each.outage is not None for each in others):
+            return True
+        return self.ending and self._kept[index]() > 0
 
 
 def _require_not_cancelled(error: RefusalError) -> None:

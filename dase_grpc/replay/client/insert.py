@@ -1,255 +1,200 @@
-"""RowLink: a node's rows, stored by the compute thread, on their way to the replay in Insert streams."""
+"""Rows out to one shard: kept until they are acknowledged, sent in one Insert stream with bounded memory."""
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 
-from dase_grpc.process.tasks import first_cause
-from dase_grpc.progress import several
-from dase_grpc.replay.client.cluster import StreamTarget
-from dase_grpc.replay.client.connection import Connection, Stream
-from dase_grpc.replay.client.handoff import Handoff
-from dase_grpc.replay.client.inserter import WINDOW_ROWS, Inserter
-from dase_grpc.replay.client.outbox import Outbox
-from dase_grpc.replay.client.shards import Shards
-from dase_grpc.replay.client.waits import Wait, Waited, WaitReason
+from dase_grpc.errors import DaseError
+from dase_grpc.replay.client.cluster import UNARY_TIMEOUT_S, StreamTarget
+from dase_grpc.replay.client.streams import OneStream, opened_in_time
+from dase_grpc.replay.wire.packed import ROWS_BYTES, ChunkWriter
+from dase_grpc.replay.wire.v1 import replay_pb2
 from dase_grpc.schema import Array
 
-QUEUED_ROWS: Final = 4_096
-"""Rows that may wait for an Insert stream before `store` blocks."""
-
-GATHERED_ROWS: Final = 256
-"""As many rows go out at once."""
-
-GATHERED_S: Final = 0.05
-"""How long fewer wait for more at most. A message for each row would cost both sides as much time as an
-update of a small network; what nobody has acknowledged is kept, and a batch misses some steps of a
-thousand."""
-
-KEPT_BYTES: Final = 64 * 2**20
-"""What the rows that wait, and those that are not acknowledged, may take each; wide rows are fewer."""
+WINDOW_ROWS: Final = 8_192
 
 
-class RowLink:
-    """A node's sink over the network.
+class Outbox:
+    """Numbers a writer's rows and keeps each until it is acknowledged, so that it can be sent again.
 
-    `store` belongs to the compute thread and blocks; everything else belongs to the event loop that made
-    the link. Rows go out when there are `GATHERED_ROWS` or a stream has waited `GATHERED_S`, and as soon as
-    one takes them where updates wait for them. Streams begin again when they break (connection.py).
+    A row keeps its number over all streams to the same buffer, for the service drops by number what it has.
+    It gets another one only when the service has lost committed rows, or holds another buffer.
+    """
 
-    Shards take turns, chunk by chunk; one that is away, or that has a whole window of rows to acknowledge,
-    is passed over. A row that a shard was given stays with it: it is kept until that shard has
-    acknowledged it, and sent to it again where need be, so each is stored exactly once.
+    def __init__(self, *, count: Callable[[int], None] = lambda rows: None) -> None:
+        self._count = count
+        self._blocks: deque[Array] = deque()
+        self._first = 1
+        self._next = 1
+        self._buffer_id: str | None = None
+        self.acknowledged = 0
 
-    Args:
-        shards: the replay; all of it as the same agent.
-        writer_id: names the writer at each shard.
-        paced: the replay stores nothing before the agent's learner has said its pace; its updates wait for
-            these rows.
-        count_acknowledged: told how many rows are acknowledged, whenever some are.
+    def __len__(self) -> int:
+        """Rows that are kept."""
+        return self._next - self._first
+
+    def add(self, rows: Array) -> None:
+        """Keeps (N, width) rows, numbered on from the last."""
+        self._blocks.append(rows)
+        self._next += len(rows)
+
+    def blocks(self) -> Iterator[Array]:
+        """The rows that are kept, oldest first, as they were when this was called."""
+        yield from tuple(self._blocks)
+
+    def resume(self, committed_seq: int, *, buffer_id: str) -> int:
+        """Begins a stream to a service that has committed everything up to a number of this writer.
+
+        What is kept then are the rows to send, numbered from there on. Returns how many acknowledged rows the
+        service has lost; 0 where it holds another buffer than before. DaseError if it has rows never sent.
+        """
+        lost, same = self._first - 1 - committed_seq, buffer_id == self._buffer_id
+        self._buffer_id = buffer_id
+        if same and committed_seq >= self._next:
+            raise DaseError(
+                f"the replay service has row {committed_seq} of this writer, which sent only "
+                f"{self._next - 1}: another node writes under the same name"
+            )
+        if same and lost <= 0:
+            self.acknowledge(committed_seq)
+            return 0
+        self._next -= lost
+        self._first -= lost
+        return lost if same else 0
+
+    def acknowledge(self, committed_seq: int) -> None:
+        """Lets go of all rows up to `committed_seq`. DaseError if no row of that number was ever sent."""
+        if committed_seq >= self._next:
+            raise DaseError(
+                f"the replay service acknowledged row {committed_seq}, but only {self._next - 1} were sent"
+            )
+        due = max(0, committed_seq + 1 - self._first)
+        self._first += due
+        self.acknowledged += due
+        self._count(due)
+        while due:
+            block = self._blocks.popleft()
+            if len(block) > due:
+                self._blocks.appendleft(block[due:])
+            due -= min(due, len(block))
+
+
+class Inserter(OneStream):
+    """One Insert stream: sends rows, holds at most `window` of them unacknowledged.
+
+    `receive` must run in a task that the caller owns, from `open` until `finish` has returned. All methods
+    raise the refusals of errors.py when the stream breaks; then what `unacknowledged` counts may or may not
+    be stored. `append` and `finish` wait as long as the service takes. `on_acknowledged` gets each number up
+    to which it has committed. While it holds rows back, as a `paced` writer's until the agent's learner says
+    its pace, `waiting` says what for. Whoever opens another stream for a writer states the
+    `forgotten_writers` of the one before, so that it is refused if the service may have forgotten it.
     """
 
     def __init__(
         self,
-        shards: Shards,
+        target: StreamTarget,
         *,
         writer_id: str,
+        window: int = WINDOW_ROWS,
+        on_acknowledged: Callable[[int], None] = lambda seq: None,
         paced: bool = False,
-        count_acknowledged: Callable[[int], None] = lambda rows: None,
+        forgotten_writers: int | None = None,
     ) -> None:
-        row_bytes = shards.first.target.schema.row_bytes
-        self._shards = shards
-        self._writer_id = writer_id
         self._paced = paced
-        self._window = max(1, kept_rows(WINDOW_ROWS, row_bytes) // len(shards.connections))
-        self._lanes = [_Lane(each, Outbox(count=count_acknowledged)) for each in shards.connections]
+        self.forgotten_writers = forgotten_writers
+        self.waiting: str | None = None
+        self._target = target
+        self._writer_id = writer_id
+        self._window = window
+        self._on_acknowledged = on_acknowledged
+        self._rows_per_chunk = max(1, min(ROWS_BYTES // target.schema.row_bytes, window))
+        self._chunks = ChunkWriter()
         self._moved = asyncio.Event()
-        self._turn = asyncio.Lock()  # whoever waits longest has it next, so shards take turns
-        self._loop = asyncio.get_running_loop()
-        queued = kept_rows(QUEUED_ROWS, row_bytes)
-        self._wanted = 1  # as many queued rows wake the event loop
-        self._enough = 1 if paced else min(GATHERED_ROWS, self._window, queued)
-        self._rows: Handoff[Array] = Handoff(queued, on_change=self._tell)
-        shards.keep_for([partial(len, lane.outbox) for lane in self._lanes])
-        self._stored = 0
-        self._no_more = False
-        self._no_room = Waited()
-
-    def store(self, row: Array) -> None:
-        """Queues one transition; blocks while the streams are far behind."""
-        self._stored += 1  # before it can be acknowledged
-        if self._rows.full:
-            self._no_room.begin()
-        added = self._rows.added
-        try:
-            self._rows.put(row)
-        except KeyboardInterrupt:  # while it waited, as a rule: the caller knows that this row is not stored
-            self._stored -= self._rows.added == added
-            raise
-        finally:
-            self._no_room.end()
+        self._broken: DaseError | None = None
+        self._start_seq = 0
+        self.sent_seq = 0
+        self.acknowledged_seq = 0
+        self.refused_rows = 0
+        self.finished = False
 
     @property
-    def stored(self) -> int:
-        """Transitions that `store` was called with."""
-        return self._stored
-
-    @property
-    def acknowledged(self) -> int:
-        """Transitions whose commit is acknowledged."""
-        return sum(lane.outbox.acknowledged for lane in self._lanes)
+    def buffer_id(self) -> str:
+        """The buffer that is meant."""
+        return self._target.member.buffer_id
 
     @property
     def unacknowledged(self) -> int:
-        """Transitions that `store` was called with and whose commit is not acknowledged."""
-        return self._stored - self.acknowledged
+        """Rows sent whose commit has not been acknowledged."""
+        return self.sent_seq - self.acknowledged_seq
 
     @property
-    def wait(self) -> Wait | None:
-        """What the compute thread has been without since more than `SAY_AFTER_S`, if it has."""
-        if not self._no_room.long:
-            return None
-        if (away := self._away(self._no_room)) is not None:
-            return away
-        if (held_back := self.held_back) is not None:
-            return Wait(self._no_room, WaitReason.PACE, held_back)
-        return Wait(self._no_room, WaitReason.COMMIT, "waiting for the replay service to commit transitions")
+    def acknowledged_rows(self) -> int:
+        """Rows of this stream whose commit has been acknowledged."""
+        return self.acknowledged_seq - self._start_seq
 
-    @property
-    def held_back(self) -> str | None:
-        """What the replay waits for before it stores more, in a sentence; None if it stores."""
-        return next((lane.waiting for lane in self._lanes if lane.waiting is not None), None)
-
-    def close(self) -> None:
-        """Ends every wait of the compute thread, for good."""
-        self._rows.close()
-
-    def no_more_rows(self) -> None:
-        """Lets `insert_rows` end once all queued rows are acknowledged."""
-        self._no_more = self._shards.ending = True
-        self._moved.set()
-
-    async def insert_rows(self) -> None:
-        """Sends queued rows; returns after `no_more_rows`, when the last is acknowledged.
-
-        Raises:
-            RefusalError: see Connection.keep.
-        """
-        with first_cause():
-            async with asyncio.TaskGroup() as tasks:
-                for lane in self._lanes:
-                    tasks.create_task(lane.connection.keep(Stream.INSERT, partial(self._insert, lane)))
-
-    async def _insert(self, lane: "_Lane", target: StreamTarget) -> None:
-        if self._is_done(lane):
-            return
-        inserter = Inserter(
-            target,
+    async def open(self) -> Self:
+        """Starts the stream; the next row's number follows what the service has committed."""
+        header = replay_pb2.InsertHeader(
+            stream=self._target.header(),
             writer_id=self._writer_id,
-            window=self._window,
-            on_acknowledged=lane.outbox.acknowledge,
             paced=self._paced,
-            forgotten_writers=lane.forgotten_writers(target),
+            forgotten_writers=self.forgotten_writers,
         )
-        lane.inserters[:] = [inserter]
+        self._stream = stream = self._target.insert_stream()
+        async with opened_in_time(stream, self._target.address, UNARY_TIMEOUT_S):
+            await stream.write(replay_pb2.InsertRequest(header=header))
+            answer = await stream.read()
+        self._start_seq = self.sent_seq = self.acknowledged_seq = answer.committed_seq
+        self.forgotten_writers = answer.forgotten_writers
+        return self
+
+    async def append(self, rows: Array) -> None:
+        """Sends (N, width) rows in order; waits while `window` rows are unacknowledged."""
+        stream = self._opened
+        for start in range(0, len(rows), self._rows_per_chunk):
+            chunk = rows[start : start + self._rows_per_chunk]
+            await self._wait_until(partial(self._has_room, len(chunk)))
+            first_seq, data = self.sent_seq + 1, np.ascontiguousarray(chunk).data.cast("B")
+            self.sent_seq += len(chunk)
+            await stream.write(self._chunks.message(first_seq, data))  # kept nowhere, so its memory is free
+
+    async def receive(self) -> None:
+        """Takes acknowledgements until the stream is finished."""
+        stream = self._opened
         try:
-            await inserter.open()
-            lane.connection.up(Stream.INSERT)
-            lane.resume(inserter.sent_seq, target)
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(inserter.receive())
-                for block in lane.outbox.blocks():
-                    await inserter.append(block)
-                while (rows := await self._take_turn(lane)) is not None:
-                    await inserter.append(rows)
-                await inserter.finish()
+            while not self.finished:
+                answer = await stream.read()
+                self.acknowledged_seq = answer.committed_seq
+                self._on_acknowledged(answer.committed_seq)
+                self.refused_rows = answer.refused_rows
+                self.forgotten_writers = answer.forgotten_writers
+                self.waiting = answer.waiting or None
+                self.finished = answer.finished
+                self._moved.set()
+            await stream.read_end()
+        except DaseError as error:
+            self._broken = error
+            raise
         finally:
-            inserter.cancel()
+            self._moved.set()
 
-    async def _take_turn(self, lane: "_Lane") -> Array | None:
-        """Moves what is queued to a lane when it is its turn, and returns it; None when no more will come."""
-        async with self._turn:
-            await self._gather()
-            if not len(self._rows):
-                return None
-            rows = np.stack(self._rows.take(self._window))
-            lane.outbox.add(rows)
-        return rows
+    async def finish(self) -> None:
+        """Sends the end frame; returns once every row is acknowledged."""
+        stream = self._opened
+        await stream.write(replay_pb2.InsertRequest(end=replay_pb2.InsertEnd()))
+        await stream.end_writing()
+        await self._wait_until(lambda: self.finished)
 
-    async def _gather(self) -> None:
-        """Returns when there are enough rows, or some after a wait for more; at once if no more will come."""
-        while not self._no_more:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(GATHERED_S):
-                    await self._until_there_are(self._enough)
-            if len(self._rows):
-                return
-            await self._until_there_are(1)
+    def _has_room(self, rows: int) -> bool:
+        return self.unacknowledged + rows <= self._window
 
-    async def _until_there_are(self, rows: int) -> None:
-        """Returns when this many rows are queued, or no more will come."""
-        self._wanted = rows
-        while len(self._rows) < rows and not self._no_more:
+    async def _wait_until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            if self._broken is not None:
+                raise self._broken
             self._moved.clear()
             await self._moved.wait()
-
-    def _tell(self) -> None:
-        """Wakes the event loop for as many rows as it waits for: each time costs the compute thread time."""
-        if len(self._rows) >= self._wanted:
-            self._loop.call_soon_threadsafe(self._moved.set)
-
-    def _away(self, waited: Waited) -> Wait | None:
-        """The wait, if it is for a replay that is away."""
-        outage = self._shards.outage
-        if outage is None:
-            return None
-        exploring = not self._rows.full
-        text = (
-            f"waiting for the replay service at {self._shards.where}, which {outage}; "
-            f"{several(self.unacknowledged, 'transition is', 'transitions are')} kept for it, "
-            f"{'exploring on meanwhile' if exploring else 'no more fit'}"
-        )
-        return Wait(waited, WaitReason(outage.why.value), text, exploring=exploring)
-
-    def _is_done(self, lane: "_Lane") -> bool:
-        """Whether one shard of several need not even be reached any more."""
-        return self._no_more and len(self._lanes) > 1 and not len(self._rows) and not len(lane.outbox)
-
-
-@dataclass(frozen=True)
-class _Lane:
-    """One shard, and the rows that are its to store."""
-
-    connection: Connection
-    outbox: Outbox
-    inserters: list[Inserter] = field(default_factory=list)
-
-    @property
-    def waiting(self) -> str | None:
-        """What the service holds rows back for, if it does."""
-        return self.inserters[0].waiting if self.inserters else None
-
-    def forgotten_writers(self, target: StreamTarget) -> int | None:
-        """What was heard last of the writers that a buffer has forgotten; None of one that is new here."""
-        if not self.inserters or self.inserters[0].buffer_id != target.member.buffer_id:
-            return None
-        return self.inserters[0].forgotten_writers
-
-    def resume(self, committed_seq: int, target: StreamTarget) -> None:
-        """Begins a stream to a service that has committed everything up to a number."""
-        lost = self.outbox.resume(committed_seq, buffer_id=target.member.buffer_id)
-        if lost:
-            self.connection.lost(
-                f"the replay service at {target.address} came back without the latest {lost} transitions of "
-                f"this agent that it had acknowledged, as after a power loss; going on from what it has"
-            )
-
-
-def kept_rows(rows: int, row_bytes: int) -> int:
-    """How many rows may be kept: as many as asked for, or as `KEPT_BYTES` take."""
-    return max(1, min(rows, KEPT_BYTES // row_bytes))

@@ -1,28 +1,252 @@
-"""ReplayLink: beside a learner's rows (insert.py), the batches that its compute thread takes."""
+"""Links: the rows that a compute thread stores and the batches it takes, on streams to all shards."""
 
+import asyncio
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Final
 
 import numpy as np
 
+from dase_grpc.process.tasks import first_cause
+from dase_grpc.progress import several
+from dase_grpc.replay.client.cluster import StreamTarget
 from dase_grpc.replay.client.collected import CollectedSteps
-from dase_grpc.replay.client.insert import RowLink
+from dase_grpc.replay.client.connection import Connection, Shards, Stream
+from dase_grpc.replay.client.handoff import Handoff, Wait, Waited, WaitReason
+from dase_grpc.replay.client.insert import WINDOW_ROWS, Inserter, Outbox
 from dase_grpc.replay.client.sample import BatchFetcher, BatchQueue, OneFetcher
 from dase_grpc.replay.client.sharded_sample import ShardedFetcher
-from dase_grpc.replay.client.shards import Shards
-from dase_grpc.replay.client.waits import Wait, Waited, WaitReason
 from dase_grpc.schema import Array
+
+QUEUED_ROWS: Final = 4_096
+"""Rows that may wait for an Insert stream before `store` blocks."""
+
+GATHERED_ROWS: Final = 256
+"""As many rows go out at once."""
+
+KEPT_BYTES: Final = 64 * 2**20
+"""What the rows that wait, and those that are not acknowledged, may take each; wide rows are fewer."""
+
+
+class RowLink:
+    """A node's sink over the network.
+
+    `store` belongs to the compute thread and blocks; everything else belongs to the event loop that made
+    the link. Rows go out when there are `GATHERED_ROWS` or a stream has waited for `Times.gather_s`, and as
+    soon as one takes them where updates wait for them: `paced`.
+
+    Shards take turns, chunk by chunk; one that is away, or that has a whole window of rows to acknowledge,
+    is passed over. A row that a shard was given stays with it: it is kept until that shard has
+    acknowledged it, and sent to it again where need be, so each is stored exactly once.
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        *,
+        writer_id: str,
+        paced: bool = False,
+        count_acknowledged: Callable[[int], None] = lambda rows: None,
+    ) -> None:
+        row_bytes = shards.first.target.schema.row_bytes
+        self._shards = shards
+        self._timing = shards.first.timing
+        self._writer_id = writer_id
+        self._paced = paced
+        self._window = max(1, kept_rows(WINDOW_ROWS, row_bytes) // len(shards.connections))
+        self._lanes = [_Lane(each, Outbox(count=count_acknowledged)) for each in shards.connections]
+        self._moved = asyncio.Event()
+        self._turn = asyncio.Lock()  # whoever waits longest has it next, so shards take turns
+        self._loop = asyncio.get_running_loop()
+        queued = kept_rows(QUEUED_ROWS, row_bytes)
+        self._wanted = 1  # as many queued rows wake the event loop
+        self._enough = 1 if paced else min(GATHERED_ROWS, self._window, queued)
+        self._rows: Handoff[Array] = Handoff(queued, on_change=self._tell)
+        shards.keep_for([partial(len, lane.outbox) for lane in self._lanes])
+        self._stored = 0
+        self._no_more = False
+        self._no_room = Waited(self._timing)
+
+    def store(self, row: Array) -> None:
+        """Queues one transition; blocks while the streams are far behind."""
+        self._stored += 1  # before it can be acknowledged
+        if self._rows.full:
+            self._no_room.begin()
+        added = self._rows.added
+        try:
+            self._rows.put(row)
+        except KeyboardInterrupt:  # while it waited, as a rule: the caller knows that this row is not stored
+            self._stored -= self._rows.added == added
+            raise
+        finally:
+            self._no_room.end()
+
+    @property
+    def stored(self) -> int:
+        """Transitions that `store` was called with."""
+        return self._stored
+
+    @property
+    def acknowledged(self) -> int:
+        """Transitions whose commit is acknowledged."""
+        return sum(lane.outbox.acknowledged for lane in self._lanes)
+
+    @property
+    def unacknowledged(self) -> int:
+        """Transitions that `store` was called with and whose commit is not acknowledged."""
+        return self._stored - self.acknowledged
+
+    @property
+    def wait(self) -> Wait | None:
+        """What the compute thread has been without for long, if it has."""
+        if not self._no_room.long:
+            return None
+        if (away := self._away(self._no_room)) is not None:
+            return away
+        if (held_back := self.held_back) is not None:
+            return Wait(self._no_room, WaitReason.PACE, held_back)
+        return Wait(self._no_room, WaitReason.COMMIT, "waiting for the replay service to commit transitions")
+
+    @property
+    def held_back(self) -> str | None:
+        """What the replay waits for before it stores more, in a sentence; None if it stores."""
+        return next((lane.waiting for lane in self._lanes if lane.waiting is not None), None)
+
+    def close(self) -> None:
+        """Ends every wait of the compute thread, for good."""
+        self._rows.close()
+
+    def no_more_rows(self) -> None:
+        """Lets `insert_rows` end once all queued rows are acknowledged."""
+        self._no_more = self._shards.ending = True
+        self._moved.set()
+
+    async def insert_rows(self) -> None:
+        """Sends queued rows; returns after `no_more_rows`, when the last is acknowledged."""
+        with first_cause():
+            async with asyncio.TaskGroup() as tasks:
+                for lane in self._lanes:
+                    tasks.create_task(lane.connection.keep(Stream.INSERT, partial(self._insert, lane)))
+
+    async def _insert(self, lane: "_Lane", target: StreamTarget) -> None:
+        if self._is_done(lane):
+            return
+        inserter = Inserter(
+            target,
+            writer_id=self._writer_id,
+            window=self._window,
+            on_acknowledged=lane.outbox.acknowledge,
+            paced=self._paced,
+            forgotten_writers=lane.forgotten_writers(target),
+        )
+        lane.inserter = inserter
+        try:
+            await inserter.open()
+            lane.connection.up(Stream.INSERT)
+            lane.resume(inserter.sent_seq, target)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(inserter.receive())
+                for block in lane.outbox.blocks():
+                    await inserter.append(block)
+                while (rows := await self._take_turn(lane)) is not None:
+                    await inserter.append(rows)
+                await inserter.finish()
+        finally:
+            inserter.cancel()
+
+    async def _take_turn(self, lane: "_Lane") -> Array | None:
+        """Moves what is queued to a lane when it is its turn, and returns it; None when no more will come."""
+        async with self._turn:
+            await self._gather()
+            if not len(self._rows):
+                return None
+            rows = np.stack(self._rows.take(self._window))
+            lane.outbox.add(rows)
+        return rows
+
+    async def _gather(self) -> None:
+        """Returns when there are enough rows, or some after a wait for more; at once if no more will come."""
+        while not self._no_more:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._timing.gather_s):
+                    await self._until_there_are(self._enough)
+            if len(self._rows):
+                return
+            await self._until_there_are(1)
+
+    async def _until_there_are(self, rows: int) -> None:
+        self._wanted = rows
+        while len(self._rows) < rows and not self._no_more:
+            self._moved.clear()
+            await self._moved.wait()
+
+    def _tell(self) -> None:
+        """Wakes the event loop for as many rows as it waits for: each time costs the compute thread time."""
+        if len(self._rows) >= self._wanted:
+            self._loop.call_soon_threadsafe(self._moved.set)
+
+    def _away(self, waited: Waited) -> Wait | None:
+        outage = self._shards.outage
+        if outage is None:
+            return None
+        exploring = not self._rows.full
+        text = (
+            f"waiting for the replay service at {self._shards.where}, which {outage}; "
+            f"{several(self.unacknowledged, 'transition is', 'transitions are')} kept for it, "
+            f"{'exploring on meanwhile' if exploring else 'no more fit'}"
+        )
+        return Wait(waited, WaitReason(outage.why.value), text, exploring=exploring)
+
+    def _is_done(self, lane: "_Lane") -> bool:
+        """Whether one shard of several need not even be reached any more."""
+        return self._no_more and len(self._lanes) > 1 and not len(self._rows) and not len(lane.outbox)
+
+
+class _Lane:
+    """One shard, and the rows that are its to store."""
+
+    def __init__(self, connection: Connection, outbox: Outbox) -> None:
+        self.connection = connection
+        self.outbox = outbox
+        self.inserter: Inserter | None = None
+
+    @property
+    def waiting(self) -> str | None:
+        """What the service holds rows back for, if it does."""
+        return None if self.inserter is None else self.inserter.waiting
+
+    def forgotten_writers(self, target: StreamTarget) -> int | None:
+        """What was heard last of the writers that a buffer has forgotten; None of one that is new here."""
+        if self.inserter is None or self.inserter.buffer_id != target.member.buffer_id:
+            return None
+        return self.inserter.forgotten_writers
+
+    def resume(self, committed_seq: int, target: StreamTarget) -> None:
+        """Begins a stream to a service that has committed everything up to a number."""
+        lost = self.outbox.resume(committed_seq, buffer_id=target.member.buffer_id)
+        if lost:
+            self.connection.lost(
+                f"the replay service at {target.address} came back without the latest {lost} transitions of "
+                f"this agent that it had acknowledged, as after a power loss; going on from what it has"
+            )
+
+
+def kept_rows(rows: int, row_bytes: int) -> int:
+    """How many rows may be kept: as many as asked for, or as `KEPT_BYTES` take."""
+    return max(1, min(rows, KEPT_BYTES // row_bytes))
 
 
 class ReplayLink(RowLink):
-    """The learner's sink and source over the network.
+    """A learner's sink and source over the network.
 
     `next` belongs to the compute thread and blocks, as `store` does. No batch is drawn before the first
-    one is asked for, and at most `prefetch` are drawn ahead of their use (sample.py); Sample streams begin
-    again when they break, too. While the replay is away, or came back with too little to draw from, `next`
-    gives no batch, so that the learner explores on, for as long as the queue of `store` has room. After
-    `hold_batches` no batch is drawn either before the next is asked for. With `explores_first` it gives none
-    while the buffer holds too little for a first one, either. With `collected` the agent's actors
-    explore: batches come at the pace of their steps, and `next` waits for them in any case.
+    one is asked for, and at most `prefetch` are drawn ahead of their use (sample.py). While the replay is
+    away, or came back with too little to draw from, `next` gives no batch, so that the learner explores on,
+    for as long as the queue of `store` has room. After `hold_batches` no batch is drawn either before the
+    next is asked for. With `explores_first` it gives none while the buffer holds too little for a first one,
+    either. With `collected` the agent's actors explore: batches come at the pace of their steps, and `next`
+    waits for them in any case. `rng` splits batches over shards.
     """
 
     def __init__(
@@ -39,7 +263,7 @@ class ReplayLink(RowLink):
         count_acknowledged: Callable[[int], None] = lambda rows: None,
     ) -> None:
         super().__init__(shards, writer_id=writer_id, count_acknowledged=count_acknowledged)
-        self._batches = BatchQueue(prefetch, one_by_one=collected is not None)
+        self._batches = BatchQueue(prefetch, one_by_one=collected is not None, timing=self._timing)
         self._collected = collected
         self._explores_first = explores_first
         if collected is not None:
@@ -58,10 +282,10 @@ class ReplayLink(RowLink):
                 self._batches,
                 batch_size=batch_size,
                 own_rows_only=own_rows_only,
-                rng=np.random.default_rng() if rng is None else rng,
+                rng=rng or np.random.default_rng(),
             )
         )
-        self._no_batch = Waited()
+        self._no_batch = Waited(self._timing)
 
     def next(self) -> tuple[Array, int] | None:
         """The next batch; blocks until it is there, or gives None if it is better to explore meanwhile."""
@@ -89,7 +313,7 @@ class ReplayLink(RowLink):
 
     @property
     def wait(self) -> Wait | None:
-        """What the compute thread has been without since more than `SAY_AFTER_S`, if it has."""
+        """See RowLink."""
         waited = self._no_batch
         if self._collected is not None and self._collected.missing.long:
             waited = self._collected.missing
@@ -103,10 +327,7 @@ class ReplayLink(RowLink):
         return Wait(waited, WaitReason.BATCH, "waiting for the replay service to send a batch")
 
     def hold_batches(self) -> None:
-        """Lets a wait for a batch end without one; draws none before `next` is called again.
-
-        On the event loop; a Sample stream that is open already goes on.
-        """
+        """Lets a wait for a batch end without one; on new streams none is drawn before the next `next`."""
         self._batches.hold()
 
     def stop_batches(self) -> None:
@@ -116,17 +337,12 @@ class ReplayLink(RowLink):
             self._collected.close()
 
     def close(self) -> None:
-        """Ends every wait of the compute thread, for good."""
-        self._batches.close()
+        """See RowLink."""
+        self.stop_batches()
         super().close()
-        if self._collected is not None:
-            self._collected.close()
 
     async def fetch_batches(self) -> None:
-        """Keeps up to `prefetch` batches drawn ahead, from the first one asked for.
-
-        Runs until cancelled; after `stop_batches` until one more batch has come.
-        """
+        """Keeps batches drawn ahead, until cancelled; after `stop_batches` until one more has come."""
         await self._fetcher.run()
 
     def _explore_on(self) -> bool:

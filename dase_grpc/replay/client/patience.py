@@ -16,14 +16,14 @@ from dase_grpc.errors import (
     UnreachableError,
 )
 from dase_grpc.pace import Backoff
-from dase_grpc.replay.client.channels import require_let_in
+from dase_grpc.replay.client.cluster import require_let_in
+from dase_grpc.replay.client.handoff import USUAL, Times
 from dase_grpc.replay.security.dialler import NO_CREDENTIALS, Credentials
 from dase_grpc.replay.wire.addresses import Address, silence_of
 
 log = logging.getLogger("dase")
 
 NODE_NAME: Final = f"learner@{platform.node()}"
-SAY_UNREACHABLE_AFTER_S: Final = 2.0
 SHORTEST_CALL_S: Final = 0.1
 LOOK_AT_CREDENTIALS_S: Final = 5.0
 
@@ -35,12 +35,10 @@ AWAY: Final = (UnreachableError, OverloadedError, DrainingError)
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a learner asks for: an agent id (None for the next free) of a run ("" for any) at a replay.
+    """What a node asks for: an agent id (None for the next free) of a run ("" for any) at a replay.
 
-    Attributes:
-        node_id: random, so that the replay knows who asks again.
-        timeout_s: how long a replay that has not answered yet is waited for.
-        away_s: how long one may be away that has answered, if only that it does not serve just now.
+    A replay is waited for for `timeout_s` if it has not answered yet, and for `away_s` if it has, if only
+    that it does not serve just now.
     """
 
     replay: Address
@@ -50,19 +48,16 @@ class Wanted:
     timeout_s: float
     away_s: float
     credentials: Credentials = NO_CREDENTIALS
+    timing: Times = USUAL
 
 
 async def patiently(ask: Callable[[float], Awaitable[T]], wanted: Wanted) -> T:
-    """What `ask` gives, which is told how long it may take; asks again while the replay is away.
-
-    Raises:
-        UnreachableError, OverloadedError, DrainingError: it was away for too long.
-    """
+    """What `ask` gives, which is told how long it may take; asks again while the replay is away."""
     patience = _Patience(wanted)
     while True:
         asking = asyncio.ensure_future(ask(patience.left_s))
         try:
-            done, _ = await asyncio.wait({asking}, timeout=SAY_UNREACHABLE_AFTER_S)
+            done, _ = await asyncio.wait({asking}, timeout=wanted.timing.say_silent_after_s)
             if not done:
                 patience.say_silent(await silence_of(wanted.replay))
                 await _unless_shut_out(asking, wanted)
@@ -108,11 +103,7 @@ class _Patience:
         self._said = True
 
     def pause_s(self, error: RefusalError) -> float:
-        """How long to wait before the next call.
-
-        Raises:
-            RefusalError: it has been long enough.
-        """
+        """How long to wait before the next call. RefusalError if it has been long enough."""
         if not isinstance(error, UnreachableError):
             self._answered, self._limit_s = True, self._wanted.away_s
         left_s = self._limit_s - self._lasted_s
@@ -125,9 +116,8 @@ class _Patience:
 
     def _gave_up(self, error: RefusalError) -> RefusalError:
         if self._answered:
-            return type(error)(
-                f"gave up after {self._lasted_s:.0f} s: {error}" if self._limit_s else str(error)
-            )
+            lasted = f"gave up after {self._lasted_s:.0f} s: " if self._limit_s else ""
+            return type(error)(f"{lasted}{error}")
         return UnreachableError(
             f"the replay service at {self._wanted.replay} does not answer (waited up to "
             f"{self._limit_s:g} s){self._why}; {self._remedy}, or give its address with --replay"
@@ -135,11 +125,7 @@ class _Patience:
 
 
 async def _unless_shut_out(asking: "asyncio.Future[Any]", wanted: Wanted) -> None:
-    """Waits for an answer; looks meanwhile whether it is the credentials that keep it away.
-
-    Raises:
-        UnauthenticatedError: it is.
-    """
+    """Waits for an answer; UnauthenticatedError if it is the credentials that keep it away."""
     looking = asyncio.ensure_future(_look_at_credentials(wanted))
     try:
         either: set[asyncio.Future[Any]] = {asking, looking}

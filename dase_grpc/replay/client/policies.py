@@ -13,7 +13,7 @@ from dase_grpc.progress import is_newer
 from dase_grpc.replay.buffer.policies import IncomingPolicy, Policy, require_size
 from dase_grpc.replay.client.cluster import UNARY_TIMEOUT_S, StreamTarget
 from dase_grpc.replay.client.connection import Connection, Stream
-from dase_grpc.replay.client.streams import ClientStream, ClientUpload, opened_in_time
+from dase_grpc.replay.client.streams import ClientStream, ClientUpload, OneStream, opened_in_time
 from dase_grpc.replay.wire.addresses import CHUNK_BYTES
 from dase_grpc.replay.wire.v1 import policy_pb2, policy_pb2_grpc
 
@@ -38,18 +38,9 @@ class PolicyExchange(Generic[Out, In]):
     `publish` and `latest` belong to the compute thread and never wait for the network; `run` and `flush`
     belong to the event loop that made the exchange. Each direction keeps the latest policy only: one that
     has not been sent yet is replaced by the next, and so is one that nobody has looked at. The threads
-    meet in single references that one side sets and the other reads, so neither needs a lock.
-
-    Both streams begin again when they break (connection.py). The service keeps policies in memory, so the
-    latest is sent again when it was started anew.
-
-    Args:
-        connection: to the replay, as the agent whose policies are published.
-        follow: the agents that `latest` may be asked for, those that join later included; may be empty.
-        pack, unpack: what is published as bytes, and what `latest` gives of a policy that has come.
-
-    Attributes:
-        steps: how many environment steps the agent has had; called by `publish`.
+    meet in single references that one side sets and the other reads, so neither needs a lock. The service
+    keeps policies in memory, so the latest is sent again when it was started anew. `steps` is set to how
+    many environment steps the agent has had.
     """
 
     def __init__(
@@ -76,10 +67,8 @@ class PolicyExchange(Generic[Out, In]):
     def publish(self, version: int, policy: Out) -> None:
         """Makes a policy the agent's latest; it is packed here, and sent by `run`.
 
-        The version last published goes out again where the agent has had more steps since.
-
-        Raises:
-            ValueError: a higher version has been published.
+        The version last published goes out again where the agent has had more steps since; ValueError for a
+        lower one.
         """
         before, step = self._outgoing, self.steps()
         newer = is_newer(version, None if before is None else before.version)
@@ -88,11 +77,7 @@ class PolicyExchange(Generic[Out, In]):
             self._loop.call_soon_threadsafe(self._moved.set)
 
     def latest(self, agent_id: int) -> In | None:
-        """What an agent has published last, None if nothing has come; unpacked when it is first looked at.
-
-        Raises:
-            KeyError: the exchange does not follow this agent.
-        """
+        """What a followed agent has published last, None if nothing; unpacked when first looked at."""
         if agent_id not in self._follow:
             raise KeyError(f"agent {agent_id} is not among those followed: {sorted(self._follow)}")
         policy = self._arrived.get(agent_id)
@@ -104,12 +89,7 @@ class PolicyExchange(Generic[Out, In]):
         return seen[1]
 
     async def run(self) -> None:
-        """Sends what is published and takes what the others publish, until cancelled.
-
-        Raises:
-            ExceptionGroup: of the refusal that ended a stream, as errors.py names it; `publish` and
-                `latest` go on harmlessly.
-        """
+        """Sends what is published and takes what the others publish, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._connection.keep(Stream.PUBLISH, self._send))
             if self._follow:
@@ -150,13 +130,7 @@ class PolicyExchange(Generic[Out, In]):
 
 
 async def follow(connection: Connection, agent_ids: Collection[int], take: Callable[[Policy], None]) -> None:
-    """Calls `take` with each policy of these agents that arrives, until cancelled.
-
-    Begins again when the stream breaks.
-
-    Raises:
-        RefusalError: see Connection.keep.
-    """
+    """Calls `take` with each policy of these agents that arrives; begins again when the stream breaks."""
 
     async def receive(target: StreamTarget) -> None:
         subscriber = PolicySubscriber(
@@ -177,40 +151,35 @@ async def follow(connection: Connection, agent_ids: Collection[int], take: Calla
     await connection.keep(Stream.SUBSCRIBE, receive)
 
 
+@dataclass(frozen=True)
 class PolicyPublisher:
     """Publishes the policies of one agent, one at a time."""
 
-    def __init__(self, target: StreamTarget) -> None:
-        self._target = target
-        self._stub = policy_pb2_grpc.PolicyServiceStub(target.channel)
+    target: StreamTarget
 
     async def publish(
         self, version: int, payload: bytes, *, step: int = 0, timeout_s: float = PUBLISH_TIMEOUT_S
     ) -> int:
-        """Makes a policy the agent's latest; returns the version that subscribers get now.
+        """Makes a policy the agent's latest after `step` steps; returns the version that subscribers get now.
 
-        `step` is how many environment steps the agent has had.
-
-        Waits for the connection if need be. Safe to repeat with the same version and bytes; cancelling
-        it leaves the policy as it was or as it shall be.
-
-        Raises:
-            StalePolicyError: a newer one, or another one of this version, was published.
-            RefusalError: any other refusal; UnreachableError also when `timeout_s` have passed.
+        Waits for the connection. Safe to repeat with the same version and bytes; cancelling it leaves the
+        policy as it was or as it shall be. StalePolicyError if a newer one, or another of this version, was
+        published; UnreachableError also when `timeout_s` have passed.
         """
         require_size(len(payload))
-        member = self._target.member
+        target, member = self.target, self.target.member
         policy = Policy.of(payload, agent_id=member.agent_id, epoch=member.epoch, version=version)
         header = policy_pb2.PublishHeader(
-            stream=self._target.header(),
+            stream=target.header(),
             version=version,
             size=len(payload),
             sha256=policy.sha256,
             step=step,
         )
-        stream = ClientUpload(
-            self._stub.Publish(timeout=timeout_s, wait_for_ready=True), self._target.address
+        call = policy_pb2_grpc.PolicyServiceStub(target.channel).Publish(
+            timeout=timeout_s, wait_for_ready=True
         )
+        stream = ClientUpload(call, target.address)
         try:
             await stream.write(policy_pb2.PublishRequest(header=header))
             for start in range(0, len(payload), CHUNK_BYTES):
@@ -222,11 +191,10 @@ class PolicyPublisher:
         return int(answer.latest_version)
 
 
-class PolicySubscriber:
-    """One Subscribe stream: the latest policy of each wanted agent, and then each newer one.
+class PolicySubscriber(OneStream):
+    """One Subscribe stream: the latest policy of each wanted agent, then each newer one; only errors end it.
 
-    An async iterator that ends only by an error. All methods raise the refusals of errors.py when the
-    stream breaks, and DaseError when the service sends what was not asked for or not what it announced.
+    DaseError if the service sends what was not asked for or not what it announced.
     """
 
     def __init__(
@@ -243,7 +211,6 @@ class PolicySubscriber:
         self._request = policy_pb2.SubscribeRequest(
             run_id=run_id, schema_fingerprint=schema_fingerprint, agent_ids=sorted(agent_ids)
         )
-        self._stream: ClientStream | None = None
 
     async def open(self) -> Self:
         """Starts the stream; waits for the connection."""
@@ -255,11 +222,9 @@ class PolicySubscriber:
 
     async def next(self) -> Policy:
         """The next policy; waits for it. Policies between two calls may have been skipped."""
-        if self._stream is None:
-            raise TypeError("the stream has not been opened")
-        incoming = self._announced(await self._stream.read())
+        incoming = self._announced(await self._opened.read())
         while not incoming.whole:
-            answer = await self._stream.read()
+            answer = await self._opened.read()
             with self._sent_right():
                 incoming.add(answer.chunk)
         with self._sent_right():
@@ -268,13 +233,7 @@ class PolicySubscriber:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Policy:
-        return await self.next()
-
-    def cancel(self) -> None:
-        """Ends the stream; has no effect once it has ended."""
-        if self._stream is not None:
-            self._stream.cancel()
+    __anext__ = next
 
     def _announced(self, answer: policy_pb2.SubscribeResponse) -> IncomingPolicy:
         header, wanted = answer.header, self._request.agent_ids

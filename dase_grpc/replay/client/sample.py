@@ -1,16 +1,145 @@
-"""BatchQueue: a learner's batches; an event loop fetches them, the compute thread takes them."""
+"""Batches in from the replay: one Sample stream with bounded memory, and the queue that it fills ahead."""
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Protocol
+from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol, Self
 
-from dase_grpc.errors import Halted
-from dase_grpc.replay.client.cluster import StreamTarget
+import numpy as np
+
+from dase_grpc.errors import DaseError, Halted
+from dase_grpc.pace import Pace
+from dase_grpc.replay.client.cluster import UNARY_TIMEOUT_S, StreamTarget
 from dase_grpc.replay.client.connection import Connection, Stream
-from dase_grpc.replay.client.handoff import Handoff
-from dase_grpc.replay.client.sampler import Pacing, Sampler
+from dase_grpc.replay.client.handoff import USUAL, Handoff, Times
+from dase_grpc.replay.client.streams import OneStream, opened_in_time
+from dase_grpc.replay.wire.packed import Frame, Waiting, joined
+from dase_grpc.replay.wire.v1 import replay_pb2
 from dase_grpc.schema import Array
+
+
+@dataclass(frozen=True)
+class SampledBatch:
+    """(B, width) packed rows, read-only, how many rows the buffer held, and of how many they were drawn."""
+
+    rows: Array
+    buffer_size: int
+    drawn_from: int
+
+
+@dataclass(frozen=True)
+class Pacing:
+    """A pace, how many batches updates have taken since it began, and how many are here and will be."""
+
+    pace: Pace
+    used: int
+    held: int
+
+    def message(self) -> replay_pb2.Pace:
+        """What a Sample stream states of it."""
+        return replay_pb2.Pace(
+            updates_per_step=self.pace.updates_per_step,
+            step_error_buffer=self.pace.step_error_buffer,
+            first_steps=self.pace.first_steps,
+            collected_before=self.pace.collected_before,
+            used=self.used,
+            held=self.held,
+        )
+
+
+class Sampler(OneStream):
+    """One Sample stream: batches arrive ahead of their use, at most as many as were granted.
+
+    All methods raise the refusals of errors.py when the stream breaks, and DaseError when the service
+    sends more than was granted or another size of batch. As many as `batches_per_frame` that were granted at
+    once may come, and be drawn, together.
+    """
+
+    def __init__(
+        self,
+        target: StreamTarget,
+        *,
+        batch_size: int,
+        own_rows_only: bool = False,
+        batches_per_frame: int = 1,
+    ) -> None:
+        self._target = target
+        self._batch_size = batch_size
+        self._own_rows_only = own_rows_only
+        self._batches_per_frame = batches_per_frame
+        self._owed: deque[tuple[int, int]] = deque()  # how many rows, at least and at most, come next
+        self._here: deque[SampledBatch] = deque()
+        self.waiting: str | None = None
+
+    async def open(self, *, credits: int, pacing: Pacing | None = None) -> Self:
+        """Starts the stream and grants the first credits; with a pace, batches come at that."""
+        header = replay_pb2.SampleHeader(
+            stream=self._target.header(),
+            batch_size=self._batch_size,
+            own_rows_only=self._own_rows_only,
+            batches_per_frame=self._batches_per_frame,
+            pace=None if pacing is None else pacing.message(),
+        )
+        self._stream = stream = self._target.sample_stream()
+        async with opened_in_time(stream, self._target.address, UNARY_TIMEOUT_S):
+            await stream.write(replay_pb2.SampleRequest(header=header, credits=credits))
+            await stream.connected()
+        self._owed.extend([(self._batch_size, self._batch_size)] * credits)
+        return self
+
+    async def grant(self, credits: int, *, used: int = 0) -> None:
+        """Lets the service send this many more batches; with a pace, `used` were taken since the last."""
+        self._owed.extend([(self._batch_size, self._batch_size)] * credits)
+        await self._opened.write(replay_pb2.SampleRequest(credits=credits, used=used))
+
+    async def ask(self, sizes: Sequence[int]) -> None:
+        """Has the service send a batch of each of these sizes, an empty one where it has nothing."""
+        self._owed.extend((0, size) for size in sizes)
+        await self._opened.write(replay_pb2.SampleRequest(rows=sizes))
+
+    async def next(self) -> SampledBatch:
+        """The next batch; while it is not there, `waiting` says what the service waits for."""
+        if not self._here:
+            await self._receive()
+        return self._here.popleft()
+
+    async def _receive(self) -> None:
+        """Takes the frames of the next batch, or the frame of several."""
+        pieces, received = list[Frame](), 0
+        while not pieces or not pieces[-1].last:
+            answer = await self._opened.read()
+            if isinstance(answer, Waiting):
+                self.waiting = answer.reason
+                continue
+            self.waiting = None
+            pieces.append(answer)
+            received += len(answer.rows)
+            if not (self._batches_in(received) if answer.last else self._may_go_on(received)):
+                raise DaseError(f"the replay service at {self._target.address} sent what was not asked for")
+        rows = np.frombuffer(joined(pieces), np.float32).reshape(-1, self._target.schema.width)
+        batches, told = self._batches_in(received), pieces[-1]
+        for batch in np.split(rows, batches) if batches > 1 else (rows,):
+            self._owed.popleft()
+            self._here.append(SampledBatch(batch, told.buffer_size, told.drawn_from))
+
+    def _batches_in(self, received: int) -> int:
+        """How many of the batches that come next these bytes are; 0 if they are not whole ones."""
+        if not self._owed:
+            return 0
+        row_bytes = self._target.schema.row_bytes
+        if received in {size * row_bytes for size in self._owed[0]}:
+            return 1
+        batches, rest = divmod(received, self._batch_size * row_bytes)
+        next_ones = list(islice(self._owed, batches)) if batches <= self._batches_per_frame else []
+        of_full_size = next_ones == [(self._batch_size, self._batch_size)] * batches
+        return batches if of_full_size and not rest else 0
+
+    def _may_go_on(self, received: int) -> bool:
+        """Whether these bytes can be the beginning of the next batch."""
+        return bool(self._owed) and received <= self._owed[0][1] * self._target.schema.row_bytes
 
 
 class BatchQueue:
@@ -19,17 +148,14 @@ class BatchQueue:
     `next` belongs to the compute thread and blocks; everything else belongs to the event loop that made
     the queue. None is asked for before the first `next`, and at most `prefetch` ahead of their use.
 
-    With `one_by_one` each that is taken is told at once, else a portion is.
-
     Attributes:
-        portion: how many are worth a message: half of what may be ahead, or one.
+        portion: how many are worth a message: half of what may be ahead, or `one_by_one`.
         asked: set once the compute thread has asked for a batch, until `hold`.
         moved: set when batches arrived or were taken, and there is room for a portion.
-        delivered: batches that arrived so far.
         held: the compute thread had better not wait, until it asks again.
     """
 
-    def __init__(self, prefetch: int, *, one_by_one: bool = False) -> None:
+    def __init__(self, prefetch: int, *, one_by_one: bool = False, timing: Times = USUAL) -> None:
         self._loop = asyncio.get_running_loop()
         self.asked = asyncio.Event()
         self.moved = asyncio.Event()
@@ -37,18 +163,16 @@ class BatchQueue:
         self.held = False
         self.portion = 1 if one_by_one else max(1, prefetch // 2)
         self._prefetch = prefetch
-        self._batches: Handoff[tuple[Array, int]] = Handoff(prefetch, on_change=self._tell)
+        self._batches: Handoff[tuple[Array, int]] = Handoff(
+            prefetch, on_change=self._tell, wake_s=timing.wake_s
+        )
 
     def __len__(self) -> int:
         """Batches that are here and not used yet."""
         return len(self._batches)
 
     def next(self, *, unless: Callable[[], bool]) -> tuple[Array, int] | None:
-        """The next batch; blocks until it is there, or gives None as soon as `unless` holds.
-
-        Raises:
-            Halted: the queue is closed.
-        """
+        """The next batch; blocks until it is there, or gives None as soon as `unless` holds."""
         self.held = False
         self.ask()
         return self._batches.get(unless=unless)
@@ -59,11 +183,7 @@ class BatchQueue:
             self._loop.call_soon_threadsafe(self.asked.set)
 
     def put(self, rows: Array, buffer_size: int) -> None:
-        """Adds a batch; never blocks, for no more are asked for than there is room.
-
-        Raises:
-            Halted: the queue is closed.
-        """
+        """Adds a batch; never blocks, for no more are asked for than there is room. Halted if closed."""
         self.delivered += 1
         self._batches.put((rows, buffer_size))
 
@@ -100,19 +220,15 @@ class BatchFetcher(Protocol):
         ...
 
     async def run(self) -> None:
-        """Keeps batches drawn ahead, from the first one asked for.
-
-        Runs until cancelled; after the queue was closed until one more batch has come.
-        """
+        """Keeps batches drawn ahead, from the first one asked for; after a close until one more has come."""
         ...
 
 
 class OneFetcher:
     """A BatchFetcher over one Sample stream, which begins again when it breaks (connection.py).
 
-    Batches are asked for by the queue's portions, which may come in one message. With `pacing`, which is
-    asked when a stream begins (collected.py), they come at an agent's pace; the queue is a `one_by_one` then,
-    for the service waits to hear which are used.
+    With `pacing`, which is asked when a stream begins (collected.py), batches come at an agent's pace; the
+    queue is a `one_by_one` then, for the service waits to hear which are used.
     """
 
     def __init__(
@@ -150,7 +266,7 @@ class OneFetcher:
         self._sampler = sampler
         try:
             taken = self._queue.taken
-            pacing = None if self._pacing is None else self._pacing(taken, self._queue.delivered - taken)
+            pacing = self._pacing and self._pacing(taken, self._queue.delivered - taken)
             await sampler.open(credits=0, pacing=pacing)
             self._connection.up(Stream.SAMPLE)
             await self._queue.asked.wait()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -20,14 +21,15 @@ from dase_grpc.process.lifecycle import HangAlarm
 from dase_grpc.process.tasks import unless
 from dase_grpc.progress import Progress, several
 from dase_grpc.replay.buffer.policies import Policy
-from dase_grpc.replay.client.channels import Lines, lines_to
-from dase_grpc.replay.client.finding import join_all
-from dase_grpc.replay.client.joining import leases
-from dase_grpc.replay.client.learner_streams import LearnerStreams
+from dase_grpc.replay.client.admission import Joined, join_all, leases
+from dase_grpc.replay.client.cluster import Lines, lines_to
+from dase_grpc.replay.client.compute import LearnerStreams
+from dase_grpc.replay.client.connection import Shards
+from dase_grpc.replay.client.handoff import USUAL, Times
 from dase_grpc.replay.client.link import ReplayLink
-from dase_grpc.replay.client.patience import Wanted
+from dase_grpc.replay.client.membership import LearnerConnection
+from dase_grpc.replay.client.patience import NODE_NAME, Wanted
 from dase_grpc.replay.client.policies import PolicyExchange
-from dase_grpc.replay.client.shards import Joined, connected
 from dase_grpc.replay.security.dialler import NO_CREDENTIALS, Credentials
 from dase_grpc.replay.wire.addresses import REPLAY_TIMEOUT_S, ReplayPlace
 from dase_grpc.replay.wire.messages import Membership
@@ -81,6 +83,7 @@ class Session:
         credentials: certificate or token, for a replay that asks for one.
         connect_timeout_s: how long a replay that has not answered yet is waited for.
         replay_timeout_s: how long one that has answered may be away.
+        timing: how often it looks at things.
 
     Raises:
         AddressError: `replay` is no address.
@@ -100,6 +103,7 @@ class Session:
         credentials: Credentials = NO_CREDENTIALS,
         connect_timeout_s: float = 60.0,
         replay_timeout_s: float = REPLAY_TIMEOUT_S,
+        timing: Times = USUAL,
     ) -> None:
         self.schema = schema
         self._place = ReplayPlace.parse(replay)
@@ -111,6 +115,7 @@ class Session:
             timeout_s=connect_timeout_s,
             away_s=replay_timeout_s,
             credentials=credentials,
+            timing=timing,
         )
         self._batch_size = batch_size
         self._prefetch = prefetch
@@ -292,7 +297,6 @@ class Session:
         raise UsageError("the session has ended; begin another one")
 
     def _on_loop(self, call: Callable[..., object], *arguments: object) -> None:
-        """Has something called on the session's thread, unless that has ended."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call, *arguments)
 
@@ -314,7 +318,6 @@ class Session:
         self._left.set_result(None)
 
     def _live(self) -> None:
-        """What the session's thread does."""
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(unless(self._given_up, self._work()))
@@ -345,10 +348,9 @@ class Session:
                     farewell.progress = self._shown()
 
     def _opened(self, joined: Joined, lines: Lines) -> LearnerStreams:
-        """The streams of a learner that has joined; none is open yet."""
-        shards = connected(
-            joined, lines, timeout_s=self._wanted.away_s, accept=lambda member: None, metrics=None
-        )
+        wanted = self._wanted
+        named = partial(LearnerConnection, node_name=NODE_NAME, timeout_s=wanted.away_s, timing=wanted.timing)
+        shards = Shards(joined.connected(lines, named))
         link = ReplayLink(
             shards,
             batch_size=self._batch_size,

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -11,11 +12,8 @@ import numpy as np
 from dase_grpc.errors import Halted
 from dase_grpc.process.tasks import first_cause
 from dase_grpc.replay.client.cluster import StreamTarget
-from dase_grpc.replay.client.connection import Connection, Stream
-from dase_grpc.replay.client.finding import split
-from dase_grpc.replay.client.sample import BatchQueue
-from dase_grpc.replay.client.sampler import SampledBatch, Sampler
-from dase_grpc.replay.client.shards import Shards
+from dase_grpc.replay.client.connection import Connection, Shards, Stream
+from dase_grpc.replay.client.sample import BatchQueue, SampledBatch, Sampler
 from dase_grpc.schema import Array
 
 LOOK_S: Final = 0.25
@@ -32,13 +30,6 @@ class ShardedFetcher:
 
     A shard that is away counts as empty. The rows that it still owed are drawn anew from the others, as if
     it had been empty when they were first drawn.
-
-    Args:
-        shards: where to, at least two.
-        queue: where batches go.
-        batch_size: rows of each batch.
-        own_rows_only: draw only from what the agent collected.
-        rng: splits the batches.
     """
 
     def __init__(
@@ -224,3 +215,15 @@ class _Part:
             self._heard = state
             self._known = state.size_by_agent[agent_id] if self._own_rows_only else state.size
         return self._known
+
+
+def split(rows: int, sizes: Sequence[int], rng: np.random.Generator) -> list[int]:
+    """How many of `rows` independent uniform draws from a union fall on each part, of these sizes.
+
+    Multinomial. Drawn as whole numbers, so that a part of size 0 gets none, whatever is rounded where. Not
+    all parts may be empty.
+    """
+    ends = np.cumsum(sizes)
+    drawn = np.searchsorted(ends, rng.integers(ends[-1], size=rows), side="right")
+    counts: list[int] = np.bincount(drawn, minlength=len(sizes)).tolist()
+    return counts

@@ -126,11 +126,7 @@ class ClientUpload(_ClientCall):
 
 @asynccontextmanager
 async def opened_in_time(stream: _ClientCall, address: str, timeout_s: float) -> AsyncIterator[None]:
-    """Limits how long a stream's start may take.
-
-    Raises:
-        UnreachableError: longer than that.
-    """
+    """Limits how long a stream's start may take. UnreachableError if longer than that."""
     try:
         async with asyncio.timeout(timeout_s):
             yield
@@ -151,8 +147,19 @@ def _at_once(coroutine: Coroutine[Any, Any, Any]) -> Any:
     raise TypeError(f"{coroutine!r} waits")
 
 
-def opened(stream: ClientStream | None) -> ClientStream:
-    """The stream; a bug where it has not been opened."""
-    if stream is None:
-        raise TypeError("the stream has not been opened")
-    return stream
+class OneStream:
+    """What stands on one stream, which is opened later."""
+
+    _stream: ClientStream | None = None
+
+    @property
+    def _opened(self) -> ClientStream:
+        """The stream; a bug where it has not been opened."""
+        if self._stream is None:
+            raise TypeError("the stream has not been opened")
+        return self._stream
+
+    def cancel(self) -> None:
+        """Ends the stream; has no effect once it has ended."""
+        if self._stream is not None:
+            self._stream.cancel()

@@ -25,13 +25,14 @@ from dase_grpc.metrics.endpoint import make_registry
 from dase_grpc.metrics.nodes import LearnerMetrics
 from dase_grpc.pace import Backoff
 from dase_grpc.progress import Progress
-from dase_grpc.replay.client.channels import open_channel
-from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
-from dase_grpc.replay.client.connection import Away, Connection, Outage, Stream
-from dase_grpc.replay.client.waits import WaitReason
+from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget, open_channel
+from dase_grpc.replay.client.connection import Away, Outage, Stream
+from dase_grpc.replay.client.handoff import Times, WaitReason
+from dase_grpc.replay.client.membership import LearnerConnection
 
 SILENT = UnreachableError("no answer")
 FOREVER_S = 600.0
+USUAL = {"timeout_s": FOREVER_S, "rng": random.Random(1), "timing": Times(beat_s=0.01)}
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +70,7 @@ class Scripted:
 
 
 async def connection_to(service, **options):
-    return Connection(await service.target(), **{"timeout_s": FOREVER_S, "rng": random.Random(1), **options})
+    return LearnerConnection(await service.target(), **{**USUAL, **options})
 
 
 def test_pauses_grow_up_to_a_cap_differ_between_nodes_and_begin_anew():
@@ -138,7 +139,7 @@ async def test_a_replay_that_is_away_for_too_long_is_given_up(service):
 
 
 async def test_without_a_timeout_the_first_failure_ends_the_stream(service, pauses):
-    connection = Connection(await service.target())
+    connection = LearnerConnection(await service.target())
     with pytest.raises(UnreachableError, match=r"^no answer$"):
         await Scripted(connection, SILENT).run()
     assert pauses == []
@@ -147,10 +148,9 @@ async def test_without_a_timeout_the_first_failure_ends_the_stream(service, paus
 async def test_a_learner_that_stops_gives_a_draining_replay_up_at_once_and_a_silent_one_soon(
     service, monkeypatch
 ):
-    monkeypatch.setattr("dase_grpc.replay.client.connection.STOPPING_S", 0.05)
     target = await service.target()
     for error in (DrainingError("shutting down"), SILENT):
-        connection = Connection(target, timeout_s=FOREVER_S)
+        connection = LearnerConnection(target, timeout_s=FOREVER_S, timing=Times(stopping_s=0.05))
         connection.stopping = True
         with pytest.raises(type(error)):
             await Scripted(connection, error).run()
@@ -230,9 +230,9 @@ async def test_a_lease_that_another_node_has_is_the_end(service, pauses):
     target = await service.target()
     service.clock.now += 100
     service.run.leases.join("usurper", 0, service.clock.now)
-    connection = Connection(target, timeout_s=FOREVER_S)
+    connection = LearnerConnection(target, **USUAL)
     with pytest.raises(StaleLeaseError, match="fenced off: agent 0 belongs to another") as caught:
-        await promptly(connection.heartbeats(Progress, every_s=0.01))
+        await promptly(connection.heartbeats(Progress))
     assert_one_sentence(caught.value, "usurper")
     assert pauses == []
 
@@ -240,7 +240,7 @@ async def test_a_lease_that_another_node_has_is_the_end(service, pauses):
 async def test_heartbeats_renew_a_lease_whatever_its_age_while_nobody_has_the_id(service):
     connection = await connection_to(service)
     service.clock.now += 1_000
-    beating = asyncio.ensure_future(connection.heartbeats(Progress, every_s=0.01))
+    beating = asyncio.ensure_future(connection.heartbeats(Progress))
     await eventually(lambda: service.run.leases.all()[0].state(service.clock.now) == "live")
     beating.cancel()
     await asyncio.gather(beating, return_exceptions=True)
@@ -254,14 +254,13 @@ async def came_back_empty(size=7, **options):
         target = await first.target()
         target = replace(target, member=replace(target.member, node_id="this node"))
         first.fill(size)
-        connection = Connection(target, **{"timeout_s": FOREVER_S, **options})
-        beating = asyncio.ensure_future(connection.heartbeats(Progress, every_s=0.01))
+        connection = LearnerConnection(target, **{**USUAL, **options})
+        beating = asyncio.ensure_future(connection.heartbeats(Progress))
         await eventually(lambda: connection.buffer_size == size)
         beating.cancel()
         await asyncio.gather(beating, return_exceptions=True)
     async with serving() as second, open_channel(second.address) as channel:
         connection.target = StreamTarget(channel, str(second.address), target.member, SCHEMA)
-        connection._cluster = ClusterClient(channel, str(second.address))
         yield connection, second
 
 
@@ -298,7 +297,7 @@ async def test_an_old_lease_is_no_lease_of_a_replay_that_came_back_though_its_ep
         with pytest.raises(BufferGoneError):
             await ClusterClient(service.channel, "").leave(connection.target.member, reason="old")
         with pytest.raises(StaleLeaseError, match="fenced off"):
-            await promptly(connection.heartbeats(Progress, every_s=0.01))
+            await promptly(connection.heartbeats(Progress))
         assert service.run.leases.all()[0].left_because is None
 
 
@@ -308,13 +307,13 @@ async def test_a_membership_that_does_not_fit_any_more_ends_the_learner():
 
     async with came_back_empty(accept=refuse) as (connection, _):
         with pytest.raises(ConfigError, match="too small now"):
-            await promptly(connection.heartbeats(Progress, every_s=0.01))
+            await promptly(connection.heartbeats(Progress))
 
 
 async def test_a_replay_that_vanishes_while_it_is_joined_again_is_ridden_out():
     async with came_back_empty(timeout_s=0.2) as (connection, service):
         service.cluster.draining = True
-        beating = asyncio.ensure_future(connection.heartbeats(Progress, every_s=0.01))
+        beating = asyncio.ensure_future(connection.heartbeats(Progress))
         await eventually(lambda: connection.outage is not None)
         service.cluster.draining = False
         await eventually(lambda: connection.outage is None)
@@ -336,7 +335,7 @@ async def test_a_replay_that_is_joined_again_without_hearing_the_answer_gives_th
             return joined[-1]
 
         monkeypatch.setattr(service.run, "join", unheard_once)
-        beating = asyncio.ensure_future(connection.heartbeats(Progress, every_s=0.01))
+        beating = asyncio.ensure_future(connection.heartbeats(Progress))
         await eventually(lambda: connection.losses == 1 and connection.outage is None)
         beating.cancel()
         await asyncio.gather(beating, return_exceptions=True)
@@ -348,8 +347,8 @@ async def test_a_restart_that_kept_the_data_is_said_and_is_no_loss(tmp_path, cap
     async with replay_node(data_dir=tmp_path) as replay, open_channel(replay.address) as channel:
         address = replay.address
         member = await ClusterClient(channel, str(address)).join(node_name="n", schema=SCHEMA, agent_id=0)
-        connection = Connection(StreamTarget(channel, str(address), member, SCHEMA), timeout_s=FOREVER_S)
-        beating = asyncio.ensure_future(connection.heartbeats(Progress, every_s=0.01))
+        connection = LearnerConnection(StreamTarget(channel, str(address), member, SCHEMA), **USUAL)
+        beating = asyncio.ensure_future(connection.heartbeats(Progress))
         await eventually(lambda: connection.buffer_size == 0 and connection.outage is None)
         await replay.end()
         await eventually(lambda: connection.outage is not None)
@@ -363,4 +362,4 @@ async def test_a_restart_that_kept_the_data_is_said_and_is_no_loss(tmp_path, cap
 async def test_another_epoch_stays_fenced_by_a_buffer_that_outlives_the_replay(service):
     target = another_epoch(await service.target(), 5)
     with pytest.raises(StaleLeaseError, match="fenced off"):
-        await promptly(Connection(target, timeout_s=FOREVER_S).heartbeats(Progress, every_s=0.01))
+        await promptly(LearnerConnection(target, timeout_s=FOREVER_S).heartbeats(Progress))

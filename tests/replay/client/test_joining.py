@@ -15,7 +15,7 @@ from dase_grpc.errors import (
     SchemaMismatchError,
     UnreachableError,
 )
-from dase_grpc.replay.client.joining import join
+from dase_grpc.replay.client.admission import join
 from dase_grpc.replay.client.patience import Wanted
 from dase_grpc.replay.wire.addresses import Address
 from dase_grpc.replay.wire.messages import Membership
@@ -42,7 +42,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
     clock = Clock()
-    for module in ("joining", "patience"):
+    for module in ("admission", "patience"):
         place = f"dase_grpc.replay.client.{module}"
         monkeypatch.setattr(f"{place}.time", SimpleNamespace(monotonic=lambda: clock.now))
         monkeypatch.setattr(f"{place}.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": clock.slept}))

@@ -14,19 +14,19 @@ from dase_grpc.config.sections import TrainConfig
 from dase_grpc.errors import DrainingError, Halted, MalformedError, StaleLeaseError, UnreachableError
 from dase_grpc.pace import Origin, Pace
 from dase_grpc.replay.client.collected import CollectedSteps
-from dase_grpc.replay.client.connection import Away, Connection, Outage
-from dase_grpc.replay.client.insert import GATHERED_ROWS, QUEUED_ROWS, RowLink
-from dase_grpc.replay.client.inserter import Inserter
-from dase_grpc.replay.client.link import ReplayLink
-from dase_grpc.replay.client.sampler import Pacing, Sampler
-from dase_grpc.replay.client.shards import Shards
-from dase_grpc.replay.client.waits import say_waits
+from dase_grpc.replay.client.connection import Away, Outage, Shards
+from dase_grpc.replay.client.handoff import Times, say_waits
+from dase_grpc.replay.client.insert import Inserter
+from dase_grpc.replay.client.link import GATHERED_ROWS, QUEUED_ROWS, ReplayLink, RowLink
+from dase_grpc.replay.client.membership import LearnerConnection
+from dase_grpc.replay.client.sample import Pacing, Sampler
 
 BATCH = 4
 
 
-def link_to(target, *, prefetch=2, batch_size=BATCH):
-    return ReplayLink(Shards.one(Connection(target)), batch_size=batch_size, prefetch=prefetch, writer_id="w")
+def link_to(target, *, prefetch=2, batch_size=BATCH, **times):
+    shards = Shards([LearnerConnection(target, timing=Times(**times))])
+    return ReplayLink(shards, batch_size=batch_size, prefetch=prefetch, writer_id="w")
 
 
 @asynccontextmanager
@@ -80,8 +80,7 @@ async def test_rows_that_wait_for_more_go_out_after_a_while(service):
 
 @pytest.fixture
 def patient(monkeypatch):
-    """Rows wait for more without end; what is sent, as numbers of rows."""
-    monkeypatch.setattr("dase_grpc.replay.client.insert.GATHERED_S", 3_600.0)
+    """What is sent, as numbers of rows."""
     sent, append = [], Inserter.append
 
     async def noted(self, rows):
@@ -93,7 +92,7 @@ def patient(monkeypatch):
 
 
 async def test_enough_rows_go_out_at_once_in_one_message(service, patient):
-    link = link_to(await service.target())
+    link = link_to(await service.target(), gather_s=3_600.0)
     async with running(link):
         await store_all(link, rows_of(1, 3))
         await service.round_trips()
@@ -104,7 +103,7 @@ async def test_enough_rows_go_out_at_once_in_one_message(service, patient):
 
 
 async def test_the_event_loop_is_woken_for_enough_rows_alone(service, patient, monkeypatch):
-    link = link_to(await service.target())
+    link = link_to(await service.target(), gather_s=3_600.0)
     woken, wake = [], link._loop.call_soon_threadsafe
 
     def noted(callback, *arguments, **options):
@@ -121,7 +120,7 @@ async def test_the_event_loop_is_woken_for_enough_rows_alone(service, patient, m
 
 
 async def test_rows_do_not_wait_for_more_once_no_more_will_come(service, patient):
-    link = link_to(await service.target())
+    link = link_to(await service.target(), gather_s=3_600.0)
     inserting = asyncio.ensure_future(link.insert_rows())
     await store_all(link, rows_of(1, 3))
     await service.round_trips()
@@ -132,7 +131,9 @@ async def test_rows_do_not_wait_for_more_once_no_more_will_come(service, patient
 
 async def test_rows_that_updates_wait_for_go_out_at_once(service, patient):
     target = await service.target()
-    link = RowLink(Shards.one(Connection(target)), writer_id="w", paced=True)
+    link = RowLink(
+        Shards([LearnerConnection(target, timing=Times(gather_s=3_600.0))]), writer_id="w", paced=True
+    )
     await (sampler := Sampler(target, batch_size=1)).open(credits=0, pacing=Pacing(Pace(1, 10), 0, 0))
     inserting = asyncio.ensure_future(link.insert_rows())
     for serial in range(1, 4):
@@ -242,14 +243,12 @@ async def test_each_batch_that_actors_may_wait_for_is_told_as_soon_as_it_is_take
         await grant(self, credits, **told)
 
     monkeypatch.setattr(Sampler, "grant", noted)
-    connection = Connection(await service.target())
+    connection = LearnerConnection(await service.target())
     service.fill(40)
     train = TrainConfig(explore=False, actors=1, step_error_buffer=40)
     origin = Origin(connection.target.member.buffer_id, 0)
     collected = CollectedSteps(connection, train=train, first_steps=1, origin=origin)
-    link = ReplayLink(
-        Shards.one(connection), batch_size=BATCH, prefetch=8, writer_id="w", collected=collected
-    )
+    link = ReplayLink(Shards([connection]), batch_size=BATCH, prefetch=8, writer_id="w", collected=collected)
     async with running(link):
         for taken in range(1, 5):
             await on_thread(link.next)
@@ -267,14 +266,15 @@ async def test_batches_come_in_the_order_in_which_they_were_drawn(service):
 
 
 @pytest.mark.slow
-async def test_a_wait_is_explained_by_the_service_after_a_while(monkeypatch, caplog):
-    monkeypatch.setattr("dase_grpc.replay.client.waits.SAY_AFTER_S", 0.05)
+async def test_a_wait_is_explained_by_the_service_after_a_while(caplog):
     caplog.set_level(logging.INFO, "dase")
     async with serving(min_size=10) as service:
-        link = link_to(await service.target())
+        link = link_to(await service.target(), say_wait_after_s=0.05)
         assert link.wait is None
         async with running(link):
-            saying = asyncio.ensure_future(say_waits(lambda: link.wait, count=lambda reason, seconds: None))
+            saying = asyncio.ensure_future(
+                say_waits(lambda: link.wait, count=lambda reason, seconds: None, timing=Times())
+            )
             asking = asyncio.ensure_future(asyncio.to_thread(link.next))
             await eventually(lambda: link.wait is not None and "more" in link.wait.text)
             assert link.wait.text == "waiting for 10 more transitions (0 of 10)"
@@ -288,10 +288,9 @@ async def test_a_wait_is_explained_by_the_service_after_a_while(monkeypatch, cap
 
 
 async def test_while_the_replay_is_away_a_wait_says_whether_there_is_room_to_explore_on(service, monkeypatch):
-    monkeypatch.setattr("dase_grpc.replay.client.waits.SAY_AFTER_S", 0.0)
-    monkeypatch.setattr("dase_grpc.replay.client.insert.QUEUED_ROWS", 2)
-    connection = Connection(await service.target())
-    link = ReplayLink(Shards.one(connection), batch_size=BATCH, prefetch=1, writer_id="w")
+    monkeypatch.setattr("dase_grpc.replay.client.link.QUEUED_ROWS", 2)
+    link = link_to(await service.target(), say_wait_after_s=0.0)
+    connection = link._shards.first
     connection.outage = Outage(time.monotonic() - 60, Away.UNREACHABLE)
     row, _ = rows_of(1, 2)
     link.store(row)
@@ -320,12 +319,8 @@ async def test_while_batches_are_held_a_wait_ends_without_one_and_none_is_drawn_
         assert await on_thread(link.next) is not None
 
 
-async def test_a_wait_that_is_under_way_when_batches_are_held_is_over_and_is_none_any_more(
-    service, monkeypatch
-):
-    monkeypatch.setattr("dase_grpc.replay.client.handoff.LOOK_S", 0.02)
-    monkeypatch.setattr("dase_grpc.replay.client.waits.SAY_AFTER_S", 0.0)
-    link = link_to(await service.target())  # none of its streams is open
+async def test_a_wait_that_is_under_way_when_batches_are_held_is_over_and_is_none_any_more(service):
+    link = link_to(await service.target(), wake_s=0.02, say_wait_after_s=0.0)  # none of its streams is open
     asking = asyncio.ensure_future(asyncio.to_thread(link.next))
     await eventually(lambda: link.wait is not None)
     link.hold_batches()

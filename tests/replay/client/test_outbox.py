@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dase_grpc.errors import DaseError
-from dase_grpc.replay.client.outbox import Outbox
+from dase_grpc.replay.client.insert import Outbox
 
 
 def block(first, last):

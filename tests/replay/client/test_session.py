@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from children import importing
 from contracts.sentences import assert_one_sentence
+from nodes.learning_cases import QUICK
 from nodes.running import replay_node
 from patience import PATIENCE_S
 from replay.wire.services import SCHEMA, WIDE, eventually, promptly, rows_of, serials_of, serving
@@ -27,7 +28,8 @@ from dase_grpc.nodes.replay import boot_id
 from dase_grpc.replay.buffer.directory import DataDirectory
 from dase_grpc.replay.buffer.durable import DurableStore
 from dase_grpc.replay.buffer.sharding import Shard
-from dase_grpc.replay.client.channels import lines_to
+from dase_grpc.replay.client.cluster import lines_to
+from dase_grpc.replay.client.handoff import Times
 from dase_grpc.replay.client.policies import PolicyPublisher
 from dase_grpc.replay.client.session import Session
 from dase_grpc.replay.security.dialler import Credentials
@@ -35,11 +37,7 @@ from dase_grpc.replay.wire.messages import Membership
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch):
-    """What takes seconds takes milliseconds; no session leaves a thread behind."""
-    monkeypatch.setattr("dase_grpc.replay.client.learner_streams.HEARTBEAT_S", 0.05)
-    monkeypatch.setattr("dase_grpc.replay.client.connection.AWAY_AFTER_S", 0.1)
-    monkeypatch.setattr("dase_grpc.replay.client.handoff.LOOK_S", 0.02)
+def no_session_leaves_a_thread_behind():
     yield
     assert [each.name for each in threading.enumerate() if each.name == "dase session"] == []
 
@@ -47,7 +45,9 @@ def soon(monkeypatch):
 def session_at(*services, **changes):
     """A session at a service, or at several shards."""
     addresses = ",".join(str(each.address) for each in services)
-    return Session(addresses, **{"schema": SCHEMA, "batch_size": 4, "prefetch": 2, **changes})
+    return Session(
+        addresses, **{"schema": SCHEMA, "batch_size": 4, "prefetch": 2, "timing": QUICK, **changes}
+    )
 
 
 async def user(program, *arguments):
@@ -361,12 +361,11 @@ async def test_a_replay_that_never_comes_is_waited_for_as_long_as_is_said():
     assert_one_sentence(await error_of(UnreachableError, program), "does not answer (waited up to 0.2 s)")
 
 
-async def test_rows_that_a_replay_does_not_take_are_counted_in_the_error(service, monkeypatch):
-    monkeypatch.setattr("dase_grpc.replay.client.insert.GATHERED_S", 3_600.0)
+async def test_rows_that_a_replay_does_not_take_are_counted_in_the_error(service):
     gone = threading.Event()
 
     def program():
-        with session_at(service, replay_timeout_s=0.2) as session:
+        with session_at(service, replay_timeout_s=0.2, timing=Times(gather_s=3_600.0)) as session:
             store_all(session, rows_of(1, 3))
             gone.wait(PATIENCE_S)
 

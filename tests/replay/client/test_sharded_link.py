@@ -141,7 +141,7 @@ def break_streams(service):
 
 async def test_rows_that_a_broken_stream_had_are_sent_again_to_the_same_shard_and_stored_once(monkeypatch):
     monkeypatch.setattr(
-        "dase_grpc.replay.client.insert.GATHERED_ROWS", 1
+        "dase_grpc.replay.client.link.GATHERED_ROWS", 1
     )  # many chunks, so that both have some
     async with shards_serving(2) as services:
         shards = await connections_to(services)
@@ -214,6 +214,6 @@ async def test_a_learner_that_is_fenced_at_one_shard_ends():
         member = shards.connections[1].target.member
         await services[1].client.leave(member, reason="another node has it")
         with pytest.raises(StaleLeaseError, match="fenced off"):
-            await promptly(shards.heartbeats(Progress, every_s=0.01))
+            await promptly(shards.heartbeats(Progress))
         with pytest.raises(StaleLeaseError, match="fenced off"):
             await promptly(link.insert_rows())

@@ -3,7 +3,7 @@
 import pytest
 from replay.security.credentials import Keyring, make_keyring
 
-from dase_grpc.replay.client import patience
+from dase_grpc.replay.client import handoff
 
 
 @pytest.fixture(scope="session")
@@ -13,5 +13,5 @@ def keyring(tmp_path_factory: pytest.TempPathFactory) -> Keyring:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Learners look soon whether a service that does not answer refuses their credentials."""
-    monkeypatch.setattr(patience, "SAY_UNREACHABLE_AFTER_S", 0.2)
+    """Nodes look soon whether a service that does not answer refuses their credentials."""
+    monkeypatch.setattr(handoff, "USUAL", handoff.Times(say_silent_after_s=0.2))

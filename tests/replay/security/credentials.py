@@ -10,8 +10,7 @@ from typing import Any
 from replay.wire.services import LOOPBACK, SCHEMA, Clock
 
 from dase_grpc.replay.buffer.run import SharedRun
-from dase_grpc.replay.client.channels import open_channel
-from dase_grpc.replay.client.cluster import ClusterClient
+from dase_grpc.replay.client.cluster import ClusterClient, open_channel
 from dase_grpc.replay.security.certificates import issue, make_authority
 from dase_grpc.replay.security.dialler import Credentials
 from dase_grpc.replay.security.door import Door

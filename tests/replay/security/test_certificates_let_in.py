@@ -11,12 +11,12 @@ from replay.wire.services import SCHEMA, promptly, serving
 
 from dase_grpc.errors import CredentialsError, UnauthenticatedError, UnreachableError
 from dase_grpc.progress import Progress
-from dase_grpc.replay.client.channels import open_channel
-from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
-from dase_grpc.replay.client.inserter import Inserter
-from dase_grpc.replay.client.joining import join
+from dase_grpc.replay.client.admission import join
+from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget, open_channel
+from dase_grpc.replay.client.handoff import Times
+from dase_grpc.replay.client.insert import Inserter
 from dase_grpc.replay.client.patience import Wanted
-from dase_grpc.replay.client.sampler import Sampler
+from dase_grpc.replay.client.sample import Sampler
 from dase_grpc.replay.security import door
 from dase_grpc.replay.security.certificates import issue
 from dase_grpc.replay.security.dialler import Credentials
@@ -33,7 +33,14 @@ async def refused(guard, credentials) -> UnauthenticatedError:
     """What a learner that wants to join is told, which must come soon."""
     async with open_channel(guard.address, credentials) as channel:
         wanted = Wanted(
-            guard.address, 0, "", node_id="n", timeout_s=60.0, away_s=60.0, credentials=credentials
+            guard.address,
+            0,
+            "",
+            node_id="n",
+            timeout_s=60.0,
+            away_s=60.0,
+            credentials=credentials,
+            timing=Times(say_silent_after_s=0.2),
         )
         with pytest.raises(UnauthenticatedError) as caught:
             await promptly(join(ClusterClient(channel, str(guard.address)), wanted, SCHEMA))

@@ -13,9 +13,9 @@ from replay.wire.services import SCHEMA, promptly
 from dase_grpc.errors import CredentialsError, NotPermittedError
 from dase_grpc.progress import Attendance, Attendant, Progress
 from dase_grpc.replay.client.cluster import StreamTarget
-from dase_grpc.replay.client.inserter import Inserter
+from dase_grpc.replay.client.insert import Inserter
 from dase_grpc.replay.client.policies import PolicyPublisher, PolicySubscriber
-from dase_grpc.replay.client.sampler import Sampler
+from dase_grpc.replay.client.sample import Sampler
 from dase_grpc.replay.security import door
 from dase_grpc.replay.security.door import PERMISSIONS
 from dase_grpc.replay.security.identity import Identity, Role

@@ -11,7 +11,7 @@ from replay.wire.services import SCHEMA, eventually, promptly
 from dase_grpc.errors import UnreachableError
 from dase_grpc.progress import Progress
 from dase_grpc.replay.client.cluster import StreamTarget
-from dase_grpc.replay.client.inserter import Inserter
+from dase_grpc.replay.client.insert import Inserter
 from dase_grpc.replay.security.dialler import Credentials
 
 

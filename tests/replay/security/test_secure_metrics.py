@@ -13,7 +13,7 @@ from patience import PATIENCE_S
 
 from dase_grpc.errors import AddressError, CredentialsError
 from dase_grpc.metrics.endpoint import make_registry, metrics_endpoint
-from dase_grpc.nodes.monitoring import protection
+from dase_grpc.nodes.options import NodeOptions
 from dase_grpc.replay.security.folders import server_contexts
 
 
@@ -94,9 +94,9 @@ async def test_a_replay_serves_its_metrics_beyond_loopback_with_certificates(key
 
 
 def test_an_endpoint_that_is_off_needs_nothing_and_one_without_certificates_says_which_flag():
-    assert protection("0.0.0.0", 0, tls=Path("missing"), insecure=False) is None
-    assert protection("0.0.0.0", 1, tls=None, insecure=True) is None
+    assert NodeOptions(metrics_host="0.0.0.0", metrics_tls=Path("missing")).metrics_contexts() is None
+    assert NodeOptions(metrics_host="0.0.0.0", metrics_port=1, insecure=True).metrics_contexts() is None
     with pytest.raises(AddressError, match="--metrics-tls DIR"):
-        protection("0.0.0.0", 1, tls=None, insecure=False)
+        NodeOptions(metrics_host="0.0.0.0", metrics_port=1).metrics_contexts()
     with pytest.raises(CredentialsError, match=r"missing"):
-        protection("127.0.0.1", 1, tls=Path("missing"), insecure=False)
+        NodeOptions(metrics_port=1, metrics_tls=Path("missing")).metrics_contexts()

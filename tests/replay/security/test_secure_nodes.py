@@ -13,7 +13,7 @@ from dase_grpc.cli.main import main
 from dase_grpc.errors import AddressError, CredentialsError, NotPermittedError
 from dase_grpc.launch.processes import _environment
 from dase_grpc.metrics.buffer import ReplayCollector, ReplayCounts
-from dase_grpc.replay.client.channels import open_channel
+from dase_grpc.replay.client.cluster import open_channel
 from dase_grpc.replay.service import monitor
 from dase_grpc.replay.wire.addresses import Address
 

@@ -14,9 +14,8 @@ from replay.wire.services import SCHEMA, promptly
 
 from dase_grpc.errors import CredentialsError, NotPermittedError, OverloadedError, UnauthenticatedError
 from dase_grpc.progress import Progress
-from dase_grpc.replay.client.channels import CLIENT_OPTIONS
-from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
-from dase_grpc.replay.client.inserter import Inserter
+from dase_grpc.replay.client.cluster import CLIENT_OPTIONS, ClusterClient, StreamTarget
+from dase_grpc.replay.client.insert import Inserter
 from dase_grpc.replay.security import tokens
 from dase_grpc.replay.security.dialler import Credentials
 from dase_grpc.replay.security.identity import Identity

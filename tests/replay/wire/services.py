@@ -14,8 +14,7 @@ from patience import PATIENCE_S
 
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.buffer.sharding import WHOLE, Shard
-from dase_grpc.replay.client.channels import open_channel
-from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
+from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget, open_channel
 from dase_grpc.replay.service.cluster import ClusterServicer
 from dase_grpc.replay.service.policies import PolicyServicer
 from dase_grpc.replay.service.server import ReplayServicer, add_replay, bind, make_server

@@ -11,10 +11,9 @@ from replay.wire.services import LOOPBACK, SCHEMA, rows_of
 from dase_grpc.errors import RunMismatchError, StaleLeaseError
 from dase_grpc.metrics.buffer import Calls
 from dase_grpc.replay.buffer.run import SharedRun
-from dase_grpc.replay.client.channels import open_channel
-from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
-from dase_grpc.replay.client.inserter import Inserter
-from dase_grpc.replay.client.sampler import Sampler
+from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget, open_channel
+from dase_grpc.replay.client.insert import Inserter
+from dase_grpc.replay.client.sample import Sampler
 from dase_grpc.replay.service.cluster import ClusterServicer
 from dase_grpc.replay.service.server import ReplayServicer, add_replay, bind, make_server
 from dase_grpc.replay.wire.v1 import cluster_pb2, cluster_pb2_grpc

@@ -22,8 +22,7 @@ from dase_grpc.errors import (
 )
 from dase_grpc.progress import Progress
 from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
-from dase_grpc.replay.client.channels import open_channel
-from dase_grpc.replay.client.cluster import ClusterClient
+from dase_grpc.replay.client.cluster import ClusterClient, open_channel
 from dase_grpc.replay.service.cluster import MAX_NODE_ID
 from dase_grpc.replay.wire.addresses import Address
 from dase_grpc.replay.wire.messages import (

@@ -9,7 +9,7 @@ from replay.wire.services import acknowledged, chunk, insert_header, refusal, ro
 from dase_grpc.errors import WriterForgottenError
 from dase_grpc.progress import Attendance, Attendant
 from dase_grpc.replay.buffer.store import MAX_AGENT_WRITERS
-from dase_grpc.replay.client.inserter import Inserter
+from dase_grpc.replay.client.insert import Inserter
 from dase_grpc.replay.wire.v1 import replay_pb2_grpc
 
 STATUS = "FAILED_PRECONDITION"

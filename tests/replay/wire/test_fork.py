@@ -9,7 +9,7 @@ from patience import PATIENCE_S
 PROGRAM = """
 import asyncio, subprocess
 from dase_grpc.replay.service.server import bind, make_server
-from dase_grpc.replay.client.channels import open_channel
+from dase_grpc.replay.client.cluster import open_channel
 from dase_grpc.replay.wire.addresses import parse_address
 
 async def main():

@@ -34,9 +34,8 @@ from dase_grpc.errors import (
     StaleLeaseError,
     UnreachableError,
 )
-from dase_grpc.replay.client.channels import open_channel
-from dase_grpc.replay.client.cluster import StreamTarget
-from dase_grpc.replay.client.inserter import Inserter
+from dase_grpc.replay.client.cluster import StreamTarget, open_channel
+from dase_grpc.replay.client.insert import Inserter
 from dase_grpc.replay.service.insert import ACK_ROWS, MAX_WRITER_ID
 from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.replay.wire.v1 import replay_pb2, replay_pb2_grpc

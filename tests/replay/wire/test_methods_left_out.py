@@ -4,7 +4,7 @@ import grpc
 import pytest
 from replay.wire.services import listening, promptly
 
-from dase_grpc.replay.client.channels import open_channel
+from dase_grpc.replay.client.cluster import open_channel
 from dase_grpc.replay.wire.v1 import cluster_pb2_grpc, policy_pb2_grpc, replay_pb2_grpc
 
 

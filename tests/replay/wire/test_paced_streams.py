@@ -8,7 +8,7 @@ from replay.wire.services import acknowledged, chunk, eventually, insert_header,
 from dase_grpc.errors import MalformedError
 from dase_grpc.pace import Pace, StepLimiter
 from dase_grpc.progress import Attendance, Attendant
-from dase_grpc.replay.client.sampler import Pacing, Sampler
+from dase_grpc.replay.client.sample import Pacing, Sampler
 from dase_grpc.replay.service.sample import PacedBatches
 from dase_grpc.replay.service.streams import Change
 from dase_grpc.replay.wire.v1 import replay_pb2

@@ -20,7 +20,7 @@ from dase_grpc.errors import (
     UnreachableError,
 )
 from dase_grpc.replay.buffer.policies import Policy
-from dase_grpc.replay.client.channels import open_channel
+from dase_grpc.replay.client.cluster import open_channel
 from dase_grpc.replay.client.policies import PolicyPublisher, PolicySubscriber
 from dase_grpc.replay.wire.status import REFUSAL_KEY
 from dase_grpc.replay.wire.v1 import policy_pb2, policy_pb2_grpc

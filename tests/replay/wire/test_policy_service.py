@@ -17,7 +17,7 @@ from dase_grpc.errors import (
 )
 from dase_grpc.replay.buffer.policies import MAX_POLICY_BYTES, Policy
 from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
-from dase_grpc.replay.client.channels import open_channel
+from dase_grpc.replay.client.cluster import open_channel
 from dase_grpc.replay.client.policies import PolicyPublisher, PolicySubscriber
 from dase_grpc.replay.wire.addresses import CHUNK_BYTES
 from dase_grpc.replay.wire.status import refusals

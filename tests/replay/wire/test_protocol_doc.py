@@ -11,9 +11,11 @@ from dase_grpc.nodes import replay_options
 from dase_grpc.replay.buffer.policies import MAX_BOARD_BYTES, MAX_POLICY_BYTES, MAX_VERSION
 from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
 from dase_grpc.replay.buffer.store import MAX_AGENT_WRITERS, MAX_WRITERS
-from dase_grpc.replay.client import channels, draining, insert, inserter, learner_streams
 from dase_grpc.replay.client import cluster as client_cluster
+from dase_grpc.replay.client import insert as client_insert
+from dase_grpc.replay.client import link
 from dase_grpc.replay.client import policies as client_policies
+from dase_grpc.replay.client.handoff import USUAL
 from dase_grpc.replay.service import cluster, interceptors, policies, sample, server, streams
 from dase_grpc.replay.service import insert as service_insert
 from dase_grpc.replay.wire import addresses, messages, packed
@@ -85,21 +87,21 @@ def test_the_limits_are_those_of_the_code():
 @pytest.mark.parametrize(
     ("sentence", "value", "scale"),
     [
-        (r"at most (\d+) rows unacknowledged", inserter.WINDOW_ROWS, 1),
+        (r"at most (\d+) rows unacknowledged", client_insert.WINDOW_ROWS, 1),
         (r"come at least (\d+) ms apart", service_insert.ACK_EVERY_S, 1_000),
         (r"at once for (\d+) rows", service_insert.ACK_ROWS, 1),
         (r"the start of a stream, (\d+) s", client_cluster.UNARY_TIMEOUT_S, 1),
         (r"gives one policy (\d+) s", client_policies.PUBLISH_TIMEOUT_S, 1),
         (r"keepalive ping after (\d+) s", addresses.KEEPALIVE_TIME_MS, 1e-3),
         (r"does not answer one within (\d+) s", addresses.KEEPALIVE_TIMEOUT_MS, 1e-3),
-        (r"made again after (\d+\.\d+) s", channels.RECONNECT_MS[0], 1e-3),
-        (r"longer pauses, at most (\d+) s", channels.RECONNECT_MS[1], 1e-3),
-        (r"or (\d+) MiB of them, and then waits", insert.KEPT_BYTES, 2**-20),
+        (r"made again after (\d+\.\d+) s", client_cluster.RECONNECT_MS[0], 1e-3),
+        (r"longer pauses, at most (\d+) s", client_cluster.RECONNECT_MS[1], 1e-3),
+        (r"or (\d+) MiB of them, and then waits", link.KEPT_BYTES, 2**-20),
         (r"`--replay-timeout` seconds \((\d+)\)", addresses.REPLAY_TIMEOUT_S, 1),
         (r"`ttl_seconds` \((\d+)\)", replay_options.LEASE_TTL_S, 1),
         (r"its lease ends after (\d+) s", replay_options.LEASE_TTL_S, 1),
-        (r"Learners send one every (\d+\.\d+) s", learner_streams.HEARTBEAT_S, 1),
-        (r"does not take within (\d+) s", draining.DRAIN_S, 1),
+        (r"Learners send one every (\d+\.\d+) s", USUAL.beat_s, 1),
+        (r"does not take within (\d+) s", USUAL.drain_s, 1),
     ],
 )
 def test_the_numbers_in_the_text_are_those_of_the_code(sentence, value, scale):

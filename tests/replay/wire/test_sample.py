@@ -22,8 +22,8 @@ from dase_grpc.errors import (
     UnreachableError,
 )
 from dase_grpc.replay.client.cluster import StreamTarget
-from dase_grpc.replay.client.inserter import Inserter
-from dase_grpc.replay.client.sampler import Sampler
+from dase_grpc.replay.client.insert import Inserter
+from dase_grpc.replay.client.sample import Sampler
 from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.replay.wire.packed import ROWS_BYTES, Frame, Waiting, read_response
 from dase_grpc.replay.wire.v1 import replay_pb2

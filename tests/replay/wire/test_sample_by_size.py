@@ -5,7 +5,7 @@ from replay.wire.services import SCHEMA, promptly, serials_of, serving
 
 from dase_grpc.errors import MalformedError, StaleLeaseError
 from dase_grpc.replay.buffer.sharding import Shard
-from dase_grpc.replay.client.sampler import Sampler
+from dase_grpc.replay.client.sample import Sampler
 
 
 async def sampler_of(service, *, batch_size=8, **options):

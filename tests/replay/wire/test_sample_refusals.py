@@ -25,7 +25,7 @@ from dase_grpc.errors import (
 )
 from dase_grpc.pace import Pace
 from dase_grpc.replay.client.cluster import StreamTarget
-from dase_grpc.replay.client.sampler import Pacing, Sampler
+from dase_grpc.replay.client.sample import Pacing, Sampler
 from dase_grpc.replay.service.sample import MAX_BATCH_BYTES, MAX_BATCH_SIZE, MAX_CREDITS
 from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.replay.wire.v1 import replay_pb2

@@ -13,7 +13,8 @@ from scipy import stats
 
 from dase_grpc.errors import AddressError, ConfigError, UnreachableError
 from dase_grpc.replay.buffer.sharding import WHOLE, Shard
-from dase_grpc.replay.client.finding import FoundShard, describe, in_order, missing, require_complete, split
+from dase_grpc.replay.client.discovery import FoundShard, describe, in_order, missing, require_complete
+from dase_grpc.replay.client.sharded_sample import split
 from dase_grpc.replay.wire.addresses import Address, ReplayPlace
 
 SIZES = st.lists(st.integers(0, 10**9), min_size=1, max_size=20).filter(any)

@@ -6,11 +6,10 @@ from replay.wire.services import SCHEMA, listening, serving
 
 from dase_grpc.errors import DaseError, RefusalError, UnreachableError
 from dase_grpc.progress import Progress
-from dase_grpc.replay.client.channels import open_channel
-from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget
-from dase_grpc.replay.client.inserter import Inserter
+from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget, open_channel
+from dase_grpc.replay.client.insert import Inserter
 from dase_grpc.replay.client.policies import PolicyPublisher, PolicySubscriber
-from dase_grpc.replay.client.sampler import Sampler
+from dase_grpc.replay.client.sample import Sampler
 from dase_grpc.replay.service.cluster import ClusterServicer
 from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.replay.wire.status import REFUSAL_KEY, STATUS, refusals

@@ -17,9 +17,9 @@ from replay.wire.services import (
 )
 
 from dase_grpc.errors import DrainingError, StaleLeaseError, UnreachableError
-from dase_grpc.replay.client.channels import open_channel
-from dase_grpc.replay.client.inserter import Inserter
-from dase_grpc.replay.client.sampler import Sampler
+from dase_grpc.replay.client.cluster import open_channel
+from dase_grpc.replay.client.insert import Inserter
+from dase_grpc.replay.client.sample import Sampler
 from dase_grpc.replay.client.streams import ClientStream
 from dase_grpc.replay.wire.status import refusals
 from dase_grpc.replay.wire.v1 import replay_pb2, replay_pb2_grpc
@@ -179,8 +179,8 @@ async def test_a_closed_channel_wakes_its_streams():
 
 
 async def test_a_stream_that_gets_no_connection_is_given_up_in_time(monkeypatch):
-    monkeypatch.setattr("dase_grpc.replay.client.inserter.UNARY_TIMEOUT_S", 0.2)
-    monkeypatch.setattr("dase_grpc.replay.client.sampler.UNARY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("dase_grpc.replay.client.insert.UNARY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("dase_grpc.replay.client.sample.UNARY_TIMEOUT_S", 0.2)
     async with serving() as service:
         target = await service.target()
         await service.server.stop(None)
@@ -191,8 +191,8 @@ async def test_a_stream_that_gets_no_connection_is_given_up_in_time(monkeypatch)
 
 
 async def test_a_service_that_does_not_answer_a_header_is_given_up_in_time(monkeypatch):
-    monkeypatch.setattr("dase_grpc.replay.client.inserter.UNARY_TIMEOUT_S", 0.2)
-    monkeypatch.setattr("dase_grpc.replay.client.sampler.UNARY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("dase_grpc.replay.client.insert.UNARY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("dase_grpc.replay.client.sample.UNARY_TIMEOUT_S", 0.2)
 
     class Silent(replay_pb2_grpc.ReplayServiceServicer):
         async def Insert(self, request_iterator, context):

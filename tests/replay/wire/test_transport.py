@@ -8,7 +8,7 @@ from patience import PATIENCE_S
 from replay.wire.services import LOOPBACK, serving
 
 from dase_grpc.errors import AddressError
-from dase_grpc.replay.client.channels import open_channel
+from dase_grpc.replay.client.cluster import open_channel
 from dase_grpc.replay.service import server as service_server
 from dase_grpc.replay.service.server import bind, make_server
 from dase_grpc.replay.wire.addresses import MAX_MESSAGE_BYTES, Address, parse_address, require_private

@@ -1,117 +1,34 @@
-"""The shards of one replay, found and put in order, and the split of a batch over them."""
+"""Discovery: which services are the shards of one replay, in what order, and where they have moved."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
 from grpc.aio import Channel
 
 from dase_grpc.errors import ConfigError, RefusalError, UnreachableError
-from dase_grpc.replay.buffer.sharding import WHOLE, Shard
-from dase_grpc.replay.client.channels import Lines
-from dase_grpc.replay.client.cluster import UNARY_TIMEOUT_S, ClusterClient, StreamTarget
-from dase_grpc.replay.client.connection import Connection
-from dase_grpc.replay.client.joining import Farewell, join, leave
+from dase_grpc.replay.buffer.sharding import Shard
+from dase_grpc.replay.client.cluster import UNARY_TIMEOUT_S, Lines
+from dase_grpc.replay.client.connection import Connection, Shards
 from dase_grpc.replay.client.patience import AWAY, Wanted, patiently
-from dase_grpc.replay.client.shards import Joined, Shards
 from dase_grpc.replay.wire.addresses import Address
-from dase_grpc.replay.wire.messages import Membership, shard_of
+from dase_grpc.replay.wire.messages import shard_of
 from dase_grpc.replay.wire.status import service
 from dase_grpc.replay.wire.v1 import replay_pb2, replay_pb2_grpc
-from dase_grpc.schema import TransitionSchema
-
-LOOK_AGAIN_S: Final = 1.0
-"""How often a name is resolved again while shards behind it are missing."""
 
 DESCRIBE_S: Final = 2.0
 """How long one of the addresses of a name may take to say which shard it is."""
 
 log = logging.getLogger("dase")
 
-Entry = Callable[[ClusterClient, Wanted, TransitionSchema], Coroutine[Any, Any, Membership]]
-"""How a node of some role is let in by one shard."""
 
-
-async def join_all(lines: Lines, wanted: Wanted, schema: TransitionSchema) -> Joined:
-    """Joins every shard under one agent id, which the first one decides; waits for shards that are away.
-
-    Where one refuses, what the others have given is given back.
-
-    Raises:
-        ConfigError: the services do not make up one replay.
-        RefusalError: see `join`.
-    """
-    targets: list[StreamTarget] = []
-    try:
-        return await enter_all(lines, wanted, schema, enter=join, entered=targets)
-    except BaseException:
-        await leave(Farewell(targets, reason="could not join every shard"))
-        raise
-
-
-async def enter_all(
-    lines: Lines, wanted: Wanted, schema: TransitionSchema, *, enter: Entry, entered: list[StreamTarget]
-) -> Joined:
-    """Is let in by every shard, one after the other, each of which `entered` has from then on.
-
-    Raises:
-        ConfigError: the services do not make up one replay.
-        RefusalError: see `enter`.
-    """
-    addresses = await _find(lines, wanted)
-    for address in addresses:
-        channel = lines.to(address)
-        first = entered[0].member if entered else None
-        asked = replace(
-            wanted,
-            replay=address,
-            agent_id=first.agent_id if first else wanted.agent_id,
-            run_id=first.run_id if first else wanted.run_id,
-        )
-        member = await enter(ClusterClient(channel, str(address)), asked, schema)
-        entered.append(StreamTarget(channel, str(address), member, schema))
-    _require_one_replay([target.member for target in entered])
-    return Joined(tuple(entered), tuple(addresses))
-
-
-async def first_of(lines: Lines, wanted: Wanted) -> Address:
-    """Where the first shard is, which has the policies; waits for shards that are away.
-
-    Raises:
-        ConfigError: the services do not make up one replay.
-        RefusalError: one refuses this node, or was away for too long.
-    """
-    return (await _find(lines, wanted))[0]
-
-
-def _require_one_replay(members: list[Membership]) -> None:
-    """Checks what only a join tells.
-
-    Raises:
-        ConfigError: a shard was left out, or shards do not hold alike.
-    """
-    first = members[0]
-    if len(members) == 1 and first.shard != WHOLE:
-        raise ConfigError(
-            f"this replay is shard {first.shard} of run {first.run_id!r}; name the addresses of all "
-            f"{first.shard.count} shards with --replay"
-        )
-    for member in members:
-        if member.capacity != first.capacity:
-            raise ConfigError(
-                f"shard {first.shard} holds up to {first.capacity} transitions and shard {member.shard} "
-                f"{member.capacity}; start all shards with one --capacity"
-            )
-
-
-async def _find(lines: Lines, wanted: Wanted) -> list[Address]:
+async def find(lines: Lines, wanted: Wanted) -> list[Address]:
     """The addresses in the order of the shards; a replay in one piece is not asked which it is."""
     place = lines.place
     if place.whole:
@@ -120,13 +37,10 @@ async def _find(lines: Lines, wanted: Wanted) -> list[Address]:
     return [each.address for each in found]
 
 
-async def follow_name(shards: Shards, lines: Lines, *, every_s: float = LOOK_AGAIN_S) -> None:
-    """Looks for shards that are away at the addresses that their name has by then, until cancelled.
-
-    Returns at once where the replay is not stated by a name. `shards` may be the first ones alone.
-    """
+async def follow_name(shards: Shards, lines: Lines) -> None:
+    """Looks for shards that are away at the addresses that their name, if they have one, has by then."""
     while lines.place.by_name:
-        await asyncio.sleep(every_s)
+        await asyncio.sleep(shards.first.timing.find_again_s)
         away = {index: each for index, each in enumerate(shards.connections) if each.away is not None}
         if away:
             with suppress(RefusalError):
@@ -160,7 +74,7 @@ class FoundShard:
 async def _find_listed(lines: Lines, wanted: Wanted) -> list[FoundShard]:
     found = []
     for address in lines.place.addresses:
-        ask = partial(_describe, lines, address)
+        ask = partial(describe, lines.to(address), address)
         found.append(await patiently(ask, replace(wanted, replay=address)))
     found = in_order(found)
     require_complete(found)
@@ -188,7 +102,7 @@ async def _find_behind_name(lines: Lines, wanted: Wanted) -> list[FoundShard]:
         if not said:
             log.info("waiting up to %g s for the shards behind %s: %s", wanted.timeout_s, lines.place, why)
             said = True
-        await asyncio.sleep(LOOK_AGAIN_S)
+        await asyncio.sleep(wanted.timing.find_again_s)
 
 
 def _without_twins(found: list[FoundShard]) -> list[FoundShard]:
@@ -197,11 +111,6 @@ def _without_twins(found: list[FoundShard]) -> list[FoundShard]:
 
 
 async def _answering(lines: Lines, addresses: tuple[Address, ...]) -> list[FoundShard]:
-    """What the services at some addresses say of themselves, without those that do not answer.
-
-    Raises:
-        DaseError: one refuses this node.
-    """
     asked = [describe(lines.to(address), address, timeout_s=DESCRIBE_S, wait=False) for address in addresses]
     answers = await asyncio.gather(*asked, return_exceptions=True)
     for answer in answers:
@@ -210,18 +119,10 @@ async def _answering(lines: Lines, addresses: tuple[Address, ...]) -> list[Found
     return [answer for answer in answers if isinstance(answer, FoundShard)]
 
 
-async def _describe(lines: Lines, address: Address, timeout_s: float) -> FoundShard:
-    return await describe(lines.to(address), address, timeout_s=timeout_s)
-
-
 async def describe(
-    channel: Channel, address: Address, *, timeout_s: float = UNARY_TIMEOUT_S, wait: bool = True
+    channel: Channel, address: Address, timeout_s: float = UNARY_TIMEOUT_S, *, wait: bool = True
 ) -> FoundShard:
-    """Asks a service which shard it is; with `wait` waits for one to come up.
-
-    Raises:
-        RefusalError: it does not answer, or does not let this node in.
-    """
+    """Asks a service which shard it is; with `wait` waits for one to come up."""
     stub = replay_pb2_grpc.ReplayServiceStub(channel)
     with service(str(address)):
         answer = await stub.Describe(replay_pb2.DescribeRequest(), timeout=timeout_s, wait_for_ready=wait)
@@ -238,11 +139,7 @@ async def describe(
 
 
 def in_order(found: Sequence[FoundShard]) -> list[FoundShard]:
-    """The shards of one replay by the index that each states; some of them may be missing.
-
-    Raises:
-        ConfigError: two of them are not of one replay, or the same shard.
-    """
+    """The shards of one replay by their index; ConfigError if they are not of one. Some may be missing."""
     for one in found:
         for other in found:
             if (difference := _difference(one, other)) is not None:
@@ -271,11 +168,7 @@ def missing(found: Sequence[FoundShard]) -> str | None:
 
 
 def require_complete(found: Sequence[FoundShard]) -> None:
-    """Checks that the shards named are all that there are.
-
-    Raises:
-        ConfigError: some are missing.
-    """
+    """Checks that the shards named are all that there are. ConfigError if some are missing."""
     if (absent := missing(found)) is not None:
         raise ConfigError(
             f"--replay names {len(found)} of the {found[0].shard.count} shards of run "
@@ -289,27 +182,9 @@ def _difference(one: FoundShard, other: FoundShard) -> str | None:
         ("run_id", one.run_id, other.run_id),
         ("the number of shards", one.shard.count, other.shard.count),
         ("min_size", one.min_size, other.min_size),
-        ("capacity", one.capacity or other.capacity, other.capacity or one.capacity),
-        (
-            "schema_fingerprint",
-            one.fingerprint or other.fingerprint,
-            other.fingerprint or one.fingerprint,
-        ),
+        ("capacity", one.capacity, other.capacity),
+        ("schema_fingerprint", one.fingerprint, other.fingerprint),
     ):
-        if here != there:
+        if (here or there) != (there or here):
             return f"{name} is {here!r} and {there!r}"
     return None
-
-
-def split(rows: int, sizes: Sequence[int], rng: np.random.Generator) -> list[int]:
-    """How many of `rows` independent uniform draws from a union fall on each part, of these sizes.
-
-    Multinomial. Drawn as whole numbers, so that a part of size 0 gets none, whatever is rounded where.
-
-    Raises:
-        ValueError: the union is empty.
-    """
-    ends = np.cumsum(sizes)
-    drawn = np.searchsorted(ends, rng.integers(ends[-1], size=rows), side="right")
-    counts: list[int] = np.bincount(drawn, minlength=len(sizes)).tolist()
-    return counts
