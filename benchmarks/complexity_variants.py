@@ -31,7 +31,6 @@ from dase_grpc.runs.directory import RunDirectory
 
 if TYPE_CHECKING:  # torch takes seconds and memory, which the launcher of `processes` does not spend
     from dase_grpc.learning.training.learner import Learner
-    from dase_grpc.replay.buffer.ring import RingBuffer
     from dase_grpc.replay.buffer.store import ReplayStore
 
 P = ParamSpec("P")
@@ -71,22 +70,20 @@ def run_threads(directory: RunDirectory, gpu: int | None, notes: Path | None) ->
                 halt.set()
 
     with (
-        open_lockstep(directory.config, directory, gpu=gpu, make_store=locked_store) as run,
+        open_lockstep(directory.config, directory, gpu=gpu) as run,
         ThreadPoolExecutor(len(run.learners)) as pool,
     ):
+        let_threads_take_turns(run.store)
         for ended in [pool.submit(train, learner) for learner in run.learners]:
             ended.result()
     write_gpu_note(notes)
 
 
-def locked_store(ring: "RingBuffer") -> "ReplayStore":
-    """A buffer that the threads of this process take turns to use."""
-    from dase_grpc.replay.buffer.store import ReplayStore
-
-    store, lock = ReplayStore(ring), threading.Lock()
+def let_threads_take_turns(store: "ReplayStore") -> None:
+    """Makes the threads of this process use a buffer one at a time."""
+    lock = threading.Lock()
     for name in ("append", "sample"):
         setattr(store, name, _one_at_a_time(getattr(store, name), lock))
-    return store
 
 
 def _one_at_a_time(call: Callable[P, T], lock: threading.Lock) -> Callable[P, T]:

@@ -46,7 +46,7 @@ from similarity_measures import (
 from dase_grpc.config.resolve import RunConfig, resolve
 from dase_grpc.config.sections import EnvConfig
 from dase_grpc.errors import DaseError, DivergedError
-from dase_grpc.launch.lockstep import Peer, open_lockstep, run_lockstep
+from dase_grpc.launch.lockstep import open_lockstep, run_lockstep
 from dase_grpc.learning.envs.make import Environment
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.logs import read_evaluations
@@ -81,6 +81,29 @@ class Reversed(gymnasium.ActionWrapper[Array, Array, Array]):
 def reversed_pendulum() -> Environment:
     """Pendulum-v1 with torque of the opposite sign."""
     return Reversed(gymnasium.make("Pendulum-v1"))
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An agent that is not as the run's configuration says, to see what its transitions do to the others.
+
+    Attributes:
+        env: the environment it explores and is evaluated in, of the same sizes and bounds as the run's,
+            under whose schema its transitions are stored. None is the run's.
+        random: it acts uniformly at random and never updates; its policy is evaluated at both ends only.
+    """
+
+    env: EnvConfig | None = None
+    random: bool = False
+
+    def configured(self, config: RunConfig) -> RunConfig:
+        """What it makes of an agent's own configuration; only its learner sees it, run.toml does not."""
+        agent, evaluation = config.agent, config.eval
+        if self.random:
+            agent = agent.model_copy(update={"start_steps": config.train.steps + 1})
+            evaluation = evaluation.model_copy(update={"every": config.train.steps})
+        env = self.env or config.env
+        return config.model_copy(update={"env": env, "agent": agent, "eval": evaluation})
 
 
 @dataclass(frozen=True)
@@ -128,11 +151,12 @@ def play(cell: Cell) -> float:
     """Trains and scores one cell; a run whose networks diverge scores minus infinity."""
     half = HALVES[cell.half]
     config = configuration(cell)
-    peers = dict.fromkeys(range(1, cell.agents), half.peer)
+    first, *others = (config.for_agent(agent_id) for agent_id in range(cell.agents))
+    configs = [first, *map(half.peer.configured, others)]
     with tempfile.TemporaryDirectory(prefix="gate-") as folder:
         directory = RunDirectory.create(Path(folder), "run", config, mode="lockstep")
         try:
-            with open_lockstep(config, directory, peers=peers) as run:
+            with open_lockstep(config, directory, configs=configs) as run:
                 run_lockstep(run, Event(), lambda: None)
         except DivergedError:
             return float("-inf")

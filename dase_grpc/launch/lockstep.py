@@ -1,11 +1,10 @@
 """All agents in one process, round-robin or as a stack, bit-for-bit reproducible from the run's seed."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from threading import Event
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -14,8 +13,7 @@ from numpy.lib.format import header_data_from_array_1_0, write_array_header_1_0
 
 from dase_grpc import seeding
 from dase_grpc.config.resolve import RunConfig
-from dase_grpc.config.sections import EnvConfig
-from dase_grpc.errors import ConfigError, DivergedError, EnvironmentFailedError, EnvironmentSpecError, Halted
+from dase_grpc.errors import DivergedError, EnvironmentFailedError, EnvironmentSpecError, Halted
 from dase_grpc.learning.agents.device import pick_device
 from dase_grpc.learning.agents.memory import OWN, StackedMemory
 from dase_grpc.learning.agents.policy import Published
@@ -68,32 +66,6 @@ class LocalReplay:
             return None
         rows = store.sample(self._batch_size, self.rng, agent_id=agent_id, own_rows_only=own_rows_only)
         return rows, len(store.ring)
-
-
-@dataclass(frozen=True)
-class Peer:
-    """An agent that is not as the run's configuration says, to see what its transitions do to the others.
-
-    Attributes:
-        env: the environment it explores and is evaluated in, of the same sizes and bounds as the run's,
-            under whose schema its transitions are stored. None is the run's.
-        random: it acts uniformly at random and never updates; its policy is evaluated at both ends only.
-    """
-
-    env: EnvConfig | None = None
-    random: bool = False
-
-    def configured(self, config: RunConfig) -> RunConfig:
-        """What it makes of an agent's own configuration; only its learner sees it, run.toml does not."""
-        agent, evaluation = config.agent, config.eval
-        if self.random:
-            agent = agent.model_copy(update={"start_steps": config.train.steps + 1})
-            evaluation = evaluation.model_copy(update={"every": config.train.steps})
-        env = self.env or config.env
-        return config.model_copy(update={"env": env, "agent": agent, "eval": evaluation})
-
-
-NO_PEERS: Final[Mapping[int, Peer]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -166,23 +138,21 @@ def open_lockstep(
     *,
     gpu: int | None = None,
     stacked: bool = False,
-    peers: Mapping[int, Peer] = NO_PEERS,
+    configs: Sequence[RunConfig] = (),
     resumed: ResumedRound | None = None,
-    make_store: Callable[[RingBuffer], ReplayStore] = ReplayStore,
     on_hang: OnHang | None = None,
 ) -> Iterator[LockstepRun]:
     """Builds everything; environments and journals are closed when the block ends, however it ends.
 
-    `stacked` agents are updated at once instead of one by one, and have to be alike. Those in `peers` are
-    as it says, all others as the configuration does. A `resumed` run goes on bit for bit as if there had
-    been no break, where the environments repeat an episode. `make_store` makes the buffer on its ring.
-    `on_hang` is called when an environment does not return, from its making to its closing (`watchdog`).
+    `stacked` agents are updated at once instead of one by one, and have to be alike. `configs` are the
+    agents' own, where those are not what the run's makes of them; sizes and bounds of their environments have
+    to be the same. A `resumed` run goes on bit for bit as if there had been no break, where the environments
+    repeat an episode. `on_hang` is called when an environment does not return (`watchdog`).
 
     Raises:
         EnvironmentSpecError, DeviceError, CapacityError: in one sentence.
-        ConfigError: `peers` names an agent that the run does not have.
     """
-    configs = _configs(config, peers)
+    configs = configs or [config.for_agent(agent_id) for agent_id in range(config.train.agents)]
     device = pick_device(gpu, [each.agent for each in configs])
     torch.set_num_threads(config.train.threads)
     memory = StackedMemory(len(configs)) if stacked else None
@@ -190,9 +160,12 @@ def open_lockstep(
         watches = [Watch(f"agent {agent_id}") for agent_id in range(len(configs))]
         if on_hang is not None:
             stack.enter_context(watchdog(watches, timeout_s=config.env.timeout_s, on_hang=on_hang))
-        envs = [_open_env(each.env, watch, stack) for each, watch in zip(configs, watches, strict=True)]
+        envs = [
+            stack.enter_context(closing(exploring_env(each.env, watch)))
+            for each, watch in zip(configs, watches, strict=True)
+        ]
         schema = _shared_schema(envs, configs, name=config.env.id)
-        store = make_store(RingBuffer(schema, config.replay.capacity))
+        store = ReplayStore(RingBuffer(schema, config.replay.capacity))
         replays = [LocalReplay(store, each, agent_id) for agent_id, each in enumerate(configs)]
         agents = list(zip(configs, replays, envs, strict=True))
         learners = _learners(directory, config, agents, schema, stack=stack, device=device, memory=memory)
@@ -301,21 +274,9 @@ def _resume(run: LockstepRun, resumed: ResumedRound, schema: TransitionSchema) -
     store.ring.take_over(rows, first=whole.round.first)
 
 
-def _configs(config: RunConfig, peers: Mapping[int, Peer]) -> list[RunConfig]:
-    unknown = sorted(set(peers) - set(range(config.train.agents)))
-    if unknown:
-        raise ConfigError(f"there is no agent {unknown[0]} to replace; train.agents = {config.train.agents}")
-    agents = range(config.train.agents)
-    return [peers.get(agent, Peer()).configured(config.for_agent(agent)) for agent in agents]
-
-
-def _open_env(config: EnvConfig, watch: Watch, stack: ExitStack) -> RestartableEnv:
-    env = exploring_env(config, watch)
-    stack.callback(env.close)
-    return env
-
-
-def _shared_schema(envs: Sequence[Environment], configs: list[RunConfig], *, name: str) -> TransitionSchema:
+def _shared_schema(
+    envs: Sequence[Environment], configs: Sequence[RunConfig], *, name: str
+) -> TransitionSchema:
     """The one layout of all agents' transitions, under the name of the run's environment."""
     schemas = [schema_of(env, each.env.id) for env, each in zip(envs, configs, strict=True)]
     shared = replace(schemas[0], environment=name)

@@ -40,7 +40,7 @@ def numbered_settings(folder: Path, *, agents: int, steps: int, pause_s: float) 
     """A small run whose environment numbers its steps, and keeps count of them in a folder."""
     kwargs = {"env_id": "Pendulum-v1", "kwargs": {}, "ledger": str(folder / "ledger"), "pause_s": pause_s}
     return {
-        "env": {"id": "dase_grpc.launch.drill.evidence:numbered", "kwargs": kwargs},
+        "env": {"id": "dase_grpc.launch.drill.evidence:Numbered", "kwargs": kwargs},
         "train": {"agents": agents, "steps": steps, "seed": 3, "log_every": 100, "checkpoint_every": 500},
         "agent": {"hidden": [16], "batch_size": 32, "start_steps": 100},
         "replay": {"capacity": 100_000, "min_size": 100},

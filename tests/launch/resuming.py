@@ -26,17 +26,29 @@ def config(env: str = "worlds:PointGoal", **settings) -> RunConfig:
     return small_config(env, **{**PERIODS, "replay__capacity": 150, **settings})
 
 
-def mixed(method: str) -> RunConfig:
+MEMBERS = [
+    {**SETTINGS["agent"], "algorithm": "td3"},
+    {
+        **SETTINGS["agent"],
+        "algorithm": "sac",
+        "hidden": [8],
+        "reward_scale": 5.0,
+        "normalise_observations": True,
+    },
+]
+
+
+def mixed(method: str, *layers: dict) -> RunConfig:
     """A TD3 and a SAC agent that share experience (`dase`) or distil each other (`dpd`)."""
-    agent = SETTINGS["agent"]
-    members = [
-        {**agent, "algorithm": "td3"},
-        {**agent, "algorithm": "sac", "hidden": [8], "reward_scale": 5.0, "normalise_observations": True},
-    ]
-    settings = {section: keys for section, keys in SETTINGS.items() if section != "agent"}
+    common = {section: keys for section, keys in SETTINGS.items() if section != "agent"}
+    return resolve(common, {"members": MEMBERS, "train": {"method": method}}, *layers)
+
+
+def resumable(method: str) -> RunConfig:
+    """The same with the periods of `config`."""
+    periods = {"train": {"log_every": 20, "checkpoint_every": 30}, "eval": {"every": 30}}
     exchange = {"dpd": {"publish_every": 7}} if method == "dpd" else {}
-    periods = {"train": {"method": method, "log_every": 20, "checkpoint_every": 30}, "eval": {"every": 30}}
-    return resolve(settings, periods, {"members": members, "replay": {"capacity": 150}}, exchange)
+    return mixed(method, periods, {"replay": {"capacity": 150}}, exchange)
 
 
 CONFIGS = {
@@ -50,8 +62,8 @@ CONFIGS = {
         agent__algorithm="ddpg", agent__normalise_observations=True, train__overlap=True
     ),
     "a pair that distils": config(train__method="dpd", dpd__publish_every=7),
-    "td3 and sac": mixed("dase"),
-    "td3 and sac that distil": mixed("dpd"),
+    "td3 and sac": resumable("dase"),
+    "td3 and sac that distil": resumable("dpd"),
 }
 
 

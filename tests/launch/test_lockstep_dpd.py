@@ -5,15 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import SETTINGS, new_run, small_config
+from launch.resuming import mixed, records
+from small import new_run, small_config
 
-from dase_grpc.config.algorithms import DpdConfig
-from dase_grpc.config.resolve import RunConfig, resolve
+from dase_grpc.config.resolve import RunConfig
 from dase_grpc.config.sections import EnvConfig
 from dase_grpc.launch.lockstep import (
     BUFFER_FILE,
-    NO_PEERS,
-    Peer,
     open_lockstep,
     run_lockstep,
 )
@@ -21,40 +19,25 @@ from dase_grpc.learning.agents.dpd import PEER_VERSION
 from dase_grpc.learning.agents.registry import load_policy
 from dase_grpc.runs.checkpoint import STATE_FILE, latest, load_checkpoint
 from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.runs.logs import read_metrics
-
-MEASURED_TIME = {"wall_seconds", "updates_per_second", "steps_per_second"}
-EXCHANGE = {"dpd": {"publish_every": 10}}
 
 
 def pair(**settings) -> RunConfig:
     return small_config(train__method="dpd", dpd__publish_every=10, **settings)
 
 
-def mixed() -> RunConfig:
-    agent = SETTINGS["agent"]
-    members = [
-        {**agent, "algorithm": "td3"},
-        {**agent, "algorithm": "sac", "hidden": [8], "reward_scale": 5.0, "normalise_observations": True},
-    ]
-    settings = {section: keys for section, keys in SETTINGS.items() if section != "agent"}
-    return resolve(settings, {"train": {"method": "dpd"}, "members": members}, EXCHANGE)
-
-
-def run(root: Path, config: RunConfig, name: str = "run", *, peers=NO_PEERS) -> tuple[RunDirectory, dict]:
+def run(root: Path, config: RunConfig, name: str = "run", **options) -> tuple[RunDirectory, dict]:
     directory = new_run(root, config, name)
-    with open_lockstep(config, directory, peers=peers) as opened:
+    with open_lockstep(config, directory, **options) as opened:
         run_lockstep(opened, threading.Event(), lambda: None)
         sampled = dict(opened.store.traffic.sampled)
     return directory, sampled
 
 
-def records(directory: RunDirectory, agent_id: int) -> list[dict]:
-    read = read_metrics(directory.agent(agent_id).metrics.path)
-    return [{key: value for key, value in record.items() if key not in MEASURED_TIME} for record in read]
-
-
-CONFIGS = {"td3": pair(), "ddpg": pair(agent__algorithm="ddpg"), "td3 and sac": mixed()}
+CONFIGS = {
+    "td3": pair(),
+    "ddpg": pair(agent__algorithm="ddpg"),
+    "td3 and sac": mixed("dpd", {"dpd": {"publish_every": 10}}),
+}
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
@@ -70,7 +53,7 @@ def test_the_same_seed_gives_the_same_files_to_the_last_bit(case, tmp_path):
     for agent_id in (0, 1):
         states = [latest(each.agent(agent_id).checkpoints) / STATE_FILE for each in (directory, again)]
         assert states[0].read_bytes() == states[1].read_bytes()
-        assert records(directory, agent_id) == records(again, agent_id)
+        assert records(directory.agent(agent_id)) == records(again.agent(agent_id))
     assert (directory.replay / BUFFER_FILE).read_bytes() == (again.replay / BUFFER_FILE).read_bytes()
 
 
@@ -79,7 +62,7 @@ def test_each_agent_learns_from_its_own_transitions_alone(case):
     updates = config.train.steps - config.agent.start_steps + 1
     assert sampled == {(agent, agent): updates * config.agent.batch_size for agent in (0, 1)}
     for agent_id in (0, 1):
-        for record in records(directory, agent_id):
+        for record in records(directory.agent(agent_id)):
             assert record["similarity"] == {}
             assert record["similarity_weight"] is None
             assert (record["external_share"] or 0) == 0
@@ -88,7 +71,7 @@ def test_each_agent_learns_from_its_own_transitions_alone(case):
 def test_each_agent_distils_from_when_its_peer_has_first_shown_a_policy(case):
     _, directory, _ = case
     for agent_id, alone in ((0, 10), (1, 9)):  # agent 1 takes its turn after agent 0 has published
-        read = records(directory, agent_id)
+        read = records(directory.agent(agent_id))
         assert sum(record["undistilled_updates"] for record in read) == alone
         last = read[-1]
         assert 0 <= last["distilled_share"] <= 1
@@ -100,7 +83,7 @@ def test_each_agent_distils_from_when_its_peer_has_first_shown_a_policy(case):
 
 
 def test_the_peers_networks_are_those_it_had_when_it_showed_them(tmp_path):
-    config = mixed().model_copy(update={"dpd": DpdConfig(publish_every=101)})  # at the very last update
+    config = mixed("dpd", {"dpd": {"publish_every": 101}})  # at the very last update
     directory, _ = run(tmp_path, config)
     first, second = (load_checkpoint(latest(directory.agent(each).checkpoints)).tensors for each in (0, 1))
     assert (first[PEER_VERSION].item(), second[PEER_VERSION].item()) == (-1, 101)
@@ -125,12 +108,14 @@ def test_a_checkpoint_of_a_pair_gives_a_policy_like_any_other(case):
 @pytest.mark.slow
 def test_what_the_peer_collects_changes_nothing_as_long_as_it_shows_no_policy(tmp_path):
     config = small_config(train__method="dpd", dpd__publish_every=1_000)
+    random = {"agent": config.agent.model_copy(update={"start_steps": 121})}
+    short = {"env": EnvConfig(id="worlds:PointGoal", kwargs={"length": 7})}
     states = []
-    short = EnvConfig(id="worlds:PointGoal", kwargs={"length": 7})
-    for peer in (Peer(), Peer(random=True), Peer(env=short)):
-        directory, _ = run(tmp_path, config, f"run{len(states)}", peers={1: peer})
+    for changed in ({}, random, short):
+        configs = [config.for_agent(0), config.for_agent(1).model_copy(update=changed)]
+        directory, _ = run(tmp_path, config, f"run{len(states)}", configs=configs)
         states.append((latest(directory.agent(0).checkpoints) / STATE_FILE).read_bytes())
-        assert sum(record["undistilled_updates"] for record in records(directory, 0)) == 101
+        assert sum(record["undistilled_updates"] for record in records(directory.agent(0))) == 101
     assert states[0] == states[1] == states[2]
 
 
@@ -146,7 +131,7 @@ def test_a_pair_learns_in_pendulum(tmp_path):
     )
     directory, _ = run(tmp_path, config)
     for agent_id in (0, 1):
-        last = records(directory, agent_id)[-1]
+        last = records(directory.agent(agent_id))[-1]
         assert last["updates"] == 301
         assert last["distillation_loss"] > 0
         assert 0 < last["distilled_share"] < 1

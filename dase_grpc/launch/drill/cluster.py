@@ -8,7 +8,8 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -161,22 +162,22 @@ class DrillLearner:
 
     @property
     def life(self) -> Life:
-        """What is known of it."""
+        """See `Life`."""
         process = self.node.process
         return Life(self.agent_id, process.pid, self.acknowledged, process.returncode == 0)
 
 
-def read_metrics(port: int) -> dict[str, float]:
+def read_metrics(port: int) -> Mapping[str, float]:
     """What a node exports on this machine: each metric, summed over its labels; nothing if it is silent."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=STATUS_S) as answer:
             text = answer.read().decode()
     except (urllib.error.URLError, TimeoutError, ConnectionError):
         return {}
-    found: dict[str, float] = {}
+    found: defaultdict[str, float] = defaultdict(float)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            found[sample.name] = found.get(sample.name, 0.0) + sample.value
+            found[sample.name] += sample.value
     return found
 
 
@@ -247,7 +248,7 @@ class DrillCluster:
     async def start_learner(self, agent_id: int, *, elsewhere: bool = False) -> DrillLearner:
         """Starts an agent's next learner, which goes on from the checkpoint of the one before.
 
-        elsewhere: in a copy of its run directory, as on another machine, for the one before still holds it.
+        `elsewhere` it does so in a copy of its run directory, as on another machine.
         """
         before = self.learners.get(agent_id)
         run_dir = before.run_dir if before else self.path / "run"
@@ -280,11 +281,7 @@ class DrillCluster:
                 learner.acknowledged = max(learner.acknowledged, int(told.get(ACKNOWLEDGED, 0)))
 
     async def status(self) -> dict[int, cluster_pb2.AgentStatus]:
-        """The agents as the replay, asked past the proxies, knows them.
-
-        Raises:
-            RefusalError: it does not answer.
-        """
+        """The agents as the replay, asked past the proxies, knows them; it may refuse or not answer."""
         async with open_channel(self.address) as channel:
             answer = await ClusterClient(channel, str(self.address)).status(timeout_s=STATUS_S)
         return {agent.agent_id: agent for agent in answer.agents}
@@ -310,7 +307,9 @@ class DrillCluster:
         try:
             async with asyncio.timeout(TRAINED_S):
                 while missing:
-                    self._require_running(missing)
+                    for node in (self.learners[agent_id].node for agent_id in missing):
+                        if not node.runs:
+                            raise node.failure("ended")
                     for agent_id, agent in (await self._answered()).items():
                         heard_of = agent.seconds_since_heartbeat < time.monotonic() - looked_from
                         if heard_of and agent.epoch >= least.get(agent_id, 1):
@@ -327,11 +326,7 @@ class DrillCluster:
         return time.monotonic() - began
 
     async def stop(self) -> None:
-        """Lets the learners drain and leave, then the replay.
-
-        Raises:
-            NodeFailedError: one did not end well.
-        """
+        """Lets the learners drain and leave, then the replay; raises NodeFailedError if one ends badly."""
         await self.note_acknowledged(self.agents)
         nodes = [learner.node for learner in self.learners.values()]
         await end_nodes(nodes)
@@ -346,12 +341,6 @@ class DrillCluster:
         """Kills whatever still runs, frozen or not."""
         nodes = [learner.node for learner in (*self.gone, *self.learners.values())]
         await end_nodes([*nodes, *([self.replay] if self.replay else [])], within_s=0.0)
-
-    def _require_running(self, agent_ids: Collection[int]) -> None:
-        for agent_id in agent_ids:
-            node = self.learners[agent_id].node
-            if not node.runs:
-                raise node.failure("ended")
 
     async def _answered(self) -> dict[int, cluster_pb2.AgentStatus]:
         """The status, or nothing while the replay does not answer."""

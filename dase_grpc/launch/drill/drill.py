@@ -57,11 +57,9 @@ class DrillOptions:
 
 @dataclass
 class DrillResult:
-    """What came of a drill: of each fault, and what the buffer holds at the end.
+    """What came of each fault of a drill, and what the buffer holds at the end.
 
-    Attributes:
-        problems: what is wrong with the buffer, or that it could not be read; None before it was.
-        stopped: whether a signal ended the drill before all of that was known.
+    `problems` are what is wrong with the buffer, None before it was looked at; `stopped` is by a signal.
     """
 
     outcomes: list[FaultOutcome] = field(default_factory=list)
@@ -79,11 +77,6 @@ class DrillResult:
     def failed(self) -> bool:
         """Whether anything is known that went wrong."""
         return bool(self.problems) or any(each.recovered_s is None for each in self.outcomes)
-
-    @property
-    def exit_code(self) -> int:
-        """What the command exits with."""
-        return STOPPED_CODE if self.stopped else 0 if self.good else 1
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON has it."""
@@ -117,13 +110,10 @@ def drill_here(options: DrillOptions) -> int:
         config = drill_config(config, path)
         check(config)
         plan = faults_of(config, rounds=options.rounds, seed=options.seed)
-        kept = " (kept if it fails)" if options.path is None else ""
-        learners, faults = several(config.train.agents, "learner"), several(len(plan), "fault")
-        say(
-            console,
-            f"drill on {options.config.env.id}: {learners} and a durable replay, {faults}, "
-            f"{expected(config.train.agents, options.rounds)}; logs: {path / 'logs'}{kept}",
-        )
+        kept, agents = " (kept if it fails)" if options.path is None else "", config.train.agents
+        what = f"{several(agents, 'learner')} and a durable replay, {several(len(plan), 'fault')}"
+        lasts = f"{expected(agents, options.rounds)}; logs: {path / 'logs'}{kept}"
+        say(console, f"drill on {options.config.env.id}: {what}, {lasts}")
         ready = replace(options, config=config)
         result = asyncio.run(run_drill(ready, path, plan, lambda outcome: say(console, sentence(outcome))))
         _show(result, console, faults=len(plan))
@@ -131,7 +121,7 @@ def drill_here(options: DrillOptions) -> int:
         _tidy(path, result, console, temporary=options.path is None)
     if options.as_json:
         Console().print_json(json.dumps(result.to_json()))
-    return result.exit_code
+    return STOPPED_CODE if result.stopped else 0 if result.good else 1
 
 
 def _tidy(path: Path, result: DrillResult, console: Console, *, temporary: bool) -> None:
@@ -156,7 +146,7 @@ def drill_config(config: RunConfig, path: Path) -> RunConfig:
         agent["start_steps"] = min(agent["start_steps"], START_STEPS)
     changes = {
         "env": {
-            "id": "dase_grpc.launch.drill.evidence:numbered",
+            "id": "dase_grpc.launch.drill.evidence:Numbered",
             "kwargs": {
                 "env_id": config.env.id,
                 "kwargs": config.env.kwargs,

@@ -40,32 +40,16 @@ _ENTRY: Final = struct.Struct("<qqq")
 
 @dataclass(frozen=True)
 class Tally:
-    """How far an environment has come; kept in a file that outlives a killed process.
+    """How many finite steps an environment has taken; kept in a file that outlives a killed process.
 
-    Attributes:
-        number: the environment's own among all that wrote to the same folder.
-        pid: the process it lives in.
-        steps: finite steps taken, ever.
-        before_second_reset: those of them before it was reset for the second time; a learner that resumes
-            plays the broken episode again first, and stores nothing of that.
+    `number` is its own among all that wrote to the same folder. A learner that resumes plays the broken
+    episode again first, `before_second_reset`, and stores nothing of that.
     """
 
     number: int
     pid: int
     steps: int
     before_second_reset: int
-
-
-def numbered(
-    *,
-    env_id: str,
-    kwargs: Mapping[str, Any],
-    ledger: str,
-    pause_s: float = 0.0,
-    render_mode: str | None = None,
-) -> "Numbered":
-    """The factory of an environment that is numbered; `ledger` is the folder that counts its steps."""
-    return Numbered(make_env(env_id, kwargs, render_mode=render_mode), Path(ledger), pause_s=pause_s)
 
 
 def read_ledger(folder: Path) -> list[Tally]:
@@ -77,11 +61,21 @@ def read_ledger(folder: Path) -> list[Tally]:
 class Numbered(gymnasium.Wrapper[Array, Array, Array, Array]):
     """Observes three marks more: its own number, the number of finite steps so far, and a check sum.
 
-    The sum is over all that came with the observation: the marks, the action and the reward. `pause_s` is
-    slept in each step, so that a tiny environment does not take all the time of the machine.
+    The sum is over all that came with the observation: the marks, the action and the reward. `ledger` is the
+    folder that counts its steps. `pause_s` is slept in each, so that a tiny environment does not take all
+    the time of the machine.
     """
 
-    def __init__(self, env: Environment, ledger: Path, *, pause_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        env_id: str,
+        kwargs: Mapping[str, Any],
+        ledger: str,
+        pause_s: float = 0.0,
+        render_mode: str | None = None,
+    ) -> None:
+        env = make_env(env_id, kwargs, render_mode=render_mode)
         super().__init__(env)
         self._size = schema_of(env, "numbered").observation_size
         space = env.observation_space
@@ -92,12 +86,9 @@ class Numbered(gymnasium.Wrapper[Array, Array, Array, Array]):
             for bound, fill in ((space.low, 0), (space.high, 1))
         )
         self.observation_space = Box(low, high, dtype=np.float32)
-        self._ledger = ledger
+        self._ledger = Path(ledger)
         self._pause_s = pause_s
-        self._number = -1
-        self._steps = 0
-        self._resets = 0
-        self._finite = False
+        self._number, self._steps, self._resets, self._finite = -1, 0, 0, False
         self._entry: mmap.mmap | None = None
 
     def reset(
@@ -158,12 +149,9 @@ def _check_sum(marked: Array, acted: bytes, reward: np.float32) -> int:
 
 @dataclass(frozen=True)
 class Marks:
-    """What the marks of stored transitions say, each in an array of one entry a transition.
+    """What the marks of N stored transitions say, (N,) each: environments, their finite steps from 1 on.
 
-    Attributes:
-        number: of the environment.
-        step: of the environment's finite steps, from 1.
-        whole: whether the check sums fit all columns but the last three of the row.
+    A transition is `whole` where the check sums fit all columns but the last three of the row.
     """
 
     number: npt.NDArray[np.int64]
@@ -202,11 +190,8 @@ def _fits(observed: Array, acted: bytes, reward: np.float32) -> bool:
 class Life:
     """What is known of one learner process from outside.
 
-    Attributes:
-        agent_id: whose transitions it stored.
-        pid: its own.
-        acknowledged: transitions that it was last seen to know of as committed.
-        ended_well: whether it ended with exit code 0, so that all it had taken had to be committed.
+    It was last seen to know of `acknowledged` transitions as committed. If it `ended_well`, with exit code 0,
+    all it had taken had to be.
     """
 
     agent_id: int
@@ -217,13 +202,7 @@ class Life:
 
 @dataclass(frozen=True)
 class Stored:
-    """What the files of a buffer hold.
-
-    Attributes:
-        rows: the transitions present, the oldest first.
-        total: transitions stored ever.
-        committed: the last number of each agent's learner.
-    """
+    """A buffer's transitions, the oldest first; how many there were ever, and the last of each learner."""
 
     schema: TransitionSchema
     rows: Array
@@ -245,22 +224,13 @@ def read_buffer(data_dir: Path, *, agents: int) -> Stored:
             raise DataDirectoryError(f"{data_dir} holds no buffer; let a learner join first")
         store = DurableStore.open(directory, identity, boot_id=boot_id())
         try:
-            committed = {
-                agent_id: store.committed(writer_name(agent_id), agent_id=agent_id)
-                for agent_id in range(agents)
-            }
-            return Stored(
-                identity.schema, store.ring.ordered(), store.ring.total, identity.capacity, committed
-            )
+            committed = {each: store.committed(f"learner-{each}", agent_id=each) for each in range(agents)}
+            ring = store.ring
+            return Stored(identity.schema, ring.ordered(), ring.total, identity.capacity, committed)
         finally:
             store.abandon()
     finally:
         directory.close()
-
-
-def writer_name(agent_id: int) -> str:
-    """The name under which a learner numbers its transitions."""
-    return f"learner-{agent_id}"
 
 
 def problems(stored: Stored, lives: Sequence[Life], ledger: Sequence[Tally], env: Environment) -> list[str]:
@@ -271,15 +241,10 @@ def problems(stored: Stored, lives: Sequence[Life], ledger: Sequence[Tally], env
     total, kept = sum(stored.committed.values()), len(stored.rows)
     found = []
     if stored.total != total:
-        found.append(
-            f"{several(stored.total, 'transition was', 'transitions were')} stored, but the learners "
-            f"committed {total}"
-        )
-    if kept != min(stored.total, stored.capacity):
-        found.append(
-            f"{several(kept, 'transition is', 'transitions are')} there, not "
-            f"{min(stored.total, stored.capacity)}"
-        )
+        were = several(stored.total, "transition was", "transitions were")
+        found.append(f"{were} stored, but the learners committed {total}")
+    if kept != (expected := min(stored.total, stored.capacity)):
+        found.append(f"{several(kept, 'transition is', 'transitions are')} there, not {expected}")
     agent_ids = stored.schema.agent_ids(stored.rows)
     if strangers := set(agent_ids.tolist()) - set(stored.committed):
         found.append(f"there are transitions of agents {sorted(strangers)}, who never joined")
@@ -289,10 +254,8 @@ def problems(stored: Stored, lives: Sequence[Life], ledger: Sequence[Tally], env
         whole_history = stored.total <= stored.capacity
         if whole_history and len(rows) != committed:
             found.append(f"agent {agent_id} committed {committed} transitions, and {len(rows)} are there")
-        found += [
-            f"agent {agent_id}: {text}"
-            for text in _of_agent(rows, stored.schema, own, ledger, env, whole_history=whole_history)
-        ]
+        wrong = _of_agent(rows, stored.schema, own, ledger, env, whole_history=whole_history)
+        found += [f"agent {agent_id}: {text}" for text in wrong]
     return found
 
 
@@ -338,14 +301,10 @@ def _of_process(life: Life, entry: Tally, first: int, last: int, *, cut: bool) -
         yield f"process {life.pid} stored its transitions from number {first} on, so earlier ones are lost"
     count = last if cut else last - first + 1
     if count < life.acknowledged:
-        yield (
-            f"{several(life.acknowledged, 'transition')} of process {life.pid} "
-            f"{'was' if life.acknowledged == 1 else 'were'} acknowledged, {count} are there"
-        )
+        known, were = several(life.acknowledged, "transition"), "was" if life.acknowledged == 1 else "were"
+        yield f"{known} of process {life.pid} {were} acknowledged, {count} are there"
     if last > entry.steps:
         yield f"process {life.pid} took {several(entry.steps, 'step')}, and number {last} is there"
     if life.ended_well and last != entry.steps:
-        yield (
-            f"process {life.pid} ended well after {several(entry.steps, 'step')}, but {last} is the last "
-            f"that is there"
-        )
+        taken = several(entry.steps, "step")
+        yield f"process {life.pid} ended well after {taken}, but {last} is the last that is there"

@@ -22,7 +22,7 @@ SETTLED_S: Final = (0.3, 1.5)
 
 @dataclass(frozen=True)
 class FaultOutcome:
-    """One fault and what came of it.
+    """One fault of some agents and what came of it.
 
     Attributes:
         lasted_s: how long the fault itself lasted: the freeze, the cut; 0 for a kill.

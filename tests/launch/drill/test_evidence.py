@@ -9,7 +9,7 @@ from dase_grpc.launch.drill.evidence import Life, Stored, Tally, problems
 from dase_grpc.learning.envs.explorer import Explorer
 from dase_grpc.learning.envs.make import make_env, schema_of
 
-NUMBERED = "dase_grpc.launch.drill.evidence:numbered"
+NUMBERED = "dase_grpc.launch.drill.evidence:Numbered"
 
 
 class Still:

@@ -7,7 +7,7 @@ from dase_grpc.launch.drill.evidence import MARKS, read_ledger, read_marks
 from dase_grpc.learning.envs.explorer import Explorer
 from dase_grpc.learning.envs.make import make_env, schema_of
 
-NUMBERED = "dase_grpc.launch.drill.evidence:numbered"
+NUMBERED = "dase_grpc.launch.drill.evidence:Numbered"
 
 
 class Uniform:
