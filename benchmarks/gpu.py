@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -39,7 +40,6 @@ from dase_grpc.config.presets import preset
 from dase_grpc.config.resolve import RunConfig, resolve
 from dase_grpc.errors import DaseError
 from dase_grpc.launch.lockstep import LocalReplay
-from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.agents.device import use
 from dase_grpc.learning.agents.graphs import recorder_for
 from dase_grpc.learning.agents.memory import OWN, Memory, StackedMemory
@@ -49,9 +49,7 @@ from dase_grpc.learning.similarity.weigher import SimilarityWeigher
 from dase_grpc.learning.training.build import build_learner
 from dase_grpc.learning.training.learner import Learner
 from dase_grpc.learning.training.statistics import DeviceTotals
-from dase_grpc.learning.training.together import StackedUpdate
-from dase_grpc.learning.training.updating import Taken
-from dase_grpc.learning.training.whole import WholeUpdate
+from dase_grpc.learning.training.together import StackedUpdate, Taken
 from dase_grpc.metrics.endpoint import make_registry
 from dase_grpc.metrics.nodes import LearnerMetrics
 from dase_grpc.replay.buffer.ring import RingBuffer
@@ -93,20 +91,28 @@ def entry(who: str, work: Callable[[], object], plan: Plan) -> Entry:
 def whole_update(
     algorithm: str, device: torch.device, *, captured: bool, compiled: bool = False
 ) -> Callable[[], object]:
-    """An agent's update from a batch that lies on the device, half of it external."""
+    """An agent's update, as a stack of one, from a batch that lies on the device, half of it external."""
     schema = TransitionSchema(ENV, 17, 6, (-1.0,) * 6, (1.0,) * 6)
-    config = resolve(preset(f"paper/{algorithm}")).agent
-    # by autograd on a CPU, too: this is about what runs on a GPU
-    agent = make_agent(config, schema, seed=0, agent_id=0, device=device, autograd=True)
-    rows = torch.randn(ROWS, schema.width, generator=torch.Generator().manual_seed(0))
-    schema.agent_ids(rows.numpy())[:] = np.arange(ROWS) % 2
-    batch = Batch.from_rows(schema, rows.to(device))
-    weigher = SimilarityWeigher(DpsConfig(), own_id=0, agents=2, masked=True)
-    recorder = recorder_for(device) if captured else None
-    update = WholeUpdate(agent, weigher, DeviceTotals.zero(device), batch, recorder=recorder, name=algorithm)
+    config = resolve(preset(f"paper/{algorithm}"), {"train": {"agents": 2}})
+    memory = StackedMemory(1)
+    row = memory.of(0)
+    DeviceTotals.zero(device, memory=row)
+    parts: Any = SimpleNamespace(
+        agent=make_agent(config.agent, schema, seed=0, agent_id=0, device=device, memory=row),
+        weigher=SimilarityWeigher(DpsConfig(), own_id=0, agents=2, memory=row),
+        agent_id=0,
+        schema=schema,
+        device=device,
+        config=config,
+    )
+    rows = np.random.default_rng(0).standard_normal((ROWS, schema.width), np.float32)
+    schema.agent_ids(rows)[:] = np.arange(ROWS) % 2
+    taken = [Taken(rows, schema.agent_ids(rows) == 0)]
+    update = StackedUpdate([parts], memory, recorder=recorder_for(device) if captured else None)
+    update.load(taken)
     if compiled:
         update._make = torch.compile(update._make)  # type: ignore[method-assign]  # the tensor work alone
-    return partial(update, external=True)
+    return partial(update.make, taken)
 
 
 def updates(plan: Plan) -> list[Figure]:

@@ -45,8 +45,7 @@ from dase_grpc.learning.agents.memory import OWN, StackedMemory
 from dase_grpc.learning.agents.registry import make_agent
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher, weighed
 from dase_grpc.learning.training.statistics import DeviceTotals
-from dase_grpc.learning.training.together import StackedUpdate
-from dase_grpc.learning.training.updating import Taken
+from dase_grpc.learning.training.together import StackedUpdate, Taken
 from dase_grpc.schema import TransitionSchema
 
 STACK, ONE_BY_ONE, AUTOGRAD = "stack", "one by one", "one by one, by autograd"

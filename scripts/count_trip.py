@@ -26,17 +26,17 @@ from dase_grpc.replay.wire.addresses import Address, ReplayPlace
 ROOT: Final = Path(dase_grpc.__file__).parent
 GENERATED: Final = "replay/wire/v1/"
 PARTS: Final = {
-    "an environment step": ("learning/training/collecting.py", "step"),
+    "an environment step": ("learning/training/collection.py", "step"),
     "rows to the replay": ("replay/client/link.py", "_insert"),
     "rows into the ring": ("replay/service/insert.py", "serve"),
     "a batch out of the ring": ("replay/service/sample.py", "serve"),
     "the batch to the learner": ("replay/client/sample.py", "_fetch"),
-    "an update": ("learning/training/updating.py", "update"),
+    "an update": ("learning/training/updates.py", "update"),
 }
 """Where each part of the trip begins: a file and a function."""
 
 OF_A_BATCH: Final = tuple(PARTS)[3:]
-MADE: Final = ("learning/training/updating.py", "_seen")
+MADE: Final = ("learning/training/updates.py", "_seen")
 """What an update does once it is made: counts, and looks."""
 
 ASIDE: Final = {

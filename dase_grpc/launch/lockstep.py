@@ -20,10 +20,9 @@ from dase_grpc.learning.agents.policy import Published
 from dase_grpc.learning.envs.make import Environment, require_same_environment, schema_of
 from dase_grpc.learning.envs.restarts import RestartableEnv, exploring_env
 from dase_grpc.learning.training.build import build_learner, pairing, recorder_of
-from dase_grpc.learning.training.learner import Learner
-from dase_grpc.learning.training.publishing import LocalPolicies
+from dase_grpc.learning.training.learner import Learner, StackedLearners
+from dase_grpc.learning.training.parts import LocalPolicies
 from dase_grpc.learning.training.state import Saved
-from dase_grpc.learning.training.together import StackedLearners
 from dase_grpc.metrics.endpoint import make_registry
 from dase_grpc.metrics.nodes import LearnerMetrics
 from dase_grpc.process.containment import Contained

@@ -12,7 +12,7 @@ from typing import Self
 
 from dase_grpc.errors import RefusalError, WaitedTooLongError
 from dase_grpc.learning.envs.restarts import RestartableEnv, exploring_env
-from dase_grpc.learning.training.acting import Acting, Rollout, actor_explorers
+from dase_grpc.learning.training.collection import Acting, Rollout, actor_explorers
 from dase_grpc.metrics.nodes import ActorMetrics
 from dase_grpc.nodes.followed import FollowedPolicy
 from dase_grpc.nodes.frame import NodeFrame, attendant, framed

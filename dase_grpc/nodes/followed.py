@@ -14,7 +14,7 @@ from dase_grpc.errors import ConfigError, DaseError, WaitedTooLongError
 from dase_grpc.learning.agents.policy import ActorPolicy, Published
 from dase_grpc.learning.agents.registry import load_policy
 from dase_grpc.learning.agents.snapshots import Behaviour
-from dase_grpc.learning.training.publishing import from_bytes, to_bytes
+from dase_grpc.learning.training.parts import from_bytes, to_bytes
 from dase_grpc.replay.buffer.policies import Policy
 from dase_grpc.replay.client.connection import Connection
 from dase_grpc.replay.client.handoff import Wait, Waited, WaitReason
@@ -25,7 +25,7 @@ CPU: Final = torch.device("cpu")
 
 
 class FollowedPolicy:
-    """A Guide (learning/training/acting.py) that follows the policies which one agent publishes.
+    """A Guide (learning/training/collection.py) that follows the policies which one agent publishes.
 
     `behaviour` belongs to the thread that explores and never waits; everything else belongs to the event
     loop. Of policies that come faster than they are used, the latest counts. `uniformly`: whether to act
@@ -109,7 +109,7 @@ class FollowedPolicy:
 def tensor_exchange(
     connection: Connection, *, follow: Collection[int]
 ) -> PolicyExchange[Mapping[str, Tensor], Published]:
-    """`PeerPolicies` (learning/training/publishing.py) over the network."""
+    """`PeerPolicies` (learning/training/parts.py) over the network."""
     return PolicyExchange(
         connection,
         follow=follow,

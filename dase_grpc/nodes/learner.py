@@ -18,7 +18,7 @@ from dase_grpc.learning.agents.device import pick_device, reserved_bytes
 from dase_grpc.learning.envs.restarts import RestartableEnv, exploring_env
 from dase_grpc.learning.training.build import build_learner, pairing, peer_of
 from dase_grpc.learning.training.learner import Learner
-from dase_grpc.learning.training.publishing import Audience
+from dase_grpc.learning.training.parts import Audience
 from dase_grpc.metrics.nodes import LearnerMetrics
 from dase_grpc.nodes.followed import tensor_exchange
 from dase_grpc.nodes.frame import NodeFrame, framed

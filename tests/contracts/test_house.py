@@ -19,7 +19,6 @@ PARAGRAPHS = {
     "cli.certs": "commands of their own, below `dase certs`",
     "learning.agents.ddpg": "an algorithm, beside td3 and sac",
     "learning.agents.td3": "an algorithm, beside ddpg and sac",
-    "learning.training.whole": "to be one with learning.training.together",
 }
 """Modules of fewer lines than a module takes, which one other imports."""
 
@@ -43,13 +42,9 @@ DOUBLED = {
 """Classes with a namesake."""
 
 GERUNDS = {
-    "collecting": "to become a noun",
-    "acting": "the opposite of training",
-    "publishing": "Publish is the call",
     "seeding": "the field's word",
     "sharding": "the field's word",
     "training": "the field's word",
-    "updating": "to become a noun",
     "learning": "the field's word",
 }
 """Names of modules and rooms that say what is done, not what is there."""

@@ -18,7 +18,7 @@ from learning.agent_cases import CONFIGS
 from replay.wire.services import serving
 
 from dase_grpc.learning.agents.registry import make_agent
-from dase_grpc.learning.training.publishing import to_bytes
+from dase_grpc.learning.training.parts import to_bytes
 from dase_grpc.replay.client.policies import PolicyPublisher
 from dase_grpc.schema import TransitionSchema
 

@@ -15,7 +15,7 @@ from dase_grpc.learning.agents.dpd import terms
 from dase_grpc.learning.agents.policy import Published
 from dase_grpc.learning.envs.make import make_env, schema_of
 from dase_grpc.learning.training.build import build_learner, pairing
-from dase_grpc.learning.training.publishing import LocalPolicies
+from dase_grpc.learning.training.parts import LocalPolicies
 from dase_grpc.metrics.endpoint import make_registry
 from dase_grpc.metrics.nodes import LearnerMetrics
 from dase_grpc.replay.buffer.ring import RingBuffer

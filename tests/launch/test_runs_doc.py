@@ -13,7 +13,7 @@ from small import new_run, small_config
 
 from dase_grpc.launch.lockstep import BUFFER_FILE, open_lockstep, run_lockstep
 from dase_grpc.learning.agents.registry import ALGORITHMS, make_agent
-from dase_grpc.learning.training.updating import DIAGNOSE_EVERY
+from dase_grpc.learning.training.updates import DIAGNOSE_EVERY
 from dase_grpc.runs.checkpoint import KEEP, METADATA_FILE, STATE_FILE, TRAINING_FILE, latest, load_checkpoint
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.logs import COLUMNS, read_metrics

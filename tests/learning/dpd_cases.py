@@ -12,7 +12,7 @@ from dase_grpc.config.algorithms import AgentConfig, DpdConfig
 from dase_grpc.learning.agents.actor_critic import ActorCritic
 from dase_grpc.learning.agents.dpd import DPD, Pairing, terms
 from dase_grpc.learning.agents.policy import Published
-from dase_grpc.learning.training.publishing import LocalPolicies
+from dase_grpc.learning.training.parts import LocalPolicies
 
 PEER_ID = 1
 

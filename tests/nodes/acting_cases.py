@@ -13,7 +13,7 @@ from replay.wire.services import Service, promptly
 from dase_grpc.learning.agents.policy import policy_tensors
 from dase_grpc.learning.agents.registry import Agent, make_agent
 from dase_grpc.learning.envs.make import make_env, schema_of
-from dase_grpc.learning.training.publishing import to_bytes
+from dase_grpc.learning.training.parts import to_bytes
 from dase_grpc.nodes.actor import run_actor
 from dase_grpc.nodes.options import ActorOptions
 from dase_grpc.progress import Progress

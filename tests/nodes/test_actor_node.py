@@ -20,7 +20,7 @@ from dase_grpc.progress import Progress
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     """What takes seconds takes milliseconds."""
-    monkeypatch.setattr("dase_grpc.learning.training.acting.RATE_OVER_S", 0.05)
+    monkeypatch.setattr("dase_grpc.learning.training.collection.RATE_OVER_S", 0.05)
 
 
 @pytest.fixture

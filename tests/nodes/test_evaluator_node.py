@@ -32,7 +32,7 @@ from dase_grpc.launch.evaluate import evaluate_checkpoint
 from dase_grpc.learning.agents.registry import make_agent
 from dase_grpc.learning.envs.evaluation import Evaluator
 from dase_grpc.learning.envs.make import make_env, schema_of
-from dase_grpc.learning.training.publishing import to_bytes
+from dase_grpc.learning.training.parts import to_bytes
 from dase_grpc.metrics.endpoint import make_registry
 from dase_grpc.nodes.evaluator import run_evaluator
 from dase_grpc.nodes.learner import run_learner

@@ -10,7 +10,7 @@ from learning.td3_cases import assert_same
 from replay.wire.services import eventually, serving
 
 from dase_grpc.learning.agents.policy import PeerPolicies, Published
-from dase_grpc.learning.training.publishing import LocalPolicies
+from dase_grpc.learning.training.parts import LocalPolicies
 from dase_grpc.nodes.followed import tensor_exchange
 from dase_grpc.replay.client.membership import LearnerConnection
 

@@ -10,7 +10,7 @@ from nodes.running import joined, replay_node
 from replay.wire.services import eventually, promptly, serving
 
 from dase_grpc.errors import DaseError, DrainingError, StaleLeaseError, UnreachableError
-from dase_grpc.learning.training.publishing import from_bytes, to_bytes
+from dase_grpc.learning.training.parts import from_bytes, to_bytes
 from dase_grpc.nodes.followed import tensor_exchange
 from dase_grpc.replay.client.membership import LearnerConnection
 from dase_grpc.replay.client.policies import PolicyPublisher

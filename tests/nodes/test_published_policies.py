@@ -11,7 +11,7 @@ from replay.wire.services import promptly
 
 from dase_grpc.learning.agents.registry import load_policy
 from dase_grpc.learning.envs.make import make_env, schema_of
-from dase_grpc.learning.training.publishing import from_bytes
+from dase_grpc.learning.training.parts import from_bytes
 from dase_grpc.nodes.learner import run_learner
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
 

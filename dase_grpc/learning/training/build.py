@@ -13,7 +13,7 @@ from dase_grpc.config.resolve import RunConfig
 from dase_grpc.learning.agents.actor_critic import ActorCritic
 from dase_grpc.learning.agents.dpd import DPD, Pairing
 from dase_grpc.learning.agents.graphs import Recorder, recorder_for
-from dase_grpc.learning.agents.memory import OWN, Memory
+from dase_grpc.learning.agents.memory import OWN, Memory, StackedMemory
 from dase_grpc.learning.agents.policy import PeerPolicies
 from dase_grpc.learning.agents.registry import Agent, make_agent
 from dase_grpc.learning.agents.snapshots import LearnersGuide, Snapshots
@@ -23,8 +23,16 @@ from dase_grpc.learning.envs.make import Environment, make_env
 from dase_grpc.learning.envs.restarts import WatchedEnv, evaluation_env
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher
 from dase_grpc.learning.training.learner import Learner
-from dase_grpc.learning.training.parts import ActorSteps, BatchSource, Journal, LearnerParts, TransitionSink
-from dase_grpc.learning.training.publishing import Audience, Publication, to_nobody
+from dase_grpc.learning.training.parts import (
+    ActorSteps,
+    Audience,
+    BatchSource,
+    Journal,
+    LearnerParts,
+    Publication,
+    TransitionSink,
+    to_nobody,
+)
 from dase_grpc.metrics.nodes import LearnerMetrics
 from dase_grpc.schema import TransitionSchema
 
@@ -84,38 +92,40 @@ def build_learner(
     `actor_steps` says what the agent's actors collect. `memory` gives out the agent's tensors; of a stack,
     its updates are recorded by whoever makes them.
     """
+    recorder = None if memory.stacked else recorder_of(config, device)
+    alone = None if recorder is None or pair is not None else StackedMemory(1)
+    memory = memory if alone is None else alone.of(0)
+    agent, notes = _agent(config, schema, agent_id, device=device, pair=pair, metrics=metrics, memory=memory)
+    parts = LearnerParts(
+        config=config,
+        schema=schema,
+        agent_id=agent_id,
+        device=device,
+        agent=agent,
+        explorer=_explorer(config, schema, env, agent_id) if config.train.explore else None,
+        evaluator=build_evaluator(config, schema, agent_id=agent_id, make=_evaluated(config, env)),
+        weigher=SimilarityWeigher(config.dps, own_id=agent_id, agents=config.train.agents, memory=memory),
+        sink=sink,
+        source=source,
+        journal=journal,
+        metrics=metrics,
+        clock=time.perf_counter,
+        notes=notes,
+        publish=to_nobody if audience is None else Publication(agent, audience).look,
+        actor_steps=actor_steps,
+        memory=memory,
+        alone=alone,
+        recorder=recorder,
+        guide=_guide(config, schema, agent, device),
+    )
+    return Learner(parts)
+
+
+def _evaluated(config: RunConfig, env: Environment) -> Callable[[], Environment]:
+    """What makes an environment for an evaluation."""
     if isinstance(env, WatchedEnv):
-        make: Callable[[], Environment] = partial(evaluation_env, config.env, env.watch)
-    else:
-        make = partial(make_env, config.env.id, config.env.kwargs)
-    evaluator = build_evaluator(config, schema, agent_id=agent_id, make=make)
-    weigher = SimilarityWeigher(config.dps, own_id=agent_id, agents=config.train.agents, memory=memory)
-    agent, notes = _agent(
-        config, schema, agent_id=agent_id, device=device, pair=pair, metrics=metrics, memory=memory
-    )
-    return Learner(
-        LearnerParts(
-            config=config,
-            schema=schema,
-            agent_id=agent_id,
-            device=device,
-            agent=agent,
-            explorer=_explorer(config, schema, env, agent_id) if config.train.explore else None,
-            evaluator=evaluator,
-            weigher=weigher,
-            sink=sink,
-            source=source,
-            journal=journal,
-            metrics=metrics,
-            clock=time.perf_counter,
-            notes=notes,
-            publish=to_nobody if audience is None else Publication(agent, audience).look,
-            actor_steps=actor_steps,
-            guide=_guide(config, schema, agent, device),
-            recorder=None if memory.stacked else recorder_of(config, device),
-            memory=memory,
-        )
-    )
+        return partial(evaluation_env, config.env, env.watch)
+    return partial(make_env, config.env.id, config.env.kwargs)
 
 
 def _guide(
@@ -153,8 +163,8 @@ def _explorer(config: RunConfig, schema: TransitionSchema, env: Environment, age
 def _agent(
     config: RunConfig,
     schema: TransitionSchema,
-    *,
     agent_id: int,
+    *,
     device: torch.device,
     pair: Pairing | None,
     metrics: LearnerMetrics,

@@ -5,17 +5,21 @@ it; they differ in where transitions go and where batches come from.
 """
 
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from threading import Event
 
 from dase_grpc.errors import DivergedError, EnvironmentFailedError, Halted, RunDirectoryError
 from dase_grpc.learning.agents.device import use
-from dase_grpc.learning.training.collecting import count_restarts, make_collecting
+from dase_grpc.learning.agents.graphs import Recorder
+from dase_grpc.learning.agents.memory import StackedMemory
+from dase_grpc.learning.training.collection import count_restarts, make_collection
 from dase_grpc.learning.training.parts import LearnerParts, StoppablePolicy
 from dase_grpc.learning.training.state import NOT_YET, Counters, LearnerState, Saved
 from dase_grpc.learning.training.statistics import DeviceTotals, Window, finite, record
-from dase_grpc.learning.training.updating import Look, Updating, require_finite
+from dase_grpc.learning.training.together import StackedUpdate, Taken
+from dase_grpc.learning.training.updates import Look, Updates, require_finite
 from dase_grpc.process.containment import Contained
 from dase_grpc.progress import Progress, evaluation_line
 
@@ -25,7 +29,7 @@ _log = logging.getLogger("dase")
 class Learner:
     """Trains one agent for `train.steps` environment steps, one update after each from `start_steps` on.
 
-    Where the agent's actors explore, environment steps are theirs (collecting.py), and updates come at the
+    Where the agent's actors explore, environment steps are theirs (collection.py), and updates come at the
     rate of `train.updates_per_step`.
 
     Steps whose transition was refused do not count towards `start_steps`, so that K agents before their
@@ -36,7 +40,7 @@ class Learner:
 
     Attributes:
         parts: what it is made of.
-        updating: its updates, in phases.
+        updates: its updates, in phases.
         progress: how far it is, a new one each time.
     """
 
@@ -51,10 +55,8 @@ class Learner:
         self._stepped_from = 0
         self._started_at, self._elapsed_s = 0.0, 0.0
         self._window = Window(0.0, 0, 0)
-        self._collecting = make_collecting(parts, self._at, lambda: self._window)
-        self.updating = Updating(
-            parts, self._at, self._collecting, totals=self._totals, window=lambda: self._window
-        )
+        self._collection = make_collection(parts, self._at, self._window)
+        self.updates = Updates(parts, self._at, self._collection, totals=self._totals, window=self._window)
         self.progress = Progress(total_steps=parts.config.train.steps)
 
     @property
@@ -84,7 +86,7 @@ class Learner:
 
     def refill(self) -> None:
         """Has as many transitions stored before the next update as before the first."""
-        self._collecting.refill()
+        self._collection.refill()
 
     def train(self, halt: Event) -> None:
         """Trains until the budget is spent or `halt` is set; then keeps a final checkpoint.
@@ -141,7 +143,7 @@ class Learner:
         now = self.parts.clock()
         self._started_at = now - self._elapsed_s
         self._window.started_at = now
-        self.updating.begin(now)
+        self.updates.begin(now)
         if not midway:
             self.report()
 
@@ -157,27 +159,27 @@ class Learner:
         """
         self.collect()
         if self.may_update:
-            self.show(self.updating.update())
+            self.show(self.updates.update())
         self.report()
 
     def collect(self) -> None:
         """The environment step of `step`; a driver that updates several agents at once has its phases.
 
-        After it come `updating` if the learner `may_update`, `show` and `report`.
+        After it come `updates` if the learner `may_update`, `show` and `report`.
 
         Raises:
             EnvironmentFailedError: the environment raised too often; the step was not taken.
             Halted: the driver closed the sink.
         """
         self._stepped_from = self._at.steps
-        episode = self._collecting.step()
+        episode = self._collection.step()
         if episode is not None:
             self.progress = replace(self._snapshot(), episode_return=finite(episode.return_))
 
     @property
     def may_update(self) -> bool:
         """Whether what was collected is enough for updates."""
-        return self._collecting.may_update
+        return self._collection.may_update
 
     def show(self, look: Look | None) -> None:
         """Takes what a look at an update shows into `progress`."""
@@ -199,7 +201,7 @@ class Learner:
         Raises:
             DivergedError: a number in it is not finite.
         """
-        self.updating.count_left_out()
+        self.updates.count_left_out()
         self._keep(self._state.save(self.parts.agent))
 
     def finish(self) -> None:
@@ -210,7 +212,7 @@ class Learner:
             self.progress = replace(self._snapshot(), state="finished" if self.done else "stopped")
 
     def _keep_last(self) -> None:
-        self.updating.count_left_out()
+        self.updates.count_left_out()
         if self._window.restarts and self._at.logged == self._at.steps:
             self._log()  # beside the line that was due here; a resumed run keeps both and counts on
         saved = self._state.save(self.parts.agent)  # before a line of metrics that is not due
@@ -276,7 +278,7 @@ class Learner:
         result = parts.evaluator.evaluate(StoppablePolicy(parts.agent, self._halt, name))
         now = parts.clock()
         count_restarts(parts, self._window, ["evaluation"] * result.restarts)
-        self.updating.passed(now - started)
+        self.updates.passed(now - started)
         parts.metrics.evaluated(result.return_mean, seconds=now - started)
         parts.journal.evaluation(
             step=self._at.steps,
@@ -296,7 +298,7 @@ class Learner:
 
     def _log(self) -> None:
         parts, now = self.parts, self.parts.clock()
-        self.updating.count_left_out()
+        self.updates.count_left_out()
         values = record(
             self._window,
             step=self._at.steps,
@@ -307,12 +309,75 @@ class Learner:
         )
         parts.journal.metrics({**values, "buffer_size": self._at.buffer_size, **parts.notes()})
         self.progress = self._snapshot()
-        self._window = Window(now, self._at.steps, parts.agent.updates)
+        self._window.begin_anew(now, self._at.steps, parts.agent.updates)
 
     def _snapshot(self) -> Progress:
         return replace(
             self.progress,
             step=self._at.steps,
             updates=self.parts.agent.updates,
-            state="training" if self._collecting.may_update else "exploring",
+            state="training" if self._collection.may_update else "exploring",
         )
+
+
+class StackedLearners:
+    """Takes the steps of K learners in rounds: one environment step of each and one update of all.
+
+    In a round each explores, one after the other; then each takes its batch, so that a batch may hold rows
+    of this very round; then all are updated, and then each evaluates and writes what is due. One thread's.
+
+    Args:
+        learners: of one kind, made with `memory`, by agent id.
+    """
+
+    def __init__(
+        self, learners: Sequence[Learner], memory: StackedMemory, *, recorder: Recorder | None = None
+    ) -> None:
+        self._learners = learners
+        self._update = StackedUpdate([learner.parts for learner in learners], memory, recorder=recorder)
+
+    def begin(self, halt: Event) -> None:
+        """Has each begin, once all are prepared.
+
+        Who is ahead of the others was stopped between its step and the update, which is of all.
+
+        Raises:
+            Halted: `halt` was set meanwhile.
+        """
+        done = self._done
+        for learner in self._learners:
+            learner.begin(halt, midway=learner.steps > done)
+
+    @property
+    def _done(self) -> int:
+        """Steps that all have had."""
+        return min(learner.steps for learner in self._learners)
+
+    def round(self) -> None:
+        """One step of each; after a stop within a round, of those that have not had it, and the update.
+
+        Raises:
+            DivergedError, EnvironmentFailedError, Halted: as `Learner.step`.
+        """
+        done = self._done
+        for learner in self._learners:
+            if learner.steps == done:
+                learner.collect()
+        self._learn([learner.updates.take() if learner.may_update else None for learner in self._learners])
+        for learner in self._learners:
+            learner.report()
+
+    def _learn(self, taken: Sequence[Taken | None]) -> None:
+        made_for, made = self._update(taken)
+        looks: list[tuple[Learner, Taken, int]] = []
+        for place, (learner, batch) in enumerate(zip(self._learners, taken, strict=True)):
+            if batch is None:
+                continue
+            if not made_for[place]:
+                learner.updates.skip("no_weight")
+            elif learner.updates.settle():
+                looks.append((learner, batch, place))
+        if looks and made is not None:
+            seen = self._update.see(made)
+            for learner, batch, place in looks:
+                learner.show(learner.updates.look(batch, *seen.of(place)))

@@ -32,7 +32,7 @@ class Counters:
         buffer_size: when the last batch was drawn.
         first_evaluation, due_evaluation: mean returns of the first evaluation and of the last due one.
         buffer_id, collected_before, base_steps, used: where the agent's actors collect its transitions: from
-            where these are counted (ports.Origin), the steps by then, and the batches taken since.
+            where these are counted (pace.Origin), the steps by then, and the batches taken since.
     """
 
     steps: int = 0

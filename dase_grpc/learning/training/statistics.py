@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from dase_grpc.learning.agents.memory import OWN, Memory
 from dase_grpc.learning.similarity.measure import Similarity
 from dase_grpc.learning.similarity.weigher import Weighing
 from dase_grpc.metrics.nodes import LearnerMetrics
+
+K = TypeVar("K")
 
 
 @dataclass
@@ -33,6 +35,10 @@ class Mean:
     def value(self) -> float | None:
         """The mean so far."""
         return self.total / self.count if self.count else None
+
+
+_NOTHING: Final = Mean()
+_TERMS: Final = ("covariance", "mean")
 
 
 @dataclass
@@ -55,56 +61,52 @@ class Window:
     refused: Counter[str] = field(default_factory=Counter)
     restarts: Counter[str] = field(default_factory=Counter)
 
+    def begin_anew(self, now: float, step: int, updates: int) -> None:
+        """Forgets what was counted."""
+        vars(self).update(vars(Window(now, step, updates)))
+
+
+_TOTALS: Final = {
+    "totals.similarity": torch.float64,
+    "totals.weighed": torch.int64,
+    "totals.degenerate": torch.int64,
+}
+
 
 class DeviceTotals:
     """Sums over every weighed update, kept on the device so that no update waits for the host.
 
     Args:
-        similarity, weighed, degenerate: where they are kept, float64, int64 and int64; of a stack (K,).
+        held: where they are kept, by the names of `_TOTALS`; of a stack (K,) each.
     """
 
-    def __init__(self, similarity: Tensor, weighed: Tensor, degenerate: Tensor) -> None:
-        self._similarity = similarity
-        self._weighed = weighed
-        self._degenerate = degenerate
+    def __init__(self, held: Mapping[str, Tensor]) -> None:
+        self._held = {name.removeprefix("totals."): held[name] for name in _TOTALS}
 
     @classmethod
     def zero(cls, device: torch.device, *, memory: Memory = OWN) -> "DeviceTotals":
         """Those of one agent, before its first update."""
         room = partial(memory.zeros, shape=(), device=device)
-        return cls(
-            room("totals.similarity", dtype=torch.float64),
-            room("totals.weighed", dtype=torch.int64),
-            room("totals.degenerate", dtype=torch.int64),
-        )
-
-    @classmethod
-    def stacked(cls, held: Mapping[str, Tensor]) -> "DeviceTotals":
-        """Those of all agents of a stack; `held` is what its memory holds."""
-        return cls(*(held[f"totals.{name}"] for name in ("similarity", "weighed", "degenerate")))
+        return cls({name: room(name, dtype=dtype) for name, dtype in _TOTALS.items()})
 
     def add(self, weighing: Weighing, *, live: Tensor | None = None) -> None:
         """Counts one weighed batch; of a stack, those for which `live` is true. Never waits for the host."""
         counts = 1 if live is None else live
-        self._similarity += weighing.similarity * counts
-        self._weighed += (weighing.external > 0) * counts
-        self._degenerate += weighing.degenerate * counts
+        self._held["similarity"] += weighing.similarity * counts
+        self._held["weighed"] += (weighing.external > 0) * counts
+        self._held["degenerate"] += weighing.degenerate * counts
 
     def take(self) -> tuple[float | None, int]:
         """The mean λ over batches with external rows, and how many were degenerate; starts afresh."""
-        weighed, degenerate = int(self._weighed), int(self._degenerate)
-        mean = float(self._similarity) / weighed if weighed else None
-        for total in (self._similarity, self._weighed, self._degenerate):
+        weighed, degenerate = int(self._held["weighed"]), int(self._held["degenerate"])
+        mean = float(self._held["similarity"]) / weighed if weighed else None
+        for total in self._held.values():
             total.zero_()
         return mean, degenerate
 
     def tensors(self) -> dict[str, Tensor]:
         """The sums themselves, by name; whoever writes into them sets them."""
-        return {
-            "similarity": self._similarity,
-            "weighed": self._weighed,
-            "degenerate": self._degenerate,
-        }
+        return self._held
 
 
 @dataclass(frozen=True)
@@ -157,16 +159,16 @@ class Diagnosis:
 
 def fold(window: Window, seen: Diagnosis) -> None:
     """Takes a diagnosis into a window's means."""
-    for name, value in seen.losses.items():
-        window.losses.setdefault(name, Mean()).add(value)
-    for agent, value in seen.similarity.items():
-        window.similarity.setdefault(agent, Mean()).add(value)
+
+    def add(means: dict[K, Mean], values: Mapping[K, float]) -> None:
+        for key, value in values.items():
+            means.setdefault(key, Mean()).add(value)
+
+    add(window.losses, seen.losses)
+    add(window.similarity, seen.similarity)
+    add(window.terms, seen.terms)
     for name, by_source in seen.source_terms.items():
-        means = window.source_terms.setdefault(name, {})
-        for agent, value in by_source.items():
-            means.setdefault(agent, Mean()).add(value)
-    for name, value in seen.terms.items():
-        window.terms.setdefault(name, Mean()).add(value)
+        add(window.source_terms.setdefault(name, {}), by_source)
     window.external_share.add(seen.external_share)
     window.effective_batch.add(seen.effective_batch)
 
@@ -194,10 +196,7 @@ def record(
     """One line of metrics.jsonl; None stands for what was not measured."""
     seconds = max(now - window.started_at, 1e-9)
     weight, degenerate = totals.take()
-
-    def mean(means: Mapping[str, Mean], name: str) -> float | None:
-        return means[name].value if name in means else None
-
+    losses, terms, by_source = window.losses, window.terms, window.source_terms
     return {
         "step": step,
         "wall_seconds": wall_seconds,
@@ -206,19 +205,15 @@ def record(
         "steps_per_second": (step - window.started_step) / seconds,
         "episode_return": window.episode_returns.value,
         "episodes": window.episodes,
-        "critic_loss": mean(window.losses, "critic_loss"),
-        "actor_loss": mean(window.losses, "actor_loss"),
-        "q_mean": mean(window.losses, "q_mean"),
+        **{name: losses.get(name, _NOTHING).value for name in ("critic_loss", "actor_loss", "q_mean")},
         "skipped_updates": window.skipped,
         "degenerate_updates": degenerate,
         "refused": dict(window.refused),
         "env_restarts": dict(window.restarts),
         "similarity": _by_source(window.similarity),
         "similarity_weight": weight,
-        "divergence_covariance": mean(window.terms, "covariance"),
-        "divergence_mean": mean(window.terms, "mean"),
-        "divergence_covariance_by_source": _by_source(window.source_terms.get("covariance", {})),
-        "divergence_mean_by_source": _by_source(window.source_terms.get("mean", {})),
+        **{f"divergence_{name}": terms.get(name, _NOTHING).value for name in _TERMS},
+        **{f"divergence_{name}_by_source": _by_source(by_source.get(name, {})) for name in _TERMS},
         "external_share": window.external_share.value,
         "effective_batch": window.effective_batch.value,
         "policy_lag": window.policy_lag.value,

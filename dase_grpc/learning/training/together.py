@@ -1,11 +1,10 @@
-"""Learners whose agents are a stack: they explore, sample and evaluate one by one, and update at once."""
+"""Updates of K agents at once, DPS included, as work that can be recorded; one agent is a stack of one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from operator import itemgetter
-from threading import Event
-from typing import Any, Final
+from typing import Any, Final, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,82 +18,36 @@ from dase_grpc.learning.agents.memory import StackedMemory
 from dase_grpc.learning.similarity.measure import Similarity
 from dase_grpc.learning.similarity.moments import SIMILARITY, RunningMoments
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher, Weighing, each_tensor
-from dase_grpc.learning.training.learner import Learner
 from dase_grpc.learning.training.parts import LearnerParts
 from dase_grpc.learning.training.statistics import DeviceTotals
-from dase_grpc.learning.training.updating import Taken, with_gradients
+from dase_grpc.schema import Array
 
 LIVE, EXTERNAL, MOVES = range(3)
 _FLAGS: Final = 3
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-class StackedLearners:
-    """Takes the steps of K learners in rounds: one environment step of each and one update of all.
 
-    In a round each explores, one after the other; then each takes its batch, so that a batch may hold rows
-    of this very round; then all are updated, and then each evaluates and writes what is due. One thread's.
+def with_gradients(work: Callable[P, R]) -> Callable[P, R]:
+    """The work, done with gradients as torch has them from the start, whatever somebody has made of that."""
 
-    Args:
-        learners: of one kind, made with `memory`, by agent id.
-    """
+    @wraps(work)
+    def done(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+            return work(*args, **kwargs)
+        with torch.inference_mode(False), torch.enable_grad():
+            return work(*args, **kwargs)
 
-    def __init__(
-        self, learners: Sequence[Learner], memory: StackedMemory, *, recorder: Recorder | None = None
-    ) -> None:
-        self._learners = learners
-        self._update = StackedUpdate([learner.parts for learner in learners], memory, recorder=recorder)
+    return done
 
-    def begin(self, halt: Event) -> None:
-        """Has each begin, once all are prepared.
 
-        Who is ahead of the others was stopped between its step and the update, which is of all.
+@dataclass(frozen=True)
+class Taken:
+    """A batch for one update: (B, width) packed rows, and which of them, (B,), are the agent's own."""
 
-        Raises:
-            Halted: `halt` was set meanwhile.
-        """
-        done = self._done
-        for learner in self._learners:
-            learner.begin(halt, midway=learner.steps > done)
-
-    @property
-    def _done(self) -> int:
-        """Steps that all have had."""
-        return min(learner.steps for learner in self._learners)
-
-    def round(self) -> None:
-        """One step of each; after a stop within a round, of those that have not had it, and the update.
-
-        Raises:
-            DivergedError, EnvironmentFailedError, Halted: as `Learner.step`.
-        """
-        done = self._done
-        for learner in self._learners:
-            if learner.steps == done:
-                learner.collect()
-        self._learn([learner.updating.take() if learner.may_update else None for learner in self._learners])
-        for learner in self._learners:
-            learner.report()
-
-    def _learn(self, taken: Sequence[Taken | None]) -> None:
-        made_for, made = self._update(taken)
-        looks: list[tuple[Learner, Taken, int]] = []
-        for place, (learner, batch) in enumerate(zip(self._learners, taken, strict=True)):
-            if batch is None:
-                continue
-            if not made_for[place]:
-                learner.updating.skip("no_weight")
-            elif learner.updating.settle():
-                looks.append((learner, batch, place))
-        if looks and made is not None:
-            seen = self._update.see(made)
-            for learner, batch, place in looks:
-                weighing, losses, sources = seen.of(place)
-                weighed = not batch.own.all()
-                learner.show(
-                    learner.updating.look(
-                        batch, weighing if weighed else None, losses, sources if weighed else None
-                    )
-                )
+    rows: Array
+    own: npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -113,7 +66,7 @@ class Seen:
     sources: Similarity | None
 
     def of(self, place: int) -> tuple[Weighing | None, Mapping[str, Tensor], Similarity | None]:
-        """The part of the agent at this place, as `Updating.look` wants it."""
+        """The part of the agent at this place, as `Updates.look` wants it."""
         losses = {name: values[place] for name, values in self.made.losses.items()}
         if self.made.weighing is None or self.sources is None:
             return None, losses, None
@@ -125,8 +78,10 @@ class StackedUpdate:
     """Has each agent of a stack learn from a batch of its own, all at once.
 
     An agent without a batch, or whose batch weighs nothing, stays as it is. A kind of update is whether any
-    agent moves its actor and whether any batch has external rows; each is recorded when its turn has come
-    often enough, on a device that records. Owned by one thread.
+    agent moves its actor (TD3 does so every second time) and whether any batch has external rows: without any
+    nothing is weighed, and memory of earlier batches (`dps.memory`) does not age. Each kind is recorded when
+    its turn has come often enough, on a device that records. What an update does to Python's state, and what
+    it draws, comes before the recorded work, each time. Owned by one thread.
 
     Args:
         parts: of the learners, whose agents and weighers were made with `memory`, as their totals were.
@@ -141,7 +96,7 @@ class StackedUpdate:
         self._agents = [_learns_by_itself(each) for each in parts]
         self._stack = self._agents[0].stack_of(memory)
         self._weigher = _joint(parts, memory)
-        self._totals = DeviceTotals.stacked(memory.held)
+        self._totals = DeviceTotals(memory.held)
         shape = (len(parts), first.config.agent.batch_size, first.schema.width)
         self._rows = Staged(shape, torch.float32, first.device)
         self._flags = Staged((_FLAGS, len(parts)), torch.bool, first.device)
@@ -152,19 +107,33 @@ class StackedUpdate:
         self._noise = [torch.stack(drawn) for drawn in zip(*rooms, strict=True)]
         self._noise_of = [[drawn[place] for drawn in self._noise] for place in range(len(parts))]
         self._recorder = recorder
+        self._name = "the update of the stack" if len(parts) > 1 else f"the update of agent {first.agent_id}"
         self._kinds: dict[tuple[bool, bool], Captured[Made]] = {}
 
-    @with_gradients
     def __call__(self, taken: Sequence[Taken | None]) -> tuple[list[bool], Made | None]:
-        """One update of each agent that has taken a batch; whose was made, and what it gave.
+        """One update of each agent that has taken a batch, `load` and `make`."""
+        self.load(taken)
+        return self.make(taken)
+
+    def load(self, taken: Sequence[Taken | None]) -> None:
+        """Brings the batches to the device."""
+
+        def write(place: npt.NDArray[Any]) -> None:
+            for rows, each in zip(place, taken, strict=True):
+                if each is not None:
+                    rows[:] = each.rows
+
+        if any(each is not None for each in taken):
+            self._rows.fill(write)
+
+    @with_gradients
+    def make(self, taken: Sequence[Taken | None]) -> tuple[list[bool], Made | None]:
+        """The update from what `load` was given last; whose was made, and what it gave.
 
         Waits for the device only where a batch has no row of its agent's own, to see whether it weighs
         anything. Tensors are valid until the next call.
         """
         live = [each is not None for each in taken]
-        if not any(live):
-            return live, None
-        self._load(taken)
         external = [each is not None and not each.own.all() for each in taken]
         weighing = None
         if any(each is not None and not each.own.any() for each in taken):
@@ -196,7 +165,7 @@ class StackedUpdate:
         kind = with_actor, weighs
         if kind not in self._kinds:
             work = partial(self._make, with_actor=with_actor, weighs=weighs)
-            self._kinds[kind] = Captured(work, self._recorder, name="the update of the stack")
+            self._kinds[kind] = Captured(work, self._recorder, name=self._name)
         return self._kinds[kind]
 
     def _make(self, *, with_actor: bool, weighs: bool) -> Made:
@@ -215,14 +184,6 @@ class StackedUpdate:
         moves = flags[MOVES] if with_actor else None
         losses = self._stack.learn(self._batch, weight, self._noise, live=flags[LIVE], moves=moves)
         return Made(weighing, losses)
-
-    def _load(self, taken: Sequence[Taken | None]) -> None:
-        def write(place: npt.NDArray[Any]) -> None:
-            for rows, each in zip(place, taken, strict=True):
-                if each is not None:
-                    rows[:] = each.rows
-
-        self._rows.fill(write)
 
     def _set(self, flags: Mapping[int, Sequence[bool]]) -> None:
         def write(place: npt.NDArray[np.bool_]) -> None:

@@ -12,7 +12,7 @@ from dase_grpc.learning.agents.memory import Flat
 from dase_grpc.learning.agents.optimiser import GuardedSteps, Steps
 from dase_grpc.learning.agents.policy import Published
 from dase_grpc.learning.agents.registry import make_agent
-from dase_grpc.learning.training.publishing import LocalPolicies
+from dase_grpc.learning.training.parts import LocalPolicies
 from dase_grpc.schema import TransitionSchema
 
 SCHEMA = TransitionSchema("Guarded-v0", 3, 2, (-1.0, -1.0), (1.0, 1.0))

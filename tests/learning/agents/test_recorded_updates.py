@@ -4,16 +4,19 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from learning.agent_cases import make, tiny
+from learning.agent_cases import tiny
 from learning.td3_cases import CPU, SCHEMA, B, assert_same, columns
 from learning.tracing import Traces
 
 from dase_grpc.config.algorithms import DpsConfig
+from dase_grpc.learning.agents.memory import OWN as OWN_MEMORY
+from dase_grpc.learning.agents.memory import StackedMemory
+from dase_grpc.learning.agents.sac import SAC
 from dase_grpc.learning.agents.snapshots import LearnersGuide
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher
 from dase_grpc.learning.training.state import Counters
 from dase_grpc.learning.training.statistics import DeviceTotals, Window
-from dase_grpc.learning.training.updating import Updating
+from dase_grpc.learning.training.updates import Updates
 from dase_grpc.metrics.endpoint import make_registry
 from dase_grpc.metrics.nodes import LearnerMetrics
 
@@ -41,8 +44,10 @@ class Side:
     """An agent's updates of given batches."""
 
     def __init__(self, batches, recorder):
-        self.agent = make(tiny("sac"), autograd=True)
-        self.totals, self.window = DeviceTotals.zero(CPU), Window(0.0, 0, 0)
+        alone = None if recorder is None else StackedMemory(1)
+        memory = OWN_MEMORY if alone is None else alone.of(0)
+        self.agent = SAC(tiny("sac"), SCHEMA, seed=1, agent_id=0, device=CPU, autograd=True, memory=memory)
+        self.totals, self.window = DeviceTotals.zero(CPU, memory=memory), Window(0.0, 0, 0)
         self.registry = make_registry()
         waiting = iter(batches)
         self.parts = SimpleNamespace(
@@ -50,19 +55,18 @@ class Side:
             agent_id=OWN,
             schema=SCHEMA,
             device=CPU,
-            config=SimpleNamespace(agent=SimpleNamespace(batch_size=B)),
-            weigher=SimilarityWeigher(DpsConfig(), own_id=OWN, agents=3, masked=True),
+            config=SimpleNamespace(agent=SimpleNamespace(batch_size=B), train=SimpleNamespace(agents=3)),
+            weigher=SimilarityWeigher(DpsConfig(), own_id=OWN, agents=3, masked=True, memory=memory),
             source=SimpleNamespace(next=lambda: (next(waiting), 100)),
             metrics=LearnerMetrics(self.registry, OWN),
             clock=lambda: 0.0,
             acts_by=LearnersGuide(self.agent),
+            alone=alone,
             recorder=recorder,
             name_at=lambda step: "an agent",
         )
-        collecting = SimpleNamespace(took_batch=lambda: None, refilling=False)
-        self.updating = Updating(
-            self.parts, Counters(), collecting, totals=self.totals, window=lambda: self.window
-        )
+        collection = SimpleNamespace(took_batch=lambda: None, refilling=False)
+        self.updates = Updates(self.parts, Counters(), collection, totals=self.totals, window=self.window)
 
     def counted(self):
         return (self.window.skipped, self.agent.updates, self.agent.take_steps(), self.totals.take())
@@ -77,7 +81,7 @@ def test_with_a_recorder_a_learner_makes_and_skips_the_same_updates(monkeypatch)
     traces = Traces()
     recorded, plain = Side(batches, traces), Side(batches, None)
     for step in range(len(batches)):
-        look, expected = recorded.updating.update(), plain.updating.update()
+        look, expected = recorded.updates.update(), plain.updates.update()
         assert (look is None) == (expected is None)
         if look is not None:
             assert look.seen == expected.seen, step

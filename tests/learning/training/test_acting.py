@@ -14,7 +14,7 @@ from dase_grpc.errors import Halted
 from dase_grpc.learning.agents.snapshots import Behaviour
 from dase_grpc.learning.envs.make import make_env, schema_of
 from dase_grpc.learning.envs.restarts import RestartableEnv
-from dase_grpc.learning.training.acting import Acting, Rollout, actor_explorers
+from dase_grpc.learning.training.collection import Acting, Rollout, actor_explorers
 from dase_grpc.metrics.nodes import ActorMetrics
 from dase_grpc.process.watchdog import Watch
 

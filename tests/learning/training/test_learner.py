@@ -24,7 +24,7 @@ from dase_grpc.learning.similarity.weigher import SimilarityWeigher
 from dase_grpc.learning.training.learner import Learner
 from dase_grpc.learning.training.parts import LearnerParts
 from dase_grpc.learning.training.state import Saved
-from dase_grpc.learning.training.updating import DIAGNOSE_EVERY, DIVERGED_AFTER
+from dase_grpc.learning.training.updates import DIAGNOSE_EVERY, DIVERGED_AFTER
 from dase_grpc.metrics.endpoint import make_registry
 from dase_grpc.metrics.nodes import LearnerMetrics
 from dase_grpc.process.watchdog import Watch

@@ -10,7 +10,7 @@ from learning.td3_cases import CPU, SCHEMA, assert_same
 from dase_grpc.errors import DaseError
 from dase_grpc.learning.agents.policy import policy_tensors
 from dase_grpc.learning.agents.registry import load_policy
-from dase_grpc.learning.training.publishing import from_bytes, to_bytes
+from dase_grpc.learning.training.parts import from_bytes, to_bytes
 from dase_grpc.progress import is_newer
 
 STRANGE = {

@@ -6,7 +6,7 @@ from learning.agent_cases import CONFIGS, make
 from learning.td3_cases import CPU, SCHEMA, as_batch, columns
 
 from dase_grpc.learning.agents.registry import load_policy
-from dase_grpc.learning.training.publishing import Audience, LocalPolicies, Publication
+from dase_grpc.learning.training.parts import Audience, LocalPolicies, Publication
 
 
 class Followed(LocalPolicies):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dase_grpc.learning.training.updating import UpdateTiming
+from dase_grpc.learning.training.updates import UpdateTiming
 from dase_grpc.metrics.endpoint import make_registry
 from dase_grpc.metrics.nodes import LearnerMetrics
 

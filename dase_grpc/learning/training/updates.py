@@ -4,27 +4,22 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import wraps
-from typing import Final, ParamSpec, TypeVar
+from typing import Final
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dase_grpc.learning.agents.actor_critic import ActorCritic
 from dase_grpc.learning.agents.batch import Batch, Staging
 from dase_grpc.learning.agents.registry import Agent
 from dase_grpc.learning.envs.explorer import diverged
 from dase_grpc.learning.similarity.measure import Similarity
 from dase_grpc.learning.similarity.weigher import Weighing, weighed
-from dase_grpc.learning.training.collecting import Collecting
+from dase_grpc.learning.training.collection import Collection
 from dase_grpc.learning.training.parts import LearnerParts
 from dase_grpc.learning.training.state import Counters
 from dase_grpc.learning.training.statistics import DeviceTotals, Diagnosis, Window, fold, show
-from dase_grpc.learning.training.whole import WholeUpdate
+from dase_grpc.learning.training.together import StackedUpdate, Taken, with_gradients
 from dase_grpc.metrics.nodes import LearnerMetrics
-from dase_grpc.schema import Array
 
 DIAGNOSE_EVERY: Final = 50
 """Updates between two looks at losses and similarity; each look waits for the device once."""
@@ -32,31 +27,7 @@ DIAGNOSE_EVERY: Final = 50
 DIVERGED_AFTER: Final = 100
 """So many steps in a row that had to be left out mean that an agent learns nothing any more."""
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 _log = logging.getLogger("dase")
-
-
-def with_gradients(work: Callable[P, R]) -> Callable[P, R]:
-    """The work, done with gradients as torch has them from the start, whatever somebody has made of that."""
-
-    @wraps(work)
-    def done(*args: P.args, **kwargs: P.kwargs) -> R:
-        if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
-            return work(*args, **kwargs)
-        with torch.inference_mode(False), torch.enable_grad():
-            return work(*args, **kwargs)
-
-    return done
-
-
-@dataclass(frozen=True)
-class Taken:
-    """A batch for one update: (B, width) packed rows, and which of them, (B,), are the agent's own."""
-
-    rows: Array
-    own: npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -67,7 +38,7 @@ class Look:
     updates_per_second: float | None
 
 
-class Updating:
+class Updates:
     """The updates of one agent, in phases: `take`, the update itself by whoever makes it, `settle`, `look`.
 
     `update` is all of them, made for this agent alone. One thread's.
@@ -81,37 +52,27 @@ class Updating:
         self,
         parts: LearnerParts,
         at: Counters,
-        collecting: Collecting,
+        collection: Collection,
         *,
         totals: DeviceTotals,
-        window: Callable[[], Window],
+        window: Window,
     ) -> None:
         self._parts = parts
         self._at = at
-        self._collecting = collecting
+        self._collection = collection
         self._totals = totals
         self._window = window
         batch_size = parts.config.agent.batch_size
         self._staging = Staging(parts.schema, batch_size, parts.device)
         self._all_internal = torch.ones(batch_size, dtype=torch.float32, device=parts.device)
-        self._whole = self._record(parts)
+        self._stack: StackedUpdate | None = None
+        if parts.alone is not None:
+            self._stack = StackedUpdate([parts], parts.alone, recorder=parts.recorder)
         self._guide = parts.acts_by
         self._timing = UpdateTiming(parts.metrics, parts.clock)
         self._health = Health(parts.agent, parts.metrics)
         self._settled_at = 0.0
         self._pace_from, self._paced_updates, self._began_with = 0.0, 0, 0
-
-    def _record(self, parts: LearnerParts) -> WholeUpdate | None:
-        if parts.recorder is None or not isinstance(parts.agent, ActorCritic):
-            return None
-        return WholeUpdate(
-            parts.agent,
-            parts.weigher,
-            self._totals,
-            self._staging.batch,
-            recorder=parts.recorder,
-            name=f"the update of agent {parts.agent_id}",
-        )
 
     def begin(self, now: float) -> None:
         """Training begins, or goes on from what the agent is, at this time."""
@@ -124,7 +85,7 @@ class Updating:
 
     def count_left_out(self) -> None:
         """Counts, in the window, the optimisers' steps that were left out; waits for the device."""
-        self._health.count(self._window())
+        self._health.count(self._window)
 
     @with_gradients
     def update(self) -> Look | None:
@@ -138,10 +99,10 @@ class Updating:
         if taken is None:
             return None
         parts, own = self._parts, taken.own
+        if self._stack is not None:
+            return self._made_alone(self._stack, taken)
         batch = self._staging.load(taken.rows)
         self._timing.lap("load")
-        if self._whole is not None and own.any():
-            return self._seen(taken, batch, *self._whole(external=not own.all()))
         weighing, actions = (None, None) if own.all() else self._weigh(batch)
         if weighing is not None and not own.any() and not bool(weighing.weight.any()):
             self.skip("no_weight")
@@ -161,8 +122,8 @@ class Updating:
         self._timing.begin()
         received = parts.source.next()
         if received is not None:
-            self._collecting.took_batch()
-        if received is None or self._collecting.refilling:
+            self._collection.took_batch()
+        if received is None or self._collection.refilling:
             self.skip("no_batch")  # drawn from a handful of rows it would ruin the agent
             return None
         rows, self._at.buffer_size = received
@@ -190,30 +151,32 @@ class Updating:
 
         Args:
             taken: what `take` gave.
-            weighing: of its rows; None where each weighed 1.
+            weighing: of its rows; nothing where each is the agent's own.
             losses: what `Agent.update` gave.
-            sources: what the weigher says of each collecting agent; None where nothing was weighed.
+            sources: what the weigher says of each collecting agent; as `weighing`.
 
         Raises:
             DivergedError: losses or gradients have not been finite for long.
         """
         parts = self._parts
+        if taken.own.all():
+            weighing = sources = None
         seen = Diagnosis.read(losses, weighing, sources, batch_size=len(taken.rows))
         self.count_left_out()
         if self._health.finding is not None:
             raise diverged(parts.name_at(self._at.steps), self._health.finding)
-        fold(self._window(), seen)
+        fold(self._window, seen)
         show(parts.metrics, seen)
         if taken.own.any():
             versions = parts.schema.policy_versions(taken.rows[taken.own])
             age = parts.agent.updates - float(versions.mean())
-            self._window().policy_lag.add(age)
+            self._window.policy_lag.add(age)
             parts.metrics.sample_age.set(age)
         return Look(seen, self._pace(self._settled_at))
 
     def skip(self, reason: str) -> None:
         """Counts an update that is not made."""
-        self._window().skipped += 1
+        self._window.skipped += 1
         self._parts.metrics.skipped(reason)
 
     def _weigh(self, batch: Batch) -> tuple[Weighing, Tensor | None]:
@@ -230,6 +193,16 @@ class Updating:
         if weighing is not None:
             sources = parts.weigher.by_source(batch, parts.agent.policy_actions(batch.observation))
         return self.look(taken, weighing, losses, sources)
+
+    def _made_alone(self, stack: StackedUpdate, taken: Taken) -> Look | None:
+        """The update of an agent that is a stack of its own."""
+        stack.load([taken])
+        self._timing.lap("load")
+        (was_made,), made = stack.make([taken])
+        if not was_made or made is None:
+            self.skip("no_weight")
+            return None
+        return self.look(taken, *stack.see(made).of(0)) if self.settle() else None
 
     def _pace(self, now: float) -> float | None:
         """The rate of the updates since the last look, or since the first update; evaluations left out."""
