@@ -21,9 +21,8 @@ from dase_grpc.launch.lockstep import BUFFER_FILE, ResumedRound
 from dase_grpc.launch.train import LaunchOptions, run_here
 from dase_grpc.learning.envs.make import require_same_environment
 from dase_grpc.runs.checkpoint import Checkpoint, newest_sound
-from dase_grpc.runs.directory import IN_ROUNDS, RunDirectory
+from dase_grpc.runs.directory import IN_ROUNDS, RunDirectory, versions
 from dase_grpc.runs.files import FolderLock, written
-from dase_grpc.runs.provenance import versions
 from dase_grpc.runs.rewind import Rewound, changed_versions, require_same_settings, rewind
 from dase_grpc.runs.rounds import newest_whole_round
 from dase_grpc.schema import TransitionSchema

@@ -19,7 +19,6 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from dase_grpc.config.resolve import RunConfig, resolve
-from dase_grpc.config.texts import json_value
 from dase_grpc.errors import DaseError, RunDirectoryError
 from dase_grpc.runs.directory import (
     CHECKPOINT_FILE,
@@ -31,8 +30,11 @@ from dase_grpc.runs.directory import (
 from dase_grpc.runs.files import (
     SEAL,
     STAGING_PREFIX,
+    checked_bytes,
     disk_refusal,
     json_text,
+    read_document,
+    reading,
     require_seal,
     sealed,
     staged_directory,
@@ -126,8 +128,12 @@ def describe(config: RunConfig, schema: TransitionSchema, *, agent_id: int, **mo
 
     config is the whole run's.
     """
-    entries = {"config": config.model_dump(mode="json"), "schema": asdict(schema), "agent_id": agent_id}
-    return {**more, **entries}
+    return {
+        **more,
+        "config": config.model_dump(mode="json"),
+        "schema": asdict(schema),
+        "agent_id": agent_id,
+    }
 
 
 def save_checkpoint(
@@ -150,15 +156,14 @@ def save_checkpoint(
         ValueError, TypeError: `metadata` is not JSON.
     """
     files = {STATE_FILE: _bytes(tensors), TRAINING_FILE: _bytes(training_tensors or {})}
-    document = sealed(
-        {
-            **metadata,
-            "format_version": FORMAT_VERSION,
-            "step": step,
-            "state_sha256": hashlib.sha256(files[STATE_FILE]).hexdigest(),
-            "training_sha256": hashlib.sha256(files[TRAINING_FILE]).hexdigest(),
-        }
-    )
+    state, training = (hashlib.sha256(data).hexdigest() for data in files.values())
+    told = {
+        "format_version": FORMAT_VERSION,
+        "step": step,
+        "state_sha256": state,
+        "training_sha256": training,
+    }
+    document = sealed({**metadata, **told})
     target = checkpoint_path(directory, step)
     try:
         _put_back(directory)
@@ -166,9 +171,8 @@ def save_checkpoint(
             return target
         _discard_staged(directory)
         with staged_directory(target, aside=replaced_path(target)) as staged:
-            for name, data in files.items():
+            for name, data in {**files, METADATA_FILE: json_text(document).encode()}.items():
                 write_synced(staged / name, data)
-            write_synced(staged / METADATA_FILE, json_text(document).encode())
         _prune(directory, keep=keep)
         _discard_staged(directory)
     except OSError as error:
@@ -177,11 +181,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Reads one checkpoint directory and verifies its checksum.
-
-    Raises:
-        RunDirectoryError: it is missing, damaged, or of a newer format; one sentence.
-    """
+    """Reads one checkpoint directory and verifies its checksum."""
     metadata = _read_metadata(path / METADATA_FILE)
     if metadata.get("format_version") != FORMAT_VERSION:
         raise RunDirectoryError(
@@ -189,10 +189,13 @@ def load_checkpoint(path: Path) -> Checkpoint:
             f"this version of dase reads format {FORMAT_VERSION}"
         )
     require_seal(metadata, f"the checkpoint {path} is damaged: {METADATA_FILE}")
-    state = _read(path / STATE_FILE, metadata.get("state_sha256"))
-    training = _read(path / TRAINING_FILE, metadata.get("training_sha256"))
+    damaged = f"the checkpoint {path} is damaged: its checksum does not match"
+    files = [
+        checked_bytes(path / name, metadata.get(key), damaged=f"{damaged} {name}")
+        for name, key in ((STATE_FILE, "state_sha256"), (TRAINING_FILE, "training_sha256"))
+    ]
     try:
-        tensors, training_tensors = (safetensors.torch.load(data) for data in (state, training))
+        tensors, training_tensors = map(safetensors.torch.load, files)
         return Checkpoint(path, int(metadata["step"]), tensors, metadata, training_tensors)
     except (KeyError, TypeError, ValueError, SafetensorError) as error:
         raise RunDirectoryError(f"the checkpoint {path} is damaged: {error}") from None
@@ -209,11 +212,7 @@ def latest(directory: Path) -> Path | None:
 
 
 def seal_of(path: Path) -> str:
-    """The checksum of everything in a checkpoint that was just written.
-
-    Raises:
-        RunDirectoryError: it is missing or damaged.
-    """
+    """The checksum of everything in a checkpoint that was just written."""
     return str(_read_metadata(path / METADATA_FILE).get(SEAL))
 
 
@@ -246,26 +245,11 @@ def _score(path: Path) -> float | None:
     return score if isinstance(score, float) and metadata.get("evaluation_step") == step else None
 
 
-def _read(file: Path, checksum: Any) -> bytes:
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise RunDirectoryError(f"cannot read {file}: {error.strerror or error}") from None
-    if hashlib.sha256(data).hexdigest() != checksum:
-        raise RunDirectoryError(
-            f"the checkpoint {file.parent} is damaged: its checksum does not match {file.name}"
-        )
-    return data
-
-
 def _bytes(tensors: Tensors) -> bytes:
-    data: bytes = safetensors.torch.save({name: _plain(tensor) for name, tensor in sorted(tensors.items())})
+    """Of contiguous copies on the CPU that share memory with nothing, which safetensors asks for."""
+    copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in sorted(tensors.items())}
+    data: bytes = safetensors.torch.save(copies)
     return data
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """A contiguous copy on the CPU that shares memory with nothing, which safetensors asks for."""
-    return tensor.detach().cpu().contiguous().clone()
 
 
 def _is_sound(path: Path, seal: str) -> bool:
@@ -299,14 +283,7 @@ def _discard_staged(directory: Path) -> None:
 
 
 def _read_metadata(file: Path) -> dict[str, Any]:
-    try:
-        metadata = json_value(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RunDirectoryError(f"{file.parent} is not a checkpoint: it has no {METADATA_FILE}") from None
-    except OSError as error:
-        raise RunDirectoryError(f"cannot read {file}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise RunDirectoryError(f"{file} is damaged: {error}") from None
-    if not isinstance(metadata, dict):
-        raise RunDirectoryError(f"{file} is damaged: it is not a JSON object")
-    return metadata
+    with reading(file):
+        if not file.exists():
+            raise RunDirectoryError(f"{file.parent} is not a checkpoint: it has no {METADATA_FILE}")
+    return read_document(file)

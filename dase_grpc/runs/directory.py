@@ -1,15 +1,19 @@
-"""One run on disk: where everything lies, and run.toml, which says what was run.
+"""One run on disk: where everything lies, and run.toml, which says what was run, and by what.
 
 run.toml                     the resolved configuration, [run] and [versions]
 agents/<i>/evaluations.csv   metrics.jsonl   checkpoints/   tensorboard/
 logs/  replay/               restarts.jsonl   report.html
 """
 
+import platform
 import re
 import shlex
-from collections.abc import Sequence
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -21,13 +25,15 @@ from dase_grpc.errors import ConfigError, RunDirectoryError
 from dase_grpc.runs.files import (
     STAGING_PREFIX,
     disk_refusal,
+    reading,
     replace_file,
     staged_directory,
     utf8,
     write_synced,
+    written,
 )
 from dase_grpc.runs.logs import EvaluationsFile, MetricsLog
-from dase_grpc.runs.provenance import derived_seeds, versions
+from dase_grpc.seeding import Purpose, integer
 
 RUN_FILE: Final = "run.toml"
 CHECKPOINT_FILE: Final = "checkpoint.json"
@@ -37,6 +43,16 @@ IN_ROUNDS: Final = ("lockstep", "stack")
 EVALUATOR_MODE: Final = "evaluator"
 """The mode of a run directory that an evaluator node has made, for what it writes alone."""
 
+DISTRIBUTIONS: Final = {
+    "dase": "dase-grpc",
+    "torch": "torch",
+    "numpy": "numpy",
+    "gymnasium": "gymnasium",
+    "mujoco": "mujoco",
+    "grpc": "grpcio",
+}
+_CHECKOUT: Final = Path(__file__).resolve().parents[2]
+_GIT_TIMEOUT_S: Final = 5
 _ADDED_TABLES: Final = ("run", "versions")
 _CHECKPOINT: Final = re.compile(r"step-(\d{9,})")
 _REPLACED: Final = f"{STAGING_PREFIX}replaced-"
@@ -117,13 +133,23 @@ class RunDirectory:
             raise RunDirectoryError(
                 f"{name!r} cannot name a run; use a plain folder name of at most {MAX_BYTES} bytes"
             )
+        run = {
+            "name": name,
+            "created": (created or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="seconds"),
+            "mode": mode,
+            "command": utf8(shlex.join(command)).decode(),
+            "seeds": derived_seeds(config),
+        }
         path = root / name
-        tables = _tables(config, name=name, mode=mode, command=command, created=created or datetime.now(UTC))
         try:
             with staged_directory(path) as staged:
-                write_synced(staged / RUN_FILE, tomli_w.dumps(tables).encode())
+                write_synced(staged / RUN_FILE, _toml(config, run, versions()))
         except OSError as error:
-            raise _refusal(path, error) from None
+            if path.is_dir() and any(path.iterdir()):
+                raise RunDirectoryError(
+                    f"{path} exists and is not empty; choose another name or remove it"
+                ) from None
+            raise disk_refusal(f"cannot make the run directory {path}", error) from None
         return cls.open(path)
 
     @classmethod
@@ -135,25 +161,24 @@ class RunDirectory:
         """
         file = path / RUN_FILE
         try:
-            tables = toml_file(file)
-        except FileNotFoundError:
-            raise RunDirectoryError(f"{path} is not a run: it has no {RUN_FILE}") from None
-        except OSError as error:
-            raise RunDirectoryError(f"cannot read {file}: {error.strerror or error}") from None
+            with reading(file):
+                if not file.exists():
+                    raise RunDirectoryError(f"{path} is not a run: it has no {RUN_FILE}")
+                tables = toml_file(file)
         except ValueError as error:
             raise RunDirectoryError(f"{file} is damaged: {error}") from None
-        return cls(path, *_parse(file, tables))
+        run, found = (tables.pop(name, {}) for name in _ADDED_TABLES)
+        if not tables or not isinstance(run, dict) or not isinstance(found, dict):
+            raise RunDirectoryError(f"{file} is damaged: it holds no configuration of a run")
+        try:
+            config = resolve(tables)
+        except ConfigError as error:
+            raise RunDirectoryError(f"{file} is damaged or of another version: {error}") from None
+        return cls(path, config, run, {key: str(value) for key, value in found.items()})
 
     @classmethod
     def ensure(
-        cls,
-        root: Path,
-        name: str,
-        config: RunConfig,
-        *,
-        mode: str,
-        command: Sequence[str] = (),
-        created: datetime | None = None,
+        cls, root: Path, name: str, config: RunConfig, *, mode: str, command: Sequence[str] = ()
     ) -> Self:
         """Opens `root/name`, or makes it; for learners that start on their own, all at the same time.
 
@@ -164,7 +189,7 @@ class RunDirectory:
         """
         if not (root / name / RUN_FILE).exists():
             try:
-                return cls.create(root, name, config, mode=mode, command=command, created=created)
+                return cls.create(root, name, config, mode=mode, command=command)
             except RunDirectoryError:
                 if not (root / name / RUN_FILE).exists():
                     raise
@@ -180,9 +205,6 @@ class RunDirectory:
         """Notes in run.toml that the run goes on, with `config`; returns the run as it is then.
 
         from_steps are the environment steps that each agent has done, by id. The file is replaced at once.
-
-        Raises:
-            RunDirectoryError: it cannot be written.
         """
         entry: dict[str, Any] = {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -192,11 +214,8 @@ class RunDirectory:
             "versions": {key: value for key, value in versions().items() if self.versions.get(key) != value},
         }
         run = {**self.run, "resumed": [*self.run.get("resumed", []), entry]}
-        tables = {**config.model_dump(mode="json"), "run": run, "versions": self.versions}
-        try:
-            replace_file(self.path / RUN_FILE, tomli_w.dumps(tables).encode())
-        except OSError as error:
-            raise disk_refusal(f"cannot write {self.path / RUN_FILE}", error) from None
+        with written(self.path / RUN_FILE):
+            replace_file(self.path / RUN_FILE, _toml(config, run, self.versions))
         return self.open(self.path)
 
     @property
@@ -224,10 +243,6 @@ class RunDirectory:
         """The HTML report."""
         return self.path / "report.html"
 
-    def agent(self, agent_id: int) -> AgentDirectory:
-        """The files of one agent, whether there yet or not."""
-        return AgentDirectory(self.path / "agents" / str(agent_id))
-
     @property
     def how_to_begin_anew(self) -> str:
         """What to do instead of going on with it."""
@@ -235,13 +250,58 @@ class RunDirectory:
         flag = f" --{mode}" if mode in IN_ROUNDS else ""
         return f"begin anew with dase train --config {shlex.quote(str(self.path / RUN_FILE))}{flag}"
 
+    def agent(self, agent_id: int) -> AgentDirectory:
+        """The files of one agent, whether there yet or not."""
+        return AgentDirectory(self.path / "agents" / str(agent_id))
+
     def agents(self) -> list[AgentDirectory]:
         """The agents that have a directory, by id."""
         found = (self.path / "agents").glob("*")
-        return sorted(
-            (AgentDirectory(path) for path in found if path.is_dir() and path.name.isdecimal()),
-            key=lambda agent: agent.agent_id,
-        )
+        ids = sorted(int(path.name) for path in found if path.is_dir() and path.name.isdecimal())
+        return [self.agent(agent_id) for agent_id in ids]
+
+
+def versions() -> dict[str, str]:
+    """The versions of this project, Python and the libraries that decide numbers; none is imported."""
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    for name, distribution in DISTRIBUTIONS.items():
+        try:
+            found[name] = metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            continue
+    revision = git_revision(_CHECKOUT)
+    return {**found, "git": revision} if revision else found
+
+
+def git_revision(checkout: Path) -> str | None:
+    """The commit of the project's checkout, with `-dirty` where files differ from it; else None.
+
+    An installed package lies in no checkout of its own, so nothing above `checkout` is asked.
+    """
+    git = shutil.which("git")
+    if git is None or not (checkout / ".git").exists():
+        return None
+    command = [git, "-C", str(checkout), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip() or None
+
+
+def derived_seeds(config: RunConfig) -> dict[str, Any]:
+    """The integer seeds that training derives from train.seed; lists go by agent id.
+
+    Exploring and sampling draw from NumPy's generators, which have no such number. Each exploring
+    episode has a seed of its own; `environment` lists those of the first ones.
+    """
+    seed, agents = config.train.seed, range(config.train.agents)
+    return {
+        "evaluation": integer(seed, Purpose.EVALUATION),
+        "networks": [integer(seed, Purpose.NETWORKS, agent) for agent in agents],
+        "environment": [integer(seed, Purpose.ENVIRONMENT, agent, 0) for agent in agents],
+        "target_noise": [integer(seed, Purpose.TARGET_NOISE, agent) for agent in agents],
+    }
 
 
 def checkpoint_paths(folder: Path) -> dict[int, Path]:
@@ -276,51 +336,31 @@ def checkpoint_path(folder: Path, step: int) -> Path:
     return folder / f"step-{step:09d}"
 
 
+def changed_settings(before: RunConfig, now: RunConfig) -> Iterator[tuple[str, Any, Any]]:
+    """Every setting in which two configurations differ, with both values."""
+    pairs = _pairs(before.model_dump(mode="json"), now.model_dump(mode="json"))
+    return (each for each in pairs if each[1] != each[2])
+
+
+def first_difference(ours: RunConfig, theirs: RunConfig) -> str:
+    """The first setting in which two configurations differ, `ours` being the one on disk."""
+    for key, left, right in changed_settings(ours, theirs):
+        return f"{key} is {left!r} there and {right!r} here" if "." in key else f"{key} differ"
+    return "they differ"
+
+
+def _pairs(before: Any, now: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(before, dict) and isinstance(now, dict) and prefix.count(".") < 2:
+        for key in dict.fromkeys((*before, *now)):
+            yield from _pairs(before.get(key), now.get(key), f"{prefix}{key}.")
+    else:
+        yield prefix.removesuffix("."), before, now
+
+
 def _step(path: Path) -> int | None:
     match = _CHECKPOINT.fullmatch(path.name)
     return int(match[1]) if match else None
 
 
-def _tables(
-    config: RunConfig, *, name: str, mode: str, command: Sequence[str], created: datetime
-) -> dict[str, Any]:
-    run = {
-        "name": name,
-        "created": created.astimezone(UTC).isoformat(timespec="seconds"),
-        "mode": mode,
-        "command": utf8(shlex.join(command)).decode(),
-        "seeds": derived_seeds(config),
-    }
-    return {**config.model_dump(mode="json"), "run": run, "versions": versions()}
-
-
-def _parse(file: Path, tables: dict[str, Any]) -> tuple[RunConfig, dict[str, Any], dict[str, str]]:
-    run, found = (tables.get(name, {}) for name in _ADDED_TABLES)
-    settings = {key: value for key, value in tables.items() if key not in _ADDED_TABLES}
-    if not settings or not isinstance(run, dict) or not isinstance(found, dict):
-        raise RunDirectoryError(f"{file} is damaged: it holds no configuration of a run")
-    try:
-        config = resolve(settings)
-    except ConfigError as error:
-        raise RunDirectoryError(f"{file} is damaged or of another version: {error}") from None
-    return config, run, {key: str(value) for key, value in found.items()}
-
-
-def _refusal(path: Path, error: OSError) -> RunDirectoryError:
-    if path.is_dir() and any(path.iterdir()):
-        return RunDirectoryError(f"{path} exists and is not empty; choose another name or remove it")
-    return disk_refusal(f"cannot make the run directory {path}", error)
-
-
-def first_difference(ours: RunConfig, theirs: RunConfig) -> str:
-    """The first setting in which two configurations differ, `ours` being the one on disk."""
-    left, right = ours.model_dump(mode="json"), theirs.model_dump(mode="json")
-    for section, values in left.items():
-        if not isinstance(values, dict):
-            if values != right[section]:
-                return f"{section} differ"
-            continue
-        for key, value in values.items():
-            if value != right[section][key]:
-                return f"{section}.{key} is {value!r} there and {right[section][key]!r} here"
-    return "they differ"
+def _toml(config: RunConfig, run: Mapping[str, Any], made_by: Mapping[str, str]) -> bytes:
+    return tomli_w.dumps({**config.model_dump(mode="json"), "run": run, "versions": made_by}).encode()

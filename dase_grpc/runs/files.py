@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self
 
+from dase_grpc.config.texts import json_value
 from dase_grpc.errors import DiskFullError, RunDirectoryError
 from dase_grpc.process.ends import closed_in_forks
 
@@ -23,38 +24,22 @@ FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 SEAL: Final = "sha256"
 
 
-def append_line(path: Path, line: str, *, header: str = "") -> None:
-    """Appends one line in one write; `header` becomes the first line of a new or empty file.
-
-    The rest of a line that a killed process left unfinished at the end is cut off first. One writer
-    per file; survives the process, not a power loss.
-
-    Raises:
-        RunDirectoryError: the disk refuses, in one sentence.
-    """
-    with written(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        drop_torn_line(path)
-        with path.open("ab", buffering=0) as file:
-            prefix = f"{header}\n" if header and file.tell() == 0 else ""
-            data = f"{prefix}{line}\n".encode()
-            while (
-                data
-            ):  # a disk that is nearly full takes a part of it, and says why not more when asked again
-                data = data[file.write(data) :]
-
-
 @contextlib.contextmanager
 def written(path: Path) -> Iterator[None]:
-    """For a block that writes `path`.
-
-    Raises:
-        RunDirectoryError: the disk refuses, in one sentence.
-    """
+    """For a block that writes `path`."""
     try:
         yield
     except OSError as error:
         raise disk_refusal(f"cannot write {path}", error) from None
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """For a block that reads `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise RunDirectoryError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def disk_refusal(what: str, error: OSError) -> RunDirectoryError:
@@ -65,7 +50,24 @@ def disk_refusal(what: str, error: OSError) -> RunDirectoryError:
     return RunDirectoryError(f"{why}; see that it can be written")
 
 
-def drop_torn_line(path: Path) -> None:
+def append_line(path: Path, line: str, *, header: str = "") -> None:
+    """Appends one line in one write; `header` becomes the first line of a new or empty file.
+
+    The rest of a line that a killed process left unfinished at the end is cut off first. One writer
+    per file; survives the process, not a power loss.
+    """
+    with written(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _drop_torn_line(path)
+        with path.open("ab", buffering=0) as file:
+            prefix = f"{header}\n" if header and file.tell() == 0 else ""
+            data = f"{prefix}{line}\n".encode()
+            # A disk that is nearly full takes a part of it, and says why not more when asked again.
+            while data:
+                data = data[file.write(data) :]
+
+
+def _drop_torn_line(path: Path) -> None:
     """Cuts off what follows the last line end, if anything does."""
     if not path.is_file():
         return
@@ -80,29 +82,24 @@ def drop_torn_line(path: Path) -> None:
 
 
 def whole_lines(path: Path) -> list[str]:
-    """The finished lines of a text file, without a byte order mark; none if there is no file.
-
-    Raises:
-        RunDirectoryError: it cannot be read, or a finished line is not UTF-8.
-    """
+    """The finished lines of a text file, without a byte order mark; none if there is no file."""
     try:
-        data = path.read_bytes() if path.is_file() else b""
-        return data[: data.rfind(b"\n") + 1].decode("utf-8-sig").splitlines()
+        return _halves(path)[0].decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise RunDirectoryError(f"{path} is damaged: it is not text") from None
-    except OSError as error:
-        raise RunDirectoryError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def unfinished_line(path: Path) -> str:
     """What follows the last finished line of a text file; empty where nothing does, or there is no file."""
-    if not path.is_file():
-        return ""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise RunDirectoryError(f"cannot read {path}: {error.strerror or error}") from None
-    return data[data.rfind(b"\n") + 1 :].decode(errors="replace")
+    return _halves(path)[1].decode(errors="replace")
+
+
+def _halves(path: Path) -> tuple[bytes, bytes]:
+    """A file's finished lines, and what follows them."""
+    with reading(path):
+        data = path.read_bytes() if path.is_file() else b""
+    end = data.rfind(b"\n") + 1
+    return data[:end], data[end:]
 
 
 def last_line(path: Path, *, within_bytes: int = 65_536) -> str:
@@ -202,6 +199,27 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+def checked_bytes(path: Path, checksum: Any, *, damaged: str) -> bytes:
+    """What is in a file whose SHA-256 is known; `damaged` is the sentence for another."""
+    with reading(path):
+        data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != checksum:
+        raise RunDirectoryError(damaged)
+    return data
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        with reading(path):
+            document = json_value(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RunDirectoryError(f"{path} is damaged: {error}") from None
+    if not isinstance(document, dict):
+        raise RunDirectoryError(f"{path} is damaged: it is not a JSON object")
+    return document
+
+
 def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
     """The document with the checksum of all its other entries under `sha256`.
 
@@ -209,15 +227,11 @@ def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
         ValueError, TypeError: it is not JSON, which has neither NaN nor infinity.
     """
     unsealed = {key: value for key, value in document.items() if key != SEAL}
-    return {**unsealed, SEAL: _checksum(unsealed)}
+    return {**unsealed, SEAL: hashlib.sha256(json_text(unsealed).encode()).hexdigest()}
 
 
 def require_seal(document: Mapping[str, Any], what: str) -> None:
-    """Checks a document's checksum; `what` begins the sentence that says it is wrong.
-
-    Raises:
-        RunDirectoryError: it is missing, or is that of another document.
-    """
+    """Checks a document's checksum; `what` begins the sentence that says it is wrong."""
     if document.get(SEAL) != sealed(document)[SEAL]:
         raise RunDirectoryError(f"{what} does not have the checksum that it names")
 
@@ -227,16 +241,10 @@ def json_text(document: Mapping[str, Any]) -> str:
     return json.dumps(document, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
 
-def _checksum(document: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json_text(document).encode()).hexdigest()
-
-
 class FolderLock:
     """An advisory lock on a folder (flock): no file, and it ends with its owner, however that ends.
 
-    What the owner forks does not hold it.
-
-    On a file system that knows no locks it holds nothing.
+    What the owner forks does not hold it. On a file system that knows no locks it holds nothing.
     """
 
     def __init__(self, descriptor: int) -> None:

@@ -3,10 +3,10 @@
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ Ints = npt.NDArray[np.int64]
 
 _TABLES: Final = ("similarity", "refused")
 _COUNTS: Final = ("step", "wall_seconds")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,16 @@ class Evaluations:
         return len(self.step)
 
 
+class EvaluationRow(TypedDict):
+    """One row of evaluations.csv."""
+
+    step: int
+    return_mean: float
+    return_std: float
+    episodes: int
+    wall_seconds: float
+
+
 @dataclass(frozen=True)
 class EvaluationsFile:
     """Appends evaluations to a CSV file; opens it for each row, so a restart simply goes on.
@@ -51,18 +62,12 @@ class EvaluationsFile:
 
     path: Path
 
-    def append(
-        self, *, step: int, return_mean: float, return_std: float, episodes: int, wall_seconds: float
-    ) -> None:
+    def append(self, **row: Unpack[EvaluationRow]) -> None:
         """Adds one row, visible to readers as a whole or not at all."""
-        values = (
-            str(int(step)),
-            repr(float(return_mean)),
-            repr(float(return_std)),
-            str(int(episodes)),
-            f"{wall_seconds:.3f}",
-        )
-        append_line(self.path, ",".join(values), header=",".join(COLUMNS))
+        step, episodes = int(row["step"]), int(row["episodes"])
+        mean, std = float(row["return_mean"]), float(row["return_std"])
+        line = f"{step},{mean!r},{std!r},{episodes},{row['wall_seconds']:.3f}"
+        append_line(self.path, line, header=",".join(COLUMNS))
 
 
 def read_evaluations(path: Path) -> Evaluations:
@@ -121,23 +126,25 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     Raises:
         RunDirectoryError: a line before the last is no record, a JSON object of numbers; names the line.
     """
-    lines = whole_lines(path)
-    records = []
+    return _parsed(path, _record, "no record of numbers")
+
+
+def _parsed(path: Path, parse: Callable[[Any], _T], is_not: str) -> list[_T]:
+    """What each line of a JSON-lines file stands for; a damaged last line is left out."""
+    lines, found = whole_lines(path), []
     for number, line in enumerate(lines, start=1):
-        record = _record(line)
-        if record is not None:
-            records.append(record)
-        elif number < len(lines):
-            raise RunDirectoryError(f"{path} is damaged: line {number} is no record of numbers")
-    return records
+        try:
+            found.append(parse(json_value(line)))
+        except (ValueError, TypeError):
+            if number < len(lines):
+                raise RunDirectoryError(f"{path} is damaged: line {number} is {is_not}") from None
+    return found
 
 
-def _record(line: str) -> dict[str, Any] | None:
-    try:
-        value = json_value(line)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) and all(map(_fits, value, value.values())) else None
+def _record(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict) or not all(map(_fits, value, value.values())):
+        raise TypeError("not of numbers")
+    return value
 
 
 def _fits(key: str, value: Any) -> bool:
@@ -191,11 +198,7 @@ class Restart:
 
 
 def append_restart(path: Path, restart: Restart) -> None:
-    """Adds a line.
-
-    Raises:
-        RunDirectoryError: the disk refuses.
-    """
+    """Adds a line."""
     append_line(path, json.dumps(asdict(restart), separators=(",", ":")))
 
 
@@ -205,14 +208,7 @@ def read_restarts(path: Path) -> list[Restart]:
     Raises:
         RunDirectoryError: a line before the last is damaged; names it.
     """
-    lines, found = whole_lines(path), []
-    for number, line in enumerate(lines, start=1):
-        try:
-            found.append(_parsed(line))
-        except (ValueError, TypeError):
-            if number < len(lines):
-                raise RunDirectoryError(f"{path} is damaged: line {number} is no restart of a node") from None
-    return found
+    return _parsed(path, _restart, "no restart of a node")
 
 
 def told(restarts: Sequence[Restart]) -> dict[str, str]:
@@ -229,10 +225,7 @@ def told(restarts: Sequence[Restart]) -> dict[str, str]:
     return sentences
 
 
-def _parsed(line: str) -> Restart:
-    value = json_value(line)
-    if not isinstance(value, dict):
-        raise TypeError("not an object")
+def _restart(value: Any) -> Restart:
     restart = Restart(**value)
     numbers = (restart.from_step, restart.pause_s)
     if not all(isinstance(each, str) for each in (restart.time, restart.node, restart.why)):

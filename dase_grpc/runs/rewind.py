@@ -6,16 +6,16 @@ agents/<i>/before-resume-<n>.
 
 import codecs
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.config.texts import json_value
 from dase_grpc.errors import ConfigError
 from dase_grpc.runs.checkpoint import Checkpoint
-from dase_grpc.runs.directory import AgentDirectory, checkpoint_path, checkpoint_paths
+from dase_grpc.runs.directory import AgentDirectory, changed_settings, checkpoint_path, checkpoint_paths
 from dase_grpc.runs.files import disk_refusal, replace_file
 from dase_grpc.runs.logs import COLUMNS
 
@@ -57,9 +57,6 @@ def rewind(agent: AgentDirectory, checkpoint: Checkpoint | None, *, evaluations:
     that ended there, goes too, and so does a damaged line. Doing it again changes nothing.
 
     Without `evaluations`, evaluations.csv is another's and stays as it is.
-
-    Raises:
-        RunDirectoryError: the disk refuses.
     """
     evaluated, logged, step = -1, -1, -1
     if checkpoint is not None:
@@ -150,10 +147,8 @@ def _free_folder(agent: AgentDirectory) -> Path:
 
 def differences(before: RunConfig, now: RunConfig) -> list[str]:
     """Every setting that differs, with both values; of those that may differ none."""
-    pairs = _pairs(before.model_dump(mode="json"), now.model_dump(mode="json"))
-    return [
-        f"{key}: {old!r} then, {new!r} now" for key, old, new in pairs if old != new and key not in MAY_DIFFER
-    ]
+    changed = (each for each in changed_settings(before, now) if each[0] not in MAY_DIFFER)
+    return [f"{key}: {old!r} then, {new!r} now" for key, old, new in changed]
 
 
 def require_same_settings(before: RunConfig, now: RunConfig, *, of: str) -> None:
@@ -177,11 +172,3 @@ def changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> str |
         return None
     found = ", ".join(f"{name} {before[name]} then, {now.get(name, 'none')} now" for name in names)
     return f"the run began with other versions ({found}), so it will not go on to the same last bit"
-
-
-def _pairs(before: Any, now: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(before, dict) and isinstance(now, dict) and prefix.count(".") < 2:
-        for key in dict.fromkeys((*before, *now)):
-            yield from _pairs(before.get(key), now.get(key), f"{prefix}{key}.")
-    else:
-        yield prefix.removesuffix("."), before, now

@@ -14,14 +14,15 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from dase_grpc.config.texts import json_value
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs.checkpoint import KEEP, Checkpoint, load_checkpoint, seal_of
 from dase_grpc.runs.directory import RunDirectory, checkpoint_path, checkpoint_paths, round_paths
 from dase_grpc.runs.files import (
     STAGING_PREFIX,
+    checked_bytes,
     disk_refusal,
     json_text,
+    read_document,
     replace_file,
     require_seal,
     sealed,
@@ -49,23 +50,10 @@ class Segment:
         """The file's name."""
         return f"rows-{self.first:012d}-{self.end:012d}.npy"
 
-    def numbers(self) -> dict[str, Any]:
-        """As JSON holds it."""
-        return asdict(self)
-
     def read(self, folder: Path) -> Array:
-        """Its rows.
-
-        Raises:
-            RunDirectoryError: the file is missing or damaged.
-        """
+        """Its rows."""
         path = folder / self.name
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise RunDirectoryError(f"cannot read {path}: {error.strerror or error}") from None
-        if hashlib.sha256(data).hexdigest() != self.sha256:
-            raise RunDirectoryError(f"{path} is damaged: its checksum does not match")
+        data = checked_bytes(path, self.sha256, damaged=f"{path} is damaged: its checksum does not match")
         rows: Array = np.load(io.BytesIO(data), allow_pickle=False)
         return rows
 
@@ -91,19 +79,8 @@ class Round:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Reads one round's file.
-
-        Raises:
-            RunDirectoryError: it is missing, damaged or of another version.
-        """
-        try:
-            document = json_value(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise RunDirectoryError(f"cannot read {path}: {error.strerror or error}") from None
-        except ValueError as error:
-            raise RunDirectoryError(f"{path} is damaged: {error}") from None
-        if not isinstance(document, dict):
-            raise RunDirectoryError(f"{path} is damaged: it is not a JSON object")
+        """Reads one round's file."""
+        document = read_document(path)
         if document.get("format_version") != FORMAT_VERSION:
             raise RunDirectoryError(
                 f"{path} has format {document.get('format_version')!r}, this version of dase reads format "
@@ -120,15 +97,7 @@ class Round:
         Raises:
             OSError: the disk refuses.
         """
-        document = {
-            "format_version": FORMAT_VERSION,
-            "steps": self.steps,
-            "seals": self.seals,
-            "sampling": self.sampling,
-            "first": self.first,
-            "total": self.total,
-            "segments": [each.numbers() for each in self.segments],
-        }
+        document = {"format_version": FORMAT_VERSION, **asdict(self)}
         path = folder / f"round-{max(self.steps):09d}.json"
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(path, json_text(sealed(document)).encode())
@@ -166,29 +135,17 @@ class RoundLog:
         rows: tuple[Array, Array],
         total: int,
     ) -> None:
-        """Keeps a round whose agents' checkpoints are on disk: rows are all transitions present, in order.
-
-        Raises:
-            RunDirectoryError: the disk refuses.
-        """
+        """Keeps a round whose agents' checkpoints are on disk: rows are all transitions present, in order."""
         folder = self._directory.replay
         try:
             segments = self._rows.append(rows, total=total)
-            seals = [seal_of(self._checkpoint(*each)) for each in enumerate(steps)]
-            Round(
-                steps=tuple(steps),
-                seals=tuple(seals),
-                sampling=tuple(sampling),
-                first=total - sum(map(len, rows)),
-                total=total,
-                segments=segments,
-            ).write(folder)
+            folders = [self._directory.agent(agent_id).checkpoints for agent_id in range(len(steps))]
+            seals = tuple(map(seal_of, map(checkpoint_path, folders, steps)))
+            first = total - sum(map(len, rows))
+            Round(tuple(steps), seals, tuple(sampling), first, total, segments).write(folder)
             self._prune(segments, newest=max(steps))
         except OSError as error:
             raise disk_refusal(f"cannot write the buffer to {folder}", error) from None
-
-    def _checkpoint(self, agent_id: int, step: int) -> Path:
-        return checkpoint_path(self._directory.agent(agent_id).checkpoints, step)
 
     def _prune(self, segments: Sequence[Segment], *, newest: int) -> None:
         paths = round_paths(self._directory.replay)
@@ -290,11 +247,7 @@ class RowLog:
 
 
 def read_rows(folder: Path, segments: Sequence[Segment], *, first: int) -> Iterator[Array]:
-    """The rows from number `first` on, file by file.
-
-    Raises:
-        RunDirectoryError: a file is missing or damaged.
-    """
+    """The rows from number `first` on, file by file."""
     for segment in segments:
         yield segment.read(folder)[max(0, first - segment.first) :]
 

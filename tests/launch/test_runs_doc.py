@@ -15,9 +15,8 @@ from dase_grpc.launch.lockstep import BUFFER_FILE, open_lockstep, run_lockstep
 from dase_grpc.learning.agents.registry import ALGORITHMS, make_agent
 from dase_grpc.learning.training.updates import DIAGNOSE_EVERY
 from dase_grpc.runs.checkpoint import KEEP, METADATA_FILE, STATE_FILE, TRAINING_FILE, latest, load_checkpoint
-from dase_grpc.runs.directory import RunDirectory
+from dase_grpc.runs.directory import RunDirectory, versions
 from dase_grpc.runs.logs import COLUMNS, read_metrics
-from dase_grpc.runs.provenance import versions
 
 TEXT = (Path(__file__).parents[2] / "docs" / "runs.md").read_text(encoding="utf-8")
 

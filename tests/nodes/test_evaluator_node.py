@@ -41,10 +41,10 @@ from dase_grpc.replay.client.policies import PolicyPublisher
 from dase_grpc.replay.service.streams import Streams
 from dase_grpc.replay.wire.addresses import Address, ReplayPlace
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
+from dase_grpc.runs.curves import AgentFiles, status
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.logs import read_evaluations
 from dase_grpc.runs.reports.report import write_report
-from dase_grpc.runs.summary import AgentFiles, status
 from dase_grpc.runs.verify import verify
 
 BY_EVALUATOR = {"eval__by": "evaluator", "eval__episodes": 2}

@@ -8,8 +8,7 @@ import pytest
 
 from dase_grpc.config.resolve import RunConfig, read_toml, resolve
 from dase_grpc.errors import RunDirectoryError
-from dase_grpc.runs.directory import RunDirectory
-from dase_grpc.runs.provenance import DISTRIBUTIONS, derived_seeds, git_revision, versions
+from dase_grpc.runs.directory import DISTRIBUTIONS, RunDirectory, derived_seeds, git_revision, versions
 from dase_grpc.seeding import Purpose, integer
 
 CREATED = datetime(2026, 5, 4, 3, 2, 1, tzinfo=timezone(timedelta(hours=2)))
@@ -136,7 +135,7 @@ def test_ensure_makes_a_run_once_for_learners_that_start_together(tmp_path: Path
 
 
 def test_ensure_refuses_another_configuration_and_names_the_setting(tmp_path: Path) -> None:
-    RunDirectory.ensure(tmp_path, "shared", RunConfig(), mode="node", created=CREATED)
+    RunDirectory.ensure(tmp_path, "shared", RunConfig(), mode="node")
     with pytest.raises(RunDirectoryError, match=r"\(train\.seed is 0 there and 1 here\)"):
         RunDirectory.ensure(tmp_path, "shared", resolve({"train": {"seed": 1}}), mode="node")
 

@@ -1,13 +1,18 @@
+"""An agent's results as they come, and TensorBoard's event files with and without the extra."""
+
 import json
-from dataclasses import dataclass, field
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from small import small_config
 
+from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs.checkpoint import load_checkpoint
 from dase_grpc.runs.directory import AgentDirectory
-from dase_grpc.runs.journal import AgentJournal
+from dase_grpc.runs.journal import AgentJournal, EventFileScalars, flattened, open_tensorboard
 from dase_grpc.runs.logs import read_evaluations, read_metrics
 from dase_grpc.schema import TransitionSchema
 
@@ -16,10 +21,9 @@ SCHEMA = TransitionSchema("worlds:PointGoal", 1, 1, (-1.0,), (1.0,))
 EVALUATION = {"return_mean": -2.5, "return_std": 0.5, "episodes": 2, "wall_seconds": 1.25}
 
 
-@dataclass
 class ListScalars:
-    written: list = field(default_factory=list)
-    closed: bool = False
+    def __init__(self):
+        self.written, self.closed = [], False
 
     def scalars(self, step, values):
         self.written.append((step, dict(values)))
@@ -28,11 +32,14 @@ class ListScalars:
         self.closed = True
 
 
-@dataclass(frozen=True)
-class AtRest:
-    agent: dict
-    numbers: dict
-    tensors: dict
+class FullDisk:
+    """An event file's writer on a full disk."""
+
+    def add_event(self, event):
+        raise OSError(28, "No space left on device")
+
+    def close(self):
+        raise OSError(28, "No space left on device")
 
 
 @pytest.fixture
@@ -62,36 +69,70 @@ def test_metrics_are_a_record_and_scalars_at_their_step(journal, directory, scal
     journal.metrics(values)
     assert read_metrics(directory.metrics.path) == [values]
     assert scalars.written == [(50, values)]
-
-
-def test_a_checkpoint_can_be_read_on_its_own(journal, directory):
-    assert journal.last_checkpoint is None
-    saved = AtRest({"actor.weight": torch.ones(2)}, {"counters": {"steps": 50}}, {"totals": torch.zeros(3)})
-    journal.checkpoint(step=50, saved=saved, scores={"evaluation": -2.5})
-    assert journal.last_checkpoint == directory.checkpoints / "step-000000050"
-    checkpoint = load_checkpoint(journal.last_checkpoint)
-    assert (checkpoint.step, checkpoint.agent_id) == (50, 3)
-    assert (checkpoint.config, checkpoint.schema) == (CONFIG, SCHEMA)
-    assert checkpoint.metadata["evaluation"] == -2.5
-    assert checkpoint.tensors["actor.weight"].tolist() == [1.0, 1.0]
-    assert checkpoint.training == {"counters": {"steps": 50}}
-    assert checkpoint.training_tensors["totals"].tolist() == [0.0, 0.0, 0.0]
-
-
-def test_a_score_that_is_not_known_is_null(journal):
-    journal.checkpoint(step=0, saved=AtRest({}, {}, {}), scores={"evaluation": None})
-    text = (journal.last_checkpoint / "checkpoint.json").read_text()
-    assert json.loads(text)["evaluation"] is None
-
-
-def test_closing_closes_the_scalars(journal, scalars):
     journal.close()
     assert scalars.closed
 
 
-def test_an_opened_journal_writes_to_tensorboard_where_it_is_installed(directory):
-    pytest.importorskip("tensorboard")
+def test_a_checkpoint_can_be_read_on_its_own_and_an_unknown_score_is_null(journal, directory):
+    assert journal.last_checkpoint is None
+    saved = SimpleNamespace(
+        agent={"actor.weight": torch.ones(2)}, numbers={"steps": 50}, tensors={"totals": torch.zeros(3)}
+    )
+    journal.checkpoint(step=50, saved=saved, scores={"evaluation": None, "return": -2.5})
+    assert journal.last_checkpoint == directory.checkpoints / "step-000000050"
+    checkpoint = load_checkpoint(journal.last_checkpoint)
+    assert (checkpoint.step, checkpoint.agent_id) == (50, 3)
+    assert (checkpoint.config, checkpoint.schema) == (CONFIG, SCHEMA)
+    assert checkpoint.metadata["return"] == -2.5
+    assert checkpoint.tensors["actor.weight"].tolist() == [1.0, 1.0]
+    assert checkpoint.training == {"steps": 50}
+    assert checkpoint.training_tensors["totals"].tolist() == [0.0, 0.0, 0.0]
+    assert json.loads((journal.last_checkpoint / "checkpoint.json").read_text())["evaluation"] is None
+
+
+def test_nested_numbers_get_slashed_names_and_nothing_else_is_kept():
+    values = {"step": 3, "loss": 0.5, "none": None, "text": "x", "flag": True, "similarity": {"1": 0.25}}
+    assert dict(flattened(values)) == {"step": 3.0, "loss": 0.5, "similarity/1": 0.25}
+
+
+def test_an_opened_journal_writes_scalars_that_can_be_read_back(directory):
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
     journal = AgentJournal.open(directory, config=CONFIG, schema=SCHEMA)
-    journal.evaluation(step=0, **EVALUATION)
+    journal.evaluation(step=1000, **EVALUATION)
+    journal._show(2000, {"nothing": None})
     journal.close()
-    assert len(list(directory.tensorboard.iterdir())) == 1
+    (file,) = directory.tensorboard.iterdir()
+    events = [event for event in loader.EventFileLoader(str(file)).Load() if event.summary.value]
+    assert [event.step for event in events] == [1000]
+    assert events[0].summary.value[0].tag == "evaluation/return_mean"
+    assert events[0].summary.value[0].tensor.float_val[0] == -2.5
+
+
+def test_without_the_extra_there_is_silence(directory, monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "tensorboard"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    assert open_tensorboard(directory.tensorboard) is None
+    journal = AgentJournal.open(directory, config=CONFIG, schema=SCHEMA)
+    journal.metrics({"step": 1})
+    journal.close()
+    assert list(directory.path.iterdir()) == [directory.metrics.path]
+
+
+def test_tensorboard_is_not_loaded_before_a_writer_opens():
+    program = (
+        "import sys, dase_grpc.runs.directory, dase_grpc.runs.journal;"
+        "sys.exit(any(name in sys.modules for name in ('tensorboard', 'matplotlib', 'gymnasium')))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_disk_that_refuses_is_one_sentence(tmp_path):
+    summary_pb2 = pytest.importorskip("tensorboard.compat.proto.summary_pb2")
+    writer = EventFileScalars(tmp_path, FullDisk(), dict, summary_pb2.Summary)
+    for write in (lambda: writer.scalars(1, {"a": 1.0}), writer.close):
+        with pytest.raises(RunDirectoryError, match="No space left on device; free space, or restore it"):
+            write()
+    (tmp_path / "file").touch()
+    with pytest.raises(RunDirectoryError, match=r"cannot write .*file: File exists"):
+        open_tensorboard(tmp_path / "file")

@@ -50,16 +50,8 @@ def test_an_old_run_goes_on_as_the_old_version_went_on_with_it(old):
 
 @pytest.mark.parametrize("boot_id", ["then", "another"])
 def test_an_old_data_directory_has_its_rows_writers_and_leases(old, boot_id):
-    run = SharedRun.on_disk(
-        "old-run",
-        capacity=64,
-        min_size=1,
-        seed=0,
-        ttl_s=10.0,
-        data_dir=old / "replay",
-        boot_id=boot_id,
-        now=5.0,
-    )
+    run = SharedRun("old-run", capacity=64, min_size=1, seed=0, ttl_s=10.0)
+    run.keep_in(old / "replay", boot_id=boot_id, now=5.0)
     store = run.store
     assert len(store.ring) == 64
     rows = np.concatenate(store.ring.slices())

@@ -6,8 +6,8 @@ import pytest
 
 from dase_grpc.config.resolve import resolve
 from dase_grpc.progress import duration
+from dase_grpc.runs.curves import AgentFiles, status
 from dase_grpc.runs.directory import AgentDirectory, RunDirectory
-from dase_grpc.runs.summary import AgentFiles, status
 
 SETTINGS = {"train": {"agents": 2, "steps": 5_000, "checkpoint_every": 1_000}}
 

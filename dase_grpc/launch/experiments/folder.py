@@ -26,7 +26,7 @@ from dase_grpc.errors import RunDirectoryError
 from dase_grpc.launch.experiments.matrix import Cell, identity
 from dase_grpc.process.signals import LEASHLESS_S
 from dase_grpc.replay.buffer.directory import BUFFER
-from dase_grpc.runs.curves import final_score, returns
+from dase_grpc.runs.curves import AgentFiles, final_score, returns, status
 from dase_grpc.runs.directory import (
     IN_ROUNDS,
     RUN_FILE,
@@ -35,11 +35,10 @@ from dase_grpc.runs.directory import (
     checkpoint_paths,
     first_difference,
     round_paths,
+    versions,
 )
 from dase_grpc.runs.files import FolderLock, last_line, replace_file, utf8
-from dase_grpc.runs.provenance import versions
 from dase_grpc.runs.rewind import changed_versions
-from dase_grpc.runs.summary import AgentFiles, status
 
 FINISHED_FILE: Final = "finished.json"
 OWN_FOLDER: Final = ".experiment"

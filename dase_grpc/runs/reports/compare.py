@@ -10,7 +10,7 @@ from typing import Final, Literal
 import numpy as np
 
 from dase_grpc.errors import RunDirectoryError
-from dase_grpc.runs.curves import Series, area, around, final_score
+from dase_grpc.runs.curves import Series, area, around, final_score, settled_score
 from dase_grpc.runs.logs import Ints
 from dase_grpc.runs.reference import PublishedPoint, PublishedRow, counterpart
 from dase_grpc.runs.reports.estimates import FEW, Estimate, Improvement, estimate, improvement
@@ -25,7 +25,6 @@ from dase_grpc.runs.reports.sources import (
     labels,
     read_runs,
 )
-from dase_grpc.runs.summary import settled_score
 
 Measure = Literal["final", "area", "equal_total"]
 _SIMULATORS: Final = ("mujoco", "gymnasium")

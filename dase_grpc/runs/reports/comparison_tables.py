@@ -67,11 +67,7 @@ _PUBLISHED: Final = (
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
-    """Writes all files of a comparison, each all at once, and returns their paths.
-
-    Raises:
-        RunDirectoryError: the folder cannot be made or written.
-    """
+    """Writes all files of a comparison, each all at once, and returns their paths."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         drawn = comparison_sheet(comparison, inks=PRINT)

@@ -13,13 +13,25 @@ import tomli_w
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.progress import duration, several
-from dase_grpc.runs.curves import FINAL, SMOOTHING, Series, column, recent, recent_weights, returns
+from dase_grpc.runs.curves import (
+    FINAL,
+    FINAL_FROM,
+    SMOOTHING,
+    AgentFiles,
+    Series,
+    column,
+    recent,
+    recent_weights,
+    refused,
+    returns,
+    settled_score,
+    status,
+)
 from dase_grpc.runs.directory import EVALUATOR_MODE, IN_ROUNDS, RunDirectory
 from dase_grpc.runs.files import replace_file, utf8
 from dase_grpc.runs.logs import read_restarts, told
 from dase_grpc.runs.reference import PublishedRow, comparable, published_method
 from dase_grpc.runs.reports import html, plots
-from dase_grpc.runs.summary import FINAL_FROM, AgentFiles, refused, settled_score, status
 
 Records = Mapping[int, Sequence[Mapping[str, Any]]]
 
@@ -34,11 +46,7 @@ _METHODS: Final = {
 
 @np.errstate(all="ignore")  # an environment may have numpy raise
 def write_report(run: RunDirectory) -> Path:
-    """Writes the run's report.html, all at once, and returns its path; works at any moment of a run.
-
-    Raises:
-        RunDirectoryError: a file of the run is damaged, or the report cannot be written.
-    """
+    """Writes the run's report.html, all at once, and returns its path; works at any moment of a run."""
     agents = {agent.agent_id: AgentFiles.read(agent) for agent in run.agents()}
     records = {agent: files.records for agent, files in agents.items()}
     config, capacity = run.config, run.config.replay.capacity
