@@ -1,13 +1,13 @@
 """Tiny agents of every algorithm and their reference twins, shared by the tests that hold for all."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from learning.ddpg_oracle import OracleDDPG
 from learning.sac_oracle import OracleSAC
-from learning.td3_cases import CPU, SCHEMA, B, N, as_batch
+from learning.td3_cases import CPU, SCHEMA, B, N, as_batch, columns, weights
 from learning.td3_oracle import OracleTD3
 
 from dase_grpc.config.algorithms import AgentConfig
@@ -58,6 +58,36 @@ def noises(config: AgentConfig, seed: int = 0, count: int = B) -> list[np.ndarra
     """What an update of this algorithm draws, wide enough to meet its clips."""
     rng = np.random.default_rng(seed)
     return [rng.normal(scale=0.6, size=(count, N)) for _ in range(DRAWS[config.algorithm])]
+
+
+def update_drawn(
+    agent: Any,
+    step: int = 0,
+    weight: torch.Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+    chosen: Any = slice(None),
+    **given: Any,
+) -> Mapping[str, torch.Tensor]:
+    """An update on the batch and the noise of that number, or on some rows of them."""
+    weight = torch.from_numpy(weights(step)) if weight is None else weight
+    noise = [torch.from_numpy(values[chosen]).to(dtype) for values in noises(agent._config, step)]
+    data = {name: values[chosen] for name, values in columns(step).items()}
+    return agent.update_with(as_batch(data, dtype), weight.to(dtype), *noise, **given)
+
+
+def assert_near(first: Mapping[str, Any], second: Mapping[str, Any], *, rel: float, abs_: float) -> None:
+    assert first.keys() == second.keys()
+    for name in first:
+        torch.testing.assert_close(
+            first[name], second[name], rtol=rel, atol=abs_, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def gradients(*agents: Any) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Those of each parameter of all, the critic's last layer at the end."""
+    for network in ("_actor", "_critic"):
+        of_each = (getattr(agent, network).parameters() for agent in agents)
+        yield from (tuple(each.grad for each in same) for same in zip(*of_each, strict=True))
 
 
 def update_by(

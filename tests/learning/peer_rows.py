@@ -1,22 +1,18 @@
-"""Rows of several agents, and what they weigh by NumPy and SciPy."""
+"""Rows of several agents, and the options that they are weighed by."""
 
 import itertools
 
 import numpy as np
-from hypothesis import settings
+import torch
 from hypothesis import strategies as st
 
 from dase_grpc.config.algorithms import SCOPES
+from dase_grpc.learning.agents.batch import Batch
+from dase_grpc.schema import TransitionSchema
 
 OWN, R = 1, 0.1
 
 FINE = 1e-6  # weights are float32
-
-quick = settings(max_examples=25, deadline=None)
-
-seeds = st.integers(0, 2**32 - 1)
-
-sizes = st.integers(1, 6)
 
 flags = st.booleans()
 
@@ -44,3 +40,13 @@ def rows(seed: int, *, n: int = 3, each: int = 12, agents: int = 4, noise: float
     shift = 0.2 * rng.standard_normal((agents, n))
     actions = policy + shift[ids] + spread[ids] * rng.standard_normal((len(ids), n))
     return actions, policy, ids
+
+
+def batch_of(actions, ids) -> Batch:
+    """A batch cut from packed rows, as the learner gets it."""
+    n = np.shape(actions)[1]
+    schema = TransitionSchema("Toy-v0", 2, n, (-1.0,) * n, (1.0,) * n)
+    packed = np.zeros((len(ids), schema.width), np.float32)
+    packed[:, schema.columns["action"]] = actions
+    schema.named(packed)["agent_id"] = ids
+    return Batch.from_rows(schema, torch.from_numpy(packed))

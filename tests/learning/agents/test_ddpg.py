@@ -13,16 +13,6 @@ from dase_grpc.learning.agents.ddpg import target_value
 DDPG = CONFIGS["ddpg"]
 
 
-def test_everything_moves_at_every_update():
-    agent = make(DDPG)
-    for step in (1, 2, 3):
-        before = agent.state_dict()
-        agent.update(as_batch(columns(step)), torch.ones(B))
-        after = agent.state_dict()
-        assert not [name for name in after if torch.equal(before[name], after[name])]
-        assert agent.updates == step
-
-
 def test_there_is_one_critic_and_no_noise_in_the_state():
     state = make(DDPG).state_dict()
     assert state["critic.weight.0"].shape == (3, 6)

@@ -1,12 +1,17 @@
 """Every algorithm against its equations worked out by hand (the oracles), in float64."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
-from learning.agent_cases import CONFIGS, ORACLES, make, noises, tiny, update_by
+from learning.agent_cases import CONFIGS, ORACLES, as_stack, make, noises, tiny, update_by
 from learning.td3_cases import B, columns, numpy_state, weights
 
+from dase_grpc.learning.agents import ddpg, sac, td3
+
 MORE = {
+    "td3 delayed": tiny("td3"),
     "td3 with everything": tiny(
         "td3", critic_weight_decay=0.2, reward_scale=3.0, normalise_observations=True, policy_delay=3
     ),
@@ -46,6 +51,9 @@ def test_updates_agree_with_the_equations_worked_out_by_hand(name, shape):
         state, by_hand = numpy_state(agent), oracle.tensors()
         for key, value in by_hand.items():
             np.testing.assert_allclose(state[key], value, rtol=1e-8, atol=1e-10, err_msg=f"{step} {key}")
+        delay = config.policy_delay if config.algorithm == "td3" else 1
+        assert state["critic_optimizer.weight.0.step"] == step
+        assert state["actor_optimizer.weight.0.step"] == step // delay
         counters = {"updates", "target_noise.generator"}
         unseen = {key for key in state if key not in by_hand and not key.endswith(".step")} - counters
         assert not unseen, "the oracle does not know all of the state"
@@ -65,6 +73,33 @@ def test_actions_agree_with_the_network_worked_out_by_hand_on_raw_observations(n
     np.testing.assert_allclose(agent.act(observation), expected, atol=1e-6)
     exact = agent.policy_actions(torch.from_numpy(observation.astype(float)))
     np.testing.assert_allclose(exact, expected, atol=1e-10)
+
+
+@pytest.mark.parametrize("module", [td3, ddpg, sac])
+def test_the_gradient_of_the_actor_loss_agrees_with_finite_differences(module):
+    config = tiny(module.__name__.rpartition(".")[2])
+    agent, share = make(config, dtype=torch.float64), torch.from_numpy(weights() / weights().sum())[None]
+    given = [torch.from_numpy(columns()["observation"])[None], share]
+    of_loss = module.actor_loss
+    if module is sac:
+        given.insert(1, 0.2 * torch.randn(1, B, 2, dtype=torch.float64, generator=torch.Generator()))
+        of_loss = partial(of_loss, config=config)
+
+    def loss() -> torch.Tensor:
+        return of_loss(*as_stack(agent), *given).sum()
+
+    loss().backward()
+    assert not any(parameter.grad.any() for parameter in agent._critic.parameters())
+    for parameter in agent._actor.parameters():
+        gradient, flat = parameter.grad.flatten(), parameter.detach().view(-1)
+        for index in range(flat.numel()):
+            value, h = flat[index].item(), 1e-6
+            flat[index] = value + h
+            above = loss().item()
+            flat[index] = value - h
+            below = loss().item()
+            flat[index] = value
+            assert gradient[index].item() == pytest.approx((above - below) / (2 * h), abs=1e-8)
 
 
 @pytest.mark.parametrize("name", ALL)

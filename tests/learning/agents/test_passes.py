@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from learning.agent_cases import CONFIGS, make, noises, tiny
+from learning.agent_cases import CONFIGS, assert_near, gradients, make, tiny, update_drawn
 from learning.td3_cases import B, as_batch, assert_same, columns, weights
 
 from dase_grpc.learning.agents.batch import NEGLIGIBLE, that_count
+from dase_grpc.learning.agents.passes import WORTH_ROUNDING
 
 MORE = {
     "td3 delayed": tiny("td3", policy_delay=2, critic_weight_decay=0.1, hidden=(6,)),
@@ -21,20 +22,6 @@ def config(request):
     return (CONFIGS | MORE)[request.param]
 
 
-def update(agent, step, weight, dtype, chosen=slice(None), **settings):
-    tensors = [torch.from_numpy(values[chosen]).to(dtype) for values in noises(agent._config, step)]
-    data = {name: values[chosen] for name, values in columns(step).items()}
-    return agent.update_with(as_batch(data, dtype), weight.to(dtype), *tensors, **settings)
-
-
-def assert_close(first, second, *, rel, abs_):
-    assert first.keys() == second.keys()
-    for name in first:
-        torch.testing.assert_close(
-            first[name], second[name], rtol=rel, atol=abs_, msg=lambda m, n=name: f"{n}: {m}"
-        )
-
-
 # The reference twins
 
 
@@ -43,19 +30,17 @@ def test_in_float64_many_updates_are_those_by_autograd(config):
     weight = torch.from_numpy(weights())
     for step in range(60):
         weight = weight.roll(1)
-        losses = [update(each, step, weight, torch.float64) for each in (agent, twin)]
-        assert_close(*losses, rel=1e-9, abs_=1e-9)
-    assert_close(agent.state_dict(), twin.state_dict(), rel=1e-7, abs_=1e-9)
+        losses = [update_drawn(each, step, weight, torch.float64) for each in (agent, twin)]
+        assert_near(*losses, rel=1e-9, abs_=1e-9)
+    assert_near(agent.state_dict(), twin.state_dict(), rel=1e-7, abs_=1e-9)
 
 
 def test_gradients_of_one_update_are_those_of_autograd_in_float64(config):
     agent, twin = (make(config, dtype=torch.float64, autograd=autograd) for autograd in (False, True))
     for each in (agent, twin):
-        update(each, 0, torch.from_numpy(weights()), torch.float64)
-    for network in ("_actor", "_critic"):
-        pairs = zip(getattr(agent, network).parameters(), getattr(twin, network).parameters(), strict=True)
-        for ours, theirs in pairs:
-            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-11, atol=1e-14)
+        update_drawn(each, 0, torch.from_numpy(weights()), torch.float64)
+    for ours, theirs in gradients(agent, twin):
+        torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-14)
 
 
 @pytest.mark.slow
@@ -68,7 +53,7 @@ def test_in_float32_hundreds_of_updates_stay_by_the_twins_as_rounding_allows(con
     weight = torch.from_numpy(weights()).float()
     for step in range(200):
         for each in (agent, twin, exact):
-            update(each, step % 20, weight, torch.float64 if each is exact else torch.float32)
+            update_drawn(each, step % 20, weight, torch.float64 if each is exact else torch.float32)
     names = [name for name in exact.state_dict() if name.split(".")[0] in ("actor", "critic")]
 
     def distance(each):
@@ -80,7 +65,10 @@ def test_in_float32_hundreds_of_updates_stay_by_the_twins_as_rounding_allows(con
 # The pass that the similarity weights need
 
 
-def test_actions_given_change_no_bit_of_an_update(config):
+@pytest.mark.parametrize("products", ["float32", "bfloat16"])
+def test_actions_given_change_no_bit_of_an_update(config, products):
+    if products == "bfloat16":
+        config = config.model_copy(update={"products": products, "hidden": (WORTH_ROUNDING,) * 3})
     plain, given = make(config), make(config)
     for step in range(4):
         batch, weight = as_batch(columns(step)), torch.from_numpy(0.1 + weights(step)).float()
@@ -94,9 +82,9 @@ def test_actions_given_change_no_result_where_rows_are_left_out(config):
     for step in range(4):
         weight = torch.from_numpy(weights(step))
         actions = given.policy_actions(torch.from_numpy(columns(step)["observation"]))
-        kept = update(given, step, weight, torch.float64, actions=actions)
-        assert_close(update(plain, step, weight, torch.float64), kept, rel=1e-9, abs_=1e-12)
-    assert_close(plain.state_dict(), given.state_dict(), rel=1e-9, abs_=1e-12)
+        kept = update_drawn(given, step, weight, torch.float64, actions=actions)
+        assert_near(update_drawn(plain, step, weight, torch.float64), kept, rel=1e-9, abs_=1e-12)
+    assert_near(plain.state_dict(), given.state_dict(), rel=1e-9, abs_=1e-12)
 
 
 def test_actions_of_an_earlier_pass_are_not_used(config):
@@ -134,8 +122,8 @@ def test_rows_of_weight_zero_are_left_out_to_the_bit(config):
     whole, part, inside = make(config), make(config), np.arange(B) % 3 > 0
     weight = torch.from_numpy(inside.astype(np.float32))
     for step in range(6):
-        losses = update(whole, step, weight, torch.float32)
-        assert_same(losses, update(part, step, weight[inside], torch.float32, inside))
+        losses = update_drawn(whole, step, weight, torch.float32)
+        assert_same(losses, update_drawn(part, step, weight[inside], torch.float32, inside))
     assert_same(whole.state_dict(), part.state_dict())
 
 
@@ -145,12 +133,10 @@ def test_leaving_rows_out_changes_no_more_than_rounding_does(config, external):
     weight = torch.ones(B)
     weight[::2] = external
     for step in range(3):
-        losses = [update(each, step, weight, torch.float32) for each in (agent, twin)]
-        assert_close(*losses, rel=1e-4, abs_=1e-5)
-    for network in ("_actor", "_critic"):
-        pairs = zip(getattr(agent, network).parameters(), getattr(twin, network).parameters(), strict=True)
-        for ours, theirs in pairs:
-            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-5)
+        losses = [update_drawn(each, step, weight, torch.float32) for each in (agent, twin)]
+        assert_near(*losses, rel=1e-4, abs_=1e-5)
+    for ours, theirs in gradients(agent, twin):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
 
 
 def test_the_noise_of_a_row_stays_its_own_when_others_are_left_out(config):

@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from learning.agent_cases import make, noises, tiny
-from learning.td3_cases import B, as_batch, assert_same, columns, weights
+from learning.agent_cases import gradients, make, noises, tiny, update_drawn
+from learning.td3_cases import B, as_batch, assert_same, columns
 
 from dase_grpc.config.algorithms import DpsConfig
 from dase_grpc.learning.agents.passes import EXACT, ROUNDED, WORTH_ROUNDING, Buffers, Dense, Linear
@@ -33,12 +33,6 @@ def algorithm(request):
     return request.param
 
 
-def update(agent, step=0, weight=None, dtype=torch.float32, **more):
-    tensors = [torch.from_numpy(values).to(dtype) for values in noises(agent._config, step)]
-    given = torch.from_numpy(weights(step)) if weight is None else weight
-    return agent.update_with(as_batch(columns(step), dtype), given.to(dtype), *tensors, **more)
-
-
 def stack(parameters, dtype, products):
     layers = []
     for weight, bias in ((w.to(dtype), b.to(dtype)) for w, b in parameters):
@@ -47,23 +41,16 @@ def stack(parameters, dtype, products):
     return Dense(layers, Buffers([len(layer.bias) for layer in layers[:-1]], layers[0].weight))
 
 
-def pairs(agent, exact):
-    """The gradients of all parameters of both, the critic's last layer at the end."""
-    for network in ("_actor", "_critic"):
-        both = (getattr(each, network).parameters() for each in (agent, exact))
-        yield from ((ours.grad.double(), theirs.grad) for ours, theirs in zip(*both, strict=True))
-
-
 def distance(ours, theirs):
-    return float((ours - theirs).norm() / theirs.norm())
+    return float((ours.double() - theirs).norm() / theirs.norm())
 
 
 def assert_gradients_near(agent, exact):
     """A unit within rounding of its kink takes its part of the gradient with it: 1 % of them are 10 %."""
-    found = list(pairs(agent, exact))
+    found = list(gradients(agent, exact))
     for ours, theirs in found:
         assert distance(ours, theirs) < 0.2
-        assert float((ours * theirs).sum() / ours.norm() / theirs.norm()) > 0.98
+        assert float((ours.double() * theirs).sum() / ours.norm() / theirs.norm()) > 0.98
     assert distance(*found[-1]) < 1e-2
 
 
@@ -109,17 +96,19 @@ def test_gradients_are_as_near_as_rounding_is_where_no_unit_is_by_its_kink():
 
 def test_losses_and_gradients_are_near_those_of_the_exact_twin(algorithm):
     agent, exact = make(settings(algorithm)), make(settings(algorithm), dtype=torch.float64, autograd=True)
-    found, expected = update(agent), update(exact, dtype=torch.float64)
+    found, expected = update_drawn(agent), update_drawn(exact, dtype=torch.float64)
     for name in expected:
         torch.testing.assert_close(found[name].double(), expected[name], rtol=1e-2, atol=2e-3)
     assert_gradients_near(agent, exact)
-    assert max(distance(*pair) for pair in pairs(agent, exact)) > 1e-4  # float32 is at 1e-6: it was rounded
+    assert (
+        max(distance(*pair) for pair in gradients(agent, exact)) > 1e-4
+    )  # float32 is at 1e-6: it was rounded
 
 
 def test_updates_stay_near_the_exact_twin_s(algorithm):
     agent, exact = make(settings(algorithm)), make(settings(algorithm), dtype=torch.float64, autograd=True)
     for step in range(30):
-        found, expected = update(agent, step), update(exact, step, dtype=torch.float64)
+        found, expected = update_drawn(agent, step), update_drawn(exact, step, dtype=torch.float64)
     torch.testing.assert_close(found["critic_loss"].double(), expected["critic_loss"], rtol=0.05, atol=0.0)
 
 
@@ -129,13 +118,13 @@ def test_small_layers_are_exact_to_the_bit(algorithm):
         for kind in ("bfloat16", "float32")
     )
     for step in range(3):
-        assert_same(update(agent, step), update(plain, step))
+        assert_same(update_drawn(agent, step), update_drawn(plain, step))
     assert_same(agent.state_dict(), plain.state_dict())
 
 
 def test_everything_that_is_kept_is_float32(algorithm):
     agent = make(settings(algorithm))
-    update(agent)
+    update_drawn(agent)
     plain = make(settings(algorithm, "float32"))
     assert {n: t.dtype for n, t in agent.state_dict().items()} == {
         n: t.dtype for n, t in plain.state_dict().items()
@@ -145,10 +134,10 @@ def test_everything_that_is_kept_is_float32(algorithm):
 def test_equal_agents_stay_equal_to_the_bit_and_a_restored_one_goes_on_so(algorithm):
     first, second = make(settings(algorithm)), make(settings(algorithm))
     for step in range(3):
-        assert_same(update(first, step), update(second, step))
+        assert_same(update_drawn(first, step), update_drawn(second, step))
     restored = make(settings(algorithm), seed=9)
     restored.load_state_dict(first.state_dict())
-    assert_same(update(first, 3), update(restored, 3))
+    assert_same(update_drawn(first, 3), update_drawn(restored, 3))
     assert_same(first.state_dict(), restored.state_dict())
 
 
@@ -158,7 +147,7 @@ def test_equal_agents_stay_equal_to_the_bit_and_a_restored_one_goes_on_so(algori
 def test_policy_and_similarity_weights_are_exact_to_the_bit(algorithm):
     agent, plain = make(settings(algorithm)), make(settings(algorithm, "float32"))
     for step in range(3):
-        update(agent, step)
+        update_drawn(agent, step)
     plain.load_state_dict(agent.state_dict())
     batch = as_batch(columns(7))
     batch.agent_id[::2] = 1
@@ -174,21 +163,12 @@ def test_policy_and_similarity_weights_are_exact_to_the_bit(algorithm):
     assert torch.equal(found.weight, expected.weight)
 
 
-def test_actions_given_change_no_bit_of_an_update(algorithm):
-    plain, given = make(settings(algorithm)), make(settings(algorithm))
-    for step in range(3):
-        batch, weight = as_batch(columns(step)), torch.from_numpy(0.1 + weights(step)).float()
-        actions = given.policy_actions(batch.observation)
-        assert_same(plain.update(batch, weight), given.update(batch, weight, actions=actions))
-    assert_same(plain.state_dict(), given.state_dict())
-
-
 @pytest.mark.parametrize("asked", [False, True])
 def test_rows_that_weigh_nothing_are_left_out(algorithm, asked):
     agent, exact = make(settings(algorithm)), make(settings(algorithm), dtype=torch.float64, autograd=True)
     weight, batch = torch.ones(B), as_batch(columns())
     weight[::2] = 0
-    update(exact, 0, weight, torch.float64)
+    update_drawn(exact, 0, weight, torch.float64)
     batch.reward[::2] = float("nan")
     tensors = [torch.from_numpy(values).float() for values in noises(agent._config, 0)]
     actions = agent.policy_actions(batch.observation) if asked else None
@@ -204,9 +184,9 @@ def test_an_agent_beside_it_and_the_caller_compute_as_before(algorithm):
     a, b = drawn(WORTH_ROUNDING, 300), drawn(300, WORTH_ROUNDING, seed=1)
     before = a @ b
     for step in range(3):
-        update(rounding, step)
+        update_drawn(rounding, step)
         assert torch.equal(a @ b, before)
-        assert_same(update(beside, step), update(alone, step))
+        assert_same(update_drawn(beside, step), update_drawn(alone, step))
     assert_same(beside.state_dict(), alone.state_dict())
     assert torch.get_float32_matmul_precision() == "highest"
 

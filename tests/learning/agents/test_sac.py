@@ -3,24 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from learning.agent_cases import CONFIGS, as_stack, make, tiny
+from learning.agent_cases import CONFIGS, make
 from learning.td3_cases import CPU, SCHEMA, B, N, as_batch, columns
 
 from dase_grpc.config.presets import preset
 from dase_grpc.config.resolve import resolve
-from dase_grpc.learning.agents.sac import SAC, actor_loss, sample, target_value
+from dase_grpc.learning.agents.sac import SAC, sample, target_value
 
 CONFIG = CONFIGS["sac"]
-
-
-def test_everything_moves_at_every_update():
-    agent, batch = make(CONFIG), as_batch(columns())
-    for step in (1, 2, 3):
-        before = agent.state_dict()
-        agent.update(batch, torch.ones(B))
-        after = agent.state_dict()
-        assert not [name for name in after if torch.equal(before[name], after[name])]
-        assert agent.updates == step
 
 
 def test_there_are_two_critics_and_no_target_actor():
@@ -80,30 +70,6 @@ def test_the_target_takes_the_agents_own_actor_and_the_lower_target_critic():
     expected = 5 * batch.reward + 0.99 * batch.bootstrap * torch.minimum(*both)
     torch.testing.assert_close(target, expected)
     assert not target.requires_grad
-
-
-def test_the_gradient_of_the_actor_loss_agrees_with_finite_differences():
-    agent = make(tiny("sac"), dtype=torch.float64)
-    observation = torch.from_numpy(columns()["observation"])
-    noise = 0.2 * torch.randn(B, N, dtype=torch.float64, generator=torch.Generator())
-    share = torch.full((B,), 1 / B, dtype=torch.float64)
-
-    def loss() -> torch.Tensor:
-        networks = as_stack(agent)
-        return actor_loss(*networks, observation[None], noise[None], share[None], config=CONFIG).sum()
-
-    loss().backward()
-    assert not any(parameter.grad.any() for parameter in agent._critic.parameters())
-    for parameter in agent._actor.parameters():
-        gradient, flat = parameter.grad.flatten(), parameter.detach().view(-1)
-        for index in range(flat.numel()):
-            value, h = flat[index].item(), 1e-6
-            flat[index] = value + h
-            above = loss().item()
-            flat[index] = value - h
-            below = loss().item()
-            flat[index] = value
-            assert gradient[index].item() == pytest.approx((above - below) / (2 * h), abs=1e-7)
 
 
 def test_networks_start_by_xavier_with_biases_of_zero():

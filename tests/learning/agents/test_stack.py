@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from learning.agent_cases import AGENTS, CONFIGS, noises, tiny
+from learning.agent_cases import AGENTS, CONFIGS, assert_near, noises, tiny
 from learning.td3_cases import CPU, SCHEMA, B, as_batch, assert_same, columns, weights
 
 from dase_grpc.learning.agents.batch import Batch
@@ -63,22 +63,14 @@ class Pair:
         expected = {k: self.twins[k].update_with(batches[k], weight[k], *noise[k]) for k in live}
         return {k: {name: found[name][k] for name in expected[k]} for k in live}, expected
 
-    def assert_close(self, *, rel, abs_):
+    def assert_near(self, *, rel=1e-9, abs_=1e-10):
         for agent, twin in zip(self.agents, self.twins, strict=True):
-            assert_close(agent.state_dict(), twin.state_dict(), rel=rel, abs_=abs_)
+            assert_near(agent.state_dict(), twin.state_dict(), rel=rel, abs_=abs_)
 
 
 def stacked(batches):
     fields = vars(batches[0])
     return Batch(**{name: torch.stack([getattr(each, name) for each in batches]) for name in fields})
-
-
-def assert_close(first, second, *, rel, abs_):
-    assert first.keys() == second.keys()
-    for name in first:
-        torch.testing.assert_close(
-            first[name], second[name], rtol=rel, atol=abs_, msg=lambda m, n=name: f"{n}: {m}"
-        )
 
 
 def test_stacked_agents_begin_as_they_would_by_themselves(config):
@@ -92,8 +84,8 @@ def test_in_float64_many_updates_at_once_are_those_of_each_by_itself(config):
     for step in range(50):
         found, expected = pair.update(step)
         for k in ALL:
-            assert_close(found[k], expected[k], rel=1e-9, abs_=1e-10)
-    pair.assert_close(rel=1e-9, abs_=1e-10)
+            assert_near(found[k], expected[k], rel=1e-9, abs_=1e-10)
+    pair.assert_near()
 
 
 def test_in_float32_many_updates_stay_by_those_of_each_by_itself_as_rounding_allows(config):
@@ -101,7 +93,7 @@ def test_in_float32_many_updates_stay_by_those_of_each_by_itself_as_rounding_all
     pair = Pair(small, torch.float32)
     for step in range(50):
         pair.update(step % 20)
-    pair.assert_close(rel=1e-3, abs_=1e-4)
+    pair.assert_near(rel=1e-3, abs_=1e-4)
 
 
 def test_agents_whose_turn_it_is_not_stay_as_they_are_to_the_bit_and_the_others_learn(config):
@@ -112,8 +104,8 @@ def test_agents_whose_turn_it_is_not_stay_as_they_are_to_the_bit_and_the_others_
         found, expected = pair.update(step, live=live)
         assert_same(pair.agents[step % K].state_dict(), before)
         for k in live:
-            assert_close(found[k], expected[k], rel=1e-9, abs_=1e-10)
-    pair.assert_close(rel=1e-9, abs_=1e-10)
+            assert_near(found[k], expected[k], rel=1e-9, abs_=1e-10)
+    pair.assert_near()
 
 
 def test_a_step_that_is_not_finite_is_left_out_for_its_agent_alone(config):
@@ -128,7 +120,7 @@ def test_a_step_that_is_not_finite_is_left_out_for_its_agent_alone(config):
     unmoved = [name for name in after if name.startswith(("critic.", "critic_optimizer."))]
     assert_same({n: before[n] for n in unmoved}, {n: after[n] for n in unmoved})
     pair.update(2)
-    pair.assert_close(rel=1e-9, abs_=1e-10)
+    pair.assert_near()
     assert [twin.take_steps()["critic"].left_out for twin in pair.twins] == [0, 1, 0]
     assert [int(agent.take_steps()["critic"].left_out) for agent in pair.agents] == [0, 1, 0]
     assert pair.agents[1].take_steps()["critic"] == Steps(0, 0)
@@ -163,7 +155,7 @@ def test_a_stacked_agent_goes_on_from_what_one_by_itself_saved(config):
         agent.load_state_dict(twin.state_dict())
     for step in range(3, 6):
         pair.update(step)
-    pair.assert_close(rel=1e-9, abs_=1e-10)
+    pair.assert_near()
 
 
 def test_agents_of_other_sizes_do_not_fit_into_one_memory():

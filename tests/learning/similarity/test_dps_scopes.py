@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from learning.peer_rows import EVERY, FINE, OPTIONS, OWN, R, flags, quick, rows, seeds, shares, sizes
+from learning.gaussians import MEASURED, jeffreys_oracle, kl_oracle, quick, seeds, sizes
+from learning.peer_rows import EVERY, FINE, OPTIONS, OWN, R, flags, rows, shares
 from scipy import stats
 
 from dase_grpc.config.algorithms import SCOPES
@@ -15,18 +16,10 @@ from dase_grpc.learning.similarity.measure import similarity_weights
 # --- the oracle -------------------------------------------------------------------------------------------
 
 
-def kl_oracle(mean_p, cov_p, mean_q, cov_q) -> float:
-    p, shift = stats.multivariate_normal(mean_p, cov_p), mean_p - mean_q
-    quadratic = np.trace(np.linalg.solve(cov_q, cov_p)) + shift @ np.linalg.solve(cov_q, shift)
-    return float(
-        (len(shift) * math.log(2 * math.pi) + np.linalg.slogdet(cov_q)[1] + quadratic) / 2 - p.entropy()
-    )
-
-
 def rho_oracle(mean, cov, kind: str) -> float:
-    origin, reference = np.zeros(len(mean)), R * np.eye(len(mean))
-    forward = kl_oracle(mean, cov, origin, reference)
-    return forward if kind == "kl" else (forward + kl_oracle(origin, reference, mean, cov)) / 2
+    if kind == "kl":
+        return kl_oracle(mean, cov, np.zeros(len(mean)), R * np.eye(len(mean)))
+    return jeffreys_oracle(mean, cov, R)
 
 
 def group_oracle(
@@ -51,29 +44,17 @@ def group_oracle(
 
 
 @pytest.mark.parametrize("kind", ["jeffreys", "kl"])
+@pytest.mark.parametrize("scope", ["agent", "pooled"])
 @quick
 @given(
     seed=seeds, n=sizes, each=st.integers(1, 20), floor=flags, normalise=flags, shrinkage=shares, debias=flags
 )
-def test_each_agent_s_rows_weigh_what_the_oracle_says(kind, seed, n, each, **options):
+def test_the_rows_of_each_agent_or_of_all_weigh_what_the_oracle_says(kind, scope, seed, n, each, **options):
     actions, policy, ids = rows(seed, n=n, each=each)
-    weights = similarity_weights(actions, policy, ids, OWN, scope="agent", divergence=kind, **options)
-    for agent in range(4):
-        deviation = (actions - policy)[ids == agent]
-        expected = 1.0 if agent == OWN else group_oracle(deviation, kind=kind, **options)
-        np.testing.assert_allclose(weights[ids == agent], expected, rtol=1e-5, atol=FINE)
-
-
-@pytest.mark.parametrize("kind", ["jeffreys", "kl"])
-@quick
-@given(
-    seed=seeds, n=sizes, each=st.integers(1, 20), floor=flags, normalise=flags, shrinkage=shares, debias=flags
-)
-def test_all_external_rows_weigh_what_the_oracle_says(kind, seed, n, each, **options):
-    actions, policy, ids = rows(seed, n=n, each=each)
-    weights = similarity_weights(actions, policy, ids, OWN, divergence=kind, **options)
-    expected = group_oracle((actions - policy)[ids != OWN], kind=kind, **options)
-    np.testing.assert_allclose(weights[ids != OWN], expected, rtol=1e-5, atol=FINE)
+    weights = similarity_weights(actions, policy, ids, OWN, scope=scope, divergence=kind, **options)
+    for group in [ids == agent for agent in (0, 2, 3)] if scope == "agent" else [ids != OWN]:
+        expected = group_oracle((actions - policy)[group], kind=kind, **options)
+        np.testing.assert_allclose(weights[group], expected, rtol=1e-5, atol=FINE)
     assert bool((weights[ids == OWN] == 1).all())
 
 
@@ -139,15 +120,16 @@ def test_a_peer_that_acts_otherwise_no_longer_lowers_the_others():
     assert float(weights[ids == 3].max()) < float(weights[ids == 0].min()) / 10
 
 
+@pytest.mark.parametrize("kind", MEASURED)
 @pytest.mark.parametrize("scope", SCOPES)
 @quick
 @given(seed=seeds)
-def test_the_order_of_the_rows_does_not_matter(scope, seed):
+def test_the_order_of_the_rows_does_not_matter(scope, kind, seed):
     actions, policy, ids = rows(seed)
     order = np.random.default_rng(seed).permutation(len(ids))
-    here = similarity_weights(actions, policy, ids, OWN, scope=scope)
-    there = similarity_weights(actions[order], policy[order], ids[order], OWN, scope=scope)
-    np.testing.assert_allclose(there, here[order], rtol=1e-5, atol=1e-12)
+    here = similarity_weights(actions, policy, ids, OWN, scope=scope, divergence=kind)
+    there = similarity_weights(actions[order], policy[order], ids[order], OWN, scope=scope, divergence=kind)
+    np.testing.assert_allclose(there, here[order], rtol=1e-6, atol=1e-12)
 
 
 @pytest.mark.parametrize(("scope", "options"), EVERY)
@@ -155,15 +137,8 @@ def test_the_axes_and_the_unit_of_the_actions_do_not_matter(scope, options):
     actions, policy, ids = rows(8)
     turn, unit = stats.ortho_group.rvs(3, random_state=1), 3.0
     here = similarity_weights(actions, policy, ids, OWN, scope=scope, **options)
-    there = similarity_weights(
-        unit * actions @ turn,
-        unit * policy @ turn,
-        ids,
-        OWN,
-        scope=scope,
-        reference_variance=9 * R,
-        **options,
-    )
+    turned = unit * actions @ turn, unit * policy @ turn
+    there = similarity_weights(*turned, ids, OWN, scope=scope, reference_variance=9 * R, **options)
     np.testing.assert_allclose(there, here, rtol=1e-5, atol=1e-9)
 
 

@@ -7,24 +7,19 @@ import numpy as np
 import pytest
 import torch
 from learning.agent_cases import make, tiny
+from learning.peer_rows import batch_of
 from learning.td3_cases import SCHEMA, as_batch, columns
 from torch import Tensor
 
 from dase_grpc.config.algorithms import DpsConfig
 from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher, Weighing, weighed
-from dase_grpc.schema import TransitionSchema
 
 
-def batch_of(deviation: np.ndarray, ids: np.ndarray) -> tuple[Batch, Tensor]:
+def policy_and_batch(deviation: np.ndarray, ids: np.ndarray) -> tuple[Batch, Tensor]:
     """A batch of those deviations from a policy, and the policy's actions."""
-    n = deviation.shape[1]
-    schema = TransitionSchema("Toy-v0", 2, n, (-1.0,) * n, (1.0,) * n)
     policy = np.random.default_rng(1).uniform(-0.6, 0.6, deviation.shape).astype(np.float32)
-    rows = np.zeros((len(ids), schema.width), np.float32)
-    rows[:, schema.columns["action"]] = policy + deviation
-    schema.named(rows)["agent_id"] = ids
-    return Batch.from_rows(schema, torch.from_numpy(rows)), torch.from_numpy(policy)
+    return batch_of(policy + deviation, ids), torch.from_numpy(policy)
 
 
 def normal(*, n: int, external: int, internal: int = 9, scale: float = 0.3) -> tuple[np.ndarray, np.ndarray]:
@@ -58,29 +53,21 @@ def both(batch: Batch, policy: Tensor, options: DpsConfig | None = None) -> tupl
 @pytest.mark.parametrize("external", [0, 1, "n + 1", "n + 2", 128])
 def test_any_number_of_external_rows(n, external):
     count = {"n + 1": n + 1, "n + 2": n + 2}.get(external, external)
-    batch, policy = batch_of(*normal(n=n, external=count))
+    batch, policy = policy_and_batch(*normal(n=n, external=count))
     found, twin = both(batch, policy)
     assert bool(twin.degenerate) == (0 < count <= n + 1)
     assert_alike(found, twin, rtol=1e-7 if external == "n + 2" else 1e-11)  # hardly definite: ill-conditioned
 
 
 def test_no_internal_rows():
-    assert_alike(*both(*batch_of(*normal(n=3, external=40, internal=0))))
+    assert_alike(*both(*policy_and_batch(*normal(n=3, external=40, internal=0))))
 
 
-@pytest.mark.parametrize("value", [0.0, 0.1, -0.3])
-def test_a_dimension_with_one_deviation_is_degenerate(value):
-    batch, policy = batch_of(*normal(n=4, external=60))
-    policy[:, 2], batch.action[:, 2] = 0.5, 0.5 + value
-    found, twin = both(batch, policy)
-    assert twin.degenerate
-    assert_alike(found, twin)
-
-
-def test_dimensions_that_follow_from_each_other_are_degenerate():
-    batch, policy = batch_of(*normal(n=3, external=60))
-    policy[:] = 0
-    batch.action[:, 1] = 2 * batch.action[:, 0]
+@pytest.mark.parametrize("value", [0.0, 0.1, -0.3, None])
+def test_dimensions_with_one_deviation_or_that_follow_from_each_other_are_degenerate(value):
+    batch, policy = policy_and_batch(*normal(n=4, external=60))
+    policy[:, 2] = 0.5
+    batch.action[:, 2] = 0.5 + (2 * (batch.action - policy)[:, 0] if value is None else value)
     found, twin = both(batch, policy)
     assert twin.degenerate
     assert_alike(found, twin)
@@ -90,7 +77,7 @@ def test_dimensions_that_follow_from_each_other_are_degenerate():
 @pytest.mark.parametrize("where", ["actions", "policy"])
 def test_an_external_row_that_is_not_finite_is_degenerate(value, where):
     deviation, ids = normal(n=3, external=60)
-    batch, policy = batch_of(deviation, ids)
+    batch, policy = policy_and_batch(deviation, ids)
     (batch.action if where == "actions" else policy)[ids.argmax(), 1] = value
     found, twin = both(batch, policy)
     assert twin.degenerate
@@ -99,7 +86,7 @@ def test_an_external_row_that_is_not_finite_is_degenerate(value, where):
 
 def test_an_internal_row_that_is_not_finite_changes_nothing():
     deviation, ids = normal(n=3, external=60)
-    batch, policy = batch_of(deviation, ids)
+    batch, policy = policy_and_batch(deviation, ids)
     before, _ = both(batch, policy)
     policy[ids.argmin()] = math.nan
     found, twin = both(batch, policy)
@@ -109,7 +96,7 @@ def test_an_internal_row_that_is_not_finite_changes_nothing():
 
 @pytest.mark.parametrize("scale", [1e-3, 1e15, 1e30])
 def test_a_similarity_that_underflows_is_not_degenerate(scale):
-    found, twin = both(*batch_of(*normal(n=3, external=60, scale=scale)))
+    found, twin = both(*policy_and_batch(*normal(n=3, external=60, scale=scale)))
     assert float(found.similarity) == 0
     assert not found.degenerate
     assert_alike(found, twin, rtol=1e-9)
@@ -131,7 +118,7 @@ def test_a_similarity_that_underflows_is_not_degenerate(scale):
     ids=str,
 )
 def test_all_other_options_are_left_to_the_twin_whether_or_not_the_internal_rows_are_known(options):
-    found, twin = both(*batch_of(*normal(n=3, external=30)), options)
+    found, twin = both(*policy_and_batch(*normal(n=3, external=30)), options)
     assert_alike(found, twin, rtol=0)
 
 

@@ -6,15 +6,14 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
+from learning.gaussians import MEASURED
+from learning.peer_rows import batch_of
 from torch import Tensor
 
 from dase_grpc.config.algorithms import DIVERGENCES, DpsConfig
 from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.similarity.measure import similarity_weights
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher
-from dase_grpc.schema import TransitionSchema
-
-MEASURED = ("jeffreys", "js", "kl")
 
 
 def weigher(
@@ -23,17 +22,12 @@ def weigher(
     return SimilarityWeigher(DpsConfig(divergence=divergence), own_id=own_id, agents=agents, masked=masked)
 
 
-def batch_of(ids, *, n: int = 3, noise: float = 0.25, seed: int = 0) -> tuple[Batch, Tensor]:
-    """A batch cut from packed rows, as the learner gets it, and the policy's actions for it."""
-    schema = TransitionSchema("Toy-v0", 2, n, (-1.0,) * n, (1.0,) * n)
-    rng = np.random.default_rng(seed)
-    size = len(ids)
-    policy = rng.uniform(-0.6, 0.6, (size, n)).astype(np.float32)
-    rows = np.zeros((size, schema.width), np.float32)
-    rows[:, schema.columns["action"]] = (policy + noise * rng.standard_normal((size, n))).clip(-1, 1)
-    named = schema.named(rows)
-    named["agent_id"] = ids
-    return Batch.from_rows(schema, torch.from_numpy(rows)), torch.from_numpy(policy)
+def drawn(ids, *, n: int = 3, noise: float = 0.25) -> tuple[Batch, Tensor]:
+    """A batch, and the policy's actions for it."""
+    rng = np.random.default_rng(0)
+    policy = rng.uniform(-0.6, 0.6, (len(ids), n)).astype(np.float32)
+    actions = (policy + noise * rng.standard_normal((len(ids), n))).clip(-1, 1)
+    return batch_of(actions, ids), torch.from_numpy(policy)
 
 
 def assert_no_nan(measured: object) -> None:
@@ -45,7 +39,7 @@ def assert_no_nan(measured: object) -> None:
 @pytest.mark.parametrize("kind", DIVERGENCES)
 @pytest.mark.parametrize("own_id", [0, 1, 3])
 def test_the_weights_are_those_of_the_pure_function(kind, own_id):
-    batch, policy = batch_of([0, 1, 2, 3] * 20)
+    batch, policy = drawn([0, 1, 2, 3] * 20)
     weighing = weigher(divergence=kind, own_id=own_id, agents=4, masked=True).weigh(batch, policy)
     expected = similarity_weights(batch.action, policy, batch.agent_id, own_id, divergence=kind)
     assert weighing.weight.dtype == torch.float32
@@ -56,7 +50,7 @@ def test_the_weights_are_those_of_the_pure_function(kind, own_id):
 
 @pytest.mark.parametrize("kind", MEASURED)
 def test_the_similarity_is_exp_of_minus_rho(kind):
-    batch, policy = batch_of([0, 1] * 40)
+    batch, policy = drawn([0, 1] * 40)
     weighing = weigher(divergence=kind).weigh(batch, policy)
     assert weighing.similarity.shape == ()
     assert float(weighing.similarity) == pytest.approx(math.exp(-float(weighing.rho)), rel=1e-12)
@@ -64,7 +58,7 @@ def test_the_similarity_is_exp_of_minus_rho(kind):
 
 
 def test_the_two_terms_sum_to_rho_for_jeffreys_and_are_the_same_for_every_divergence():
-    batch, policy = batch_of([0, 1] * 40)
+    batch, policy = drawn([0, 1] * 40)
     found = {kind: weigher(divergence=kind).weigh(batch, policy) for kind in DIVERGENCES}
     jeffreys = found["jeffreys"]
     assert float(jeffreys.covariance_term + jeffreys.mean_term) == pytest.approx(float(jeffreys.rho))
@@ -75,7 +69,7 @@ def test_the_two_terms_sum_to_rho_for_jeffreys_and_are_the_same_for_every_diverg
 
 @pytest.mark.parametrize("kind", DIVERGENCES)
 def test_a_batch_without_external_rows_has_nothing_to_weigh_and_is_not_degenerate(kind):
-    batch, policy = batch_of([0] * 20)
+    batch, policy = drawn([0] * 20)
     weighing = weigher(divergence=kind).weigh(batch, policy)
     assert weighing.weight.tolist() == [1.0] * 20
     assert int(weighing.external) == 0
@@ -87,19 +81,19 @@ def test_a_batch_without_external_rows_has_nothing_to_weigh_and_is_not_degenerat
 @pytest.mark.parametrize("kind", MEASURED)
 def test_too_few_external_rows_are_degenerate_and_weigh_nothing(kind):
     for external in (1, 3, 4):
-        batch, policy = batch_of([1] * external + [0] * 10)
+        batch, policy = drawn([1] * external + [0] * 10)
         weighing = weigher(divergence=kind).weigh(batch, policy)
         assert weighing.degenerate
         assert weighing.weight.tolist() == [0.0] * external + [1.0] * 10
         assert float(weighing.rho) == math.inf
         assert_no_nan(weighing)
-    batch, policy = batch_of([1] * 5 + [0] * 10)
+    batch, policy = drawn([1] * 5 + [0] * 10)
     assert not weigher(divergence=kind).weigh(batch, policy).degenerate
 
 
 @pytest.mark.parametrize("kind", MEASURED)
 def test_a_saturated_dimension_is_degenerate(kind):
-    batch, policy = batch_of([0, 1] * 30)
+    batch, policy = drawn([0, 1] * 30)
     batch.action[:, 2], policy[:, 2] = 1.0, 1.0
     weighing = weigher(divergence=kind).weigh(batch, policy)
     assert weighing.degenerate
@@ -110,24 +104,16 @@ def test_a_saturated_dimension_is_degenerate(kind):
 
 @pytest.mark.parametrize("kind", ["none", "isolated"])
 def test_what_needs_no_measurement_is_never_degenerate(kind):
-    batch, policy = batch_of([1] * 2 + [0] * 10)
+    batch, policy = drawn([1] * 2 + [0] * 10)
     weighing = weigher(divergence=kind).weigh(batch, policy)
     assert not weighing.degenerate
     assert float(weighing.similarity) == (1.0 if kind == "none" else 0.0)
 
 
-def test_a_similarity_that_underflows_is_not_degenerate():
-    batch, policy = batch_of([0, 1] * 40, noise=1e-3)
-    weighing = weigher().weigh(batch, policy)
-    assert float(weighing.similarity) == 0
-    assert weighing.rho.isfinite()
-    assert not weighing.degenerate
-
-
 @pytest.mark.parametrize("kind", MEASURED)
 def test_each_source_is_measured_by_its_own_rows(kind):
     ids = [0, 1, 2, 3, 1, 2, 3, 3] * 12
-    batch, policy = batch_of(ids)
+    batch, policy = drawn(ids)
     found = weigher(divergence=kind, own_id=2, agents=4).by_source(batch, policy)
     assert found.count.tolist() == [12, 24, 24, 36]
     for agent in (0, 1, 3):
@@ -140,7 +126,7 @@ def test_each_source_is_measured_by_its_own_rows(kind):
 
 @pytest.mark.parametrize("kind", MEASURED)
 def test_with_two_agents_the_one_source_is_the_pool(kind):
-    batch, policy = batch_of([0, 1] * 40)
+    batch, policy = drawn([0, 1] * 40)
     subject = weigher(divergence=kind)
     weighing, found = subject.weigh(batch, policy), subject.by_source(batch, policy)
     for name in ("similarity", "rho", "covariance_term", "mean_term"):
@@ -149,7 +135,7 @@ def test_with_two_agents_the_one_source_is_the_pool(kind):
 
 def test_sources_that_act_alike_and_otherwise_are_told_apart():
     ids = np.array([0, 1, 2] * 60)
-    batch, policy = batch_of(ids, noise=math.sqrt(0.1))
+    batch, policy = drawn(ids, noise=math.sqrt(0.1))
     turned = torch.as_tensor(ids == 2)
     batch.action[turned] = -batch.action[turned]
     found = weigher(agents=3).by_source(batch, policy)
@@ -158,7 +144,7 @@ def test_sources_that_act_alike_and_otherwise_are_told_apart():
 
 @pytest.mark.parametrize("kind", DIVERGENCES)
 def test_absent_agents_count_nothing_and_the_own_id_has_similarity_one(kind):
-    batch, policy = batch_of([0] * 10 + [2] * 30)
+    batch, policy = drawn([0] * 10 + [2] * 30)
     found = weigher(divergence=kind, agents=4).by_source(batch, policy)
     assert found.count.tolist() == [10, 0, 30, 0]
     assert found.similarity[[0, 1, 3]].tolist() == [1.0, 0.0, 0.0]
@@ -169,7 +155,7 @@ def test_absent_agents_count_nothing_and_the_own_id_has_similarity_one(kind):
 
 @pytest.mark.parametrize("kind", MEASURED)
 def test_a_source_with_too_few_rows_is_degenerate_and_the_others_are_not(kind):
-    batch, policy = batch_of([1] * 4 + [2] * 30 + [0] * 4)
+    batch, policy = drawn([1] * 4 + [2] * 30 + [0] * 4)
     found = weigher(divergence=kind, agents=3).by_source(batch, policy)
     assert found.degenerate.tolist() == [False, True, False]
     assert float(found.similarity[1]) == 0
@@ -179,7 +165,7 @@ def test_a_source_with_too_few_rows_is_degenerate_and_the_others_are_not(kind):
 
 @pytest.mark.parametrize("kind", DIVERGENCES)
 def test_agent_ids_beyond_k_are_external_but_no_source(kind):
-    batch, policy = batch_of([0] * 10 + [1] * 20 + [7] * 20 + [-1] * 20)
+    batch, policy = drawn([0] * 10 + [1] * 20 + [7] * 20 + [-1] * 20)
     subject = weigher(divergence=kind)
     assert subject.by_source(batch, policy).count.tolist() == [10, 20]
     assert int(subject.weigh(batch, policy).external) == 60
@@ -187,7 +173,7 @@ def test_agent_ids_beyond_k_are_external_but_no_source(kind):
 
 @pytest.mark.parametrize("kind", DIVERGENCES)
 def test_the_own_id_needs_no_rows(kind):
-    batch, policy = batch_of([1, 2] * 20)
+    batch, policy = drawn([1, 2] * 20)
     subject = weigher(divergence=kind, agents=3)
     weighing, found = subject.weigh(batch, policy), subject.by_source(batch, policy)
     assert int(weighing.external) == 40
@@ -196,25 +182,11 @@ def test_the_own_id_needs_no_rows(kind):
 
 
 @pytest.mark.parametrize("kind", DIVERGENCES)
-def test_weighing_with_masks_never_synchronises_with_the_host(kind, monkeypatch):
-    batch, policy = batch_of([0, 1, 2] * 20)
+def test_weighing_with_masks_never_synchronises_with_the_host(kind, unread):
+    batch, policy = drawn([0, 1, 2] * 20)
     subject = weigher(divergence=kind, agents=3, masked=True)
     subject.weigh(batch, policy)
 
-    def refuse(*_args: object, **_kwargs: object) -> None:
-        raise AssertionError("read a tensor's value")
-
-    for name in (
-        "item",
-        "tolist",
-        "numpy",
-        "cpu",
-        "nonzero",
-        "__bool__",
-        "__int__",
-        "__float__",
-        "__index__",
-    ):
-        monkeypatch.setattr(Tensor, name, refuse)
-    subject.weigh(batch, policy)
-    subject.by_source(batch, policy)
+    with unread():
+        subject.weigh(batch, policy)
+        subject.by_source(batch, policy)
