@@ -27,7 +27,7 @@ import psutil
 from dase_grpc.process.lifecycle import READY_PREFIX
 from dase_grpc.progress import Progress
 from dase_grpc.replay.client.admission import join_all
-from dase_grpc.replay.client.cluster import lines_to
+from dase_grpc.replay.client.cluster import Lines
 from dase_grpc.replay.client.connection import Shards
 from dase_grpc.replay.client.link import ReplayLink
 from dase_grpc.replay.client.membership import LearnerConnection
@@ -91,7 +91,7 @@ def replay_of(shards: int) -> Iterator[tuple[ReplayPlace, list[psutil.Process]]]
 async def client_of(place: ReplayPlace, schema: TransitionSchema, agent_id: int) -> AsyncIterator[ReplayLink]:
     """One learner's link, whose streams run until the end of the block."""
     wanted = Wanted(place.addresses[0], agent_id, "", node_id=f"bench-{agent_id}", timeout_s=30, away_s=30)
-    async with lines_to(place, NO_CREDENTIALS) as lines:
+    async with Lines(place, NO_CREDENTIALS) as lines:
         joined = await join_all(lines, wanted, schema)
         shards = Shards(joined.connected(lines, LearnerConnection, timeout_s=30))
         link = ReplayLink(shards, batch_size=BATCH, prefetch=2, writer_id="bench")

@@ -24,7 +24,7 @@ from dase_grpc.replay.client.admission import AgentFinished, Joined, attend, ent
 from dase_grpc.replay.client.compute import Compute
 from dase_grpc.replay.client.connection import Shards, Stream
 from dase_grpc.replay.client.discovery import follow_name
-from dase_grpc.replay.client.handoff import Wait, WaitReason, say_waits
+from dase_grpc.replay.client.handoff import Standstill, Wait, WaitReason, say_waits
 from dase_grpc.replay.client.link import RowLink
 from dase_grpc.replay.client.membership import ActorConnection, has_finished
 
@@ -202,15 +202,13 @@ class Exploration:
 
     async def _held_back(self) -> None:
         """Ends an actor whose transitions are held back for too long, as its learner makes no updates."""
-        limit_s, since, acknowledged = self.frame.options.replay_timeout_s, time.monotonic(), -1.0
+        limit_s = self.frame.options.replay_timeout_s
+        standstill = Standstill(limit_s)
         while True:
-            now, count = time.monotonic(), self.link.acknowledged
-            if count != acknowledged or self.link.held_back is None:
-                since, acknowledged = now, count
-            elif now - since >= limit_s:
+            held_back = self.link.held_back
+            if standstill.lasts(self.link.acknowledged, waiting=held_back is not None):
                 raise WaitedTooLongError(
-                    f"the replay has stored nothing for {limit_s:g} s, {self.link.held_back}, so this actor "
-                    f"ends; see what the learner waits for, or let the actor wait longer with "
-                    f"--replay-timeout"
+                    f"the replay has stored nothing for {limit_s:g} s, {held_back}, so this actor ends; see "
+                    f"what the learner waits for, or let the actor wait longer with --replay-timeout"
                 )
             await asyncio.sleep(self.connection.timing.beat_s)

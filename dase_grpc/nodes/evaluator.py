@@ -4,13 +4,12 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import ConfigError, DivergedError, Halted, RefusalError, WaitedTooLongError
 from dase_grpc.learning.agents.device import pick_device
 from dase_grpc.learning.agents.policy import policy_tensors
@@ -28,7 +27,6 @@ from dase_grpc.nodes.results import EvaluationBooks, results_path
 from dase_grpc.process.containment import Contained
 from dase_grpc.process.lifecycle import run_node
 from dase_grpc.process.tasks import watch_loop_lag
-from dase_grpc.process.watchdog import Watch
 from dase_grpc.progress import Attendance, number, several
 from dase_grpc.replay.buffer.policies import Policy
 from dase_grpc.replay.client.admission import attend, enter_first
@@ -38,8 +36,7 @@ from dase_grpc.replay.client.connection import Shards, Stream
 from dase_grpc.replay.client.discovery import follow_name
 from dase_grpc.replay.client.membership import AttendantConnection
 from dase_grpc.replay.client.policies import follow
-from dase_grpc.runs.journal import Evaluated, EvaluationJournal
-from dase_grpc.schema import TransitionSchema
+from dase_grpc.runs.journal import Evaluated
 
 ROLE: Final = "evaluator"
 
@@ -71,9 +68,7 @@ async def run_evaluator(options: EvaluatorOptions, stop: asyncio.Event) -> None:
         if not member.capacity:
             log.info("waiting up to %g s for a learner to join", options.replay_timeout_s)
         path = results_path(options.run_dir, run_id=member.run_id, here=frame.here)
-        books = EvaluationBooks(
-            path, agents, config=frame.config, schema=frame.schema, command=options.command
-        )
+        books = EvaluationBooks(path, agents, frame.config, frame.schema, options.command)
         frame.cleanup.callback(books.close)
         (connection,) = frame.connected(joined, AttendantConnection, node=node, metrics=metrics)
         work = EvaluatorNode(frame, connection, books, agents, metrics)
@@ -101,15 +96,7 @@ class EvaluatorNode:
         self._due = DuePolicies(
             books.evaluated(), every=config.eval.every, total=config.train.steps, skipped=metrics.skipped
         )
-        self._thread = EvaluatingThread(
-            self._due,
-            agents,
-            config=config,
-            schema=frame.schema,
-            journals=books.open,
-            metrics=metrics,
-            watch=frame.watch,
-        )
+        self._thread = EvaluatingThread(frame, self._due, books, agents, metrics)
         self._begun = asyncio.Event()
 
     async def run(self) -> None:
@@ -184,33 +171,23 @@ class EvaluatingThread:
     """Evaluates the policies that are due by the run's own protocol, and writes down what comes of it.
 
     `run` belongs to the compute thread; `attendance` and `count`, of evaluations written down, to any.
-    `journals` is called on the compute thread, before the first evaluation is written.
     """
 
     def __init__(
         self,
+        frame: NodeFrame[WatchedEnv],
         due: DuePolicies,
-        agents: Collection[int],
-        *,
-        config: RunConfig,
-        schema: TransitionSchema,
-        journals: Callable[[], Mapping[int, EvaluationJournal]],
+        books: EvaluationBooks,
+        agents: Sequence[int],
         metrics: EvaluatorMetrics,
-        watch: Watch,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._due = due
-        self._config = config
-        self._schema = schema
-        self._journals = journals
-        self._metrics = metrics
-        self._watch = watch
-        self._clock = clock
-        make = partial(evaluation_env, config.env, watch)
+        self._frame, self._due, self._books, self._metrics = frame, due, books, metrics
+        make = partial(evaluation_env, frame.config.env, frame.watch)
         self._evaluators = {
-            agent_id: build_evaluator(config, schema, agent_id=agent_id, make=make) for agent_id in agents
+            agent_id: build_evaluator(frame.config, frame.schema, agent_id=agent_id, make=make)
+            for agent_id in agents
         }
-        self._attendance = Attendance(envs=config.eval.episodes)
+        self._attendance = Attendance(envs=frame.config.eval.episodes)
         self._latest: Policy | None = None  # of those evaluated
         self._busy = False
         self._began = 0.0
@@ -221,7 +198,7 @@ class EvaluatingThread:
 
         What is in hand when `halt` is set is dropped. ConfigError if a policy is of other settings.
         """
-        self._began = self._clock()
+        self._began = time.perf_counter()
         with Contained(), suppress(Halted):
             while (policy := self._due.take()) is not None:
                 self._busy = True
@@ -231,10 +208,8 @@ class EvaluatingThread:
 
     def attendance(self, updates: Mapping[int, int]) -> Attendance:
         """What the evaluator is doing; `updates` says how far the learners are."""
-        state = "idle: no policy is due"
-        if self._busy:
-            state = "evaluating"
-        if (environment := self._watch.waiting) is not None:
+        state = "evaluating" if self._busy else "idle: no policy is due"
+        if (environment := self._frame.watch.waiting) is not None:
             state = f"waiting: {environment}"
         lag = None
         if (latest := self._latest) is not None and latest.agent_id in updates:
@@ -242,7 +217,7 @@ class EvaluatingThread:
         return replace(self._attendance, policy_lag_updates=lag, state=state)
 
     def _evaluate(self, policy: Policy, halt: threading.Event) -> None:
-        name, started = f"agent {policy.agent_id} at step {policy.step:,}", self._clock()
+        name, started = f"agent {policy.agent_id} at step {policy.step:,}", time.perf_counter()
         tensors = policy_tensors(unpacked(policy))
         actor = self._loaded(policy, tensors)
         try:
@@ -250,7 +225,7 @@ class EvaluatingThread:
         except DivergedError as error:
             log.warning("%s; it is left out", error)
             return
-        now = self._clock()
+        now = time.perf_counter()
         self._note(policy, result, tensors, seconds=now - started)
         log.info(
             "%s: evaluation %s (%s, %.1f s)",
@@ -263,14 +238,14 @@ class EvaluatingThread:
     def _note(
         self, policy: Policy, result: Evaluation, tensors: Mapping[str, Any], *, seconds: float
     ) -> None:
-        journal = self._journals()[policy.agent_id]
+        journal = self._books.open()[policy.agent_id]
         evaluated = Evaluated(
             step=policy.step,
             version=policy.version,
             return_mean=result.return_mean,
             return_std=result.return_std,
             episodes=result.episodes,
-            wall_seconds=journal.seconds + self._clock() - self._began,
+            wall_seconds=journal.seconds + time.perf_counter() - self._began,
         )
         journal.note(evaluated, tensors)
         self._metrics.evaluated(policy.agent_id, result.return_mean, seconds=seconds)
@@ -285,9 +260,9 @@ class EvaluatingThread:
         self.count += 1
 
     def _loaded(self, policy: Policy, tensors: Mapping[str, Any]) -> Acting:
-        agent = self._config.for_agent(policy.agent_id).agent
+        agent = self._frame.config.for_agent(policy.agent_id).agent
         try:
-            return load_policy(agent, self._schema, tensors, pick_device(None))
+            return load_policy(agent, self._frame.schema, tensors, pick_device(None))
         except (KeyError, ValueError) as error:
             raise ConfigError(
                 f"policy {policy.version} of agent {policy.agent_id} is not what this evaluator's settings "

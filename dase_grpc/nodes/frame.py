@@ -24,7 +24,7 @@ from dase_grpc.process.tasks import loop_turns, unless
 from dase_grpc.process.watchdog import Watch
 from dase_grpc.progress import Attendant
 from dase_grpc.replay.client.admission import Joined
-from dase_grpc.replay.client.cluster import Lines, lines_to
+from dase_grpc.replay.client.cluster import Lines
 from dase_grpc.replay.client.connection import Connection
 from dase_grpc.replay.client.handoff import USUAL
 from dase_grpc.schema import TransitionSchema
@@ -100,7 +100,7 @@ async def framed(
                 cleanup.enter_context(opened.pop_all())
         registry, health = make_registry(), Health(loop_turns())
         cleanup.enter_context(metrics_endpoint(registry, *where, health, tls=tls))
-        async with lines_to(options.replay, options.credentials) as lines:
+        async with Lines(options.replay, options.credentials) as lines:
             yield NodeFrame(
                 options, config, stop, here, made, schema, watch, alarm, registry, health, lines, cleanup
             )

@@ -14,6 +14,7 @@ import torch
 
 from dase_grpc import seeding
 from dase_grpc.config.resolve import RunConfig
+from dase_grpc.errors import WaitedTooLongError
 from dase_grpc.learning.agents.device import pick_device, reserved_bytes
 from dase_grpc.learning.envs.restarts import RestartableEnv, exploring_env
 from dase_grpc.learning.training.build import build_learner, pairing, peer_of
@@ -35,10 +36,10 @@ from dase_grpc.replay.client.admission import (
     require_fit,
     require_one_piece,
 )
-from dase_grpc.replay.client.collected import CollectedSteps, Starving
+from dase_grpc.replay.client.collected import CollectedSteps
 from dase_grpc.replay.client.compute import LearnerStreams
 from dase_grpc.replay.client.connection import Connection, Shards, Stream
-from dase_grpc.replay.client.handoff import WaitReason
+from dase_grpc.replay.client.handoff import Standstill, WaitReason
 from dase_grpc.replay.client.link import ReplayLink
 from dase_grpc.replay.client.membership import LearnerConnection
 from dase_grpc.replay.client.patience import NODE_NAME
@@ -163,14 +164,17 @@ class Training:
         if self.collected is None:
             return
         shards, link = self.streams.shards, self.streams.link
-        limit_s = self.frame.options.replay_timeout_s
-        starving = Starving(agent_id=shards.first.target.member.agent_id, limit_s=limit_s)
+        limit_s, agent_id = self.frame.options.replay_timeout_s, shards.first.target.member.agent_id
+        standstill = Standstill(limit_s)
         while True:
             served = shards.complete  # else the wait for the replay has a limit of its own
-            starving.look(
-                (self.collected.collected, self.learner.progress.updates, link.prefetched),
-                waiting=served and link.starved,
-            )
+            far = (self.collected.collected, self.learner.progress.updates, link.prefetched)
+            if standstill.lasts(far, waiting=served and link.starved):
+                raise WaitedTooLongError(
+                    f"the actors of agent {agent_id} have collected nothing for {limit_s:g} s, so its "
+                    f"learner ends; start one with `dase node --role actor --agent {agent_id}`, or let the "
+                    f"learner wait longer with --replay-timeout"
+                )
             await asyncio.sleep(shards.first.timing.beat_s)
 
 

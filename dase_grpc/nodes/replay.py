@@ -24,13 +24,7 @@ from dase_grpc.replay.service.policies import PolicyServicer
 from dase_grpc.replay.service.server import ReplayServicer, add_replay, add_standard, bind, make_server
 from dase_grpc.replay.service.streams import Streams, calls_ended
 from dase_grpc.replay.wire.addresses import Address, require_private
-from dase_grpc.replay.wire.v1 import (
-    cluster_pb2,
-    cluster_pb2_grpc,
-    policy_pb2,
-    policy_pb2_grpc,
-    replay_pb2,
-)
+from dase_grpc.replay.wire.v1 import cluster_pb2, cluster_pb2_grpc, policy_pb2, policy_pb2_grpc, replay_pb2
 
 GRACE_S: Final = 2.0
 ORPHAN_LINGER_S: Final = 3.0

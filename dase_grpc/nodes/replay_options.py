@@ -110,7 +110,6 @@ class ReplayOptions(NodeOptions):
 
 
 def _stored(data_dir: Path | None) -> dict[str, Any]:
-    """What the buffer in a data directory says of itself, as flags would."""
     from dase_grpc.replay.buffer.directory import stored_identity
 
     stored = None if data_dir is None else stored_identity(data_dir)

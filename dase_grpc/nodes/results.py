@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from dase_grpc.config.resolve import RunConfig
@@ -15,13 +15,7 @@ from dase_grpc.pace import Origin
 from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.replay.wire.v1.replay_pb2 import BufferState
 from dase_grpc.runs.checkpoint import newest_sound
-from dase_grpc.runs.directory import (
-    EVALUATOR_MODE,
-    RUN_FILE,
-    AgentDirectory,
-    RunDirectory,
-    checkpoint_paths,
-)
+from dase_grpc.runs.directory import EVALUATOR_MODE, RUN_FILE, AgentDirectory, RunDirectory, checkpoint_paths
 from dase_grpc.runs.journal import AgentJournal, EvaluationJournal
 from dase_grpc.runs.rewind import require_same_settings, rewind
 from dase_grpc.schema import TransitionSchema
@@ -178,6 +172,7 @@ def evaluated_run(path: Path, config: RunConfig, *, command: Sequence[str]) -> R
     return run
 
 
+@dataclass
 class EvaluationBooks:
     """The journals of the agents that an evaluator evaluates, opened once there is a run directory.
 
@@ -186,40 +181,31 @@ class EvaluationBooks:
     `buffer`. One thread at a time.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        agents: Collection[int],
-        *,
-        config: RunConfig,
-        schema: TransitionSchema,
-        command: Sequence[str],
-    ) -> None:
-        self.path = path
-        self.buffer: BufferState | None = None
-        self._agents = agents
-        self._config = config
-        self._schema = schema
-        self._command = command
-        self._journals: Mapping[int, EvaluationJournal] = {}
-        self._opened = ExitStack()
+    path: Path
+    agents: Collection[int]
+    config: RunConfig
+    schema: TransitionSchema
+    command: Sequence[str]
+    buffer: BufferState | None = None
+    _journals: Mapping[int, EvaluationJournal] = field(default_factory=dict)
+    _opened: ExitStack = field(default_factory=ExitStack)
 
     def evaluated(self) -> dict[int, int | None]:
         """The step of the last evaluation that there is of each agent, None where there is none."""
         journals = self.open() if (self.path / RUN_FILE).exists() else {}
         return {
             agent_id: journals[agent_id].last_step if agent_id in journals else None
-            for agent_id in self._agents
+            for agent_id in self.agents
         }
 
     def open(self) -> Mapping[int, EvaluationJournal]:
         """The journals, opened at the first call."""
         if not self._journals:
-            config, known = self._config, self.buffer
+            config, known = self.config, self.buffer
             if known is not None and known.capacity:
-                config = as_run(config, self._schema, capacity=known.capacity, min_size=known.min_size)
-            run = evaluated_run(self.path, config, command=self._command)
-            self._journals = {agent_id: self._journal(run, agent_id) for agent_id in self._agents}
+                config = as_run(config, self.schema, capacity=known.capacity, min_size=known.min_size)
+            run = evaluated_run(self.path, config, command=self.command)
+            self._journals = {agent_id: self._journal(run, agent_id) for agent_id in self.agents}
         return self._journals
 
     def close(self) -> None:
@@ -227,5 +213,5 @@ class EvaluationBooks:
         self._opened.close()
 
     def _journal(self, run: RunDirectory, agent_id: int) -> EvaluationJournal:
-        journal = EvaluationJournal.open(run.agent(agent_id), config=run.config, schema=self._schema)
+        journal = EvaluationJournal.open(run.agent(agent_id), config=run.config, schema=self.schema)
         return self._opened.enter_context(closing(journal))

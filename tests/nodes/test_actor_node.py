@@ -141,10 +141,7 @@ async def test_when_the_learner_is_replaced_the_actor_goes_on_under_the_new_epoc
 async def test_streams_that_break_again_and_again_lose_and_double_nothing(service):
     learner = await FakeLearner.join(service)
     await learner.publish(3)
-    async with (
-        proxied(service.address) as (proxy, address),
-        acting(actor_options(address)) as (task, stop),
-    ):
+    async with proxied(service.address) as (proxy, address), acting(actor_options(address)) as (task, stop):
         for _ in range(5):
             before = inserted(service)
             await eventually(lambda count=before: inserted(service) > count + 100)

@@ -431,10 +431,7 @@ def arguments_of(role, address, run_dir):
 @pytest.mark.slow
 def test_nodes_of_their_own_write_what_the_learner_would_have_written_and_end_by_themselves(tmp_path):
     run_dir = tmp_path / "run"
-    with (
-        replay_process() as (_, address),
-        process(*arguments_of("evaluator", address, run_dir)) as evaluator,
-    ):
+    with replay_process() as (_, address), process(*arguments_of("evaluator", address, run_dir)) as evaluator:
         evaluator.until_says("attending run")
         with process(*arguments_of("learner", address, run_dir)) as learner:
             assert learner.exit_code() == 0, learner.log

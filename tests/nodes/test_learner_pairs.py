@@ -69,7 +69,7 @@ async def test_learners_of_a_pair_that_are_set_up_differently_are_told_so(servic
         for id in (0, 1)
     ]
     ends = await promptly(
-        asyncio.gather(*(run_learner(each, asyncio.Event()) for each in options), return_exceptions=True),
+        asyncio.gather(*(run_learner(each, asyncio.Event()) for each in options), return_exceptions=True)
     )
     refused = [end for end in ends if not isinstance(end, bool)]  # the other may have finished before it saw
     assert refused

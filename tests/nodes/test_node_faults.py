@@ -119,10 +119,7 @@ async def test_a_learner_that_was_killed_is_replaced_as_soon_as_its_lease_ends(t
 
 @pytest.mark.long
 async def test_a_learner_that_was_frozen_for_a_while_goes_on(tmp_path):
-    with (
-        replay_process() as (_, address),
-        process(*learner_arguments(address, tmp_path / "run")) as learner,
-    ):
+    with replay_process() as (_, address), process(*learner_arguments(address, tmp_path / "run")) as learner:
         await trained(address)
         learner.send(signal.SIGSTOP)
         await asyncio.sleep(3)

@@ -15,13 +15,7 @@ from nodes.running import OPTIONS, joined, replay_node
 from patience import PATIENCE_S
 from replay.wire.services import SCHEMA, WIDE, eventually, promptly, rows_of
 
-from dase_grpc.errors import (
-    AddressError,
-    ConfigError,
-    DrainingError,
-    StaleLeaseError,
-    UnreachableError,
-)
+from dase_grpc.errors import AddressError, ConfigError, DrainingError, StaleLeaseError, UnreachableError
 from dase_grpc.nodes.replay import SERVICES, run_replay
 from dase_grpc.nodes.replay_options import ReplayOptions
 from dase_grpc.replay.client.cluster import ClusterClient, open_channel

@@ -66,9 +66,7 @@ async def test_shards_that_are_missing_or_doubled_are_refused_in_one_sentence(tm
         assert leases(services[0]) == [(0, "left")]
 
 
-async def test_an_agent_id_that_another_node_has_at_the_second_shard_is_given_back_at_the_first(
-    tmp_path,
-):
+async def test_an_agent_id_that_another_node_has_at_the_second_shard_is_given_back_at_the_first(tmp_path):
     timing = replace(QUICK, holder_look_s=0.05)
     async with shards_serving(2, **SERVED) as services:
         other = await services[1].join(0, schema=point_goal())

@@ -165,7 +165,6 @@ async def join(cluster: ClusterClient, wanted: Wanted, schema: TransitionSchema)
 
 
 def _has_beaten(status: cluster_pb2.StatusResponse, agent_id: int, *, within_s: float) -> bool:
-    """Whether the holder of an agent id has renewed its lease within the last seconds."""
     holder = {agent.agent_id: agent for agent in status.agents}.get(agent_id)
     return holder is not None and holder.lease == "live" and holder.seconds_since_heartbeat < within_s
 

@@ -1,7 +1,7 @@
 """The channels of one node by address, and its calls over them: ClusterService, and where streams begin."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -67,10 +67,11 @@ async def require_let_in(address: Address, credentials: Credentials) -> None:
     await credentials.require_let_in(address.host, address.port, address.server_name)
 
 
-class Lines:
+class Lines(AsyncExitStack):
     """The channels of one node, by address; each is made when it is first needed, and all end with it."""
 
     def __init__(self, place: ReplayPlace, credentials: Credentials) -> None:
+        super().__init__()
         self.place = place
         self.credentials = credentials
         self._channels: dict[Address, Channel] = {}
@@ -79,23 +80,8 @@ class Lines:
         """The channel to an address; connects when first used."""
         if address not in self._channels:
             self._channels[address] = open_channel(address, self.credentials)
+            self.push_async_callback(self._channels[address].close)
         return self._channels[address]
-
-    async def close(self) -> None:
-        """Closes all; what still runs over them ends."""
-        async with AsyncExitStack() as closing:
-            for channel in self._channels.values():
-                closing.push_async_callback(channel.close)
-
-
-@asynccontextmanager
-async def lines_to(place: ReplayPlace, credentials: Credentials) -> AsyncIterator[Lines]:
-    """Channels to the services at a place, closed at the end of the block."""
-    lines = Lines(place, credentials)
-    try:
-        yield lines
-    finally:
-        await lines.close()
 
 
 class ClusterClient:
@@ -177,7 +163,6 @@ class ClusterClient:
 
 
 def _lease(member: Membership) -> dict[str, Any]:
-    """What every call under a lease states."""
     return {
         "run_id": member.run_id,
         "agent_id": member.agent_id,

@@ -1,12 +1,11 @@
 """The environment steps that a learner's actors collect, as it sees them, and the pace it asks for."""
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Final
 
 from dase_grpc.config.sections import TrainConfig
-from dase_grpc.errors import Halted, WaitedTooLongError
+from dase_grpc.errors import Halted
 from dase_grpc.pace import Origin, Pace
 from dase_grpc.replay.client.connection import Connection
 from dase_grpc.replay.client.handoff import Waited
@@ -94,26 +93,3 @@ class CollectedSteps:
         member = self._connection.target.member
         inserted = self._connection.inserted_of(member.agent_id)
         return Origin(member.buffer_id, inserted)
-
-
-class Starving:
-    """Ends a learner that gets no environment steps from its actors for too long; looked at on the loop."""
-
-    def __init__(self, *, agent_id: int, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._agent_id = agent_id
-        self._limit_s = limit_s
-        self._clock = clock
-        self._seen: object = None
-        self._since = clock()
-
-    def look(self, progressed: object, *, waiting: bool) -> None:
-        """Notes how far things are; WaitedTooLongError if nothing has changed in too long a wait."""
-        now = self._clock()
-        if progressed != self._seen or not waiting:
-            self._seen, self._since = progressed, now
-        elif now - self._since >= self._limit_s:
-            raise WaitedTooLongError(
-                f"the actors of agent {self._agent_id} have collected nothing for {self._limit_s:g} s, so "
-                f"its learner ends; start one with `dase node --role actor --agent {self._agent_id}`, or let "
-                f"the learner wait longer with --replay-timeout"
-            )

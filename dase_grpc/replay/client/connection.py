@@ -223,7 +223,6 @@ class Connection:
         raise error
 
     async def _say_why_away(self) -> None:
-        """Says whether it is the credentials; new ones may still come."""
         now = time.monotonic()
         if self._look_why_away is None or self.away is None or now - self._looked_at < LOOK_EVERY_S:
             return
@@ -354,7 +353,6 @@ class Shards:
                     tasks.create_task(each.heartbeats(say))
 
     def _is_needed(self, index: int) -> bool:
-        """Whether a shard that is away must come back."""
         others = [each for each in self.connections if each is not self.connections[index]]
         if all(each.outage is not None for each in others):
             return True

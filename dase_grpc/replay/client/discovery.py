@@ -177,7 +177,6 @@ def require_complete(found: Sequence[FoundShard]) -> None:
 
 
 def _difference(one: FoundShard, other: FoundShard) -> str | None:
-    """What keeps two services from being shards of one replay."""
     for name, here, there in (
         ("run_id", one.run_id, other.run_id),
         ("the number of shards", one.shard.count, other.shard.count),

@@ -165,6 +165,23 @@ class Waited:
         return since is not None and time.monotonic() - since > self._timing.say_wait_after_s
 
 
+class Standstill:
+    """Since when nothing has changed, though it is waited for."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._seen: object = None
+        self._since = time.monotonic()
+
+    def lasts(self, progressed: object, *, waiting: bool) -> bool:
+        """Notes how far things are; whether that has not changed for too long."""
+        now = time.monotonic()
+        if waiting and progressed == self._seen:
+            return now - self._since >= self._limit_s
+        self._seen, self._since = progressed, now
+        return False
+
+
 @dataclass(frozen=True)
 class Wait:
     """A long wait: whose, for what, in a sentence, and whether the compute thread explores on meanwhile."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -15,7 +16,7 @@ from dase_grpc.replay.client.collected import CollectedSteps
 from dase_grpc.replay.client.connection import Connection, Shards, Stream
 from dase_grpc.replay.client.handoff import Handoff, Wait, Waited, WaitReason
 from dase_grpc.replay.client.insert import WINDOW_ROWS, Inserter, Outbox
-from dase_grpc.replay.client.sample import BatchFetcher, BatchQueue, OneFetcher
+from dase_grpc.replay.client.sample import BatchQueue, OneFetcher
 from dase_grpc.replay.client.sharded_sample import ShardedFetcher
 from dase_grpc.schema import Array
 
@@ -64,28 +65,23 @@ class RowLink:
         self._enough = 1 if paced else min(GATHERED_ROWS, self._window, queued)
         self._rows: Handoff[Array] = Handoff(queued, on_change=self._tell)
         shards.keep_for([partial(len, lane.outbox) for lane in self._lanes])
-        self._stored = 0
+        self.stored = 0
         self._no_more = False
         self._no_room = Waited(self._timing)
 
     def store(self, row: Array) -> None:
         """Queues one transition; blocks while the streams are far behind."""
-        self._stored += 1  # before it can be acknowledged
+        self.stored += 1  # before it can be acknowledged
         if self._rows.full:
             self._no_room.begin()
         added = self._rows.added
         try:
             self._rows.put(row)
         except KeyboardInterrupt:  # while it waited, as a rule: the caller knows that this row is not stored
-            self._stored -= self._rows.added == added
+            self.stored -= self._rows.added == added
             raise
         finally:
             self._no_room.end()
-
-    @property
-    def stored(self) -> int:
-        """Transitions that `store` was called with."""
-        return self._stored
 
     @property
     def acknowledged(self) -> int:
@@ -94,8 +90,8 @@ class RowLink:
 
     @property
     def unacknowledged(self) -> int:
-        """Transitions that `store` was called with and whose commit is not acknowledged."""
-        return self._stored - self.acknowledged
+        """Transitions `stored` whose commit is not acknowledged."""
+        return self.stored - self.acknowledged
 
     @property
     def wait(self) -> Wait | None:
@@ -199,17 +195,16 @@ class RowLink:
         return Wait(waited, WaitReason(outage.why.value), text, exploring=exploring)
 
     def _is_done(self, lane: "_Lane") -> bool:
-        """Whether one shard of several need not even be reached any more."""
         return self._no_more and len(self._lanes) > 1 and not len(self._rows) and not len(lane.outbox)
 
 
+@dataclass
 class _Lane:
     """One shard, and the rows that are its to store."""
 
-    def __init__(self, connection: Connection, outbox: Outbox) -> None:
-        self.connection = connection
-        self.outbox = outbox
-        self.inserter: Inserter | None = None
+    connection: Connection
+    outbox: Outbox
+    inserter: Inserter | None = None
 
     @property
     def waiting(self) -> str | None:
@@ -268,23 +263,18 @@ class ReplayLink(RowLink):
         self._explores_first = explores_first
         if collected is not None:
             collected.on_wait = self._batches.ask
-        self._fetcher: BatchFetcher = (
-            OneFetcher(
-                shards.first,
-                self._batches,
-                batch_size=batch_size,
-                own_rows_only=own_rows_only,
-                pacing=None if collected is None else collected.pacing,
-            )
-            if len(shards.connections) == 1
-            else ShardedFetcher(
+        self._fetcher: OneFetcher | ShardedFetcher
+        if len(shards.connections) == 1:
+            pacing = None if collected is None else collected.pacing
+            self._fetcher = OneFetcher(shards.first, self._batches, batch_size, own_rows_only, pacing)
+        else:
+            self._fetcher = ShardedFetcher(
                 shards,
                 self._batches,
                 batch_size=batch_size,
                 own_rows_only=own_rows_only,
                 rng=rng or np.random.default_rng(),
             )
-        )
         self._no_batch = Waited(self._timing)
 
     def next(self) -> tuple[Array, int] | None:

@@ -118,11 +118,7 @@ class AttendantConnection(Connection):
     async def leave(self) -> None:
         """Says that the node ends. RefusalError if the replay is not there to hear it."""
         await self.target.cluster.attend(
-            self.node,
-            Attendance(),
-            run_id=self.target.member.run_id,
-            leaving=True,
-            timeout_s=FAREWELL_S,
+            self.node, Attendance(), run_id=self.target.member.run_id, leaving=True, timeout_s=FAREWELL_S
         )
 
 

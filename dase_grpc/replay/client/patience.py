@@ -9,12 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeVar
 
-from dase_grpc.errors import (
-    DrainingError,
-    OverloadedError,
-    RefusalError,
-    UnreachableError,
-)
+from dase_grpc.errors import DrainingError, OverloadedError, RefusalError, UnreachableError
 from dase_grpc.pace import Backoff
 from dase_grpc.replay.client.cluster import require_let_in
 from dase_grpc.replay.client.handoff import USUAL, Times

@@ -170,11 +170,7 @@ class PolicyPublisher:
         target, member = self.target, self.target.member
         policy = Policy.of(payload, agent_id=member.agent_id, epoch=member.epoch, version=version)
         header = policy_pb2.PublishHeader(
-            stream=target.header(),
-            version=version,
-            size=len(payload),
-            sha256=policy.sha256,
-            step=step,
+            stream=target.header(), version=version, size=len(payload), sha256=policy.sha256, step=step
         )
         call = policy_pb2_grpc.PolicyServiceStub(target.channel).Publish(
             timeout=timeout_s, wait_for_ready=True

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 
@@ -138,7 +138,6 @@ class Sampler(OneStream):
         return batches if of_full_size and not rest else 0
 
     def _may_go_on(self, received: int) -> bool:
-        """Whether these bytes can be the beginning of the next batch."""
         return bool(self._owed) and received <= self._owed[0][1] * self._target.schema.row_bytes
 
 
@@ -211,83 +210,62 @@ class BatchQueue:
             self._loop.call_soon_threadsafe(self.moved.set)
 
 
-class BatchFetcher(Protocol):
-    """Fills a BatchQueue from the replay, or from its shards."""
-
-    @property
-    def waiting(self) -> str | None:
-        """What the service waits for before it sends a batch, in a sentence; None if nothing is missing."""
-        ...
-
-    async def run(self) -> None:
-        """Keeps batches drawn ahead, from the first one asked for; after a close until one more has come."""
-        ...
-
-
+@dataclass
 class OneFetcher:
-    """A BatchFetcher over one Sample stream, which begins again when it breaks (connection.py).
+    """Fills a BatchQueue over one Sample stream, which begins again when it breaks (connection.py).
 
     With `pacing`, which is asked when a stream begins (collected.py), batches come at an agent's pace; the
     queue is a `one_by_one` then, for the service waits to hear which are used.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        queue: BatchQueue,
-        *,
-        batch_size: int,
-        own_rows_only: bool,
-        pacing: Callable[[int, int], Pacing] | None = None,
-    ) -> None:
-        self._connection = connection
-        self._queue = queue
-        self._pacing = pacing
-        self._batch_size = batch_size
-        self._own_rows_only = own_rows_only
-        self._sampler: Sampler | None = None
+    connection: Connection
+    queue: BatchQueue
+    batch_size: int
+    own_rows_only: bool
+    pacing: Callable[[int, int], Pacing] | None
+    _sampler: Sampler | None = None
 
     @property
     def waiting(self) -> str | None:
-        """See BatchFetcher."""
+        """What the service waits for before it sends a batch, in a sentence; None if nothing is missing."""
         return None if self._sampler is None else self._sampler.waiting
 
     async def run(self) -> None:
-        """See BatchFetcher."""
-        await self._connection.keep(Stream.SAMPLE, self._fetch)
+        """Keeps batches drawn ahead, from the first one asked for; after a close until one more has come."""
+        await self.connection.keep(Stream.SAMPLE, self._fetch)
 
     async def _fetch(self, target: StreamTarget) -> None:
         sampler = Sampler(
             target,
-            batch_size=self._batch_size,
-            own_rows_only=self._own_rows_only,
-            batches_per_frame=self._queue.portion,
+            batch_size=self.batch_size,
+            own_rows_only=self.own_rows_only,
+            batches_per_frame=self.queue.portion,
         )
         self._sampler = sampler
         try:
-            taken = self._queue.taken
-            pacing = self._pacing and self._pacing(taken, self._queue.delivered - taken)
+            taken = self.queue.taken
+            pacing = self.pacing and self.pacing(taken, self.queue.delivered - taken)
             await sampler.open(credits=0, pacing=pacing)
-            self._connection.up(Stream.SAMPLE)
-            await self._queue.asked.wait()
+            self.connection.up(Stream.SAMPLE)
+            await self.queue.asked.wait()
             async with asyncio.TaskGroup() as tasks:
                 granting = tasks.create_task(self._grant(sampler, taken))
                 with suppress(Halted):
                     while True:
                         batch = await sampler.next()
-                        self._queue.put(batch.rows, batch.buffer_size)
+                        self.queue.put(batch.rows, batch.buffer_size)
                 granting.cancel()
         finally:
             sampler.cancel()
 
     async def _grant(self, sampler: Sampler, told: int) -> None:
-        queue = self._queue
+        queue = self.queue
         granted = queue.delivered
         while True:
             due = queue.due(granted)
             if due >= queue.portion:
                 taken = queue.taken
-                await sampler.grant(due, used=taken - told if self._pacing else 0)
+                await sampler.grant(due, used=taken - told if self.pacing else 0)
                 told = taken
                 granted += due
             queue.moved.clear()

@@ -22,7 +22,7 @@ from dase_grpc.process.tasks import unless
 from dase_grpc.progress import Progress, several
 from dase_grpc.replay.buffer.policies import Policy
 from dase_grpc.replay.client.admission import Joined, join_all, leases
-from dase_grpc.replay.client.cluster import Lines, lines_to
+from dase_grpc.replay.client.cluster import Lines
 from dase_grpc.replay.client.compute import LearnerStreams
 from dase_grpc.replay.client.connection import Shards
 from dase_grpc.replay.client.handoff import USUAL, Times
@@ -301,13 +301,11 @@ class Session:
             self._loop.call_soon_threadsafe(call, *arguments)
 
     def _give_up(self) -> None:
-        """Ends the session's thread without draining."""
         self._on_loop(self._given_up.set)
         self._thread.join()
         self._ended.exception()
 
     def _leave(self, error: BaseException | None) -> None:
-        """Lets the streams drain; on the session's thread."""
         if self._left is None or self._left.done():
             return
         if isinstance(error, Exception):
@@ -328,7 +326,7 @@ class Session:
 
     async def _work(self) -> None:
         self._left = asyncio.get_running_loop().create_future()
-        async with lines_to(self._place, self._wanted.credentials) as lines:
+        async with Lines(self._place, self._wanted.credentials) as lines:
             joined = await join_all(lines, self._wanted, self.schema)
             async with leases(joined.targets) as farewell:
                 streams = self._opened(joined, lines)

@@ -21,7 +21,7 @@ LOOK_S: Final = 0.25
 
 
 class ShardedFetcher:
-    """A BatchFetcher (sample.py) over one Sample stream for each shard.
+    """Fills a BatchQueue over one Sample stream for each shard.
 
     How many of a batch's rows come from each shard is drawn from a multinomial over how many transitions
     each was last heard to hold, which is as old as its latest heartbeat or batch. A shard draws its rows
@@ -55,11 +55,11 @@ class ShardedFetcher:
 
     @property
     def waiting(self) -> str | None:
-        """See BatchFetcher."""
+        """See OneFetcher."""
         return self._waiting
 
     async def run(self) -> None:
-        """See BatchFetcher."""
+        """See OneFetcher."""
         with first_cause():
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._keep_drawing())
@@ -132,8 +132,6 @@ class ShardedFetcher:
 
 
 class _Filling:
-    """A batch that is being put together."""
-
     def __init__(self, shape: tuple[int, int]) -> None:
         self._shape = shape
         self._rows: Array | None = None

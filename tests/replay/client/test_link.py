@@ -395,10 +395,7 @@ async def test_a_lost_lease_reaches_the_callers_of_both_streams(service):
 async def test_a_draining_replay_reaches_the_callers_of_both_streams():
     async with replay_node() as replay, joined(replay.address) as target:
         link = link_to(target)
-        streams = [
-            asyncio.ensure_future(link.insert_rows()),
-            asyncio.ensure_future(link.fetch_batches()),
-        ]
+        streams = [asyncio.ensure_future(link.insert_rows()), asyncio.ensure_future(link.fetch_batches())]
         await store_all(link, rows_of(1, 3))
         await on_thread(link.next)
         await replay.end()

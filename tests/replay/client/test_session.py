@@ -28,7 +28,7 @@ from dase_grpc.nodes.replay import boot_id
 from dase_grpc.replay.buffer.directory import DataDirectory
 from dase_grpc.replay.buffer.durable import DurableStore
 from dase_grpc.replay.buffer.sharding import Shard
-from dase_grpc.replay.client.cluster import lines_to
+from dase_grpc.replay.client.cluster import Lines
 from dase_grpc.replay.client.handoff import Times
 from dase_grpc.replay.client.policies import PolicyPublisher
 from dase_grpc.replay.client.session import Session
@@ -317,14 +317,14 @@ async def test_calls_after_the_streams_have_ended_raise_what_has_ended_them_alth
 
     @asynccontextmanager
     async def lines(*arguments):
-        async with lines_to(*arguments) as opened:
+        async with Lines(*arguments) as opened:
             try:
                 yield opened
             finally:
                 ended.set()
                 await asyncio.to_thread(goes_on.wait, PATIENCE_S)
 
-    monkeypatch.setattr("dase_grpc.replay.client.session.lines_to", lines)
+    monkeypatch.setattr("dase_grpc.replay.client.session.Lines", lines)
     joined = list[Membership]()
 
     def program():
