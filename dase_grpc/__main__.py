@@ -56,24 +56,24 @@ def _main() -> None:
     try:
         Path.cwd()
     except FileNotFoundError:
-        sys.stderr.write("error: the current folder does not exist any more; change into one that does\n")
-        sys.exit(2)
-    too_few_files = ends.too_few_files()
-    if too_few_files is not None:
-        sys.stderr.write(f"error: {too_few_files}\n")
-        sys.exit(2)
+        _end("the current folder does not exist any more; change into one that does", code=2)
+    if (too_few_files := ends.too_few_files()) is not None:
+        _end(too_few_files, code=2)
     from dase_grpc.cli.main import main
 
     try:
         main()
     except OSError as error:  # a refused file of ours is a DaseError
         if error.errno in (errno.EMFILE, errno.ENFILE):
-            sys.stderr.write(f"error: {error.strerror}; {ends.MORE_FILES}\n")
-            sys.exit(1)
+            _end(f"{error.strerror}; {ends.MORE_FILES}", code=1)
         if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
             raise
-        sys.stderr.write(f"error: the disk refuses: {error.strerror}; free space\n")
-        sys.exit(1)
+        _end(f"the disk refuses: {error.strerror}; free space", code=1)
+
+
+def _end(sentence: str, *, code: int) -> NoReturn:
+    sys.stderr.write(f"error: {sentence}\n")
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -39,8 +39,7 @@ class TransitionSchema:
         action_low, action_high: (n,) bounds in the environment's units; rows hold actions in [-1, 1].
 
     Raises:
-        MalformedError: a size below 1, bounds of another length than n, bounds that are not finite
-            or not increasing, or a row wider than `MAX_ROW_BYTES`; the message names the dimension.
+        MalformedError: a size below 1, bounds that are not n, finite and increasing, or too wide a row.
     """
 
     environment: str
@@ -168,8 +167,7 @@ class TransitionSchema:
         """Checks that `other`, what a client states, is this schema.
 
         Raises:
-            SchemaMismatchError: naming the first field (of bounds, the first component) that
-                differs and both values.
+            SchemaMismatchError: naming what differs first, and both values.
         """
         for field in self.__dataclass_fields__:
             name, ours, theirs = field, getattr(self, field), getattr(other, field)

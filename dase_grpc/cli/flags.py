@@ -82,46 +82,33 @@ def whole(flag: str, text: str, *, panel: str | None = None) -> Any:
     return option(flag, text, panel=panel, parser=read, metavar="INTEGER")
 
 
-_PANEL: Final = "Settings"
+def _setting(kind: Any, flag: str, text: str, **more: Any) -> Any:
+    make = whole if kind is int else option
+    return Annotated[kind | None, make(flag, text, panel="Settings", **more)]
+
+
 SETTINGS: Final[Mapping[str, Any]] = {
-    "env": Annotated[
-        str | None, option("--env", "Gymnasium id, package:Name-v0 or module:Class.", panel=_PANEL)
-    ],
-    "agents": Annotated[int | None, whole("--agents", "K, the agents that share the buffer.", panel=_PANEL)],
-    "actors": Annotated[
-        int | None, whole("--actors", "Processes that explore for each learner.", panel=_PANEL)
-    ],
-    "steps": Annotated[int | None, whole("--steps", "Environment steps of each agent.", panel=_PANEL)],
-    "seed": Annotated[int | None, whole("--seed", "The run's one seed.", panel=_PANEL)],
+    "env": _setting(str, "--env", "Gymnasium id, package:Name-v0 or module:Class."),
+    "agents": _setting(int, "--agents", "K, the agents that share the buffer."),
+    "actors": _setting(int, "--actors", "Processes that explore for each learner."),
+    "steps": _setting(int, "--steps", "Environment steps of each agent."),
+    "seed": _setting(int, "--seed", "The run's one seed."),
     "explore": Annotated[
         str | None,
         option("--explore", "Do learners explore, or their actors?", metavar="true|false", callback=_truth),
     ],
-    "algo": Annotated[
-        str | None,
-        option(
-            "--algo",
-            "td3, ddpg or sac (deterministic actor, no entropy term), with the paper's settings; several, as "
-            "td3,sac, for a mixed ensemble.",
-            panel=_PANEL,
-        ),
-    ],
-    "method": Annotated[
-        str | None,
-        option(
-            "--method",
-            "single (one agent), dase (shared experience, the default) or dpd (a pair).",
-            panel=_PANEL,
-        ),
-    ],
-    "preset": Annotated[
-        str | None, option("--preset", "quickstart, paper/ALGO or paper/ALGO/ENV.", panel=_PANEL)
-    ],
-    "config": Annotated[Path | None, option("--config", "A TOML file, e.g. a run.toml.", panel=_PANEL)],
-    "assignments": Annotated[
-        list[str] | None,
-        option("--set", "Any setting; may be repeated.", panel=_PANEL, metavar="SECTION.KEY=VALUE"),
-    ],
+    "algo": _setting(
+        str,
+        "--algo",
+        "td3, ddpg or sac (deterministic actor, no entropy term), with the paper's settings; several, as "
+        "td3,sac, for a mixed ensemble.",
+    ),
+    "method": _setting(
+        str, "--method", "single (one agent), dase (shared experience, the default) or dpd (a pair)."
+    ),
+    "preset": _setting(str, "--preset", "quickstart, paper/ALGO or paper/ALGO/ENV."),
+    "config": _setting(Path, "--config", "A TOML file, e.g. a run.toml."),
+    "assignments": _setting(list[str], "--set", "Any setting; may be repeated.", metavar="SECTION.KEY=VALUE"),
 }
 """The flags of a run's settings, by the parameters of commands."""
 

@@ -3,7 +3,7 @@
 Source of `paper/*`: Saglam et al. 2022, arXiv 2207.13453, hyper-parameter tables.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -173,13 +173,7 @@ def layered(
 
 
 def _ensemble(algorithms: Sequence[str], env_id: str | None, agents: Any) -> dict[str, Any]:
-    """Agents that use these algorithms in turn, each with the paper's settings for the environment.
-
-    There are as many as `agents`, or else one of each algorithm.
-
-    Raises:
-        ConfigError: there are fewer agents than algorithms.
-    """
+    """As many `agents` that use these algorithms in turn, or else one of each, with the paper's settings."""
     given = whole_number(str(agents))
     count = given if isinstance(given, int) and 0 < given <= MAX_AGENTS else len(algorithms)
     if count < len(algorithms):
@@ -193,29 +187,21 @@ def _ensemble(algorithms: Sequence[str], env_id: str | None, agents: Any) -> dic
     return {"agent": members[0], "train": train, "members": members}
 
 
-def _for_members(layers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Layers in which what is said of `agent`, once there are `members`, is said of each of these.
-
-    What one algorithm alone reads is said of the members that use it.
-
-    Raises:
-        ConfigError: a layer changes the algorithm of all members, or contradicts its own.
-    """
-    found: list[Mapping[str, Any]] = []
+def _for_members(layers: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Layers in which what is said of `agent`, once there are `members`, is said of each that reads it."""
     members: Sequence[Mapping[str, Any]] = ()
     for layer in layers:
-        if listed := listed_members(layer):
+        said, listed = layer.get("agent"), listed_members(layer)
+        if listed and said not in (None, listed[0]):
+            raise ConfigError(MEMBERS_DIFFER)
+        if listed:
             members = listed
-            if layer.get("agent", members[0]) != members[0]:
-                raise ConfigError(MEMBERS_DIFFER)
-            found.append({key: value for key, value in layer.items() if key != "agent"})
-        elif members and isinstance(layer.get("agent"), Mapping):
-            members = [_said_of(member, members, layer["agent"]) for member in members]
-            rest = {key: value for key, value in layer.items() if key != "agent"}
-            found.append({**rest, "members": members})
+        elif members and isinstance(said, Mapping):
+            members = [_said_of(member, members, said) for member in members]
         else:
-            found.append(layer)
-    return found
+            yield layer
+            continue
+        yield {key: value for key, value in layer.items() if key != "agent"} | {"members": members}
 
 
 def _said_of(
@@ -234,11 +220,7 @@ def _said_of(
 
 
 def _algorithms(flag: str | None, preset_name: str | None, method: str | None) -> list[str]:
-    """The algorithms that `--algo` names.
-
-    Raises:
-        ConfigError: there is none of this name, a preset is named too, or the method has fewer agents.
-    """
+    """The algorithms that `--algo` names, which a preset does as well and a method may limit in number."""
     if flag is None:
         return []
     names = [name.strip() for name in flag.split(",")]
@@ -262,11 +244,7 @@ def _algorithms(flag: str | None, preset_name: str | None, method: str | None) -
 
 
 def _of_method(method: str, agents: Any) -> dict[str, Any]:
-    """The settings of `train` that a method is.
-
-    Raises:
-        ConfigError: there is no such method, or it trains another number of agents.
-    """
+    """The settings of `train` that a method is, where so many agents are asked for."""
     if method == "single":
         if agents not in (None, 1):
             raise ConfigError(
@@ -279,7 +257,7 @@ def _of_method(method: str, agents: Any) -> dict[str, Any]:
             raise ConfigError("--method dase shares experience between agents; give at least --agents 2")
         return {"method": "dase"}
     if method == "dpd":
-        return {"method": "dpd", **({} if agents is not None else {"agents": 2})}
+        return {"method": "dpd"} if agents is not None else {"method": "dpd", "agents": 2}
     raise ConfigError(f"--method {method!r} is none of single, dase and dpd")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from dase_grpc.config.algorithms import AgentConfig, DpdConfig, DpsConfig
 from dase_grpc.config.sections import (
@@ -99,7 +99,7 @@ class RunConfig(Section):
 
     @property
     def algorithms(self) -> tuple[str, ...]:
-        """The algorithms of the agents, each once, in the order of the agents that use them first."""
+        """Each once, in the order of the agents that use them first."""
         return tuple(dict.fromkeys(each.algorithm for each in self.distinct_agents))
 
     @property
@@ -141,33 +141,34 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _distils_in_a_pair(self) -> Self:
-        if self.train.method != "dpd":
-            if self.dpd != DpdConfig():
-                raise ValueError(
-                    f"the settings of dpd are read with train.method = dpd only, and it is "
-                    f"{self.train.method}; leave them out or choose dpd"
-                )
-            return self
-        if self.train.agents != 2:
+        if self.train.method != "dpd" and self.dpd != DpdConfig():
             raise ValueError(
-                f"train.method = dpd trains a pair, and train.agents = {self.train.agents}; set it to 2"
+                f"the settings of dpd are read with train.method = dpd only, and it is "
+                f"{self.train.method}; leave them out or choose dpd"
             )
+        if self.train.method == "dpd" and (problem := self._why_no_pair()):
+            raise ValueError(problem)
+        return self
+
+    def _why_no_pair(self) -> str | None:
+        if self.train.agents != 2:
+            return f"train.method = dpd trains a pair, and train.agents = {self.train.agents}; set it to 2"
         if self.dps != DpsConfig():
-            raise ValueError(
+            return (
                 "train.method = dpd weighs no transitions of others, so the settings of dps mean nothing; "
                 "leave them out"
             )
         if self.eval.by == "evaluator":
-            raise ValueError(
+            return (
                 "eval.by = evaluator is not for train.method = dpd, whose policies are published every "
                 "dpd.publish_every updates and not at the steps of evaluations; leave it out"
             )
         if len(discounts := {each.gamma for each in self.members}) > 1:
-            raise ValueError(
+            return (
                 f"train.method = dpd compares the agents' values, so gamma has to be the same for both, and "
                 f"it is {' and '.join(f'{each:g}' for each in sorted(discounts))}"
             )
-        return self
+        return None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -181,8 +182,7 @@ class RunConfig(Section):
                 f"(agent.start_steps = {self.agent.start_steps}), so no update would ever come; "
                 f"set replay.min_size to at most {first}"
             )
-        last_port = self.metrics.port + self.train.agents
-        if self.metrics.port and last_port > 65_535:
+        if self.metrics.port and self.metrics.port + self.train.agents > 65_535:
             raise ValueError(
                 f"metrics.port = {self.metrics.port} leaves no port for agent {self.train.agents - 1}"
             )
@@ -283,13 +283,13 @@ def _merge(target: dict[str, Any], layer: Mapping[str, Any]) -> None:
         _merge(target[key], value)
 
 
-def sections() -> dict[str, type[BaseModel]]:
+def sections() -> dict[str, type[Section]]:
     """The sections of the configuration by name; `members`, a list of agents' sections, is none."""
-    annotations = ((name, field.annotation) for name, field in RunConfig.model_fields.items())
+    annotations = {name: field.annotation for name, field in RunConfig.model_fields.items()}
     return {
-        name: section
-        for name, section in annotations
-        if isinstance(section, type) and issubclass(section, BaseModel)
+        name: kind
+        for name, kind in annotations.items()
+        if isinstance(kind, type) and issubclass(kind, Section)
     }
 
 
@@ -337,13 +337,10 @@ def nearest_setting(key: str, known: Sequence[str]) -> str | None:
     """The one of `known`, all `section.key`, that `key`, with or without a section, may stand for."""
     section, _, name = key.rpartition(".")
 
-    def likeness(candidate: str) -> tuple[float, float]:
+    def likeness(candidate: str) -> tuple[float, ...]:
         its_section, _, its_name = candidate.partition(".")
-        return _likeness(name, its_name), _likeness(section, its_section)
+        pairs = ((name, its_name), (section, its_section))
+        return tuple(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
 
     likely = max(known, key=likeness, default=None)
     return likely if likely is not None and likeness(likely)[0] >= _ALIKE else None
-
-
-def _likeness(left: str, right: str) -> float:
-    return difflib.SequenceMatcher(None, left, right).ratio()

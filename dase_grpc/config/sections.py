@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from dase_grpc.config.texts import INTEGER_LIMIT, is_utf8, leaves, transitions
+from dase_grpc.config.texts import INTEGER_LIMIT, leaves, transitions
 from dase_grpc.pace import deadlock
 
 Method = Literal["dase", "dpd"]
@@ -125,7 +125,7 @@ class TrainConfig(Section):
         return {**values, "method": "dase", "agents": 1}
 
     @model_validator(mode="after")
-    def _can_have_its_updates_so(self) -> Self:
+    def _can_explore_and_update_so(self) -> Self:
         if self.cuda_graph and self.method == "dpd":
             raise ValueError(
                 "cuda_graph = true records updates of train.method = dase only, for those of dpd depend on "
@@ -136,10 +136,6 @@ class TrainConfig(Section):
                 "overlap = true is read with train.explore = true only, for an agent's actors follow "
                 "policies as they are published; leave train.overlap out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _sets_no_pace_in_vain(self) -> Self:
         for key in ("actors", "updates_per_step", "step_error_buffer"):
             value, default = getattr(self, key), TrainConfig.model_fields[key].default
             if self.explore and value != default:
@@ -193,7 +189,7 @@ class EnvConfig(Section):
         for leaf in leaves(value):
             if isinstance(leaf, float) and math.isnan(leaf):
                 raise ValueError("NaN equals nothing, not even itself; give a number")
-            if isinstance(leaf, str) and not is_utf8(leaf):
+            if isinstance(leaf, str) and leaf.encode(errors="ignore").decode() != leaf:
                 raise ValueError(f"{leaf!r} cannot be written as UTF-8; give another text")
         return value
 

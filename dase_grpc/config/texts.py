@@ -27,8 +27,7 @@ def toml_file(path: Path) -> dict[str, Any]:
     """The tables of a TOML file, whatever its line ends, with or without a byte order mark.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: as `toml_tables`, or it is no UTF-8.
+        OSError, ValueError: it cannot be read, is no UTF-8, or as `toml_tables`.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -80,15 +79,6 @@ def leaves(value: Any) -> Iterable[Any]:
             yield from leaves(each)
     else:
         yield value
-
-
-def is_utf8(text: str) -> bool:
-    """Whether a text can be written; one that came from bytes of another encoding cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def transitions(capacity: int | str, *, row_bytes: int) -> int:

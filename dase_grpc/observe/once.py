@@ -48,7 +48,7 @@ def status_here(target: Target, console: Console, *, as_json: bool = False, chec
     """Prints how a cluster is; returns the exit code, with `check` not 0 where something is wrong.
 
     Raises:
-        RefusalError: no replay answers, or they refuse; in one sentence.
+        RefusalError: no replay answers, or they refuse.
     """
     return tell(asyncio.run(look_twice(target)), console, as_json=as_json, check=check)
 

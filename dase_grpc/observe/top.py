@@ -61,8 +61,7 @@ def top_here(target: Target, console: Console) -> None:
     """Shows a cluster until q, Ctrl-C or SIGTERM; Ctrl-Z gives the terminal back meanwhile.
 
     Raises:
-        UsageError: there is no terminal to draw on.
-        RefusalError: at first the replay refuses; in one sentence. Where it is only away, it is waited for.
+        UsageError, RefusalError: there is no terminal, or the replay refuses; one that is away is waited for.
     """
     if not console.is_terminal or console.is_dumb_terminal:
         raise UsageError(
@@ -148,8 +147,7 @@ def suspendable(
 ) -> Iterator[None]:
     """Holds what `taking` takes while the block runs, but not while SIGTSTP has stopped the process.
 
-    Where that signal is ignored it stays so. In a process group that nobody could continue the kernel
-    drops it, and the terminal is taken again at once.
+    Where that signal is ignored, or the kernel drops it as nobody could continue, the process goes on.
     """
     with ExitStack() as held:
         held.enter_context(taking())

@@ -1,12 +1,11 @@
 """The view of a cluster at one moment, out of its replays' Status: how fast it is, and what is wrong."""
 
 import asyncio
-import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Final, Self
@@ -122,7 +121,7 @@ class ClusterView:
 
 
 def view_of(status: cluster_pb2.StatusResponse) -> ClusterView:
-    """What one replay says; numbers that are not finite are not known."""
+    """What one replay says."""
     return ClusterView(
         run_id=status.run_id,
         environment=status.environment,
@@ -191,7 +190,7 @@ def _agent(status: cluster_pb2.AgentStatus) -> AgentView:
         silent_s=known(status.seconds_since_heartbeat) or 0.0,
         reason=status.reason,
         policy_version=status.policy_version if status.HasField("policy_version") else None,
-        progress=_finite(progress_from_proto(status.progress)),
+        progress=progress_from_proto(status.progress),
     )
 
 
@@ -205,18 +204,6 @@ def _node(status: cluster_pb2.NodeStatus) -> NodeView:
     )
 
 
-def _finite(progress: Progress) -> Progress:
-    return replace(
-        progress,
-        updates_per_second=known(progress.updates_per_second) or 0.0,
-        episode_return=known(progress.episode_return),
-        first_evaluation_return=known(progress.first_evaluation_return),
-        evaluation_return=known(progress.evaluation_return),
-        similarity={source: value for source, value in progress.similarity.items() if math.isfinite(value)},
-        similarity_weight=known(progress.similarity_weight),
-    )
-
-
 @dataclass(frozen=True)
 class Target:
     """The replay or its shards, with what credentials, and how long each is given to answer."""
@@ -227,11 +214,7 @@ class Target:
 
     @classmethod
     def parse(cls, *, replay: str, tls: Path | None, token_file: Path | None, timeout_s: float) -> Self:
-        """Reads the texts of a command line.
-
-        Raises:
-            AddressError, CredentialsError: in one sentence.
-        """
+        """Reads the texts of a command line; raises an AddressError or CredentialsError."""
         credentials = Credentials(tls, token_file)
         credentials.require_usable()
         return cls(ReplayPlace.parse(replay), credentials, timeout_s)
@@ -292,9 +275,7 @@ class Observer:
         """A look at which at least one replay answered.
 
         Raises:
-            UnauthenticatedError: the two sides' credentials do not fit.
-            UnreachableError: no replay answers.
-            RefusalError: they refuse otherwise.
+            RefusalError: none does, and why: above all UnauthenticatedError and UnreachableError.
         """
         look = await self.look()
         if look.cluster is not None:
@@ -305,11 +286,7 @@ class Observer:
         raise why
 
     async def explain_silence(self) -> None:
-        """Asks a replay that did not answer whether it is for the credentials, then the operating system.
-
-        Raises:
-            UnauthenticatedError, UnreachableError: it is, or that knows; in one sentence.
-        """
+        """Raises what keeps a replay from answering: the credentials, or what the operating system knows."""
         for address in self._replays:
             await require_let_in(address, self._credentials)
         for address in self._replays:
@@ -328,11 +305,10 @@ class Observer:
 
 @asynccontextmanager
 async def observing(target: Target) -> AsyncIterator[Observer]:
-    """An observer of a cluster; it connects when it looks.
+    """An observer of a cluster, which connects when it looks.
 
     Raises:
-        CredentialsError: the credentials cannot be used.
-        UnreachableError: a name resolves to no address.
+        CredentialsError, UnreachableError: credentials are no use, or a name resolves to no address.
     """
     async with AsyncExitStack() as channels:
         clients = {}

@@ -7,7 +7,7 @@ import pytest
 from contracts.sentences import assert_one_sentence
 
 from dase_grpc.config.resolve import read_toml
-from dase_grpc.config.texts import is_utf8, json_value, leaves, toml_file, toml_tables
+from dase_grpc.config.texts import json_value, leaves, toml_file, toml_tables
 from dase_grpc.launch.experiments.file import read_experiment
 
 DEEP = 100_000
@@ -45,11 +45,6 @@ def test_json_is_read_or_refused(text: str) -> None:
 
 def test_leaves_are_keys_and_values_however_deep() -> None:
     assert list(leaves({"a": [1, {"b": (2.5, "c")}], "d": {}})) == ["a", 1, "b", 2.5, "c", "d"]
-
-
-def test_bytes_of_another_encoding_are_no_utf8() -> None:
-    assert is_utf8("λ")
-    assert not is_utf8(b"\xff".decode(errors="surrogateescape"))
 
 
 @pytest.mark.parametrize("read", [toml_file, read_toml, read_experiment])

@@ -60,14 +60,14 @@ def schema_from_proto(message: replay_pb2.Schema) -> TransitionSchema:
 
 def progress_to_proto(progress: Progress) -> cluster_pb2.Progress:
     """The message that carries a learner's progress; numbers that are not finite are left out."""
-    similarity = {agent: value for agent, value in progress.similarity.items() if math.isfinite(value)}
-    return cluster_pb2.Progress(**_finite(vars(progress)) | {"similarity": similarity})
+    return cluster_pb2.Progress(**_finite(vars(progress)) | {"similarity": _finite(progress.similarity)})
 
 
 def progress_from_proto(message: cluster_pb2.Progress) -> Progress:
-    """The progress that a message carries."""
-    similarity = {agent: value for agent, value in message.similarity.items() if agent <= MAX_AGENT_ID}
-    return Progress(**_stated(message) | {"similarity": similarity, "state": shown(message.state)})
+    """The progress that a message carries; numbers that are not finite are left out."""
+    known_agents = {agent: value for agent, value in message.similarity.items() if agent <= MAX_AGENT_ID}
+    told = {"similarity": _finite(known_agents), "state": shown(message.state)}
+    return Progress(**_finite(_stated(message)) | told)
 
 
 def attendance_to_proto(attendance: Attendance) -> cluster_pb2.Attendance:
@@ -85,7 +85,7 @@ def _stated(message: cluster_pb2.Progress | cluster_pb2.Attendance) -> dict[str,
     return {field.name: value for field, value in message.ListFields()}
 
 
-def _finite(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _finite(fields: Mapping[Any, Any]) -> dict[Any, Any]:
     return {
         name: value for name, value in fields.items() if not isinstance(value, float) or math.isfinite(value)
     }
