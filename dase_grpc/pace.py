@@ -66,9 +66,9 @@ def deadlock(updates_per_step: float, step_error_buffer: int) -> str | None:
 
 
 class StepLimiter:
-    """Says how many transitions may be stored, and whether a batch may be sent, for one agent.
+    """Counts for one agent how many transitions may be stored, and what a batch still lacks to be sent.
 
-    Plain counting, which nothing blocks. `collected` are the transitions of the agent that were stored ever.
+    `collected` are the transitions of the agent that were stored ever.
 
     Attributes:
         used: batches that updates have taken.
@@ -89,17 +89,8 @@ class StepLimiter:
         most = pace.first_steps - 1 + math.floor(self.used / self._ratio) + pace.step_error_buffer
         return max(0, most - self._counted(collected))
 
-    def allowed(self, collected: int) -> int:
-        """How many updates these environment steps are enough for."""
-        steps = self._counted(collected) - (self.pace.first_steps - 1)
-        return max(0, math.floor(self._ratio * steps))
-
-    def may_draw(self, collected: int) -> bool:
-        """Whether one more batch may be drawn: if all that are drawn get used, updates are not ahead."""
-        return not self.missing(collected)
-
     def missing(self, collected: int) -> int:
-        """How many more environment steps the next batch takes."""
+        """How many more environment steps the next batch takes, so that updates are never ahead."""
         enough = self.pace.first_steps - 1 + math.ceil((self.drawn + 1) / self._ratio)
         return max(0, enough - self._counted(collected))
 

@@ -46,25 +46,11 @@ def test_the_names_that_examples_and_outside_checks_use_are_there():
     assert TransitionSchema.__module__ == "dase_grpc.schema"
     assert RingBuffer
     weights = inspect.signature(measure.similarity_weights).parameters
-    assert list(weights) == [
-        "actions",
-        "policy_actions",
-        "agent_ids",
-        "own_id",
-        "reference_variance",
-        "divergence",
-        "scope",
-        "floor",
-        "shrinkage",
-        "debias",
-        "normalise",
-    ]
+    required = ["actions", "policy_actions", "agent_ids", "own_id"]
+    settings = ["reference_variance", "divergence", "scope", "floor", "shrinkage", "debias", "normalise"]
+    assert list(weights) == required + settings
     defaults = {name: weights[name].default for name in ("reference_variance", "divergence", "scope")}
     assert defaults == {"reference_variance": 0.1, "divergence": "jeffreys", "scope": "pooled"}
     assert all(weights[name].kind is inspect.Parameter.KEYWORD_ONLY for name in defaults)
-    assert list(inspect.signature(measure.divergence).parameters) == [
-        "mean",
-        "cov",
-        "reference_variance",
-        "kind",
-    ]
+    asked = list(inspect.signature(measure.divergence).parameters)
+    assert asked == ["mean", "cov", "reference_variance", "kind"]

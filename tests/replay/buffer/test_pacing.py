@@ -28,7 +28,7 @@ def paces(draw):
 
 def test_no_update_comes_before_the_first_steps_and_one_after_each_from_then_on():
     limiter = StepLimiter(Pace(1.0, 10, first_steps=5))
-    assert [limiter.allowed(steps) for steps in range(8)] == [0, 0, 0, 0, 0, 1, 2, 3]
+    assert [limiter.missing(steps) for steps in range(7)] == [5, 4, 3, 2, 1, 0, 0]
 
 
 def test_before_the_first_update_the_actors_may_be_as_far_ahead_as_later():
@@ -48,9 +48,7 @@ def test_a_batch_that_was_only_drawn_makes_no_room_for_steps_and_one_that_was_us
 
 def test_batches_on_their_way_are_counted_so_that_updates_are_never_ahead():
     limiter = StepLimiter(Pace(1.0, 5, first_steps=1), used=3, held=2)
-    assert not limiter.may_draw(5)
-    assert limiter.may_draw(6)
-    assert limiter.missing(5) == 1
+    assert [limiter.missing(steps) for steps in (5, 6)] == [1, 0]
 
 
 @pytest.mark.parametrize("batches", [-1, 1])
@@ -91,7 +89,7 @@ def test_in_every_order_steps_and_updates_keep_within_the_error_buffer_and_one_o
     for wish in wishes:
         if wish == "insert":
             collected += min(chunk, limiter.room(collected))
-        elif wish == "draw" and limiter.may_draw(collected):
+        elif wish == "draw" and not limiter.missing(collected):
             limiter.draw()
         elif wish == "use" and limiter.drawn > limiter.used:
             limiter.charge(1)
@@ -100,7 +98,7 @@ def test_in_every_order_steps_and_updates_keep_within_the_error_buffer_and_one_o
         assert ahead <= pace.step_error_buffer
         assert limiter.used == 0 or ahead >= 0
         idle = limiter.drawn == limiter.used  # a learner that has used all it was sent
-        assert not idle or limiter.room(collected) or limiter.may_draw(collected)
+        assert not idle or limiter.room(collected) or not limiter.missing(collected)
 
 
 @given(paces(), st.integers(1, 20))
@@ -109,7 +107,7 @@ def test_a_run_of_accepted_settings_comes_to_its_end_with_exactly_the_updates_of
     while limiter.used < pace.ratio * (target - pace.first_steps + 1):
         stored = min(chunk, limiter.room(collected))
         collected += stored
-        while limiter.may_draw(collected):
+        while not limiter.missing(collected):
             limiter.draw()
         assert stored or limiter.drawn > limiter.used  # else nothing would ever move again
         limiter.charge(limiter.drawn - limiter.used)
