@@ -17,14 +17,12 @@ LONGEST_PAUSE_S: Final = 2.0
 class Pace:
     """How many updates an agent makes for each environment step that its actors collect.
 
+    Numbers that make no sense, or by which steps and updates could wait for each other, are a MalformedError.
+
     Attributes:
-        updates_per_step: what is kept.
         step_error_buffer: how many environment steps the actors may be ahead of the updates.
         first_steps: how many are collected before the first update; it follows the last of these.
         collected_before: transitions of the agent that do not count, for they were there before.
-
-    Raises:
-        MalformedError: the numbers make no sense, or steps and updates could wait for each other.
     """
 
     updates_per_step: float
@@ -99,11 +97,7 @@ class StepLimiter:
         self.drawn += 1
 
     def charge(self, batches: int) -> None:
-        """Notes that updates have taken batches.
-
-        Raises:
-            MalformedError: more than were sent.
-        """
+        """Notes that updates have taken batches; more than were sent are a MalformedError."""
         if not 0 <= batches <= self.drawn - self.used:
             raise MalformedError(
                 f"updates cannot have taken {batches} batches of the {self.drawn - self.used} that were sent"
@@ -119,7 +113,6 @@ class Schedule:
     """When a learner without steps of its own updates.
 
     Attributes:
-        ratio: updates per environment step.
         first_steps: collected before the first update, which follows the last of them.
         total: environment steps of the run.
         marks: at multiples of these many steps something is due, so none is passed over before updates.

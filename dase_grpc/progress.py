@@ -88,12 +88,8 @@ def ago(seconds: float) -> str:
 class Attendance:
     """A node's latest numbers; None where one is not known.
 
-    Attributes:
-        envs: environments it steps.
-        env_steps: environment steps so far.
-        policy_version: of the policy it acts by, or has evaluated last.
-        policy_lag_updates: how many updates the learner is ahead of that.
-        state: one of "starting", "exploring", "evaluating", "waiting: <for what>".
+    policy_version is of the policy it acts by, or has evaluated last, policy_lag_updates how many updates the
+    learner is ahead of that. state is one of "starting", "exploring", "evaluating", "waiting: <for what>".
     """
 
     envs: int = 0
@@ -106,12 +102,9 @@ class Attendance:
 
 @dataclass(frozen=True)
 class Attendant:
-    """A node that holds no lease.
+    """A node that holds no lease: an "actor" of one agent, or an "evaluator" of one or of all (None).
 
-    Attributes:
-        node_id: random, the same for as long as the node lives.
-        role: "actor" or "evaluator".
-        agent_id: whose policy an actor acts by; an evaluator without one evaluates all.
+    node_id is random, the same for as long as the node lives.
     """
 
     node_id: str
@@ -126,11 +119,7 @@ class Attendant:
 
 
 def is_newer(version: int, published: int | None) -> bool:
-    """Whether a policy's version is to be published after `published`, which is None at first.
-
-    Raises:
-        ValueError: it is lower.
-    """
+    """Whether a version comes after `published`, which is None at first; a lower one is a ValueError."""
     if published is not None and version < published:
         raise ValueError(f"policy {version} cannot be published after policy {published}")
     return published is None or version > published

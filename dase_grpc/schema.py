@@ -140,11 +140,7 @@ class TransitionSchema:
         return np.empty((count, self.width), np.float32)
 
     def from_bytes(self, data: bytes | memoryview) -> Array:
-        """Views bytes as (N, width) rows, read-only where the bytes are.
-
-        Raises:
-            MalformedError: the length is not a multiple of the row's.
-        """
+        """Views bytes as (N, width) rows, read-only where they are; a part of a row is a MalformedError."""
         if len(data) % self.row_bytes:
             raise MalformedError(
                 f"{len(data)} bytes are not a whole number of {self.row_bytes}-byte transitions"
@@ -164,11 +160,7 @@ class TransitionSchema:
         return np.full(self.float_width, 2.0**-20, np.float32)
 
     def require_equal(self, other: "TransitionSchema") -> None:
-        """Checks that `other`, what a client states, is this schema.
-
-        Raises:
-            SchemaMismatchError: naming what differs first, and both values.
-        """
+        """Where `other`, what a client states, differs, the first difference is a SchemaMismatchError."""
         for field in self.__dataclass_fields__:
             name, ours, theirs = field, getattr(self, field), getattr(other, field)
             if ours == theirs:

@@ -52,8 +52,7 @@ def generator_state(rng: np.random.Generator) -> dict[str, Any]:
 def restore_generator(rng: np.random.Generator, state: Mapping[str, Any]) -> None:
     """Sets a generator to where `generator_state` found one of the same kind.
 
-    Raises:
-        KeyError, TypeError, ValueError: the state is no such state.
+    A state that is none is a KeyError, TypeError or ValueError.
     """
     words = {key: int(value) for key, value in state["state"].items()}
     rng.bit_generator.state = {**state, "state": words}

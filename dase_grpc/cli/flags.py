@@ -191,11 +191,7 @@ def configured(*more: str) -> Callable[[Callable[..., None]], Callable[..., None
 
 
 def settings(given: Mapping[str, Any]) -> RunConfig:
-    """The paper's settings for what is named, else the quick start's, then what was given.
-
-    Raises:
-        ConfigError: they cannot be used.
-    """
+    """The paper's settings for what is named, else the quick start's, then what was given."""
     from dase_grpc.config.presets import layered
 
     explore, actors = given.get("explore"), given.get("actors")

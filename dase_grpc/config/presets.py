@@ -106,11 +106,7 @@ PRESETS: Final[Mapping[str, dict[str, Any]]] = {
 
 
 def preset(name: str) -> dict[str, Any]:
-    """The settings of a named preset.
-
-    Raises:
-        ConfigError: no preset has this name.
-    """
+    """The settings of a named preset; another name is a ConfigError."""
     if name not in PRESETS:
         raise ConfigError(
             f"there is no preset {name!r}; there are {', '.join(sorted(BASE_PRESETS))} and, for the paper's "
@@ -120,10 +116,7 @@ def preset(name: str) -> dict[str, Any]:
 
 
 def paper_preset(algorithm: str, env_id: str | None) -> str:
-    """The name of the paper's preset for an algorithm, its own for an environment of the paper's.
-
-    Any version of the environment counts, as in `Humanoid-v4`.
-    """
+    """The paper's preset for an algorithm, its own for an environment of the paper's in any version."""
     environment = str(env_id or "").partition("-v")[0]
     return f"paper/{algorithm}/{environment}" if environment in ENVIRONMENTS else f"paper/{algorithm}"
 
@@ -142,11 +135,8 @@ def layered(
     `agent.algorithm` chooses the paper's preset for that algorithm and the environment; several, as in
     "td3,sac", make a mixed ensemble, dealt out to the agents in turn. Where no preset, no algorithm and no
     file is given, an environment that is named, by its flag or by `--set`, chooses the paper's preset for
-    TD3 in it, and none the quick start. `method` is `single` (one agent), `dase` or `dpd`, and one of the
-    flags; `train.method` says the same.
-
-    Raises:
-        ConfigError: in one sentence.
+    TD3 in it, and none the quick start. `method`, a flag too, is `single` (one agent), `dase` or `dpd`.
+    What cannot be is a ConfigError in one sentence.
     """
     given: dict[str, Any] = {}
     for key, value in flags.items():

@@ -197,11 +197,7 @@ def listed_members(layer: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def require_capacity(config: RunConfig, capacity: int) -> None:
-    """Checks what must fit into `capacity` transitions.
-
-    Raises:
-        ValueError: naming both settings (pydantic and `resolve` turn it into a ConfigError).
-    """
+    """What does not fit into `capacity` transitions is a ValueError, which validation makes a ConfigError."""
     agents = config.distinct_agents
     for key, value in (
         *(("agent.batch_size", each.batch_size) for each in agents),
@@ -215,11 +211,7 @@ def require_capacity(config: RunConfig, capacity: int) -> None:
 
 
 def resolve(*layers: Mapping[str, Any]) -> RunConfig:
-    """Merges nested mappings, later ones win, over the defaults.
-
-    Raises:
-        ConfigError: one sentence naming the key, the value and what is allowed.
-    """
+    """Nested mappings over the defaults, later ones win; what is wrong is a ConfigError in one sentence."""
     merged: dict[str, Any] = {}
     for layer in layers:
         _merge(merged, layer)
@@ -232,8 +224,7 @@ def resolve(*layers: Mapping[str, Any]) -> RunConfig:
 def read_toml(path: Path) -> dict[str, Any]:
     """The settings in a TOML file; the tables a run directory adds (`versions`, `run`) are left out.
 
-    Raises:
-        ConfigError: the file is missing or is not TOML.
+    A file that is missing, or is not TOML, is a ConfigError.
     """
     try:
         values = toml_file(path)
@@ -247,8 +238,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
     """Nested settings from `section.key=value` texts; a value is TOML, or else a plain string.
 
-    Raises:
-        ConfigError: a text without `=` or without a section.
+    A text without `=` or without a section is a ConfigError.
     """
     nested: dict[str, Any] = {}
     for text in assignments:

@@ -27,7 +27,7 @@ def toml_file(path: Path) -> dict[str, Any]:
     """The tables of a TOML file, whatever its line ends, with or without a byte order mark.
 
     Raises:
-        OSError, ValueError: it cannot be read, is no UTF-8, or as `toml_tables`.
+        OSError, ValueError: it cannot be read, is no UTF-8, or no TOML (`toml_tables`).
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -37,11 +37,7 @@ def toml_file(path: Path) -> dict[str, Any]:
 
 
 def toml_tables(text: str) -> dict[str, Any]:
-    """The tables of a TOML text.
-
-    Raises:
-        ValueError: it is no TOML, is nested too deeply, or holds a whole number of more than 64 bits.
-    """
+    """The tables of a TOML text; a ValueError where it is none, too deep, or has numbers over 64 bits."""
     try:
         tables = tomllib.loads(text)
     except RecursionError:
@@ -57,11 +53,7 @@ def toml_tables(text: str) -> dict[str, Any]:
 
 
 def json_value(text: str) -> Any:
-    """The value of a JSON text.
-
-    Raises:
-        ValueError: it is no JSON, or is nested too deeply.
-    """
+    """The value of a JSON text; what is none, or is nested too deeply, is a ValueError."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -84,8 +76,7 @@ def leaves(value: Any) -> Iterable[Any]:
 def transitions(capacity: int | str, *, row_bytes: int) -> int:
     """How many transitions of `row_bytes` bytes a capacity is; a text is a size such as "512MiB".
 
-    Raises:
-        ValueError: unreadable, or not room for one transition.
+    What is unreadable, or has no room for one transition, is a ValueError.
     """
     text = str(capacity).strip()
     if _COUNT.fullmatch(text):
@@ -107,8 +98,7 @@ def transitions(capacity: int | str, *, row_bytes: int) -> int:
 def names_a_folder(name: str) -> bool:
     """Whether `name` is one plain path component, so that it cannot lead out of the folder it is put in.
 
-    It has at most MAX_BYTES, is not blank, and nothing in it cannot be printed: no control characters, no
-    line ends.
+    It has at most MAX_BYTES, is not blank, and every character can be printed.
     """
     if not name.isprintable() or len(name.encode(errors="replace")) > MAX_BYTES:
         return False

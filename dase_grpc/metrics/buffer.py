@@ -26,11 +26,7 @@ WAIT_SECONDS: Final = (0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 3
 
 
 class Durations:
-    """A histogram. One thread observes, any thread may read; nothing locks.
-
-    Args:
-        bounds: the upper bounds of the buckets in seconds, ascending, each its bucket's own.
-    """
+    """A histogram over ascending bounds in seconds, each its bucket's own, which one thread observes into."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
@@ -50,11 +46,8 @@ class Durations:
 class Calls:
     """Counts the calls of one server and what goes over them; its event loop writes.
 
-    Keys are the names of methods that the server has, so their number is bounded.
-
-    Args:
-        rpcs: methods that are shown before their first call.
-        clock: seconds from any start.
+    Keys are the names of methods that the server has, so their number is bounded; `rpcs` are shown before
+    their first call. `clock` is in seconds from any start.
 
     Attributes:
         handled: calls that have ended, by method, kind (`unary`, `client_stream`, `server_stream`,

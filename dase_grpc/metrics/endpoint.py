@@ -112,11 +112,9 @@ class _Server(ThreadingMixIn, WSGIServer):
 class Health:
     """The state of one node, which sets it; probes read it from threads of their own.
 
-    A node lives if its event loop turns; nothing else counts, and no other node, for a node that does not
-    live is killed. It is ready while it can do its work: a replay serves, whoever needs a replay has joined.
-
-    Args:
-        is_alive: whether the event loop turns; may block for seconds.
+    A node lives if its event loop turns (`is_alive`, which may block for seconds); nothing else counts, for
+    one that does not live is killed. It is ready while it can do its work: a replay serves, whoever needs a
+    replay has joined.
     """
 
     def __init__(self, is_alive: Callable[[], bool]) -> None:
@@ -145,10 +143,7 @@ def metrics_endpoint(
     """Serves /metrics while the block runs; yields the port, or None when `port` is 0 (off).
 
     With `health` it answers probes at /healthz and /readyz, too; with `tls` it does all that over HTTPS, to
-    clients whose certificate it trusts.
-
-    Raises:
-        AddressError: the port is in use.
+    clients whose certificate it trusts. A port in use is an AddressError.
     """
     if port == 0:
         yield None

@@ -72,13 +72,10 @@ class StreamMetrics(Protocol):
 
 
 class ExplorerMetrics(_OfAgents):
-    """What exploring shows, bound to an agent id.
+    """What exploring shows, bound to an agent id; role says whose streams and waits are counted.
 
     Counters by reason begin at 0 for each reason there is: Prometheus does not see the step from nothing
     to one.
-
-    Attributes:
-        role: which role's streams and waits are counted.
     """
 
     role: ClassVar[str]

@@ -47,8 +47,7 @@ class Told:
 def status_here(target: Target, console: Console, *, as_json: bool = False, check: bool = False) -> int:
     """Prints how a cluster is; returns the exit code, with `check` not 0 where something is wrong.
 
-    Raises:
-        RefusalError: no replay answers, or they refuse.
+    Where no replay answers, or they refuse, that is a RefusalError.
     """
     return tell(asyncio.run(look_twice(target)), console, as_json=as_json, check=check)
 

@@ -222,11 +222,9 @@ class Target:
 
 @dataclass(frozen=True)
 class Look:
-    """What the replays said at `at`, in seconds of a monotonic clock.
+    """What the replays said at `at`, in seconds of a monotonic clock; cluster is None where none answered.
 
-    Attributes:
-        cluster: None where no replay answered.
-        silent: the replays that did not answer, by address, and why.
+    silent says of each replay that did not answer, by address, why.
     """
 
     at: float
@@ -272,11 +270,7 @@ class Observer:
         )
 
     async def first_look(self) -> Look:
-        """A look at which at least one replay answered.
-
-        Raises:
-            RefusalError: none does, and why: above all UnauthenticatedError and UnreachableError.
-        """
+        """A look at which at least one replay answered; else a RefusalError that says why none did."""
         look = await self.look()
         if look.cluster is not None:
             return look
@@ -305,11 +299,7 @@ class Observer:
 
 @asynccontextmanager
 async def observing(target: Target) -> AsyncIterator[Observer]:
-    """An observer of a cluster, which connects when it looks.
-
-    Raises:
-        CredentialsError, UnreachableError: credentials are no use, or a name resolves to no address.
-    """
+    """An observer of a cluster, which connects when it looks; raises what credentials and names may."""
     async with AsyncExitStack() as channels:
         clients = {}
         for address in await target.replay.found():

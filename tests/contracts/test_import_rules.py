@@ -134,7 +134,7 @@ def test_imports_are_absolute():
     ("module", "spares"),
     [
         ("nodes.replay", LEARNING),
-        ("replay.service.replay", LEARNING),
+        ("replay.service.server", LEARNING),
         ("observe.top", LEARNING),
         ("replay.buffer.run", LEARNING | NETWORK),
         ("schema", NETWORK),
