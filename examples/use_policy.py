@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from dase_grpc.learning.agents.registry import load_policy
-from dase_grpc.learning.envs.answers import to_float32
-from dase_grpc.learning.envs.make import ActionMap, make_env
+from dase_grpc.learning.envs.answers import ActionMap, to_float32
+from dase_grpc.learning.envs.make import make_env
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
 
 

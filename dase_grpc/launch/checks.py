@@ -21,7 +21,7 @@ from dase_grpc.errors import (
     RunDirectoryError,
 )
 from dase_grpc.launch.console import say
-from dase_grpc.learning.envs.probe import tried_out
+from dase_grpc.learning.envs.make import tried_out
 from dase_grpc.nodes.replay import boot_id
 from dase_grpc.process.ends import end_now
 from dase_grpc.process.watchdog import Watch, say_where, watchdog

@@ -21,7 +21,7 @@ from dase_grpc.launch import train
 from dase_grpc.launch.checks import check
 from dase_grpc.launch.console import pasted, program
 from dase_grpc.launch.train import TrainOptions, run_name, train_here
-from dase_grpc.learning.envs import probe
+from dase_grpc.learning.envs import make
 from dase_grpc.learning.envs.make import make_env
 from dase_grpc.runs.checkpoint import save_checkpoint
 
@@ -35,7 +35,7 @@ def opened(monkeypatch):
         envs.append(make_env(*args))
         return envs[-1]
 
-    monkeypatch.setattr(probe, "make_env", noted)
+    monkeypatch.setattr(make, "make_env", noted)
     return envs
 
 

@@ -13,7 +13,7 @@ from small import new_run, small_config
 from dase_grpc.launch import checks
 from dase_grpc.launch.checks import end_hanging, probed
 from dase_grpc.launch.lockstep import open_lockstep
-from dase_grpc.learning.envs import probe, restarts
+from dase_grpc.learning.envs import make, restarts
 from dase_grpc.learning.envs.restarts import WatchedEnv
 from dase_grpc.process import watchdog as module
 from dase_grpc.process.watchdog import SAY_AFTER_S, Watch, say_where, watchdog
@@ -190,7 +190,7 @@ def stuck(monkeypatch):
 
 @pytest.mark.parametrize("call", ["making", "reset", "step", "close"])
 def test_an_environment_that_hangs_when_it_is_tried_out_ends_the_process(stuck, capsys, call):
-    config, codes = stuck(probe, call)
+    config, codes = stuck(make, call)
     probed(config.env)
     assert codes == [1]
     told = capsys.readouterr().err.splitlines()[-1]

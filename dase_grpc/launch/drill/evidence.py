@@ -21,8 +21,8 @@ import numpy.typing as npt
 from gymnasium.spaces import Box
 
 from dase_grpc.errors import DataDirectoryError
-from dase_grpc.learning.envs.answers import parts, to_float32, to_reward
-from dase_grpc.learning.envs.make import ActionMap, Environment, make_env, schema_of
+from dase_grpc.learning.envs.answers import ActionMap, parts, to_float32, to_reward
+from dase_grpc.learning.envs.make import Environment, make_env, schema_of
 from dase_grpc.nodes.replay import boot_id
 from dase_grpc.progress import several
 from dase_grpc.replay.buffer.directory import DataDirectory

@@ -1,20 +1,22 @@
-"""Answers of an environment's reset and step, taken apart; each breach of the interface is one sentence.
+"""Answers of an environment: what reset and step return, taken apart, and raise, in a line; its actions.
 
-What can be meant in one way only is accepted: an array of one number for a number, 0 or 1 for a flag, a
-tensor that still has a gradient for its numbers.
+Each breach of Gymnasium's interface is one sentence. What can be meant in one way only is accepted:
+an array of one number for a number, 0 or 1 for a flag, a tensor that still has a gradient for its numbers.
 """
 
 import re
 import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import PurePath
 from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
+from gymnasium import Space
+from gymnasium.spaces import Box
 
 from dase_grpc.errors import EnvironmentSpecError
-from dase_grpc.learning.envs.foreign import kind, summary, text
 from dase_grpc.schema import Array
 
 Call = Literal["reset", "step"]
@@ -24,7 +26,7 @@ _INTERFACE: Final[dict[Call, tuple[int, str]]] = {
     "step": (5, "step(self, action) returns (observation, reward, terminated, truncated, info)"),
 }
 _NO_SEED: Final = re.compile(r"\breset\(\) got an unexpected keyword argument '(seed|options)'")
-_SHOWN: Final = 80
+SHOWN: Final = 80
 """Characters of a value that are shown."""
 
 WHOLE_LIMIT: Final = 2**24
@@ -32,6 +34,9 @@ WHOLE_LIMIT: Final = 2**24
 
 _NUMBERS: Final = "fiub"
 """The kinds of NumPy's dtypes that are real numbers."""
+
+RAISED: Final = (Exception, SystemExit, GeneratorExit)
+"""What an environment may raise by mistake; KeyboardInterrupt is the user's."""
 
 
 def begun(returned: Any, size: int) -> Array:
@@ -91,7 +96,9 @@ def misuse(call: Call, error: BaseException) -> EnvironmentSpecError | None:
         return EnvironmentSpecError(
             f"the environment's reset does not take {unknown[1]}, but in Gymnasium's interface {interface}"
         )
-    if isinstance(error, (TypeError, ValueError)) and "unpack" in said and _in_wrapper(error):
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    within = str(frames[-1].f_globals.get("__name__", "")) if frames else ""
+    if isinstance(error, (TypeError, ValueError)) and "unpack" in said and within.startswith("gymnasium."):
         return EnvironmentSpecError(
             f"the environment's {call} returned another number of values than in Gymnasium's interface, "
             f"where {interface}"
@@ -202,6 +209,8 @@ def to_numbers(given: Any) -> npt.NDArray[Any]:
     Raises:
         ValueError: it is none; says what it is, as in "... is no array of numbers (str)".
     """
+    if type(given) is np.ndarray and given.dtype.kind in _NUMBERS:
+        return given
     why = type(given).__name__
     try:
         array = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
@@ -212,7 +221,7 @@ def to_numbers(given: Any) -> npt.NDArray[Any]:
         if array.dtype.kind not in "OUS":
             why = f"{why} of {array.dtype}"
     except Exception as error:  # someone else's object
-        raise ValueError(f"is no array of numbers ({why}: {summary(error)[:_SHOWN]})") from error
+        raise ValueError(f"is no array of numbers ({why}: {summary(error)[:SHOWN]})") from error
     raise ValueError(f"is no array of numbers ({why})")
 
 
@@ -233,12 +242,70 @@ def _single(given: Any) -> Any:
 
 
 def _shown(given: Any) -> str:
-    shape = getattr(given, "shape", ())
-    if shape:
+    if shape := getattr(given, "shape", ()):
         return f"{type(given).__name__} of shape {tuple(shape)}"
-    return text(repr(given) if isinstance(given, str) else given)[:_SHOWN]
+    return text(repr(given) if isinstance(given, str) else given)[:SHOWN]
 
 
-def _in_wrapper(error: BaseException) -> bool:
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return bool(frames) and str(frames[-1].f_globals.get("__name__", "")).startswith("gymnasium.")
+class ActionMap:
+    """Maps normalised actions in [-1, 1] linearly onto a bounded Box; ±1 are exactly its bounds."""
+
+    def __init__(self, space: Space[Any]) -> None:
+        if not isinstance(space, Box):
+            raise TypeError(f"an ActionMap needs a Box, not {space}")
+        self._shape, self._dtype = space.shape, space.dtype
+        self._whole = np.issubdtype(space.dtype, np.integer)
+        low, high = space.low.ravel(), space.high.ravel()
+        self._identity = space.dtype == np.float32 and bool((low == -1).all() and (high == 1).all())
+        precision = np.dtype(np.float32 if self._identity else np.float64)
+        self._low: npt.NDArray[Any] = low.astype(precision)
+        self._high: npt.NDArray[Any] = high.astype(precision)
+        self._half_low, self._half_high = self._low / 2, self._high / 2
+        self._ends = low, high
+
+    def __call__(self, action: Array) -> npt.NDArray[Any]:
+        """(n,) normalised -> the Box's shape and dtype, always a new array.
+
+        Out-of-range actions are clipped to the box; whole-number spaces get the nearest number.
+        """
+        if self._identity:
+            values: npt.NDArray[Any] = action
+        else:
+            # this form of low + (a + 1) / 2 * (high - low) has no rounding error at both ends
+            values = (1.0 - action) * self._half_low + (1.0 + action) * self._half_high
+        values = np.minimum(np.maximum(values, self._low), self._high)
+        if self._whole:
+            return self._rounded(values).reshape(self._shape)
+        return values.astype(self._dtype).reshape(self._shape)
+
+    def _rounded(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The nearest whole numbers; the bounds as they are, for float64 may not hold them (2^63 - 1)."""
+        low, high = self._ends
+        with np.errstate(all="ignore"):  # such a bound is no number of the dtype before it is replaced
+            whole = np.rint(values).astype(self._dtype)
+        return np.where(values >= self._high, high, np.where(values <= self._low, low, whole))
+
+
+def kind(value: object) -> str:
+    """What a value is, in words."""
+    return "nothing" if value is None else f"an object of type {type(value).__name__}"
+
+
+def summary(error: BaseException) -> str:
+    """An error of someone else's in one line; where it says too little itself, with its file and line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({PurePath(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    if isinstance(error, SystemExit):
+        called = "sys.exit()" if error.code is None else f"sys.exit({text(error.code)})"
+        return f"{type(error).__name__}, that is, {called}{place}"
+    said = text(error)
+    return f"{type(error).__name__}: {said}" if said else f"{type(error).__name__}{place}"
+
+
+def text(value: object) -> str:
+    """A value in one line of at most 300 characters."""
+    try:
+        line = " ".join(str(value).split())
+    except Exception:  # noqa: BLE001 - someone else's __str__
+        line = f"<{type(value).__name__} that cannot be shown>"
+    return line if len(line) <= 300 else line[:297] + "..."

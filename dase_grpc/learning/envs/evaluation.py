@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dase_grpc.errors import EnvironmentSpecError
+from dase_grpc.learning.envs.answers import RAISED, ActionMap, summary
 from dase_grpc.learning.envs.explorer import Policy, require_finite_action
-from dase_grpc.learning.envs.foreign import RAISED, summary
-from dase_grpc.learning.envs.make import ActionMap, Environment, close_env
+from dase_grpc.learning.envs.make import Environment, close_env
 from dase_grpc.learning.envs.restarts import EnvironmentBroke, given_up, reset, step
 from dase_grpc.schema import Array, TransitionSchema
 
@@ -59,13 +59,9 @@ class Evaluator:
         max_restarts: int = 0,
         name: str = "evaluation",
     ) -> None:
-        self._max_restarts = max_restarts
-        self._name = name
-        self._make = make
-        self._schema = schema
-        self._episodes = episodes
-        self._max_episode_steps = max_episode_steps
-        self._seed = seed
+        self._make, self._schema = make, schema
+        self._episodes, self._max_episode_steps, self._seed = episodes, max_episode_steps, seed
+        self._max_restarts, self._name = max_restarts, name
 
     def evaluate(self, policy: Policy) -> Evaluation:
         """Plays all episodes side by side, one batched policy call per step over those still going on.
@@ -111,17 +107,18 @@ class Evaluator:
             actions = greedy_actions(policy, observations[active], self._schema.action_size)
             ended = set()
             for index, action in zip(active, actions, strict=True):
-                observations[index], reward, terminated, truncated = step(
-                    envs[index], to_env(action), size=size
-                )
+                taken = step(envs[index], to_env(action), size=size)
+                observations[index], reward, terminated, truncated = taken
                 returns[index] += reward
+                lengths[index] += 1
                 if terminated or truncated:
                     ended.add(index)
-                lengths[index] += 1
             active = [index for index in active if index not in ended]
             if not active:
                 break
-        return _summarise(returns, lengths, cut=len(active))
+        with np.errstate(all="ignore"):
+            mean, std = float(np.mean(returns)), float(np.std(returns))
+        return Evaluation(mean, std, len(envs), tuple(returns), tuple(lengths), cut=len(active))
 
 
 def greedy_actions(policy: Policy, observation: Array, action_size: int) -> Array:
@@ -181,16 +178,3 @@ def _frame(env: Environment, schema: TransitionSchema) -> npt.NDArray[np.uint8]:
             f'render_mode="rgb_array", which it must support'
         )
     return np.array(frame, np.uint8)
-
-
-def _summarise(returns: list[float], lengths: list[int], *, cut: int) -> Evaluation:
-    with np.errstate(all="ignore"):
-        mean, std = float(np.mean(returns)), float(np.std(returns))
-    return Evaluation(
-        return_mean=mean,
-        return_std=std,
-        episodes=len(returns),
-        returns=tuple(returns),
-        lengths=tuple(lengths),
-        cut=cut,
-    )

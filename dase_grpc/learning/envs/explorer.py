@@ -10,9 +10,8 @@ import numpy as np
 
 from dase_grpc import seeding
 from dase_grpc.errors import DivergedError
-from dase_grpc.learning.envs.answers import coarsened
-from dase_grpc.learning.envs.foreign import summary
-from dase_grpc.learning.envs.make import ActionMap, Environment
+from dase_grpc.learning.envs.answers import ActionMap, coarsened, summary
+from dase_grpc.learning.envs.make import Environment
 from dase_grpc.learning.envs.restarts import EnvironmentBroke, RestartableEnv, reset, step
 from dase_grpc.metrics.nodes import ExplorerMetrics
 from dase_grpc.schema import Array, TransitionSchema
@@ -133,22 +132,15 @@ class Explorer:
         self._agent_id = agent_id
         self._rng = rng
         self._episode_seed = episode_seed
-        self._start_steps = start_steps
-        self._noise = noise
-        self._steps = 0
+        self._start_steps, self._noise = start_steps, noise
         self._to_env = ActionMap(env.action_space)
-        self._refused_in_a_row = 0
-        self._warned = False
-        self._said_coarse = False
-        self.restarts: list[str] = []
-        self._observed = False
+        self._steps, self._episodes = 0, 0
+        self._refused_in_a_row, self._warned, self._said_coarse = 0, False, False
+        self._observed, self.restarts = False, list[str]()
         self._observation: Array | None = None
         self._finite = False
         self._broken_off: _BrokenOff | None = None
-        self._episodes = 0
-        self._actions: list[Array] = []
-        self._return = 0.0
-        self._length = 0
+        self._actions, self._return, self._length = list[Array](), 0.0, 0
 
     def observe(self) -> Array:
         """The observation that the next step acts on, (m,); a reset comes first where an episode begins.
@@ -203,7 +195,9 @@ class Explorer:
 
         self._observation = next_observation
         self._steps += 1
-        episode = self._end_episode() if terminated or truncated else None
+        episode = None
+        if terminated or truncated:
+            episode, self._observation = Episode(self._return, self._length), None
         reason: Reason | None = None
         if not (was_finite and self._finite):
             reason = "observation"
@@ -315,26 +309,18 @@ class Explorer:
         self._to_env = ActionMap(self._env.action_space)
 
     def _reset(self) -> Array:
-        number = self._episodes
+        seed = self._episode_seed(self._episodes)
         self._episodes += 1  # before the reset: if that raises, the next attempt has another seed
-        observation = reset(
-            self._env,
-            seed=self._episode_seed(number),
-            size=self._schema.observation_size,
-            look=self._look_for_coarse,
-        )
+        size = self._schema.observation_size
+        observation = reset(self._env, seed=seed, size=size, look=self._look_for_coarse)
         self._observation, self._finite = observation, bool(np.isfinite(observation).all())
         self._actions, self._return, self._length = [], 0.0, 0
         return observation
 
     def _act(self, action: Array) -> tuple[Array, float, bool, bool]:
         """One environment step: next observation, reward, terminated, truncated."""
-        taken = step(
-            self._env,
-            self._to_env(action),
-            size=self._schema.observation_size,
-            look=self._look_for_coarse,
-        )
+        size, given = self._schema.observation_size, self._to_env(action)
+        taken = step(self._env, given, size=size, look=self._look_for_coarse)
         self._return += taken[1]
         self._length += 1
         if self._length <= REPLAYED_STEPS:
@@ -376,18 +362,12 @@ class Explorer:
         row[2 * m + n + 1] = bootstrap
         return row
 
-    def _end_episode(self) -> Episode:
-        self._observation = None
-        return Episode(self._return, self._length)
-
     def _refuse(self, reason: Reason) -> None:
         self._refused_in_a_row += 1
         if self._refused_in_a_row < REFUSED_IN_A_ROW:
             return
-        self._observation = None
-        self._refused_in_a_row = 0
+        self._observation, self._refused_in_a_row = None, 0
         if not self._warned:
-            self._warned = True
             _log.warning(
                 "agent %d: %d transitions in a row were not finite (the last because of the %s); "
                 "the environment is reset, now and whenever it happens again",
@@ -395,3 +375,4 @@ class Explorer:
                 REFUSED_IN_A_ROW,
                 reason,
             )
+        self._warned = True

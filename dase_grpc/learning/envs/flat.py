@@ -4,9 +4,9 @@ The order and the values are those of `gymnasium.spaces.flatten`, which takes a 
 another one, or fails with an error that names no component.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -14,13 +14,10 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from dase_grpc.errors import EnvironmentSpecError
-from dase_grpc.learning.envs.answers import to_numbers
-from dase_grpc.learning.envs.foreign import kind, summary, text
+from dase_grpc.learning.envs.answers import SHOWN, kind, summary, text, to_numbers
 
-Parts = list[npt.NDArray[Any]]
-_Flatten = Callable[[Any, Parts], None]
-
-_SHOWN: Final = 80
+Flat = list[npt.NDArray[Any]]
+_Flatten = Callable[[Any, Flat], None]
 
 
 class FlatObservation(gymnasium.ObservationWrapper[Any, Any, Any]):
@@ -40,12 +37,13 @@ class FlatObservation(gymnasium.ObservationWrapper[Any, Any, Any]):
         Raises:
             EnvironmentSpecError: it is not of the space.
         """
-        flat: Parts = []
+        flat: Flat = []
         try:
             self._flatten(observation, flat)
         except _MisfitError as misfit:
+            described = f"whose {misfit.path} {misfit.what}" if misfit.path else f"that {misfit.what}"
             raise EnvironmentSpecError(
-                f"the environment returned an observation {misfit.described}, so it is not of its space; "
+                f"the environment returned an observation {described}, so it is not of its space; "
                 f"correct the environment's reset and step"
             ) from misfit.__cause__
         return np.concatenate(flat)
@@ -69,29 +67,20 @@ def unflattenable(space: object) -> str | None:
 
 
 class _MisfitError(Exception):
-    """An observation, or a component of it, is not of its space."""
+    """A component of an observation, at `path`, is not of its space; `what` it is, in words."""
 
     def __init__(self, what: str, path: str = "") -> None:
         super().__init__(what)
         self.what = what
         self.path = path
 
-    @property
-    def described(self) -> str:
-        return f"whose {self.path} {self.what}" if self.path else f"that {self.what}"
-
-    def within(self, name: object) -> "_MisfitError":
-        self.path = f"[{name!r}]{self.path}"
-        return self
-
 
 def _flattening(space: gymnasium.Space[Any]) -> _Flatten:
     """What appends the flat components of a value of the space to a list, or raises a _MisfitError."""
+    flatten: _Flatten = partial(_flatten_other, space)
     match space:
         case spaces.Dict():
-            flatten: _Flatten = partial(
-                _flatten_dict, {name: _flattening(part) for name, part in space.spaces.items()}
-            )
+            flatten = partial(_flatten_dict, {name: _flattening(part) for name, part in space.spaces.items()})
         case spaces.Tuple():
             flatten = partial(_flatten_tuple, [_flattening(part) for part in space.spaces])
         case spaces.Box():
@@ -103,49 +92,47 @@ def _flattening(space: gymnasium.Space[Any]) -> _Flatten:
             flatten = partial(_flatten_multi_discrete, space, offsets)
         case spaces.MultiBinary():
             flatten = partial(_flatten_multi_binary, space.shape)
-        case _:
-            flatten = partial(_flatten_other, space)
     return flatten
 
 
-def _flatten_dict(parts: Mapping[str, _Flatten], value: Any, flat: Parts) -> None:
+def _flatten_dict(parts: Mapping[str, _Flatten], value: Any, flat: Flat) -> None:
     if type(value) is not dict and not isinstance(value, Mapping):
         raise _MisfitError(f"is {kind(value)} instead of a dict")
     if value.keys() != parts.keys():
         missing = [name for name in parts if name not in value]
         extra = [name for name in value if name not in parts]
         raise _MisfitError(f"lacks {missing[0]!r}" if missing else f"has {extra[0]!r} besides")
-    for name, flatten in parts.items():
-        try:
-            flatten(value[name], flat)
-        except _MisfitError as misfit:
-            raise misfit.within(name) from misfit.__cause__
+    _flatten_each(parts.items(), value, flat)
 
 
-def _flatten_tuple(parts: list[_Flatten], value: Any, flat: Parts) -> None:
+def _flatten_tuple(parts: list[_Flatten], value: Any, flat: Flat) -> None:
     if not isinstance(value, (tuple, list, np.ndarray)):
         raise _MisfitError(f"is {kind(value)} instead of a tuple")
     if len(value) != len(parts):
         raise _MisfitError(f"has {len(value)} components instead of {len(parts)}")
-    for index, flatten in enumerate(parts):
+    _flatten_each(enumerate(parts), value, flat)
+
+
+def _flatten_each(parts: Iterable[tuple[Any, _Flatten]], value: Any, flat: Flat) -> None:
+    for name, flatten in parts:
         try:
-            flatten(value[index], flat)
+            flatten(value[name], flat)
         except _MisfitError as misfit:
-            raise misfit.within(index) from misfit.__cause__
+            raise _MisfitError(misfit.what, f"[{name!r}]{misfit.path}") from misfit.__cause__
 
 
-def _flatten_box(shape: tuple[int, ...], value: Any, flat: Parts) -> None:
+def _flatten_box(shape: tuple[int, ...], value: Any, flat: Flat) -> None:
     array = _array(value)
     if array.shape != shape and not (array.size == 1 == np.prod(shape)):
         raise _MisfitError(f"has the shape {array.shape} instead of {shape}")
     flat.append(array.ravel())
 
 
-def _flatten_discrete(start: int, count: int, value: Any, flat: Parts) -> None:
+def _flatten_discrete(start: int, count: int, value: Any, flat: Flat) -> None:
     if type(value) is not int:
         array = _array(value)
         if array.size != 1 or array.dtype.kind == "f":
-            raise _MisfitError(f"is {text(value)[:_SHOWN]} instead of one whole number")
+            raise _MisfitError(f"is {text(value)[:SHOWN]} instead of one whole number")
         value = int(array.item())
     if not 0 <= value - start < count:
         raise _MisfitError(f"is {value}, outside {start} to {start + count - 1}")
@@ -155,39 +142,37 @@ def _flatten_discrete(start: int, count: int, value: Any, flat: Parts) -> None:
 
 
 def _flatten_multi_discrete(
-    space: spaces.MultiDiscrete, offsets: npt.NDArray[Any], value: Any, flat: Parts
+    space: spaces.MultiDiscrete, offsets: npt.NDArray[Any], value: Any, flat: Flat
 ) -> None:
     array = _array(value)
     if array.shape != space.shape or array.dtype.kind == "f":
-        raise _MisfitError(f"is {text(value)[:_SHOWN]} instead of whole numbers of the shape {space.shape}")
+        raise _MisfitError(f"is {text(value)[:SHOWN]} instead of whole numbers of the shape {space.shape}")
     places = array.astype(np.int64) - space.start
     if ((places < 0) | (places >= space.nvec)).any():
-        raise _MisfitError(f"is {text(value)[:_SHOWN]}, outside {text(space)[:_SHOWN]}")
+        raise _MisfitError(f"is {text(value)[:SHOWN]}, outside {text(space)[:SHOWN]}")
     chosen = np.zeros(offsets[-1], np.int64)
     chosen[offsets[:-1] + places.ravel()] = 1
     flat.append(chosen)
 
 
-def _flatten_multi_binary(shape: tuple[int, ...], value: Any, flat: Parts) -> None:
+def _flatten_multi_binary(shape: tuple[int, ...], value: Any, flat: Flat) -> None:
     array = _array(value)
     if array.shape != shape or not ((array == 0) | (array == 1)).all():
-        raise _MisfitError(f"is {text(value)[:_SHOWN]} instead of zeros and ones of the shape {shape}")
+        raise _MisfitError(f"is {text(value)[:SHOWN]} instead of zeros and ones of the shape {shape}")
     flat.append(array.astype(np.int8).ravel())
 
 
-def _flatten_other(space: gymnasium.Space[Any], value: Any, flat: Parts) -> None:
+def _flatten_other(space: gymnasium.Space[Any], value: Any, flat: Flat) -> None:
     try:
         if space.contains(value):
             flat.append(np.array(spaces.flatten(space, value)))
             return
     except Exception as error:  # someone else's space
-        raise _MisfitError(f"cannot be flattened ({summary(error)[:_SHOWN]})") from error
-    raise _MisfitError(f"is {text(value)[:_SHOWN]}, which is not in {text(space)[:_SHOWN]}")
+        raise _MisfitError(f"cannot be flattened ({summary(error)[:SHOWN]})") from error
+    raise _MisfitError(f"is {text(value)[:SHOWN]}, which is not in {text(space)[:SHOWN]}")
 
 
 def _array(value: Any) -> npt.NDArray[Any]:
-    if type(value) is np.ndarray and value.dtype.kind in "fiub":
-        return value
     try:
         return to_numbers(value)
     except ValueError as error:

@@ -17,7 +17,7 @@ import gymnasium
 
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import EnvironmentSpecError
-from dase_grpc.learning.envs.foreign import RAISED, kind, summary
+from dase_grpc.learning.envs.answers import RAISED, kind, summary
 from dase_grpc.process.containment import kept_call
 
 _CUTOFF_IN_MODULE: Final = 0.75
@@ -28,6 +28,8 @@ _CUTOFF_FOR_TYPOS: Final = 0.8
 
 _SHOWN: Final = 6
 """How many environments of a module are named."""
+
+_VERSION: Final = re.compile(r"-v(\d+)$")
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +63,7 @@ def resolve_id(env_id: str) -> str:
         if latest is not None and latest != name:
             _note(f"{name} is an old version; the latest is {latest}")
         return env_id
-    if latest is None or _versioned(name):  # Gymnasium would first warn, then refuse
+    if latest is None or _VERSION.search(name):  # Gymnasium would first warn, then refuse
         raise EnvironmentSpecError(_unknown(env_id, name))
     _note(f"{name} has no version; taking the latest, {latest}")
     return f"{module_name}{colon}{latest}"
@@ -69,12 +71,9 @@ def resolve_id(env_id: str) -> str:
 
 def latest_version(name: str) -> str | None:
     """The registered id of the same name with the highest version; None if there is no such name."""
-    base = re.sub(r"-v\d+$", "", name)
-    found = {
-        int(key[len(base) + 2 :]): key
-        for key in gymnasium.registry
-        if key.startswith(f"{base}-v") and key[len(base) + 2 :].isdecimal()
-    }
+    base = _VERSION.sub("", name)
+    versions = ((_VERSION.search(key), key) for key in gymnasium.registry if _VERSION.sub("", key) == base)
+    found = {int(version[1]): key for version, key in versions if version}
     return found[max(found)] if found else None
 
 
@@ -90,7 +89,7 @@ def factory_of(env_id: str) -> Callable[..., object] | None:
     module = _import(env_id, module_name)
     factory = getattr(module, name, None)
     if factory is None:
-        if name in gymnasium.registry or (latest_version(name) and not _versioned(name)):
+        if name in gymnasium.registry or (latest_version(name) and not _VERSION.search(name)):
             return None
         raise EnvironmentSpecError(
             f"the module {module_name!r} neither has {name!r} nor registers an environment of that name"
@@ -109,12 +108,7 @@ def continuous_variant(env_id: str) -> str | None:
     Gymnasium names it so: LunarLander-v3 and LunarLanderContinuous-v3.
     """
     name = env_id.rpartition(":")[2]
-    base = re.sub(r"-v\d+$", "", name)
-    return latest_version(f"{base}Continuous") if name in gymnasium.registry else None
-
-
-def _versioned(name: str) -> bool:
-    return re.search(r"-v\d+$", name) is not None
+    return latest_version(f"{_VERSION.sub('', name)}Continuous") if name in gymnasium.registry else None
 
 
 def _path_remedy(env_id: str, path: str, name: str) -> str:
@@ -160,7 +154,7 @@ def _unknown(env_id: str, name: str) -> str:
     if len(packages) == 1:
         here = f", such as {packages[0]}:{name}"
     elif packages:
-        here = f" (installed: {', '.join(packages[:_SHOWN])}{_and_more(packages)})"
+        here = f" (installed: {_listed(packages)})"
     far = _nearest(name, gymnasium.registry)
     return f"{said}; write another package's as package:Name-v0{here}, {own}{far}"
 
@@ -184,17 +178,16 @@ def _offered(module: ModuleType) -> list[str]:
 
 def _told(module: ModuleType) -> str:
     """The environments of a module, or else its functions, in words."""
-    if not (found := [*_environments(module), *_registered_by(module)]):
-        found = [name for name in _functions(module) if not name.startswith("_")]
-        if not found:
-            return "it defines no environment"
-        shown = ", ".join(found[:_SHOWN])
-        return f"it defines no environment, but these functions: {shown}{_and_more(found)}"
-    return f"it has {', '.join(found[:_SHOWN])}{_and_more(found)}"
+    if found := [*_environments(module), *_registered_by(module)]:
+        return f"it has {_listed(found)}"
+    found = [name for name in _functions(module) if not name.startswith("_")]
+    said = "it defines no environment"
+    return f"{said}, but these functions: {_listed(found)}" if found else said
 
 
-def _and_more(found: Sequence[str]) -> str:
-    return f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+def _listed(found: Sequence[str]) -> str:
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return ", ".join(found[:_SHOWN]) + more
 
 
 def _environments(module: ModuleType) -> list[str]:
@@ -202,7 +195,7 @@ def _environments(module: ModuleType) -> list[str]:
     return [
         name
         for name, value in vars(module).items()
-        if inspect.isclass(value) and issubclass(value, gymnasium.Env) and _defines(module, value)
+        if inspect.isclass(value) and issubclass(value, gymnasium.Env) and _within(module, value.__module__)
     ]
 
 
@@ -211,26 +204,22 @@ def _functions(module: ModuleType) -> list[str]:
     return [
         name
         for name, value in vars(module).items()
-        if callable(value) and not inspect.isclass(value) and _defines(module, value)
+        if callable(value) and not inspect.isclass(value) and _within(module, _home(value))
     ]
 
 
 def _registered_by(module: ModuleType) -> list[str]:
     """The ids of Gymnasium's registry whose environments lie in a module or below it."""
-
-    def home(entry_point: object) -> str:
-        if isinstance(entry_point, str):
-            return entry_point.partition(":")[0]
-        return str(getattr(entry_point, "__module__", ""))
-
-    inside = f"{module.__name__}."
-    return [
-        key for key, spec in gymnasium.registry.items() if f"{home(spec.entry_point)}.".startswith(inside)
-    ]
+    return [key for key, spec in gymnasium.registry.items() if _within(module, _home(spec.entry_point))]
 
 
-def _defines(module: ModuleType, value: object) -> bool:
-    return f"{getattr(value, '__module__', None)}.".startswith(f"{module.__name__}.")
+def _home(value: object) -> str:
+    """The module of a function, or of an entry point, which may be a text."""
+    return value.partition(":")[0] if isinstance(value, str) else str(getattr(value, "__module__", ""))
+
+
+def _within(module: ModuleType, home: str) -> bool:
+    return f"{home}.".startswith(f"{module.__name__}.")
 
 
 def _nearest(

@@ -1,28 +1,45 @@
-"""Environments by name, without those that no agent here can act in; actions mapped into their units."""
+"""Environments by name, made and tried out, without those that no agent here can act in."""
 
 import logging
+import math
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import gymnasium
 import numpy as np
-import numpy.typing as npt
 from gymnasium.spaces import Box, Dict, Tuple
 
+from dase_grpc.config.sections import EnvConfig
 from dase_grpc.errors import EnvironmentSpecError, MalformedError
+from dase_grpc.learning.envs.answers import (
+    RAISED,
+    ActionMap,
+    Call,
+    faults,
+    kind,
+    misuse,
+    summary,
+    text,
+    to_float32,
+    to_reward,
+)
 from dase_grpc.learning.envs.flat import FlatObservation, unflattenable
-from dase_grpc.learning.envs.foreign import RAISED, kind, summary, text
 from dase_grpc.learning.envs.ids import continuous_variant, factory_of, latest_version, resolve_id
-from dase_grpc.process.containment import SURROUNDINGS, kept_call
+from dase_grpc.process.containment import SURROUNDINGS, kept_call, process_kept
+from dase_grpc.process.watchdog import Watch
 from dase_grpc.schema import Array, TransitionSchema
 
 Environment: TypeAlias = gymnasium.Env[Array, Array]
 
 EXPECTED_WARNING: Final = "compiler attribute 'settotalmass' is deprecated"
 """MuJoCo 4 says so about the half_cheetah.xml that Gymnasium ships, each time a HalfCheetah is made."""
+
+_OWNER: Final = "the environment that was tried out"
 
 _log = logging.getLogger(__name__)
 _mujoco_hook = threading.RLock()
@@ -105,56 +122,15 @@ def require_same_environment(now: TransitionSchema, then: TransitionSchema) -> N
     Raises:
         EnvironmentSpecError: naming all that differs, with both values.
     """
-    sizes, bounds = ("environment", "observation_size", "action_size"), ("action_low", "action_high")
-    names = sizes if then.action_size != now.action_size else (*sizes, *bounds)
+    names = ["environment", "observation_size", "action_size"]
+    if then.action_size == now.action_size:
+        names += ["action_low", "action_high"]
     pairs = ((name, getattr(then, name), getattr(now, name)) for name in names)
-    found = "; ".join(
-        f"{name}: {before} then, {after} now" for name, before, after in pairs if before != after
-    )
-    if found:
+    if found := "; ".join(f"{name}: {was} then, {is_} now" for name, was, is_ in pairs if was != is_):
         raise EnvironmentSpecError(
             f"the environment {now.environment!r} is not the one that the agent learned in ({found}); make "
             f"it as it was, or start a new run"
         )
-
-
-class ActionMap:
-    """Maps normalised actions in [-1, 1] linearly onto a bounded Box; ±1 are exactly its bounds."""
-
-    def __init__(self, space: gymnasium.Space[Any]) -> None:
-        if not isinstance(space, Box):
-            raise TypeError(f"an ActionMap needs a Box, not {space}")
-        self._shape, self._dtype = space.shape, space.dtype
-        self._whole = np.issubdtype(space.dtype, np.integer)
-        low, high = space.low.ravel(), space.high.ravel()
-        self._identity = space.dtype == np.float32 and bool((low == -1).all() and (high == 1).all())
-        precision = np.dtype(np.float32 if self._identity else np.float64)
-        self._low: npt.NDArray[Any] = low.astype(precision)
-        self._high: npt.NDArray[Any] = high.astype(precision)
-        self._half_low, self._half_high = self._low / 2, self._high / 2
-        self._ends = low, high
-
-    def __call__(self, action: Array) -> npt.NDArray[Any]:
-        """(n,) normalised -> the Box's shape and dtype, always a new array.
-
-        Out-of-range actions are clipped to the box; whole-number spaces get the nearest number.
-        """
-        if self._identity:
-            values: npt.NDArray[Any] = action
-        else:
-            # this form of low + (a + 1) / 2 * (high - low) has no rounding error at both ends
-            values = (1.0 - action) * self._half_low + (1.0 + action) * self._half_high
-        values = np.minimum(np.maximum(values, self._low), self._high)
-        if self._whole:
-            return self._rounded(values).reshape(self._shape)
-        return values.astype(self._dtype).reshape(self._shape)
-
-    def _rounded(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The nearest whole numbers; the bounds as they are, for float64 may not hold them (2^63 - 1)."""
-        low, high = self._ends
-        with np.errstate(all="ignore"):  # such a bound is no number of the dtype before it is replaced
-            whole = np.rint(values).astype(self._dtype)
-        return np.where(values >= self._high, high, np.where(values <= self._low, low, whole))
 
 
 def _space(env: Environment, env_id: str, name: str) -> object:
@@ -181,9 +157,9 @@ def _is_to_be_flattened(space: object, env_id: str) -> bool:
 
 def _create(env_id: str, arguments: dict[str, Any]) -> Environment:
     factory = factory_of(env_id)
-    name = env_id.rpartition(":")[2]
+    make = partial(_gymnasium_make, env_id.rpartition(":")[2]) if factory is None else factory
     try:
-        env = _gymnasium_make(name, arguments) if factory is None else factory(**arguments)
+        env = make(**arguments)
     except EnvironmentSpecError:
         raise
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
@@ -204,7 +180,7 @@ def _create(env_id: str, arguments: dict[str, Any]) -> Environment:
     return env
 
 
-def _gymnasium_make(name: str, arguments: dict[str, Any]) -> Environment:
+def _gymnasium_make(name: str, /, **arguments: Any) -> Environment:
     with warnings.catch_warnings():
         # `resolve_id` has noted it, once and without colours.
         warnings.filterwarnings("ignore", message=".*is out of date", category=DeprecationWarning)
@@ -231,18 +207,18 @@ def _quiet_mujoco() -> Iterator[None]:
         previous: Callable[[str], object] | None = mujoco.get_mju_user_warning()
 
         def warn(message: str) -> None:
-            if not message.startswith(EXPECTED_WARNING):
-                (previous or _log_mujoco)(message)
+            if message.startswith(EXPECTED_WARNING):
+                return
+            if previous is not None:
+                previous(message)
+            else:
+                _log.warning("MuJoCo: %s", message.strip())
 
         mujoco.set_mju_user_warning(warn)
         try:
             yield
         finally:
             mujoco.set_mju_user_warning(previous)
-
-
-def _log_mujoco(message: str) -> None:
-    _log.warning("MuJoCo: %s", message.strip())
 
 
 class KeptEnv(gymnasium.Wrapper[Array, Array, Array, Array]):
@@ -255,31 +231,32 @@ class KeptEnv(gymnasium.Wrapper[Array, Array, Array, Array]):
 
     def __init__(self, env: gymnasium.Env[Array, Array]) -> None:
         super().__init__(env)
-        self._good_resets = self._good_steps = False
+        self._good: set[Call] = set()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """The environment's own."""
-        if self._good_resets:
-            if not SURROUNDINGS.theirs:
-                return self.env.reset(seed=seed, options=options)
-            with SURROUNDINGS.as_before():
-                return self.env.reset(seed=seed, options=options)
-        with kept_call() as changed:
-            returned = self.env.reset(seed=seed, options=options)
-        self._good_resets = not changed
-        return returned
+        if "reset" in self._good and not SURROUNDINGS.theirs:
+            return self.env.reset(seed=seed, options=options)
+        with self._kept("reset"):
+            return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Array) -> Any:
         """The environment's own."""
-        if self._good_steps:
-            if not SURROUNDINGS.theirs:
-                return self.env.step(action)
+        if "step" in self._good and not SURROUNDINGS.theirs:
+            return self.env.step(action)
+        with self._kept("step"):
+            return self.env.step(action)
+
+    @contextmanager
+    def _kept(self, call: Call) -> Iterator[None]:
+        if call in self._good:
             with SURROUNDINGS.as_before():
-                return self.env.step(action)
+                yield
+            return
         with kept_call() as changed:
-            returned = self.env.step(action)
-        self._good_steps = not changed
-        return returned
+            yield
+        if not changed:
+            self._good.add(call)
 
     def render(self) -> Any:
         """The environment's own."""
@@ -290,3 +267,115 @@ class KeptEnv(gymnasium.Wrapper[Array, Array, Array, Array]):
         """The environment's own."""
         with kept_call():
             self.env.close()
+
+
+# --- tried out before a run ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TryOut:
+    """What came of trying an environment out.
+
+    Attributes:
+        schema: what its transitions look like; None if it cannot be made or has spaces we cannot use.
+        findings: what has to be corrected before an agent can train in it; empty where all is well.
+        notes: what an agent can train with, but is hardly meant so.
+    """
+
+    schema: TransitionSchema | None
+    findings: tuple[EnvironmentSpecError, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def tried_out(config: EnvConfig, watch: Watch) -> TransitionSchema:
+    """Tries an environment out as `try_out` does; what its transitions look like.
+
+    Raises:
+        EnvironmentSpecError: the first finding.
+    """
+    result = try_out(config, watch)
+    for note in result.notes:
+        _log.warning("note: %s", note)
+    if result.findings or result.schema is None:
+        raise result.findings[0]
+    return result.schema
+
+
+def try_out(config: EnvConfig, watch: Watch) -> TryOut:
+    """Makes an environment, probes and closes it. The watch sees each call; what it raises is a finding."""
+    with process_kept():
+        try:
+            with watch.during("making"):
+                env = make_env(config.id, config.kwargs)
+        except EnvironmentSpecError as error:
+            return TryOut(None, (error,))
+        try:
+            schema = schema_of(env, config.id)
+            result = TryOut(schema, *probe(env, schema, watch))
+        finally:
+            with watch.during("close"):
+                close_env(env, owner=_OWNER)
+    return result
+
+
+def probe(
+    env: Environment, schema: TransitionSchema, watch: Watch, *, seed: int = 0
+) -> tuple[tuple[EnvironmentSpecError, ...], tuple[str, ...]]:
+    """Findings and notes of one reset and one step with the middle of the action space.
+
+    env is one that `make_env` made, and the schema its own.
+    """
+    size, findings, notes = schema.observation_size, list[EnvironmentSpecError](), list[str]()
+    middle = ActionMap(env.action_space)(np.zeros(schema.action_size, np.float32))
+    calls: dict[Call, Callable[[], Any]] = {
+        "reset": lambda: env.reset(seed=seed, options=None),
+        "step": lambda: env.step(middle),
+    }
+    try:
+        for call, ask in calls.items():
+            returned = _answer(call, ask, watch)
+            found = list(faults(returned, size, call))
+            findings += found
+            notes += () if found else _not_finite(returned, size, call)
+        _require_kept(schema, schema_of(env, schema.environment))
+    except EnvironmentSpecError as error:
+        findings.append(error)
+    return tuple(findings), tuple(notes)
+
+
+def _answer(call: Call, ask: Callable[[], Any], watch: Watch) -> Any:
+    """What a call returned.
+
+    Raises:
+        EnvironmentSpecError: it raised, or its observation is not of its space.
+    """
+    try:
+        with watch.during(call):
+            return ask()
+    except EnvironmentSpecError:
+        raise
+    except RAISED as error:
+        if (breach := misuse(call, error)) is not None:
+            raise breach from error
+        _log.error("%s: the traceback of its %s", _OWNER, call, exc_info=error)
+        raise EnvironmentSpecError(
+            f"the environment's {call} raised {summary(error)} when it was tried out; correct the "
+            f"environment, whose traceback is in the log"
+        ) from error
+
+
+def _require_kept(before: TransitionSchema, after: TransitionSchema) -> None:
+    for name in ("observation_size", "action_size", "action_low", "action_high"):
+        was, now = getattr(before, name), getattr(after, name)
+        if was != now:
+            raise EnvironmentSpecError(
+                f"the environment changed its spaces in reset or step ({name}: {was} before, {now} after); "
+                f"set them in its __init__ and leave them as they are"
+            )
+
+
+def _not_finite(returned: tuple[Any, ...], size: int, call: Call) -> Iterator[str]:
+    if not np.isfinite(to_float32(returned[0], size)).all():
+        yield f"the environment's first {call} returned an observation that is not finite in float32"
+    if call == "step" and not math.isfinite(to_reward(returned[1])):
+        yield "the environment's first step returned a reward that is not finite"

@@ -1,4 +1,4 @@
-"""Environments whose exceptions are told from our own, and one that is made anew when it raises."""
+"""Restarts: environments whose exceptions are told from our own, and one that is made anew when it raises."""
 
 import logging
 import time
@@ -9,8 +9,7 @@ import gymnasium
 
 from dase_grpc.config.sections import EnvConfig
 from dase_grpc.errors import EnvironmentFailedError, EnvironmentSpecError
-from dase_grpc.learning.envs.answers import Call, begun, misuse, taken
-from dase_grpc.learning.envs.foreign import RAISED, summary
+from dase_grpc.learning.envs.answers import RAISED, Call, begun, misuse, summary, taken
 from dase_grpc.learning.envs.make import Environment, close_env, make_env
 from dase_grpc.pace import pause_s
 from dase_grpc.process.watchdog import Watch
@@ -79,10 +78,7 @@ def step(
 ) -> tuple[Array, float, bool, bool]:
     """A step: the observation, (size,) float32, the reward, terminated, truncated.
 
-    `look` is shown the last observation of an episode as it came.
-
-    Raises:
-        EnvironmentSpecError, EnvironmentBroke, Exception: as `reset`.
+    `look` is shown the last observation of an episode as it came. Raises as `reset`.
     """
     returned: Any = env.step(action)
     try:
@@ -102,7 +98,10 @@ def _require_first(env: Environment, call: Call, breach: EnvironmentSpecError) -
 
 
 class WatchedEnv(gymnasium.Wrapper[Array, Array, Array, Array]):
-    """An environment whose calls a `Watch` sees, and what they raise is an `EnvironmentBroke`."""
+    """An environment whose calls a `Watch` sees, and what they raise is an `EnvironmentBroke`.
+
+    Where it breaks its interface, and no reset has been right before, that is an EnvironmentSpecError.
+    """
 
     def __init__(self, make: Callable[[], Environment], watch: Watch, *, purpose: str = "") -> None:
         self.watch = watch
@@ -110,12 +109,7 @@ class WatchedEnv(gymnasium.Wrapper[Array, Array, Array, Array]):
         super().__init__(self._made(make))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """The environment's own.
-
-        Raises:
-            EnvironmentBroke: it raised.
-            EnvironmentSpecError: it breaks its interface, and no reset has been right before.
-        """
+        """The environment's own."""
         self.watch.begin(f"{self._purpose}reset")
         try:
             return self.env.reset(seed=seed, options=options)
@@ -125,12 +119,7 @@ class WatchedEnv(gymnasium.Wrapper[Array, Array, Array, Array]):
             self.watch.end()
 
     def step(self, action: Array) -> Any:
-        """The environment's own.
-
-        Raises:
-            EnvironmentBroke: it raised.
-            EnvironmentSpecError: it breaks its interface, and no reset has been right before.
-        """
+        """The environment's own."""
         self.watch.begin(f"{self._purpose}step")
         try:
             return self.env.step(action)
@@ -141,15 +130,11 @@ class WatchedEnv(gymnasium.Wrapper[Array, Array, Array, Array]):
 
     def close(self) -> None:
         """Closes the environment, unless another thread hangs in it; what it raises is logged."""
-        if self.watch.call is not None:
-            return
-        self.watch.begin(f"{self._purpose}close")
-        try:
-            close_env(self.env, owner=self.watch.owner)
-        finally:
-            self.watch.end()
+        if self.watch.call is None:
+            with self.watch.during(f"{self._purpose}close"):
+                close_env(self.env, owner=self.watch.owner)
 
-    def _broken(self, call: Call, error: BaseException) -> EnvironmentBroke | EnvironmentSpecError:
+    def _broken(self, call: Call, error: BaseException) -> Exception:
         breach = error if isinstance(error, EnvironmentSpecError) else misuse(call, error)
         if breach is not None and not self.watch.answered:
             return breach
@@ -200,10 +185,9 @@ class RestartableEnv(WatchedEnv):
         """
         while True:
             self.failures += 1
-            same = (
-                self._last is not None and broke.is_like(self._last[0]) and self.good_steps == self._last[1]
-            )
-            self._last, self.good_steps = (broke, self.good_steps), 0
+            last, self._last = self._last, (broke, self.good_steps)
+            same = last is not None and broke.is_like(last[0]) and self.good_steps == last[1]
+            self.good_steps = 0
             if same or self.failures > self._max_restarts:
                 raise given_up(broke, where=where, restarts=self.failures - 1, same=same) from broke.error
             self._say(broke, where)
@@ -220,16 +204,15 @@ class RestartableEnv(WatchedEnv):
     def _say(self, broke: EnvironmentBroke, where: str) -> None:
         """One sentence, with the traceback where this kind of exception is new in this call."""
         kind = (broke.call, type(broke.error).__name__)
-        traceback = None if kind in self._said else broke.error
-        self._said.add(kind)
         _log.warning(
             "%s: %s, so it is made anew and a new episode begins (restart %d in a row, of at most %d)",
             where,
             broke,
             self.failures,
             self._max_restarts,
-            exc_info=traceback,
+            exc_info=None if kind in self._said else broke.error,
         )
+        self._said.add(kind)
 
 
 def given_up(

@@ -11,7 +11,7 @@ import pytest
 import worlds  # noqa: F401  # it registers environments
 
 from dase_grpc.errors import EnvironmentSpecError
-from dase_grpc.learning.envs.foreign import summary
+from dase_grpc.learning.envs.answers import summary
 from dase_grpc.learning.envs.ids import continuous_variant, latest_version, resolve_id
 from dase_grpc.learning.envs.make import make_env
 

@@ -6,8 +6,7 @@ import worlds
 
 from dase_grpc.config.sections import EnvConfig
 from dase_grpc.errors import USAGE_CODE, EnvironmentSpecError
-from dase_grpc.learning.envs.make import schema_of
-from dase_grpc.learning.envs.probe import TryOut, probe, tried_out, try_out
+from dase_grpc.learning.envs.make import TryOut, probe, schema_of, tried_out, try_out
 from dase_grpc.process.watchdog import Watch
 
 

@@ -11,8 +11,8 @@ import worlds
 from gymnasium.spaces import Box
 
 from dase_grpc.errors import EnvironmentSpecError
-from dase_grpc.learning.envs.answers import coarsened, to_float32
-from dase_grpc.learning.envs.make import EXPECTED_WARNING, ActionMap, make_env, schema_of
+from dase_grpc.learning.envs.answers import ActionMap, coarsened, to_float32
+from dase_grpc.learning.envs.make import EXPECTED_WARNING, make_env, schema_of
 
 SUPPORTED = [
     "Ant-v5",

@@ -28,7 +28,7 @@ from replay.wire.services import (
 from replay.wire.test_protocol_doc import TEXT
 
 from dase_grpc.learning.agents.policy import CLIP, MIN_DEVIATION
-from dase_grpc.learning.envs.make import ActionMap
+from dase_grpc.learning.envs.answers import ActionMap
 from dase_grpc.schema import TransitionSchema
 
 
