@@ -29,6 +29,10 @@ PYTHON_FILE = re.compile(r"(?<![\w/.{*-])[\w.-][\w./-]*\.py\b")
 FOLDER = re.compile(r"(?<![\w/])(?:dase_grpc|tests|benchmarks|scripts)/[\w/]*\w(?![\w/*<{-]|\.\w)")
 
 
+def page_name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
 def prose(page: Path) -> str:
     return BLOCK.sub("", page.read_text(encoding="utf-8"))
 
@@ -65,7 +69,7 @@ def faults(words: list[str]) -> Iterator[str]:
         yield from (f"{name} is not for {role}" for name in names if name not in takes)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_every_link_leads_to_a_file_and_a_heading(page):
     for link in LINK.findall(page.read_text(encoding="utf-8")):
         url = urlsplit(link)
@@ -76,7 +80,7 @@ def test_every_link_leads_to_a_file_and_a_heading(page):
         assert not url.fragment or url.fragment in anchors(target), link
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_every_command_on_a_page_exists_with_its_flags(page):
     for words in commands(page):
         assert not list(faults(list(words))), f"dase {' '.join(words)}"
@@ -91,7 +95,7 @@ def missing_files(text: str, *folders: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("page", OF_TODAY, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", OF_TODAY, ids=page_name)
 def test_every_python_file_and_folder_of_code_that_a_page_names_exists(page):
     assert not missing_files(page.read_text(encoding="utf-8"), page.parent)
 

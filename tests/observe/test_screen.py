@@ -99,9 +99,8 @@ def test_agents_that_do_not_fit_are_counted_and_those_in_trouble_come_first():
 
 def test_a_lease_that_has_expired_is_said():
     gone = replace(agent(1), lease="expired", silent_s=25.0)
-    assert "! agent 1 is gone: learner@host-1 was last heard of 25 s ago" in shown(
-        seen(cluster(agents=(agent(0), gone)))
-    )
+    lines = shown(seen(cluster(agents=(agent(0), gone))))
+    assert "! agent 1 is gone: learner@host-1 was last heard of 25 s ago" in lines
 
 
 def test_what_agents_and_other_nodes_wait_for_is_said_in_full():
