@@ -111,21 +111,21 @@ class ActorCritic(ABC):
 
     @property
     def updates(self) -> int:
-        """Training iterations done so far; also the version of the current policy."""
+        """See Agent."""
         return self._updates
 
     @property
     def policy(self) -> ActorPolicy:
-        """The policy being trained: the network itself, whose actions have gradients."""
+        """See Agent."""
         return self._policy
 
     def act(self, observation: Array) -> Array:
-        """Noise-free actions in [-1, 1]; (B, m) float32 -> (B, n) float32, a new array."""
+        """See ActorPolicy."""
         return self._policy.act(observation)
 
     @torch.no_grad()
     def policy_actions(self, observation: Tensor) -> Tensor:
-        """π(s) for (B, m) observations on the agent's device, (B, n) in [-1, 1], without gradient."""
+        """See Agent."""
         if self._by_autograd:
             return self._policy.actions(observation)
         if self._normaliser is not None:
@@ -134,7 +134,7 @@ class ActorCritic(ABC):
 
     @property
     def uses_actions(self) -> bool:
-        """Whether the next `update` would use what `policy_actions` gives for its whole batch."""
+        """See Agent."""
         return not self._by_autograd and self._normaliser is None and self._moves_actor(self._updates + 1)
 
     def stack_of(self, memory: StackedMemory) -> Stack:
@@ -143,31 +143,22 @@ class ActorCritic(ABC):
 
     @property
     def judgement(self) -> dict[str, Tensor]:
-        """What another needs to act like this agent and to value states like it, the tensors themselves.
-
-        actor.*, critic.* and normaliser.* under their names in `state_dict`.
-        """
+        """What another needs to act like this agent and to value states like it, the tensors themselves."""
         parts = ("actor", "critic", "normaliser")
         return {name: tensor for name, tensor in self._tensors.items() if name.split(".")[0] in parts}
 
     @torch.no_grad()
     def value(self, observation: Tensor, action: Tensor) -> Tensor:
-        """Q(s, a) as the actor's loss has it, but in the environment's rewards; without gradient.
-
-        observation is (B, m), raw; action (B, n); the result (B,).
-        """
+        """Q(s, a) as the actor's loss has it, but in the environment's rewards, without gradient; (B,)."""
         if self._normaliser is not None:
             observation = self._normaliser.normalise(observation)
         return self._q(observation, action) / self._config.reward_scale
 
     def update(self, batch: Batch, weight: Tensor, *, actions: Tensor | None = None) -> Mapping[str, Tensor]:
-        """One training iteration; weight is (B,) and does not sum to 0.
+        """See Agent.
 
         Returns critic_loss, q_mean (the weighted mean of the first critic) and, when the actor was
-        updated, actor_loss: scalars that stay on the device. Never synchronises with the host.
-
-        actions may be what `policy_actions` gave last, if that was for this very batch; then the actor's
-        loss need not go through the actor again. It changes no result.
+        updated, actor_loss.
         """
         noise = self.room_for_noise(batch)
         self._draw(noise)
@@ -178,30 +169,6 @@ class ActorCritic(ABC):
     ) -> Mapping[str, Tensor]:
         """`update` with the noise it draws given, (B, n) each and not clipped yet."""
         self._count_update()
-        return self.learn(batch, weight, *noise, actions=actions)
-
-    def begin_update(self, noise: Sequence[Tensor]) -> bool:
-        """All of an update but its tensor work, which is `learn`; whether that is to move the actor.
-
-        Draws into the tensors that `room_for_noise` gave.
-        """
-        self._draw(noise)
-        self._count_update()
-        return self._moves_actor(self._updates)
-
-    def room_for_noise(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Tensors for what an update of such batches draws, (B, n) each."""
-        shape = torch.contiguous_format
-        return tuple(torch.empty_like(batch.action, memory_format=shape) for _ in self._noise_scales)
-
-    def learn(
-        self, batch: Batch, weight: Tensor, *noise: Tensor, actions: Tensor | None = None
-    ) -> Mapping[str, Tensor]:
-        """The tensor work of the update that `begin_update` has begun; see `update`.
-
-        By autograd it works on tensors that stay where they are, asks nothing of the host and leaves nothing
-        in Python, so it may be recorded (graphs.py), once for each answer of `begin_update`.
-        """
         if self._by_autograd:
             return self._learn_alone(batch, weight, noise)
         with torch.no_grad():
@@ -215,6 +182,20 @@ class ActorCritic(ABC):
             losses = self._learn(batch, weight / weight.sum(), policy, *noise)
         self._actor_pass.forget()
         return losses
+
+    def begin_update(self, noise: Sequence[Tensor]) -> bool:
+        """All of an update but its tensor work, which is a stack's; whether that is to move the actor.
+
+        Draws into the tensors that `room_for_noise` gave.
+        """
+        self._draw(noise)
+        self._count_update()
+        return self._moves_actor(self._updates)
+
+    def room_for_noise(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Tensors for what an update of such batches draws, (B, n) each."""
+        shape = torch.contiguous_format
+        return tuple(torch.empty_like(batch.action, memory_format=shape) for _ in self._noise_scales)
 
     def _learn_alone(self, batch: Batch, weight: Tensor, noise: Sequence[Tensor]) -> Mapping[str, Tensor]:
         assert self._alone is not None, "only its stack updates a stacked agent"

@@ -85,8 +85,7 @@ _COPIED: Final = tuple(field.name for field in fields(Batch) if field.name not i
 def that_count(weight: Tensor) -> Tensor | None:
     """The (k,) int64 indices of the rows that count, in order; None if all do, or all weights are 0.
 
-    weight is (B,), on the CPU: on another device this would wait for it, and k would be a shape that
-    depends on data.
+    weight is (B,), on the CPU: k is a shape that depends on data.
     """
     values = weight.numpy()
     (rows,) = (values > NEGLIGIBLE * values.max()).nonzero()
@@ -103,17 +102,12 @@ class Lanes:
 
 @dataclass
 class _Slot:
-    """One of two places that rows pass through on their way, in turn.
-
-    Attributes:
-        host, landing: the rows in pinned host memory, and on the device.
-        sent, free: behind the copy between the two, and behind the one out of `landing`; None at first.
-    """
+    """One of two places that rows pass through on their way, in turn: pinned, and on the device."""
 
     host: Tensor
     landing: Tensor
-    sent: Mark | None = None
-    free: Mark | None = None
+    sent: Mark | None = None  # behind the copy between the two
+    free: Mark | None = None  # behind the one out of `landing`
 
 
 class Staged:
@@ -122,9 +116,6 @@ class Staged:
     On a GPU the copy to the device overlaps with the updates that run there, however many are queued; the
     tensor itself changes in order with them. The host waits for nothing but its own copy of two fillings
     ago, which is what keeps it from running further ahead. One thread at a time.
-
-    Args:
-        lanes: the device's; None for those of a GPU, if it is one.
 
     Attributes:
         tensor: zeros at first; always the same, each filling overwrites it.

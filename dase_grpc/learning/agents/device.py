@@ -20,34 +20,29 @@ def pick_device(gpu: int | None, agents: Iterable[AgentConfig] = ()) -> torch.de
         DeviceError: there is no such CUDA device, or one of the agents is to multiply in bfloat16, and the
             device is none that this is for.
     """
-    device = _device(gpu)
-    if any(agent.products == "bfloat16" for agent in agents):
-        _require_bfloat16(gpu)
-    return device
-
-
-def _require_bfloat16(gpu: int | None) -> None:
-    if gpu is not None:
-        raise DeviceError(
-            f"--gpu {gpu}: agent.products = bfloat16 is for updates on a CPU; leave one of the two out"
-        )
-    # the oldest torch that this project takes has nothing to ask
-    found: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    if not any(found.get(name) for name in BFLOAT16_CAPABILITIES):
-        raise DeviceError(
-            "agent.products = bfloat16: torch finds no instructions for such products in this CPU "
-            "(AVX512_BF16, AMX or ARM's BF16); leave agent.products out"
-        )
-
-
-def _device(gpu: int | None) -> torch.device:
+    rounds = any(agent.products == "bfloat16" for agent in agents)
     if gpu is None:
+        if rounds and not _multiplies_bfloat16():
+            raise DeviceError(
+                "agent.products = bfloat16: torch finds no instructions for such products in this CPU "
+                "(AVX512_BF16, AMX or ARM's BF16); leave agent.products out"
+            )
         return torch.device("cpu")
     count = torch.cuda.device_count()
     if not 0 <= gpu < count:
         found = "no CUDA device" if count == 0 else f"CUDA devices 0..{count - 1}"
         raise DeviceError(f"--gpu {gpu}: torch finds {found} on this machine; leave --gpu out to use the CPU")
+    if rounds:
+        raise DeviceError(
+            f"--gpu {gpu}: agent.products = bfloat16 is for updates on a CPU; leave one of the two out"
+        )
     return torch.device("cuda", gpu)
+
+
+def _multiplies_bfloat16() -> bool:
+    # the oldest torch that this project takes has nothing to ask
+    found: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(found.get(name) for name in BFLOAT16_CAPABILITIES)
 
 
 def use(device: torch.device) -> None:
@@ -97,10 +92,7 @@ class CudaMark(Mark):
 
 
 class CudaLane(Lane):
-    """A CUDA stream: one of its own, or the one that the calling thread computes in.
-
-    Without work of other streams on the same tensors but as marks say.
-    """
+    """A CUDA stream: one of its own, or the one that the calling thread computes in."""
 
     def __init__(self, device: torch.device, *, own: bool) -> None:
         self._device = device

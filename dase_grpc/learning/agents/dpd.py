@@ -48,13 +48,7 @@ def distillation_loss(actions: Tensor, peer_actions: Tensor, share: Tensor) -> T
 
 @dataclass(frozen=True)
 class Pairing:
-    """Whom an agent of a pair learns from.
-
-    Attributes:
-        agent_id: the peer's.
-        config: how the peer learns; its networks are built by it.
-        policies: where both show their policies.
-    """
+    """Whom an agent of a pair learns from: the peer's id and how it learns, and where both show policies."""
 
     agent_id: int
     config: AgentConfig
@@ -129,9 +123,7 @@ class DPD:
         return self._own.uses_actions
 
     def update(self, batch: Batch, weight: Tensor, *, actions: Tensor | None = None) -> Mapping[str, Tensor]:
-        """One training iteration: the algorithm's own update, then the distillation.
-
-        Returns the algorithm's losses and, where there was a distillation, distillation_loss.
+        """See Agent: the algorithm's own update, then the distillation, which adds distillation_loss.
 
         Raises:
             ConfigError: the peer's networks, or what its values mean, are not as they were said to be.
@@ -166,20 +158,15 @@ class DPD:
     def state_dict(self) -> dict[str, Tensor]:
         """The algorithm's own state and what distilling goes on from.
 
-        distillation_optimizer.*, distillation_totals.* since the last `take_statistics`, peer.* with its
-        peer_version and published.* with its published_version; a version is -1 where there is none yet.
+        distillation_optimizer.*, distillation_totals.*, peer.* and published.*, and the versions of both.
         """
         ours = {name: tensor.detach().clone() for name, tensor in self._tensors.items()}
         return {**self._own.state_dict(), **ours}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` gave, and shows again what the saved agent had shown last.
+        """See ActorCritic; shows again what the saved agent had shown last.
 
         Once both of a pair have done so, their updates go on bit for bit.
-
-        Raises:
-            KeyError: a name is missing.
-            ValueError: a name too many, or a value of another shape or dtype; nothing is changed.
         """
         added = {name: value for name, value in state.items() if name.split(".")[0] in self._names}
         require_fit(self._tensors, added)
@@ -266,12 +253,10 @@ class _Totals:
     def add(self, loss: Tensor, trust: Tensor, *, lag: int) -> None:
         """Counts one distillation with each state's confidence; never synchronises with the host."""
         chosen = trust > 0
-        any_chosen = chosen.any()
         mean = trust.sum() / chosen.sum().clamp(min=1)
         counted = torch.where(loss.isfinite(), loss, 0.0)  # the sums are saved
-        self._sums += torch.stack(
-            [counted.double(), chosen.double().mean(), mean.double(), any_chosen.double()]
-        )
+        parts = counted, chosen.double().mean(), mean, chosen.any()
+        self._sums += torch.stack([part.double() for part in parts])
         self.counts[DONE] += 1
         self.counts[LAG] += lag
 

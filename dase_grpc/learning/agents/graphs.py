@@ -40,7 +40,7 @@ class Recorder(Protocol):
         """Records the work without doing it: what does it, and the results that each doing overwrites.
 
         Raises:
-            RecordingFailed: the work cannot be recorded.
+            RecordingFailed: it cannot be recorded.
         """
         ...
 
@@ -54,7 +54,7 @@ class Captured(Generic[R]):
     until the next call of any work that shares the recorder.
 
     Args:
-        work: without arguments; gives tensors, in a mapping, a tuple or a dataclass.
+        work: gives tensors, in a mapping, a tuple or a dataclass.
         recorder: None where the work is to be done as it is, on a CPU for one.
         name: what the work is, for the log.
     """

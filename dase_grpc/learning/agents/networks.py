@@ -134,11 +134,7 @@ class LateActionCritic(_Network):
 
 
 def restore(tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-    """Copies `state` into the `tensors` of the same names, or changes nothing.
-
-    Raises:
-        KeyError, ValueError: as `require_fit`.
-    """
+    """Copies `state` into the `tensors` of the same names, or changes nothing; raises as `require_fit`."""
     require_fit(tensors, state)
     with torch.no_grad():
         for name, ours in tensors.items():

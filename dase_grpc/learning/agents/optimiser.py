@@ -20,12 +20,13 @@ LOSS_SHARE: Final = 1e-8
 Beyond it a gradient's square may be too large for Adam's second moment, which would stay so for ever.
 """
 
-Moved = tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor]]
-"""What Adam works on: values, gradients, means, squares and numbers of steps."""
 
+def fused_adam(
+    moved: Sequence[list[Tensor]], *, lr: float, weight_decay: float, skip: Tensor | None = None
+) -> None:
+    """One step of torch's fused kernel, in place; none where the float `skip` is 1.
 
-def fused_adam(moved: Moved, *, lr: float, weight_decay: float, skip: Tensor | None = None) -> None:
-    """One step of torch's fused kernel for each tensor, in place; none where the float `skip` is 1.
+    moved holds values, gradients, means, squares and numbers of steps, as many of each.
 
     Called directly, because torch's optimiser adds 40 µs of Python to 70 µs of a step on a CPU. The numbers
     of steps are the caller's to count, before the call. Weight decay is the L2 term's gradient, added before
@@ -81,7 +82,7 @@ class GuardedSteps:
         self._mean = room(f"{name}.mean", flat.values.shape, dtype=dtype)
         self._square = room(f"{name}.square", flat.values.shape, dtype=dtype)
         self._step = room(f"{name}.step", (), dtype=torch.float32)
-        self._moved = [flat.values], [flat.gradient], [self._mean], [self._square], [self._step]
+        self._moved = [[flat.values], [flat.gradient], [self._mean], [self._square], [self._step]]
         self._found = torch.zeros((), dtype=torch.float32, device=device)
         self._unscaled = torch.ones((), dtype=torch.float32, device=device)
         self._left_out = room(f"{name}.left_out", (), dtype=torch.float64)
@@ -138,10 +139,8 @@ class StackedSteps:
     Never waits for the device.
 
     Args:
-        held: the agents' flat tensors of this network, by their names after its own: (K, size) values,
-            gradient, mean and square, (K,) step and left_out.
-        parameters: the leaves that a loss is derived by, views of values.
-        places: views of gradient in the same shapes.
+        held: (K, size) values, gradient, mean and square of this network, (K,) step and left_out.
+        parameters: the leaves that a loss is derived by, views of values; places: of gradient.
     """
 
     def __init__(
@@ -153,15 +152,10 @@ class StackedSteps:
         lr: float,
         weight_decay: float = 0.0,
     ) -> None:
-        self._held = held
-        self._parameters = parameters
-        self._places = places
+        self._held, self._parameters, self._places = held, parameters, places
         self._lr = lr
         self._weight_decay = weight_decay
-        values, gradients, means, squares, steps = (
-            list(held[name].unbind()) for name in ("values", "gradient", "mean", "square", "step")
-        )
-        self._moved = values, gradients, means, squares, steps
+        self._moved = [list(held[name].unbind()) for name in ("values", "gradient", "mean", "square", "step")]
 
     def minimise(self, loss: Tensor, *, live: Tensor) -> Tensor:
         """One step down each of the (K,) losses by autograd; returns them without their graph.

@@ -103,12 +103,7 @@ class Linear:
 
 
 class Dense:
-    """y = relu(... relu(x W_1 + b_1) ...) W_L + b_L.
-
-    Attributes:
-        layers: W_1 and b_1 to W_L and b_L, as they were given.
-        buffers: what it works in.
-    """
+    """y = relu(... relu(x W_1 + b_1) ...) W_L + b_L, of L layers, in `buffers`."""
 
     def __init__(self, layers: Sequence[Linear], buffers: Buffers) -> None:
         self.layers = tuple(layers)
@@ -198,12 +193,7 @@ def _dense(
 
 
 class ActorPass:
-    """π(s); the last pass is kept for the backward one.
-
-    Args:
-        values: what multiplies on the way to the actions.
-        gradients: what multiplies on the way back.
-    """
+    """π(s); the last pass is kept for the backward one. values and gradients multiply there and back."""
 
     def __init__(self, actor: Actor, *, values: Products = EXACT, gradients: Products = EXACT) -> None:
         self._dense = _dense(actor, values=values, gradients=gradients, weight=torch.t)
@@ -215,12 +205,10 @@ class ActorPass:
         return self._actions
 
     def again(self, actions: Tensor | None, observation: Tensor, rows: Tensor | None) -> Tensor:
-        """The actions for `observation`: those of the last pass if it gave `actions`, else by a new pass.
+        """The actions for (B, m) observations: those of the last pass if it gave `actions`, else new ones.
 
-        Args:
-            actions: what the last pass gave, while neither the actor nor the observations have changed.
-            observation: (B, m), what `actions` answers to; if rows are given, those of it.
-            rows: which rows of `actions` are wanted; None for all.
+        Where rows are given, the observations are those of the last pass at these rows. Neither actor nor
+        observations may have changed since.
         """
         if actions is None or actions is not self._actions:
             return self.actions(observation)

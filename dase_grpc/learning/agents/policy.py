@@ -94,13 +94,10 @@ def _mean(share: Tensor, x: Tensor) -> Tensor:
 
 
 class ActorPolicy:
-    """π(s) for raw observations: normalise, then the actor.
+    """π(s) for raw observations: normalise, then the actor, whose parameters `flat` holds.
 
     On a CPU `act` is plain NumPy over the actor's memory, which has to stay where it is: 2 µs a layer for a
     single observation, where torch takes 8.
-
-    Args:
-        flat: the actor's parameters.
     """
 
     def __init__(self, actor: Actor, flat: Flat, normaliser: Normaliser | None = None) -> None:

@@ -87,7 +87,6 @@ class Snapshots(LearnersGuide):
     only for the update before. Until there was an update both are the agent's own.
 
     Args:
-        agent: on `device`.
         lag: 0 or 1, the updates that the policy acted by is behind.
         lane: where copies from the device are queued, in order with its updates; None for the device's own.
     """

@@ -150,10 +150,8 @@ class Networks(Generic[C]):
 class Moves:
     """What an update moves, for those agents whose turn it is.
 
-    Attributes:
-        critic, actor: one step down each of the (K,) losses; gives them without their graph.
-        follow: moves the target networks.
-        with_actor: whether it is any actor's turn.
+    critic and actor take one step down each of the (K,) losses, and give them without their graph; follow
+    moves the target networks. with_actor: whether it is any actor's turn.
     """
 
     critic: Callable[[Tensor], Tensor]
@@ -172,13 +170,9 @@ it, share (K, B) is w / Σ w, noise what the update draws, (K, B, n) each and no
 
 @dataclass(frozen=True)
 class Kind:
-    """What tells one algorithm from another.
+    """What tells one algorithm from another: its update by autograd, its critics, how its networks start.
 
-    Attributes:
-        learn: its update by autograd.
-        network, critic: its critics, of one agent and of a stack.
-        bounds: of the numbers that its networks start with.
-        target_actor: whether a target network follows the actor, too.
+    The critics are `network` of one agent, and `critic` of a stack.
     """
 
     learn: Learn
@@ -208,11 +202,7 @@ class Stack:
     """What K agents learn at once; only it may update them. Owned by one thread.
 
     All is tensor work on the agents' device that never waits for it and may be recorded (graphs.py).
-
-    Args:
-        flats: the networks of one of them, by name; all have the same ones, in `memory`.
-        config: how each of them learns.
-        memory: what the agents were made with.
+    `flats` are the networks of one of them, by name; all have the same ones, in `memory`.
     """
 
     def __init__(
@@ -255,12 +245,9 @@ class Stack:
     ) -> Mapping[str, Tensor]:
         """The tensor work of one update of each agent for which `live` is true.
 
-        Args:
-            batch: a batch for each, (K, B, ...); of an agent that is not live it may hold anything.
-            weight: (K, B); a live agent's does not sum to 0.
-            noise: what the update of one agent draws, (K, B, n) each.
-            live: (K,) bool.
-            moves: (K,) bool, which of them move their actor too; None where none does.
+        batch is (K, B, ...), weight (K, B), noise what the update of one agent draws, (K, B, n) each; of an
+        agent that is not live they may be anything, of one that is, weights do not sum to 0. live and moves
+        are (K,) bool; moves tells which move their actor too, None that none does.
 
         Returns the losses of `ActorCritic.update`, (K,) each, those of live agents alone meaning anything.
         """

@@ -66,10 +66,8 @@ def similarity_weights(
         ConfigError: an option that is unknown or out of range.
         ValueError: the shapes do not fit together.
     """
-    options = _options(
-        reference_variance=reference_variance, divergence=divergence, scope=scope, floor=floor,
-        shrinkage=shrinkage, debias=debias, normalise=normalise,
-    )  # fmt: skip
+    given = {"divergence": divergence, "scope": scope, "floor": floor, "shrinkage": shrinkage}
+    options = _options(reference_variance=reference_variance, debias=debias, normalise=normalise, **given)
     deviation = deviations(actions, policy_actions)
     ids = torch.as_tensor(agent_ids, device=deviation.device)
     if ids.shape != deviation.shape[:1]:
@@ -117,10 +115,8 @@ def deviations(actions: Values, policy_actions: Values) -> Tensor:
     taken = _float64(actions)
     wanted = _float64(policy_actions, taken.device)
     if taken.ndim != 2 or taken.shape != wanted.shape:
-        raise ValueError(
-            f"actions and policy actions must both be (b, n), not {tuple(taken.shape)} "
-            f"and {tuple(wanted.shape)}"
-        )
+        shapes = f"{tuple(taken.shape)} and {tuple(wanted.shape)}"
+        raise ValueError(f"actions and policy actions must both be (b, n), not {shapes}")
     return taken - wanted
 
 

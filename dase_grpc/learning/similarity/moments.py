@@ -68,8 +68,7 @@ def floored(cov: Tensor, reference_variance: float) -> Tensor:
 
 def _sign(symmetric: Tensor) -> Tensor:
     """The matrix with the same eigenvectors and the signs of the eigenvalues, by X ← ½ X (3I − X²)."""
-    tiny = torch.finfo(symmetric.dtype).tiny
-    size = symmetric.square().sum((-2, -1), keepdim=True).sqrt().clamp(min=tiny)
+    size = symmetric.square().sum((-2, -1), keepdim=True).sqrt().clamp(min=_TINY)
     sign = symmetric / size
     for _ in range(SIGN_STEPS):
         sign = 1.5 * sign - 0.5 * (sign @ sign @ sign)
@@ -87,12 +86,8 @@ class RunningMoments:
     Older scatter is merged with the batch's around their common mean (Chan, Golub and LeVeque 1979), so
     that no large sums cancel and a dimension that never varied has exactly no variance.
 
-    Owned by one thread. Holds its tensors for life and writes them in place.
-
-    Args:
-        half_life: in calls of `take`; positive.
-        mean, scatter, weight, squares: (G, n), (G, n, n), (G,) and (G,) float64, all zeros at first; of a
-            stack, with K in front.
+    Owned by one thread. Writes its tensors in place: (G, n), (G, n, n), (G,) and (G,) float64, all zeros at
+    first; of a stack, with K in front. half_life is in calls of `take`, and positive.
     """
 
     def __init__(
@@ -108,7 +103,7 @@ class RunningMoments:
     def empty(
         cls, groups: int, size: int, *, half_life: float, device: torch.device, memory: Memory = OWN
     ) -> Self:
-        """Of G = `groups` groups that nothing is known of yet, in R^n with n = `size`."""
+        """Of G = `groups` groups that nothing is known of yet, n = `size`."""
         room = partial(memory.zeros, dtype=torch.float64, device=device)
         shapes = (groups, size), (groups, size, size), (groups,), (groups,)
         held = {name: room(f"{SIMILARITY}.{name}", shape) for name, shape in zip(_NAMES, shapes, strict=True)}

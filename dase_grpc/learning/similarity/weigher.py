@@ -26,48 +26,33 @@ from dase_grpc.learning.similarity.measure import (
 )
 from dase_grpc.learning.similarity.moments import RunningMoments, sound
 
+_OF_OWN: Final = {"similarity": 1.0, "rho": 0.0, "covariance_term": 0.0, "mean_term": 0.0}
 _TINY: Final = torch.finfo(torch.float64).tiny
 
 
 @dataclass(frozen=True)
-class Weighing:
-    """The weights of one batch and what they came from; tensors on the batch's device, never NaN.
+class Weighing(Similarity):
+    """The weights of one batch, and what its external rows, as one group, say; never NaN.
 
-    Those of a stack's batches have K in front: weight is (K, B), and what is a scalar otherwise (K,).
-
-    With scope `pooled` all external rows share what the scalars say. With the others the scalars are
-    means over the external rows, `similarity` over all, ρ and its terms over those that could be measured.
+    Each value has one dimension less than a Similarity of groups: a scalar, of a stack (K,). With scope
+    `pooled` all external rows share it. With the others it is a mean over the external rows, `similarity`
+    over all, ρ and its terms over those that could be measured; `degenerate` says whether there are others.
 
     Attributes:
-        weight: (B,) float32, exactly 1 for internal rows and λ for external ones.
-        similarity: λ, a float64 scalar; 0 without external rows, where it weighs nothing.
-        rho: ρ in nats, a float64 scalar; infinite where λ is 0 by definition.
-        covariance_term, mean_term: the two summands of the Jeffreys divergence, whatever the divergence
-            is; float64 scalars, infinite where they cannot be measured.
-        external: the number of external rows, an int64 scalar.
-        degenerate: a bool scalar; there are external rows whose ρ could not be measured.
+        weight: (B,) float32, of a stack (K, B), exactly 1 for internal rows and λ for external ones.
     """
 
     weight: Tensor
-    similarity: Tensor
-    rho: Tensor
-    covariance_term: Tensor
-    mean_term: Tensor
-    external: Tensor
-    degenerate: Tensor
 
     @classmethod
     def of(cls, weight: Tensor, external: Similarity) -> "Weighing":
-        """The weights, and what the one group of all external rows says."""
-        return cls(
-            weight=weight,
-            similarity=external.similarity[..., 0],
-            rho=external.rho[..., 0],
-            covariance_term=external.covariance_term[..., 0],
-            mean_term=external.mean_term[..., 0],
-            external=external.count[..., 0],
-            degenerate=external.degenerate[..., 0],
-        )
+        """The weights, and the one group of all external rows."""
+        return cls(**{name: value[..., 0] for name, value in vars(external).items()}, weight=weight)
+
+    @property
+    def external(self) -> Tensor:
+        """The number of external rows, an int64 scalar."""
+        return self.count
 
     @property
     def external_share(self) -> Tensor:
@@ -91,13 +76,11 @@ class SimilarityWeigher:
     into the running moments, so it is called once per update and one thread owns the weigher.
 
     Args:
-        options: what is measured.
         own_id: the agent whose rows are internal; for a stack (K, 1) int32, and `masked` then.
         agents: K, the number of agents that share the buffer.
-        masked: whether the reference twin weighs, with masks and as on a GPU, even where there is a shorter
-            way: the default options on a CPU (`pooled_terms`).
-        memory: what gives out the running moments.
-        running: those of a stack, which are there already.
+        masked: whether the reference twin weighs, with masks, even where `pooled_terms` is a shorter way: by
+            the default options on a CPU.
+        memory: what gives out the running moments; `running` are those of a stack, which are there already.
     """
 
     def __init__(
@@ -183,7 +166,7 @@ class SimilarityWeigher:
             rho=scalars[1],
             covariance_term=scalars[2],
             mean_term=scalars[3],
-            external=torch.tensor(len(rows)),
+            count=torch.tensor(len(rows)),
             degenerate=torch.tensor(len(rows) > 0 and math.isinf(rho)),
         )
 
@@ -206,14 +189,8 @@ class SimilarityWeigher:
         else:
             found = measure(deviation, member, self.options)
         own = torch.arange(self._agents, device=member.device) == self._own_id
-        return replace(
-            found,
-            similarity=found.similarity.masked_fill(own, 1.0),
-            rho=found.rho.masked_fill(own, 0.0),
-            covariance_term=found.covariance_term.masked_fill(own, 0.0),
-            mean_term=found.mean_term.masked_fill(own, 0.0),
-            degenerate=found.degenerate & ~own,
-        )
+        filled = {name: getattr(found, name).masked_fill(own, value) for name, value in _OF_OWN.items()}
+        return replace(found, **filled, degenerate=found.degenerate & ~own)
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint has to keep, the tensors themselves: nothing before the first `weigh`."""
@@ -263,10 +240,9 @@ def _summary(external: Tensor, rows: Similarity) -> Weighing:
 
 
 def pooled_terms(deviation: npt.NDArray[np.float64], reference_variance: float) -> tuple[float, float]:
-    """The covariance's and the mean's summand of ρ, in nats; each infinite where it cannot be measured.
+    """The covariance's and the mean's summand of ρ for (e, n) rows that share one λ; infinite if unknown.
 
-    deviation is (e, n), rows that share one λ. What `measure` finds for a group of these rows, its reference
-    twin, up to the order of float64 sums.
+    What `measure`, the reference twin, finds for a group of these rows, up to the order of float64 sums.
     """
     count, size = deviation.shape
     unknown = math.inf, math.inf
@@ -294,7 +270,7 @@ def pooled_terms(deviation: npt.NDArray[np.float64], reference_variance: float) 
     return covariance_term, mean_term
 
 
-T = TypeVar("T", Weighing, Similarity)
+T = TypeVar("T", bound=Similarity)
 
 
 def each_tensor(found: T, change: Callable[[Tensor], Tensor]) -> T:
@@ -305,7 +281,7 @@ def each_tensor(found: T, change: Callable[[Tensor], Tensor]) -> T:
 def weighed(agent: Agent, weigher: SimilarityWeigher, batch: Batch) -> tuple[Weighing, Tensor | None]:
     """The weights, and π(s) of the whole batch where the coming `update` goes on from it.
 
-    Where it would not, the policy is asked about the external rows alone.
+    Elsewhere the policy is asked about the external rows alone.
     """
     rows = None if agent.uses_actions else weigher.rows_to_judge(batch)
     if rows is None:

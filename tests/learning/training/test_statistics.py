@@ -103,7 +103,7 @@ def weighed_by(*weights: float, external: int) -> Weighing:
     values = torch.tensor(weights)
     similarity = values[len(weights) - external :].double().mean() if external else torch.tensor(0.0)
     unused = torch.tensor(0.0)
-    return Weighing(values, similarity, unused, unused, unused, torch.tensor(external), torch.tensor(False))
+    return Weighing(similarity, unused, unused, unused, torch.tensor(external), torch.tensor(False), values)
 
 
 @pytest.mark.parametrize(
