@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Final
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -22,17 +22,7 @@ from rich.text import Text
 
 from dase_grpc.errors import UnreachableError, UsageError
 from dase_grpc.observe.tables import Pairs, agent_table, counted, head, line, node_table, rate
-from dase_grpc.observe.view import (
-    AgentView,
-    ClusterView,
-    Look,
-    NodeView,
-    Rates,
-    Target,
-    course,
-    observing,
-    rates,
-)
+from dase_grpc.observe.view import AgentView, ClusterView, Look, NodeView, Rates, Target, observing, rates
 from dase_grpc.process.lifecycle import stop_event
 from dase_grpc.process.tasks import unless
 from dase_grpc.progress import ago
@@ -213,7 +203,7 @@ class Screen:
 
     def _rates(self, width: int, *, lines: int = 1) -> Part:
         """Three rates in figures and as their course over the last minute, in one line or in three."""
-        now, before = self._smoothed, course(self.looks)
+        now, before = self._smoothed, [rates(*both) for both in pairwise(self.looks)]
         shown = (
             ("inserts/s", now.inserted, [each.inserted for each in before]),
             ("samples/s", now.sampled, [each.sampled for each in before]),

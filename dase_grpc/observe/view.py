@@ -3,10 +3,10 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Final, Self
 
@@ -242,32 +242,20 @@ class Look:
         return found
 
 
+@dataclass(frozen=True)
 class Observer:
     """Looks at a cluster, as often as asked."""
 
-    def __init__(
-        self,
-        replays: Mapping[Address, ClusterClient],
-        *,
-        credentials: Credentials,
-        timeout_s: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._replays = replays
-        self._credentials = credentials
-        self._timeout_s = timeout_s
-        self._clock = clock
+    replays: Mapping[Address, ClusterClient]
+    target: Target
 
     async def look(self) -> Look:
         """What all replays say; takes up to the timeout where one does not answer."""
-        answers = await asyncio.gather(*map(self._ask, self._replays))
+        answers = await asyncio.gather(*map(self._ask, self.replays))
         views = [answer for answer in answers if isinstance(answer, ClusterView)]
-        by_address = zip(map(str, self._replays), answers, strict=True)
-        return Look(
-            self._clock(),
-            merged(views) if views else None,
-            {address: answer for address, answer in by_address if isinstance(answer, DaseError)},
-        )
+        by_address = zip(map(str, self.replays), answers, strict=True)
+        silent = {address: answer for address, answer in by_address if isinstance(answer, DaseError)}
+        return Look(time.monotonic(), merged(views) if views else None, silent)
 
     async def first_look(self) -> Look:
         """A look at which at least one replay answered; else a RefusalError that says why none did."""
@@ -281,9 +269,9 @@ class Observer:
 
     async def explain_silence(self) -> None:
         """Raises what keeps a replay from answering: the credentials, or what the operating system knows."""
-        for address in self._replays:
-            await require_let_in(address, self._credentials)
-        for address in self._replays:
+        for address in self.replays:
+            await require_let_in(address, self.target.credentials)
+        for address in self.replays:
             if silence := await silence_of(address):
                 raise UnreachableError(
                     f"the replay service at {address} does not answer: {silence}; see whether it runs, and "
@@ -292,7 +280,7 @@ class Observer:
 
     async def _ask(self, address: Address) -> ClusterView | DaseError:
         try:
-            return view_of(await self._replays[address].status(timeout_s=self._timeout_s))
+            return view_of(await self.replays[address].status(timeout_s=self.target.timeout_s))
         except DaseError as error:
             return error
 
@@ -305,7 +293,7 @@ async def observing(target: Target) -> AsyncIterator[Observer]:
         for address in await target.replay.found():
             channel = await channels.enter_async_context(open_channel(address, target.credentials))
             clients[address] = ClusterClient(channel, str(address))
-        yield Observer(clients, credentials=target.credentials, timeout_s=target.timeout_s)
+        yield Observer(clients, target)
 
 
 @dataclass(frozen=True)
@@ -336,11 +324,6 @@ def rates(before: Look, now: Look) -> Rates:
         env_steps=sum(steps.values()) if steps else None,
         steps_by_agent=steps,
     )
-
-
-def course(looks: Sequence[Look]) -> list[Rates]:
-    """The rates from each look to the next, the latest last."""
-    return [rates(before, now) for before, now in pairwise(looks)]
 
 
 def _steps(before: AgentView | None, seen_at: float, now: AgentView, at: float) -> float | None:

@@ -210,7 +210,7 @@ async def test_a_shard_behind_a_name_that_is_silent_is_asked_why_under_that_name
 
     monkeypatch.setattr(Credentials, "require_let_in", require_let_in)
     shards = [Address(host, 50051, server_name="replay.svc") for host in ("10.0.0.1", "10.0.0.2")]
-    observer = Observer(dict.fromkeys(shards), credentials=Credentials(), timeout_s=1.0)
+    observer = Observer(dict.fromkeys(shards), Target(ReplayPlace(tuple(shards))))
     with pytest.raises(UnauthenticatedError):
         await observer.explain_silence()
     assert asked == [(host, 50051, "replay.svc") for host in ("10.0.0.1", "10.0.0.2")]
