@@ -57,20 +57,15 @@ def check(config: RunConfig, *, gpu: int | None = None, starts_actors: bool = Fa
     `starts_actors` says whether the caller starts the actors that the settings ask for.
 
     Raises:
-        DeviceError: there is no such GPU, or no agent can compute there as the settings say.
-        EnvironmentSpecError: the environment cannot be made, or no agent here can act in it.
-        ConfigError: a capacity in bytes holds too few of its transitions.
+        UsageError: the device, the environment or a capacity in bytes does not go together with the settings.
     """
-    if not config.train.explore and not starts_actors:
-        raise ConfigError(
-            "train.explore = false leaves exploring to actor nodes, which neither --lockstep, --stack nor "
-            "dase drill starts; leave it out"
+    if not config.train.explore and not (starts_actors and config.train.actors):
+        told = (
+            "; have them started with --actors N, or start each node with dase node (docs/roles.md)"
+            if starts_actors
+            else ", which neither --lockstep, --stack nor dase drill starts; leave it out"
         )
-    if not config.train.explore and not config.train.actors:
-        raise ConfigError(
-            "train.explore = false leaves exploring to actor nodes; have them started with --actors N, or "
-            "start each node with dase node (docs/roles.md)"
-        )
+        raise ConfigError(f"train.explore = false leaves exploring to actor nodes{told}")
     check_device(config, gpu)
     schema = probed(config.env)
     check_capacity(config, schema)

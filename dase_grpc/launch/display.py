@@ -77,11 +77,7 @@ def left(seconds: float | None) -> str:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run at one moment; progress is None for an agent that has not joined yet.
-
-    Attributes:
-        actors: environment steps per second of each actor node.
-    """
+    """A run at one moment; None for an agent that has not joined yet, steps per second of each actor."""
 
     agents: Sequence[Progress | None]
     buffer_size: int

@@ -57,13 +57,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EvaluatedCheckpoint:
-    """One checkpoint's evaluation.
-
-    Attributes:
-        agent_id, agent_name, step: whose policy it is, after how many environment steps.
-        seed: that of the first episode; episode i has `seed + 2 * i`.
-        video: the film of the first episode, where there is one.
-    """
+    """One checkpoint's evaluation; its episode i has `seed + 2 * i`, and the first may be filmed."""
 
     checkpoint: Path
     environment: str
@@ -79,17 +73,12 @@ class EvaluatedCheckpoint:
         result = self.evaluation
         spread = f" ± {number(result.return_std)}" if result.episodes > 1 else ""
         film = f"; video: {self.video}" if self.video else ""
+        cut = ", which was cut" if result.episodes == 1 else f", {result.cut:,} of them cut"
         return (
             f"{self.agent_name} in {self.environment} after {several(self.step, 'step')}: mean return "
             f"{number(result.return_mean)}{spread} over "
-            f"{several(result.episodes, 'episode')}{self._cut()}{film}"
+            f"{several(result.episodes, 'episode')}{cut if result.cut else ''}{film}"
         )
-
-    def _cut(self) -> str:
-        cut, of = self.evaluation.cut, self.evaluation.episodes
-        if not cut:
-            return ""
-        return ", which was cut" if of == 1 else f", {cut:,} of them cut"
 
 
 def evaluate_checkpoint(
@@ -143,9 +132,6 @@ def find_checkpoints(target: Path, *, best: bool = False) -> list[Path]:
 
     An agent's is its latest or its `best`, which may be one that an evaluator node has kept. Logs a warning
     that names the agents of a run which have none yet.
-
-    Raises:
-        RunDirectoryError: `target` is none of these, or has no checkpoint yet.
     """
     if (target / METADATA_FILE).exists():
         return [target]

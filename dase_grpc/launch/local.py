@@ -42,14 +42,12 @@ class LocalCluster:
     """The processes of one run, for the time of an `async with` block; none outlives it.
 
     Nor does any outlive this process, however it dies: a node whose leash closes drains and ends by
-    itself. `program` is the command that is `dase`. With `resume` learners go on from their checkpoints.
+    itself; in a `hurry` it has `timing.hurry_s` for it. `program` is the command that is `dase`. With
+    `resume` learners go on from their checkpoints.
 
-    A node that fails is started again, the replay at the same address, a learner from its last checkpoint,
-    an actor as a new one, while the others go on (supervision.py). Not so one that would end the same way
-    again. One that lives and is silent (supervision.py) has failed too.
-
-    Attributes:
-        hurry: nodes that are to end get `timing.hurry_s` for it, not `timing.stop_s`.
+    A node that fails, or lives and is silent, is started again, the replay at the same address, a learner
+    from its last checkpoint, an actor as a new one, while the others go on (supervision.py). Not so one that
+    would end the same way again.
     """
 
     config: RunConfig

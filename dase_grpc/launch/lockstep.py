@@ -79,8 +79,7 @@ class ResumedRound:
 class LockstepRun:
     """A run in one process: its learners and their ends of the buffer, by agent id, and the buffer.
 
-    Attributes:
-        together: what takes the learners' steps where their agents are a stack.
+    What is `together` takes the learners' steps where their agents are a stack.
     """
 
     learners: list[Learner]

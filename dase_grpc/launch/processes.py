@@ -32,12 +32,9 @@ SHOWN_REASON: Final = 200
 class Node:
     """A child process. Its stdin is a pipe whose other end only this process holds: the leash.
 
-    It leads a process group of its own, in which is what it has started and has not let go of.
-
-    Attributes:
-        started_s: the event loop's time when it was started.
-        again: whether it was started in the place of one that had failed.
-        heard: whether a replay has answered, a learner has sent a heartbeat.
+    It leads a process group of its own, in which is what it has started and has not let go of. It was
+    started at `started_s` on the event loop's clock, `again` if in the place of one that had failed; a
+    replay was `heard` of when it has answered, a learner when it has sent a heartbeat.
     """
 
     name: str

@@ -26,28 +26,18 @@ BEFORE_THE_END: Final = "before its last step"
 
 @dataclass(frozen=True)
 class Timing:
-    """Times of a local cluster.
+    """Times of a local cluster."""
 
-    Attributes:
-        ready_s: how long a replay may take until it answers.
-        poll_s, status_s: between two looks at the cluster, and how long one may take.
-        actors_end_s: how long actors may take to notice that their agents have finished.
-        stop_s, hurry_s: how long nodes may drain; the latter where this process's own launcher is gone.
-        first_pause_s, longest_pause_s: before a node that failed is started again.
-        healthy_s: a replay that ran for that long is well: what failed before counts no more.
-        silent_s: how long a replay may not answer, and a learner without a lease live; see `silent_nodes`.
-    """
-
-    ready_s: float = 30.0
-    poll_s: float = 0.5
-    status_s: float = 2.0
-    actors_end_s: float = 15.0
-    stop_s: float = STOP_S
-    hurry_s: float = 3.0
-    first_pause_s: float = 1.0
+    ready_s: float = 30.0  # until a replay answers
+    poll_s: float = 0.5  # between two looks at the cluster
+    status_s: float = 2.0  # for a look
+    actors_end_s: float = 15.0  # until actors notice that their agents have finished
+    stop_s: float = STOP_S  # for nodes to drain
+    hurry_s: float = 3.0  # the same, where this process's own launcher is gone
+    first_pause_s: float = 1.0  # before a node that failed is started again
     longest_pause_s: float = 30.0
-    healthy_s: float = 300.0
-    silent_s: float = 60.0
+    healthy_s: float = 300.0  # of a replay that is well: what failed before counts no more
+    silent_s: float = 60.0  # without an answer, or, of a learner, without a lease; see `silent_nodes`
 
 
 USUAL: Final = Timing()

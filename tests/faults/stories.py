@@ -1,13 +1,38 @@
-"""What a learner of PointGoal must have left in the files of a durable replay: each of its steps, once."""
+"""Learners of PointGoal beside faults, and what they must have left in the files of a durable replay."""
 
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+from nodes.learning_cases import status_of, until_trained
+from nodes.processes import replay_process
 
 from dase_grpc.learning.envs.make import make_env, schema_of
 from dase_grpc.schema import TransitionSchema
 
 EPISODE = 20
+
+
+@contextmanager
+def replay_at(address, *arguments):
+    """A replay process on a port that stays the same; it answers."""
+    with replay_process(f"--listen={address}", "--run-id=the-run", *arguments) as (node, _):
+        yield node
+
+
+async def trained_on(address, *, more=20, task=None):
+    """Waits until agent 0 has reported as many updates more."""
+    agents = (await status_of(address)).agents
+    updates = agents[0].progress.updates if agents else 0
+    return await until_trained(address, updates=updates + more, task=task)
+
+
+def check_rollouts(rows, steps):
+    """Rows of one agent are there once; of each writer's `steps` only the last episode may be cut."""
+    assert len(np.unique(rows, axis=0)) == len(rows) == sum(steps)
+    named = point_goal().named(np.ascontiguousarray(rows))
+    ends = ~np.isin(named["next_observation"], named["observation"])
+    assert np.count_nonzero(ends) == sum(-(-number // EPISODE) for number in steps)
 
 
 def point_goal() -> TransitionSchema:

@@ -4,9 +4,8 @@ import asyncio
 import re
 import signal
 
-import numpy as np
 import pytest
-from faults.stories import EPISODE, point_goal
+from faults.stories import EPISODE, check_rollouts
 from nodes.learning_cases import status_of
 from nodes.processes import learner_arguments, process, replay_process
 from patience import PATIENCE_S
@@ -37,11 +36,8 @@ async def test_one_actor_is_killed_and_one_stopped_in_a_rollout_and_the_learner_
         learner = learner_arguments(
             text, run, train__explore="false", train__step_error_buffer=AHEAD, train__steps=STEPS
         )
-        actor = [
-            "--role=actor",
-            "--agent=0",
-            *(each for each in learner if each.startswith(("--rep", "--set"))),
-        ]
+        told = [each for each in learner if each.startswith(("--rep", "--set"))]
+        actor = ["--role=actor", "--agent=0", *told]
         with process(*learner) as training:
             with process(*actor) as killed, process(*actor) as stopped:
                 await until_exploring(address, actors=2)
@@ -69,11 +65,3 @@ async def test_one_actor_is_killed_and_one_stopped_in_a_rollout_and_the_learner_
     checkpoint = load_checkpoint(latest(run / "agents/0/checkpoints"))
     assert STEPS == checkpoint.step == checkpoint.training["counters"]["used"] + FIRST - 1
     assert STEPS <= sum(written) == inserted == files.total <= STEPS + AHEAD
-
-
-def check_rollouts(rows, written):
-    """Each writer's rows are there once, and its episodes without a gap: only the last one may be cut."""
-    assert len(np.unique(rows, axis=0)) == len(rows) == sum(written)
-    named = point_goal().named(np.ascontiguousarray(rows))
-    ends = ~np.isin(named["next_observation"], named["observation"])
-    assert np.count_nonzero(ends) == sum(-(-number // EPISODE) for number in written)

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 from faults.lossy import NoNamespaces, second_host
-from faults.stories import check_story
-from nodes.learning_cases import checkpoint_step, status_of, until_trained
+from faults.stories import check_story, trained_on
+from nodes.learning_cases import checkpoint_step, status_of
 from nodes.processes import learner_arguments, process
 from nodes.running import replay_node
 from patience import PATIENCE_S
@@ -28,13 +28,6 @@ def host():
             yield made
     except NoNamespaces as reason:
         pytest.skip(str(reason))
-
-
-async def trained_on(address, *, more=20):
-    """Waits until agent 0 has reported as many updates more."""
-    agents = (await status_of(address)).agents
-    updates = agents[0].progress.updates if agents else 0
-    await until_trained(address, updates=updates + more)
 
 
 async def test_a_learner_behind_loss_delay_and_a_partition_stores_each_step_once(storm, tmp_path):

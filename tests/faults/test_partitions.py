@@ -3,15 +3,15 @@
 import asyncio
 import random
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
-from faults.stories import check_story
-from nodes.learning_cases import FOREVER, checkpoint_step, learner_options, learning, status_of, until_trained
+from faults.stories import check_story, trained_on
+from nodes.learning_cases import FOREVER, checkpoint_step, learner_options, learning, status_of
 from nodes.running import replay_node
 from replay.wire.services import eventually, promptly
 
 from dase_grpc.launch.drill.cluster import proxied
-from dase_grpc.progress import Progress
 
 ON = {"train__steps": FOREVER, "eval__every": 1_000_000, "replay__capacity": 10_000}
 
@@ -27,15 +27,9 @@ async def learner_behind_a_proxy(storm, tmp_path):
         proxied(replay.address) as (proxy, address),
         learning(learner_options(address, tmp_path / "run", **ON)) as (task, stop),
     ):
-
-        async def trained_on() -> Progress:
-            """Until it has updated anew; the replay itself is asked, past the proxy."""
-            agents = (await status_of(replay.address)).agents
-            updates = agents[0].progress.updates if agents else 0
-            return await until_trained(replay.address, updates=updates + 20, task=task)
-
-        await trained_on()
-        yield proxy, trained_on
+        until_trained_on = partial(trained_on, replay.address, task=task)  # past the proxy
+        await until_trained_on()
+        yield proxy, until_trained_on
         stop.set()
         await promptly(task)
         assert (await status_of(replay.address)).agents[0].epoch == 1
@@ -44,16 +38,16 @@ async def learner_behind_a_proxy(storm, tmp_path):
 
 @pytest.mark.parametrize("seconds", [0.0, 1.0, pytest.param(15.0, marks=pytest.mark.long)])
 async def test_a_connection_that_is_cut_is_made_again(storm, tmp_path, seconds):
-    async with learner_behind_a_proxy(storm, tmp_path) as (proxy, trained_on):
+    async with learner_behind_a_proxy(storm, tmp_path) as (proxy, until_trained_on):
         proxy.cut()
         await asyncio.sleep(seconds)
         proxy.heal()
-        await trained_on()
+        await until_trained_on()
 
 
 async def test_a_connection_that_is_cut_again_and_again_and_delayed(storm, tmp_path):
     rng = random.Random(7)
-    async with learner_behind_a_proxy(storm, tmp_path) as (proxy, trained_on):
+    async with learner_behind_a_proxy(storm, tmp_path) as (proxy, until_trained_on):
         for _ in range(15):
             proxy.delay_s = rng.choice([0.0, 0.0, 0.02, 0.1])
             proxy.cut()
@@ -61,14 +55,14 @@ async def test_a_connection_that_is_cut_again_and_again_and_delayed(storm, tmp_p
             proxy.heal()
             await asyncio.sleep(rng.uniform(0.0, 0.8))
         proxy.delay_s = 0.0
-        await trained_on()
+        await until_trained_on()
 
 
 async def test_a_slow_network_is_only_slow(storm, tmp_path):
-    async with learner_behind_a_proxy(storm, tmp_path) as (proxy, trained_on):
+    async with learner_behind_a_proxy(storm, tmp_path) as (proxy, until_trained_on):
         proxy.delay_s = 0.3
         await asyncio.sleep(3)
-        await trained_on()
+        await until_trained_on()
         assert proxy.connections == 1
         proxy.delay_s = 0.0
 
@@ -76,10 +70,10 @@ async def test_a_slow_network_is_only_slow(storm, tmp_path):
 @pytest.mark.long
 async def test_a_connection_that_is_half_open_is_found_dead_and_made_again(storm, tmp_path, caplog):
     caplog.set_level("INFO", "dase")
-    async with learner_behind_a_proxy(storm, tmp_path) as (proxy, trained_on):
+    async with learner_behind_a_proxy(storm, tmp_path) as (proxy, until_trained_on):
         proxy.hang()
         await eventually(lambda: "trying again" in caplog.text)
         await asyncio.sleep(20)
         proxy.heal()
-        await trained_on()
+        await until_trained_on()
     assert "which has not answered for" in caplog.text

@@ -3,43 +3,17 @@
 import asyncio
 import os
 import signal
-from contextlib import contextmanager
 
 import pytest
-from faults.stories import check_story
+from faults.stories import check_story, replay_at, trained_on
 from nodes.learning_cases import checkpoint_step, status_of, until_trained
 from nodes.processes import learner_arguments, process
 from nodes.running import replay_node
 from patience import PATIENCE_S
 
-from dase_grpc.process.lifecycle import READY_PREFIX
-
 OUTAGES_S = [float(text) for text in os.environ.get("DASE_OUTAGES", "1").split(",")]
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(3 * (PATIENCE_S + max(OUTAGES_S)))]
-
-
-@contextmanager
-def replay_at(address, *arguments):
-    """A replay process on a port that stays the same; it answers."""
-    with process(
-        "--role=replay",
-        f"--listen={address}",
-        "--run-id=the-run",
-        "--capacity=10000",
-        "--min-size=20",
-        *arguments,
-    ) as node:
-        line = node.popen.stdout.readline() if node.popen.stdout else ""
-        assert line.startswith(READY_PREFIX), node.log
-        yield node
-
-
-async def trained_on(address) -> None:
-    """Waits until agent 0 has trained anew."""
-    agents = (await status_of(address)).agents
-    updates = agents[0].progress.updates if agents else 0
-    await until_trained(address, updates=updates + 20)
 
 
 @pytest.mark.parametrize("outage_s", OUTAGES_S)

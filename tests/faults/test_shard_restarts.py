@@ -2,36 +2,16 @@
 
 import asyncio
 import signal
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from faults.stories import EPISODE, point_goal
+from faults.stories import check_rollouts, point_goal, replay_at
 from nodes.learning_cases import status_of, until_trained
 from nodes.processes import learner_arguments, process
 from patience import PATIENCE_S
 
-from dase_grpc.process.lifecycle import READY_PREFIX
-
 STEPS = 2_500
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
-
-
-@contextmanager
-def shard_at(address, index, data):
-    """A shard on a port that stays the same; it answers."""
-    with process(
-        "--role=replay",
-        f"--listen={address}",
-        f"--shard={index}/2",
-        "--run-id=the-run",
-        "--capacity=10000",
-        "--min-size=20",
-        f"--data-dir={data}",
-    ) as node:
-        line = node.popen.stdout.readline() if node.popen.stdout else ""
-        assert line.startswith(READY_PREFIX), node.log
-        yield node
 
 
 async def steps_at(address):
@@ -50,8 +30,9 @@ async def test_two_learners_finish_though_one_of_two_shards_is_killed_and_every_
     arguments = learner_arguments(
         ",".join(map(str, addresses)), tmp_path / "run", train__agents=2, train__steps=STEPS
     )
-    with shard_at(addresses[0], 0, data[0]) as first, process(*arguments) as one, process(*arguments) as two:
-        with shard_at(addresses[1], 1, data[1]) as second:
+    shards = [(f"--shard={index}/2", f"--data-dir={data[index]}") for index in range(2)]
+    with replay_at(addresses[0], *shards[0]) as first, process(*arguments) as one, process(*arguments) as two:
+        with replay_at(addresses[1], *shards[1]) as second:
             for agent_id in (0, 1):
                 await until_trained(addresses[0], agent_id=agent_id)
             second.send(signal.SIGKILL)
@@ -60,7 +41,7 @@ async def test_two_learners_finish_though_one_of_two_shards_is_killed_and_every_
         async with asyncio.timeout(PATIENCE_S):
             while not await all_beyond(addresses[0], before, steps=100):  # noqa: ASYNC110 - another node's state
                 await asyncio.sleep(0.05)
-        with shard_at(addresses[1], 1, data[1]) as second:
+        with replay_at(addresses[1], *shards[1]) as second:
             for learner in (one, two):
                 assert await asyncio.to_thread(learner.exit_code) == 0, learner.log
                 assert "came back" not in learner.log
@@ -76,11 +57,7 @@ async def test_two_learners_finish_though_one_of_two_shards_is_killed_and_every_
 
 def check_steps(rows):
     """Each learner's steps are there once: all but the last of an episode lead to where another begins."""
-    schema = point_goal()
-    assert len(np.unique(rows, axis=0)) == len(rows) == 2 * STEPS
-    named = schema.named(np.ascontiguousarray(rows))
+    ids = point_goal().agent_ids(rows)
     for agent_id in (0, 1):
-        own = named[named["agent_id"] == agent_id]
-        assert len(own) == STEPS
-        ends = ~np.isin(own["next_observation"], own["observation"])
-        assert np.count_nonzero(ends) == -(-STEPS // EPISODE)
+        check_rollouts(rows[ids == agent_id], [STEPS])
+    assert len(rows) == 2 * STEPS

@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,21 +10,18 @@ from typing import Any
 
 import pytest
 import tomli_w
-from children import importing
+from integration.commands import ENDLESS, Command, assert_kept_until_the_end, living
 from launch.resuming import assert_equal
 from patience import PATIENCE_S
 from small import SETTINGS
 
-from dase_grpc.launch.experiments.folder import FINISHED_FILE
+from dase_grpc.errors import RunDirectoryError
+from dase_grpc.launch.experiments.folder import FINISHED_FILE, ExperimentFolder
 from dase_grpc.launch.experiments.runner import STOPPED
-from dase_grpc.runs.checkpoint import checkpoint_paths
 from dase_grpc.runs.directory import RunDirectory, round_paths
-from dase_grpc.runs.logs import read_evaluations, read_metrics
+from dase_grpc.runs.logs import read_evaluations
 
 pytestmark = pytest.mark.slow
-
-TESTS = Path(__file__).parents[1]
-ENDLESS = 10_000_000
 
 
 class Experiment:
@@ -37,7 +32,7 @@ class Experiment:
         self.folder = folder
         self.name = f"{folder.parent.name}-{folder.name}"
         self.path = folder / "runs" / self.name
-        self.started: list[subprocess.Popen[bytes]] = []
+        self.started: list[Command] = []
         self.write(**tables)
 
     def write(
@@ -51,37 +46,23 @@ class Experiment:
         tables = {"name": self.name, "set": common, "matrix": matrix, **more}
         (self.folder / "experiment.toml").write_text(tomli_w.dumps(tables))
 
-    def start(self, *flags: object) -> subprocess.Popen[bytes]:
-        with (self.folder / "output.txt").open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "dase_grpc", "experiment", "experiment.toml", *map(str, flags)],
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=importing(TESTS),
-            )
-        self.started.append(process)
-        return process
+    def start(self, *flags: object) -> Command:
+        self.started.append(Command(self.folder, "experiment", "experiment.toml", *flags))
+        return self.started[-1]
 
     def run(self, *flags: object) -> int:
-        return self.start(*flags).wait(PATIENCE_S)
+        return self.start(*flags).end()
 
     @property
     def output(self) -> str:
-        return (self.folder / "output.txt").read_text()
+        return self.started[-1].output
 
     def children(self) -> dict[str, int]:
         """The pids of this experiment's trainings that live, by cell, whoever started them."""
         found = {}
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                command = os.fsdecode(path.read_bytes()).split("\0")
-            except OSError:
-                continue
-            if "--stdin-is-leash" in command and f"--runs=runs/{self.name}" in command:
-                name = next(part for part in command if part.startswith("--name="))
-                found[name.removeprefix("--name=")] = int(path.parent.name)
+        for pid, command in living("--stdin-is-leash", f"--runs=runs/{self.name}"):
+            name = next(part for part in command if part.startswith("--name="))
+            found[name.removeprefix("--name=")] = pid
         return found
 
     def finished(self) -> set[str]:
@@ -104,15 +85,6 @@ class Experiment:
         while not condition():
             assert time.monotonic() < limit, self.output
             time.sleep(0.05)
-
-    def until_runs(self, condition: Callable[[], bool]) -> None:
-        """Waits for something that happens while the experiment runs."""
-
-        def happened() -> bool:
-            assert self.started[-1].poll() is None, self.output
-            return condition()
-
-        self.until(happened)
 
     def curves(self) -> dict[str, list[str]]:
         """All evaluations of all cells, but for the times."""
@@ -138,10 +110,9 @@ def experiment(tmp_path) -> Iterator[Callable[..., Experiment]]:
 
     yield make
     for each in made:
-        for process in each.started:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+        for command in each.started:
+            if command.process.poll() is None:
+                command.end(signal.SIGKILL)
         for pid in each.children().values():
             os.kill(pid, signal.SIGKILL)
 
@@ -177,42 +148,6 @@ def test_cells_may_be_clusters(experiment):
     assert not run.replay.exists()
 
 
-@pytest.mark.long
-def test_a_longer_list_of_seeds_runs_what_is_missing_although_names_change(experiment):
-    one = experiment(matrix={"seed": [1]})
-    assert one.run() == 0, one.output
-    before = one.files("run")
-    one.write(matrix={"seed": [0, 1]})
-    assert one.run() == 0, one.output
-    assert one.finished() == {"run", "seed-0"}
-    assert one.files("run") == before
-
-
-@pytest.mark.long
-def test_a_changed_file_never_takes_another_run_for_finished(experiment):
-    one = experiment(matrix={"seed": [0]})
-    assert one.run() == 0, one.output
-    one.write(matrix={"seed": [0]}, settings={"train.steps": 130})
-    assert one.run() == 2
-    assert re.fullmatch(
-        r"error: .*run is a finished run of another configuration "
-        r"\(train\.steps is 120 there and 130 here\); "
-        r"give the experiment another name, or move that folder away\n",
-        one.output,
-    )
-
-
-def test_a_dry_run_lists_and_leaves_nothing(experiment):
-    one = experiment(matrix={"seed": [0, 1]})
-    assert one.run("--dry-run", "--jobs", 3) == 0
-    assert [line.split() for line in one.output.splitlines()[:2]] == [
-        ["seed-0", "240", "steps", "waiting"],
-        ["seed-1", "240", "steps", "waiting"],
-    ]
-    assert "2 cells: 2 waiting; 480 environment steps to go on 3 cores" in one.output
-    assert not (one.folder / "runs").exists()
-
-
 # -- the other ends -----------------------------------------------------------------------------------
 
 
@@ -243,12 +178,11 @@ def test_a_killed_experiment_leaves_no_training_and_the_next_one_finishes_it(exp
     matrix = {"seed": [0, 1]}
     settings = {"train.steps": 600, "eval.every": 50, "train.checkpoint_every": 50}
     killed = experiment("killed", matrix=matrix, settings=settings, keep_buffers=True)
-    process = killed.start("--jobs", 1)
-    killed.until_runs(lambda: len(killed.finished()) == 1 and any(map(killed.kept, killed.children())))
+    command = killed.start("--jobs", 1)
+    command.until(lambda: len(killed.finished()) == 1 and any(map(killed.kept, killed.children())))
     (interrupted,), done = killed.children(), killed.finished()
     before = {cell: killed.files(cell) for cell in done}
-    process.kill()
-    process.wait()
+    command.end(signal.SIGKILL)
     assert killed.run("--jobs", 2) == 0, killed.output  # at once, while the child may still be there
     assert killed.children() == {}
     assert killed.finished() == {"seed-0", "seed-1"}
@@ -268,28 +202,25 @@ def test_a_killed_experiment_leaves_no_training_and_the_next_one_finishes_it(exp
 @pytest.mark.parametrize("mode", ["lockstep", pytest.param("cluster", marks=pytest.mark.long)])
 def test_trainings_end_by_themselves_when_the_experiment_is_killed(experiment, mode):
     one = experiment(mode=mode, settings={"train.steps": ENDLESS}, matrix={"seed": [0, 1]})
-    process = one.start("--jobs", 6)
-    one.until_runs(lambda: one.trains("seed-0") and one.trains("seed-1"))
-    process.kill()
-    process.wait()
+    command = one.start("--jobs", 6)
+    command.until(lambda: one.trains("seed-0") and one.trains("seed-1"))
+    command.end(signal.SIGKILL)
     one.until(lambda: one.children() == {})
     for cell in ("seed-0", "seed-1"):
         assert_kept_until_the_end(RunDirectory.open(one.path / cell))
 
 
-def assert_kept_until_the_end(run: RunDirectory) -> None:
-    """Each agent's last checkpoint is of the step that its last record names."""
-    for agent in run.agents():
-        assert max(checkpoint_paths(agent.checkpoints)) == read_metrics(agent.metrics.path)[-1]["step"]
-
-
 @pytest.mark.parametrize("told", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_signal_stops_all_keeps_checkpoints_and_says_how_to_go_on(experiment, told):
     one = experiment(settings={"train.steps": ENDLESS}, matrix={"seed": [0, 1, 2]})
-    process = one.start("--jobs", 2)
-    one.until_runs(lambda: one.trains("seed-0") and one.trains("seed-1"))
-    process.send_signal(told)
-    assert process.wait(PATIENCE_S) == STOPPED
+    command = one.start("--jobs", 2)
+    command.until(lambda: one.trains("seed-0") and one.trains("seed-1"))
+    with (
+        pytest.raises(RunDirectoryError, match=rf"another dase experiment runs in .*{one.name}; wait for"),
+        ExperimentFolder(one.path).locked(print),
+    ):
+        pass
+    assert command.end(told) == STOPPED
     assert one.children() == {}
     assert "stopping: the running cells keep their checkpoints (Ctrl-C kills)" in one.output
     assert one.output.splitlines()[-1].startswith("stopped before the end; to go on: ")
@@ -300,15 +231,3 @@ def test_a_signal_stops_all_keeps_checkpoints_and_says_how_to_go_on(experiment, 
     assert re.search(
         r"^seed-1 .* unfinished: stopped at step [\d,]+ of 10,000,000$", one.output, re.MULTILINE
     )
-
-
-def test_a_second_experiment_on_the_same_folder_is_refused(experiment):
-    one = experiment(settings={"train.steps": ENDLESS}, matrix={"seed": [0]})
-    first = one.start()
-    one.until_runs(lambda: one.trains("run"))
-    assert one.run() == 2
-    assert one.output == (
-        f"error: another dase experiment runs in runs/{one.name}; wait for its end, or choose another name\n"
-    )
-    first.send_signal(signal.SIGTERM)
-    assert first.wait(PATIENCE_S) == STOPPED

@@ -1,14 +1,12 @@
 """`dase resume` after real signals to real processes, and with real environments."""
 
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from integration.commands import ENDLESS, Command, dase
 from launch.resuming import assert_equal, config, resume, train, train_until
 from patience import PATIENCE_S
 from small import small_flags
@@ -24,36 +22,11 @@ from dase_grpc.runs.logs import read_evaluations
 
 pytestmark = pytest.mark.slow
 
-TESTS = Path(__file__).parents[1]
 
-
-def start(folder: Path, *arguments: object) -> "subprocess.Popen[str]":
-    """A `dase` process in a folder."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "dase_grpc", *map(str, arguments)],
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
-    )
-
-
-def run(folder: Path, *arguments: object) -> tuple[int, str]:
-    """A `dase` process to its end."""
-    process = start(folder, *arguments)
-    output, _ = process.communicate(timeout=PATIENCE_S)
-    return process.returncode, output
-
-
-def until_evaluated(process: "subprocess.Popen[str]", directory: Path, step: int) -> None:
-    """Waits until agent 1 has been evaluated at a step."""
-    limit = time.monotonic() + PATIENCE_S
-    while step not in read_evaluations(directory / "agents/1/evaluations.csv").step:
-        assert process.poll() is None, process.stdout.read()
-        assert time.monotonic() < limit
-        time.sleep(0.002)
+def hit(command: Command, directory: Path, step: int, kind: signal.Signals) -> None:
+    """Sends a signal once agent 1 has been evaluated at a step."""
+    command.until(lambda: step in read_evaluations(directory / "agents/1/evaluations.csv").step)
+    assert command.end(kind) == (0 if kind == signal.SIGTERM else -kind)
 
 
 FLAGS = small_flags(train__steps=560, train__checkpoint_every=70, replay__capacity=500, eval__every=70)
@@ -62,7 +35,7 @@ FLAGS = small_flags(train__steps=560, train__checkpoint_every=70, replay__capaci
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory) -> RunDirectory:
     folder = tmp_path_factory.mktemp("straight")
-    code, output = run(folder, "train", "--lockstep", "--name", "run", *FLAGS)
+    code, output = dase(folder, "train", "--lockstep", "--name", "run", *FLAGS)
     assert code == 0, output
     return RunDirectory.open(folder / "runs/run")
 
@@ -71,43 +44,21 @@ def straight(tmp_path_factory) -> RunDirectory:
 def test_a_lockstep_run_that_was_hit_by_a_signal_anywhere_is_resumed_as_if_it_had_not_been(
     tmp_path, straight, kind
 ):
-    process = start(tmp_path, "train", "--lockstep", "--name", "run", *FLAGS)
+    command = Command(tmp_path, "train", "--lockstep", "--name", "run", *FLAGS)
     directory = tmp_path / "runs/run"
-    until_evaluated(
-        process, directory, 70 * random.randint(2, 5)
-    )  # the first checkpoint follows the first evaluation
-    process.send_signal(kind)
-    process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == (0 if kind == signal.SIGTERM else -kind)
-    code, output = run(tmp_path, "resume", "runs/run")
+    hit(command, directory, 70 * random.randint(2, 5), kind)  # the first checkpoint follows step 70's
+    code, output = dase(tmp_path, "resume", "runs/run")
     assert code == 0, output
     assert_equal(straight, RunDirectory.open(directory))
-    code, output = run(tmp_path, "verify", "runs/run")
+    code, output = dase(tmp_path, "verify", "runs/run")
     assert code == 0, output
-
-
-def test_a_run_that_is_going_on_is_not_resumed(tmp_path):
-    flags = small_flags(train__steps=10**7, train__checkpoint_every=70)
-    process = start(tmp_path, "train", "--lockstep", "--name", "run", *flags)
-    try:
-        until_evaluated(process, tmp_path / "runs/run", 100)
-        code, output = run(tmp_path, "resume", "runs/run")
-        assert code == 2
-        assert "another process is still writing to" in output
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def stopped_cluster(folder: Path, kind: signal.Signals, *flags: str) -> tuple[RunDirectory, list[int]]:
     """A cluster that was hit by a signal after a while, and the steps of its checkpoints."""
-    flags = (*small_flags(train__steps=10**7, train__checkpoint_every=70), *flags)
-    process = start(folder, "train", "--name", "run", *flags)
+    flags = (*small_flags(train__steps=ENDLESS, train__checkpoint_every=70), *flags)
     directory = folder / "runs/run"
-    until_evaluated(process, directory, 150)
-    process.send_signal(kind)
-    process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == (0 if kind == signal.SIGTERM else -kind)
+    hit(Command(folder, "train", "--name", "run", *flags), directory, 150, kind)
     limit = time.monotonic() + PATIENCE_S
     while still_written(directory):
         assert time.monotonic() < limit, "nodes are left"
@@ -131,11 +82,11 @@ def test_a_cluster_goes_on_with_its_buffer(tmp_path, kind):
     directory, steps = stopped_cluster(tmp_path, kind)
     before = inspect(directory.replay, boot_id=boot_id())
     assert before is not None
-    code, output = run(tmp_path, "verify", "runs/run")
+    code, output = dase(tmp_path, "verify", "runs/run")
     assert code == 0
     assert f"the buffer, {before.transitions:,} transitions of 2 writers" in output
     total = max(steps) + 130
-    code, output = run(tmp_path, "resume", "runs/run", "--steps", total)
+    code, output = dase(tmp_path, "resume", "runs/run", "--steps", total)
     assert code == 0, output
     opened = RunDirectory.open(directory.path)
     assert opened.run["resumed"][0]["from_steps"] == steps
@@ -158,10 +109,10 @@ def test_a_cluster_goes_on_with_its_buffer(tmp_path, kind):
 def test_a_cluster_without_a_buffer_goes_on_with_an_empty_one_if_that_is_asked_for(tmp_path):
     directory, steps = stopped_cluster(tmp_path, signal.SIGTERM, "--set=replay.storage=memory")
     total = max(steps) + 130
-    code, output = run(tmp_path, "resume", "runs/run", "--steps", total)
+    code, output = dase(tmp_path, "resume", "runs/run", "--steps", total)
     assert code == 2
     assert "was kept in memory and is gone; with --empty-buffer the agents go on with an" in output
-    code, output = run(tmp_path, "resume", "runs/run", "--steps", total, "--empty-buffer")
+    code, output = dase(tmp_path, "resume", "runs/run", "--steps", total, "--empty-buffer")
     assert code == 0, output
     opened = RunDirectory.open(directory.path)
     assert opened.run["resumed"][0]["from_steps"] == steps

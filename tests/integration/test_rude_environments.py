@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from children import importing
-from integration.test_train_command import TESTS, train, until_nobody_is_left  # noqa: F401 - a fixture
+from integration.commands import TESTS, dase
 from patience import PATIENCE_S
 from small import small_flags
 
@@ -22,11 +22,7 @@ def rude(what: str, *, steps: int = 150) -> list[str]:
     ("what", "name"),
     [pytest.param("stops_iterating", "StopIteration", marks=pytest.mark.long), ("exits", "SystemExit")],
 )
-def test_what_an_environment_raises_for_others_costs_an_episode_and_its_traceback_is_kept(
-    train,  # noqa: F811
-    what,
-    name,
-):
+def test_what_an_environment_raises_for_others_costs_an_episode_and_its_traceback_is_kept(train, what, name):
     run = train(*rude(what))
     assert run.end() == 0, run.output
     assert f"agent 0 at step 59: the environment raised {name}" in run.log("learner-0")
@@ -42,7 +38,7 @@ def test_what_an_environment_raises_for_others_costs_an_episode_and_its_tracebac
         pytest.param(["--lockstep"], id="lockstep"),
     ],
 )
-def test_an_exit_of_the_environment_that_may_not_be_made_anew_is_a_failure_with_its_traceback(train, mode):  # noqa: F811
+def test_an_exit_of_the_environment_that_may_not_be_made_anew_is_a_failure_with_its_traceback(train, mode):
     run = train(*rude("exits"), "--set=env.max_restarts=0", *mode)
     assert run.end() == 1
     assert "error: " in run.output
@@ -51,17 +47,16 @@ def test_an_exit_of_the_environment_that_may_not_be_made_anew_is_a_failure_with_
     assert run.nodes() == {}
 
 
-def test_lockstep_that_hangs_in_an_environment_ends_with_a_sentence_and_can_be_resumed(train):  # noqa: F811
+def test_lockstep_that_hangs_in_an_environment_ends_with_a_sentence_and_can_be_resumed(train):
     run = train(*rude("sleeps_for_ever"), "--set=env.timeout_s=3", "--lockstep")
     assert run.end() == 1
     assert "error: the environment's step has not returned since" in run.output
     assert "in sleeps_for_ever" in run.output
-    command = [sys.executable, "-m", "dase_grpc", "verify", str(run.directory.path)]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert (told.returncode, "40" in told.stdout) == (0, True), told.stdout + told.stderr
+    code, told = dase(run.path.parent, "verify", run.path)
+    assert (code, "40" in told) == (0, True), told
 
 
-def test_a_learner_that_its_environment_ends_is_no_success(train):  # noqa: F811
+def test_a_learner_that_its_environment_ends_is_no_success(train):
     run = train(*rude("ends_the_process"), "--max-restarts=0")
     assert run.end() == 1
     assert "ended before its last step although nothing failed" in run.output
@@ -69,7 +64,7 @@ def test_a_learner_that_its_environment_ends_is_no_success(train):  # noqa: F811
 
 
 @pytest.mark.long
-def test_a_learner_that_its_environment_ends_goes_on_from_its_last_checkpoint(train):  # noqa: F811
+def test_a_learner_that_its_environment_ends_goes_on_from_its_last_checkpoint(train):
     run = train(*rude("ends_the_process", steps=90))  # in a process's 60th step; the second one starts at 40
     assert run.end() == 0, run.output
     assert re.search(
@@ -79,15 +74,15 @@ def test_a_learner_that_its_environment_ends_goes_on_from_its_last_checkpoint(tr
 
 
 @pytest.mark.long
-def test_a_learner_that_is_killed_is_started_again_although_its_environment_has_forked(train):  # noqa: F811
+def test_a_learner_that_is_killed_is_started_again_although_its_environment_has_forked(train):
     run = train(*rude("forks_and_is_killed_once"))
     assert run.end() == 0, run.output
     assert len(re.findall(r"note: learner-. was started again once \(killed by SIGKILL\)", run.output)) == 1
-    until_nobody_is_left(run)  # the forked one has the same command line
+    run.until_nobody_is_left()  # the forked one has the same command line
 
 
 @pytest.mark.long
-def test_a_thread_that_an_environment_leaves_does_not_keep_a_run_from_ending(train):  # noqa: F811
+def test_a_thread_that_an_environment_leaves_does_not_keep_a_run_from_ending(train):
     run = train(*rude("leaves_a_thread"))
     assert run.end() == 0, run.output
     assert run.nodes() == {}
@@ -97,7 +92,7 @@ def test_a_thread_that_an_environment_leaves_does_not_keep_a_run_from_ending(tra
     "mode",
     [pytest.param([], id="cluster", marks=pytest.mark.long), pytest.param(["--lockstep"], id="lockstep")],
 )
-def test_an_environment_that_changes_the_folder_does_not_move_the_results(train, mode):  # noqa: F811
+def test_an_environment_that_changes_the_folder_does_not_move_the_results(train, mode):
     run = train(*rude("leaves_the_folder"), *mode)
     assert run.end() == 0, run.output
     assert run.curve(0).step[-1] == 150
@@ -116,7 +111,7 @@ class Local(meddling.Meddles):
 """
 
 
-def test_nodes_start_where_their_launcher_did_with_the_variables_that_it_was_given(train, tmp_path):  # noqa: F811
+def test_nodes_start_where_their_launcher_did_with_the_variables_that_it_was_given(train, tmp_path):
     (tmp_path / "local_world.py").write_text(LOCAL)
     deeds = "['leaves the folder', 'sets a variable', 'sets the umask', 'computes in float64']"
     run = train(

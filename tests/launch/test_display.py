@@ -40,24 +40,16 @@ TRAINING = Progress(
 FINISHED = replace(TRAINING, step=1_000, updates=900, evaluation_return=-0.5, state="finished")
 
 
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
 class Screen:
     def __init__(self, kind, *, terminal=False, width=120, config=None):
-        self.clock = Clock()
+        self.now = 0.0
         self.console = Console(
             file=io.StringIO(), force_terminal=terminal, width=width, height=40, color_system=None
         )
-        self.display = kind(self.console, config or small_config(train__steps=1_000), self.clock)
+        self.display = kind(self.console, config or small_config(train__steps=1_000), lambda: self.now)
 
     def show(self, *agents, at, size=500, capacity=1_000):
-        self.clock.now = at
+        self.now = at
         self.display.show(Snapshot(agents, size, capacity))
 
     def lines(self):
@@ -83,40 +75,40 @@ def observed(*points, total=1_000, states=()):
     return str(estimate)
 
 
-def test_time_left_follows_the_slowest_agent():
-    assert observed((0, 0, 0), (10, 500, 100)) == "about 1 min 30 s left"
+TIMES = {
+    "of the slowest agent": ([(0, 0, 0), (10, 500, 100)], (), "about 1 min 30 s left"),
+    "by the last minute and not the quick start": (
+        [(0, 0), (10, 400), (20, 410), (80, 470)],
+        (),
+        "about 8 min 50 s left",
+    ),
+    "without frequent looks": ([(0, 0), (100, 100), (200, 200)], (), "about 13 min 20 s left"),
+    "from when all train": (
+        [(0, 0, 0), (10, 500, 600), (10.5, 510, 610), (11, 515, 612), (20.5, 610, 700)],
+        ("exploring", "exploring", "training"),
+        "about 39 s left",
+    ),
+    "all done": ([(0, 0, 0), (10, 1_000, 1_000)], (), "all steps done"),
+}
+UNKNOWN = [
+    ([(0, 0)], ()),
+    ([(0, 0), (5, 0)], ()),
+    ([(3, 0), (3, 5)], ()),
+    ([(0, 0, None), (9, 9, None)], ()),
+    ([(0, 0, 0), (10, 500, 600)], ("starting", "exploring")),
+    ([(0, 0, 0), (10, 500, 600), (20, 900, 950)], ("exploring",) * 3),
+    ([(0, 0, 0), (10, 500, 600), (10.5, 510, 610), (11, 515, 612)], ("exploring", "exploring", "training")),
+]
 
 
-def test_time_left_follows_the_last_minute_and_not_the_quick_start():
-    assert observed((0, 0), (10, 400), (20, 410), (80, 470)) == "about 8 min 50 s left"
+@pytest.mark.parametrize(("points", "states", "told"), TIMES.values(), ids=TIMES.keys())
+def test_the_time_left_is_estimated(points, states, told):
+    assert observed(*points, states=states) == told
 
 
-@pytest.mark.parametrize(
-    "points", [[(0, 0)], [(0, 0), (5, 0)], [(3, 0), (3, 5)], [(0, 0, None), (9, 9, None)]]
-)
-def test_time_left_is_not_known_without_progress_of_all(points):
-    assert observed(*points) == "time left not known yet"
-
-
-def test_time_left_is_not_known_while_an_agent_explores_at_random():
-    points = [(0, 0, 0), (10, 500, 600), (20, 900, 950)]
-    assert observed(*points[:2], states=["starting", "exploring"]) == "time left not known yet"
-    assert observed(*points, states=["exploring"] * 3) == "time left not known yet"
-
-
-def test_time_left_counts_from_when_all_agents_train():
-    states = ["exploring", "exploring", "training"]
-    points = [(0, 0, 0), (10, 500, 600), (10.5, 510, 610), (11, 515, 612), (20.5, 610, 700)]
-    assert observed(*points[:4], states=states) == "time left not known yet"
-    assert observed(*points, states=states) == "about 39 s left"
-
-
-def test_time_left_says_when_all_steps_are_done():
-    assert observed((0, 0, 0), (10, 1_000, 1_000)) == "all steps done"
-
-
-def test_time_left_does_not_need_frequent_looks():
-    assert observed((0, 0), (100, 100), (200, 200)) == "about 13 min 20 s left"
+@pytest.mark.parametrize(("points", "states"), UNKNOWN)
+def test_time_left_is_not_known_without_progress_of_all_or_while_an_agent_explores_at_random(points, states):
+    assert observed(*points, states=states) == "time left not known yet"
 
 
 def test_a_pace_is_not_known_before_it_was_measured_for_long_enough():
@@ -194,14 +186,8 @@ def test_a_quick_start_of_80_seconds_with_two_agents_is_told_in_under_20_lines()
     screen.show(FINISHED, FINISHED, at=81)
     lines = screen.lines()
     assert len(lines) < 20
-    assert [("(first" in line) for line in lines if line.startswith("agent 0")] == [
-        True,
-        False,
-        False,
-        False,
-        False,
-        True,
-    ]
+    firsts = ["(first" in line for line in lines if line.startswith("agent 0")]
+    assert firsts == [True, False, False, False, False, True]
 
 
 def test_what_has_been_said_is_not_said_again():
@@ -225,16 +211,11 @@ def test_the_end_is_said_at_once_and_once():
     assert screen.lines() == []
 
 
-def test_what_a_service_says_is_not_taken_for_markup():
-    screen = Screen(PlainLines)
-    screen.show(replace(TRAINING, state="waiting: for [bold]5[/bold] more"), at=1)
-    assert screen.lines()[0].endswith("waiting: for [bold]5[/bold] more")
-
-
-def test_lines_are_not_broken_where_the_output_is_narrow():
+def test_what_a_service_says_is_not_taken_for_markup_nor_broken_where_the_output_is_narrow():
     screen = Screen(PlainLines, width=40)
-    screen.show(TRAINING, at=1)
-    assert len(screen.lines()) == 1
+    screen.show(replace(TRAINING, state="waiting: for [bold]5[/bold] more"), at=1)
+    (line,) = screen.lines()
+    assert line.endswith("waiting: for [bold]5[/bold] more")
 
 
 # -- the table ----------------------------------------------------------------------------------------
@@ -296,11 +277,7 @@ def test_a_similarity_stays_beside_its_agent_on_80_columns():
     similarity = dict.fromkeys(range(4), 1.2e-05)
     text = table_of(*[replace(TRAINING, step=100_000, similarity=similarity)] * 4, width=80)
     assert len(re.findall(r"[0-3]:1\.2e-05", text)) == 4 * 3
-
-
-def test_the_table_of_one_agent_does_not_say_each():
-    text = table_of(TRAINING)
-    assert "1,000 steps, buffer" in text.splitlines()[-2]
+    assert "29" in table_of(*[TRAINING] * 30)
 
 
 def test_a_single_agent_has_no_similarity():
@@ -308,16 +285,12 @@ def test_a_single_agent_has_no_similarity():
     text = table_of(alone, config=small_config(train__agents=1, train__steps=1_000))
     assert "similarity" not in text
     assert "training" in text
+    assert "1,000 steps, buffer" in text.splitlines()[-2]  # not each
     screen = Screen(PlainLines, config=small_config(train__agents=1, train__steps=1_000))
     screen.show(alone, at=1)
     assert screen.lines() == [
         "agent 0: step 400 of 1,000, return -3.2, evaluation -2.0 (first -10.5), 91 updates/s, training"
     ]
-
-
-def test_many_agents_are_shown():
-    text = table_of(*[TRAINING] * 30)
-    assert "29" in text
 
 
 # -- mixed ensembles ----------------------------------------------------------------------------------

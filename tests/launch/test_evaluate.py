@@ -2,6 +2,7 @@
 
 import ctypes.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from dase_grpc.learning.envs.evaluation import Evaluation, Evaluator
 from dase_grpc.learning.envs.make import make_env, schema_of
 from dase_grpc.runs.checkpoint import describe, save_checkpoint
 from dase_grpc.runs.directory import RunDirectory
+from dase_grpc.schema import TransitionSchema
 from dase_grpc.seeding import Purpose, integer
 
 HAS_GL = sys.platform.startswith("linux") and ctypes.util.find_library("EGL") is not None
@@ -41,18 +43,21 @@ def make_config(env_id: str = "worlds:PointGoal") -> RunConfig:
 
 
 def save(directory: Path, config: RunConfig, *, agent_id: int = 0, step: int = 500) -> Path:
-    env = make_env(config.env.id, config.env.kwargs)
-    schema = schema_of(env, config.env.id)
-    env.close()
-    agent = make_agent(
-        config.for_agent(agent_id).agent,
-        schema,
-        seed=config.train.seed,
-        agent_id=agent_id,
-        device=torch.device("cpu"),
-    )
+    schema = described(config.env.id)
+    agent = fresh(config.for_agent(agent_id).agent, schema, agent_id=agent_id)
     metadata = describe(config, schema, agent_id=agent_id)
     return save_checkpoint(directory, step=step, tensors=agent.state_dict(), metadata=metadata)
+
+
+def described(env_id: str) -> TransitionSchema:
+    env = make_env(env_id, {})
+    schema = schema_of(env, env_id)
+    env.close()
+    return schema
+
+
+def fresh(config, schema: TransitionSchema, *, agent_id: int = 0):
+    return make_agent(config, schema, seed=3, agent_id=agent_id, device=torch.device("cpu"))
 
 
 @pytest.fixture
@@ -65,16 +70,14 @@ def run(tmp_path: Path) -> RunDirectory:
     return run
 
 
-def test_a_run_stands_for_the_latest_checkpoint_of_each_agent(run: RunDirectory) -> None:
+def test_a_run_stands_for_the_latest_checkpoint_of_each_agent(run):
     results = evaluate_checkpoint(run.path, 3)
     assert [(result.agent_id, result.step) for result in results] == [(0, 1000), (1, 1000)]
     assert results[0].evaluation.episodes == 3
     assert results[0].evaluation.returns != results[1].evaluation.returns
 
 
-def test_agents_without_a_checkpoint_are_named(
-    run: RunDirectory, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_agents_without_a_checkpoint_are_named(run, tmp_path, caplog):
     find_checkpoints(run.path)
     assert caplog.messages == ["left out for lack of a checkpoint: agent 2"]
     caplog.clear()
@@ -84,7 +87,7 @@ def test_agents_without_a_checkpoint_are_named(
     assert caplog.messages == ["left out for lack of a checkpoint: agent 0, 2"]
 
 
-def test_an_agent_its_checkpoints_and_one_checkpoint_are_found(run: RunDirectory) -> None:
+def test_an_agent_its_checkpoints_and_one_checkpoint_are_found(run):
     agent = run.agent(1)
     last = agent.checkpoints / "step-000001000"
     first = agent.checkpoints / "step-000000500"
@@ -92,72 +95,43 @@ def test_an_agent_its_checkpoints_and_one_checkpoint_are_found(run: RunDirectory
     assert find_checkpoints(first) == [first]
 
 
-def test_the_episodes_are_those_of_training_unless_a_seed_is_given(run: RunDirectory) -> None:
-    target = run.agent(0).path
-    env = PointGoal()
-    evaluator = Evaluator(
-        PointGoal,
-        schema_of(env, "worlds:PointGoal"),
-        episodes=2,
-        max_episode_steps=100,
-        seed=integer(3, Purpose.EVALUATION),
-    )
-    agent = make_agent(
-        run.config.agent,
-        schema_of(env, "worlds:PointGoal"),
-        seed=3,
-        agent_id=0,
-        device=torch.device("cpu"),
-    )
+def test_the_episodes_are_those_of_training_unless_a_seed_is_given(run):
+    target, schema = run.agent(0).path, described("worlds:PointGoal")
+    seed = integer(3, Purpose.EVALUATION)
+    evaluator = Evaluator(PointGoal, schema, episodes=2, max_episode_steps=100, seed=seed)
     (same,) = evaluate_checkpoint(target, 2)
     (other,) = evaluate_checkpoint(target, 2, seed=7)
-    assert same.evaluation == evaluator.evaluate(agent)
+    assert same.evaluation == evaluator.evaluate(fresh(run.config.agent, schema))
     assert same.evaluation.returns != other.evaluation.returns
     assert other.seed == 7
 
 
-def test_a_result_reads_as_one_line(run: RunDirectory) -> None:
+def test_a_result_reads_as_one_line_that_names_the_algorithm_of_a_mixed_ensemble(run, tmp_path):
     (result,) = evaluate_checkpoint(run.agent(1).path, 2)
     assert str(result).startswith("agent 1 in worlds:PointGoal after 1,000 steps: mean return -")
     assert str(result).endswith(" over 2 episodes")
-
-
-def test_a_result_of_a_mixed_ensemble_names_the_algorithm(tmp_path: Path) -> None:
     members = [{"algorithm": "td3", "hidden": [8]}, {"algorithm": "sac", "hidden": [5]}]
-    config = resolve({"env": {"id": "worlds:PointGoal"}, "members": members})
-    path = save(tmp_path, config, agent_id=1)
-    (result,) = evaluate_checkpoint(path, 1)
+    mixed = resolve({"env": {"id": "worlds:PointGoal"}, "members": members})
+    (result,) = evaluate_checkpoint(save(tmp_path / "mixed", mixed, agent_id=1), 1)
     assert str(result).startswith("agent 1 (SAC) in worlds:PointGoal after 500 steps: mean return -")
 
 
-def test_a_result_has_thousands_separators_and_no_deviation_of_one_episode() -> None:
-    def line(*returns: float, cut: int = 0) -> str:
-        evaluation = Evaluation(
-            return_mean=float(np.mean(returns)),
-            return_std=float(np.std(returns)),
-            episodes=len(returns),
-            returns=returns,
-            lengths=(5,) * len(returns),
-            cut=cut,
-        )
-        result = EvaluatedCheckpoint(
-            Path("x"),
-            "Ant-v5",
-            agent_id=0,
-            agent_name="agent 0",
-            step=2_000,
-            seed=1,
-            evaluation=evaluation,
-            video=None,
-        )
-        return str(result).partition(": ")[2]
-
-    assert line(1234.56) == "mean return 1,234.6 over 1 episode"
-    assert line(1234.56, cut=1) == "mean return 1,234.6 over 1 episode, which was cut"
-    assert line(-1000, -4000, cut=1) == "mean return -2,500.0 ± 1,500.0 over 2 episodes, 1 of them cut"
+@pytest.mark.parametrize(
+    ("returns", "cut", "told"),
+    [
+        ((1234.56,), 0, "mean return 1,234.6 over 1 episode"),
+        ((1234.56,), 1, "mean return 1,234.6 over 1 episode, which was cut"),
+        ((-1000, -4000), 1, "mean return -2,500.0 ± 1,500.0 over 2 episodes, 1 of them cut"),
+    ],
+)
+def test_a_result_has_thousands_separators_and_no_deviation_of_one_episode(returns, cut, told):
+    count, mean, std = len(returns), float(np.mean(returns)), float(np.std(returns))
+    evaluation = Evaluation(mean, std, count, returns, (5,) * count, cut)
+    result = EvaluatedCheckpoint(Path("x"), "Ant-v5", 0, "agent 0", 2_000, 1, evaluation, None)
+    assert str(result).partition(": ")[2] == told
 
 
-def test_what_is_no_checkpoint_is_refused_in_one_sentence(run: RunDirectory, tmp_path: Path) -> None:
+def test_what_is_no_checkpoint_is_refused_in_one_sentence(run, tmp_path):
     with pytest.raises(RunDirectoryError, match=r"there is no .*missing"):
         find_checkpoints(tmp_path / "missing")
     with pytest.raises(RunDirectoryError, match="has no checkpoint yet"):
@@ -171,30 +145,16 @@ def test_what_is_no_checkpoint_is_refused_in_one_sentence(run: RunDirectory, tmp
         find_checkpoints(RunDirectory.create(tmp_path, "new", make_config(), mode="node").path)
 
 
-def test_a_checkpoint_without_its_policy_is_refused(tmp_path: Path) -> None:
-    config = make_config()
-    env = PointGoal()
-    path = save_checkpoint(
-        tmp_path,
-        step=1,
-        tensors={},
-        metadata=describe(config, schema_of(env, config.env.id), agent_id=0),
-    )
-    with pytest.raises(RunDirectoryError, match="does not hold the policy its configuration describes"):
-        evaluate_checkpoint(path, 1)
-
-
-def test_an_environment_that_has_changed_is_refused(tmp_path: Path) -> None:
-    config = make_config("worlds:EndpointAction")
-    env = PointGoal()
-    path = save_checkpoint(
-        tmp_path, step=1, tensors={}, metadata=describe(config, schema_of(env, config.env.id), agent_id=0)
-    )
-    with pytest.raises(
-        EnvironmentSpecError,
-        match=r"is not the one that the agent learned in \(observation_size: 1 then, 2 now",
+def test_a_checkpoint_without_its_policy_or_of_an_environment_that_has_changed_is_refused(tmp_path):
+    schema = described("worlds:PointGoal")
+    for env_id, kind, said in (
+        ("worlds:PointGoal", RunDirectoryError, "does not hold the policy its configuration describes"),
+        ("worlds:EndpointAction", EnvironmentSpecError, r"learned in \(observation_size: 1 then, 2 now"),
     ):
-        evaluate_checkpoint(path, 1)
+        metadata = describe(make_config(env_id), replace(schema, environment=env_id), agent_id=0)
+        path = save_checkpoint(tmp_path / env_id, step=1, tensors={}, metadata=metadata)
+        with pytest.raises(kind, match=said):
+            evaluate_checkpoint(path, 1)
 
 
 @pytest.mark.parametrize(
@@ -202,13 +162,8 @@ def test_an_environment_that_has_changed_is_refused(tmp_path: Path) -> None:
     [(None, "evaluation", 6), ("rgb_array", "the film", 1)],  # env.max_restarts = 5
 )
 def test_an_environment_that_leaves_the_process_is_one_sentence_and_the_traceback_is_logged(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    where: str | None,
-    who: str,
-    times: int,
-) -> None:
+    tmp_path, monkeypatch, caplog, where, who, times
+):
     path = save(tmp_path, make_config())
     video = tmp_path / "film.gif"
     step, left = PointGoal.step, []
@@ -229,9 +184,10 @@ def test_an_environment_that_leaves_the_process_is_one_sentence_and_the_tracebac
     assert not video.exists()
 
 
-def test_a_gif_shows_the_best_agents_first_episode(run: RunDirectory, tmp_path: Path) -> None:
+def test_a_gif_shows_the_best_agents_first_episode(run, tmp_path):
     alone = evaluate_checkpoint(run.path, 1)
     assert len({result.evaluation.return_mean for result in alone}) == 2
+    assert note_on_film(alone) is None
     best = max(alone, key=lambda result: result.evaluation.return_mean)
     results = evaluate_checkpoint(run.path, 1, video=tmp_path / "film.gif")
     assert [result.evaluation for result in results] == [result.evaluation for result in alone]
@@ -246,7 +202,7 @@ def test_a_gif_shows_the_best_agents_first_episode(run: RunDirectory, tmp_path: 
         assert film.n_frames > 1
 
 
-def test_another_agent_than_the_best_is_filmed_when_it_is_named(run: RunDirectory, tmp_path: Path) -> None:
+def test_another_agent_than_the_best_is_filmed_when_it_is_named(run, tmp_path):
     for agent_id in range(2):
         (result,) = evaluate_checkpoint(run.path, 1, video=tmp_path / f"{agent_id}.gif", agent=agent_id)
         assert (result.agent_id, result.video) == (agent_id, tmp_path / f"{agent_id}.gif")
@@ -256,13 +212,7 @@ def test_another_agent_than_the_best_is_filmed_when_it_is_named(run: RunDirector
         evaluate_checkpoint(run.path, 1, agent=7)
 
 
-def test_nothing_is_said_about_a_film_where_there_is_none(run: RunDirectory) -> None:
-    assert note_on_film(evaluate_checkpoint(run.path, 1)) is None
-
-
-def test_an_agent_whose_return_is_no_number_is_never_the_best(
-    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_agent_whose_return_is_no_number_is_never_the_best(run, tmp_path, monkeypatch):
     means = iter((float("nan"), -1e9))
 
     def evaluation(evaluator: Evaluator, policy: object) -> Evaluation:
@@ -273,31 +223,32 @@ def test_an_agent_whose_return_is_no_number_is_never_the_best(
     assert [result.video is not None for result in results] == [False, True]
 
 
-def test_what_cannot_be_drawn_is_refused_before_any_episode(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def evaluation(evaluator: Evaluator, policy: object) -> Evaluation:
-        raise AssertionError("it was evaluated")
+def test_what_cannot_be_drawn_is_refused_before_any_episode(tmp_path, monkeypatch):
+    monkeypatch.setattr(Evaluator, "evaluate", None)
+    blind = save(tmp_path, make_config("worlds:ConstantReward"))
+    with pytest.raises(EnvironmentSpecError) as caught:
+        evaluate_checkpoint(blind, 1, video=tmp_path / "film.gif")
+    assert str(caught.value) == (
+        "environment 'worlds:ConstantReward' takes no render_mode, so it cannot be filmed; let it accept "
+        'render_mode="rgb_array" and return RGB arrays from render()'
+    )
 
-    monkeypatch.setattr(Evaluator, "evaluate", evaluation)
-    with pytest.raises(EnvironmentSpecError, match="takes no render_mode"):
-        evaluate_checkpoint(save(tmp_path, make_config("worlds:ConstantReward")), 1, video=tmp_path / "x.gif")
+
+def grey(*, height: int, width: int, count: int) -> list[np.ndarray]:
+    return [np.full((height, width, 3), 10 * index, np.uint8) for index in range(count)]
 
 
-def test_an_mp4_has_every_frame(tmp_path: Path) -> None:
+def test_an_mp4_has_every_frame(tmp_path):
     imageio = pytest.importorskip("imageio.v2")
     pytest.importorskip("imageio_ffmpeg")
-    frames = [np.full((50, 70, 3), 10 * index, np.uint8) for index in range(20)]
-    write_video(tmp_path / "film.mp4", frames, fps=10)
+    write_video(tmp_path / "film.mp4", grey(height=50, width=70, count=20), fps=10)
     with imageio.get_reader(tmp_path / "film.mp4") as film:
         assert film.get_meta_data()["size"] == (70, 50)
         assert film.count_frames() == 20
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # imageio_ffmpeg's reader leaves its pipes open
-def test_an_mp4_of_odd_size_repeats_its_last_row_and_column_in_silence(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_mp4_of_odd_size_repeats_its_last_row_and_column_in_silence(tmp_path, caplog):
     pytest.importorskip("imageio.v2")
     ffmpeg = pytest.importorskip("imageio_ffmpeg")
     frames = [np.full((51, 71, 3), 200, np.uint8) for _ in range(3)]
@@ -309,9 +260,8 @@ def test_an_mp4_of_odd_size_repeats_its_last_row_and_column_in_silence(
     assert abs(int(pictures[0][-1]) - 200) < 10
 
 
-def test_a_fast_gif_leaves_out_frames_and_keeps_its_speed(tmp_path: Path) -> None:
-    frames = [np.full((8, 8, 3), 10 * index, np.uint8) for index in range(20)]
-    write_video(tmp_path / "film.gif", frames, fps=100)
+def test_a_fast_gif_leaves_out_frames_and_keeps_its_speed(tmp_path):
+    write_video(tmp_path / "film.gif", grey(height=8, width=8, count=20), fps=100)
     with Image.open(tmp_path / "film.gif") as film:
         assert (film.n_frames, film.info["duration"]) == (5, 40)
 
@@ -324,31 +274,19 @@ def test_a_fast_gif_leaves_out_frames_and_keeps_its_speed(tmp_path: Path) -> Non
         ("no/film.gif", "there is no folder"),
     ],
 )
-def test_a_video_that_cannot_be_written_is_refused_before_any_work(
-    run: RunDirectory, tmp_path: Path, name: str, reason: str
-) -> None:
+def test_a_video_that_cannot_be_written_is_refused_before_any_work(run, tmp_path, name, reason):
     with pytest.raises(UsageError, match=reason):
         evaluate_checkpoint(run.path, 1, video=tmp_path / name)
 
 
-def test_an_environment_that_cannot_draw_is_refused(tmp_path: Path) -> None:
-    blind = save(tmp_path, make_config("worlds:ConstantReward"))
-    with pytest.raises(EnvironmentSpecError) as caught:
-        evaluate_checkpoint(blind, 1, video=tmp_path / "film.gif")
-    assert str(caught.value) == (
-        "environment 'worlds:ConstantReward' takes no render_mode, so it cannot be filmed; let it accept "
-        'render_mode="rgb_array" and return RGB arrays from render()'
-    )
-
-
-def test_a_disk_that_refuses_the_video_is_one_sentence(run: RunDirectory, tmp_path: Path) -> None:
+def test_a_disk_that_refuses_the_video_is_one_sentence(run, tmp_path):
     (tmp_path / "film.gif").mkdir()
     with pytest.raises(UsageError, match=r"cannot write the video .*: Is a directory"):
         evaluate_checkpoint(run.path, 1, video=tmp_path / "film.gif")
 
 
 @pytest.mark.skipif(not HAS_GL, reason="needs libEGL")
-def test_mujoco_is_filmed_without_a_display(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mujoco_is_filmed_without_a_display(tmp_path, monkeypatch):
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MUJOCO_GL", "egl")
@@ -360,7 +298,7 @@ def test_mujoco_is_filmed_without_a_display(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.skipif(not HAS_GL, reason="needs libEGL")
-def test_the_renderer_is_chosen_only_where_nobody_chose_one_and_there_is_no_display() -> None:
+def test_the_renderer_is_chosen_only_where_nobody_chose_one_and_there_is_no_display():
     for environ, expected in (
         ({}, "egl"),
         ({"MUJOCO_GL": "glfw"}, "glfw"),

@@ -38,15 +38,7 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ExperimentFile:
-    """What the file says.
-
-    Attributes:
-        common: the settings of every cell.
-        axes: the values of each setting that varies, in the file's order.
-        exclude: combinations of the axes' values that are left out.
-        include: further single cells.
-        keep_buffers: whether the buffer of a cell that has finished stays.
-    """
+    """What the file says: common settings, axes in its order, combinations left out, further single cells."""
 
     name: str
     mode: Mode
@@ -58,11 +50,7 @@ class ExperimentFile:
 
 
 def read_experiment(path: Path) -> ExperimentFile:
-    """Reads an experiment's file; without a name it has the file's.
-
-    Raises:
-        ConfigError: the file cannot be read, or says something that is not understood; in one sentence.
-    """
+    """Reads an experiment's file; without a name it has the file's."""
     try:
         tables = toml_file(path)
     except OSError as error:
@@ -98,11 +86,10 @@ def parse_experiment(tables: Mapping[str, Any], *, name: str) -> ExperimentFile:
     for key in axes:
         if key in common:
             raise ConfigError(f"{key} is in [set] and in [matrix]; leave it out of one of them")
-    exclude = [_settings("exclude", each) for each in _list("exclude", tables.get("exclude", []))]
+    exclude, include = (_list(key, tables.get(key, [])) for key in ("exclude", "include"))
     for combination in exclude:
         _require_values_of_axes(combination, axes)
     _require_size(axes)
-    include = [_settings("include", each) for each in _list("include", tables.get("include", []))]
     if not axes and not include:
         raise ConfigError("there are no cells: give a [matrix] of lists, or an [[include]] for each cell")
     return ExperimentFile(name, mode, common, axes, exclude, include, keep_buffers)
@@ -165,10 +152,10 @@ def _require_size(axes: Mapping[str, Sequence[Any]]) -> None:
         )
 
 
-def _list(name: str, tables: Any) -> Sequence[Any]:
+def _list(name: str, tables: Any) -> list[Settings]:
     if not isinstance(tables, list):
         raise ConfigError(f"{name} must be a list of tables, each written as [[{name}]]")
-    return tables
+    return [_settings(name, each) for each in tables]
 
 
 def _require_values_of_axes(combination: Settings, axes: Mapping[str, Sequence[Any]]) -> None:

@@ -77,7 +77,7 @@ class ExperimentFolder:
         self._own = path / OWN_FOLDER
 
     def run(self, cell: Cell) -> Path:
-        """The directory of the cell's run, whether it is there or not."""
+        """The cell's run, whether it is there or not."""
         return self.path / cell.name
 
     def config(self, cell: Cell) -> Path:
@@ -94,10 +94,6 @@ class ExperimentFolder:
 
         Gives a file descriptor that children keep open: where the parent is killed, the next one waits
         until they have ended, and `say` tells so.
-
-        Raises:
-            RunDirectoryError: another `dase experiment` runs there, children of a killed one do not end,
-                or nothing can be written there.
         """
         with contextlib.ExitStack() as stack:
             with self._writing():
@@ -174,10 +170,7 @@ class ExperimentFolder:
             replace_file(self._failure(cell), utf8(f"{reason}\n"))
 
     def finish(self, cell: Cell, *, seconds: float) -> str | None:
-        """Marks the cell's run as complete, once and at the very end, and lets its buffer go.
-
-        Or says why it is not complete.
-        """
+        """Marks the cell's run as complete and lets its buffer go, or says why it is not complete."""
         run = RunDirectory.open(self.run(cell))
         if run.config != cell.config:
             return f"is a run of another configuration ({_difference(run, cell)})"
@@ -232,11 +225,9 @@ class ExperimentFolder:
 
     def _finished(self) -> dict[str, Path]:
         """The runs with a mark, by what they are."""
-        found = {}
-        for mark in sorted(self.path.glob(f"*/{FINISHED_FILE}")):
-            run = RunDirectory.open(mark.parent)
-            found[identity(run.config, str(run.run.get("mode")))] = run.path
-        return found
+        marks = sorted(self.path.glob(f"*/{FINISHED_FILE}"))
+        runs = [RunDirectory.open(mark.parent) for mark in marks]
+        return {identity(run.config, str(run.run.get("mode"))): run.path for run in runs}
 
     def _state(self, cell: Cell, finished: Path | None) -> State:
         if finished is not None:

@@ -74,14 +74,11 @@ def identity(config: RunConfig, mode: str) -> str:
 
 
 def cells_of(file: ExperimentFile) -> Matrix:
-    """Every cell of an experiment, resolved and checked.
+    """Every cell of an experiment, resolved and checked; refuses the first that cannot be, by its name.
 
     Combinations that lead to the same configuration are one cell, named after the first of them. What a
     cell's method does not read (`dps`, `dpd`, and the number of agents where the method fixes it) is left out
     of it, so that cells that differ in nothing else are the same.
-
-    Raises:
-        UsageError: one sentence that names the first cell that cannot be, or that there is none.
     """
     combinations = _combinations(file)
     if not combinations:
@@ -131,13 +128,9 @@ def _check_unread(unread: Settings) -> None:
 
 def _read_by(method: str | None, settings: Settings) -> Settings:
     """The settings that a method reads; None is what all do. Some fix the number of agents."""
-    others = tuple(f"{section}." for section, reader in _READ_BY_ONE.items() if reader != method)
-    fixed = settings.get(METHOD) in AGENTS_OF
-    return {
-        key: value
-        for key, value in settings.items()
-        if not key.startswith(others) and not (fixed and key == "train.agents")
-    }
+    unread = [f"{section}." for section, reader in _READ_BY_ONE.items() if reader != method]
+    unread += ["train.agents"] if settings.get(METHOD) in AGENTS_OF else []
+    return {key: value for key, value in settings.items() if not key.startswith(tuple(unread))}
 
 
 def _layered(settings: Settings) -> RunConfig:
@@ -178,11 +171,9 @@ def _varying(combinations: Sequence[Settings]) -> list[str]:
 def _name(settings: Settings, varying: Sequence[str]) -> str:
     short = Counter(key.rpartition(".")[2] for key in varying)
     parts = []
-    for key in varying:
-        if key not in settings:
-            continue
-        value = _text(settings[key]) or "none"
-        label = key.rpartition(".")[2] if short[key.rpartition(".")[2]] == 1 else key.replace(".", "-")
+    for key in filter(settings.__contains__, varying):
+        value, last = _text(settings[key]) or "none", key.rpartition(".")[2]
+        label = last if short[last] == 1 else key.replace(".", "-")
         parts.append(value if key in _SAID_BY_VALUE else f"{label}-{value}")
     name = re.sub(r"[^\w.+-]+", "-", "_".join(parts).replace(",", "+"), flags=re.ASCII)
     return name.lstrip(".-")[:NAME_LENGTH] or "run"

@@ -64,8 +64,7 @@ class ExperimentOptions:
 def experiment_here(options: ExperimentOptions) -> int:
     """Runs what is missing of an experiment on this machine; returns the exit code.
 
-    Raises:
-        UsageError: before anything starts, where the file, a cell, or what lies in the folder is wrong.
+    Before anything starts it refuses what is wrong in the file, of a cell, or in the folder.
     """
     console = PatientConsole()
     experiment = read_experiment(options.file)
@@ -156,23 +155,18 @@ def require_disk(
     if not waiting:
         return
     at_once = len(waiting) if kept else max(1, jobs // min(cell.weight for cell in waiting))
-    sizes = sorted((_missing(cell, schemas[cell.name], root) for cell in waiting), reverse=True)[:at_once]
+    missing = [cell for cell in waiting if not (root / cell.name / "replay" / ROWS).exists()]
+    sizes = sorted((disk_bytes(cell.config, schemas[cell.name]) for cell in missing), reverse=True)[:at_once]
     wanted, free = sum(sizes), free_disk(root)
     if wanted > free:
-        why = "cells that finish keep theirs" if kept else f"up to {len(sizes)} run at once"
+        why = "cells that finish keep theirs" if kept else f"up to {min(at_once, len(waiting))} run at once"
         raise ConfigError(
             f"the cells' buffers take {shown_size(wanted)} of disk in {root} ({why}), and {shown_size(free)} "
             f"are free; free space there, lower replay.capacity or --jobs, or set replay.storage = 'memory'"
         )
 
 
-def _missing(cell: Cell, schema: TransitionSchema, root: Path) -> int:
-    """What a cell's buffer has still to take."""
-    if (root / cell.name / "replay" / ROWS).exists():
-        return 0
-    return disk_bytes(cell.config, schema)
-
-
+@dataclass(eq=False)
 class CellRunner:
     """Runs the cells of one experiment, in order.
 
@@ -180,21 +174,14 @@ class CellRunner:
     file descriptor that children keep open. `program` is the command that is `dase`.
     """
 
-    def __init__(
-        self,
-        folder: ExperimentFolder,
-        board: Scoreboard,
-        *,
-        jobs: int,
-        lock: int,
-        program: Sequence[str] = PROGRAM,
-    ) -> None:
-        self._folder = folder
-        self._board = board
-        self._jobs = jobs
-        self._lock = lock
-        self._program = program
-        self._free = asyncio.Semaphore(jobs)
+    folder: ExperimentFolder
+    board: Scoreboard
+    jobs: int
+    lock: int
+    program: Sequence[str] = PROGRAM
+
+    def __post_init__(self) -> None:
+        self._free = asyncio.Semaphore(self.jobs)
         self._next = asyncio.Lock()
 
     async def run(self, cells: Sequence[Cell], stop: asyncio.Event) -> None:
@@ -211,12 +198,12 @@ class CellRunner:
 
     async def _show(self) -> None:
         while True:
-            await asyncio.sleep(self._board.every_s)
-            self._board.show()
+            await asyncio.sleep(self.board.every_s)
+            self.board.show()
 
     async def _tell_of(self, stop: asyncio.Event) -> None:
         await stop.wait()
-        self._board.say("stopping: the running cells keep their checkpoints (Ctrl-C kills)")
+        self.board.say("stopping: the running cells keep their checkpoints (Ctrl-C kills)")
 
     async def _cell(self, cell: Cell, stop: asyncio.Event) -> None:
         async with self._room(cell):
@@ -224,24 +211,24 @@ class CellRunner:
                 return
             outcome = await self._go_on(cell, stop)
             if outcome is None:
-                if note := self._folder.begin(cell):
-                    self._board.say(note)
-                self._board.started(cell)
+                if note := self.folder.begin(cell):
+                    self.board.say(note)
+                self.board.started(cell)
                 outcome = await self._try(cell, stop, self._train(cell))
-            self._board.ended(cell, outcome)
+            self.board.ended(cell, outcome)
 
     async def _go_on(self, cell: Cell, stop: asyncio.Event) -> Outcome | None:
         """Resumes what there is of a cell; None where there is nothing, or it cannot be gone on with."""
-        step = self._folder.resumable(cell)
+        step = self.folder.resumable(cell)
         if step is None:
             return None
-        self._board.say(f"{cell.name} goes on from step {step:,}")
-        self._board.started(cell)
+        self.board.say(f"{cell.name} goes on from step {step:,}")
+        self.board.started(cell)
         outcome = await self._try(
-            cell, stop, ("resume", "--stdin-is-leash", str(self._folder.run(cell))), again=True
+            cell, stop, ("resume", "--stdin-is-leash", str(self.folder.run(cell))), again=True
         )
         if outcome.refused:
-            self._board.say(f"{cell.name} cannot be resumed: {outcome.text}")
+            self.board.say(f"{cell.name} cannot be resumed: {outcome.text}")
             return None
         return outcome
 
@@ -254,7 +241,7 @@ class CellRunner:
         a SIGKILL, a full disk, and a usage error of a run that had gone on, it is resumed the next time: it
         would have to start over else.
         """
-        began, resumed = time.monotonic(), self._folder.times_resumed(cell)
+        began, resumed = time.monotonic(), self.folder.times_resumed(cell)
         code = 0
         try:
             code = await self._process(cell, stop, arguments, again=again)
@@ -268,9 +255,9 @@ class CellRunner:
         if stop.is_set():
             return Outcome("stopped", seconds)
         usage = again and code == USAGE_CODE
-        refused = usage and self._folder.times_resumed(cell) == resumed
+        refused = usage and self.folder.times_resumed(cell) == resumed
         if not usage and code >= 0 and code != DISK_FULL_CODE:
-            self._folder.fail(cell, reason)
+            self.folder.fail(cell, reason)
         return Outcome("failed", seconds, reason, refused=refused)
 
     @asynccontextmanager
@@ -279,7 +266,7 @@ class CellRunner:
         taken = 0
         try:
             async with self._next:
-                while taken < min(cell.weight, self._jobs):
+                while taken < min(cell.weight, self.jobs):
                     await self._free.acquire()
                     taken += 1
             yield
@@ -289,8 +276,7 @@ class CellRunner:
 
     def _train(self, cell: Cell) -> Sequence[str]:
         """The arguments of a process that trains the cell from the beginning."""
-        lockstep = ("--lockstep",) if cell.mode == "lockstep" else ()
-        folder = self._folder
+        lockstep, folder = ("--lockstep",) if cell.mode == "lockstep" else (), self.folder
         told = (f"--config={folder.config(cell)}", f"--runs={folder.path}", f"--name={cell.name}")
         return ("train", "--stdin-is-leash", *told, *lockstep)
 
@@ -300,11 +286,11 @@ class CellRunner:
         """Runs the cell's process to its end, or until `stop`; its exit code."""
         node = await start_node(
             cell.name,
-            (*self._program, *arguments),
-            log=self._folder.log(cell),
+            (*self.program, *arguments),
+            log=self.folder.log(cell),
             threads=cell.config.train.threads,
             again=again,
-            keeps_open=(self._lock,),
+            keeps_open=(self.lock,),
         )
         try:
             await unless(stop, node.ended())
@@ -314,11 +300,11 @@ class CellRunner:
 
     def _unfinished(self, cell: Cell, code: int, *, seconds: float) -> str | None:
         """Marks a run that is complete as finished, or says why it is not."""
-        log = self._folder.log(cell)
+        log = self.folder.log(cell)
         if code:
             return f"{exit_text(code)}, {last_words(log)}; its log is {log}"
         try:
-            reason = self._folder.finish(cell, seconds=seconds)
+            reason = self.folder.finish(cell, seconds=seconds)
         except (DaseError, OSError) as error:
             reason = str(error)
         return reason and f"{reason}; its log is {log}"

@@ -84,11 +84,3 @@ def test_no_bit_of_what_the_environment_said_can_change_unseen(explored, row):
         changed = rows.copy()
         changed.view(np.uint32)[row, column] ^= 1 << 12
         assert not read_marks(changed, schema, env).whole.all(), column
-
-
-def test_a_missing_a_doubled_and_a_swapped_transition_show(explored):
-    env, schema, rows = explored()
-    orders = (np.delete(np.arange(50), 10), np.insert(np.arange(50), 10, 10), np.r_[:9, 10, 9, 11:50])
-    for order in orders:
-        marks = read_marks(rows[order], schema, env)
-        assert not (np.diff(marks.step) == 1).all()

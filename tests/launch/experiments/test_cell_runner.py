@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from children import lives
 from launch.experiment_cases import small_cells, trained
 from patience import PATIENCE_S
 from rich.console import Console
@@ -50,7 +51,7 @@ class Bench:
         assert self.alive() == set()
 
     def alive(self) -> set[str]:
-        return {path.stem for path in self.pids.glob("*.pid") if _lives(int(path.read_text()))}
+        return {path.stem for path in self.pids.glob("*.pid") if lives(int(path.read_text()))}
 
     async def until_alive(self, *names: str) -> None:
         while self.alive() != set(names):  # noqa: ASYNC110 - other processes set no event
@@ -71,13 +72,6 @@ class Bench:
         return {name: outcome.kind for name, outcome in self.board.outcomes.items()}
 
 
-def _lives(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 @pytest.fixture
 def bench(tmp_path):
     benches = []
@@ -89,6 +83,13 @@ def bench(tmp_path):
     yield make
     for each in benches:
         os.close(each.lock)
+
+
+@pytest.fixture
+def alone(bench):
+    """One cell that has a runner to itself."""
+    made = bench(small_cells(), jobs=1)
+    return made, made.cells[0]
 
 
 async def test_never_more_run_than_there_are_cores_and_the_next_starts_when_one_ends(bench):
@@ -108,9 +109,7 @@ async def test_never_more_run_than_there_are_cores_and_the_next_starts_when_one_
 async def test_a_cell_that_needs_all_cores_is_not_passed_by(bench):
     bench = bench(small_cells(mode="cluster", train__agents=[1, 5, 2]), jobs=3)
     async with bench.running():
-        await bench.until_alive(
-            "agents-1"
-        )  # two of three cores, so the next one waits, and behind it the last
+        await bench.until_alive("agents-1")  # two of three cores: the next one waits, and behind it the last
         bench.end(bench.cells[0])
         await bench.until_alive("agents-5")
         bench.end(bench.cells[1])
@@ -121,17 +120,13 @@ async def test_a_cell_that_needs_all_cores_is_not_passed_by(bench):
 
 async def test_a_child_is_told_its_cell_its_threads_and_to_end_with_its_parent(bench):
     bench = bench(small_cells(settings={"train.threads": 3}), jobs=4)
+    (cell,) = bench.cells
     async with bench.running():
         await bench.until_alive("run")
-        bench.end(bench.cells[0])
-    assert bench.arguments(bench.cells[0]) == [
-        "train",
-        "--stdin-is-leash",
-        f"--config={bench.folder.config(bench.cells[0])}",
-        f"--runs={bench.folder.path}",
-        "--name=run",
-        "--lockstep",
-        "3",
+        bench.end(cell)
+    assert bench.arguments(cell) == [
+        *("train", "--stdin-is-leash", f"--config={bench.folder.config(cell)}"),
+        *(f"--runs={bench.folder.path}", "--name=run", "--lockstep", "3"),
     ]
 
 
@@ -150,21 +145,21 @@ async def test_a_cell_that_fails_is_noted_with_its_last_words_and_the_others_go_
     assert (state.kind, state.text) == ("failed", reason)
 
 
-async def test_a_cell_that_ends_well_and_early_has_failed(bench):
-    bench = bench(small_cells(), jobs=1)
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (70, "ended early, stopped at step 70 of 120; its log is"),
+        (None, "is not a run: it has no run.toml; its log is"),
+    ],
+)
+async def test_a_cell_that_ends_well_and_early_or_leaves_nothing_has_failed(alone, step, said):
+    bench, cell = alone
     async with bench.running():
         await bench.until_alive("run")
-        trained(bench.folder.path, bench.cells[0], step=70)
-        bench.end(bench.cells[0], finished=False)
-    assert bench.board.outcomes["run"].text.startswith("ended early, stopped at step 70 of 120; its log is")
-
-
-async def test_a_cell_that_left_nothing_has_failed(bench):
-    bench = bench(small_cells(), jobs=1)
-    async with bench.running():
-        await bench.until_alive("run")
-        bench.end(bench.cells[0], finished=False)
-    assert "is not a run: it has no run.toml; its log is" in bench.board.outcomes["run"].text
+        if step is not None:
+            trained(bench.folder.path, cell, step=step)
+        bench.end(cell, finished=False)
+    assert said in bench.board.outcomes["run"].text
 
 
 async def test_a_stop_ends_what_runs_and_starts_nothing_more(bench):
@@ -187,33 +182,33 @@ def half_finished(bench, cell, *, step: int = 60):
     return run
 
 
-async def test_a_cell_that_was_interrupted_is_resumed(bench):
-    bench = bench(small_cells(), jobs=1)
-    run = half_finished(bench, bench.cells[0])
+async def test_a_cell_that_was_interrupted_is_resumed(alone):
+    bench, cell = alone
+    run = half_finished(bench, cell)
     async with bench.running():
         await bench.until_alive("run")
         for agent in run.agents():
             agent.evaluations.append(step=120, return_mean=0.0, return_std=0.0, episodes=2, wall_seconds=2.0)
             agent.metrics.append({"step": 120})
             save_checkpoint(agent.checkpoints, step=120, tensors={}, metadata={})
-        bench.end(bench.cells[0], finished=False)
-    assert bench.arguments(bench.cells[0]) == ["resume", "--stdin-is-leash", str(run.path), "1"]
+        bench.end(cell, finished=False)
+    assert bench.arguments(cell) == ["resume", "--stdin-is-leash", str(run.path), "1"]
     assert bench.kinds() == {"run": "finished"}, bench.console.file.getvalue()
     assert "run goes on from step 60" in bench.console.file.getvalue()
-    assert bench.folder.log(bench.cells[0]).read_text().startswith("the first try\nrun has something")
+    assert bench.folder.log(cell).read_text().startswith("the first try\nrun has something")
     assert not (bench.folder.path / OWN_FOLDER / "set-aside").exists()
 
 
-async def test_a_cell_whose_resumption_is_refused_starts_over_at_once(bench):
-    bench = bench(small_cells(), jobs=1)
-    half_finished(bench, bench.cells[0])
+async def test_a_cell_whose_resumption_is_refused_starts_over_at_once(alone):
+    bench, cell = alone
+    half_finished(bench, cell)
     async with bench.running():
         await bench.until_alive("run")
         (bench.pids / "run.pid").unlink()
-        bench.end(bench.cells[0], code=2, finished=False)
+        bench.end(cell, code=2, finished=False)
         await bench.until_alive("run")
-        bench.end(bench.cells[0])
-    assert bench.arguments(bench.cells[0])[0] == "train"
+        bench.end(cell)
+    assert bench.arguments(cell)[0] == "train"
     assert bench.kinds() == {"run": "finished"}
     said = bench.console.file.getvalue()
     assert "run cannot be resumed: exit code 2, run has something to say; its log is" in said
@@ -222,54 +217,32 @@ async def test_a_cell_whose_resumption_is_refused_starts_over_at_once(bench):
     assert aside.read_text().startswith("the first try\n")
 
 
-async def test_a_cell_that_finds_the_disk_full_once_it_has_gone_on_does_not_start_over(bench):
-    bench = bench(small_cells(), jobs=1)
-    cell = bench.cells[0]
-    run = half_finished(bench, cell)
-    async with bench.running():
-        await bench.until_alive("run")
-        run.resumed(run.config, from_steps=[60, 60], command=())
-        bench.end(cell, code=2, finished=False)
-    assert bench.kinds() == {"run": "failed"}
-    assert bench.board.outcomes["run"].text.startswith("exit code 2, run has something to say")
-    assert bench.folder.resumable(cell) == 60
-    assert not (bench.folder.path / OWN_FOLDER / "set-aside").exists()
-
-
-@pytest.mark.parametrize("begun", [False, True])
-async def test_a_cell_that_finds_the_disk_full_before_it_goes_on_or_in_its_first_try_does_not_start_over(
-    bench, begun
+@pytest.mark.parametrize(
+    ("code", "begun", "goes_on"),
+    [(2, True, True), (DISK_FULL_CODE, True, False), (DISK_FULL_CODE, False, False), (-9, True, False)],
+    ids=["refused once it has gone on", "disk full before it goes on", "disk full at first", "killed"],
+)
+async def test_a_cell_that_may_go_on_later_has_failed_for_now_and_does_not_start_over(
+    alone, code, begun, goes_on
 ):
-    bench = bench(small_cells(), jobs=1)
-    cell = bench.cells[0]
-    if begun:
-        half_finished(bench, cell)
+    bench, cell = alone
+    run = half_finished(bench, cell) if begun else None
     async with bench.running():
         await bench.until_alive("run")
-        if not begun:
-            half_finished(bench, cell)
-        bench.end(cell, code=DISK_FULL_CODE, finished=False)
+        run = run or half_finished(bench, cell)
+        if goes_on:
+            run.resumed(run.config, from_steps=[60, 60], command=())
+        bench.end(cell, code=code, finished=False)
     assert bench.arguments(cell)[0] == ("resume" if begun else "train")
-    assert bench.kinds() == {"run": "failed"}
-    assert bench.folder.resumable(cell) == 60
-    assert not (bench.folder.path / OWN_FOLDER / "set-aside").exists()
-
-
-async def test_a_cell_that_is_killed_has_failed_for_now_and_can_be_resumed_the_next_time(bench):
-    bench = bench(small_cells(), jobs=1)
-    cell = bench.cells[0]
-    half_finished(bench, cell)
-    async with bench.running():
-        await bench.until_alive("run")
-        bench.end(cell, code=-9, finished=False)
     assert bench.kinds() == {"run": "failed"}
     assert bench.folder.states(bench.cells)["run"].kind == "unfinished"
     assert bench.folder.resumable(cell) == 60
+    assert not (bench.folder.path / OWN_FOLDER / "set-aside").exists()
 
 
 async def test_a_program_that_is_not_there_fails_its_cells(bench):
     bench = bench(small_cells(seed=[0, 1]), jobs=2)
-    bench.runner._program = ("/no/such/program",)
+    bench.runner.program = ("/no/such/program",)
     async with bench.running():
         pass
     assert set(bench.kinds().values()) == {"failed"}

@@ -79,32 +79,44 @@ def test_a_run_that_is_marked_loses_its_buffer_unless_it_is_to_be_kept(folder, c
     assert state(folder, cell).kind == "finished"
 
 
-def test_a_run_that_is_not_marked_keeps_its_buffer(folder, cell):
-    run = trained(folder.path, cell, step=70)
-    run.replay.mkdir()
-    assert folder.finish(cell, seconds=1.0) is not None
-    assert run.replay.exists()
-
-
-def test_a_run_that_did_not_reach_its_last_step_is_not_marked(folder, cell):
-    trained(folder.path, cell, step=70)
-    assert folder.finish(cell, seconds=1.0) == "ended early, stopped at step 70 of 120"
-    assert not (folder.run(cell) / FINISHED_FILE).exists()
-    assert state(folder, cell).text == "stopped at step 70 of 120"
-
-
-def test_a_run_of_which_an_agent_is_missing_is_not_marked(folder, cell):
-    run = trained(folder.path, cell)
+def lose_an_agent(run):
     run.agent(1).path.rename(run.path / "elsewhere")
-    assert "ended early" in (folder.finish(cell, seconds=1.0) or "")
+
+
+def lose_the_last_evaluation(run):
+    run.agent(1).evaluations.path.write_text("step,return_mean,return_std,episodes,wall_seconds\n0,1,0,2,1\n")
+
+
+def lose_all_evaluations(run):
+    run.agent(1).evaluations.path.write_text("")
+
+
+@pytest.mark.parametrize(
+    ("step", "lose", "said"),
+    [
+        (70, None, "ended early, stopped at step 70 of 120"),
+        (None, lose_an_agent, "ended early, "),
+        (None, lose_the_last_evaluation, "ended early, without an evaluation of agent 1 at its last step"),
+        (None, lose_all_evaluations, "ended early, without an evaluation of agent 1 at its last step"),
+    ],
+)
+def test_a_run_that_is_not_complete_is_not_marked_and_keeps_its_buffer(folder, cell, step, lose, said):
+    run = trained(folder.path, cell, step=step)
+    run.replay.mkdir()
+    if lose is not None:
+        lose(run)
+    assert folder.finish(cell, seconds=1.0).startswith(said)
+    assert not (folder.run(cell) / FINISHED_FILE).exists()
+    assert run.replay.exists()
+    if lose is None:
+        assert state(folder, cell).text == "stopped at step 70 of 120"
 
 
 def test_a_run_of_another_configuration_is_not_marked_and_did_not_end_early(folder, cell):
     other = replace(cell, config=small_cells(seed=[7])[0].config)
     trained(folder.path, other, name=cell.name)
-    assert folder.finish(cell, seconds=1.0) == (
-        "is a run of another configuration (train.seed is 7 there and 0 here)"
-    )
+    said = "is a run of another configuration (train.seed is 7 there and 0 here)"
+    assert folder.finish(cell, seconds=1.0) == said
     assert not (folder.run(cell) / FINISHED_FILE).exists()
 
 
@@ -135,50 +147,38 @@ def test_a_finished_run_of_another_configuration_is_never_taken_for_the_cell(
     )
 
 
-def test_a_mark_vouches_for_one_run_file(folder, cell):
-    run = trained(folder.path, cell)
-    folder.finish(cell, seconds=1.0)
+def note(run):
     with (run.path / "run.toml").open("a") as file:
         file.write("# a note\n")
-    assert_one_sentence(refusal(folder, cell), "run.toml has changed since the run finished; move")
 
 
-def test_a_finished_run_that_has_lost_files_is_told(folder, cell):
+DAMAGE = {
+    "another run file": (note, "run.toml has changed since the run finished; move"),
+    "no agent": (lose_an_agent, "is marked as finished and yet is running or failed"),
+    "no evaluation": (lose_all_evaluations, "is marked as finished and yet is without an evaluation of"),
+    "no last one": (lose_the_last_evaluation, "is marked as finished and yet is without an evaluation of"),
+    **{
+        f"a mark of {mark[:5]!r}": (
+            lambda run, mark=mark: (run.path / FINISHED_FILE).write_text(mark),
+            "finished.json is damaged; move",
+        )
+        for mark in ("[" * 100_000, "[]", "5", "", "{}")
+    },
+}
+
+
+@pytest.mark.parametrize(("damage", "said"), DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_finished_run_that_is_not_as_it_was_marked_is_told(folder, cell, damage, said):
     run = trained(folder.path, cell)
     folder.finish(cell, seconds=1.0)
-    run.agent(1).path.rename(run.path / "elsewhere")
-    assert_one_sentence(refusal(folder, cell), "is marked as finished and yet is running or failed")
-
-
-@pytest.mark.parametrize("lost", ["", "step,return_mean,return_std,episodes,wall_seconds\n0,1,0,2,1\n"])
-def test_a_run_without_its_last_evaluation_is_not_finished(folder, cell, lost):
-    run = trained(folder.path, cell)
-    run.agent(1).evaluations.path.write_text(lost)
-    assert "without an evaluation of agent 1 at its last step" in folder.finish(cell, seconds=1.0)
-    evaluations = trained(folder.path, cell, name="again").agent(1).evaluations.path.read_text()
-    run.agent(1).evaluations.path.write_text(evaluations)
-    assert folder.finish(cell, seconds=1.0) is None
-    run.agent(1).evaluations.path.write_text(lost)
-    assert_one_sentence(refusal(folder, cell), "is marked as finished and yet is without an evaluation of")
-
-
-@pytest.mark.parametrize("mark", ["[" * 100_000, "[]", "5", ""])
-def test_a_mark_that_is_anything_is_damaged(folder, cell, mark):
-    trained(folder.path, cell)
-    (folder.run(cell) / FINISHED_FILE).write_text(mark)
-    assert_one_sentence(refusal(folder, cell), "finished.json is damaged; move")
+    damage(run)
+    assert_one_sentence(refusal(folder, cell), said)
 
 
 def test_a_reason_may_name_a_path_that_is_no_utf8(folder, cell):
     folder.run(cell).parent.joinpath(".experiment").mkdir(exist_ok=True)
     folder.fail(cell, "cannot write " + b"by\xff".decode(errors="surrogateescape"))
     assert folder.states([cell])[cell.name].text == "cannot write by\\udcff"
-
-
-def test_a_damaged_mark_is_told(folder, cell):
-    trained(folder.path, cell)
-    (folder.run(cell) / FINISHED_FILE).write_text("{}")
-    assert_one_sentence(refusal(folder, cell), "finished.json is damaged; move")
 
 
 def test_what_is_no_run_is_not_touched(folder, cell):
@@ -232,19 +232,21 @@ def test_a_disk_that_refuses_is_told(folder, cell):
 
 def test_why_a_cell_failed_is_kept_until_it_is_tried_again(folder, cell):
     folder.fail(cell, "exit code 1, the gear is stuck")
-    assert (state(folder, cell).kind, state(folder, cell).text) == (
-        "failed",
-        "exit code 1, the gear is stuck",
-    )
+    found = state(folder, cell)
+    assert (found.kind, found.text) == ("failed", "exit code 1, the gear is stuck")
     folder.begin(cell)
     assert state(folder, cell).kind == "waiting"
 
 
-def test_a_run_of_another_configuration_that_never_finished_is_set_aside(folder, cell):
+def test_a_run_that_never_finished_is_set_aside_if_it_is_another_or_damaged(folder, cell):
     trained(folder.path, cell, step=70)
     changed = small_cells(settings={"train.steps": 130})[0]
     assert state(folder, changed).kind == "unfinished"
     assert "starts over" in (folder.begin(changed) or "")
+    run = trained(folder.path, cell, step=70)
+    run.agent(0).evaluations.path.write_text("nonsense\n")
+    assert "is damaged" in state(folder, cell).text
+    assert folder.begin(cell) is not None
 
 
 def test_a_run_that_somebody_goes_on_with_by_hand_is_not_set_aside(folder, cell):
@@ -253,13 +255,6 @@ def test_a_run_that_somebody_goes_on_with_by_hand_is_not_set_aside(folder, cell)
         folder.begin(cell)
     assert_one_sentence(refused.value, f"another process is still writing to {run.path}")
     assert run.path.is_dir()
-    assert folder.begin(cell) is not None
-
-
-def test_a_damaged_run_that_never_finished_is_set_aside_too(folder, cell):
-    run = trained(folder.path, cell, step=70)
-    run.agent(0).evaluations.path.write_text("nonsense\n")
-    assert "is damaged" in state(folder, cell).text
     assert folder.begin(cell) is not None
 
 
@@ -277,12 +272,8 @@ def test_how_far_a_run_is_is_that_of_its_slowest_agent(folder, cell):
     with run.agent(1).evaluations.path.open("a") as file:
         file.write("100,-0.")  # a line that is being written
     assert folder.reading(cell) == Reading(80, -1.5)
-
-
-def test_a_run_of_which_one_agent_has_not_begun_is_at_step_0(folder, cell):
-    run = trained(folder.path, cell, step=70)
-    run.agent(1).path.rename(run.path / "elsewhere")
-    assert folder.reading(cell) == Reading(0, -1.0)
+    lose_an_agent(run)
+    assert folder.reading(cell) == Reading(0, -1.0)  # one has not begun
 
 
 def test_a_score_is_the_mean_of_all_agents_last_evaluations(folder, cell):
@@ -379,17 +370,12 @@ def begun(folder: ExperimentFolder, cell, *, step: int = 60):
 
 
 def test_a_run_that_was_interrupted_after_a_round_can_be_resumed_from_there(tmp_path):
-    folder, (cell,) = ExperimentFolder(tmp_path), small_cells()
+    folder, (cell, roundless, done) = ExperimentFolder(tmp_path), small_cells(seed=[0, 1, 2])
     assert folder.resumable(cell) is None
     begun(folder, cell)
-    assert folder.resumable(cell) == 60
-
-
-def test_a_run_without_a_round_or_with_all_steps_done_starts_over(tmp_path):
-    folder, cells = ExperimentFolder(tmp_path), small_cells(seed=[0, 1])
-    trained(tmp_path, cells[0], step=60)
-    begun(folder, cells[1], step=120)
-    assert [folder.resumable(cell) for cell in cells] == [None, None]
+    trained(tmp_path, roundless, step=60)
+    begun(folder, done, step=120)
+    assert [folder.resumable(each) for each in (cell, roundless, done)] == [60, None, None]
 
 
 def test_a_run_that_failed_or_is_another_or_of_other_versions_starts_over(tmp_path, monkeypatch):

@@ -31,16 +31,6 @@ def test_every_combination_is_a_cell_and_the_last_axis_varies_fastest():
     assert found == [(10, 1), (10, 2), (20, 1), (20, 2)]
 
 
-def test_exclusions_leave_out_every_combination_that_they_match():
-    matrix = {"steps": [10, 20], "seed": [0, 1, 2]}
-    out = [{"steps": 10, "seed": 1}, {"seed": 2}]
-    assert names_of(matrix=matrix, exclude=out) == [
-        "steps-10_seed-0",
-        "steps-20_seed-0",
-        "steps-20_seed-1",
-    ]
-
-
 def test_further_cells_have_the_common_settings_and_their_own():
     matrix = matrix_of(
         set={"env": "worlds:PointGoal", "steps": 10, "train.threads": 3},
@@ -51,10 +41,6 @@ def test_further_cells_have_the_common_settings_and_their_own():
         ("seed-0_steps-10", 10, 3),
         ("seed-5_steps-99", 99, 3),
     ]
-
-
-def test_an_experiment_may_consist_of_single_cells():
-    assert names_of(include=[{"seed": 1}, {"seed": 2}]) == ["seed-1", "seed-2"]
 
 
 def test_an_experiment_of_which_all_is_excluded_has_no_cells():
@@ -159,7 +145,7 @@ def test_a_single_agent_reads_no_similarity_so_its_cells_are_one():
     ]
 
 
-def test_the_settings_of_dpd_are_left_out_of_the_other_methods_and_checked_all_the_same():
+def test_the_settings_of_dpd_are_left_out_of_the_other_methods():
     matrix = matrix_of(
         set={"dps.floor": True}, matrix={"method": ["single", "dpd", "dase"], "dpd.alpha": [0.5, 1.0]}
     )
@@ -169,58 +155,23 @@ def test_the_settings_of_dpd_are_left_out_of_the_other_methods_and_checked_all_t
         ("dpd_alpha-1.0", 1.0, False),
         ("dase", 0.75, True),
     ]
-    with pytest.raises(ConfigError, match=r"cell single: dpd\.alpha = -1 must be at least 0"):
-        matrix_of(matrix={"method": ["single", "dpd"], "dpd.alpha": [-1]})
 
 
-def test_how_many_share_experience_says_nothing_of_a_single_agent_or_a_pair():
-    matrix = matrix_of(matrix={"method": ["single", "dpd", "dase"], "agents": [3, 5]})
-    assert [(cell.name, cell.config.train.agents) for cell in matrix.cells] == [
-        ("single", 1),
-        ("dpd", 2),
-        ("dase_agents-3", 3),
-        ("dase_agents-5", 5),
-    ]
-
-
-def test_a_number_of_agents_that_is_left_out_is_checked_all_the_same():
-    with pytest.raises(ConfigError, match=r"cell single: train\.agents = 0 must be greater than 0"):
-        matrix_of(matrix={"method": ["single", "dase"], "agents": [0]})
-
-
-def test_one_agent_without_a_method_reads_no_similarity():
-    matrix = matrix_of(matrix={"agents": [1, 2], "dps.divergence": ["kl", "none"]})
-    assert [cell.name for cell in matrix.cells] == [
-        "agents-1",
-        "agents-2_divergence-kl",
-        "agents-2_divergence-none",
-    ]
-
-
-def test_a_distilling_pair_reads_no_similarity_either():
-    matrix = matrix_of(matrix={"method": ["dpd", "dase"], "dps.divergence": ["kl"]})
-    assert [(cell.name, cell.config.dps.divergence) for cell in matrix.cells] == [
-        ("dpd", "jeffreys"),
-        ("dase", "kl"),
-    ]
-
-
-def test_only_a_distilling_pair_reads_the_settings_of_distillation():
-    matrix = matrix_of(matrix={"method": ["single", "dase", "dpd"], "dpd.alpha": [0.1, 0.5]})
-    assert [(cell.name, cell.config.dpd.alpha) for cell in matrix.cells] == [
-        ("single", 0.75),
-        ("dase", 0.75),
-        ("dpd_alpha-0.1", 0.1),
-        ("dpd_alpha-0.5", 0.5),
-    ]
-    with pytest.raises(ConfigError, match=r"cell dase_alpha--1: dpd\.alpha = -1 must be at least 0"):
-        matrix_of(matrix={"method": ["dase", "dpd"], "dpd.alpha": [-1, 1]})
-
-
-def test_a_value_that_is_given_twice_is_one_cell():
-    matrix = matrix_of(matrix={"seed": [0, 1, 0]})
-    assert [cell.name for cell in matrix.cells] == ["seed-0", "seed-1"]
-    assert len(matrix.notes) == 1
+@pytest.mark.parametrize(
+    ("axes", "sentence"),
+    [
+        (
+            {"method": ["single", "dase"], "agents": [0]},
+            "cell single: train.agents = 0 must be greater than 0",
+        ),
+        ({"method": ["dase", "dpd"], "dpd.alpha": [-1, 1]}, "cell dase_alpha--1: dpd.alpha = -1 must be at"),
+        ({"method": ["single", "dpd"], "dpd.alpha": [-1]}, "cell single: dpd.alpha = -1 must be at least 0"),
+    ],
+)
+def test_what_is_left_out_is_checked_all_the_same(axes, sentence):
+    with pytest.raises(ConfigError) as refused:
+        matrix_of(matrix=axes)
+    assert str(refused.value).startswith(sentence)
 
 
 def test_nothing_is_noted_where_every_combination_is_a_cell():
@@ -230,39 +181,61 @@ def test_nothing_is_noted_where_every_combination_is_a_cell():
 # -- names --------------------------------------------------------------------------------------------
 
 
-def test_a_name_says_what_varies_and_nothing_else():
-    assert names_of(
-        set={"train.threads": 2},
-        matrix={
-            "algo": ["td3", "td3,sac"],
-            "method": ["dase"],
-            "env": ["worlds:PointGoal", "Pendulum-v1"],
-            "agent.hidden": [[64, 32]],
-            "replay.capacity": [100_000, "64MiB"],
-        },
-    )[:3] + names_of(matrix={"agent.hidden": [[64, 32], [8]]}) == [
-        "td3_worlds-PointGoal_capacity-100000",
-        "td3_worlds-PointGoal_capacity-64MiB",
-        "td3_Pendulum-v1_capacity-100000",
-        "hidden-64x32",
-        "hidden-8",
-    ]
-
-
 def test_settings_of_one_name_in_two_sections_are_told_apart():
     assert _name({"a.b": 1, "c.b": 2}, ["a.b", "c.b"]) == "a-b-1_c-b-2"
 
 
-def test_one_cell_alone_has_a_name_too():
-    assert names_of(matrix={"seed": [4]}) == ["run"]
+MIXED = {
+    "algo": ["td3", "td3,sac"],
+    "method": ["dase"],
+    "env": ["worlds:PointGoal", "Pendulum-v1"],
+    "agent.hidden": [[64, 32]],
+    "replay.capacity": [100_000, "64MiB"],
+}
+NAMES = {
+    "what varies and nothing else": (
+        {"set": {"train.threads": 2}, "matrix": MIXED},
+        [
+            "td3_worlds-PointGoal_capacity-100000",
+            "td3_worlds-PointGoal_capacity-64MiB",
+            "td3_Pendulum-v1_capacity-100000",
+        ],
+    ),
+    "lists": ({"matrix": {"agent.hidden": [[64, 32], [8]]}}, ["hidden-64x32", "hidden-8"]),
+    "one cell alone": ({"matrix": {"seed": [4]}}, ["run"]),
+    "arguments of an environment": (
+        {"matrix": {"env.kwargs": [{}, {"length": 9}, {"length": 30}]}},
+        ["kwargs-none", "kwargs-length-9", "kwargs-length-30"],
+    ),
+    "exclusions": (
+        {
+            "matrix": {"steps": [10, 20], "seed": [0, 1, 2]},
+            "exclude": [{"steps": 10, "seed": 1}, {"seed": 2}],
+        },
+        ["steps-10_seed-0", "steps-20_seed-0", "steps-20_seed-1"],
+    ),
+    "single cells": ({"include": [{"seed": 1}, {"seed": 2}]}, ["seed-1", "seed-2"]),
+    "a value that is given twice": ({"matrix": {"seed": [0, 1, 0]}}, ["seed-0", "seed-1"]),
+    "one agent without a method, which reads no similarity": (
+        {"matrix": {"agents": [1, 2], "dps.divergence": ["kl", "none"]}},
+        ["agents-1", "agents-2_divergence-kl", "agents-2_divergence-none"],
+    ),
+    "methods that fix how many agents there are": (
+        {"matrix": {"method": ["single", "dpd", "dase"], "agents": [3, 5]}},
+        ["single", "dpd", "dase_agents-3", "dase_agents-5"],
+    ),
+    "a pair that distils, which reads no similarity": (
+        {"matrix": {"method": ["dpd", "dase"], "dps.divergence": ["kl"]}},
+        ["dpd", "dase"],
+    ),
+}
 
 
-def test_arguments_of_an_environment_make_readable_names():
-    assert names_of(matrix={"env.kwargs": [{}, {"length": 9}, {"length": 30}]}) == [
-        "kwargs-none",
-        "kwargs-length-9",
-        "kwargs-length-30",
-    ]
+@pytest.mark.parametrize(("tables", "names"), NAMES.values(), ids=NAMES.keys())
+def test_cells_are_named_after_what_varies(tables, names):
+    assert names_of(**tables)[: len(names)] == names
+    if len(tables.get("matrix", {})) < len(MIXED):
+        assert len(names_of(**tables)) == len(names)
 
 
 def test_names_that_would_clash_are_told_apart_by_their_configuration():
