@@ -40,10 +40,8 @@ SETTINGS: Final = "settings.json"
 class BufferIdentity:
     """What a buffer on disk is, from its creation to its end.
 
-    Attributes:
-        buffer_id: random, so that two buffers can be told apart.
-        spare: slots beyond the capacity, so that what is not yet committed never lies on what is.
-        max_writers: the size of the table of writers.
+    `spare` are slots beyond the capacity, so that what is not yet committed never lies on what is;
+    `max_writers` is the size of the table of writers.
     """
 
     buffer_id: str
@@ -68,11 +66,7 @@ class BufferIdentity:
 
     @classmethod
     def from_json(cls, text: str, path: Path) -> Self:
-        """Reads what `to_json` wrote.
-
-        Raises:
-            DataDirectoryError: it is of another format, or was changed.
-        """
+        """Reads what `to_json` wrote."""
         try:
             stored = json.loads(text)
             found, check_sum = stored["format"], stored.pop("check_sum")
@@ -101,11 +95,7 @@ class DataDirectory:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Makes the directory if it is missing, and takes it.
-
-        Raises:
-            DataDirectoryError: another replay has it, it cannot be written, or this is not Linux.
-        """
+        """Makes the directory if it is missing, and takes it."""
         if sys.platform != "linux":
             raise DataDirectoryError("--data-dir needs Linux; leave it out to keep the buffer in memory")
         try:
@@ -149,11 +139,7 @@ class DataDirectory:
 
 
 def stored_identity(path: Path) -> BufferIdentity | None:
-    """The buffer that lies in a directory, if there is one; takes no lock.
-
-    Raises:
-        DataDirectoryError: buffer.json cannot be read, is damaged or of another format.
-    """
+    """The buffer that lies in a directory, if there is one; takes no lock. A damaged one is an error."""
     file = path / BUFFER
     try:
         text = file.read_text(encoding="utf-8")
@@ -179,11 +165,7 @@ class LeaseFile:
 
     @classmethod
     def open(cls, directory: DataDirectory) -> Self:
-        """The file of a directory, which is made if it is missing.
-
-        Raises:
-            DataDirectoryError: it is damaged, or there is no space for it.
-        """
+        """The file of a directory, which is made if it is missing."""
         path = directory.path / LEASES
         try:
             return cls((MappedFile.open if path.exists() else MappedFile.create)(path, FILE_BYTES))

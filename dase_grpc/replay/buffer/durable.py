@@ -365,9 +365,6 @@ def inspect(path: Path, *, boot_id: str) -> BufferState | None:
     Takes and changes nothing, also while a replay works on it. Checked are the check sums of buffer.json,
     of the latest records and of the writers' names, and the sizes of all files. Rows carry none, and of the
     leases a start takes what is whole.
-
-    Raises:
-        DataDirectoryError: a file is missing, damaged or of another version.
     """
     identity = stored_identity(path)
     if identity is None:

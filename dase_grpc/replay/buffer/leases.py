@@ -64,11 +64,7 @@ class LeaseTable:
         """Leases the agent id asked for, or the lowest one that no live node holds.
 
         A node that holds a live lease already, of the id asked for or of any, is given that one again: it
-        has not heard the answer.
-
-        Raises:
-            AgentTakenError: a live node holds the id, or all ids are taken.
-            MalformedError: there is no such agent id.
+        has not heard the answer. An AgentTakenError where a live node holds the id, or all are taken.
         """
         mine = self._held_by(node_id, wanted, now)
         if mine is not None:
@@ -88,11 +84,7 @@ class LeaseTable:
         return self._change(lease)
 
     def require(self, agent_id: int, epoch: int) -> Lease:
-        """The lease with this epoch.
-
-        Raises:
-            StaleLeaseError: it was given back, given to another node, or never existed.
-        """
+        """The lease with this epoch; a StaleLeaseError where it was given back or away, or never was."""
         held = self._leases.get(agent_id)
         if held is None or held.epoch != epoch or held.left_because is not None:
             raise StaleLeaseError(

@@ -54,10 +54,6 @@ class IncomingPolicy:
     """A policy that arrives in pieces; it is one only if size and digest are those it was announced with.
 
     Takes memory as the pieces come, at most the announced size.
-
-    Raises:
-        MalformedError: it is empty or too large, its version or its step has more than 63 bits, or the
-            digest has another length.
     """
 
     agent_id: int
@@ -187,10 +183,6 @@ class PolicyBoard:
         """Holds a policy that pieces are added to; what has arrived is dropped when the block ends.
 
         It takes the place of the agent's policy that is still arriving, if there is one.
-
-        Raises:
-            StalePolicyError: see `publish`; the other one goes on arriving.
-            CapacityError: there is no room for it beside all that is held now.
         """
         agent_id = incoming.agent_id
         self._require_newer(incoming)

@@ -83,9 +83,6 @@ class RingBuffer:
         """Fills an empty ring with the rows that another held, the oldest first, which was number `first`.
 
         The same generator then draws the same transitions from both.
-
-        Raises:
-            MalformedError: as `append`, or they are not what a ring of this capacity holds.
         """
         self.total = first
         for rows in parts:
@@ -97,10 +94,7 @@ class RingBuffer:
             )
 
     def sample(self, count: int, rng: np.random.Generator, *, out: Array | None = None) -> Array:
-        """Draws `count` transitions uniformly, with replacement; a new (count, width) array, or `out`.
-
-        An IndexError where there is nothing to draw from.
-        """
+        """Draws `count` transitions uniformly, with replacement: a new (count, width) array, or `out`."""
         if not self._size:
             raise IndexError("an empty ring cannot be sampled")
         return self._take(rng.integers(self._size, size=count), out)

@@ -74,10 +74,6 @@ class SharedRun:
 
         A lease that was held may be renewed by its holder for `ttl_s` from `now` as if nothing had
         happened; only then can another node have the agent id.
-
-        Raises:
-            DataDirectoryError: the directory is in use, damaged, or holds another run or capacity.
-            CapacityError: `min_size` exceeds the capacity that lies there.
         """
         with ExitStack() as opened:
             directory = DataDirectory.open(data_dir)
@@ -148,12 +144,7 @@ class SharedRun:
         now: float,
         node_id: str = "",
     ) -> Lease:
-        """Leases an agent id, see LeaseTable.join; the first to join opens the buffer with its schema.
-
-        Raises:
-            RefusalError: the node is of another run or schema, or cannot have the agent id; a CapacityError
-                where the buffer does not fit into this machine's memory or disk.
-        """
+        """Leases an agent id, see LeaseTable.join; the first to join opens the buffer with its schema."""
         if run_id:
             self.require_run(run_id)
         if self._store is not None:
@@ -241,22 +232,20 @@ class SharedRun:
 
     def _require_same(self, stored: BufferIdentity, data_dir: Path) -> None:
         """Refuses a data directory that holds something else than was asked for."""
-        if stored.run_id != self.run_id:
-            raise DataDirectoryError(
-                f"{data_dir} holds run_id = {stored.run_id!r}, not {self.run_id!r}; "
-                f"leave --run-id out, or choose another directory"
-            )
-        if stored.shard != self.shard:
-            raise DataDirectoryError(
-                f"{data_dir} holds shard {stored.shard} of the replay, not {self.shard}; "
-                f"leave --shard out, or choose another directory"
-            )
         wanted = transitions_in(self._capacity, row_bytes=stored.schema.row_bytes)
-        if stored.capacity != wanted:
-            raise DataDirectoryError(
-                f"{data_dir} holds a buffer of capacity {stored.capacity}, not {wanted} "
-                f"({self._capacity}); leave --capacity out, or choose another directory"
-            )
+        for same, held, flag in (
+            (stored.run_id == self.run_id, f"run_id = {stored.run_id!r}, not {self.run_id!r}", "--run-id"),
+            (stored.shard == self.shard, f"shard {stored.shard} of the replay, not {self.shard}", "--shard"),
+            (
+                stored.capacity == wanted,
+                f"a buffer of capacity {stored.capacity}, not {wanted} ({self._capacity})",
+                "--capacity",
+            ),
+        ):
+            if not same:
+                raise DataDirectoryError(
+                    f"{data_dir} holds {held}; leave {flag} out, or choose another directory"
+                )
         self._require_min_size(stored.capacity, stored.schema)
 
 

@@ -23,11 +23,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads INDEX/COUNT.
-
-        Raises:
-            ConfigError: it is not of that form, or there is no such shard.
-        """
+        """Reads INDEX/COUNT."""
         match = _FORM.fullmatch(text)
         if match is None:
             raise ConfigError(

@@ -141,11 +141,7 @@ class ReplayStore:
         self.forgotten += len(writers)
 
     def require_remembered(self, writer: str, *, agent_id: int, forgotten: int) -> None:
-        """Checks that a writer was not forgotten since `forgotten` writers had been.
-
-        Raises:
-            WriterForgottenError: it may have been, so what it would send again may be stored already.
-        """
+        """Checks that a writer was not forgotten since `forgotten` writers had been."""
         if (agent_id, writer) not in self._committed and forgotten != self.forgotten:
             raise WriterForgottenError(
                 f"writer {writer!r} of agent {agent_id} was away for so long that it may have been "

@@ -92,10 +92,7 @@ def require_role(role: str) -> None:
 
 
 def require_policies(agent_ids: Iterable[int]) -> None:
-    """Checks that the caller may read the policies of these agents, of none meaning all.
-
-    An actor of one agent may read that agent's alone.
-    """
+    """Checks that the caller may read the policies of these agents, of none meaning all."""
     caller = _CALLER.get()
     if caller is None or caller.identity.role is not Role.ACTOR or caller.identity.agent_id is None:
         return
@@ -174,16 +171,11 @@ class Door:
     again when they change: those of TLS at each new connection, tokens when `look` is called.
 
     Args:
-        tls: the folder with ca.crt, tls.crt and tls.key.
         tokens: a file or folder of tokens (replay/security/tokens.py); clients then show no certificates.
-        clock: monotonic seconds.
-        wall_clock: Unix seconds, which tokens are compared with.
+        wall_clock: Unix seconds, which tokens are compared with; `clock` is monotonic.
 
     Attributes:
         denied: how often callers were refused, by reason.
-
-    Raises:
-        CredentialsError: the files cannot be used.
     """
 
     def __init__(
@@ -226,13 +218,7 @@ class Door:
 
     @contextmanager
     def call(self, method: str, context: Context) -> Iterator[None]:
-        """Lets a call in for as long as the block runs; in it, `require_agent` knows the caller.
-
-        Raises:
-            UnauthenticatedError: the caller has not shown who it is.
-            NotPermittedError: its role may not call the method.
-            OverloadedError: it makes more calls than are taken.
-        """
+        """Lets a call in for as long as the block runs; in it, `require_agent` knows the caller."""
         with self._handshakes.call(context.peer()):
             _CALLER.set(self._admitted(method, context))
             yield
@@ -290,11 +276,7 @@ class Door:
 
 
 def door_of(tls: Path | None, tokens: Path | None) -> Door | None:
-    """The door that a service was told on its command line; None where it was told of neither file.
-
-    Raises:
-        CredentialsError: tokens without TLS, or files that cannot be used.
-    """
+    """The door that a service was told on its command line; None where it was told of neither file."""
     if tls is None and tokens is not None:
         raise CredentialsError(
             "--tokens needs --tls, so that nobody on the way can read them or pass for the replay"

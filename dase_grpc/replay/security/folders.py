@@ -46,11 +46,7 @@ class TlsFolder:
         return stamp_of(*(self.path / name for name in names))
 
     def read(self) -> TlsFiles:
-        """The files, which fit together.
-
-        Raises:
-            CredentialsError: one is missing, no PEM or open to others, or certificate and key are no pair.
-        """
+        """The files, which fit together."""
         files = self._read()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
@@ -168,9 +164,6 @@ def read_private(file: Path) -> bytes:
     """The contents of a file that holds a secret.
 
     Its group may read it only where root owns the file: so Kubernetes lets a pod's user read a secret.
-
-    Raises:
-        CredentialsError: it cannot be read, or others can read or write it.
     """
     try:
         with file.open("rb") as opened:

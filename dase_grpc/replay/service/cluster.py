@@ -30,8 +30,7 @@ ATTENDING_ROLES: Final = ("actor", "evaluator")
 class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     """ClusterService over a SharedRun, whose lease table holds every rule.
 
-    `on_event` is called with one sentence whenever a node joins or leaves. `started_at` is when the node
-    started, by `clock`.
+    `on_event` is called with one sentence whenever a node joins or leaves. The node started at `started_at`.
     """
 
     def __init__(
@@ -142,12 +141,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
 
 
 def _attendant(request: cluster_pb2.AttendRequest) -> Attendant:
-    """Who attends.
-
-    Raises:
-        MalformedError: it does not say so as it should.
-        NotPermittedError: its credentials say otherwise.
-    """
+    """Who attends."""
     if request.role not in ATTENDING_ROLES:
         raise MalformedError(
             f"a node attends as one of {', '.join(ATTENDING_ROLES)}, not as {shown(request.role)!r}"

@@ -46,11 +46,7 @@ class Inserts:
         self._admission = Admission("Insert")
 
     async def serve(self, context: Context) -> None:
-        """Serves one stream; returns at its end frame, or where the client cuts it off.
-
-        Raises:
-            RefusalError: the client may not insert, or sends what it may not.
-        """
+        """Serves one stream; returns at its end frame, or where the client cuts it off."""
         header = await _header(context)
         store = self._streams.admit(context, header.stream)
         if not 0 < len(header.writer_id) <= MAX_WRITER_ID:

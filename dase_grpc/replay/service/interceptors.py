@@ -169,20 +169,12 @@ def _unimplemented(method: str) -> Behaviour:
 
 
 async def read(context: Context) -> Any:
-    """A stream's next request, or `grpc.aio.EOF`.
-
-    Raises:
-        MalformedError: its bytes are no message.
-    """
+    """A stream's next request, or `grpc.aio.EOF`."""
     return _require_readable(await context.read())
 
 
 async def read_first(context: Context) -> Any:
-    """A stream's first request, or `grpc.aio.EOF`.
-
-    Raises:
-        MalformedError: its bytes are no message, or it does not come in time.
-    """
+    """A stream's first request, or `grpc.aio.EOF`."""
     try:
         async with asyncio.timeout(HEADER_S):
             return await read(context)

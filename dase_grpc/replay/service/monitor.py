@@ -21,15 +21,9 @@ log = logging.getLogger("dase")
 
 
 class ReplayMonitor:
-    """The registry of one replay node, and what its parts tell it.
+    """The registry of one replay node, and what its parts tell it; all methods of `services` are shown.
 
     Scraped by a thread of its own, which takes copies of what the event loop counts.
-
-    Args:
-        run: what the node holds.
-        services: whose methods are shown before their first call.
-        open_streams: streams that are open, by method.
-        denied: calls that were refused for want of credentials or permission, by reason.
     """
 
     def __init__(

@@ -37,11 +37,7 @@ class Samples:
         self._admission = Admission("Sample")
 
     async def serve(self, context: Context) -> None:
-        """Serves one stream; returns once its client has ended its side, and all is sent.
-
-        Raises:
-            RefusalError: the client may not sample, or asks for what it may not.
-        """
+        """Serves one stream; returns once its client has ended its side, and all is sent."""
         request = await read_first(context)
         if request is grpc.aio.EOF:
             return
@@ -125,19 +121,11 @@ class Batches:
         self._memory = ReusedMemory()
 
     def require_valid(self) -> None:
-        """Checks the lease.
-
-        Raises:
-            StaleLeaseError: the agent's lease is not that of the stream any more.
-        """
+        """Checks the lease."""
         self._run.leases.require(self._agent_id, self.header.stream.lease_epoch)
 
     async def send(self, size: int) -> None:
-        """Sends this many transitions, none where there is nothing to draw from.
-
-        Raises:
-            StaleLeaseError: see `require_valid`.
-        """
+        """Sends this many transitions, none where there is nothing to draw from."""
         began, ring = self._clock(), self._run.store.ring
         self.require_valid()
         present = ring.count_of(self._agent_id) if self._own else len(ring)
@@ -189,11 +177,7 @@ class PacedBatches:
         self._said_at = -WAITING_EVERY_S
 
     async def serve(self, request: Any) -> None:
-        """Serves until the client has ended its side and every credit is used.
-
-        Raises:
-            MalformedError: a request is none of such a stream.
-        """
+        """Serves until the client has ended its side and every credit is used."""
         reading: asyncio.Future[Any] | None = None
         self._take(request)
         ended = False

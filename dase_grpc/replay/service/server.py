@@ -78,11 +78,7 @@ def make_server(calls: Calls | None = None, door: Door | None = None) -> grpc.ai
 def bind(
     server: grpc.aio.Server, address: Address, credentials: grpc.ServerCredentials | None = None
 ) -> Address:
-    """Binds a server that has not started; returns the address with its real port.
-
-    Raises:
-        AddressError: the port is in use or the host is not this machine's.
-    """
+    """Binds a server that has not started; returns the address with its real port."""
     _try_binding(address)
     try:
         port = (
@@ -104,9 +100,6 @@ def _try_binding(address: Address) -> None:
 
     A name may have several addresses, as localhost has 127.0.0.1 and ::1. gRPC listens on those that are
     free, so that clients of that name would find now this service and now the other.
-
-    Raises:
-        AddressError: one of them is in use, or none of the host's addresses is this machine's.
     """
     try:
         found = socket.getaddrinfo(

@@ -70,11 +70,7 @@ class Streams:
                 stream.end_with(refusal)
 
     def admit(self, context: Context, header: replay_pb2.StreamHeader) -> ReplayStore:
-        """The store, for an open stream of a caller that may have it; `look` finds its lease stale.
-
-        Raises:
-            RefusalError: see `require_agent` and SharedRun.require_stream.
-        """
+        """The store, for an open stream of a caller that may have it; `look` finds its lease stale."""
         require_agent(header.agent_id)
         store = self._run.require_stream(
             run_id=header.run_id,
@@ -93,12 +89,7 @@ class Streams:
     async def serve(
         self, context: Context, body: Callable[[Context], Coroutine[Any, Any, T]], *, rpc: str
     ) -> T:
-        """Runs a stream's body to its end, or until the service ends it; the body has ended then.
-
-        Raises:
-            DrainingError: the service drains.
-            RefusalError: whatever the body raised, or `look` found.
-        """
+        """Runs a stream's body to its end, or until the service ends it; the body has ended then."""
         self.open_streams[rpc] += 1
         try:
             # else it goes out with the first message, and a stream that ends in between gets no status
@@ -151,11 +142,7 @@ class Admission:
 
     @contextmanager
     def stream(self, agent_id: int, *, held_bytes: int = 0) -> Iterator[None]:
-        """Admits a stream of an agent.
-
-        Raises:
-            OverloadedError: the agent has too many, or they and this one could hold too much.
-        """
+        """Admits a stream of an agent."""
         self._require_room(agent_id, held_bytes)
         self._streams[agent_id] += 1
         self._held[agent_id] += held_bytes

@@ -28,10 +28,7 @@ REPLAY_TIMEOUT_S: Final = 600.0
 
 @dataclass(frozen=True)
 class Address:
-    """A host and a port; port 0 asks for a free one.
-
-    server_name: what the service there must show a certificate of, where that is not the host.
-    """
+    """A host and a port, 0 for a free one. Its certificate is to be `server_name`'s, if not the host's."""
 
     host: str
     port: int
@@ -58,11 +55,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Reads HOST:PORT; an IPv6 host stands in brackets.
-
-    Raises:
-        AddressError: the text is not of that form.
-    """
+    """Reads HOST:PORT; an IPv6 host stands in brackets."""
     match = _ADDRESS.fullmatch(text)
     if match is None or int(match["port"]) > 65_535:
         raise AddressError(f"{text!r} is not an address of the form HOST:PORT, e.g. 127.0.0.1:50051")
@@ -70,13 +63,7 @@ def parse_address(text: str) -> Address:
 
 
 def require_private(address: Address, *, insecure: bool, flag: str = "--tls") -> None:
-    """Refuses to listen in plaintext where other machines can connect, unless that was asked for.
-
-    flag: what would bring encryption.
-
-    Raises:
-        AddressError: the address is not on loopback and `insecure` is not set.
-    """
+    """Refuses to listen in plaintext where other machines can connect, unless that was asked for."""
     if not address.loopback and not insecure:
         raise AddressError(
             f"{address} can be reached from other machines and traffic is neither encrypted nor "
@@ -106,9 +93,6 @@ class ReplayPlace:
         """Reads HOST:PORT, several of these with commas between them, or dns:NAME:PORT.
 
         What is but a number behind dns: is a port, of a host of that name.
-
-        Raises:
-            AddressError: it is none of these, or names an address twice.
         """
         if text.startswith(DNS) and not text.removeprefix(DNS).partition(",")[0].isdecimal():
             return cls((parse_address(text.removeprefix(DNS)),), by_name=True)
@@ -124,20 +108,12 @@ class ReplayPlace:
         return len(self.addresses) == 1 and not self.by_name
 
     async def found(self) -> tuple[Address, ...]:
-        """The addresses; those that a name has now, each to be verified under that name.
-
-        Raises:
-            UnreachableError: the name resolves to none.
-        """
+        """The addresses; those that a name has now, each to be verified under that name."""
         return await resolved(self.addresses[0]) if self.by_name else self.addresses
 
 
 async def resolved(name: Address) -> tuple[Address, ...]:
-    """All addresses that a name has now, in the order of their numbers.
-
-    Raises:
-        UnreachableError: it has none.
-    """
+    """All addresses that a name has now, in the order of their numbers."""
     import asyncio  # the command line reads addresses, and starts sooner without
 
     loop = asyncio.get_running_loop()

@@ -28,11 +28,8 @@ _FIRST_SEQ_BYTES: Final = 9
 class Layout:
     """A message that holds one other message, whose last field are rows.
 
-    Attributes:
-        outer_key: of the field that holds the other message.
-        fields_bytes: what the other message's fields before its rows take.
-        rows_key: of the rows.
-        length_bytes: what each of both lengths takes.
+    `outer_key` is of the field that holds the other, `fields_bytes` what that one's fields before its rows
+    take, `length_bytes` what each of both lengths takes.
     """
 
     outer_key: bytes
@@ -130,11 +127,7 @@ def frame_head(count: int, *, last: bool, buffer_size: int, drawn_from: int) -> 
 
 
 def read_response(data: bytes) -> Frame | Waiting:
-    """A SampleResponse; without a copy of the rows where its head is a `frame_head`.
-
-    Raises:
-        DecodeError: the bytes are no such message.
-    """
+    """A SampleResponse; without a copy of the rows where its head is a `frame_head`. May be a DecodeError."""
     fields = _FRAME.fields(data)
     if fields is not None:
         return _frame(replay_pb2.SampleFrame.FromString(fields), memoryview(data)[FRAME_HEAD_BYTES:])
@@ -176,11 +169,7 @@ class ChunkWriter:
 
 
 def read_request(data: bytes) -> Request:
-    """An InsertRequest: its chunk, or where it carries none, the message.
-
-    Raises:
-        DecodeError: the bytes are no such message.
-    """
+    """An InsertRequest: its chunk, or where it carries none, the message. May be a DecodeError."""
     fields = _CHUNK.fields(data)
     if fields is not None:
         return Chunk(replay_pb2.InsertChunk.FromString(fields).first_seq, memoryview(data)[CHUNK_HEAD_BYTES:])
