@@ -1,6 +1,10 @@
 """What every message of this project is: one sentence."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
 
 
 def assert_one_sentence(error: BaseException, *parts: str) -> None:
@@ -15,3 +19,11 @@ def assert_one_sentence(error: BaseException, *parts: str) -> None:
     assert "Error" not in text, text
     for part in parts:
         assert part in text
+
+
+@contextmanager
+def refuses(error: type[BaseException], *parts: str) -> Iterator[None]:
+    """The block raises this error, whose text is one sentence that holds each of `parts`."""
+    with pytest.raises(error) as caught:
+        yield
+    assert_one_sentence(caught.value, *parts)

@@ -209,10 +209,7 @@ def stopped_client(address: str) -> Iterator[None]:
 
 @pytest.mark.slow
 async def test_whoever_falls_silent_is_given_up(tmp_path):
-    async with (
-        attacked(tmp_path / "silent", grows_at_most=48 * MIB) as replay,
-        replay.channel() as channel,
-    ):
+    async with attacked(tmp_path / "silent", grows_at_most=48 * MIB) as replay, replay.channel() as channel:
         await ClusterClient(channel, replay.address).status(timeout_s=PATIENCE_S)
         usual = replay.connections
         stub = replay_pb2_grpc.ReplayServiceStub(channel)

@@ -13,14 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nodes.running import joined, replay_node
 from patience import PATIENCE_S
-from replay.wire.services import (
-    SCHEMA,
-    chunk,
-    insert_header,
-    rows_of,
-    sample_header,
-    serving,
-)
+from replay.wire.services import SCHEMA, chunk, insert_header, rows_of, sample_header, serving
 
 from dase_grpc.errors import (
     BufferGoneError,

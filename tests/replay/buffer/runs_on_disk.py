@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from store_cases import SCHEMA
@@ -38,6 +39,13 @@ class Runs:
         assert run._disk is not None
         run._disk.directory.close()
         self.started.remove(run)
+
+    def killed(self, **options: Any) -> SharedRun:
+        """A start that one agent has joined, and that was killed then."""
+        run = self.start(**options)
+        join(run)
+        self.kill(run)
+        return run
 
     def close(self, run: SharedRun) -> None:
         run.close()

@@ -5,13 +5,11 @@ import os
 from pathlib import Path
 
 import pytest
-from contracts.sentences import assert_one_sentence
+from contracts.sentences import assert_one_sentence, refuses
 from replay.buffer.runs_on_disk import join
 from store_cases import rows_of
 
-from dase_grpc.errors import (
-    DataDirectoryError,
-)
+from dase_grpc.errors import DataDirectoryError
 
 
 def changed_identity(path: Path, **changes: object) -> None:
@@ -24,9 +22,8 @@ def test_another_format_is_refused_with_both_versions(runs):
     join(run)
     runs.close(run)
     changed_identity(runs.path, format=7)
-    with pytest.raises(DataDirectoryError) as refusal:
+    with refuses(DataDirectoryError, "format 7", "format 1"):
         runs.start()
-    assert_one_sentence(refusal.value, "format 7", "format 1")
 
 
 def shorten(path: Path) -> None:
@@ -66,6 +63,5 @@ def test_a_damaged_name_of_a_writer_is_refused(runs):
     runs.close(run)
     commits = runs.path / "commits"
     commits.write_bytes(commits.read_bytes().replace(b"the-writer", b"THE-writer"))
-    with pytest.raises(DataDirectoryError) as refusal:
+    with refuses(DataDirectoryError, "commits", "damaged"):
         runs.start()
-    assert_one_sentence(refusal.value, "commits", "damaged")

@@ -1,7 +1,7 @@
 """A run in a data directory: what it refuses, what a restart finds, what a full disk does."""
 
 import pytest
-from contracts.sentences import assert_one_sentence
+from contracts.sentences import assert_one_sentence, refuses
 from replay.buffer.runs_on_disk import TTL_S, join
 from store_cases import SCHEMA, WIDER, rows_of, serials_of
 
@@ -69,9 +69,8 @@ def test_a_holder_goes_on_after_a_restart_and_others_wait_for_its_time_to_live(r
     epoch = join(run).epoch
     runs.kill(run)
     again = runs.start(now=1_000.0)
-    with pytest.raises(AgentTakenError) as refusal:
+    with refuses(AgentTakenError, "agent 0", "'node'"):
         join(again, now=1_000.0 + TTL_S)
-    assert_one_sentence(refusal.value, "agent 0", "'node'")
     again.leases.renew(0, epoch, 1_005.0, progress=Progress())
     with pytest.raises(AgentTakenError):
         join(again, now=1_005.0 + TTL_S)
@@ -116,9 +115,8 @@ def test_a_lease_that_was_given_back_stays_so_and_says_why(runs):
 
 def test_a_second_replay_on_the_same_directory_is_refused(runs):
     run = runs.start()
-    with pytest.raises(DataDirectoryError) as refusal:
+    with refuses(DataDirectoryError, str(runs.path), "in use by another replay"):
         runs.start()
-    assert_one_sentence(refusal.value, str(runs.path), "in use by another replay")
     runs.close(run)
     runs.start()
 
@@ -132,26 +130,19 @@ def test_a_second_replay_on_the_same_directory_is_refused(runs):
     ],
 )
 def test_another_run_or_capacity_is_refused_with_both_values(runs, asked, parts):
-    run = runs.start()
-    join(run)
-    runs.kill(run)
-    with pytest.raises(DataDirectoryError) as refusal:
+    runs.killed()
+    with refuses(DataDirectoryError, *parts):
         runs.start(**asked)
-    assert_one_sentence(refusal.value, *parts)
     assert runs.start().opened
 
 
 def test_a_capacity_in_bytes_that_comes_to_the_same_is_the_same(runs):
-    run = runs.start(capacity="360B")
-    join(run)
-    runs.kill(run)
+    runs.killed(capacity="360B")
     assert runs.start(capacity=10).store.ring.capacity == 10
 
 
 def test_another_schema_is_refused_with_both_values(runs):
-    run = runs.start()
-    join(run)
-    runs.kill(run)
+    runs.killed()
     again = runs.start()
     with pytest.raises(SchemaMismatchError) as refusal:
         join(again, schema=WIDER)
@@ -159,9 +150,7 @@ def test_another_schema_is_refused_with_both_values(runs):
 
 
 def test_a_min_size_beyond_the_capacity_that_lies_there_is_refused(runs):
-    run = runs.start()
-    join(run)
-    runs.kill(run)
+    runs.killed()
     with pytest.raises(CapacityError) as refusal:
         runs.start(min_size=11)
     assert_one_sentence(refusal.value, "replay.min_size = 11", "10 transitions")
@@ -169,9 +158,8 @@ def test_a_min_size_beyond_the_capacity_that_lies_there_is_refused(runs):
 
 def test_a_directory_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataDirectoryError) as refusal:
+    with refuses(DataDirectoryError, "file/data cannot be used (Not a directory)"):
         DataDirectory.open(tmp_path / "file" / "data")
-    assert_one_sentence(refusal.value, "file/data cannot be used (Not a directory)")
 
 
 def test_a_node_that_is_refused_leaves_no_buffer_behind(runs):
@@ -185,9 +173,7 @@ def test_a_node_that_is_refused_leaves_no_buffer_behind(runs):
 
 
 def test_a_start_that_was_killed_while_it_made_the_buffer_does_not_block_the_next(runs):
-    run = runs.start()
-    join(run)
-    runs.kill(run)
+    runs.killed()
     (runs.path / "buffer.json").rename(runs.path / "buffer.json.new")  # as before the last step
     again = runs.start(capacity=20)
     assert not again.opened

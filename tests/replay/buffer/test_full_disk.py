@@ -7,23 +7,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from contracts.sentences import assert_one_sentence
+from contracts.sentences import refuses
 from patience import PATIENCE_S
 from replay.buffer.runs_on_disk import Runs, join
 from store_cases import rows_of
 
-from dase_grpc.errors import (
-    CapacityError,
-    DataDirectoryError,
-)
+from dase_grpc.errors import CapacityError, DataDirectoryError
 
 
 @pytest.mark.parametrize("capacity", [10**13, 10**18, 10**29])
 def test_a_buffer_beyond_the_disk_is_refused_with_its_size_and_a_smaller_one_is_made_after(runs, capacity):
     run = runs.start(capacity=capacity)
-    with pytest.raises(CapacityError) as refusal:
+    with refuses(CapacityError, str(runs.path), "MiB", "free space there"):
         join(run)
-    assert_one_sentence(refusal.value, str(runs.path), "MiB", "free space there")
     assert run.leases.all() == []
     assert sorted(path.name for path in runs.path.iterdir()) == ["leases", "lock"]
     runs.close(run)
@@ -74,9 +70,8 @@ def test_a_full_disk_is_said_in_one_sentence_and_once_there_is_space_the_next_jo
     runs = Runs(small_disk / "data")
     (small_disk / "other").write_bytes(bytes(13 * 2**20))
     run = runs.start(capacity=20_000)
-    with pytest.raises(CapacityError) as refusal:
+    with refuses(CapacityError, "No space left on device", "free space there"):
         join(run)
-    assert_one_sentence(refusal.value, "No space left on device", "free space there")
     (small_disk / "other").unlink()
     join(run)
     (small_disk / "other").write_bytes(bytes(os.statvfs(small_disk).f_bavail * 4096))
@@ -91,9 +86,8 @@ def test_a_full_disk_is_said_in_one_sentence_and_once_there_is_space_the_next_jo
 def test_the_first_start_on_a_full_disk_ends_with_one_sentence(small_disk):
     (small_disk / "other").write_bytes(bytes(os.statvfs(small_disk).f_bavail * 4096))
     runs = Runs(small_disk / "data")
-    with pytest.raises(DataDirectoryError) as refusal:
+    with refuses(DataDirectoryError):
         runs.start()
-    assert_one_sentence(refusal.value)
     (small_disk / "other").unlink()
     join(runs.start(capacity=10))
     runs.close(runs.started[0])

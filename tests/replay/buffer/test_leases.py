@@ -1,7 +1,7 @@
 """LeaseTable: one live node for each agent id, and no way back for a stale one."""
 
 import pytest
-from contracts.sentences import assert_one_sentence
+from contracts.sentences import assert_one_sentence, refuses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,9 +36,8 @@ def test_an_id_asked_for_is_leased_even_if_lower_ones_are_free(table):
 
 def test_a_live_duplicate_is_refused_and_told_who_holds_the_id(table):
     table.join("first", 1, 0.0)
-    with pytest.raises(AgentTakenError) as refusal:
+    with refuses(AgentTakenError, "agent 1", "'first'", "10 s"):
         table.join("second", 1, 5.0)
-    assert_one_sentence(refusal.value, "agent 1", "'first'", "10 s")
     assert table.all()[0].node_name == "first"
 
 
@@ -74,27 +73,24 @@ def test_a_silent_holder_whose_id_was_taken_is_fenced_off(table):
         lambda: table.leave(0, 1, because="done"),
         lambda: table.require(0, 1),
     ):
-        with pytest.raises(StaleLeaseError) as refusal:
+        with refuses(
+            StaleLeaseError, "agent 0", "epoch 1", "epoch 2", "'second'", "so end, or join as another agent"
+        ):
             act()
-        assert_one_sentence(
-            refusal.value, "agent 0", "epoch 1", "epoch 2", "'second'", "so end, or join as another agent"
-        )
     assert table.require(0, 2).node_name == "second"
 
 
 def test_a_lease_that_was_given_back_is_not_valid_and_says_why(table):
     table.join("first", 0, 0.0)
     table.leave(0, 1, because="budget spent")
-    with pytest.raises(StaleLeaseError) as refusal:
+    with refuses(StaleLeaseError, "gave epoch 1 back", "budget spent", "; join again"):
         table.require(0, 1)
-    assert_one_sentence(refusal.value, "gave epoch 1 back", "budget spent", "; join again")
     assert table.all()[0].state(0.0) == "left"
 
 
 def test_a_lease_that_never_was_is_not_valid(table):
-    with pytest.raises(StaleLeaseError) as refusal:
+    with refuses(StaleLeaseError, "agent 2", "no lease", "; join again"):
         table.require(2, 1)
-    assert_one_sentence(refusal.value, "agent 2", "no lease", "; join again")
 
 
 def test_a_node_that_asks_again_because_it_heard_no_answer_is_given_its_lease(table):
@@ -140,9 +136,8 @@ def test_when_every_id_is_held_nobody_else_joins(table):
 
 @pytest.mark.parametrize("agent_id", [-1, 3, 2**32 - 1])
 def test_an_id_that_does_not_exist_is_malformed_and_not_taken(table, agent_id):
-    with pytest.raises(MalformedError) as refusal:
+    with refuses(MalformedError, str(agent_id), "0..2"):
         table.join("n", agent_id, 0.0)
-    assert_one_sentence(refusal.value, str(agent_id), "0..2")
     assert table.all() == []
 
 

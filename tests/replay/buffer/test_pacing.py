@@ -4,7 +4,7 @@ import math
 from fractions import Fraction
 
 import pytest
-from contracts.sentences import assert_one_sentence
+from contracts.sentences import assert_one_sentence, refuses
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,9 +71,8 @@ def test_updates_cannot_have_taken_what_was_not_sent(batches):
     ],
 )
 def test_a_pace_that_makes_no_sense_or_could_stand_still_is_refused_with_the_cause(wrong):
-    with pytest.raises(MalformedError) as refused:
+    with refuses(MalformedError):
         Pace(**{"updates_per_step": 1.0, "step_error_buffer": 10, **wrong})
-    assert_one_sentence(refused.value)
 
 
 def test_what_could_stand_still_says_how_much_is_enough():

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from contracts.sentences import assert_one_sentence
+from contracts.sentences import assert_one_sentence, refuses
 from store_cases import SCHEMA, WIDER
 
 from dase_grpc.errors import (
@@ -30,12 +30,19 @@ def join(
     return run.join("node", wanted=wanted, run_id=run_id, schema=schema, now=0.0)
 
 
+@pytest.fixture
+def run() -> SharedRun:
+    """A run that the first learner has joined."""
+    run = make_run()
+    join(run)
+    return run
+
+
 def test_before_the_first_join_there_is_no_buffer():
     run = make_run()
     assert not run.opened
-    with pytest.raises(NotJoinedError) as refusal:
+    with refuses(NotJoinedError, "'run-a'", "no learner has joined"):
         _ = run.store
-    assert_one_sentence(refusal.value, "'run-a'", "no learner has joined")
 
 
 def test_the_first_join_opens_the_buffer_with_its_schema():
@@ -52,9 +59,7 @@ def test_a_capacity_in_bytes_becomes_transitions_of_the_first_learners_width():
     assert run.store.ring.capacity == 1000 // WIDER.row_bytes
 
 
-def test_later_joins_share_the_buffer():
-    run = make_run()
-    join(run)
+def test_later_joins_share_the_buffer(run):
     buffer = run.store
     assert join(run).agent_id == 1
     assert run.store is buffer
@@ -71,9 +76,7 @@ def test_later_joins_share_the_buffer():
     ],
     ids=["environment", "observation_size", "action_size", "action_low", "action_high"],
 )
-def test_another_schema_is_refused_and_names_the_field_and_both_values(other, request):
-    run = make_run()
-    join(run)
+def test_another_schema_is_refused_and_names_the_field_and_both_values(run, other, request):
     field = request.node.callspec.id
     with pytest.raises(SchemaMismatchError) as refusal:
         join(run, schema=other)
@@ -92,18 +95,15 @@ def test_of_many_bounds_the_first_that_differs_is_named():
     assert_one_sentence(refusal.value, "action_low[70] = -1.0", "action_low[70] = -2.0")
 
 
-def test_a_very_long_environment_name_is_cut_in_the_message():
-    run = make_run()
-    join(run)
+def test_a_very_long_environment_name_is_cut_in_the_message(run):
     with pytest.raises(SchemaMismatchError) as refusal:
         join(run, schema=replace(SCHEMA, environment="x" * 10_000))
     assert len(str(refusal.value)) < 300
 
 
 def test_another_run_is_refused_and_names_both():
-    with pytest.raises(RunMismatchError) as refusal:
+    with refuses(RunMismatchError, "'run-a'", "'run-b'"):
         join(make_run(), run_id="run-b")
-    assert_one_sentence(refusal.value, "'run-a'", "'run-b'")
 
 
 def test_a_node_that_names_no_run_or_the_right_one_joins():
@@ -131,9 +131,8 @@ def test_a_buffer_that_cannot_be_made_leases_nothing():
 
 def test_a_min_size_beyond_the_capacity_is_refused_with_both():
     run = make_run(capacity="1kb", min_size=28)
-    with pytest.raises(CapacityError) as refusal:
+    with refuses(CapacityError, "replay.min_size = 28", "27 transitions", "replay.capacity = 1kb"):
         join(run)
-    assert_one_sentence(refusal.value, "replay.min_size = 28", "27 transitions", "replay.capacity = 1kb")
 
 
 def test_a_taken_id_is_refused():
@@ -148,9 +147,7 @@ def stream(run: SharedRun, **changed: object) -> object:
     return run.require_stream(**{**right, **changed})
 
 
-def test_a_stream_that_states_everything_right_gets_the_buffer():
-    run = make_run()
-    join(run)
+def test_a_stream_that_states_everything_right_gets_the_buffer(run):
     assert stream(run) is run.store
 
 
@@ -165,12 +162,9 @@ def test_a_stream_that_states_everything_right_gets_the_buffer():
         ({"agent_id": 1}, StaleLeaseError, "agent 1"),
     ],
 )
-def test_a_stream_that_states_anything_else_is_refused(changed, error, named):
-    run = make_run()
-    join(run)
-    with pytest.raises(error) as refusal:
+def test_a_stream_that_states_anything_else_is_refused(run, changed, error, named):
+    with refuses(error, named):
         stream(run, **changed)
-    assert_one_sentence(refusal.value, named)
 
 
 def test_a_stream_before_the_first_join_is_refused():

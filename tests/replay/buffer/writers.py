@@ -8,12 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from store_cases import SCHEMA, rows_of, serials_of
 
-from dase_grpc.errors import (
-    MalformedError,
-    SequenceGapError,
-    TooManyWritersError,
-    WriterForgottenError,
-)
+from dase_grpc.errors import MalformedError, SequenceGapError, TooManyWritersError, WriterForgottenError
 from dase_grpc.replay.buffer.ring import RingBuffer
 from dase_grpc.replay.buffer.store import ReplayStore
 

@@ -5,7 +5,7 @@ import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from contracts.sentences import assert_one_sentence
+from contracts.sentences import assert_one_sentence, refuses
 
 from dase_grpc.cli.main import main
 from dase_grpc.errors import CredentialsError
@@ -120,9 +120,8 @@ def test_a_key_of_another_authority_is_refused(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CredentialsError) as caught:
+    with refuses(CredentialsError, "cannot write"):
         make_authority(tmp_path / "file" / "ca", now=datetime.now(UTC))
-    assert_one_sentence(caught.value, "cannot write")
 
 
 def test_without_the_cryptography_library_the_command_says_how_to_get_it(dase, monkeypatch, tmp_path):

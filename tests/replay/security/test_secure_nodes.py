@@ -49,9 +49,7 @@ async def test_a_replay_with_files_that_do_not_fit_does_not_start(keyring, tmp_p
 async def test_a_replay_node_counts_whom_it_refuses(keyring, monkeypatch):
     registered: list[ReplayCollector] = []
     monkeypatch.setattr(
-        monitor,
-        "ReplayCollector",
-        lambda read: registered.append(ReplayCollector(read)) or registered[0],
+        monitor, "ReplayCollector", lambda read: registered.append(ReplayCollector(read)) or registered[0]
     )
     async with (
         replay_node(tls=keyring.folder("replay")) as replay,

@@ -3,9 +3,7 @@
 import hashlib
 from contextlib import asynccontextmanager
 
-from replay.wire.services import (
-    SCHEMA,
-)
+from replay.wire.services import SCHEMA, eventually, sent
 
 from dase_grpc.replay.client.policies import PolicySubscriber
 from dase_grpc.replay.wire.v1 import policy_pb2, policy_pb2_grpc
@@ -41,6 +39,14 @@ def header(target, payload, *, version=1, stream=None, **changes) -> policy_pb2.
         setattr(said, name, value)
     right = {"size": len(payload), "sha256": hashlib.sha256(payload).digest(), "version": version}
     return policy_pb2.PublishRequest(header=policy_pb2.PublishHeader(stream=said, **{**right, **changes}))
+
+
+async def half_way(service, target, *, version=1):
+    """A Publish stream of b"policy" of which half has arrived."""
+    said = header(target, b"policy", version=version), piece(b"pol")
+    call = await sent(stub_of(service).Publish(), *said)
+    await eventually(lambda: service.run.policies.incoming_bytes == 3)
+    return call
 
 
 def piece(data) -> policy_pb2.PublishRequest:

@@ -99,10 +99,7 @@ async def serving(
     clock, events = Clock(), list[str]()
     replay, policies = ReplayServicer(run), PolicyServicer(run)
     cluster = ClusterServicer(run, clock=clock, on_event=events.append)
-    async with (
-        listening(replay, cluster, policies) as (server, address),
-        open_channel(address) as channel,
-    ):
+    async with listening(replay, cluster, policies) as (server, address), open_channel(address) as channel:
         yield Service(run, replay, cluster, policies, server, address, channel, clock, events)
         replay.streams.drain()
         policies.streams.drain()
@@ -190,11 +187,18 @@ async def acknowledged(call: Any, seq: int) -> replay_pb2.InsertResponse:
     return answer
 
 
+async def answers(call: Any) -> list[Any]:
+    """Everything a stream still sends."""
+    seen = []
+    while (answer := await call.read()) is not grpc.aio.EOF:
+        seen.append(answer)
+    return seen
+
+
 async def refusal(call: Any) -> tuple[grpc.StatusCode, str]:
     """Reads a stream to its bad end: the status code and the sentence."""
     try:
-        while await call.read() is not grpc.aio.EOF:
-            pass
+        await answers(call)
     except grpc.aio.AioRpcError as error:
         return error.code(), error.details() or ""
     raise AssertionError("the stream ended well")
@@ -228,6 +232,13 @@ def grown() -> Iterator[Callable[[], int]]:
         yield bytes_grown
     finally:
         tracemalloc.stop()
+
+
+async def sent(call: Any, *messages: Any) -> Any:
+    """A stream on which these messages were sent."""
+    for message in messages:
+        await call.write(message)
+    return call
 
 
 def another_epoch(target: StreamTarget, epoch: int) -> StreamTarget:

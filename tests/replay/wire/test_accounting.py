@@ -87,7 +87,6 @@ async def test_streams_count_once_they_end_and_time_each_chunk_and_batch():
         assert sum(calls.requests("Sample").read()[0]) == sum(calls.sample_wait.read()[0]) == 2
         assert calls.sent_bytes["Sample"] > 8 * SCHEMA.row_bytes
         assert not [key for key in calls.handled if key[0] == "Sample"]
-        sampler.cancel()
 
 
 async def test_a_stream_that_is_refused_and_one_that_is_cancelled_count_as_such():

@@ -8,11 +8,10 @@ from functools import partial
 import grpc
 import pytest
 from replay.wire.policy_streams import subscribed
-from replay.wire.services import SCHEMA, eventually, serving
+from replay.wire.services import SCHEMA, eventually
 
 from dase_grpc.errors import (
     AgentTakenError,
-    CapacityError,
     DrainingError,
     MalformedError,
     RunMismatchError,
@@ -68,12 +67,6 @@ async def test_who_asks_for_no_id_gets_the_lowest_free_one(service):
     assert [(await service.join(None)).agent_id for _ in range(3)] == [0, 2, 3]
 
 
-async def test_an_id_that_a_live_node_holds_is_refused(service):
-    await service.join(0)
-    with pytest.raises(AgentTakenError, match="held by the live node 'node-0'"):
-        await service.join(0)
-
-
 async def test_a_lease_that_expired_is_replaced_with_a_higher_epoch_and_fences_its_holder_off(service):
     first = await service.join(0)
     service.clock.now = 10.1
@@ -101,19 +94,10 @@ async def test_a_lease_that_was_given_back_is_free_at_once(service):
         await service.client.leave(member, reason="again")
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"environment": "worlds:Other"}, "environment = 'worlds:Small'.*environment = 'worlds:Other'"),
-        ({"observation_size": 3}, "observation_size = 2.*observation_size = 3"),
-        ({"action_size": 2, "action_low": (-1.0, -1.0), "action_high": (1.0, 1.0)}, "action_size = 1.*= 2"),
-        ({"action_high": (2.0,)}, r"action_high\[0\] = 1.0.*action_high\[0\] = 2.0"),
-    ],
-)
-async def test_another_schema_is_refused_naming_the_field_and_both_values(service, changes, sentence):
+async def test_another_schema_is_refused(service):
     await service.join(0)
-    with pytest.raises(SchemaMismatchError, match=sentence):
-        await service.join(1, schema=replace(SCHEMA, **changes))
+    with pytest.raises(SchemaMismatchError, match=r"action_high\[0\] = 1.0.*action_high\[0\] = 2.0"):
+        await service.join(1, schema=replace(SCHEMA, action_high=(2.0,)))
 
 
 async def test_another_run_is_refused_by_every_call(service):
@@ -124,11 +108,6 @@ async def test_another_run_is_refused_by_every_call(service):
         await service.client.heartbeat(member, Progress())
     with pytest.raises(RunMismatchError):
         await service.client.leave(member, reason="x")
-
-
-async def test_a_run_that_is_named_right_is_joined(service):
-    member = await service.client.join(node_name="n", schema=SCHEMA, agent_id=0, run_id="the-run")
-    assert member.run_id == "the-run"
 
 
 async def test_a_join_without_a_schema_is_refused(service):
@@ -148,12 +127,6 @@ async def test_an_impossible_schema_is_refused_naming_the_dimension(service):
     with pytest.raises(grpc.aio.AioRpcError, match="action dimension 0"):
         await stub.Join(cluster_pb2.JoinRequest(node_name="n", schema=message))
     assert not service.run.opened
-
-
-async def test_a_buffer_that_cannot_be_made_is_refused_to_the_first_who_joins():
-    async with serving(capacity="1kB", min_size=1_000) as service:
-        with pytest.raises(CapacityError, match="min_size = 1000 exceeds the 27 transitions"):
-            await service.join(0)
 
 
 async def test_a_draining_service_takes_no_new_nodes_but_says_how_it_is(service):
@@ -182,11 +155,7 @@ async def test_status_shows_leases_progress_and_the_buffer(service):
     assert (empty.uptime_seconds, status.uptime_seconds) == (0.0, 11.0)
     assert status.buffer.size == 5
     shown = [(agent.agent_id, agent.epoch, agent.node_name, agent.lease) for agent in status.agents]
-    assert shown == [
-        (0, 1, "node-0", "live"),
-        (1, 1, "node-1", "left"),
-        (2, 1, "node-2", "expired"),
-    ]
+    assert shown == [(0, 1, "node-0", "live"), (1, 1, "node-1", "left"), (2, 1, "node-2", "expired")]
     assert [agent.seconds_since_heartbeat for agent in status.agents] == [3.0, 11.0, 11.0]
     assert [agent.reason for agent in status.agents] == ["", "had enough", ""]
     assert progress_from_proto(status.agents[0].progress) == FULL
@@ -207,8 +176,7 @@ async def test_similarity_of_agents_that_cannot_exist_is_dropped(service):
 
 
 @pytest.mark.parametrize(
-    "progress",
-    [Progress(), FULL, Progress(episode_return=0.0, evaluation_return=0.0, state="waiting: x")],
+    "progress", [Progress(), FULL, Progress(episode_return=0.0, evaluation_return=0.0, state="waiting: x")]
 )
 def test_progress_survives_the_wire(progress):
     data = progress_to_proto(progress).SerializeToString()

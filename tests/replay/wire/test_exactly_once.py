@@ -6,15 +6,7 @@ import random
 import grpc
 import pytest
 from nodes.running import joined, replay_node
-from replay.wire.services import (
-    END,
-    acknowledged,
-    chunk,
-    insert_header,
-    refusal,
-    rows_of,
-    serials_of,
-)
+from replay.wire.services import END, acknowledged, chunk, insert_header, refusal, rows_of, serials_of
 
 from dase_grpc.nodes.replay import boot_id
 from dase_grpc.replay.buffer.directory import DataDirectory

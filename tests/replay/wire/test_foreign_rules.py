@@ -18,12 +18,14 @@ from replay.wire.services import (
     END,
     SCHEMA,
     acknowledged,
+    answers,
     chunk,
     insert_header,
     promptly,
     refusal,
     rows_of,
     sample_header,
+    sent,
 )
 from replay.wire.test_protocol_doc import TEXT
 
@@ -133,12 +135,8 @@ async def test_actions_out_of_range_and_any_finite_bootstrap_are_stored_to_the_b
     rows = rows_of(1, 5)
     rows[:, SCHEMA.columns["action"]] = np.array([[1.5], [-7.0], [1.0], [-0.0], [3e38]])
     rows[:, SCHEMA.columns["bootstrap"]] = np.array([[0.99**2], [0.0], [1.0], [-1.0], [2.5]])
-    call = service.stub.Insert()
-    await call.write(insert_header(target))
-    await call.write(chunk(1, rows))
-    await call.write(END)
-    answer = await acknowledged(call, 5)
-    assert answer.refused_rows == 0
+    call = await sent(service.stub.Insert(), insert_header(target), chunk(1, rows), END)
+    assert (await acknowledged(call, 5)).refused_rows == 0
     assert service.run.store.ring.ordered().tobytes() == rows.tobytes()
 
 
@@ -146,17 +144,13 @@ async def test_actions_out_of_range_and_any_finite_bootstrap_are_stored_to_the_b
 async def test_a_frame_of_several_batches_is_whole_and_each_is_so_many_rows_of_it(service):
     target = await service.target()
     service.fill(10)
-    call = service.stub.Sample()
     request = sample_header(target, batch_size=4, credits=5)
     request.header.batches_per_frame = 3
-    await call.write(request)
+    call = await sent(service.stub.Sample(), request)
     await call.done_writing()
-    frames = [(await promptly(call.read())).frame for _ in range(2)]
-    assert [(len(frame.rows), frame.last) for frame in frames] == [
-        (3 * 4 * SCHEMA.row_bytes, True),
-        (2 * 4 * SCHEMA.row_bytes, True),
-    ]
-    assert await promptly(call.read()) is grpc.aio.EOF
+    frames = [answer.frame for answer in await promptly(answers(call))]
+    rows = [(len(frame.rows) // SCHEMA.row_bytes, frame.last) for frame in frames]
+    assert rows == [(3 * 4, True), (2 * 4, True)]
 
 
 # A pace
@@ -170,12 +164,10 @@ async def test_a_frame_of_several_batches_is_whole_and_each_is_so_many_rows_of_i
     ids=["the least of both", "no first step", "too small a buffer"],
 )
 async def test_a_pace_below_its_least_numbers_is_refused(service, pace, accepted):
-    target = await service.target()
-    call = service.stub.Sample()
-    request = sample_header(target)
+    request = sample_header(await service.target())
     for name, value in pace.items():
         setattr(request.header.pace, name, value)
-    await call.write(request)
+    call = await sent(service.stub.Sample(), request)
     await call.done_writing()
     if accepted:
         assert await promptly(call.read()) is grpc.aio.EOF

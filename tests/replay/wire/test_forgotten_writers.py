@@ -93,7 +93,6 @@ async def test_what_a_stream_hears_while_it_is_open_counts(service):
     assert waiting.forgotten_writers == 1
     receiving.cancel()
     await asyncio.gather(receiving, return_exceptions=True)
-    waiting.cancel()
 
 
 @pytest.mark.parametrize("heard", [0, 7])

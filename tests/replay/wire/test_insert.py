@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-from dataclasses import replace
 
 import grpc
 import numpy as np
@@ -12,33 +11,29 @@ from replay.wire.services import (
     SCHEMA,
     WIDE,
     acknowledged,
-    another_epoch,
+    answers,
     chunk,
     eventually,
     grown,
     insert_header,
     listening,
     promptly,
-    refusal,
     rows_of,
-    sample_header,
+    sent,
     serving,
 )
 
-from dase_grpc.errors import (
-    MalformedError,
-    NotJoinedError,
-    RunMismatchError,
-    SchemaMismatchError,
-    SequenceGapError,
-    StaleLeaseError,
-    UnreachableError,
-)
+from dase_grpc.errors import MalformedError, SequenceGapError, StaleLeaseError, UnreachableError
 from dase_grpc.replay.client.cluster import StreamTarget, open_channel
 from dase_grpc.replay.client.insert import Inserter
-from dase_grpc.replay.service.insert import ACK_ROWS, MAX_WRITER_ID
+from dase_grpc.replay.service.insert import ACK_ROWS
 from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.replay.wire.v1 import replay_pb2, replay_pb2_grpc
+
+
+async def inserting(service, *messages, target=None):
+    """An Insert stream, of a node that joins now without `target`, on which these messages were sent."""
+    return await sent(service.stub.Insert(), insert_header(target or await service.target()), *messages)
 
 
 async def insert(inserter, *chunks):
@@ -70,15 +65,6 @@ async def test_a_second_stream_of_a_writer_goes_on_from_what_is_committed(servic
     assert (second.acknowledged_seq, second.acknowledged_rows) == (20, 10)
 
 
-async def test_writers_have_numbers_of_their_own(service):
-    target = await service.target()
-    first, second = Inserter(target, writer_id="a"), Inserter(target, writer_id="b")
-    await insert(first, rows_of(1, 3))
-    await insert(second, rows_of(1, 3))
-    assert service.stored() == [1, 2, 3, 1, 2, 3]
-    assert second.acknowledged_seq == 3
-
-
 async def test_writers_of_two_agents_may_have_the_same_name(service):
     for agent_id in (0, 1):
         inserter = Inserter(await service.target(agent_id), writer_id="w")
@@ -89,92 +75,60 @@ async def test_writers_of_two_agents_may_have_the_same_name(service):
 
 async def test_rows_that_are_sent_again_after_a_reconnect_are_stored_once(service):
     target = await service.target()
-    lost = service.stub.Insert()
-    await lost.write(insert_header(target))
-    await lost.write(chunk(1, rows_of(1, 8)))
+    lost = await inserting(service, chunk(1, rows_of(1, 8)), target=target)
     await acknowledged(lost, 8)
     lost.cancel()
 
-    again = service.stub.Insert()
-    await again.write(insert_header(target))
+    again = await inserting(service, target=target)
     assert (await again.read()).committed_seq == 8
-    await again.write(chunk(5, rows_of(5, 12)))
-    await again.write(chunk(1, rows_of(1, 3)))
-    await again.write(chunk(12, rows_of(12, 13)))
-    await again.write(END)
+    resent = ((5, 12), (1, 3), (12, 13))
+    await sent(again, *(chunk(first, rows_of(first, last)) for first, last in resent), END)
     assert (await acknowledged(again, 13)).refused_rows == 0
-    again.cancel()
     assert service.stored() == list(range(1, 14))
 
 
 async def test_overlapping_chunks_of_two_streams_at_once_are_stored_once(service):
     target = await service.target()
-    calls = [service.stub.Insert() for _ in range(2)]
+    calls = [await inserting(service, target=target) for _ in range(2)]
     for call in calls:
-        await call.write(insert_header(target))
         assert (await call.read()).committed_seq == 0
     for first in range(1, 100, 7):
         await asyncio.gather(*(call.write(chunk(first, rows_of(first, first + 9))) for call in calls))
     for call in calls:
         await acknowledged(call, 108)
-        call.cancel()
     assert service.stored() == list(range(1, 109))
 
 
 async def test_a_gap_is_refused_and_the_sentence_names_the_number_that_comes_next(service):
-    call = service.stub.Insert()
-    await call.write(insert_header(await service.target()))
-    await call.write(chunk(1, rows_of(1, 2)))
-    await acknowledged(call, 2)
-    await call.write(chunk(4, rows_of(4, 5)))
-    code, sentence = await refusal(call)
-    assert code is grpc.StatusCode.OUT_OF_RANGE
-    assert "resend from 3" in sentence
+    inserter = await Inserter(await service.target(), writer_id="w").open()
+    await inserter.append(rows_of(1, 2))
+    inserter.sent_seq = 5
+    await inserter.append(rows_of(6, 6))
+    with pytest.raises(SequenceGapError, match="resend from 3"):
+        await inserter.receive()
     assert service.stored() == [1, 2]
 
 
-async def test_the_client_raises_a_gap_as_such(service):
-    inserter = await Inserter(await service.target(), writer_id="w").open()
-    inserter.sent_seq = 5
-    await inserter.append(rows_of(6, 6))
-    with pytest.raises(SequenceGapError, match="resend from 1"):
-        await inserter.receive()
-
-
 async def test_a_stream_that_just_ends_keeps_the_chunks_that_arrived_whole(service):
-    target = await service.target()
-    call = service.stub.Insert()
-    await call.write(insert_header(target))
-    await call.write(chunk(1, rows_of(1, 5)))
-    await call.write(chunk(6, rows_of(6, 9)))
+    call = await inserting(service, chunk(1, rows_of(1, 5)), chunk(6, rows_of(6, 9)))
     await call.done_writing()
-    while await call.read() is not grpc.aio.EOF:
-        pass
+    await answers(call)
     assert service.stored() == list(range(1, 10))
 
 
 async def test_a_stream_cancelled_in_the_middle_leaves_whole_rows_and_the_writer_goes_on(service):
     target = await service.target()
-    call = service.stub.Insert()
-    await call.write(insert_header(target))
-    for first in range(1, 200, 10):
-        await call.write(chunk(first, rows_of(first, first + 9)))
-    call.cancel()
+    chunks = (chunk(first, rows_of(first, first + 9)) for first in range(1, 200, 10))
+    (await inserting(service, *chunks, target=target)).cancel()
     inserter = await Inserter(target, writer_id="w").open()
     assert service.stored() == list(range(1, inserter.sent_seq + 1))
-    inserter.cancel()
 
 
 async def test_the_end_frame_is_answered_once_with_finished(service):
-    call = service.stub.Insert()
-    await call.write(insert_header(await service.target()))
-    await call.write(chunk(1, rows_of(1, 2)))
-    await call.write(END)
-    answers = []
-    while (answer := await call.read()) is not grpc.aio.EOF:
-        answers.append(answer)
-    assert answers[-1] == replay_pb2.InsertResponse(committed_seq=2, finished=True)
-    assert not any(answer.finished for answer in answers[:-1])
+    call = await inserting(service, chunk(1, rows_of(1, 2)), END)
+    *before, last = await answers(call)
+    assert last == replay_pb2.InsertResponse(committed_seq=2, finished=True)
+    assert not any(answer.finished for answer in before)
     assert await call.code() is grpc.StatusCode.OK
 
 
@@ -184,42 +138,33 @@ async def test_a_stream_without_rows_finishes(service):
 
 
 async def test_acknowledgements_are_cumulative_and_cover_many_chunks_of_a_fast_writer(service):
-    call = service.stub.Insert()
-    await call.write(insert_header(await service.target()))
+    call = await inserting(service)
     assert (await call.read()).committed_seq == 0
     chunks = 200
-    for first in range(1, 10 * chunks, 10):
-        await call.write(chunk(first, rows_of(first, first + 9)))
-    await call.write(END)
-    seen = []
-    while (answer := await call.read()) is not grpc.aio.EOF:
-        seen.append(answer.committed_seq)
+    await sent(call, *(chunk(first, rows_of(first, first + 9)) for first in range(1, 10 * chunks, 10)), END)
+    seen = [answer.committed_seq for answer in await answers(call)]
     assert seen == sorted(seen)
     assert seen[-1] == 10 * chunks
     assert len(seen) < chunks
 
 
 async def test_an_acknowledgement_comes_although_nothing_follows(service):
-    call = service.stub.Insert()
-    await call.write(insert_header(await service.target()))
+    call = await inserting(service)
     assert (await call.read()).committed_seq == 0
     for seq in (1, 2, 3):
         await call.write(chunk(seq, rows_of(seq, seq)))
         assert (await call.read()).committed_seq == seq
-    call.cancel()
 
 
 async def test_one_acknowledgement_goes_out_at_once_and_the_next_one_not_soon_after_it(service, monkeypatch):
     monkeypatch.setattr("dase_grpc.replay.service.insert.ACK_EVERY_S", 0.0)
-    call = service.stub.Insert()
-    await call.write(insert_header(await service.target()))
+    call = await inserting(service)
     assert (await call.read()).committed_seq == 0
     await service.round_trips()
     monkeypatch.setattr("dase_grpc.replay.service.insert.ACK_EVERY_S", 3_600.0)
     await call.write(chunk(1, rows_of(1, 1)))
     assert (await promptly(call.read())).committed_seq == 1
-    for seq in (2, 3):
-        await call.write(chunk(seq, rows_of(seq, seq)))
+    await sent(call, *(chunk(seq, rows_of(seq, seq)) for seq in (2, 3)))
     await eventually(lambda: service.stored() == [1, 2, 3])
     await service.round_trips()
     await call.write(END)
@@ -229,12 +174,10 @@ async def test_one_acknowledgement_goes_out_at_once_and_the_next_one_not_soon_af
 
 async def test_many_rows_are_acknowledged_at_once():
     async with serving(capacity=10 * ACK_ROWS) as service:
-        call = service.stub.Insert()
-        await call.write(insert_header(await service.target()))
+        call = await inserting(service)
         assert (await call.read()).committed_seq == 0
         await call.write(chunk(1, rows_of(1, ACK_ROWS)))
         assert (await call.read()).committed_seq == ACK_ROWS
-        call.cancel()
 
 
 class Reluctant(replay_pb2_grpc.ReplayServiceServicer):
@@ -294,32 +237,6 @@ async def test_rows_wider_than_a_chunk_limit_go_out_in_several_chunks():
         assert inserter.acknowledged_rows == 100
 
 
-async def test_another_fingerprint_is_refused_with_both_values(service):
-    target = await service.target()
-    other = replace(target, schema=WIDE)
-    with pytest.raises(SchemaMismatchError, match=f"{SCHEMA.fingerprint[:8]}.*{WIDE.fingerprint[:8]}"):
-        await Inserter(other, writer_id="w").open()
-
-
-async def test_another_run_is_refused_with_both_names(service):
-    target = await service.target()
-    other = replace(target, member=replace(target.member, run_id="another"))
-    with pytest.raises(RunMismatchError, match=r"'the-run'.*'another'"):
-        await Inserter(other, writer_id="w").open()
-
-
-async def test_a_stream_before_anybody_joined_is_refused(service):
-    member = Membership("the-run", 0, 1, ttl_s=10, capacity=0, min_size=0)
-    with pytest.raises(NotJoinedError, match="no learner has joined"):
-        await Inserter(StreamTarget(service.channel, "x", member, SCHEMA), writer_id="w").open()
-
-
-async def test_a_stale_epoch_is_refused_from_the_start(service):
-    target = another_epoch(await service.target(), 9)
-    with pytest.raises(StaleLeaseError, match="epoch 9 is not valid"):
-        await Inserter(target, writer_id="w").open()
-
-
 async def test_a_lease_that_is_lost_fences_off_the_next_chunk(service):
     target = await service.target()
     inserter = await Inserter(target, writer_id="w").open()
@@ -338,56 +255,6 @@ async def test_rows_of_another_agent_are_refused_and_none_is_stored(service):
     with pytest.raises(MalformedError, match="another agent than its own, 0"):
         await inserter.receive()
     assert service.stored() == []
-
-
-async def test_a_fraction_of_a_row_is_refused(service):
-    call = service.stub.Insert()
-    await call.write(insert_header(await service.target()))
-    await call.write(chunk(1, rows_of(1, 2).tobytes()[:-1]))
-    code, sentence = await refusal(call)
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "not a whole number of 36-byte transitions" in sentence
-    assert service.stored() == []
-
-
-async def test_a_chunk_before_the_header_is_refused(service):
-    call = service.stub.Insert()
-    await call.write(chunk(1, rows_of(1, 1)))
-    assert await refusal(call) == (
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "the first message of this stream must be its header",
-    )
-
-
-async def test_a_stream_without_any_message_is_refused(service):
-    call = service.stub.Insert()
-    await call.done_writing()
-    assert (await refusal(call))[0] is grpc.StatusCode.INVALID_ARGUMENT
-
-
-async def test_a_second_header_is_refused(service):
-    header = insert_header(await service.target())
-    call = service.stub.Insert()
-    await call.write(header)
-    await call.write(header)
-    code, sentence = await refusal(call)
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert sentence.endswith("not header")
-
-
-async def test_a_message_of_no_kind_is_refused(service):
-    call = service.stub.Insert()
-    await call.write(insert_header(await service.target()))
-    await call.write(replay_pb2.InsertRequest())
-    code, sentence = await refusal(call)
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert sentence.endswith("not nothing")
-
-
-@pytest.mark.parametrize("writer_id", ["", "w" * (MAX_WRITER_ID + 1)])
-async def test_a_writer_id_is_neither_empty_nor_endless(service, writer_id):
-    with pytest.raises(MalformedError, match=f"1 to {MAX_WRITER_ID} characters, not {len(writer_id)}"):
-        await Inserter(await service.target(), writer_id=writer_id).open()
 
 
 async def test_rows_that_are_not_finite_are_refused_one_by_one_and_reported(service):
@@ -419,28 +286,9 @@ async def test_a_stream_that_idles_keeps_no_rows(service):
     calls = []
     with grown() as bytes_grown:
         for writer in range(16):
-            call = service.stub.Insert()
-            calls.append(call)
-            await call.write(insert_header(target, f"w-{writer}"))
-            await call.write(chunk(1, data))
-            await acknowledged(call, 32)
+            header = insert_header(target, f"w-{writer}")
+            calls.append(await sent(service.stub.Insert(), header, chunk(1, data)))
+            await acknowledged(calls[-1], 32)
         assert bytes_grown() < 4 * 2**20
     for call in calls:
         call.cancel()
-
-
-@pytest.mark.parametrize("opened", ["Insert", "Sample"])
-async def test_a_stream_that_idles_ends_once_its_lease_is_another_nodes(service, opened):
-    target = await service.target()
-    call = getattr(service.stub, opened)()
-    await call.write(insert_header(target) if opened == "Insert" else sample_header(target))
-    await eventually(lambda: service.replay.streams.open_streams[opened] == 1)
-    await service.round_trips()
-    service.replay.streams.look()
-    await service.round_trips()
-    assert not call.done()
-    service.clock.now += 60
-    await service.join()
-    service.replay.streams.look()
-    assert (await promptly(refusal(call)))[0] is grpc.StatusCode.ABORTED
-    await eventually(lambda: service.replay.streams.open_streams[opened] == 0)

@@ -51,8 +51,6 @@ async def test_rows_beyond_the_error_buffer_wait_for_updates_and_are_stored_as_t
         assert collected(service) == 7 + used
         await sampler.grant(1, used=1)
         await eventually(lambda count=8 + used: collected(service) == count)
-    call.cancel()
-    sampler.cancel()
 
 
 async def test_batches_that_were_only_sent_ahead_make_no_room(service):
@@ -64,7 +62,6 @@ async def test_batches_that_were_only_sent_ahead_make_no_room(service):
     await service.round_trips()
     assert collected(service) == 8
     call.cancel()
-    sampler.cancel()
 
 
 @pytest.mark.slow
@@ -84,9 +81,6 @@ async def test_a_batch_waits_for_steps_and_says_for_how_many_or_that_there_is_no
     second = asyncio.ensure_future(sampler.next())
     await service.round_trips()
     assert not second.done()
-    second.cancel()
-    call.cancel()
-    sampler.cancel()
 
 
 async def test_charges_are_heard_while_a_batch_waits(service):
@@ -98,7 +92,6 @@ async def test_charges_are_heard_while_a_batch_waits(service):
         await sampler.grant(1, used=1)
     assert 25 <= collected(service) <= 27
     call.cancel()
-    sampler.cancel()
 
 
 async def test_a_learner_that_comes_back_goes_on_from_what_its_updates_have_taken(service):
@@ -116,7 +109,6 @@ async def test_a_learner_that_comes_back_goes_on_from_what_its_updates_have_take
     assert not third.done()
     third.cancel()
     call.cancel()
-    again.cancel()
 
 
 async def test_a_paced_writer_stores_nothing_before_the_learner_has_said_its_pace(service):
@@ -146,8 +138,6 @@ async def test_rows_that_are_sent_again_are_acknowledged_at_once_although_no_mor
     await promptly(sampler.next())
     await sampler.grant(1, used=1)
     await acknowledged(call, 9)
-    call.cancel()
-    sampler.cancel()
 
 
 async def test_another_learner_without_a_pace_lets_all_rows_in(service):

@@ -5,20 +5,10 @@ import gc
 
 import grpc
 import pytest
-from replay.wire.policy_streams import BIG, header, piece, stub_of, subscribed, subscriber_of
-from replay.wire.services import (
-    SCHEMA,
-    eventually,
-    grown,
-    promptly,
-    serving,
-)
+from replay.wire.policy_streams import BIG, half_way, header, piece, stub_of, subscribed, subscriber_of
+from replay.wire.services import SCHEMA, eventually, grown, promptly, sent, serving
 
-from dase_grpc.errors import (
-    DrainingError,
-    StalePolicyError,
-    UnreachableError,
-)
+from dase_grpc.errors import DrainingError, StalePolicyError, UnreachableError
 from dase_grpc.replay.buffer.policies import Policy
 from dase_grpc.replay.client.cluster import open_channel
 from dase_grpc.replay.client.policies import PolicyPublisher, PolicySubscriber
@@ -32,9 +22,8 @@ async def test_a_publisher_that_breaks_off_half_way_changes_nothing_and_leaves_n
     await PolicyPublisher(target).publish(1, b"before")
     before = len(asyncio.all_tasks())
     async with open_channel(service.address) as channel:
-        call = policy_pb2_grpc.PolicyServiceStub(channel).Publish()
-        await call.write(header(target, BIG, version=2))
-        await call.write(piece(BIG[:1_000]))
+        stub = policy_pb2_grpc.PolicyServiceStub(channel)
+        await sent(stub.Publish(), header(target, BIG, version=2), piece(BIG[:1_000]))
         await eventually(lambda: service.run.policies.incoming_bytes == 1_000)
     await eventually(lambda: service.run.policies.incoming_bytes == 0)
     assert service.run.policies.latest(0).payload == b"before"
@@ -69,10 +58,7 @@ async def test_publishing_that_is_cancelled_before_it_is_connected_leaves_nothin
 
 async def test_a_publisher_that_comes_back_does_not_wait_for_its_broken_stream(service):
     target = await service.target()
-    stuck = stub_of(service).Publish()
-    await stuck.write(header(target, b"policy"))
-    await stuck.write(piece(b"pol"))
-    await eventually(lambda: service.run.policies.incoming_bytes == 3)
+    stuck = await half_way(service, target)
     assert await promptly(PolicyPublisher(target).publish(1, b"policy")) == 1
     assert service.run.policies.incoming_bytes == 0
     with pytest.raises(grpc.aio.AioRpcError, match="another Publish stream"):
@@ -202,10 +188,7 @@ async def refused(call) -> tuple[grpc.StatusCode, str]:
 
 async def test_a_new_publish_stream_ends_the_unfinished_one_that_sends_nothing_more(service):
     target = await service.target()
-    idle = stub_of(service).Publish()
-    await idle.write(header(target, b"policy"))
-    await idle.write(piece(b"pol"))
-    await eventually(lambda: service.run.policies.incoming_bytes == 3)
+    idle = await half_way(service, target)
     newer = stub_of(service).Publish()
     await newer.write(header(target, b"newer", version=2))
     assert await refused(idle) == (grpc.StatusCode.FAILED_PRECONDITION, "StalePolicyError")
@@ -218,10 +201,7 @@ async def test_a_new_publish_stream_ends_the_unfinished_one_that_sends_nothing_m
 async def test_a_publish_stream_that_is_refused_ends_no_other(service):
     target = await service.target()
     await PolicyPublisher(target).publish(5, b"latest")
-    going_on = stub_of(service).Publish()
-    await going_on.write(header(target, b"policy", version=6))
-    await going_on.write(piece(b"pol"))
-    await eventually(lambda: service.run.policies.incoming_bytes == 3)
+    going_on = await half_way(service, target, version=6)
     with pytest.raises(StalePolicyError):
         await PolicyPublisher(target).publish(4, b"older")
     await going_on.write(piece(b"icy"))
@@ -235,10 +215,9 @@ async def test_policies_that_never_arrive_whole_take_the_memory_of_one(service):
     calls = []
     with grown() as bytes_grown:
         for version in range(20):
-            call = stub_of(service).Publish()
-            await call.write(header(target, BIG, version=version))
-            await call.write(piece(data))
-            calls.append(call)
+            calls.append(
+                await sent(stub_of(service).Publish(), header(target, BIG, version=version), piece(data))
+            )
             await eventually(lambda: service.run.policies.incoming_bytes == len(data))
             await eventually(lambda: service.policies.streams.open_streams["Publish"] == 1)
         assert bytes_grown() < 4 * 2**20
@@ -248,9 +227,7 @@ async def test_policies_that_never_arrive_whole_take_the_memory_of_one(service):
 async def test_a_publisher_that_stops_half_way_is_given_up(service):
     service.policies.idle_s = 0.1
     target = await service.target()
-    idle = stub_of(service).Publish()
-    await idle.write(header(target, b"policy"))
-    await idle.write(piece(b"pol"))
+    idle = await half_way(service, target)
     with pytest.raises(
         grpc.aio.AioRpcError, match=r"has 3 of 6 bytes, and no more came within 0\.1 s"
     ) as caught:
@@ -261,10 +238,7 @@ async def test_a_publisher_that_stops_half_way_is_given_up(service):
 
 async def test_a_publish_stream_that_idles_ends_once_its_lease_is_another_nodes(service):
     target = await service.target()
-    idle = stub_of(service).Publish()
-    await idle.write(header(target, b"policy"))
-    await idle.write(piece(b"pol"))
-    await eventually(lambda: service.run.policies.incoming_bytes == 3)
+    idle = await half_way(service, target)
     service.policies.streams.look()
     await service.round_trips()
     assert not idle.done()

@@ -2,25 +2,23 @@
 
 import asyncio
 
-import grpc
 import numpy as np
 import pytest
 from replay.wire.services import (
     SCHEMA,
     WIDE,
+    answers,
     eventually,
     promptly,
     rows_of,
     sample_header,
+    sent,
     serials_of,
     serving,
 )
 
 from dase_grpc import seeding
-from dase_grpc.errors import (
-    DaseError,
-    UnreachableError,
-)
+from dase_grpc.errors import DaseError, UnreachableError
 from dase_grpc.replay.client.cluster import StreamTarget
 from dase_grpc.replay.client.insert import Inserter
 from dase_grpc.replay.client.sample import Sampler
@@ -28,14 +26,6 @@ from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.replay.wire.packed import ROWS_BYTES, Frame, Waiting, read_response
 from dase_grpc.replay.wire.v1 import replay_pb2
 from dase_grpc.schema import TransitionSchema
-
-
-async def answers(call):
-    """Everything a stream still sends."""
-    seen = []
-    while (answer := await call.read()) is not grpc.aio.EOF:
-        seen.append(answer)
-    return seen
 
 
 async def test_a_batch_is_drawn_from_the_whole_buffer(service):
@@ -47,7 +37,6 @@ async def test_a_batch_is_drawn_from_the_whole_buffer(service):
     assert batch.buffer_size == 20
     assert set(serials_of(batch.rows)) == set(range(1, 21))
     assert not batch.rows.flags.writeable
-    sampler.cancel()
 
 
 async def test_batches_are_those_of_the_runs_seed_the_agent_and_the_number_of_its_stream(service):
@@ -59,7 +48,6 @@ async def test_batches_are_those_of_the_runs_seed_the_agent_and_the_number_of_it
         for _ in range(2):
             drawn = serials_of((await sampler.next()).rows)
             assert drawn == (rng.integers(100, size=8) + 1).tolist()
-        sampler.cancel()
 
 
 async def test_another_seed_draws_other_batches():
@@ -78,10 +66,8 @@ async def test_another_seed_draws_other_batches():
 async def test_exactly_as_many_batches_come_as_were_granted(service, grants):
     target = await service.target()
     service.fill(10)
-    call = service.stub.Sample()
-    await call.write(sample_header(target, credits=grants[0]))
-    for credits in grants[1:]:
-        await call.write(replay_pb2.SampleRequest(credits=credits))
+    further = [replay_pb2.SampleRequest(credits=credits) for credits in grants[1:]]
+    call = await sent(service.stub.Sample(), sample_header(target, credits=grants[0]), *further)
     await call.done_writing()
     assert len(await answers(call)) == sum(grants)
 
@@ -97,7 +83,6 @@ async def test_no_batch_is_drawn_beyond_the_credits_although_the_stream_stays_op
         assert sampled.total() == 4 * drawn
         await sampler.next()
         await sampler.grant(1)
-    sampler.cancel()
 
 
 async def test_without_credits_nothing_is_drawn(service):
@@ -108,15 +93,13 @@ async def test_without_credits_nothing_is_drawn(service):
     assert service.run.store.traffic.sampled.total() == 0
     await sampler.grant(1)
     assert len((await sampler.next()).rows) == 4
-    sampler.cancel()
 
 
 async def test_a_batch_wider_than_a_frame_comes_in_frames_below_1_mib():
     async with serving() as service:
         target = await service.target(schema=WIDE)
         service.fill(50)
-        call = service.stub.Sample()
-        await call.write(sample_header(target, batch_size=100, credits=2))
+        call = await sent(service.stub.Sample(), sample_header(target, batch_size=100, credits=2))
         await call.done_writing()
         frames = await answers(call)
         sizes = [len(frame.frame.rows) for frame in frames]
@@ -138,7 +121,6 @@ async def test_the_client_puts_frames_together():
         for _ in range(2):
             rows = (await sampler.next()).rows
             assert serials_of(rows, WIDE) == (rng.integers(50, size=100) + 1).tolist()
-        sampler.cancel()
 
 
 async def test_a_batch_of_exactly_one_frame_is_one_frame():
@@ -147,8 +129,7 @@ async def test_a_batch_of_exactly_one_frame_is_one_frame():
     async with serving() as service:
         target = await service.target(schema=schema)
         service.fill(3)
-        call = service.stub.Sample()
-        await call.write(sample_header(target, batch_size=batch_size, credits=1))
+        call = await sent(service.stub.Sample(), sample_header(target, batch_size=batch_size, credits=1))
         await call.done_writing()
         (frame,) = await answers(call)
         assert frame.frame.last
@@ -158,13 +139,11 @@ async def test_while_transitions_are_missing_the_service_says_how_many():
     async with serving(min_size=10) as service:
         target = await service.target()
         service.fill(4)
-        call = service.stub.Sample()
-        await call.write(sample_header(target, credits=1))
+        call = await sent(service.stub.Sample(), sample_header(target, credits=1))
         answer = await call.read()
         assert answer.waiting == replay_pb2.SampleWaiting(
             reason="waiting for 6 more transitions (4 of 10)", size=4, min_size=10
         )
-        call.cancel()
 
 
 async def test_the_wait_ends_as_soon_as_enough_is_there(monkeypatch):
@@ -180,29 +159,24 @@ async def test_the_wait_ends_as_soon_as_enough_is_there(monkeypatch):
         await inserter.append(rows_of(10, 10))
         assert (await promptly(batch)).buffer_size == 10
         assert sampler.waiting is None
-        inserter.cancel()
-        sampler.cancel()
 
 
 async def test_the_wait_is_repeated_with_the_latest_numbers(monkeypatch):
     monkeypatch.setattr("dase_grpc.replay.service.sample.WAITING_EVERY_S", 0.01)
     async with serving(min_size=10) as service:
         target = await service.target()
-        call = service.stub.Sample()
-        await call.write(sample_header(target, credits=1))
+        call = await sent(service.stub.Sample(), sample_header(target, credits=1))
         assert (await call.read()).waiting.size == 0
         service.fill(4)
         while (answer := await call.read()).waiting.size == 0:
             pass
         assert answer.waiting.reason == "waiting for 6 more transitions (4 of 10)"
-        call.cancel()
 
 
 async def test_a_sampler_that_vanishes_while_it_waits_leaves_nothing_behind():
     async with serving(min_size=10) as service:
         before = len(asyncio.all_tasks())
-        call = service.stub.Sample()
-        await call.write(sample_header(await service.target(), credits=1))
+        call = await sent(service.stub.Sample(), sample_header(await service.target(), credits=1))
         await call.read()
         assert len(asyncio.all_tasks()) > before
         call.cancel()
@@ -221,7 +195,6 @@ async def test_a_batch_of_own_rows_holds_no_others(service):
             assert set(SCHEMA.agent_ids(batch.rows).tolist()) == {agent_id}
             assert batch.buffer_size == 53
             assert batch.rows.tobytes() == service.run.store.ring.sample_of(agent_id, 200, rng).tobytes()
-        sampler.cancel()
 
 
 async def test_own_rows_are_waited_for_although_others_are_there(monkeypatch):
@@ -236,8 +209,6 @@ async def test_own_rows_are_waited_for_although_others_are_there(monkeypatch):
         inserter = await Inserter(target, writer_id="w").open()
         await inserter.append(rows_of(7, 7, 1))
         assert serials_of((await promptly(batch)).rows) == [7] * 4
-        inserter.cancel()
-        sampler.cancel()
 
 
 async def test_what_is_sampled_is_counted_by_the_agents_that_sample_and_that_collected(service):
@@ -247,7 +218,6 @@ async def test_what_is_sampled_is_counted_by_the_agents_that_sample_and_that_col
     sampler = await Sampler(target, batch_size=64).open(credits=1)
     own = int(np.count_nonzero(SCHEMA.agent_ids((await sampler.next()).rows) == 1))
     assert service.run.store.traffic.sampled == {(1, 1): own, (1, 0): 64 - own}
-    sampler.cancel()
 
 
 async def test_a_sampler_that_is_cancelled_raises_instead_of_waiting(service):
@@ -347,7 +317,6 @@ async def test_batches_granted_together_may_share_a_frame_and_are_those_of_frame
             batch = await promptly(sampler.next())
             assert serials_of(batch.rows) == (rng.integers(100, size=8) + 1).tolist()
             assert (batch.buffer_size, batch.drawn_from) == (100, 100)
-        sampler.cancel()
 
 
 @pytest.mark.parametrize(
@@ -379,7 +348,6 @@ async def test_no_more_batches_share_a_frame_than_fit():
         for _ in range(fitting + 1):
             rows = (await promptly(sampler.next())).rows
             assert serials_of(rows, WIDE) == (rng.integers(50, size=10) + 1).tolist()
-        sampler.cancel()
 
 
 @pytest.mark.parametrize(("count", "credits"), [(3, 5), (2, 1)], ids=["in a frame", "granted"])

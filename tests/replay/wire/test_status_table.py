@@ -12,7 +12,7 @@ from dase_grpc.replay.client.policies import PolicyPublisher, PolicySubscriber
 from dase_grpc.replay.client.sample import Sampler
 from dase_grpc.replay.service.cluster import ClusterServicer
 from dase_grpc.replay.wire.messages import Membership
-from dase_grpc.replay.wire.status import REFUSAL_KEY, STATUS, refusals
+from dase_grpc.replay.wire.status import REFUSAL_KEY, STATUS
 from dase_grpc.replay.wire.v1 import cluster_pb2_grpc, policy_pb2_grpc, replay_pb2_grpc
 
 MEMBER = Membership("the-run", 0, 1, ttl_s=10, capacity=0, min_size=0)
@@ -30,8 +30,7 @@ class Raising(
         self._error = error
 
     async def _raise(self, request, context):
-        async with refusals(context):
-            raise self._error
+        raise self._error
 
     Heartbeat = Insert = Sample = Publish = Subscribe = _raise
 
@@ -64,10 +63,7 @@ CALLS = [heartbeat, insert, sample, publish, subscribe]
 async def fails(error, call):
     """The error that a client's call ends with when the servicer raises `error`."""
     servicer = Raising(error)
-    async with (
-        listening(servicer, servicer, servicer) as (_, address),
-        open_channel(address) as channel,
-    ):
+    async with listening(servicer, servicer, servicer) as (_, address), open_channel(address) as channel:
         with pytest.raises(DaseError) as caught:
             await call(channel, str(address))
     return caught.value

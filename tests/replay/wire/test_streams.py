@@ -3,6 +3,7 @@
 import asyncio
 import gc
 from collections import Counter
+from contextlib import asynccontextmanager
 
 import grpc
 import pytest
@@ -21,7 +22,6 @@ from dase_grpc.replay.client.cluster import open_channel
 from dase_grpc.replay.client.insert import Inserter
 from dase_grpc.replay.client.sample import Sampler
 from dase_grpc.replay.client.streams import ClientStream
-from dase_grpc.replay.wire.status import refusals
 from dase_grpc.replay.wire.v1 import replay_pb2, replay_pb2_grpc
 
 ANSWER = replay_pb2.InsertResponse(committed_seq=1)
@@ -35,42 +35,38 @@ class Scripted(replay_pb2_grpc.ReplayServiceServicer):
         self._ending = ending
 
     async def Insert(self, request_iterator, context):
-        async with refusals(context):
-            for _ in range(self._answers):
-                await context.read()
-                await context.write(ANSWER)
-            if self._ending is not None:
-                raise self._ending
+        for _ in range(self._answers):
+            await context.read()
+            await context.write(ANSWER)
+        if self._ending is not None:
+            raise self._ending
 
 
-async def with_stream(servicer, use):
-    """What `use` does with a stream to this servicer."""
-    async with listening(servicer) as (_, address), open_channel(address) as channel:
-        return await use(ClientStream(replay_pb2_grpc.ReplayServiceStub(channel).Insert(), str(address)))
+@asynccontextmanager
+async def scripted(answers, ending=None):
+    """A stream to a service that ends it like this."""
+    async with listening(Scripted(answers, ending)) as (_, address), open_channel(address) as channel:
+        yield ClientStream(replay_pb2_grpc.ReplayServiceStub(channel).Insert(), str(address))
 
 
 async def test_messages_are_read_until_the_end():
-    async def use(stream):
+    async with scripted(2) as stream:
         for _ in range(2):
             await stream.write(replay_pb2.InsertRequest())
             assert await stream.read() == ANSWER
         await stream.end_writing()
         await stream.read_end()
 
-    await with_stream(Scripted(2), use)
-
 
 async def test_the_end_comes_after_what_nobody_read():
-    async def use(stream):
+    async with scripted(3) as stream:
         for _ in range(3):
             await stream.write(replay_pb2.InsertRequest())
         await stream.read_end()
 
-    await with_stream(Scripted(3), use)
-
 
 async def test_a_stream_that_ends_well_but_early_is_unreachable_for_reader_and_writer():
-    async def use(stream):
+    async with scripted(0) as stream:
         for _ in range(2):
             with pytest.raises(UnreachableError, match="ended the stream too early"):
                 await stream.read()
@@ -78,11 +74,9 @@ async def test_a_stream_that_ends_well_but_early_is_unreachable_for_reader_and_w
             await stream.write(replay_pb2.InsertRequest())
         await stream.end_writing()
 
-    await with_stream(Scripted(0), use)
-
 
 async def test_a_refusal_is_raised_by_everything_that_follows_it():
-    async def use(stream):
+    async with scripted(0, StaleLeaseError("gone")) as stream:
         for _ in range(2):
             with pytest.raises(StaleLeaseError, match="gone"):
                 await stream.read()
@@ -91,18 +85,14 @@ async def test_a_refusal_is_raised_by_everything_that_follows_it():
         with pytest.raises(StaleLeaseError, match="gone"):
             await stream.read_end()
 
-    await with_stream(Scripted(0, StaleLeaseError("gone")), use)
-
 
 async def test_what_was_sent_before_a_refusal_can_be_read():
-    async def use(stream):
+    async with scripted(2, StaleLeaseError("gone")) as stream:
         await stream.write(replay_pb2.InsertRequest())
         await stream.write(replay_pb2.InsertRequest())
         assert [await stream.read(), await stream.read()] == [ANSWER, ANSWER]
         with pytest.raises(StaleLeaseError):
             await stream.read()
-
-    await with_stream(Scripted(2, StaleLeaseError("gone")), use)
 
 
 async def test_a_refusal_under_many_writes_is_told_to_the_writer_and_the_reader():
@@ -118,12 +108,10 @@ async def test_a_refusal_under_many_writes_is_told_to_the_writer_and_the_reader(
         while True:
             await stream.read()
 
-    async def use(stream):
-        for error in await asyncio.gather(write(stream), read(stream), return_exceptions=True):
-            seen[type(error)] += 1
-
     for answers in range(100):
-        await with_stream(Scripted(answers % 7, StaleLeaseError("gone")), use)
+        async with scripted(answers % 7, StaleLeaseError("gone")) as stream:
+            for error in await asyncio.gather(write(stream), read(stream), return_exceptions=True):
+                seen[type(error)] += 1
     assert seen == {StaleLeaseError: 200}
 
 
@@ -132,18 +120,15 @@ async def test_a_writer_whose_answers_nobody_reads_is_told_at_least_that_the_str
         while True:
             await stream.write(replay_pb2.InsertRequest())
 
-    async def use(stream):
+    async with scripted(3, StaleLeaseError("gone")) as stream:
         with pytest.raises((StaleLeaseError, UnreachableError)):
             await write(stream)
 
-    await with_stream(Scripted(3, StaleLeaseError("gone")), use)
-
 
 async def test_cancelling_a_stream_wakes_its_reader_and_fails_its_writer():
-    async def use(stream):
-        reading = asyncio.ensure_future(stream.read())
+    async with scripted(2) as stream:
         await stream.write(replay_pb2.InsertRequest())
-        await eventually(reading.done)
+        assert await stream.read() == ANSWER
         reading = asyncio.ensure_future(stream.read())
         await asyncio.sleep(0)
         stream.cancel()
@@ -152,11 +137,9 @@ async def test_cancelling_a_stream_wakes_its_reader_and_fails_its_writer():
         with pytest.raises(UnreachableError):
             await promptly(stream.write(replay_pb2.InsertRequest()))
 
-    await with_stream(Scripted(2), use)
-
 
 async def test_a_task_that_is_cancelled_while_it_reads_is_cancelled():
-    async def use(stream):
+    async with scripted(1) as stream:
         reading = asyncio.ensure_future(stream.read())
         await asyncio.sleep(0)
         reading.cancel()
@@ -164,12 +147,9 @@ async def test_a_task_that_is_cancelled_while_it_reads_is_cancelled():
             await reading
         assert reading.cancelled()
 
-    await with_stream(Scripted(1), use)
-
 
 async def test_a_closed_channel_wakes_its_streams():
-    servicer = Scripted(1)
-    async with listening(servicer) as (_, address), open_channel(address) as channel:
+    async with listening(Scripted(1)) as (_, address), open_channel(address) as channel:
         stream = ClientStream(replay_pb2_grpc.ReplayServiceStub(channel).Insert(), str(address))
         reading = asyncio.ensure_future(stream.read())
         await asyncio.sleep(0)
