@@ -26,10 +26,10 @@ class Progress:
     updates: int = 0
     updates_per_second: float = 0.0
     episode_return: float | None = None
-    first_evaluation_return: float | None = None
     evaluation_return: float | None = None
-    similarity: Mapping[int, float] = field(default_factory=dict)
+    first_evaluation_return: float | None = None
     similarity_weight: float | None = None
+    similarity: Mapping[int, float] = field(default_factory=dict)
     state: str = "starting"
 
 

@@ -10,7 +10,17 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from dase_grpc.observe.tables import Pairs, agent_table, head, node_table, rate
-from dase_grpc.observe.view import AgentView, ClusterView, Look, NodeView, Rates, Target, observing, rates
+from dase_grpc.observe.view import (
+    AgentView,
+    BufferView,
+    ClusterView,
+    Look,
+    NodeView,
+    Rates,
+    Target,
+    observing,
+    rates,
+)
 
 LOOKS_APART_S: Final = 1.0
 TROUBLE_CODE: Final = 5
@@ -101,61 +111,48 @@ def document(told: Told) -> dict[str, Any]:
         "run_id": cluster.run_id,
         "environment": cluster.environment,
         "draining": cluster.draining,
-        "uptime_seconds": cluster.uptime_s,
+        "uptime_seconds": cluster.uptime_seconds,
         "interval_seconds": told.interval_s,
         "inserted_per_second": now.inserted,
         "sampled_per_second": now.sampled,
         "env_steps_per_second": now.env_steps,
-        "buffer": {
-            "size": cluster.buffer.size,
-            "capacity": cluster.buffer.capacity,
-            "min_size": cluster.buffer.min_size,
-            "inserted_total": cluster.buffer.inserted,
-            "sampled_total": cluster.buffer.sampled,
-            "refused_total": cluster.buffer.refused,
-            "size_by_agent": {str(agent): size for agent, size in cluster.buffer.size_by_agent.items()},
-        },
+        "buffer": _buffer(cluster.buffer),
         "agents": [_agent(agent, now.steps_by_agent) for agent in cluster.agents],
         "nodes": [_node(node) for node in cluster.nodes],
         "troubles": told.now.troubles(),
     }
 
 
+def _buffer(buffer: BufferView) -> dict[str, Any]:
+    told = {**vars(buffer), "size_by_agent": _by_agent(buffer.size_by_agent)}
+    return {name: value for name, value in told.items() if name != "incarnations"}
+
+
 def _agent(agent: AgentView, steps_per_second: Mapping[int, float]) -> dict[str, Any]:
+    own = {name: value for name, value in vars(agent).items() if name not in ("progress", "policy_version")}
     progress = agent.progress
     return {
-        "agent_id": agent.agent_id,
-        "node_name": agent.node_name,
-        "epoch": agent.epoch,
-        "lease": agent.lease,
-        "seconds_since_heartbeat": agent.silent_s,
-        "reason": agent.reason,
+        **own,
         "state": progress.state,
         "step": progress.step,
         "total_steps": progress.total_steps,
         "env_steps_per_second": steps_per_second.get(agent.agent_id),
-        "updates": progress.updates,
+        **vars(progress),
         "updates_per_second": progress.updates_per_second or None,
-        "episode_return": progress.episode_return,
-        "evaluation_return": progress.evaluation_return,
-        "first_evaluation_return": progress.first_evaluation_return,
-        "similarity_weight": progress.similarity_weight,
-        "similarity": {str(source): value for source, value in sorted(progress.similarity.items())},
+        "similarity": _by_agent(progress.similarity),
         "policy_version": agent.policy_version,
     }
 
 
 def _node(node: NodeView) -> dict[str, Any]:
-    now = node.attendance
+    own, now = {name: value for name, value in vars(node).items() if name != "attendance"}, node.attendance
     return {
-        "role": node.role,
-        "node_name": node.node_name,
-        "agent_id": node.agent_id,
-        "seconds_since_attendance": node.silent_s,
+        **own,
         "state": now.state,
-        "envs": now.envs,
-        "env_steps": now.env_steps,
+        **vars(now),
         "env_steps_per_second": now.env_steps_per_second or None,
-        "policy_version": now.policy_version,
-        "policy_lag_updates": now.policy_lag_updates,
     }
+
+
+def _by_agent(values: Mapping[int, float]) -> dict[str, float]:
+    return {str(agent): value for agent, value in sorted(values.items())}

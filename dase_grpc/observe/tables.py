@@ -122,7 +122,7 @@ def counted(states: Iterable[str]) -> str:
 
 def head(cluster: ClusterView, *, replays: str) -> list[Text]:
     """Which run this is, who takes part, and what the buffer holds: a line each."""
-    up = "" if cluster.uptime_s is None else f"   up {duration(cluster.uptime_s)}"
+    up = "" if cluster.uptime_seconds is None else f"   up {duration(cluster.uptime_seconds)}"
     ends = "   shutting down" if cluster.draining else ""
     run, replay = ("run ", "dim"), ("   replay ", "dim")
     first = Text.assemble(run, (cluster.run_id, "bold"), replay, replays, up, (ends, "red"))
@@ -145,7 +145,8 @@ def _buffer(buffer: BufferView) -> str:
     text = buffer_text(buffer.size, buffer.capacity)
     if not buffer.capacity:
         return text
-    return f"{text}   inserted {buffer.inserted:,}  sampled {buffer.sampled:,}  refused {buffer.refused:,}"
+    came_and_went = f"inserted {buffer.inserted_total:,}  sampled {buffer.sampled_total:,}"
+    return f"{text}   {came_and_went}  refused {buffer.refused_total:,}"
 
 
 def progress_table(agents: Iterable[tuple[str, Progress | None]], *, weighs: bool) -> Table:
@@ -169,7 +170,7 @@ def agent_table(
 
 def node_table(nodes: Iterable[NodeView], *, width: int, expand: bool = False) -> Table:
     """A line for each actor and evaluator, below one of titles."""
-    titles = [title for title in _node_cells(NodeView("")) if width >= _NODES_FROM.get(title, 0)]
+    titles = [title for title in _node_cells(NodeView()) if width >= _NODES_FROM.get(title, 0)]
     rows = ((_node_cells(node), _state_style(node.attendance.state)) for node in nodes)
     return _table(titles, rows, expand=expand)
 
@@ -181,7 +182,7 @@ def _agent_cells(agent: AgentView, steps_per_second: Mapping[int, float]) -> dic
     return {
         "agent": str(agent.agent_id),
         "lease": agent.lease,
-        "heard": ago(agent.silent_s),
+        "heard": ago(agent.seconds_since_heartbeat),
         "step": told["step"],
         "": share(progress.step, progress.total_steps) if has_started(progress) else "",
         "steps/s": rate(steps_per_second.get(agent.agent_id)),
@@ -202,7 +203,7 @@ def _node_cells(node: NodeView) -> dict[str, str]:
     return {
         "role": node.role,
         "agent": "all" if node.agent_id is None else str(node.agent_id),
-        "heard": ago(node.silent_s),
+        "heard": ago(node.seconds_since_attendance),
         "envs": str(now.envs) if now.envs else NOTHING,
         "steps": f"{now.env_steps:,}" if now.env_steps else NOTHING,
         "steps/s": rate(now.env_steps_per_second) if now.env_steps_per_second else NOTHING,

@@ -15,7 +15,7 @@ from dase_grpc.progress import Attendance, Progress, ago
 from dase_grpc.replay.client.cluster import ClusterClient, open_channel, require_let_in
 from dase_grpc.replay.security.dialler import NO_CREDENTIALS, Credentials
 from dase_grpc.replay.wire.addresses import Address, ReplayPlace, silence_of
-from dase_grpc.replay.wire.messages import attendance_from_proto, known, progress_from_proto
+from dase_grpc.replay.wire.messages import attendance_from_proto, progress_from_proto, stated
 from dase_grpc.replay.wire.v1 import cluster_pb2, replay_pb2
 
 GONE: Final = "expired"
@@ -33,9 +33,9 @@ class AgentView:
 
     agent_id: int
     node_name: str = ""
-    epoch: int = 1
-    lease: str = "live"
-    silent_s: float = 0.0
+    epoch: int = 0
+    lease: str = ""
+    seconds_since_heartbeat: float = 0.0
     reason: str = ""
     policy_version: int | None = None
     progress: Progress = field(default_factory=Progress)
@@ -57,27 +57,29 @@ class AgentView:
         """What is wrong with it."""
         who = f"agent {self.agent_id}"
         if self.lease == GONE:
-            return f"{who} is gone: {self.node_name} was last heard of {ago(self.silent_s)} ago"
+            return (
+                f"{who} is gone: {self.node_name} was last heard of {ago(self.seconds_since_heartbeat)} ago"
+            )
         if self.lease == "left":
             return f"{who} {self.reason}" if self.has_failed else None
-        return _waits(who, self.progress.state) or _is_silent(who, self.silent_s)
+        return _waits(who, self.progress.state) or _is_silent(who, self.seconds_since_heartbeat)
 
 
 @dataclass(frozen=True)
 class NodeView:
     """A node without a lease: an actor of one agent, or an evaluator."""
 
-    role: str
+    role: str = ""
     node_name: str = ""
     agent_id: int | None = None
-    silent_s: float = 0.0
+    seconds_since_attendance: float = 0.0
     attendance: Attendance = field(default_factory=Attendance)
 
     @property
     def trouble(self) -> str | None:
         """What is wrong with it."""
         who = self.node_name if self.agent_id is None else f"{self.node_name} of agent {self.agent_id}"
-        return _is_silent(who, self.silent_s) or _waits(who, self.attendance.state)
+        return _is_silent(who, self.seconds_since_attendance) or _waits(who, self.attendance.state)
 
 
 def _waits(who: str, state: str) -> str | None:
@@ -100,37 +102,48 @@ class BufferView:
     size: int = 0
     capacity: int = 0
     min_size: int = 0
-    inserted: int = 0
-    sampled: int = 0
-    refused: int = 0
+    inserted_total: int = 0
+    sampled_total: int = 0
+    refused_total: int = 0
     size_by_agent: Mapping[int, int] = field(default_factory=dict)
     incarnations: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class ClusterView:
-    """A run: its agents by id, its other nodes, its buffer; uptime_s is that of the replay."""
+    """A run: its agents by id, its other nodes, its buffer; uptime_seconds is that of the replay."""
 
     run_id: str = ""
     environment: str = ""
     draining: bool = False
-    uptime_s: float | None = None
+    uptime_seconds: float | None = None
     buffer: BufferView = field(default_factory=BufferView)
     agents: tuple[AgentView, ...] = ()
     nodes: tuple[NodeView, ...] = ()
 
 
 def view_of(status: cluster_pb2.StatusResponse) -> ClusterView:
-    """What one replay says."""
-    return ClusterView(
-        run_id=status.run_id,
-        environment=status.environment,
-        draining=status.draining,
-        uptime_s=known(status.uptime_seconds) if status.HasField("uptime_seconds") else None,
-        buffer=_buffer(status.buffer),
-        agents=tuple(sorted(map(_agent, status.agents), key=lambda agent: agent.agent_id)),
-        nodes=tuple(map(_node, status.nodes)),
+    """What one replay says, by the names that the wire has for it."""
+    agents = (
+        AgentView(**{"agent_id": 0} | stated(each) | {"progress": progress_from_proto(each.progress)})
+        for each in status.agents
     )
+    nodes = (
+        NodeView(**stated(each) | {"attendance": attendance_from_proto(each.attendance)})
+        for each in status.nodes
+    )
+    parts = {
+        "buffer": _buffer(status.buffer),
+        "agents": tuple(sorted(agents, key=lambda agent: agent.agent_id)),
+        "nodes": tuple(nodes),
+    }
+    return ClusterView(**stated(status) | parts)
+
+
+def _buffer(state: replay_pb2.BufferState) -> BufferView:
+    known = {name: value for name, value in stated(state).items() if name in BufferView.__dataclass_fields__}
+    sizes = dict(sorted(state.size_by_agent.items()))
+    return BufferView(**known | {"size_by_agent": sizes, "incarnations": (state.incarnation,)})
 
 
 def merged(views: Sequence[ClusterView]) -> ClusterView:
@@ -142,13 +155,15 @@ def merged(views: Sequence[ClusterView]) -> ClusterView:
         return views[0]
     agents: dict[int, AgentView] = {}
     known = chain.from_iterable(view.agents for view in views)
-    for agent in sorted(known, key=lambda agent: (agent.epoch, -agent.silent_s), reverse=True):
+    for agent in sorted(known, key=lambda agent: (agent.epoch, -agent.seconds_since_heartbeat), reverse=True):
         agents.setdefault(agent.agent_id, agent)
     return ClusterView(
         run_id=next((view.run_id for view in views if view.run_id), ""),
         environment=next((view.environment for view in views if view.environment), ""),
         draining=any(view.draining for view in views),
-        uptime_s=min((view.uptime_s for view in views if view.uptime_s is not None), default=None),
+        uptime_seconds=min(
+            (view.uptime_seconds for view in views if view.uptime_seconds is not None), default=None
+        ),
         buffer=_added([view.buffer for view in views]),
         agents=tuple(agents[agent_id] for agent_id in sorted(agents)),
         nodes=max((view.nodes for view in views), key=len),
@@ -160,47 +175,11 @@ def _added(buffers: Sequence[BufferView]) -> BufferView:
         size=sum(each.size for each in buffers),
         capacity=sum(each.capacity for each in buffers),
         min_size=max(each.min_size for each in buffers),
-        inserted=sum(each.inserted for each in buffers),
-        sampled=sum(each.sampled for each in buffers),
-        refused=sum(each.refused for each in buffers),
+        inserted_total=sum(each.inserted_total for each in buffers),
+        sampled_total=sum(each.sampled_total for each in buffers),
+        refused_total=sum(each.refused_total for each in buffers),
         size_by_agent=sum((Counter(each.size_by_agent) for each in buffers), Counter[int]()),
         incarnations=tuple(chain.from_iterable(each.incarnations for each in buffers)),
-    )
-
-
-def _buffer(state: replay_pb2.BufferState) -> BufferView:
-    return BufferView(
-        size=state.size,
-        capacity=state.capacity,
-        min_size=state.min_size,
-        inserted=state.inserted_total,
-        sampled=state.sampled_total,
-        refused=state.refused_total,
-        size_by_agent=dict(sorted(state.size_by_agent.items())),
-        incarnations=(state.incarnation,),
-    )
-
-
-def _agent(status: cluster_pb2.AgentStatus) -> AgentView:
-    return AgentView(
-        agent_id=status.agent_id,
-        node_name=status.node_name,
-        epoch=status.epoch,
-        lease=status.lease,
-        silent_s=known(status.seconds_since_heartbeat) or 0.0,
-        reason=status.reason,
-        policy_version=status.policy_version if status.HasField("policy_version") else None,
-        progress=progress_from_proto(status.progress),
-    )
-
-
-def _node(status: cluster_pb2.NodeStatus) -> NodeView:
-    return NodeView(
-        role=status.role,
-        node_name=status.node_name,
-        agent_id=status.agent_id if status.HasField("agent_id") else None,
-        silent_s=known(status.seconds_since_attendance) or 0.0,
-        attendance=attendance_from_proto(status.attendance),
     )
 
 
@@ -319,8 +298,8 @@ def rates(before: Look, now: Look) -> Rates:
     }
     same = was.incarnations == is_now.incarnations and bool(was.capacity)
     return Rates(
-        inserted=_per_second(was.inserted, is_now.inserted, took_s) if same else None,
-        sampled=_per_second(was.sampled, is_now.sampled, took_s) if same else None,
+        inserted=_per_second(was.inserted_total, is_now.inserted_total, took_s) if same else None,
+        sampled=_per_second(was.sampled_total, is_now.sampled_total, took_s) if same else None,
         env_steps=sum(steps.values()) if steps else None,
         steps_by_agent=steps,
     )
@@ -330,7 +309,7 @@ def _steps(before: AgentView | None, seen_at: float, now: AgentView, at: float) 
     """An agent's steps per second, by when it told its step and not by when somebody looked."""
     if before is None or before.epoch != now.epoch or now.lease != "live":
         return None
-    took_s = (at - now.silent_s) - (seen_at - before.silent_s)
+    took_s = (at - now.seconds_since_heartbeat) - (seen_at - before.seconds_since_heartbeat)
     return _per_second(before.progress.step, now.progress.step, took_s)
 
 

@@ -23,7 +23,13 @@ def agent(agent_id: int, *, of: int = 2, step: int = 400, **changes: Any) -> Age
         similarity_weight=0.05,
         state="training",
     )
-    known: dict[str, Any] = {"node_name": f"learner@host-{agent_id}", "silent_s": 0.25, "progress": progress}
+    known: dict[str, Any] = {
+        "node_name": f"learner@host-{agent_id}",
+        "epoch": 1,
+        "lease": "live",
+        "seconds_since_heartbeat": changes.pop("silent_s", 0.25),
+        "progress": progress,
+    }
     return AgentView(agent_id, **(known | changes))
 
 
@@ -31,6 +37,7 @@ def actor(agent_id: int, **changes: Any) -> NodeView:
     """An actor that explores."""
     attendance = Attendance(4, 1_200, 55.5, policy_version=280, policy_lag_updates=20.0, state="exploring")
     known: dict[str, Any] = {"node_name": f"actor@host-{agent_id}", "attendance": attendance}
+    known["seconds_since_attendance"] = changes.pop("silent_s", 0.0)
     return NodeView("actor", agent_id=agent_id, **(known | changes))
 
 
@@ -40,8 +47,8 @@ def buffer(agents: int, *, inserted: int = 3_000, **changes: Any) -> BufferView:
     known: dict[str, Any] = {
         "size": 1_000 * agents,
         "capacity": 100_000,
-        "inserted": inserted,
-        "sampled": 256 * inserted,
+        "inserted_total": inserted,
+        "sampled_total": 256 * inserted,
         "size_by_agent": shares,
         "incarnations": ("first",),
     }
@@ -53,7 +60,7 @@ def cluster(of: int = 2, *, step: int = 400, inserted: int = 3_000, **changes: A
     known: dict[str, Any] = {
         "run_id": "the-run",
         "environment": "Hopper-v5",
-        "uptime_s": 130.0,
+        "uptime_seconds": 130.0,
         "buffer": buffer(of, inserted=inserted),
         "agents": tuple(agent(agent_id, of=of, step=step) for agent_id in range(of)),
     }

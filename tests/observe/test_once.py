@@ -188,7 +188,7 @@ def test_numbers_that_are_not_finite_are_not_known():
     progress = cluster_pb2.Progress(evaluation_return=nan, similarity={1: inf, 2: 0.5})
     told = cluster_pb2.AgentStatus(seconds_since_heartbeat=nan, progress=progress)
     (seen,) = view_of(cluster_pb2.StatusResponse(agents=[told])).agents
-    assert (seen.silent_s, seen.progress.evaluation_return) == (0.0, None)
+    assert (seen.seconds_since_heartbeat, seen.progress.evaluation_return) == (0.0, None)
     assert seen.progress.similarity == {2: 0.5}
 
 

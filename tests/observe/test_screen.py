@@ -87,7 +87,7 @@ def test_sixteen_agents_have_a_heat_map_of_powers_of_ten_on_a_tall_terminal_of_8
 
 
 def test_agents_that_do_not_fit_are_counted_and_those_in_trouble_come_first():
-    gone = replace(agent(63, of=64), lease="expired", silent_s=25.0)
+    gone = replace(agent(63, of=64), lease="expired", seconds_since_heartbeat=25.0)
     lines = shown(seen(cluster(64, agents=(*cluster(64).agents[:63], gone))))
     titles = next(index for index, line in enumerate(lines) if line.startswith("agent"))
     assert re.match(r" +63 .* silent$", lines[titles + 1])
@@ -98,7 +98,7 @@ def test_agents_that_do_not_fit_are_counted_and_those_in_trouble_come_first():
 
 
 def test_a_lease_that_has_expired_is_said():
-    gone = replace(agent(1), lease="expired", silent_s=25.0)
+    gone = replace(agent(1), lease="expired", seconds_since_heartbeat=25.0)
     lines = shown(seen(cluster(agents=(agent(0), gone))))
     assert "! agent 1 is gone: learner@host-1 was last heard of 25 s ago" in lines
 
@@ -117,7 +117,7 @@ def test_an_evaluator_without_a_policy_to_evaluate_is_no_trouble():
 
 
 def test_more_troubles_than_there_is_room_for_are_counted():
-    gone = [replace(agent(each, of=30), lease="expired", silent_s=9.0) for each in range(30)]
+    gone = [replace(agent(each, of=30), lease="expired", seconds_since_heartbeat=9.0) for each in range(30)]
     lines = [line for line in shown(seen(cluster(30, agents=tuple(gone)))) if line.startswith("! ")]
     assert len(lines) == 5
     assert lines[-1] == "! ... and 26 more of the kind"

@@ -18,6 +18,15 @@ MAX_TEXT: Final = 200
 
 MAX_ENVIRONMENT: Final = 500
 
+Stated = (
+    cluster_pb2.Progress
+    | cluster_pb2.Attendance
+    | cluster_pb2.AgentStatus
+    | cluster_pb2.NodeStatus
+    | cluster_pb2.StatusResponse
+    | replay_pb2.BufferState
+)
+
 
 def shown(text: str) -> str:
     """A text as one short line that is safe to send, to log and to show."""
@@ -67,7 +76,7 @@ def progress_from_proto(message: cluster_pb2.Progress) -> Progress:
     """The progress that a message carries; numbers that are not finite are left out."""
     known_agents = {agent: value for agent, value in message.similarity.items() if agent <= MAX_AGENT_ID}
     told = {"similarity": _finite(known_agents), "state": shown(message.state)}
-    return Progress(**_finite(_stated(message)) | told)
+    return Progress(**stated(message) | told)
 
 
 def attendance_to_proto(attendance: Attendance) -> cluster_pb2.Attendance:
@@ -77,23 +86,18 @@ def attendance_to_proto(attendance: Attendance) -> cluster_pb2.Attendance:
 
 def attendance_from_proto(message: cluster_pb2.Attendance) -> Attendance:
     """The attendance that a message carries; the same."""
-    return Attendance(**_finite(_stated(message)) | {"state": shown(message.state)})
+    return Attendance(**stated(message) | {"state": shown(message.state)})
 
 
-def _stated(message: cluster_pb2.Progress | cluster_pb2.Attendance) -> dict[str, Any]:
-    """A message's fields by name, but for those that it leaves out."""
-    return {field.name: value for field, value in message.ListFields()}
+def stated(message: Stated) -> dict[str, Any]:
+    """A message's fields by name, but for those that it leaves out and numbers that are not finite."""
+    return _finite({field.name: value for field, value in message.ListFields()})
 
 
 def _finite(fields: Mapping[Any, Any]) -> dict[Any, Any]:
     return {
         name: value for name, value in fields.items() if not isinstance(value, float) or math.isfinite(value)
     }
-
-
-def known(value: float | None) -> float | None:
-    """A number, None where it is not finite."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def buffer_to_proto(run: SharedRun) -> replay_pb2.BufferState:
