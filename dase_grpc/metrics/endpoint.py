@@ -169,18 +169,17 @@ def metrics_endpoint(
 
 def _probed(app: App, health: Health) -> App:
     """The application with the two paths of the probes: 200 where all is well, else 503."""
+    probes = {
+        LIVE_PATH: (health.is_alive, "alive", "the event loop is stuck"),
+        READY_PATH: (lambda: health.is_ready, "ready", "not ready"),
+    }
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        path = environ["PATH_INFO"]
-        if path == LIVE_PATH:
-            return _said(start_response, well=health.is_alive(), yes="alive", no="the event loop is stuck")
-        if path == READY_PATH:
-            return _said(start_response, well=health.is_ready, yes="ready", no="not ready")
-        return app(environ, start_response)
+        if environ["PATH_INFO"] not in probes:
+            return app(environ, start_response)
+        is_well, yes, no = probes[environ["PATH_INFO"]]
+        well = is_well()
+        start_response("200 OK" if well else "503 Service Unavailable", [("Content-Type", "text/plain")])
+        return [f"{yes if well else no}\n".encode()]
 
     return answer
-
-
-def _said(start_response: Callable[..., Any], *, well: bool, yes: str, no: str) -> Iterable[bytes]:
-    start_response("200 OK" if well else "503 Service Unavailable", [("Content-Type", "text/plain")])
-    return [f"{yes if well else no}\n".encode()]

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import ClassVar, Final, Protocol, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -59,16 +59,6 @@ class DistillationMetrics(_OfAgents):
                 gauge.labels(self._agent).set(value)
         for key, counter in self._counts.items():
             counter.labels(self._agent).inc(statistics[key] or 0)
-
-
-class StreamMetrics(Protocol):
-    """What a connection counts."""
-
-    losses: Counter
-
-    def reconnected(self, stream: str, grpc_code: str) -> None:
-        """Counts a stream that was answered again, by the name of the status it had broken with."""
-        ...
 
 
 class ExplorerMetrics(_OfAgents):
@@ -331,3 +321,7 @@ class EvaluatorMetrics(EvaluationMetrics):
     def skipped(self, agent_id: int, count: int) -> None:
         """Counts evaluations that will not be made."""
         self._skipped.labels(str(agent_id)).inc(count)
+
+
+StreamMetrics = ExplorerMetrics | EvaluatorMetrics
+"""What a connection counts in: streams that break, and losses of the replay."""
