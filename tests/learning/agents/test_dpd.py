@@ -7,7 +7,7 @@ import pytest
 import torch
 from contracts.sentences import assert_one_sentence
 from learning.agent_cases import CONFIGS, make, tiny
-from learning.dpd_cases import ONES, PEER_ID, Board, advantage_of, dpd_of, shift_values
+from learning.dpd_cases import ONES, PEER_ID, Board, dpd_of, shift_values
 from learning.td3_cases import CPU, SCHEMA, M, as_batch, assert_same, columns
 
 from dase_grpc.config.algorithms import LARGEST
@@ -143,26 +143,6 @@ def test_a_nan_in_the_agents_own_critic_distils_nothing_and_spoils_no_actor():
         list(own._critic.bias)[-1].fill_(torch.nan)
     assert agent._distil(as_batch(columns()).observation, ONES).item() == 0
     assert all(tensor.isfinite().all() for name, tensor in own.judgement.items() if "actor" in name)
-
-
-def test_distillations_come_every_so_many_updates():
-    agent, _, peer, board = pair_of(CONFIGS["td3"], distil_every=3)
-    board.show(peer)
-    distilled = ["distillation_loss" in agent.update(as_batch(columns()), ONES) for _ in range(7)]
-    assert distilled == [False, False, True, False, False, True, False]
-
-
-def test_values_are_compared_in_the_environments_rewards():
-    """The same critic for rewards five times as large says five times as much, and means the same."""
-    plain, scaled = tiny("sac"), tiny("sac", reward_scale=5.0)
-    one, five = make(plain), make(scaled)
-    with torch.no_grad():
-        for parameters in (list(five._critic.weight), list(five._critic.bias)):
-            parameters[-1].mul_(5)
-    observation = as_batch(columns()).observation
-    torch.testing.assert_close(
-        advantage_of(five, one, observation), torch.zeros(len(observation)), atol=1e-6, rtol=0
-    )
 
 
 def test_updates_never_read_a_tensor_on_the_host_between_two_looks_at_the_peer(config, unread):

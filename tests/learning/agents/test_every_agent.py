@@ -89,18 +89,6 @@ def test_target_networks_take_no_gradient_and_move_only_towards_their_networks(c
         assert not torch.equal(after[name], before[name])
 
 
-def test_rows_of_weight_zero_have_exactly_no_influence(config):
-    weight = torch.ones(B)
-    weight[::3] = 0
-    data, other = columns(), columns(9)
-    mixed = {k: np.where((weight.numpy() == 0).reshape(-1, *[1] * (v.ndim - 1)), other[k], v)
-             for k, v in data.items()}  # fmt: skip
-    first, second = make(config), make(config)
-    for _ in range(4):
-        assert_same(first.update(as_batch(data), weight), second.update(as_batch(mixed), weight))
-    assert_same(first.state_dict(), second.state_dict())
-
-
 @pytest.mark.parametrize("scale", [1e-30, 1e-3, 1e30])
 def test_only_the_ratios_of_the_weights_matter(config, scale):
     first, second = make(config, dtype=torch.float64), make(config, dtype=torch.float64)

@@ -3,39 +3,28 @@
 import numpy as np
 import pytest
 import torch
+from learning.agent_cases import make, tiny
+from learning.dpd_cases import Board, dpd_of
+from learning.td3_cases import SCHEMA
 
-from dase_grpc.config.algorithms import ALGORITHMS, DpdConfig
-from dase_grpc.config.resolve import resolve
+from dase_grpc.config.algorithms import ALGORITHMS
 from dase_grpc.learning.agents.batch import Batch
-from dase_grpc.learning.agents.dpd import DPD, Pairing, terms
 from dase_grpc.learning.agents.memory import Flat
 from dase_grpc.learning.agents.optimiser import GuardedSteps, Steps
-from dase_grpc.learning.agents.policy import Published
-from dase_grpc.learning.agents.registry import make_agent
-from dase_grpc.learning.training.parts import LocalPolicies
-from dase_grpc.schema import TransitionSchema
 
-SCHEMA = TransitionSchema("Guarded-v0", 3, 2, (-1.0, -1.0), (1.0, 1.0))
-CPU = torch.device("cpu")
 HUGE = float(np.finfo(np.float32).max)
 
 
-def config(algorithm):
+def agent(algorithm):
     own = {"policy_delay": 1} if algorithm == "td3" else {}
-    return resolve({"agent": {"algorithm": algorithm, "hidden": [8, 8], **own}}).agent
-
-
-def agent(algorithm, *, agent_id=0):
-    return make_agent(config(algorithm), SCHEMA, seed=0, agent_id=agent_id, device=CPU)
+    return make(tiny(algorithm, **own), seed=0)
 
 
 def pair(algorithm):
     """An agent that distils a peer's policy at each update."""
-    peer = agent(algorithm, agent_id=1)
-    shown = {**{name: t.detach().clone() for name, t in peer.judgement.items()}, **terms(config(algorithm))}
-    policies = LocalPolicies(0, {1: Published(1, shown)})
-    pairing = Pairing(1, config(algorithm), policies)
-    return DPD(agent(algorithm), peer, pairing=pairing, config=DpdConfig(), own_config=config(algorithm))
+    own, peer, board = agent(algorithm), agent(algorithm), Board()
+    board.show(peer)
+    return dpd_of(own, board, own_config=own._config, peer_config=peer._config)
 
 
 def batch(**columns):
@@ -52,7 +41,7 @@ def not_finite(learner):
 ONES = torch.ones(16)
 
 
-@pytest.mark.parametrize("make", [agent, pair])
+@pytest.mark.parametrize("kind", [agent, pair])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize(
     "columns",
@@ -65,8 +54,8 @@ ONES = torch.ones(16)
     ],
     ids=str,
 )
-def test_no_row_however_huge_brings_a_number_that_is_not_finite_into_an_agent(make, algorithm, columns):
-    learner = make(algorithm)
+def test_no_row_however_huge_brings_a_number_that_is_not_finite_into_an_agent(kind, algorithm, columns):
+    learner = kind(algorithm)
     learner.update(batch(), ONES)
     for _ in range(5):
         learner.update(batch(**columns), ONES)

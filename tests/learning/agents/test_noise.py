@@ -12,16 +12,6 @@ def drawn_of(stream):
     return stream.fill(torch.empty(3, 5, dtype=torch.float64), 0.1)
 
 
-def test_a_resumed_stream_goes_on_with_the_same_numbers():
-    straight, resumed = NoiseStream(1, 0, CPU), NoiseStream(9, 9, CPU)
-    drawn_of(straight)
-    state = straight.state()
-    room = resumed.room_for(state)
-    assert (room.shape, room.dtype) == (state.shape, state.dtype)
-    resumed.resume(state, updates=1)
-    assert torch.equal(drawn_of(straight), drawn_of(resumed))
-
-
 def test_a_state_of_another_size_starts_a_stream_that_seed_and_updates_decide():
     foreign = torch.zeros(16, dtype=torch.uint8)
     drawn = []

@@ -6,7 +6,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dase_grpc.learning.agents.networks import restore
 from dase_grpc.learning.agents.policy import CLIP, MIN_DEVIATION, Normaliser
 
 CPU = torch.device("cpu")
@@ -59,14 +58,6 @@ def test_rows_count_by_their_weights():
     )
 
 
-def test_rows_of_weight_zero_leave_no_trace():
-    data, weight = batches(3), torch.ones(32)
-    weight[5:] = 0
-    other = [np.concatenate((batch[:5], 7 * batch[5:])) for batch in data]
-    first, second = values(learned(data, weight)), values(learned(other, weight))
-    assert all(np.array_equal(first[name], second[name]) for name in first)
-
-
 @settings(deadline=None, max_examples=30)
 @given(order=st.permutations(range(6)))
 def test_the_order_of_the_batches_does_not_matter(order):
@@ -101,26 +92,3 @@ def test_a_dimension_that_hardly_varies_is_not_blown_up():
 def test_before_it_has_learned_it_only_clips():
     rows = torch.randn(8, M, generator=torch.Generator()) * 4
     assert torch.equal(Normaliser.new(M, CPU).normalise(rows), rows.clamp(-CLIP, CLIP))
-
-
-def test_normalising_changes_neither_the_rows_nor_the_statistics():
-    normaliser = learned(batches(2))
-    before = {name: value.copy() for name, value in values(normaliser).items()}
-    rows = torch.from_numpy(batches(1)[0])
-    kept = rows.clone()
-    normaliser.normalise(rows)
-    assert torch.equal(rows, kept)
-    assert all(np.array_equal(values(normaliser)[name], before[name]) for name in before)
-
-
-def test_a_restored_normaliser_goes_on_bit_for_bit():
-    data = batches(8)
-    straight, resumed = learned(data[:4]), Normaliser.new(M, CPU)
-    saved = {name: tensor.clone() for name, tensor in straight.named_tensors()}
-    restore(dict(resumed.named_tensors()), saved)
-    for batch in data[4:]:
-        for normaliser in (straight, resumed):
-            normaliser.learn(torch.from_numpy(batch), torch.ones(32))
-    first, second = values(straight), values(resumed)
-    assert all(np.array_equal(first[name], second[name]) for name in first)
-    assert {name: value.dtype for name, value in first.items()} == dict.fromkeys(first, np.dtype(np.float64))

@@ -1,6 +1,5 @@
 """What is the deterministic SAC's own: noise inside the sample, no target actor, the lower critic."""
 
-import numpy as np
 import pytest
 import torch
 from learning.agent_cases import CONFIGS, make
@@ -49,15 +48,6 @@ def test_noise_is_of_the_configured_deviation_new_for_each_row_update_and_use():
     assert values.std().item() == pytest.approx(0.1, rel=0.03)
     assert values.mean().item() == pytest.approx(0, abs=0.005)
     assert len(values.unique()) > 0.99 * values.numel()
-
-
-def test_acting_and_weighing_see_no_noise():
-    agent, observation = make(CONFIG), np.ones((2, 3), np.float32)
-    before = agent.state_dict()["target_noise.generator"]
-    assert np.array_equal(agent.act(observation), agent.act(observation))
-    tensor = torch.from_numpy(observation)
-    assert torch.equal(agent.policy_actions(tensor), agent.policy_actions(tensor))
-    assert torch.equal(agent.state_dict()["target_noise.generator"], before)
 
 
 def test_the_target_takes_the_agents_own_actor_and_the_lower_target_critic():

@@ -41,33 +41,6 @@ def test_one_float32_update_agrees_with_the_float64_equations():
     assert losses["critic_loss"].item() == pytest.approx(expected["critic_loss"], rel=1e-6)
 
 
-def test_the_target_bootstraps_after_truncation_and_not_after_termination():
-    networks, data = networks_of(make(dtype=torch.float64)), columns()
-    noise = torch.zeros(B, N, dtype=torch.float64)
-    terminated, truncated = (
-        target_value(
-            *networks,
-            as_batch(data | {"bootstrap": np.full(B, bootstrap)}, torch.float64),
-            noise,
-            config=TINY,
-        )
-        for bootstrap in (0.0, 1.0)
-    )
-    np.testing.assert_array_equal(terminated, data["reward"])
-    s = torch.from_numpy(data["next_observation"])
-    both = networks[1].both(torch.cat((s, networks[0].actions(s)), dim=1))
-    torch.testing.assert_close(truncated, torch.from_numpy(data["reward"]) + 0.99 * both.amin(dim=0))
-
-
-def test_target_noise_beyond_its_clip_has_no_further_effect():
-    networks, batch = networks_of(make()), as_batch(columns())
-    at, beyond, below = (
-        target_value(*networks, batch, torch.full((B, N), x), config=TINY) for x in (0.5, 9.0, 0.4)
-    )
-    assert torch.equal(at, beyond)
-    assert not torch.equal(at, below)
-
-
 def test_target_actions_stay_within_bounds_whatever_the_noise():
     config = TINY.model_copy(update={"target_noise_clip": 50.0})
     networks, batch = networks_of(make(config)), as_batch(columns())

@@ -192,17 +192,6 @@ def test_rows_of_unknown_agents_weigh_nothing_in_the_agent_s_scope():
     assert set(weighing.weight[batch.agent_id == 9].tolist()) == {0.0}
 
 
-@pytest.mark.parametrize("scope", SCOPES)
-def test_a_batch_without_external_rows_has_nothing_to_weigh_in_any_scope(scope):
-    actions, policy, _ = rows(19)
-    batch, wanted = as_batch(actions, policy, np.full(len(actions), OWN))
-    weighing = SimilarityWeigher(DpsConfig(scope=scope), own_id=OWN, agents=4).weigh(batch, wanted)
-    assert bool((weighing.weight == 1).all())
-    assert (int(weighing.external), float(weighing.similarity)) == (0, 0.0)
-    assert float(weighing.rho) == float(weighing.mean_term) == math.inf
-    assert not weighing.degenerate
-
-
 # --- promises ---------------------------------------------------------------------------------------------
 
 

@@ -224,18 +224,6 @@ def test_nothing_is_known_before_the_first_batch():
         assert found.similarity.tolist() == [1.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("scope", ["pooled", "agent"])
-def test_a_batch_without_external_rows_has_nothing_to_weigh(scope):
-    subject = weigher(scope=scope, memory=10.0)
-    for batch, policy in batches(10):
-        subject.weigh(batch, policy)
-    batch.agent_id.fill_(OWN)
-    weighing = subject.weigh(batch, policy)
-    assert bool((weighing.weight == 1).all())
-    assert (int(weighing.external), float(weighing.similarity)) == (0, 0.0)
-    assert not weighing.degenerate
-
-
 def test_a_row_that_is_not_finite_makes_its_agent_degenerate_in_that_batch_only():
     subject = weigher(scope="agent", memory=10.0)
     for batch, policy in batches(20):

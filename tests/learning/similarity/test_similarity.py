@@ -10,7 +10,7 @@ from learning.gaussians import MEASURED
 from learning.peer_rows import batch_of
 from torch import Tensor
 
-from dase_grpc.config.algorithms import DIVERGENCES, DpsConfig
+from dase_grpc.config.algorithms import DIVERGENCES, SCOPES, DpsConfig
 from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.similarity.measure import similarity_weights
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher
@@ -67,13 +67,23 @@ def test_the_two_terms_sum_to_rho_for_jeffreys_and_are_the_same_for_every_diverg
         torch.testing.assert_close(weighing.mean_term, jeffreys.mean_term, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("kind", DIVERGENCES)
-def test_a_batch_without_external_rows_has_nothing_to_weigh_and_is_not_degenerate(kind):
+NOTHING = [
+    *({"divergence": kind} for kind in DIVERGENCES),
+    *({"scope": scope} for scope in SCOPES),
+    *({"scope": scope, "memory": 10.0} for scope in ("pooled", "agent")),
+]
+
+
+@pytest.mark.parametrize("options", NOTHING, ids=str)
+def test_a_batch_without_external_rows_has_nothing_to_weigh_and_is_not_degenerate(options):
+    subject = SimilarityWeigher(DpsConfig(**options), own_id=0, agents=2)
+    subject.weigh(*drawn([0, 1] * 20))
     batch, policy = drawn([0] * 20)
-    weighing = weigher(divergence=kind).weigh(batch, policy)
+    weighing = subject.weigh(batch, policy)
     assert weighing.weight.tolist() == [1.0] * 20
-    assert int(weighing.external) == 0
-    assert float(weighing.similarity) == 0
+    assert (int(weighing.external), float(weighing.similarity)) == (0, 0.0)
+    if "divergence" not in options and "memory" not in options:
+        assert float(weighing.rho) == float(weighing.mean_term) == math.inf
     assert not weighing.degenerate
     assert_no_nan(weighing)
 
@@ -131,15 +141,6 @@ def test_with_two_agents_the_one_source_is_the_pool(kind):
     weighing, found = subject.weigh(batch, policy), subject.by_source(batch, policy)
     for name in ("similarity", "rho", "covariance_term", "mean_term"):
         torch.testing.assert_close(getattr(found, name)[1], getattr(weighing, name), rtol=1e-12, atol=0)
-
-
-def test_sources_that_act_alike_and_otherwise_are_told_apart():
-    ids = np.array([0, 1, 2] * 60)
-    batch, policy = drawn(ids, noise=math.sqrt(0.1))
-    turned = torch.as_tensor(ids == 2)
-    batch.action[turned] = -batch.action[turned]
-    found = weigher(agents=3).by_source(batch, policy)
-    assert float(found.similarity[2]) < float(found.similarity[1]) / 10
 
 
 @pytest.mark.parametrize("kind", DIVERGENCES)
