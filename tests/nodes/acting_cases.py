@@ -1,13 +1,14 @@
 """Actors that cost next to nothing, and a learner for them that only holds the lease and publishes."""
 
 import asyncio
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from nodes.learning_cases import QUICK, tiny_config
+from nodes.running import in_this_loop
 from replay.wire.services import Service, promptly
 
 from dase_grpc.learning.agents.policy import policy_tensors
@@ -45,6 +46,12 @@ class FakeLearner:
         schema = point_goal()
         return cls(service, await service.join(agent_id, schema=schema), schema)
 
+    @classmethod
+    async def publishing(cls, service: Service, version: int, **settings: Any) -> "FakeLearner":
+        learner = await cls.join(service)
+        await learner.publish(version, **settings)
+        return learner
+
     @property
     def target(self) -> StreamTarget:
         return StreamTarget(self.service.channel, str(self.service.address), self.member, self.schema)
@@ -77,16 +84,11 @@ def actor_options(address: Address, **changes: Any) -> ActorOptions:
     return ActorOptions(config=tiny_config(**settings), **options)
 
 
-@asynccontextmanager
-async def acting(options: ActorOptions):
-    """An actor in this event loop: its task and the event that stops it; it has ended with the block."""
-    stop = asyncio.Event()
-    task = asyncio.ensure_future(run_actor(options, stop))
-    try:
-        yield task, stop
-    finally:
-        stop.set()
-        await promptly(asyncio.gather(task, return_exceptions=True))
+acting = partial(in_this_loop, run_actor)
+
+
+async def act(options: ActorOptions) -> None:
+    await promptly(run_actor(options, asyncio.Event()))
 
 
 def rows_in(service: Service) -> Array:

@@ -3,10 +3,13 @@
 import asyncio
 import sys
 import threading
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nodes.running import in_this_loop
 from patience import PATIENCE_S
 from replay.wire.services import promptly
 
@@ -22,6 +25,7 @@ from dase_grpc.replay.wire.v1 import cluster_pb2
 from dase_grpc.runs import checkpoint
 
 FOREVER = 10_000_000
+ENDLESS = {"train__steps": FOREVER, "eval__every": 10_000}
 QUICK = Times(
     beat_s=0.02,
     wake_s=0.02,
@@ -56,16 +60,7 @@ def learner_options(address: Address, run_dir: Path, **changes: Any) -> LearnerO
     return LearnerOptions(config=tiny_config(**settings), run_dir=run_dir, **options)
 
 
-@asynccontextmanager
-async def learning(options: LearnerOptions):
-    """A learner in this event loop: its task and the event that stops it; it has ended with the block."""
-    stop = asyncio.Event()
-    task = asyncio.ensure_future(run_learner(options, stop))
-    try:
-        yield task, stop
-    finally:
-        stop.set()
-        await promptly(asyncio.gather(task, return_exceptions=True))
+learning = partial(in_this_loop, run_learner)
 
 
 async def status_of(address: Address) -> cluster_pb2.StatusResponse:
@@ -93,6 +88,18 @@ async def until_trained(
                 if (agent.agent_id, agent.epoch) == (agent_id, epoch) and progress.updates >= updates:
                     return progress
             await asyncio.sleep(0.01)
+
+
+async def train(options: LearnerOptions) -> None:
+    await promptly(run_learner(options, asyncio.Event()))
+
+
+@asynccontextmanager
+async def training(options: LearnerOptions, **until: Any) -> AsyncIterator[Any]:
+    """`learning` that has reported some updates."""
+    async with learning(options) as (task, stop):
+        await until_trained(options.replay.addresses[0], task=task, **until)
+        yield task, stop
 
 
 async def until_stored(address: Address, transitions: int) -> None:

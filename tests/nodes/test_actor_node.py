@@ -1,19 +1,18 @@
 """The actor node: explores for an agent that another node trains, and stores each transition once."""
 
 import asyncio
-import logging
 import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from nodes.acting_cases import FakeLearner, acting, actor_options, assert_unbroken, rows_in
-from nodes.learning_cases import QUICK, learner_options, learning, until_trained
+from nodes.acting_cases import FakeLearner, act, acting, actor_options, assert_unbroken, rows_in
+from nodes.learning_cases import QUICK, learner_options, training
+from nodes.running import ended
 from replay.wire.services import eventually, promptly, serving
 
 from dase_grpc.errors import ConfigError, UnreachableError, WaitedTooLongError
 from dase_grpc.launch.drill.cluster import proxied
-from dase_grpc.nodes.actor import run_actor
 from dase_grpc.progress import Progress
 
 
@@ -40,14 +39,12 @@ def seen(service):
 
 @pytest.mark.slow
 async def test_an_actor_explores_by_the_latest_policy_and_each_row_says_which_that_was(service):
-    learner = await FakeLearner.join(service)
-    await learner.publish(30)
+    learner = await FakeLearner.publishing(service, 30)
     async with acting(actor_options(service.address)) as (task, stop):
         await eventually(lambda: inserted(service) > 50)
         await learner.publish(77)
         await eventually(lambda: inserted(service) and 77 in rows_in(service).view(np.uint32)[:, -1])
-        stop.set()
-        await promptly(task)
+        await ended(task, stop)
     rows = rows_in(service)
     versions = rows.view(np.uint32)[:, -1].astype(int)
     assert set(versions) == {30, 77}
@@ -59,7 +56,6 @@ async def test_an_actor_explores_by_the_latest_policy_and_each_row_says_which_th
 
 
 async def test_it_waits_for_a_learner_and_for_a_policy_and_says_for_what(service, caplog):
-    caplog.set_level(logging.INFO, "dase")
     async with acting(actor_options(service.address)) as (task, stop):
         await eventually(lambda: bool(service.run.attendance.all(0.0)))
         assert seen(service).state == (
@@ -70,18 +66,17 @@ async def test_it_waits_for_a_learner_and_for_a_policy_and_says_for_what(service
         await eventually(lambda: "waiting for a policy of agent 0" in caplog.text)
         await learner.publish(0)
         await eventually(lambda: inserted(service) > 5)
-        stop.set()
-        await promptly(task)
+        await ended(task, stop)
     assert "waiting up to 600 s for a learner of agent 0" in caplog.text
 
 
 async def test_it_ends_with_a_sentence_where_no_learner_or_no_policy_comes_in_time(service):
     with pytest.raises(WaitedTooLongError, match="agent 0 has had no learner for 0 s"):
-        await promptly(run_actor(actor_options(service.address, replay_timeout_s=0), asyncio.Event()))
+        await act(actor_options(service.address, replay_timeout_s=0))
     await FakeLearner.join(service)
     options = actor_options(service.address, replay_timeout_s=0.2)
     with pytest.raises(WaitedTooLongError, match="the learner of agent 0 has published no policy"):
-        await promptly(run_actor(options, asyncio.Event()))
+        await act(options)
 
 
 @pytest.mark.slow
@@ -117,9 +112,7 @@ async def test_a_trained_policy_is_acted_by_even_if_the_buffer_came_back_empty(s
 async def test_when_the_learner_is_replaced_the_actor_goes_on_under_the_new_epoch_as_the_same_writer(
     service, caplog
 ):
-    caplog.set_level(logging.INFO, "dase")
-    learner = await FakeLearner.join(service)
-    await learner.publish(3)
+    learner = await FakeLearner.publishing(service, 3)
     async with acting(actor_options(service.address)) as (task, stop):
         await eventually(lambda: inserted(service) > 50)
         for epoch in (2, 3):
@@ -131,16 +124,14 @@ async def test_when_the_learner_is_replaced_the_actor_goes_on_under_the_new_epoc
             assert f"agent 0 has another learner (epoch {epoch})" in caplog.text
         (writer,) = {name for agent, name in service.run.store._committed if agent == 0}
         assert writer.startswith("actor-")
-        stop.set()
-        await promptly(task)
+        await ended(task, stop)
     assert service.run.store.committed(writer, agent_id=0) == inserted(service)
     assert_unbroken(rows_in(service), learner.schema)
 
 
 @pytest.mark.slow
 async def test_streams_that_break_again_and_again_lose_and_double_nothing(service):
-    learner = await FakeLearner.join(service)
-    await learner.publish(3)
+    learner = await FakeLearner.publishing(service, 3)
     async with proxied(service.address) as (proxy, address), acting(actor_options(address)) as (task, stop):
         for _ in range(5):
             before = inserted(service)
@@ -148,8 +139,7 @@ async def test_streams_that_break_again_and_again_lose_and_double_nothing(servic
             proxy.cut()
             await asyncio.sleep(0)
             proxy.heal()
-        stop.set()
-        await promptly(task)
+        await ended(task, stop)
     assert_unbroken(rows_in(service), learner.schema)
 
 
@@ -157,10 +147,8 @@ async def test_streams_that_break_again_and_again_lose_and_double_nothing(servic
 async def test_while_the_replay_is_away_it_explores_until_its_queue_is_full_then_waits_and_gives_up(
     service, caplog, monkeypatch
 ):
-    caplog.set_level(logging.INFO, "dase")
     monkeypatch.setattr("dase_grpc.replay.client.link.QUEUED_ROWS", 40)
-    learner = await FakeLearner.join(service)
-    await learner.publish(3)
+    await FakeLearner.publishing(service, 3)
     async with (
         proxied(service.address) as (proxy, address),
         acting(actor_options(address, replay_timeout_s=1.0)) as (task, _),
@@ -176,8 +164,7 @@ async def test_while_the_replay_is_away_it_explores_until_its_queue_is_full_then
 @pytest.mark.slow
 async def test_stopping_while_the_learner_is_gone_says_what_was_not_stored(service, monkeypatch):
     monkeypatch.setattr("dase_grpc.replay.client.link.QUEUED_ROWS", 10)
-    learner = await FakeLearner.join(service)
-    await learner.publish(3)
+    learner = await FakeLearner.publishing(service, 3)
     options = actor_options(service.address, timing=replace(QUICK, drain_s=0.3))
     async with acting(options) as (task, stop):
         await eventually(lambda: inserted(service) > 20)
@@ -191,10 +178,8 @@ async def test_stopping_while_the_learner_is_gone_says_what_was_not_stored(servi
 async def test_when_its_agent_has_finished_an_actor_drops_what_nobody_needs_and_ends_well(
     service, caplog, monkeypatch
 ):
-    caplog.set_level(logging.INFO, "dase")
     monkeypatch.setattr("dase_grpc.replay.client.link.QUEUED_ROWS", 10)
-    learner = await FakeLearner.join(service)
-    await learner.publish(3)
+    learner = await FakeLearner.publishing(service, 3)
     async with acting(actor_options(service.address)) as (task, stop):
         await eventually(lambda: inserted(service) > 20)
         await learner.finish()
@@ -207,8 +192,7 @@ async def test_when_its_agent_has_finished_an_actor_drops_what_nobody_needs_and_
 
 async def test_an_actor_that_is_stopping_waits_no_longer_once_its_agent_has_finished(service, monkeypatch):
     monkeypatch.setattr("dase_grpc.replay.client.link.QUEUED_ROWS", 10)
-    learner = await FakeLearner.join(service)
-    await learner.publish(3)
+    learner = await FakeLearner.publishing(service, 3)
     async with acting(actor_options(service.address)) as (task, stop):
         await eventually(lambda: inserted(service) > 20)
         await learner.leave()
@@ -220,32 +204,27 @@ async def test_an_actor_that_is_stopping_waits_no_longer_once_its_agent_has_fini
 
 
 async def test_an_actor_that_comes_when_its_agent_has_finished_ends_at_once(service, caplog):
-    caplog.set_level(logging.INFO, "dase")
     await (await FakeLearner.join(service)).finish()
-    await promptly(run_actor(actor_options(service.address), asyncio.Event()))
+    await act(actor_options(service.address))
     assert "agent 0 has finished, so this actor ends" in caplog.text
 
 
 async def test_an_actor_that_leaves_gives_its_place_among_the_writers_back(service):
-    learner = await FakeLearner.join(service)
-    await learner.publish(3)
+    await FakeLearner.publishing(service, 3)
     async with acting(actor_options(service.address)) as (task, stop):
         await eventually(lambda: inserted(service) > 5)
-        stop.set()
-        await promptly(task)
+        await ended(task, stop)
     store = service.run.store
     (writer,) = store._committed
     await eventually(lambda: store.watch.gone([writer], time.monotonic()) == [writer])
 
 
 async def test_several_environments_are_several_and_the_actor_says_so(service):
-    learner = await FakeLearner.join(service)
-    await learner.publish(9)
+    learner = await FakeLearner.publishing(service, 9)
     async with acting(actor_options(service.address, envs=3)) as (task, stop):
         await eventually(lambda: inserted(service) > 100 and seen(service).env_steps_per_second > 0)
         attendance = seen(service)
-        stop.set()
-        await promptly(task)
+        await ended(task, stop)
     assert (attendance.envs, attendance.policy_version, attendance.state) == (3, 9, "exploring")
     rows = rows_in(service)
     for index in range(3):
@@ -253,8 +232,7 @@ async def test_several_environments_are_several_and_the_actor_says_so(service):
 
 
 async def test_the_lag_is_counted_from_what_the_learner_has_done(service):
-    learner = await FakeLearner.join(service)
-    await learner.publish(100)
+    learner = await FakeLearner.publishing(service, 100)
     async with acting(actor_options(service.address)):
         await eventually(lambda: inserted(service) > 10)
         await service.client.heartbeat(learner.member, Progress(updates=130))
@@ -262,10 +240,9 @@ async def test_the_lag_is_counted_from_what_the_learner_has_done(service):
 
 
 async def test_a_policy_of_other_settings_ends_the_actor_with_a_sentence(service):
-    learner = await FakeLearner.join(service)
-    await learner.publish(1, agent__hidden=[16])
+    await FakeLearner.publishing(service, 1, agent__hidden=[16])
     with pytest.raises(ConfigError, match="start it with the settings of the learner"):
-        await promptly(run_actor(actor_options(service.address), asyncio.Event()))
+        await act(actor_options(service.address))
 
 
 async def test_normalised_observations_come_with_the_policy(service):
@@ -284,8 +261,6 @@ async def test_a_real_learner_and_an_actor_fill_one_buffer(service, tmp_path):
         eval__every=1_000,
         replay__capacity=100_000,
     )
-    async with learning(options) as (training, _):
-        await until_trained(service.address, task=training)
-        async with acting(actor_options(service.address)):
-            await eventually(lambda: len(service.run.store._committed) == 2)
-            await eventually(lambda: (seen(service).policy_version or 0) > 50)
+    async with training(options), acting(actor_options(service.address)):
+        await eventually(lambda: len(service.run.store._committed) == 2)
+        await eventually(lambda: (seen(service).policy_version or 0) > 50)

@@ -4,11 +4,10 @@ import asyncio
 
 import pytest
 from nodes.processes import process, replay_process
-from nodes.running import joined, replay_node
+from nodes.running import joined, replay_node, store_at
 from replay.wire.services import SCHEMA, eventually, rows_of, serials_of
 
 from dase_grpc.errors import ConfigError, DataDirectoryError, SequenceGapError, StaleLeaseError
-from dase_grpc.nodes.replay import boot_id
 from dase_grpc.nodes.replay_options import ReplayOptions
 from dase_grpc.progress import Progress
 from dase_grpc.replay.buffer.directory import DataDirectory
@@ -31,20 +30,11 @@ async def insert(target: StreamTarget, first: int, last: int) -> None:
 
 def stored(path) -> list[int]:
     """The rows of a directory that no replay holds, read offline."""
-    directory = DataDirectory.open(path)
-    try:
-        identity = directory.identity()
-        assert identity is not None
-        store = DurableStore.open(directory, identity, boot_id=boot_id())
-        rows = serials_of(store.ring.ordered())
-        store.abandon()
-    finally:
-        directory.close()
-    return rows
+    with store_at(path) as store:
+        return serials_of(store.ring.ordered())
 
 
 async def test_a_learner_goes_on_after_a_restart_with_its_lease_and_its_number(tmp_path, caplog):
-    caplog.set_level("INFO", "dase")
     data = {"data_dir": tmp_path / "data"}
     async with replay_node(**data) as replay, joined(replay.address) as target:
         assert "holds no buffer yet" in caplog.text
@@ -63,7 +53,6 @@ async def test_a_learner_goes_on_after_a_restart_with_its_lease_and_its_number(t
 
 
 async def test_settings_come_from_the_command_and_what_is_different_is_said(tmp_path, caplog):
-    caplog.set_level("INFO", "dase")
     async with replay_node(data_dir=tmp_path, seed=7):
         pass
     async with replay_node(data_dir=tmp_path, seed=7):
@@ -80,7 +69,7 @@ async def test_settings_come_from_the_command_and_what_is_different_is_said(tmp_
 async def test_an_old_epoch_stays_fenced_after_a_restart(tmp_path):
     data = {"data_dir": tmp_path / "data"}
     async with replay_node(**data) as replay, joined(replay.address) as target:
-        await ClusterClient(target.channel, target.address).leave(target.member, reason="done")
+        await target.cluster.leave(target.member, reason="done")
     async with replay_node(**data) as replay, joined(replay.address) as new:
         assert new.member.epoch == target.member.epoch + 1
         old = StreamTarget(new.channel, new.address, target.member, SCHEMA)
@@ -171,7 +160,7 @@ def test_by_the_command_line_a_killed_node_is_restored_and_a_wrong_start_ends_in
     async def write(address: str, first: int, last: int) -> None:
         async with joined(parse_address(address)) as target:
             await insert(target, first, last)
-            await ClusterClient(target.channel, target.address).leave(target.member, reason="done")
+            await target.cluster.leave(target.member, reason="done")
 
     with replay_process(data, "--run-id=one") as (node, address):
         asyncio.run(write(address, 1, 30))

@@ -1,19 +1,17 @@
 """The evaluator node: the learners' own protocol and files, each due policy once, and an end of its own."""
 
 import asyncio
-import logging
 import signal
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 import worlds
 from contracts.sentences import assert_one_sentence
-from nodes.learning_cases import FOREVER, QUICK, learner_options, learning, tiny_config, until_trained
+from nodes.learning_cases import FOREVER, QUICK, learner_options, tiny_config
 from nodes.processes import learner_arguments, process, replay_process
-from nodes.running import joined, replay_node
+from nodes.running import ended, in_this_loop, joined, replay_node
 from patience import PATIENCE_S
 from replay.wire.services import eventually, promptly
 
@@ -22,7 +20,6 @@ from dase_grpc.errors import (
     ConfigError,
     DrainingError,
     EnvironmentFailedError,
-    RunDirectoryError,
     RunMismatchError,
     SchemaMismatchError,
     UnreachableError,
@@ -59,16 +56,11 @@ def evaluator_options(address, run_dir, *, agents=(), **changes):
     return EvaluatorOptions(replay=place, config=config, agents=agents, run_dir=run_dir, **options)
 
 
-@asynccontextmanager
-async def evaluating(options):
-    """An evaluator in this event loop: its task and the event that stops it; it has ended with the block."""
-    stop = asyncio.Event()
-    task = asyncio.ensure_future(run_evaluator(options, stop))
-    try:
-        yield task, stop
-    finally:
-        stop.set()
-        await promptly(asyncio.gather(task, return_exceptions=True))
+evaluating = partial(in_this_loop, run_evaluator)
+
+
+async def evaluate(options):
+    await promptly(run_evaluator(options, asyncio.Event()))
 
 
 def rows_of(run_dir, agent_id=0):
@@ -184,8 +176,7 @@ async def test_an_evaluator_started_again_goes_on_without_repeating_a_step(servi
             await learner.publish(40)
             await eventually(lambda: steps_of(tmp_path / "run") == [40])
             await service.round_trips()
-            stop.set()
-            await promptly(task)
+            await ended(task, stop)
     assert steps_of(tmp_path / "run") == [40]
     async with evaluating(options) as (task, _):
         await learner.publish(80)
@@ -195,7 +186,6 @@ async def test_an_evaluator_started_again_goes_on_without_repeating_a_step(servi
 
 
 async def test_what_it_is_too_slow_for_is_skipped_and_counted(service, tmp_path, monkeypatch, caplog):
-    caplog.set_level(logging.INFO, "dase")
     gate = asyncio.Event()
     loop = asyncio.get_running_loop()
     evaluate = Evaluator.evaluate
@@ -241,7 +231,7 @@ async def test_status_shows_what_it_does(service, tmp_path):
 async def test_without_a_learner_it_ends_in_time_with_one_sentence(service, tmp_path):
     options = evaluator_options(service.address, tmp_path / "run", replay_timeout_s=0.2)
     with pytest.raises(WaitedTooLongError) as refusal:
-        await promptly(run_evaluator(options, asyncio.Event()))
+        await evaluate(options)
     assert_one_sentence(refusal.value, "no learner has joined run the-run for 0.2 s", "--replay-timeout")
     assert service.events[-1].endswith("evaluator, left")
 
@@ -271,8 +261,7 @@ async def test_an_evaluation_in_hand_is_dropped_when_it_is_told_to_stop(service,
     async with evaluating(options) as (task, stop):
         await learner.publish(0)
         await promptly(began.wait())
-        stop.set()
-        await promptly(task)
+        await ended(task, stop)
     assert steps_of(tmp_path / "run") == []
 
 
@@ -313,7 +302,7 @@ async def test_what_does_not_fit_the_run_is_refused(service, tmp_path, changes, 
     await Published.joined(service)
     options = evaluator_options(service.address, tmp_path / "run", **changes)
     with pytest.raises(error, match=sentence):
-        await promptly(run_evaluator(options, asyncio.Event()))
+        await evaluate(options)
     assert not (tmp_path / "run").exists()
 
 
@@ -330,7 +319,6 @@ async def test_policies_of_other_settings_are_refused(service, tmp_path):
 @pytest.mark.slow
 async def test_a_replay_that_stays_away_ends_it_with_one_sentence(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("dase_grpc.replay.client.policies.UNARY_TIMEOUT_S", 0.2)
-    caplog.set_level(logging.INFO, "dase")
     async with replay_node() as replay, joined(replay.address, schema=point_goal()):
         options = evaluator_options(replay.address, tmp_path / "run", replay_timeout_s=0.3)
         async with evaluating(options) as (task, _):
@@ -356,72 +344,12 @@ async def test_streams_that_broke_and_were_answered_again_are_counted(service, t
         await eventually(lambda: kept[0].get_sample_value("dase_evaluator_reconnects_total", labels) == 1)
 
 
-# Who may write evaluations.csv
-async def test_a_run_of_learners_that_evaluate_themselves_is_refused_and_another_folder_is_not(
-    service, tmp_path
-):
-    run_dir = tmp_path / "run"
-    options = learner_options(service.address, run_dir, train__steps=FOREVER)
-    async with learning(options) as (task, _):
-        await until_trained(service.address, task=task)
-        mine = {"eval__by": "learner", "eval__episodes": 1, "train__steps": FOREVER}
-        with pytest.raises(RunDirectoryError) as refusal:
-            await promptly(
-                run_evaluator(evaluator_options(service.address, run_dir, **mine), asyncio.Event())
-            )
-        assert_one_sentence(refusal.value, "evaluate themselves", "eval.by=evaluator", "--run-dir")
-        own = evaluator_options(service.address, tmp_path / "own", **mine)
-        async with evaluating(own):
-            await eventually(lambda: len(steps_of(tmp_path / "own")) > 1)
-    assert RunDirectory.open(tmp_path / "own").run["mode"] == "evaluator"
-
-
-async def test_a_second_evaluator_of_the_same_folder_is_refused(service, tmp_path):
-    learner = await Published.joined(service)
-    options = evaluator_options(service.address, tmp_path / "run")
-    async with evaluating(options):
-        await learner.publish(0)
-        await eventually(lambda: steps_of(tmp_path / "run") == [0])
-        with pytest.raises(RunDirectoryError, match="another process is still writing"):
-            await promptly(run_evaluator(options, asyncio.Event()))
-
-
-async def test_a_learner_that_evaluates_itself_is_refused_in_an_evaluators_folder(service, tmp_path):
-    learner = await Published.joined(service, 1)
-    mine = {"eval__by": "learner", "train__agents": 2}
-    options = evaluator_options(service.address, tmp_path / "run", agents=(1,), **mine)
-    async with evaluating(options):
-        await learner.publish(0)
-        await eventually(lambda: steps_of(tmp_path / "run", 1) == [0])
-    theirs = learner_options(
-        service.address, tmp_path / "run", agent_id=0, resume=True, train__agents=2, eval__episodes=2
-    )
-    with pytest.raises(RunDirectoryError, match="evaluations of an evaluator node"):
-        await promptly(run_learner(theirs, asyncio.Event()))
-
-
-async def test_a_learner_that_is_resumed_leaves_the_evaluators_rows_alone(service, tmp_path):
-    run_dir, before = tmp_path / "run", []
-    for steps in (80, 160):
-        settings = {**BY_EVALUATOR, "train__steps": steps, "train__checkpoint_every": 30}
-        async with evaluating(evaluator_options(service.address, run_dir, **settings)) as (task, _):
-            learner = learner_options(service.address, run_dir, agent_id=0, resume=bool(before), **settings)
-            await promptly(run_learner(learner, asyncio.Event()))
-            await promptly(task)
-        assert steps_of(run_dir)[: len(before)] == before
-        before = steps_of(run_dir)
-        assert before[-1] == steps
-    with pytest.raises(RunDirectoryError, match="already holds results of agent 0"):
-        await promptly(run_learner(replace(learner, resume=False), asyncio.Event()))
-
-
 async def test_a_replay_that_does_not_come_is_said(tmp_path):
     options = evaluator_options(Address("127.0.0.1", 1), tmp_path / "run", connect_timeout_s=0.2)
     with pytest.raises(UnreachableError, match="does not answer"):
-        await promptly(run_evaluator(options, asyncio.Event()))
+        await evaluate(options)
 
 
-# Processes
 def arguments_of(role, address, run_dir):
     settings = {"train__steps": 80, "eval__every": 40, "eval__by": "evaluator", "eval__episodes": 2}
     _, *others = learner_arguments(address, run_dir, **settings)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from contracts.sentences import assert_one_sentence
-from nodes.learning_cases import FOREVER, QUICK, learner_options, learning
+from nodes.learning_cases import FOREVER, QUICK, learner_options, learning, train
 from replay.wire.services import eventually, promptly
 
 from dase_grpc.errors import ConfigError, UnreachableError
@@ -81,7 +81,7 @@ async def test_learners_of_a_pair_that_are_set_up_differently_are_told_so(servic
 async def test_a_lone_learner_of_a_pair_trains_on_without_its_peer(service, tmp_path):
     run_dir = tmp_path / "run"
     options = learner_options(service.address, run_dir, agent_id=1, **PAIR)
-    await promptly(run_learner(options, asyncio.Event()))
+    await train(options)
     read = records_of(run_dir, 1)
     assert read[-1]["updates"] == 61
     assert sum(each["undistilled_updates"] for each in read) == 61
@@ -97,7 +97,7 @@ async def test_a_replay_that_takes_no_policy_at_the_end_is_said(service, tmp_pat
     timing = replace(QUICK, drain_s=0.5)
     options = learner_options(service.address, tmp_path / "run", agent_id=0, timing=timing, **PAIR)
     with pytest.raises(UnreachableError, match=r"not taken the last policy within 0\.5 s"):
-        await promptly(run_learner(options, asyncio.Event()))
+        await train(options)
 
 
 @pytest.mark.slow

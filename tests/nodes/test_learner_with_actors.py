@@ -1,17 +1,20 @@
 """A learner whose agent's actors explore: the same updates for the same steps, and nothing lost."""
 
-import asyncio
-import logging
-
 import pytest
-from nodes.acting_cases import acting, actor_options
-from nodes.learning_cases import learner_options, learning, status_of, tiny_config, until_trained
-from nodes.running import replay_node
-from replay.wire.services import eventually, promptly, serving
+from nodes.acting_cases import act, acting, actor_options
+from nodes.learning_cases import (
+    learner_options,
+    learning,
+    status_of,
+    tiny_config,
+    train,
+    training,
+    until_trained,
+)
+from nodes.running import ended, replay_node
+from replay.wire.services import eventually, serving
 
 from dase_grpc.errors import ConfigError, WaitedTooLongError
-from dase_grpc.nodes.actor import run_actor
-from dase_grpc.nodes.learner import run_learner
 from dase_grpc.replay.client.admission import require_one_piece
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
 from dase_grpc.runs.logs import read_evaluations
@@ -48,7 +51,7 @@ async def test_a_run_ends_with_the_updates_of_its_steps_and_evaluates_at_the_sam
         acting(actor_options(service.address, **PACED)),
         acting(actor_options(service.address, **PACED)),
     ):
-        await promptly(run_learner(options, asyncio.Event()))
+        await train(options)
         assert 200 <= collected(service) <= 200 + 30 + 2
         writers = {name.partition("-")[0] for agent, name in service.run.store._committed}
         assert writers == {"actor"}
@@ -62,10 +65,9 @@ async def test_a_run_ends_with_the_updates_of_its_steps_and_evaluates_at_the_sam
 
 @pytest.mark.slow
 async def test_without_actors_it_says_so_and_ends_in_time(service, tmp_path, caplog):
-    caplog.set_level(logging.INFO, "dase")
     options = learner_options(service.address, tmp_path / "run", replay_timeout_s=1.0, **PACED)
     with pytest.raises(WaitedTooLongError, match="the actors of agent 0 have collected nothing for 1 s"):
-        await promptly(run_learner(options, asyncio.Event()))
+        await train(options)
     assert "waiting for an actor of agent 0: start one with `dase node --role actor --agent 0`" in caplog.text
 
 
@@ -74,18 +76,14 @@ async def test_actors_wait_while_the_learner_is_gone_and_go_on_when_it_resumes(s
     run = tmp_path / "run"
     settings = {**PACED, "train__steps": 100_000, "eval__every": 1_000}
     async with acting(actor_options(service.address, **PACED)):
-        async with learning(learner_options(service.address, run, **settings)) as (task, stop):
-            await until_trained(service.address, updates=50, task=task)
-            stop.set()
-            await promptly(task)
+        async with training(learner_options(service.address, run, **settings), updates=50) as (task, stop):
+            await ended(task, stop)
         step, used = counted(run)
         assert used == step - 19
         await eventually(lambda: service.run.leases.held(0) is None)
         again = learner_options(service.address, run, resume=True, **settings)
-        async with learning(again) as (task, stop):
-            await until_trained(service.address, epoch=2, updates=used + 50, task=task)
-            stop.set()
-            await promptly(task)
+        async with training(again, epoch=2, updates=used + 50) as (task, stop):
+            await ended(task, stop)
     step, used = counted(run)
     assert used == step - 19
     assert step <= collected(service) <= step + 30
@@ -96,22 +94,19 @@ async def test_resumed_into_another_buffer_it_collects_anew_before_its_next_upda
     run, settings = tmp_path / "run", {**PACED, "eval__every": 1_000}
     async with acting(actor_options(service.address, **PACED)):
         options = learner_options(service.address, run, train__steps=100_000, **settings)
-        async with learning(options) as (task, stop):
-            await until_trained(service.address, updates=50, task=task)
-            stop.set()
-            await promptly(task)
+        async with training(options, updates=50) as (task, stop):
+            await ended(task, stop)
     begun, _ = counted(run)
     async with serving(capacity=10_000) as another:
         options = learner_options(another.address, run, resume=True, train__steps=begun + 200, **settings)
         async with acting(actor_options(another.address, **PACED)):
-            await promptly(run_learner(options, asyncio.Event()))
+            await train(options)
         assert 200 <= collected(another) <= 200 + 30 + 2
     assert counted(run) == (begun + 200, 181)  # of its own steps in this buffer
 
 
 @pytest.mark.slow
 async def test_when_the_replay_comes_back_without_its_buffer_both_go_on_at_their_pace(tmp_path, caplog):
-    caplog.set_level(logging.INFO, "dase")
     settings = {**PACED, "train__steps": 100_000, "eval__every": 1_000}
     run = tmp_path / "run"
     async with replay_node() as first:
@@ -125,8 +120,7 @@ async def test_when_the_replay_comes_back_without_its_buffer_both_go_on_at_their
             async with replay_node(listen=address):
                 await until_trained(address, updates=progress.updates + 50, task=task)
                 buffer = (await status_of(address)).buffer
-                stop.set()
-                await promptly(task)
+                await ended(task, stop)
     assert "came back without its data" in caplog.text
     step, used = counted(run)
     assert used <= step - 2 * 19
@@ -137,19 +131,17 @@ async def test_when_the_replay_comes_back_without_its_buffer_both_go_on_at_their
 async def test_an_actor_whose_learner_makes_no_updates_says_what_it_waits_for_and_ends_in_time(
     service, tmp_path, caplog
 ):
-    caplog.set_level(logging.INFO, "dase")
     settings = {**PACED, "train__steps": 100_000, "eval__every": 1_000}
     async with learning(learner_options(service.address, tmp_path / "run", **settings)) as (task, stop):
         await eventually(lambda: bool(service.run.limiters))
         async with acting(actor_options(service.address, **PACED)):
             await until_trained(service.address, updates=20, task=task)
-        stop.set()
-        await promptly(task)
+        await ended(task, stop)
     lease = await service.join(0, schema=service.run.store.schema)  # it holds the agent, and updates nothing
     assert lease.epoch == 2
     options = actor_options(service.address, replay_timeout_s=1.0, **PACED)
     with pytest.raises(WaitedTooLongError, match="waiting for updates of agent 0"):
-        await promptly(run_actor(options, asyncio.Event()))
+        await act(options)
 
 
 def test_a_replay_of_several_shards_is_refused():

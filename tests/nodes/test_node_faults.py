@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from contextlib import asynccontextmanager
 
 import pytest
 from nodes.learning_cases import checkpoint_step, status_of, until_trained
@@ -20,13 +21,20 @@ async def trained(address, **arguments):
     await until_trained(parse_address(address), **arguments)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
-async def test_a_signal_ends_a_learner_and_then_the_replay_with_exit_code_0(number, tmp_path):
+@asynccontextmanager
+async def trained_nodes(tmp_path, *more):
+    """A replay, its address, and a learner that has trained a little."""
     with (
         replay_process() as (replay, address),
-        process(*learner_arguments(address, tmp_path / "run")) as learner,
+        process(*learner_arguments(address, tmp_path / "run"), *more) as learner,
     ):
         await trained(address)
+        yield replay, address, learner
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
+async def test_a_signal_ends_a_learner_and_then_the_replay_with_exit_code_0(number, tmp_path):
+    async with trained_nodes(tmp_path) as (replay, address, learner):
         learner.send(number)
         assert learner.exit_code() == 0, learner.log
         step = checkpoint_step(tmp_path / "run")
@@ -42,11 +50,7 @@ async def test_a_signal_ends_a_learner_and_then_the_replay_with_exit_code_0(numb
 async def test_a_replay_that_is_stopped_ends_learners_without_patience_with_exit_code_1_and_a_checkpoint(
     tmp_path,
 ):
-    with (
-        replay_process() as (replay, address),
-        process(*learner_arguments(address, tmp_path / "run"), "--replay-timeout=0") as learner,
-    ):
-        await trained(address)
+    async with trained_nodes(tmp_path, "--replay-timeout=0") as (replay, _, learner):
         replay.send(signal.SIGTERM)
         assert replay.exit_code() == 0
         assert "agent 0 was still training and has been told" in replay.log
@@ -57,28 +61,12 @@ async def test_a_replay_that_is_stopped_ends_learners_without_patience_with_exit
         assert checkpoint_step(tmp_path / "run") > 0
 
 
-async def test_a_replay_that_is_killed_ends_learners_without_patience_with_exit_code_1_and_a_checkpoint(
-    tmp_path,
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+async def test_a_replay_that_is_gone_ends_learners_without_patience_with_exit_code_1_and_a_checkpoint(
+    tmp_path, how
 ):
-    with (
-        replay_process() as (replay, address),
-        process(*learner_arguments(address, tmp_path / "run"), "--replay-timeout=0") as learner,
-    ):
-        await trained(address)
-        replay.send(signal.SIGKILL)
-        assert learner.exit_code() == 1
-        assert f"error: the replay service at {address} does not answer" in learner.log
-        assert "Traceback" not in learner.log
-        assert checkpoint_step(tmp_path / "run") > 0
-
-
-async def test_a_replay_that_is_frozen_ends_learners_without_patience_with_a_checkpoint(tmp_path):
-    with (
-        replay_process() as (replay, address),
-        process(*learner_arguments(address, tmp_path / "run"), "--replay-timeout=0") as learner,
-    ):
-        await trained(address)
-        replay.send(signal.SIGSTOP)
+    async with trained_nodes(tmp_path, "--replay-timeout=0") as (replay, address, learner):
+        replay.send(how)
         assert learner.exit_code() == 1
         assert f"error: the replay service at {address} does not answer" in learner.log
         assert "Traceback" not in learner.log
@@ -87,11 +75,7 @@ async def test_a_replay_that_is_frozen_ends_learners_without_patience_with_a_che
 
 @pytest.mark.long
 async def test_a_learner_whose_replay_is_frozen_can_still_be_stopped(tmp_path):
-    with (
-        replay_process() as (replay, address),
-        process(*learner_arguments(address, tmp_path / "run")) as learner,
-    ):
-        await trained(address)
+    async with trained_nodes(tmp_path) as (replay, _, learner):
         replay.send(signal.SIGSTOP)
         learner.send(signal.SIGTERM)
         assert learner.exit_code() == 1

@@ -24,6 +24,10 @@ def packed(value):
     return to_bytes(tensors(value))
 
 
+async def exchange_of(service, agent_id=0, *, follow=()):
+    return tensor_exchange(LearnerConnection(await service.target(agent_id)), follow=follow)
+
+
 @asynccontextmanager
 async def running(exchange):
     """Runs the exchange; it ends with the block."""
@@ -34,7 +38,7 @@ async def running(exchange):
 
 
 async def test_policies_of_a_thread_arrive_and_flush_waits_for_the_last(service):
-    exchange = tensor_exchange(LearnerConnection(await service.target()), follow=[])
+    exchange = await exchange_of(service)
     async with running(exchange):
         await promptly(exchange.flush())
         for version in (1, 2, 5):
@@ -46,7 +50,7 @@ async def test_policies_of_a_thread_arrive_and_flush_waits_for_the_last(service)
 
 
 async def test_what_is_published_before_the_exchange_runs_goes_out_too_but_only_the_latest(service):
-    exchange = tensor_exchange(LearnerConnection(await service.target()), follow=[])
+    exchange = await exchange_of(service)
     for version in range(1_000):
         exchange.publish(version, tensors(version))
     calls = []
@@ -64,7 +68,7 @@ async def test_what_is_published_before_the_exchange_runs_goes_out_too_but_only_
 
 
 async def test_the_same_policy_goes_out_again_once_the_agent_has_had_more_steps(service):
-    exchange, sent = tensor_exchange(LearnerConnection(await service.target()), follow=[]), []
+    exchange, sent = await exchange_of(service), []
     async with running(exchange):
         for step in (0, 0, 1_000, 1_000):
             exchange.steps = lambda step=step: step
@@ -75,11 +79,7 @@ async def test_the_same_policy_goes_out_again_once_the_agent_has_had_more_steps(
 
 
 async def test_policies_published_while_one_is_sent_wait_as_one(service):
-    exchange, calls, go_on = (
-        tensor_exchange(LearnerConnection(await service.target()), follow=[]),
-        [],
-        asyncio.Event(),
-    )
+    exchange, calls, go_on = await exchange_of(service), [], asyncio.Event()
 
     async def slow(target, policy):
         calls.append(policy.version)
@@ -100,7 +100,7 @@ async def test_policies_published_while_one_is_sent_wait_as_one(service):
 
 
 async def test_a_flush_that_waits_for_the_last_is_not_woken_for_good_by_one_before(service):
-    exchange, calls = tensor_exchange(LearnerConnection(await service.target()), follow=[]), []
+    exchange, calls = await exchange_of(service), []
     gates = [asyncio.Event(), asyncio.Event()]
 
     async def gated(target, policy):
@@ -121,10 +121,10 @@ async def test_a_flush_that_waits_for_the_last_is_not_woken_for_good_by_one_befo
 
 
 async def test_peers_that_join_later_are_followed(service):
-    exchange = tensor_exchange(LearnerConnection(await service.target(0)), follow=[1, 5])
+    exchange = await exchange_of(service, follow=[1, 5])
     async with running(exchange):
         for agent_id in (5, 1):
-            other = tensor_exchange(LearnerConnection(await service.target(agent_id)), follow=[])
+            other = await exchange_of(service, agent_id)
             async with running(other):
                 other.publish(3, tensors(agent_id))
                 await eventually(lambda agent_id=agent_id: exchange.latest(agent_id) is not None)
@@ -132,14 +132,14 @@ async def test_peers_that_join_later_are_followed(service):
 
 
 async def test_an_agent_that_is_not_followed_is_a_mistake(service):
-    exchange = tensor_exchange(LearnerConnection(await service.target(0)), follow=[2, 1])
+    exchange = await exchange_of(service, follow=[2, 1])
     with pytest.raises(KeyError, match=r"agent 0 is not among those followed: \[1, 2\]"):
         exchange.latest(0)
 
 
 async def test_who_follows_nobody_opens_no_subscription(service):
     await PolicyPublisher(await service.target(1)).publish(1, b"of nobody's interest")
-    exchange = tensor_exchange(LearnerConnection(await service.target(0)), follow=[])
+    exchange = await exchange_of(service)
     async with running(exchange):
         exchange.publish(1, tensors(1))
         await promptly(exchange.flush())
@@ -147,7 +147,7 @@ async def test_who_follows_nobody_opens_no_subscription(service):
 
 
 async def test_a_peer_that_starts_again_is_seen_with_its_lower_version(service):
-    exchange = tensor_exchange(LearnerConnection(await service.target(0)), follow=[1])
+    exchange = await exchange_of(service, follow=[1])
     async with running(exchange):
         first = await service.target(1)
         await PolicyPublisher(first).publish(500, packed(1.0))
@@ -159,7 +159,7 @@ async def test_a_peer_that_starts_again_is_seen_with_its_lower_version(service):
 
 
 async def test_a_policy_that_is_none_is_an_error_in_one_sentence_for_who_looks_at_it(service):
-    exchange = tensor_exchange(LearnerConnection(await service.target(0)), follow=[1])
+    exchange = await exchange_of(service, follow=[1])
     publisher = PolicyPublisher(await service.target(1))
     async with running(exchange):
         await publisher.publish(3, b"no tensors")

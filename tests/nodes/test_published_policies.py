@@ -1,18 +1,17 @@
 """A learner shows its policy to whoever follows it, from its start to its last step, and to nobody else."""
 
-import asyncio
 from itertools import pairwise
 
 import pytest
 import torch
-from nodes.learning_cases import FOREVER, learner_options, learning, tiny_config, until_trained
+from nodes.learning_cases import FOREVER, learner_options, tiny_config, train, training
+from nodes.running import ended
 from replay.wire.policy_streams import subscriber_of
 from replay.wire.services import promptly
 
 from dase_grpc.learning.agents.registry import load_policy
 from dase_grpc.learning.envs.make import make_env, schema_of
 from dase_grpc.learning.training.parts import from_bytes
-from dase_grpc.nodes.learner import run_learner
 from dase_grpc.runs.checkpoint import latest, load_checkpoint
 
 
@@ -21,7 +20,7 @@ def follower_of(service, *agent_ids):
 
 
 async def test_a_learner_that_nobody_follows_publishes_nothing(service, tmp_path):
-    await promptly(run_learner(learner_options(service.address, tmp_path / "run"), asyncio.Event()))
+    await train(learner_options(service.address, tmp_path / "run"))
     assert service.run.policies.versions == {}
 
 
@@ -29,13 +28,11 @@ async def test_a_follower_gets_policies_from_now_to_the_last_with_the_step_of_ea
     options = learner_options(
         service.address, tmp_path / "run", train__steps=FOREVER, policy__publish_every=30, eval__every=1_000
     )
-    async with learning(options) as (task, stop):
-        await until_trained(service.address, task=task)
+    async with training(options) as (task, stop):
         assert service.run.policies.versions == {}
         follower = await follower_of(service).open()
         policies = [await promptly(follower.next()) for _ in range(3)]
-        stop.set()
-        await promptly(task)
+        await ended(task, stop)
         follower.cancel()
     steps = [policy.step for policy in policies]
     assert steps == sorted(set(steps))
@@ -52,7 +49,7 @@ async def test_the_last_policy_is_published_before_the_learner_leaves(service, t
     await service.join(1, schema=schema_of(env, "worlds:PointGoal"))
     env.close()
     follower = await follower_of(service, 0).open()
-    await promptly(run_learner(options, asyncio.Event()))
+    await train(options)
     follower.cancel()
     published = service.run.policies.latest(0)
     assert (published.step, published.version) == (600, 581)

@@ -1,7 +1,6 @@
 """A learner whose replay goes and comes back: it explores on, then trains on, and each row is stored once."""
 
 import asyncio
-import logging
 import re
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,17 +14,15 @@ from nodes.learning_cases import (
     learner_options,
     learning,
     status_of,
+    train,
+    training,
     until_stored,
     until_trained,
 )
-from nodes.running import joined, replay_node
+from nodes.running import ended, joined, replay_node, store_at
 from replay.wire.services import SCHEMA, eventually, promptly, rows_of, serials_of
 
 from dase_grpc.errors import UnreachableError
-from dase_grpc.nodes.learner import run_learner
-from dase_grpc.nodes.replay import boot_id
-from dase_grpc.replay.buffer.directory import DataDirectory
-from dase_grpc.replay.buffer.durable import DurableStore
 from dase_grpc.replay.client.connection import Shards, Stream
 from dase_grpc.replay.client.link import ReplayLink
 from dase_grpc.replay.client.membership import LearnerConnection
@@ -35,16 +32,8 @@ ON = {"train__steps": FOREVER, "eval__every": 100_000, "replay__capacity": 10_00
 
 def rows_on_disk(path):
     """The rows of a directory that no replay holds, oldest first, their schema, and what was committed."""
-    directory = DataDirectory.open(path)
-    try:
-        identity = directory.identity()
-        store = DurableStore.open(directory, identity, boot_id=boot_id())
-        rows = store.ring.ordered().copy()
-        committed = store.committed("learner-0", agent_id=0)
-        store.abandon()
-    finally:
-        directory.close()
-    return rows, identity.schema, committed
+    with store_at(path) as store:
+        return store.ring.ordered().copy(), store.schema, store.committed("learner-0", agent_id=0)
 
 
 def assert_one_unbroken_story(rows, schema):
@@ -59,7 +48,6 @@ def assert_one_unbroken_story(rows, schema):
 async def test_a_learner_trains_on_when_a_durable_replay_is_back_and_no_row_is_lost_or_doubled(
     tmp_path, caplog
 ):
-    caplog.set_level(logging.INFO, "dase")
     data, run = {"data_dir": tmp_path / "data", "min_size": 20}, tmp_path / "run"
     async with replay_node(**data) as first:
         address = first.address
@@ -74,8 +62,7 @@ async def test_a_learner_trains_on_when_a_durable_replay_is_back_and_no_row_is_l
                     caplog.clear()
             async with replay_node(**data, listen=address):
                 await until_trained(address, updates=progress.updates + 30, task=task)
-                stop.set()
-                await promptly(task)
+                await ended(task, stop)
                 agent = (await status_of(address)).agents[0]
     assert (agent.lease, agent.epoch) == ("left", 1)
     steps = checkpoint_step(run)
@@ -87,7 +74,6 @@ async def test_a_learner_trains_on_when_a_durable_replay_is_back_and_no_row_is_l
 async def test_a_learner_explores_on_while_its_replay_is_away_until_its_queue_is_full_and_says_so(
     tmp_path, caplog, monkeypatch
 ):
-    caplog.set_level(logging.INFO, "dase")
     monkeypatch.setattr("dase_grpc.replay.client.link.QUEUED_ROWS", 60)
     hasty = replace(QUICK, gather_s=0.001)  # so hardly any row waits when it goes away
     data, run = {"data_dir": tmp_path / "data", "min_size": 20}, tmp_path / "run"
@@ -102,8 +88,7 @@ async def test_a_learner_explores_on_while_its_replay_is_away_until_its_queue_is
             async with replay_node(**data, listen=address):
                 after = await until_trained(address, updates=before.updates + 100, task=task)
                 await eventually(lambda: "going on, after a wait of" in caplog.text)
-                stop.set()
-                await promptly(task)
+                await ended(task, stop)
     # explored without updating, for as long as there was room beside the few rows that waited already
     assert after.step - after.updates >= before.step - before.updates + 30
     rows, schema, committed = rows_on_disk(tmp_path / "data")
@@ -112,7 +97,6 @@ async def test_a_learner_explores_on_while_its_replay_is_away_until_its_queue_is
 
 
 async def test_a_replay_that_came_back_empty_is_said_refilled_and_trained_from(tmp_path, caplog):
-    caplog.set_level(logging.INFO, "dase")
     async with replay_node(min_size=20) as replay:
         address = replay.address
         async with learning(learner_options(address, tmp_path / "run", **ON)) as (task, stop):
@@ -121,8 +105,7 @@ async def test_a_replay_that_came_back_empty_is_said_refilled_and_trained_from(t
             async with replay_node(min_size=20, listen=address):
                 after = await until_trained(address, updates=before.updates + 50, task=task)
                 status = await status_of(address)
-                stop.set()
-                await promptly(task)
+                await ended(task, stop)
     assert "came back without its data" in caplog.text
     assert status.agents[0].epoch == 1
     assert status.buffer.inserted_total > 20  # how far training went on is told with a delay
@@ -135,12 +118,10 @@ async def test_a_learner_whose_replay_came_back_empty_explores_until_it_has_stor
     tmp_path, caplog
 ):
     """Though a replay that serves from the first transition on would let it train on a handful of them."""
-    caplog.set_level(logging.INFO, "dase")
     settings = {**ON, "agent__start_steps": 100, "replay__min_size": 1}
     async with replay_node() as replay:
         address = replay.address
-        async with learning(learner_options(address, tmp_path / "run", **settings)) as (task, _):
-            await until_trained(address, task=task)
+        async with training(learner_options(address, tmp_path / "run", **settings)) as (task, _):
             await replay.end()
             async with replay_node(listen=address):
                 rejoined = await until_trained(address, task=task)
@@ -168,11 +149,9 @@ async def test_a_replay_that_came_back_empty_while_all_wait_for_each_other_fills
 
 @pytest.mark.slow
 async def test_a_replay_that_stays_away_is_given_up_with_a_checkpoint(tmp_path, caplog):
-    caplog.set_level(logging.INFO, "dase")
     async with replay_node(min_size=20) as replay:
         options = learner_options(replay.address, tmp_path / "run", replay_timeout_s=0.5, **ON)
-        async with learning(options) as (task, _):
-            await until_trained(replay.address, task=task)
+        async with training(options) as (task, _):
             await replay.end()
             with pytest.raises(UnreachableError, match=r"gave up after|does not answer"):
                 await promptly(task)
@@ -202,8 +181,7 @@ async def test_a_learner_that_finishes_while_its_replay_is_away_waits_for_it(tmp
     async with replay_node(**data) as replay:
         address = replay.address
         options = learner_options(address, tmp_path / "run", **{**ON, "train__steps": 3_000})
-        async with learning(options) as (task, _):
-            await until_trained(address, task=task)
+        async with training(options) as (task, _):
             await replay.end()
             await asyncio.sleep(0.5)
             async with replay_node(**data, listen=address):
@@ -218,7 +196,7 @@ async def test_a_new_process_goes_on_from_the_number_its_writer_has_committed(tm
     async with replay_node(**data) as replay:
         for run, steps in (("first", 80), ("second", 120)):
             options = learner_options(replay.address, tmp_path / run, **{**ON, "train__steps": steps})
-            await promptly(run_learner(options, asyncio.Event()))
+            await train(options)
     rows, _, committed = rows_on_disk(tmp_path / "data")
     assert len(rows) == committed == 200
 
@@ -254,11 +232,8 @@ async def test_acknowledged_rows_that_a_power_loss_took_are_said_and_the_next_fo
         link.no_more_rows()
     assert connection.losses == 1
     assert "without the latest 20 transitions of this agent that it had acknowledged" in caplog.text
-    directory = DataDirectory.open(tmp_path / "data")
-    store = DurableStore.open(directory, directory.identity(), boot_id="two")
-    assert serials_of(store.ring.ordered(), SCHEMA) == [21, 22, 23, 24, 25]
-    store.abandon()
-    directory.close()
+    with store_at(tmp_path / "data", "two") as store:
+        assert serials_of(store.ring.ordered(), SCHEMA) == [21, 22, 23, 24, 25]
 
 
 @pytest.mark.slow
@@ -286,9 +261,6 @@ async def test_streams_that_break_again_and_again_store_each_row_once(tmp_path):
             link.no_more_rows()
             await promptly(inserting)
             assert not link.unacknowledged
-    directory = DataDirectory.open(tmp_path / "data")
-    store = DurableStore.open(directory, directory.identity(), boot_id=boot_id())
-    assert serials_of(store.ring.ordered(), SCHEMA) == [*range(1, 8_001)]
-    store.abandon()
-    directory.close()
+    with store_at(tmp_path / "data") as store:
+        assert serials_of(store.ring.ordered(), SCHEMA) == [*range(1, 8_001)]
     assert Stream.INSERT not in link._shards.first._broken

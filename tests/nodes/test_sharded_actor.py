@@ -1,14 +1,12 @@
 """An actor on a replay of two shards."""
 
-import asyncio
-
 import pytest
-from nodes.acting_cases import FakeLearner, acting, actor_options
+from nodes.acting_cases import FakeLearner, act, acting, actor_options
+from nodes.running import ended
 from nodes.sharding_cases import shards_serving
-from replay.wire.services import eventually, promptly
+from replay.wire.services import eventually
 
 from dase_grpc.errors import ConfigError
-from dase_grpc.nodes.actor import run_actor
 from dase_grpc.replay.wire.addresses import ReplayPlace
 
 
@@ -35,8 +33,7 @@ async def test_an_actor_feeds_every_shard_in_turn_and_leaves_each():
                 )
             )
             assert [len(service.run.attendance.all(0.0)) for service in services] == [1, 1]
-            stop.set()
-            await promptly(task)
+            await ended(task, stop)
         assert [service.run.attendance.all(0.0) for service in services] == [[], []]
         for store in (service.run.store for service in services):
             (writer,) = store._committed
@@ -60,4 +57,4 @@ async def test_an_actor_that_is_told_of_one_shard_of_two_is_refused():
     async with shards_serving(2) as services:
         await FakeLearner.join(services[0])
         with pytest.raises(ConfigError, match="this replay is shard 0/2"):
-            await promptly(run_actor(options_for(services[:1]), asyncio.Event()))
+            await act(options_for(services[:1]))

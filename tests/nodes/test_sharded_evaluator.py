@@ -1,15 +1,12 @@
 """An evaluator of a replay of two shards: the policies are at the first, whatever order they are named in."""
 
-import asyncio
-
 import pytest
 from contracts.sentences import assert_one_sentence
 from nodes.sharding_cases import shards_serving
-from nodes.test_evaluator_node import Published, evaluating, evaluator_options, steps_of
+from nodes.test_evaluator_node import Published, evaluate, evaluating, evaluator_options, steps_of
 from replay.wire.services import eventually, promptly
 
 from dase_grpc.errors import ConfigError
-from dase_grpc.nodes.evaluator import run_evaluator
 from dase_grpc.replay.wire.addresses import ReplayPlace
 
 
@@ -29,5 +26,5 @@ async def test_another_shard_alone_is_refused_with_what_to_name(tmp_path):
     async with shards_serving(2) as (_, second):
         options = evaluator_options(second.address, tmp_path / "run")
         with pytest.raises(ConfigError) as refusal:
-            await promptly(run_evaluator(options, asyncio.Event()))
+            await evaluate(options)
     assert_one_sentence(refusal.value, "shard 1/2 of run 'the-run'", "name the addresses of all shards")

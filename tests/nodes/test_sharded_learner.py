@@ -1,7 +1,6 @@
 """A learner node on a replay of two shards: it joins both, goes on when one is away, and is one agent."""
 
 import asyncio
-import logging
 import socket
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -9,14 +8,13 @@ from dataclasses import replace
 import pytest
 from contracts.sentences import assert_one_sentence
 from nodes.acting_cases import point_goal
-from nodes.learning_cases import FOREVER, QUICK, learner_options, learning, status_of, until_trained
-from nodes.running import replay_node
+from nodes.learning_cases import FOREVER, QUICK, learner_options, learning, status_of, train, until_trained
+from nodes.running import ended, replay_node
 from nodes.sharding_cases import shards_serving
 from patience import PATIENCE_S
 from replay.wire.services import eventually, promptly
 
 from dase_grpc.errors import AgentTakenError, ConfigError, UnreachableError
-from dase_grpc.nodes.learner import run_learner
 from dase_grpc.progress import Progress
 from dase_grpc.replay.buffer.sharding import Shard
 from dase_grpc.replay.wire.addresses import Address, ReplayPlace
@@ -37,7 +35,7 @@ def leases(service):
 
 async def refusal(error, options):
     with pytest.raises(error) as caught:
-        await promptly(run_learner(options, asyncio.Event()))
+        await train(options)
     return caught.value
 
 
@@ -45,7 +43,7 @@ async def refusal(error, options):
 async def test_a_learner_trains_on_two_shards_whatever_order_they_are_named_in(tmp_path):
     async with shards_serving(2, **SERVED) as services:
         options = options_for(services[::-1], tmp_path / "run", train__steps=200, train__agents=4, agent_id=3)
-        await promptly(run_learner(options, asyncio.Event()))
+        await train(options)
     traffic = [service.run.store.traffic for service in services]
     assert [leases(service) for service in services] == [[(3, "left")]] * 2
     assert sum(each.inserted_total for each in traffic) == 200
@@ -114,7 +112,6 @@ async def until_further(address, task, *, steps=100):
 async def test_a_learner_trains_on_while_a_shard_is_away_and_takes_it_in_when_it_is_back(
     tmp_path, caplog, on_disk, gone
 ):
-    caplog.set_level(logging.INFO, "dase")
     data = stored(tmp_path, on_disk=on_disk)
     async with trained_on_nodes(tmp_path, data) as (*replays, task, stop):
         away, there = replays[gone], replays[1 - gone]
@@ -126,8 +123,7 @@ async def test_a_learner_trains_on_while_a_shard_is_away_and_takes_it_in_when_it
             await until_trained(back.address, epoch=1, updates=50, task=task)
             size, _ = await size_and_step(back.address)
             assert size >= held if on_disk else "came back without its data" in caplog.text
-            stop.set()
-            await promptly(task)
+            await ended(task, stop)
             statuses = [await status_of(each.address) for each in (back, there)]
     assert [status.agents[0].lease for status in statuses] == ["left", "left"]
     total = sum(status.buffer.inserted_total for status in statuses)
@@ -150,7 +146,6 @@ async def test_while_the_first_shard_is_away_nobody_joins_and_whoever_is_there_g
 
 @pytest.mark.slow
 async def test_shards_behind_a_name_are_found_again_at_new_addresses(tmp_path, caplog, monkeypatch):
-    caplog.set_level(logging.INFO, "dase")
     data, ports = stored(tmp_path, on_disk=True), {}
 
     async def resolved(name):
@@ -174,8 +169,7 @@ async def test_shards_behind_a_name_are_found_again_at_new_addresses(tmp_path, c
                 await eventually(lambda: f"is at {moved.address} now" in caplog.text)
                 await eventually(lambda: "answers again" in caplog.text)
                 await until_further(moved.address, task, steps=50)
-                stop.set()
-                await promptly(task)
+                await ended(task, stop)
                 assert (await status_of(moved.address)).agents[0].lease == "left"
 
 

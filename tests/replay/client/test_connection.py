@@ -157,7 +157,6 @@ async def test_a_learner_that_stops_gives_a_draining_replay_up_at_once_and_a_sil
 
 
 async def test_an_outage_lasts_until_the_last_of_its_streams_is_answered_and_says_why(service, caplog):
-    caplog.set_level("INFO", "dase")
     metrics = LearnerMetrics(registry := make_registry(), 0)
     connection = await connection_to(service, metrics=metrics)
     ends = {Stream.INSERT: SILENT, Stream.SAMPLE: DrainingError("shutting down")}
@@ -240,11 +239,20 @@ async def test_a_lease_that_another_node_has_is_the_end(service, pauses):
 async def test_heartbeats_renew_a_lease_whatever_its_age_while_nobody_has_the_id(service):
     connection = await connection_to(service)
     service.clock.now += 1_000
-    beating = asyncio.ensure_future(connection.heartbeats(Progress))
-    await eventually(lambda: service.run.leases.all()[0].state(service.clock.now) == "live")
-    beating.cancel()
-    await asyncio.gather(beating, return_exceptions=True)
+    async with beating(connection):
+        await eventually(lambda: service.run.leases.all()[0].state(service.clock.now) == "live")
     assert service.run.leases.all()[0].epoch == 1
+
+
+@asynccontextmanager
+async def beating(connection):
+    """Its heartbeats go on within the block."""
+    task = asyncio.ensure_future(connection.heartbeats(Progress))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 @asynccontextmanager
@@ -255,10 +263,8 @@ async def came_back_empty(size=7, **options):
         target = replace(target, member=replace(target.member, node_id="this node"))
         first.fill(size)
         connection = LearnerConnection(target, **{**USUAL, **options})
-        beating = asyncio.ensure_future(connection.heartbeats(Progress))
-        await eventually(lambda: connection.buffer_size == size)
-        beating.cancel()
-        await asyncio.gather(beating, return_exceptions=True)
+        async with beating(connection):
+            await eventually(lambda: connection.buffer_size == size)
     async with serving() as second, open_channel(second.address) as channel:
         connection.target = StreamTarget(channel, str(second.address), target.member, SCHEMA)
         yield connection, second
@@ -271,7 +277,7 @@ async def test_a_replay_that_came_back_without_its_data_is_joined_again_once_for
         connection.on_restart(lambda: restarts.append(connection.incarnation))
 
         async def stream(target):
-            await ClusterClient(target.channel, target.address).heartbeat(target.member, Progress())
+            await target.cluster.heartbeat(target.member, Progress())
 
         await promptly(
             asyncio.gather(*(connection.keep(each, stream) for each in (Stream.INSERT, Stream.SAMPLE)))
@@ -293,9 +299,9 @@ async def test_an_old_lease_is_no_lease_of_a_replay_that_came_back_though_its_ep
         usurper = await service.join(0)
         assert usurper.epoch == connection.target.member.epoch
         with pytest.raises(BufferGoneError):
-            await ClusterClient(service.channel, "").heartbeat(connection.target.member, Progress())
+            await service.client.heartbeat(connection.target.member, Progress())
         with pytest.raises(BufferGoneError):
-            await ClusterClient(service.channel, "").leave(connection.target.member, reason="old")
+            await service.client.leave(connection.target.member, reason="old")
         with pytest.raises(StaleLeaseError, match="fenced off"):
             await promptly(connection.heartbeats(Progress))
         assert service.run.leases.all()[0].left_because is None
@@ -313,13 +319,11 @@ async def test_a_membership_that_does_not_fit_any_more_ends_the_learner():
 async def test_a_replay_that_vanishes_while_it_is_joined_again_is_ridden_out():
     async with came_back_empty(timeout_s=0.2) as (connection, service):
         service.cluster.draining = True
-        beating = asyncio.ensure_future(connection.heartbeats(Progress))
-        await eventually(lambda: connection.outage is not None)
-        service.cluster.draining = False
-        await eventually(lambda: connection.outage is None)
-        assert connection.losses == 1
-        beating.cancel()
-        await asyncio.gather(beating, return_exceptions=True)
+        async with beating(connection):
+            await eventually(lambda: connection.outage is not None)
+            service.cluster.draining = False
+            await eventually(lambda: connection.outage is None)
+            assert connection.losses == 1
 
 
 async def test_a_replay_that_is_joined_again_without_hearing_the_answer_gives_the_same_lease_again(
@@ -335,28 +339,23 @@ async def test_a_replay_that_is_joined_again_without_hearing_the_answer_gives_th
             return joined[-1]
 
         monkeypatch.setattr(service.run, "join", unheard_once)
-        beating = asyncio.ensure_future(connection.heartbeats(Progress))
-        await eventually(lambda: connection.losses == 1 and connection.outage is None)
-        beating.cancel()
-        await asyncio.gather(beating, return_exceptions=True)
+        async with beating(connection):
+            await eventually(lambda: connection.losses == 1 and connection.outage is None)
         assert [lease.epoch for lease in joined] == [1, 1]
 
 
 async def test_a_restart_that_kept_the_data_is_said_and_is_no_loss(tmp_path, caplog):
-    caplog.set_level("INFO", "dase")
     async with replay_node(data_dir=tmp_path) as replay, open_channel(replay.address) as channel:
         address = replay.address
         member = await ClusterClient(channel, str(address)).join(node_name="n", schema=SCHEMA, agent_id=0)
         connection = LearnerConnection(StreamTarget(channel, str(address), member, SCHEMA), **USUAL)
-        beating = asyncio.ensure_future(connection.heartbeats(Progress))
-        await eventually(lambda: connection.buffer_size == 0 and connection.outage is None)
-        await replay.end()
-        await eventually(lambda: connection.outage is not None)
-        async with replay_node(data_dir=tmp_path, listen=address):
-            await eventually(lambda: "was started again" in caplog.text)
-            assert (connection.losses, connection.target.member) == (0, member)
-            beating.cancel()
-            await asyncio.gather(beating, return_exceptions=True)
+        async with beating(connection):
+            await eventually(lambda: connection.buffer_size == 0 and connection.outage is None)
+            await replay.end()
+            await eventually(lambda: connection.outage is not None)
+            async with replay_node(data_dir=tmp_path, listen=address):
+                await eventually(lambda: "was started again" in caplog.text)
+                assert (connection.losses, connection.target.member) == (0, member)
 
 
 async def test_another_epoch_stays_fenced_by_a_buffer_that_outlives_the_replay(service):

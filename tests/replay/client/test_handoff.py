@@ -81,23 +81,16 @@ def test_taking_everything_makes_room_and_never_waits():
 
 
 @pytest.mark.parametrize("waiters", [1, 3])
-def test_closing_wakes_all_who_wait_for_an_item(waiters):
+@pytest.mark.parametrize("call", ["get", "put"])
+def test_closing_wakes_all_who_wait(waiters, call):
     handoff = Handoff(1)
-    getting = [Waiter(handoff.get) for _ in range(waiters)]
-    assert all(waiter.blocked for waiter in getting)
+    if call == "put":
+        handoff.put(0)
+    waiting = [Waiter(handoff.get if call == "get" else lambda: handoff.put(1)) for _ in range(waiters)]
+    assert all(waiter.blocked for waiter in waiting)
     handoff.close()
-    assert all(isinstance(waiter.outcome(), Halted) for waiter in getting)
-
-
-@pytest.mark.parametrize("waiters", [1, 3])
-def test_closing_wakes_all_who_wait_for_room(waiters):
-    handoff = Handoff(1)
-    handoff.put(0)
-    putting = [Waiter(lambda: handoff.put(1)) for _ in range(waiters)]
-    assert all(waiter.blocked for waiter in putting)
-    handoff.close()
-    assert all(isinstance(waiter.outcome(), Halted) for waiter in putting)
-    assert handoff.take() == [0]
+    assert all(isinstance(waiter.outcome(), Halted) for waiter in waiting)
+    assert handoff.take() == ([0] if call == "put" else [])
 
 
 def test_a_closed_handoff_takes_and_gives_nothing_but_can_be_emptied():

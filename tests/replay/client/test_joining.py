@@ -1,7 +1,6 @@
 """How a learner comes to its agent id: a replay that is away, overloaded or shutting down is asked again."""
 
 import asyncio
-import logging
 from types import SimpleNamespace
 
 import pytest
@@ -87,7 +86,6 @@ async def test_a_replay_that_does_not_serve_just_now_is_asked_again_as_the_same_
 async def test_one_that_answers_is_given_up_when_it_has_not_served_for_as_long_as_it_may_be_away(
     clock, error, caplog
 ):
-    caplog.set_level(logging.INFO, "dase")
     with pytest.raises(type(error), match=r"^gave up after 600 s: ") as refusal:
         await Scripted(error).joined()
     assert_one_sentence(refusal.value, str(error))

@@ -1,7 +1,6 @@
 """ReplayLink: rows of the compute thread go out and are acknowledged, batches come in, a little ahead."""
 
 import asyncio
-import logging
 import time
 from contextlib import asynccontextmanager
 
@@ -27,6 +26,11 @@ BATCH = 4
 def link_to(target, *, prefetch=2, batch_size=BATCH, **times):
     shards = Shards([LearnerConnection(target, timing=Times(**times))])
     return ReplayLink(shards, batch_size=batch_size, prefetch=prefetch, writer_id="w")
+
+
+async def drained(link, inserting):
+    link.no_more_rows()
+    await promptly(inserting)
 
 
 @asynccontextmanager
@@ -55,8 +59,7 @@ async def test_all_rows_arrive_in_order_and_are_acknowledged_after_no_more_rows(
     link = link_to(await service.target())
     inserting = asyncio.ensure_future(link.insert_rows())
     await store_all(link, rows_of(1, 50))
-    link.no_more_rows()
-    await promptly(inserting)
+    await drained(link, inserting)
     assert service.stored() == list(range(1, 51))
     assert link.unacknowledged == 0
 
@@ -65,8 +68,7 @@ async def test_rows_that_are_queued_before_the_stream_is_open_go_out_too(service
     link = link_to(await service.target())
     await store_all(link, rows_of(1, 5))
     assert link.unacknowledged == 5
-    link.no_more_rows()
-    await promptly(link.insert_rows())
+    await drained(link, link.insert_rows())
     assert (service.stored(), link.unacknowledged) == ([1, 2, 3, 4, 5], 0)
 
 
@@ -124,8 +126,7 @@ async def test_rows_do_not_wait_for_more_once_no_more_will_come(service, patient
     inserting = asyncio.ensure_future(link.insert_rows())
     await store_all(link, rows_of(1, 3))
     await service.round_trips()
-    link.no_more_rows()
-    await promptly(inserting)
+    await drained(link, inserting)
     assert (service.stored(), patient) == ([1, 2, 3], [3])
 
 
@@ -139,8 +140,7 @@ async def test_rows_that_updates_wait_for_go_out_at_once(service, patient):
     for serial in range(1, 4):
         await store_all(link, rows_of(serial, serial))
         await eventually(lambda n=serial: service.stored() == list(range(1, n + 1)))
-    link.no_more_rows()
-    await promptly(inserting)
+    await drained(link, inserting)
     sampler.cancel()
 
 
@@ -150,8 +150,7 @@ async def test_many_rows_of_a_fast_thread_all_arrive():
         inserting = asyncio.ensure_future(link.insert_rows())
         rows = rows_of(1, 10_000)
         await on_thread(lambda: [link.store(row) for row in rows])
-        link.no_more_rows()
-        await promptly(inserting)
+        await drained(link, inserting)
         assert service.stored() == list(range(1, 10_001))
 
 
@@ -267,7 +266,6 @@ async def test_batches_come_in_the_order_in_which_they_were_drawn(service):
 
 @pytest.mark.slow
 async def test_a_wait_is_explained_by_the_service_after_a_while(caplog):
-    caplog.set_level(logging.INFO, "dase")
     async with serving(min_size=10) as service:
         link = link_to(await service.target(), say_wait_after_s=0.05)
         assert link.wait is None
@@ -336,27 +334,15 @@ async def test_stopping_batches_wakes_the_thread_and_a_batch_that_still_comes_is
         async with running(link) as (inserting, fetching):
             asking = asyncio.ensure_future(asyncio.to_thread(link.next))
             await eventually(lambda: link._fetcher.waiting is not None)
-            link.stop_batches()
+            link.stop_batches()  # which `close` does, too
             with pytest.raises(Halted):
                 await promptly(asking)
             if asked:
                 service.fill(10)
                 await promptly(fetching)
             await store_all(link, rows_of(1, 3))
-            link.no_more_rows()
-            await promptly(inserting)
+            await drained(link, inserting)
             assert link.unacknowledged == 0
-
-
-async def test_closing_wakes_a_thread_that_waits_for_a_batch():
-    async with serving(min_size=10) as service:
-        link = link_to(await service.target())
-        async with running(link):
-            asking = asyncio.ensure_future(asyncio.to_thread(link.next))
-            await eventually(lambda: link._fetcher.waiting is not None)
-            link.close()
-            with pytest.raises(Halted):
-                await promptly(asking)
 
 
 async def test_a_refused_row_reaches_the_caller_of_insert_rows(service):
@@ -372,10 +358,7 @@ async def test_a_lost_lease_reaches_the_callers_of_both_streams(service):
     target = await service.target()
     service.fill(5)
     link = link_to(target)
-    inserting, fetching = (
-        asyncio.ensure_future(link.insert_rows()),
-        asyncio.ensure_future(link.fetch_batches()),
-    )
+    inserting, fetching = map(asyncio.ensure_future, (link.insert_rows(), link.fetch_batches()))
     await on_thread(link.next)
     await service.client.leave(target.member, reason="test")
     await store_all(link, rows_of(1, 1))
@@ -395,7 +378,7 @@ async def test_a_lost_lease_reaches_the_callers_of_both_streams(service):
 async def test_a_draining_replay_reaches_the_callers_of_both_streams():
     async with replay_node() as replay, joined(replay.address) as target:
         link = link_to(target)
-        streams = [asyncio.ensure_future(link.insert_rows()), asyncio.ensure_future(link.fetch_batches())]
+        streams = [*map(asyncio.ensure_future, (link.insert_rows(), link.fetch_batches()))]
         await store_all(link, rows_of(1, 3))
         await on_thread(link.next)
         await replay.end()
