@@ -3,10 +3,10 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from dase_grpc.errors import AddressError
 from dase_grpc.metrics.endpoint import Contexts, Health, metrics_endpoint
@@ -26,12 +26,10 @@ from dase_grpc.replay.service.streams import Streams, calls_ended
 from dase_grpc.replay.wire.addresses import Address, require_private
 from dase_grpc.replay.wire.v1 import cluster_pb2, cluster_pb2_grpc, policy_pb2, policy_pb2_grpc, replay_pb2
 
-GRACE_S: Final = 2.0
 ORPHAN_LINGER_S: Final = 3.0
 """How long a replay whose launcher is gone lets its learners, who are told so too, send what is left."""
 
 ORPHAN_LOOK_S: Final = 0.1
-LEASE_CHECK_S: Final = 1.0
 DOOR_LOOK_S: Final = 1.0
 DESCRIPTORS: Final = (
     replay_pb2.DESCRIPTOR.services_by_name["ReplayService"],
@@ -70,12 +68,8 @@ async def run_replay(
 ) -> None:
     """Serves the run until `stop`; then refuses new work, ends all streams and returns.
 
-    `announce` is called with the real address once the service answers.
-
-    Raises:
-        AddressError: the address is in use, or not private and neither `tls` nor `insecure` is set, or
-            that of the Prometheus endpoint, and neither `metrics_tls` nor `insecure` is.
-        CredentialsError: the TLS files or tokens cannot be used.
+    `announce` is called with the real address once the service answers. AddressError if that is in use, or
+    not private and neither `tls` nor `insecure` is set; or that of the Prometheus endpoint.
     """
     door = door_of(options.tls, options.tokens)
     if door is None:
@@ -88,11 +82,7 @@ async def run_replay(
 
 @contextmanager
 def shared_run(options: ReplayOptions) -> Iterator[SharedRun]:
-    """The run in memory or, with a data directory, on disk; at the end of the block the disk has it all.
-
-    Raises:
-        DataDirectoryError, CapacityError: see SharedRun.keep_in.
-    """
+    """The run in memory or, with a data directory, on disk; at the end of the block the disk has it all."""
     run = SharedRun(
         options.run_id,
         capacity=options.capacity,
@@ -140,15 +130,15 @@ async def _serve(
     monitor = ReplayMonitor(run, DESCRIPTORS)
     server = make_server(monitor.calls, door)
     replay, policies = ReplayServicer(run, calls=monitor.calls), PolicyServicer(run)
+    cluster = ClusterServicer(run, clock=time.monotonic, on_event=log.info, started_at=time.monotonic())
+    add_replay(replay, server)
+    cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, server)
+    policy_pb2_grpc.add_PolicyServiceServicer_to_server(policies, server)
     streams = replay.streams, policies.streams
     monitor.open_streams = lambda: streams[0].open_streams | streams[1].open_streams
     if door:
         monitor.denied = lambda: dict(door.denied)
-    cluster = ClusterServicer(run, clock=time.monotonic, on_event=log.info, started_at=time.monotonic())
     health, probes = add_standard(server, SERVICES), Health(loop_turns())
-    add_replay(replay, server)
-    cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, server)
-    policy_pb2_grpc.add_PolicyServiceServicer_to_server(policies, server)
     where = (options.metrics_host, options.metrics_port)
     with metrics_endpoint(monitor.registry, *where, probes, tls=metrics_tls):
         address = bind(server, options.listen, door.credentials() if door else None)
@@ -156,30 +146,45 @@ async def _serve(
             await server.start()
             await health.serving(SERVICES)
             announce(address)
-            probes.is_ready = True
-            async with asyncio.TaskGroup() as tasks:
-                jobs = [_watch_leases(run, *streams), watch_loop_lag(monitor.loop_lag.observe)]
-                if options.data_dir is not None:
-                    jobs.append(_sync(run, options.sync_every_s, monitor.synced))
-                if door:
-                    jobs.append(_watch_door(door))
-                watching = [tasks.create_task(job) for job in jobs]
-                await stop.wait()
-                if is_orphaned(stop):
-                    with suppress(TimeoutError):
-                        await asyncio.wait_for(_all_have_left(run), ORPHAN_LINGER_S)
-                for watch in watching:
-                    watch.cancel()
+            with probes.ready():
+                await _until(stop, run, [*_watches(run, options, streams, door, monitor)])
         finally:
-            probes.is_ready = False
             await health.enter_graceful_shutdown()
             cluster.draining = True
             for each in streams:
                 each.drain()
-            await server.stop(GRACE_S)
+            await server.stop(options.grace_s)
 
 
-async def _watch_leases(run: SharedRun, *streams: Streams) -> None:
+def _watches(
+    run: SharedRun,
+    options: ReplayOptions,
+    streams: Sequence[Streams],
+    door: Door | None,
+    monitor: ReplayMonitor,
+) -> Iterator[Coroutine[Any, Any, None]]:
+    """What goes on beside the services."""
+    yield _watch_leases(run, streams, options)
+    yield watch_loop_lag(monitor.loop_lag.observe)
+    if options.data_dir is not None:
+        yield _sync(run, options.sync_every_s, monitor.synced)
+    if door:
+        yield _watch_door(door)
+
+
+async def _until(stop: asyncio.Event, run: SharedRun, jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Runs jobs until `stop` and, where the launcher is gone, until all learners have left or soon after."""
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(job) for job in jobs]
+        await stop.wait()
+        if is_orphaned(stop):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(_all_have_left(run), ORPHAN_LINGER_S)
+        for job in running:
+            job.cancel()
+
+
+async def _watch_leases(run: SharedRun, streams: Sequence[Streams], options: ReplayOptions) -> None:
     watch = LeaseWatch(run)
     while True:
         now = time.monotonic()
@@ -187,7 +192,7 @@ async def _watch_leases(run: SharedRun, *streams: Streams) -> None:
         for each in streams:
             each.look()
         run.attendance.forget_silent(now)
-        await asyncio.sleep(LEASE_CHECK_S)
+        await asyncio.sleep(options.lease_check_s)
 
 
 async def _watch_door(door: Door) -> None:

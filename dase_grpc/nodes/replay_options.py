@@ -15,6 +15,9 @@ from dase_grpc.replay.wire.addresses import Address, parse_address
 
 DEFAULT_CAPACITY: Final = "1000000"
 LEASE_TTL_S: Final = 10.0
+GRACE_S: Final = 2.0
+"""How long calls that do not end by themselves may go on once the node stops."""
+
 SYNC_EVERY_S: Final = 5.0
 
 _flag = partial(flag, panel="Replay node")
@@ -82,6 +85,8 @@ class ReplayOptions(NodeOptions):
     )
     seed: int = 0
     lease_ttl_s: float = LEASE_TTL_S
+    lease_check_s: float = 1.0
+    grace_s: float = GRACE_S
 
     @classmethod
     def parse(cls, **given: Any) -> Self:

@@ -10,7 +10,7 @@ from dase_grpc.cli import flags
 from dase_grpc.cli import node as cli_node
 from dase_grpc.cli.main import app
 from dase_grpc.metrics.endpoint import LIVE_PATH, READY_PATH
-from dase_grpc.nodes import replay
+from dase_grpc.nodes.replay_options import GRACE_S
 from dase_grpc.process.tasks import ANSWER_S
 from dase_grpc.replay.client.handoff import USUAL
 from dase_grpc.replay.client.membership import FAREWELL_S
@@ -89,7 +89,7 @@ def test_nodes_have_time_to_end_in_order(nodes):
         sleep_s = node.container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
         if node.role == "replay":  # it outlasts learners that drain
             assert sleep_s > USUAL.drain_s
-            assert grace_s >= sleep_s + replay.GRACE_S + CHECKPOINT_S + __main__.EXIT_S
+            assert grace_s >= sleep_s + GRACE_S + CHECKPOINT_S + __main__.EXIT_S
         if node.role == "learner":  # the compute thread, the last rows, the last policy, its leases
             drain_s = 3 * USUAL.drain_s + 2 * FAREWELL_S * shards(node)
             assert grace_s >= sleep_s + drain_s + CHECKPOINT_S + __main__.EXIT_S

@@ -24,9 +24,8 @@ from dase_grpc.replay.client.sample import Sampler
 from dase_grpc.replay.wire.addresses import Address, parse_address
 
 
-async def test_streams_that_idle_end_once_their_lease_was_given_back(monkeypatch):
-    monkeypatch.setattr("dase_grpc.nodes.replay.LEASE_CHECK_S", 0.02)
-    async with replay_node() as replay, joined(replay.address) as target:
+async def test_streams_that_idle_end_once_their_lease_was_given_back():
+    async with replay_node(lease_check_s=0.02) as replay, joined(replay.address) as target:
         inserter = await Inserter(target, writer_id="w").open()
         sampler = await Sampler(target, batch_size=4).open(credits=0)
         await target.cluster.leave(target.member, reason="done")
@@ -35,10 +34,9 @@ async def test_streams_that_idle_end_once_their_lease_was_given_back(monkeypatch
                 await promptly(ended)
 
 
-async def test_health_says_not_serving_before_the_streams_end(monkeypatch):
-    monkeypatch.setattr("dase_grpc.nodes.replay.GRACE_S", 0.2)
+async def test_health_says_not_serving_before_the_streams_end():
     order = []
-    async with replay_node() as replay, joined(replay.address) as target:
+    async with replay_node(grace_s=0.2) as replay, joined(replay.address) as target:
         inserter = await Inserter(target, writer_id="w").open()
         watching = health_pb2_grpc.HealthStub(target.channel).Watch(health_pb2.HealthCheckRequest())
         assert (await watching.read()).status == Health.SERVING
@@ -58,22 +56,17 @@ async def test_health_says_not_serving_before_the_streams_end(monkeypatch):
     assert order == ["not serving", "stream ended"]
 
 
-@pytest.fixture
-def gracious(monkeypatch):
-    """Whoever waits for the streams of a replay that stops to end by its grace waits in vain."""
-    monkeypatch.setattr("dase_grpc.nodes.replay.GRACE_S", 2 * PATIENCE_S)
+GRACIOUS = {"grace_s": 2 * PATIENCE_S}
+"""Whoever waits for the streams of a replay that stops to end by its grace waits in vain."""
 
 
-@pytest.mark.usefixtures("gracious")
 async def test_an_idle_node_ends_at_once():
-    async with replay_node() as replay:
-        replay.stop.set()
-        await promptly(replay.ended)
+    async with replay_node(**GRACIOUS) as replay:
+        await replay.end()
 
 
-@pytest.mark.usefixtures("gracious")
-async def test_idle_streams_end_at_once_with_draining(replay):
-    async with joined(replay.address) as target:
+async def test_idle_streams_end_at_once_with_draining():
+    async with replay_node(**GRACIOUS) as replay, joined(replay.address) as target:
         inserter = await Inserter(target, writer_id="w").open()
         sampler = await Sampler(target, batch_size=4).open(credits=0)
         subscriber = await PolicySubscriber(
@@ -84,8 +77,7 @@ async def test_idle_streams_end_at_once_with_draining(replay):
         ).open()
         await target.cluster.status()
         batch, policy = asyncio.ensure_future(sampler.next()), asyncio.ensure_future(subscriber.next())
-        replay.stop.set()
-        await promptly(replay.ended)
+        await replay.end()
         with pytest.raises(DrainingError, match="shutting down"):
             await inserter.receive()
         with pytest.raises(DrainingError, match="shutting down"):
@@ -94,22 +86,19 @@ async def test_idle_streams_end_at_once_with_draining(replay):
             await policy
 
 
-@pytest.mark.usefixtures("gracious")
 async def test_a_sampler_that_waits_for_transitions_ends_at_once_with_draining():
-    async with replay_node(min_size=100) as replay, joined(replay.address) as target:
+    async with replay_node(min_size=100, **GRACIOUS) as replay, joined(replay.address) as target:
         sampler = await Sampler(target, batch_size=4).open(credits=2)
         batch = asyncio.ensure_future(sampler.next())
         await eventually(lambda: sampler.waiting is not None)
-        replay.stop.set()
-        await promptly(replay.ended)
+        await replay.end()
         with pytest.raises(DrainingError):
             await batch
 
 
 @pytest.mark.slow
-async def test_a_sampler_that_reads_nothing_does_not_keep_the_node(replay, monkeypatch):
-    monkeypatch.setattr("dase_grpc.nodes.replay.GRACE_S", 0.5)
-    async with joined(replay.address, schema=WIDE) as target:
+async def test_a_sampler_that_reads_nothing_does_not_keep_the_node():
+    async with replay_node(grace_s=0.5) as replay, joined(replay.address, schema=WIDE) as target:
         await insert(target, rows_of(1, 20, schema=WIDE))
         sampler = await Sampler(target, batch_size=200).open(credits=1_000)
         client, sampled = target.cluster, [0, 1]
@@ -131,9 +120,8 @@ async def test_a_writing_inserter_ends_with_draining(replay):
         assert {type(error) for error in errors} == {DrainingError}
 
 
-async def test_other_peoples_open_streams_do_not_keep_the_node(replay, monkeypatch):
-    monkeypatch.setattr("dase_grpc.nodes.replay.GRACE_S", 0.2)
-    async with open_channel(replay.address) as channel:
+async def test_other_peoples_open_streams_do_not_keep_the_node():
+    async with replay_node(grace_s=0.2) as replay, open_channel(replay.address) as channel:
         watching = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         await watching.read()
         reflecting = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
@@ -284,9 +272,8 @@ async def test_the_metrics_endpoint_counts_what_was_inserted_and_sampled():
     assert 'dase_replay_policy_version{agent_id="0"} 400.0' in text
 
 
-async def test_a_lease_that_ends_in_silence_is_said_in_the_log(caplog, monkeypatch):
-    monkeypatch.setattr("dase_grpc.nodes.replay.LEASE_CHECK_S", 0.01)
-    async with replay_node(lease_ttl_s=0.05) as replay, joined(replay.address):
+async def test_a_lease_that_ends_in_silence_is_said_in_the_log(caplog):
+    async with replay_node(lease_ttl_s=0.05, lease_check_s=0.01) as replay, joined(replay.address):
         await eventually(lambda: "agent 0 was silent for 0.05 s" in caplog.text)
     assert caplog.text.count("was silent") == 1
 
