@@ -56,10 +56,8 @@ class Checkpoint:
     """What `load_checkpoint` read: tensors on the CPU by name, and the metadata.
 
     `training_tensors` is what a resumed run needs besides; empty where the checkpoint only has a policy.
-    `run_config`, `config`, `schema` and `agent_id` are there when the metadata came from `describe`.
-
-    Raises:
-        RunDirectoryError: by those four, when the metadata lacks them or is of another version.
+    `run_config`, `config`, `schema` and `agent_id` are there when the metadata came from `describe`; else,
+    and when it is of another version, they raise RunDirectoryError.
     """
 
     path: Path
@@ -148,12 +146,8 @@ def save_checkpoint(
     """Writes `directory/step-<step>`, removes all but the last `keep` and the best; returns it once on disk.
 
     `metadata` is anything JSON can hold without NaN. A checkpoint of the same step is replaced, once the
-    new one is on the disk.
-    One writer per directory. Tensors are copied to the CPU, which waits for their device.
-
-    Raises:
-        RunDirectoryError: the disk refuses, in one sentence.
-        ValueError, TypeError: `metadata` is not JSON.
+    new one is on the disk. One writer per directory. Tensors are copied to the CPU, which waits for their
+    device.
     """
     files = {STATE_FILE: _bytes(tensors), TRAINING_FILE: _bytes(training_tensors or {})}
     state, training = (hashlib.sha256(data).hexdigest() for data in files.values())

@@ -21,21 +21,13 @@ AROUND: Final = 5
 
 @dataclass(frozen=True)
 class Series:
-    """Numbers over environment steps; both are (N,)."""
+    """Numbers over environment steps: step is (N,), value (N,) or, of several agents, (K, N)."""
 
     step: Ints
     value: Floats
 
     def __len__(self) -> int:
         return len(self.step)
-
-
-@dataclass(frozen=True)
-class Curves:
-    """The evaluations that all agents share: step is (N,), value (K, N)."""
-
-    step: Ints
-    value: Floats
 
 
 @dataclass(frozen=True)
@@ -94,15 +86,15 @@ def returns(evaluations: Evaluations) -> Series:
     return Series(step, evaluations.return_mean[::-1][index])
 
 
-def shared_curves(agents: Sequence[Series]) -> Curves:
-    """The agents that have any evaluation, at the steps where all of those have one."""
+def shared_curves(agents: Sequence[Series]) -> Series:
+    """The agents that have any evaluation, at the steps where all of those have one: (K, N)."""
     present = [agent for agent in agents if len(agent)]
     if not present:
-        return Curves(np.empty(0, np.int64), np.empty((0, 0)))
+        return Series(np.empty(0, np.int64), np.empty((0, 0)))
     step = present[0].step
     for agent in present[1:]:
         step = np.intersect1d(step, agent.step)
-    return Curves(step, np.stack([agent.value[np.isin(agent.step, step)] for agent in present]))
+    return Series(step, np.stack([agent.value[np.isin(agent.step, step)] for agent in present]))
 
 
 def spread(values: Floats) -> Floats:

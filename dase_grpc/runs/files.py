@@ -112,11 +112,7 @@ def last_line(path: Path, *, within_bytes: int = 65_536) -> str:
 
 
 def end_of(path: Path, *, within_bytes: int = 2**20) -> str:
-    """The end of a text file, however long it is.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """The end of a text file, however long it is; an OSError where it cannot be read."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - within_bytes))
@@ -221,11 +217,7 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The document with the checksum of all its other entries under `sha256`.
-
-    Raises:
-        ValueError, TypeError: it is not JSON, which has neither NaN nor infinity.
-    """
+    """The document, which is JSON without NaN, with the checksum of all its other entries under `sha256`."""
     unsealed = {key: value for key, value in document.items() if key != SEAL}
     return {**unsealed, SEAL: hashlib.sha256(json_text(unsealed).encode()).hexdigest()}
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any, Protocol, Self, Unpack
@@ -43,27 +43,27 @@ class Evaluated:
     wall_seconds: float
 
 
+@dataclass(frozen=True)
 class EventFileScalars:
     """Numbers over environment steps in one event file. Owns the file and its thread until `close`."""
 
-    def __init__(self, directory: Path, writer: Any, event: Any, summary: Any) -> None:
-        self._directory = directory
-        self._writer = writer
-        self._event = event
-        self._summary = summary
+    directory: Path
+    writer: Any
+    event: Any
+    summary: Any
 
     def scalars(self, step: int, values: Mapping[str, Any]) -> None:
         """Queues one event with all numbers; a thread writes the file, every two minutes."""
-        numbers = [self._summary.Value(tag=tag, simple_value=number) for tag, number in flattened(values)]
+        numbers = [self.summary.Value(tag=tag, simple_value=number) for tag, number in flattened(values)]
         if numbers:
-            summary = self._summary(value=numbers)
-            with written(self._directory):
-                self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
+            summary = self.summary(value=numbers)
+            with written(self.directory):
+                self.writer.add_event(self.event(wall_time=time.time(), step=step, summary=summary))
 
     def close(self) -> None:
         """Writes what is pending and closes the file."""
-        with written(self._directory):
-            self._writer.close()
+        with written(self.directory):
+            self.writer.close()
 
 
 def open_tensorboard(directory: Path) -> EventFileScalars | None:
@@ -81,28 +81,21 @@ def open_tensorboard(directory: Path) -> EventFileScalars | None:
         return EventFileScalars(directory, EventFileWriter(str(directory)), Event, Summary)
 
 
+@dataclass(eq=False)
 class _Journal:
     """Writes evaluations.csv and scalars of one agent; one thread at a time.
 
-    Args:
+    Attributes:
         config: the whole run's.
         lock: makes a folder its own until it is closed.
     """
 
-    def __init__(
-        self,
-        directory: AgentDirectory,
-        *,
-        config: RunConfig,
-        schema: TransitionSchema,
-        tensorboard: EventFileScalars | None,
-        lock: FolderLock | None = None,
-    ) -> None:
-        self._directory = directory
-        self._config = config
-        self._schema = schema
-        self._tensorboard = tensorboard
-        self._lock = lock
+    directory: AgentDirectory
+    _: KW_ONLY
+    config: RunConfig
+    schema: TransitionSchema
+    tensorboard: EventFileScalars | None
+    lock: FolderLock | None = None
 
     @classmethod
     def _locked(
@@ -118,23 +111,23 @@ class _Journal:
 
     def evaluation(self, **row: Unpack[EvaluationRow]) -> None:
         """Appends one line to evaluations.csv."""
-        self._directory.evaluations.append(**row)
+        self.directory.evaluations.append(**row)
         shown = {f"evaluation/{key}": row[key] for key in ("return_mean", "return_std")}
         self._show(row["step"], shown)
 
     def close(self) -> None:
         """Flushes and closes TensorBoard's file; another process may write then."""
-        if self._tensorboard is not None:
-            self._tensorboard.close()
-        if self._lock is not None:
-            self._lock.close()
+        if self.tensorboard is not None:
+            self.tensorboard.close()
+        if self.lock is not None:
+            self.lock.close()
 
     def _show(self, step: int, values: Mapping[str, Any]) -> None:
-        if self._tensorboard is not None:
-            self._tensorboard.scalars(step, values)
+        if self.tensorboard is not None:
+            self.tensorboard.scalars(step, values)
 
     def _described(self, **more: Any) -> dict[str, Any]:
-        return describe(self._config, self._schema, agent_id=self._directory.agent_id, **more)
+        return describe(self.config, self.schema, agent_id=self.directory.agent_id, **more)
 
 
 class AgentJournal(_Journal):
@@ -153,15 +146,15 @@ class AgentJournal(_Journal):
 
     def metrics(self, values: Mapping[str, Any]) -> None:
         """Appends one line to metrics.jsonl."""
-        self._directory.metrics.append(values)
+        self.directory.metrics.append(values)
         self._show(int(values["step"]), values)
 
     def checkpoint(self, *, step: int, saved: LearnerAtRest, scores: Mapping[str, Any]) -> None:
         """Keeps the learner's state, atomically; the results until then are on the disk before it."""
-        for path in (self._directory.evaluations.path, self._directory.metrics.path):
+        for path in (self.directory.evaluations.path, self.directory.metrics.path):
             sync_file(path)
         self.last_checkpoint = save_checkpoint(
-            self._directory.checkpoints,
+            self.directory.checkpoints,
             step=step,
             tensors=saved.agent,
             training_tensors=saved.tensors,
@@ -179,17 +172,8 @@ class EvaluationJournal(_Journal):
         seconds: the time in evaluation until then.
     """
 
-    def __init__(
-        self,
-        directory: AgentDirectory,
-        *,
-        config: RunConfig,
-        schema: TransitionSchema,
-        tensorboard: EventFileScalars | None,
-        lock: FolderLock,
-    ) -> None:
-        super().__init__(directory, config=config, schema=schema, tensorboard=tensorboard, lock=lock)
-        rows, kept = read_evaluations(directory.evaluations.path), best(directory.evaluator)
+    def __post_init__(self) -> None:
+        rows, kept = read_evaluations(self.directory.evaluations.path), best(self.directory.evaluator)
         self.last_step = int(rows.step.max()) if len(rows) else None
         self.seconds = float(rows.wall_seconds.max()) if len(rows) else 0.0
         self._best = None if kept is None else float(load_checkpoint(kept).metadata["evaluation"])
@@ -212,13 +196,13 @@ class EvaluationJournal(_Journal):
         told = {"evaluation": mean, "evaluation_step": evaluated.step, "policy_version": evaluated.version}
         metadata = self._described(**told)
         save_checkpoint(
-            self._directory.evaluator, step=evaluated.step, tensors=tensors, metadata=metadata, keep=1
+            self.directory.evaluator, step=evaluated.step, tensors=tensors, metadata=metadata, keep=1
         )
         self._best = mean
 
     def close(self) -> None:
         """Lets another evaluator write; what was written is on the disk."""
-        sync_file(self._directory.evaluations.path)
+        sync_file(self.directory.evaluations.path)
         super().close()
 
 

@@ -71,12 +71,7 @@ class EvaluationsFile:
 
 
 def read_evaluations(path: Path) -> Evaluations:
-    """Reads evaluations.csv; a missing file has no rows, an unfinished last line is left out.
-
-    Raises:
-        RunDirectoryError: it cannot be read, has another header, or a row that is not five numbers;
-            names the line.
-    """
+    """Reads evaluations.csv; a missing file has no rows, an unfinished last line is left out."""
     lines = whole_lines(path)
     if lines and lines[0] != ",".join(COLUMNS):
         raise RunDirectoryError(f"{path} is damaged: its first line is not {','.join(COLUMNS)!r}")
@@ -112,25 +107,17 @@ class MetricsLog:
     path: Path
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Adds one record: numbers, None, and mappings of them.
-
-        Raises:
-            TypeError: a value that JSON cannot hold.
-        """
+        """Adds one record: numbers, None, and mappings of them; a TypeError for what JSON cannot hold."""
         append_line(self.path, json.dumps(_plain(record), separators=(",", ":"), allow_nan=False))
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records in order; a missing file has none, a damaged last line is left out.
-
-    Raises:
-        RunDirectoryError: a line before the last is no record, a JSON object of numbers; names the line.
-    """
+    """The records in order; a missing file has none, a damaged last line is left out, another is refused."""
     return _parsed(path, _record, "no record of numbers")
 
 
 def _parsed(path: Path, parse: Callable[[Any], _T], is_not: str) -> list[_T]:
-    """What each line of a JSON-lines file stands for; a damaged last line is left out."""
+    """What each line of a JSON-lines file stands for; the refusal names the line."""
     lines, found = whole_lines(path), []
     for number, line in enumerate(lines, start=1):
         try:
@@ -203,11 +190,7 @@ def append_restart(path: Path, restart: Restart) -> None:
 
 
 def read_restarts(path: Path) -> list[Restart]:
-    """All failures in order; a missing file has none, a damaged last line is left out.
-
-    Raises:
-        RunDirectoryError: a line before the last is damaged; names it.
-    """
+    """All failures in order; as `read_metrics` takes damage."""
     return _parsed(path, _restart, "no restart of a node")
 
 

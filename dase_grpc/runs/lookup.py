@@ -1,6 +1,7 @@
 """Paths that were meant to be runs: what each is instead, and which run may be meant.
 
-Commands ask this before they import what takes seconds.
+Commands ask this before they import what takes seconds. A refusal, a RunDirectoryError, says what the path
+is and which runs are near.
 """
 
 import difflib
@@ -20,21 +21,13 @@ _ROOT: Final = Path("runs")
 
 
 def require_run(path: Path) -> None:
-    """Checks that `path` is a run's folder; what is in it is not read.
-
-    Raises:
-        RunDirectoryError: it is none; says what it is and which runs are near.
-    """
+    """Refuses what is no run's folder; what is in it is not read."""
     if not (path / RUN_FILE).is_file():
         raise RunDirectoryError(_elsewhere(path) or f"{path} is not a run: it has no {RUN_FILE}")
 
 
 def require_policies(path: Path) -> None:
-    """Checks that `path` may be a run's, an agent's or a checkpoint's folder.
-
-    Raises:
-        RunDirectoryError: it is none of these; says what it is and which runs are near.
-    """
+    """Refuses what cannot be a run's, an agent's or a checkpoint's folder."""
     telling = (RUN_FILE, CHECKPOINT_FILE, "checkpoints")
     if any((path / name).exists() for name in telling) or any(path.glob("step-*")):
         return
@@ -44,11 +37,7 @@ def require_policies(path: Path) -> None:
 
 
 def require_folders(paths: Sequence[Path]) -> None:
-    """Checks that each path is a folder.
-
-    Raises:
-        RunDirectoryError: one is not; says which runs are near.
-    """
+    """Refuses what is no folder."""
     for path in paths:
         if not path.is_dir():
             raise RunDirectoryError(_no_folder(path))

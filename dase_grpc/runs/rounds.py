@@ -92,11 +92,7 @@ class Round:
         return cls(first=document["first"], total=document["total"], segments=segments, **lists)
 
     def write(self, folder: Path) -> Path:
-        """Writes the round's file, all at once.
-
-        Raises:
-            OSError: the disk refuses.
-        """
+        """Writes the round's file, all at once."""
         document = {"format_version": FORMAT_VERSION, **asdict(self)}
         path = folder / f"round-{max(self.steps):09d}.json"
         folder.mkdir(parents=True, exist_ok=True)
@@ -118,9 +114,7 @@ class WholeRound:
 class RoundLog:
     """Keeps a lockstep run's rounds. One writer per run.
 
-    Args:
-        directory: the run's.
-        resumed: the round that it goes on from; the files of later ones are removed by the next `keep`.
+    It goes on from `resumed`; the files of later ones are removed by the next `keep`.
     """
 
     def __init__(self, directory: RunDirectory, resumed: Round | None = None) -> None:
@@ -200,11 +194,9 @@ def _read_whole(directory: RunDirectory, path: Path, passed_over: tuple[str, ...
 
 
 class RowLog:
-    """Writes a buffer's new rows. One writer per folder.
+    """Writes a buffer's new rows to a folder; `segments` are there already. One writer per folder.
 
-    Args:
-        folder: where the files lie.
-        segments: what is there already of the same buffer, in order.
+    An OSError of the disk is the caller's, who knows what could not be written.
     """
 
     def __init__(self, folder: Path, segments: Sequence[Segment] = ()) -> None:
@@ -215,9 +207,6 @@ class RowLog:
         """Writes what was added since the last call; returns where all rows present lie, in order.
 
         parts are all rows present, the oldest first; the last is number total - 1.
-
-        Raises:
-            OSError: the disk refuses.
         """
         present = sum(map(len, parts))
         written = self._segments[-1].end if self._segments else 0

@@ -146,11 +146,7 @@ def _metrics(agent: AgentDirectory) -> str:
 
 
 def _unfinished(path: Path, *, begins: str) -> str:
-    """What is said of a last line without an end, which a killed writer leaves.
-
-    Raises:
-        RunDirectoryError: it is no file, or nothing in it is what this file begins with.
-    """
+    """What is said of a last line without an end, which a killed writer leaves."""
     if path.exists() and not path.is_file():
         raise RunDirectoryError(f"{path} is damaged: it is no file")
     rest = unfinished_line(path)

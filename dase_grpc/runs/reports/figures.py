@@ -12,16 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 # Stand-ins that `Sheet.svg` turns into the page's colours, so one picture fits a light and a dark page.
-INK: Final = "#010203"
-MUTED: Final = "#010204"
-GRID: Final = "#010205"
-PAPER: Final = "#010206"
-_PAGE_COLOURS: Final = {
-    INK: "var(--ink)",
-    MUTED: "var(--muted)",
-    GRID: "var(--grid)",
-    PAPER: "var(--paper)",
-}
+INK, MUTED, GRID, PAPER = "#010203", "#010204", "#010205", "#010206"
+_PAGE_COLOURS: Final = {INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper"}
 
 
 @dataclass(frozen=True)
@@ -39,18 +31,9 @@ PAGE: Final = Inks(INK, MUTED, GRID, PAPER)
 PRINT: Final = Inks("#1d2126", "#636b74", "#dfe2e5", "#ffffff")
 """Those of a file of its own."""
 # Told apart by hue and by lightness, readable on white and on near-black.
-PALETTE: Final = (
-    "#3b7dd8",
-    "#e07b39",
-    "#2f9e6e",
-    "#c94f7c",
-    "#8a63d2",
-    "#b08a1e",
-    "#2a9db0",
-    "#c2513f",
-    "#6f8f3a",
-    "#7d7f8c",
-)
+_BLUE_TO_PINK: Final = ("#3b7dd8", "#e07b39", "#2f9e6e", "#c94f7c", "#8a63d2")
+_OCHRE_TO_GREY: Final = ("#b08a1e", "#2a9db0", "#c2513f", "#6f8f3a", "#7d7f8c")
+PALETTE: Final = (*_BLUE_TO_PINK, *_OCHRE_TO_GREY)
 NAMED_AGENTS: Final = len(PALETTE)
 """Up to this many agents are told apart by colour and name."""
 _WIDTH_IN: Final = 9.2
@@ -181,6 +164,6 @@ def _inline(document: str) -> str:
     svg = re.sub(r'(<svg\b[^>]*?) width="[^"]*" height="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r"<style type=\"text/css\">.*?</style>", "", svg, flags=re.DOTALL)
     svg = re.sub(r" ?font-family: [^;\"]*;?", "", svg)
-    for stand_in, page_colour in _PAGE_COLOURS.items():
-        svg = svg.replace(stand_in, page_colour)
+    for stand_in, name in _PAGE_COLOURS.items():
+        svg = svg.replace(stand_in, f"var(--{name})")
     return svg.strip()

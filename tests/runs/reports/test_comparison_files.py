@@ -1,43 +1,23 @@
 """What a comparison writes: tables, picture and page."""
 
 import csv
-import re
-from html.parser import HTMLParser
-from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
+from pages import sound
 from synthetic import flat, write_run
 
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs.curves import smoothed
-from dase_grpc.runs.reports.compare import Comparison, compare
+from dase_grpc.runs.reports.compare import compare
 from dase_grpc.runs.reports.comparison_tables import FILES, csv_files, page, write_comparison
 from dase_grpc.runs.reports.figures import PALETTE, PRINT
 from dase_grpc.runs.reports.plots import comparison_sheet as sheet
 
-VOID = {"meta", "link", "br", "img", "hr"}
-
-
-class Balanced(HTMLParser):
-    """Fails on a tag that is closed and not open."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Path:
+def runs(tmp_path):
     """Two seeds of a single agent, two of a pair and one of five agents."""
     root = tmp_path / "runs"
     for seed in (0, 1):
@@ -47,12 +27,12 @@ def runs(tmp_path: Path) -> Path:
     return root
 
 
-def rows(comparison: Comparison, name: str) -> list[dict[str, str]]:
+def rows(comparison, name):
     return list(csv.DictReader(csv_files(comparison)[name].decode().splitlines()))
 
 
 @pytest.mark.slow
-def test_the_files_are_these_and_nothing_is_left_half_written(runs: Path, tmp_path: Path) -> None:
+def test_the_files_are_these_and_nothing_is_left_half_written(runs, tmp_path):
     folder = tmp_path / "deep" / "out"
     assert write_comparison(compare([runs]), folder) == [folder / name for name in FILES]
     assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
@@ -61,14 +41,14 @@ def test_the_files_are_these_and_nothing_is_left_half_written(runs: Path, tmp_pa
 
 
 @pytest.mark.slow
-def test_the_same_runs_give_the_same_files(runs: Path, tmp_path: Path) -> None:
+def test_the_same_runs_give_the_same_files(runs, tmp_path):
     for name in "ab":
         write_comparison(compare([runs]), tmp_path / name)
     for name in FILES:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
 
 
-def test_one_row_for_each_cell(runs: Path) -> None:
+def test_one_row_for_each_cell(runs):
     single, pair, five = rows(compare([runs]), "comparison.csv")
     assert [each["cell"] for each in (single, pair, five)] == ["single", "DASE K=2", "DASE K=5"]
     expected = {
@@ -97,7 +77,7 @@ def test_one_row_for_each_cell(runs: Path) -> None:
     assert (five["final_std"], five["final_iqm_low"], five["area_iqm_high"]) == ("", "", "")
 
 
-def test_one_row_for_each_published_point_that_all_runs_reach(runs: Path) -> None:
+def test_one_row_for_each_published_point_that_all_runs_reach(runs):
     single, pair, five = rows(compare([runs]), "published.csv")
     expected = {
         "environment": "HalfCheetah-v5",
@@ -116,7 +96,7 @@ def test_one_row_for_each_published_point_that_all_runs_reach(runs: Path) -> Non
     assert (single["cell"], five["published_curves"], five["ours_std"]) == ("single", "combination", "")
 
 
-def test_one_row_for_each_run(runs: Path) -> None:
+def test_one_row_for_each_run(runs):
     found = rows(compare([runs]), "runs.csv")
     assert [(row["cell"], row["seed"], row["final"], row["area"]) for row in found] == [
         ("single", "0", "10.0", "10.0"),
@@ -129,7 +109,7 @@ def test_one_row_for_each_run(runs: Path) -> None:
     assert {row["finished"] for row in found} == {"true"}
 
 
-def test_one_row_for_each_direction_of_each_pair_and_measure(runs: Path) -> None:
+def test_one_row_for_each_direction_of_each_pair_and_measure(runs):
     found = rows(compare([runs]), "pairs.csv")
     assert len(found) == 3 * 6
     wanted = [row for row in found if (row["measure"], row["x"], row["y"]) == ("final", "DASE K=2", "single")]
@@ -140,26 +120,18 @@ def test_one_row_for_each_direction_of_each_pair_and_measure(runs: Path) -> None
     assert (alone["runs_x"], alone["low"], alone["high"]) == ("1", "", "")
 
 
-def test_without_pairs_their_table_has_its_columns_and_no_row(runs: Path) -> None:
+def test_without_pairs_their_table_has_its_columns_and_no_row(runs):
     whole, none = (csv_files(compare([path]))["pairs.csv"] for path in (runs, runs / "five"))
     assert none == whole.splitlines()[0] + b"\n"
 
 
-def test_the_page_needs_nothing_beside_it_and_is_well_formed(runs: Path) -> None:
-    text = page(compare([runs]))
-    parser = Balanced()
-    parser.feed(text)
-    assert parser.open == []
-    for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
-        ET.fromstring(svg)
-    addresses = set(re.findall(r"https?://[^\s\"'<>)]+", text))
-    assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
-    assert not re.search(r"(src|href)=\"(?!#|data:)|url\((?!#)|@import|<script", text)
+def test_the_page_needs_nothing_beside_it_and_takes_its_colours_from_the_page(runs):
+    text = sound(page(compare([runs])))
     assert "#0102" not in text  # the stand-ins that become the page's colours
     assert "var(--ink)" in text
 
 
-def test_the_page_says_what_its_numbers_are_and_what_they_are_worth(runs: Path) -> None:
+def test_the_page_says_what_its_numbers_are_and_what_they_are_worth(runs):
     going = write_run(runs, "going", flat(1, 60), seed=9, steps=100_000)
     text = page(compare([runs])).replace("\u00a0", " ")
     for expected in (
@@ -179,7 +151,7 @@ def test_the_page_says_what_its_numbers_are_and_what_they_are_worth(runs: Path) 
 
 
 @pytest.mark.slow
-def test_an_unfinished_run_is_marked_where_it_is_used(runs: Path) -> None:
+def test_an_unfinished_run_is_marked_where_it_is_used(runs):
     write_run(runs, "going", flat(1, 61), seed=9, steps=100_000)
     comparison = compare([runs], unfinished=True)
     text = page(comparison)
@@ -190,16 +162,14 @@ def test_an_unfinished_run_is_marked_where_it_is_used(runs: Path) -> None:
     ] * 3
 
 
-def test_what_a_user_wrote_is_escaped(tmp_path: Path) -> None:
+def test_what_a_user_wrote_is_escaped(tmp_path):
     write_run(
         tmp_path, "a", flat(1), settings={"env": {"id": "<script>x</script>:Y", "kwargs": {"$k": "</b>"}}}
     )
-    text = page(compare([tmp_path]))
-    assert "<script" not in text
-    assert "&lt;script&gt;" in text
+    assert "&lt;script&gt;" in sound(page(compare([tmp_path])))
 
 
-def test_a_folder_that_cannot_be_made_is_one_sentence(runs: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_one_sentence(runs, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunDirectoryError, match=r"cannot write into .*file"):
         write_comparison(compare([runs]), tmp_path / "file")
@@ -208,7 +178,7 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(runs: Path, tmp_path: Path
 # -- the picture ---------------------------------------------------------------------------------------
 
 
-def test_each_environment_has_a_panel_by_agent_and_one_in_total(runs: Path) -> None:
+def test_each_environment_has_a_panel_by_agent_and_one_in_total(runs):
     write_run(runs, "ant", flat(1), settings={"env": {"id": "Ant-v5"}})
     drawn = sheet(compare([runs]), inks=PRINT)
     assert len(drawn.axes) == len(drawn.figure.axes) == 4
@@ -220,7 +190,7 @@ def test_each_environment_has_a_panel_by_agent_and_one_in_total(runs: Path) -> N
 
 
 @pytest.mark.parametrize(("environments", "shape"), [(1, (1, 2)), (3, (3, 2)), (4, (2, 4)), (5, (3, 4))])
-def test_many_environments_become_a_grid(tmp_path: Path, environments: int, shape: tuple[int, int]) -> None:
+def test_many_environments_become_a_grid(tmp_path, environments, shape):
     for index in range(environments):
         write_run(tmp_path, str(index), flat(1), settings={"env": {"id": f"Some{index}-v0"}})
     drawn = sheet(compare([tmp_path]))
@@ -231,8 +201,8 @@ def test_many_environments_become_a_grid(tmp_path: Path, environments: int, shap
 
 
 def test_curves_are_smoothed_means_with_half_a_deviation_and_total_steps_are_k_times_as_many(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     rng = np.random.default_rng(0)
     curves = rng.normal(size=(3, 2, 101))
     for seed, (first, second) in enumerate(curves):
@@ -248,19 +218,19 @@ def test_curves_are_smoothed_means_with_half_a_deviation_and_total_steps_are_k_t
     assert high == pytest.approx((of_runs.mean(axis=0) + of_runs.std(axis=0, ddof=1) / 2).max())
 
 
-def test_short_curves_are_not_smoothed_away(tmp_path: Path) -> None:
+def test_short_curves_are_not_smoothed_away(tmp_path):
     write_run(tmp_path, "run", [0, 100] * 10)
     np.testing.assert_array_equal(
         sheet(compare([tmp_path])).axes[0].get_lines()[0].get_ydata(), [0, 100] * 10
     )
 
 
-def test_a_cell_has_its_colour_in_every_panel_and_published_points_have_it_too(runs: Path) -> None:
+def test_a_cell_has_its_colour_in_every_panel_and_published_points_have_it_too(runs):
     ant = {"env": {"id": "Ant-v5"}}
     write_run(runs, "antpair", flat(1), flat(1), settings=ant)
     write_run(runs, "antfive", *[flat(1)] * 5, settings=ant)
     drawn = sheet(compare([runs]), inks=PRINT)
-    colours: dict[str, set[str]] = {}
+    colours = {}
     for axis in drawn.axes:
         handles, labels = axis.get_legend_handles_labels()
         for handle, label in zip(handles, labels, strict=True):
@@ -271,14 +241,14 @@ def test_a_cell_has_its_colour_in_every_panel_and_published_points_have_it_too(r
     assert colours["single"] == {PALETTE[2]}
 
 
-def test_a_line_stands_where_the_comparison_ends_before_the_curves_do(runs: Path) -> None:
+def test_a_line_stands_where_the_comparison_ends_before_the_curves_do(runs):
     by_agent, in_total = sheet(compare([runs])).axes
     assert "compared up to here" not in by_agent.get_legend_handles_labels()[1]
     handles, labels = in_total.get_legend_handles_labels()
     assert list(handles[labels.index("compared up to here")].get_xdata()) == [100_000, 100_000]
 
 
-def test_published_points_are_solid_or_hollow(runs: Path) -> None:
+def test_published_points_are_solid_or_hollow(runs):
     by_agent, in_total = sheet(compare([runs]), inks=PRINT).axes
     faces = {
         label: handle[0].get_markerfacecolor()
