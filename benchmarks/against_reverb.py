@@ -28,20 +28,19 @@ from measuring import (
     TASKS,
     Entry,
     Figure,
+    answer,
     conditions,
     machine,
     markdown,
     mean_ratio,
     median,
     ratios,
-    read_figures,
     resident_bytes,
     take_turns,
     values,
     write_figures,
 )
 
-from dase_grpc.errors import DaseError
 from dase_grpc.process.ends import keep_freed_memory
 
 ROOT: Final = Path(__file__).parents[1]
@@ -197,13 +196,7 @@ def main() -> None:
     parser.add_argument("--task", choices=tuple(TASKS), help="only this one")
     parser.add_argument("--quick", action="store_true", help="one turn of short rounds")
     parser.add_argument("--reverb", type=Path, default=REVERB_PYTHON, metavar="PYTHON", help="its Python")
-    parser.add_argument("--results", type=Path, metavar="FILE.csv", help="one line for each figure")
-    parser.add_argument("--show", type=Path, metavar="FILE.csv", help="print the tables of earlier results")
-    given = parser.parse_args()
-    try:
-        print(tables(read_figures(given.show) if given.show else measure_and_keep(given)))
-    except DaseError as error:
-        sys.exit(str(error))
+    answer(parser, measure_and_keep, tables)
 
 
 def measure_and_keep(given: argparse.Namespace) -> list[Figure]:

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 from typing import Any, Final
@@ -22,23 +21,11 @@ from typing import Any, Final
 import numpy as np
 import torch
 from device_rounds import require_device, rounds
-from measuring import (
-    Entry,
-    Figure,
-    conditions,
-    machine,
-    markdown,
-    median,
-    read_figures,
-    take_turns,
-    values,
-    write_figures,
-)
+from measuring import Entry, Figure, answer, conditions, machine, markdown, median, take_turns, values
 
 from dase_grpc.config.algorithms import ALGORITHMS, DpsConfig
 from dase_grpc.config.presets import preset
 from dase_grpc.config.resolve import RunConfig, resolve
-from dase_grpc.errors import DaseError
 from dase_grpc.launch.lockstep import LocalReplay
 from dase_grpc.learning.agents.device import use
 from dase_grpc.learning.agents.graphs import recorder_for
@@ -321,10 +308,7 @@ def measured(given: argparse.Namespace) -> list[Figure]:
             turns=1,
             compile=False,
         )
-    figures = on(device, [*updates(plan), *stacks(plan), *steps(plan)])
-    if given.results:
-        write_figures(given.results, figures)
-    return figures
+    return on(device, [*updates(plan), *stacks(plan), *steps(plan)])
 
 
 def main() -> None:
@@ -334,13 +318,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="of each way in each turn")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="a moment of everything but torch.compile")
-    parser.add_argument("--results", type=Path, metavar="FILE.csv", help="one line for each figure")
-    parser.add_argument("--show", type=Path, metavar="FILE.csv", help="print the tables of earlier results")
-    given = parser.parse_args()
-    try:
-        print(tables(read_figures(given.show) if given.show else measured(given)))
-    except DaseError as error:
-        sys.exit(str(error))
+    answer(parser, measured, tables)
 
 
 if __name__ == "__main__":

@@ -13,31 +13,16 @@ transitions for each. All of them share one process, so look at the server's pro
 import argparse
 import asyncio
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
 from contestants import BATCH, Ours, timed
-from measuring import (
-    TASKS,
-    Entry,
-    Figure,
-    Round,
-    conditions,
-    markdown,
-    median,
-    read_figures,
-    take_turns,
-    values,
-    write_figures,
-)
+from measuring import TASKS, Entry, Figure, Round, answer, conditions, markdown, median, take_turns, values
 from replay import random_rows, replay_process
 
-from dase_grpc.errors import DaseError
 from dase_grpc.process.ends import keep_freed_memory
 from dase_grpc.progress import Progress
 from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget, open_channel
@@ -216,22 +201,15 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a round")
     parser.add_argument("--quick", action="store_true", help="one turn of short rounds, few points")
-    parser.add_argument("--results", type=Path, metavar="FILE.csv", help="one line for each figure")
-    parser.add_argument("--show", type=Path, metavar="FILE.csv", help="print the tables of earlier results")
-    given = parser.parse_args()
+    answer(parser, measured, tables)
+
+
+def measured(given: argparse.Namespace) -> list[Figure]:
+    """All figures."""
     keep_freed_memory()  # as every node does
-    try:
-        if given.show:
-            found = read_figures(given.show)
-        elif given.quick:
-            found = list(measure(QUICK, turns=1, seconds=0.1, held=1_000))
-        else:
-            found = list(measure(FULL, turns=given.turns, seconds=given.seconds, held=HELD))
-        if given.results:
-            write_figures(given.results, found)
-        print(tables(found))
-    except DaseError as error:
-        sys.exit(str(error))
+    if given.quick:
+        return list(measure(QUICK, turns=1, seconds=0.1, held=1_000))
+    return list(measure(FULL, turns=given.turns, seconds=given.seconds, held=HELD))
 
 
 if __name__ == "__main__":

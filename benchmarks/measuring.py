@@ -1,9 +1,11 @@
 """What benchmarks of the replay share: rounds that take turns, results as a CSV file, the machine."""
 
+import argparse
 import math
 import os
 import platform
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -11,6 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 from results_files import read_lines, write_lines
+
+from dase_grpc.errors import DaseError
 
 TASKS: Final[Mapping[str, tuple[int, int]]] = {"narrow": (17, 6), "wide": (348, 17)}
 """Observation and action components: HalfCheetah's, and Humanoid's."""
@@ -139,6 +143,24 @@ def read_figures(path: Path) -> list[Figure]:
         ResultsError: it is no such file.
     """
     return read_lines(path, Figure)
+
+
+def answer(
+    parser: argparse.ArgumentParser,
+    measure: Callable[[argparse.Namespace], Sequence[Figure]],
+    tables: Callable[[Sequence[Figure]], str],
+) -> None:
+    """Measures, or reads what was measured; keeps it where a file is named, and prints."""
+    parser.add_argument("--results", type=Path, metavar="FILE.csv", help="one line for each figure")
+    parser.add_argument("--show", type=Path, metavar="FILE.csv", help="print the tables of earlier results")
+    given = parser.parse_args()
+    try:
+        found = read_figures(given.show) if given.show else measure(given)
+        if given.results:
+            write_figures(given.results, found)
+        print(tables(found))
+    except DaseError as error:
+        sys.exit(str(error))
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -33,6 +33,7 @@ import gymnasium
 import numpy as np
 from similarity_measures import (
     NAMED,
+    SMALL_AGENT,
     append_row,
     chosen,
     interval,
@@ -58,13 +59,7 @@ VERDICT: Final = 3
 
 SETTINGS: Final[Mapping[str, Any]] = {
     "env": {"id": "Pendulum-v1"},
-    "agent": {
-        "hidden": [64, 64],
-        "batch_size": 64,
-        "actor_lr": 1e-3,
-        "critic_lr": 1e-3,
-        "start_steps": 1_000,
-    },
+    "agent": {**SMALL_AGENT},
     "eval": {"every": 1_000, "episodes": 10},
     "train": {"checkpoint_every": 1_000_000},
 }

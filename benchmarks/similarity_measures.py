@@ -19,6 +19,13 @@ from dase_grpc.config.resolve import parse_assignments, resolve
 CellT = TypeVar("CellT")
 ResultT = TypeVar("ResultT")
 
+SMALL_AGENT: Final[Mapping[str, Any]] = {
+    "hidden": [64, 64],
+    "batch_size": 64,
+    "actor_lr": 1e-3,
+    "critic_lr": 1e-3,
+    "start_steps": 1_000,
+}
 NAMED: Final[Mapping[str, Mapping[str, Any]]] = {
     "isolated": {"divergence": "isolated"},
     "jeffreys": {},

@@ -25,6 +25,7 @@ from typing import Any, Final, Self
 import numpy as np
 from similarity_measures import (
     NAMED,
+    SMALL_AGENT,
     append_row,
     chosen,
     label,
@@ -63,13 +64,7 @@ BUILT_IN: Final = (
 """Measures that can differ with one peer: scope `agent` is the pool, and no group has few rows."""
 REFERENCES: Final = ("isolated", "jeffreys")
 SETTINGS: Final[Mapping[str, Any]] = {
-    "agent": {
-        "hidden": [64, 64],
-        "batch_size": 64,
-        "actor_lr": 1e-3,
-        "critic_lr": 1e-3,
-        "start_steps": 1_000,
-    },
+    "agent": {**SMALL_AGENT},
     "eval": {"every": 1_000, "episodes": 3},
     "train": {"checkpoint_every": 1_000_000, "log_every": 500, "threads": 1},
 }

@@ -12,32 +12,19 @@ Everything takes turns. An update of K agents counts as K.
 """
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
 import torch
 from device_rounds import require_device, rounds
-from measuring import (
-    Entry,
-    Figure,
-    conditions,
-    markdown,
-    median,
-    read_figures,
-    take_turns,
-    values,
-    write_figures,
-)
+from measuring import Entry, Figure, answer, conditions, markdown, median, take_turns, values
 
 from dase_grpc.config.algorithms import ALGORITHMS, DpsConfig
 from dase_grpc.config.presets import preset
 from dase_grpc.config.resolve import RunConfig, resolve
-from dase_grpc.errors import DaseError
 from dase_grpc.learning.agents.batch import Staging
 from dase_grpc.learning.agents.device import use
 from dase_grpc.learning.agents.graphs import recorder_for
@@ -140,15 +127,12 @@ def table(figures: Sequence[Figure]) -> str:
 
 
 def measured(given: argparse.Namespace) -> list[Figure]:
-    """Measures what is asked for; it is in the file where one is named."""
+    """Measures what is asked for."""
     require_device("stack.py", given.device, otherwise="leave --device out")
     torch.set_num_threads(1)
     use(given.device)
     counts, turns, seconds = ((1, 2), 1, 0.05) if given.quick else (given.agents, given.turns, given.seconds)
-    figures = measure(given.algorithm, counts, given.device, turns=turns, seconds=seconds)
-    if given.results:
-        write_figures(given.results, figures)
-    return figures
+    return measure(given.algorithm, counts, given.device, turns=turns, seconds=seconds)
 
 
 def main() -> None:
@@ -160,13 +144,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of each way in each turn")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one short turn, K = 1 and 2")
-    parser.add_argument("--results", type=Path, metavar="FILE.csv", help="one line for each figure")
-    parser.add_argument("--show", type=Path, metavar="FILE.csv", help="print the table of earlier results")
-    given = parser.parse_args()
-    try:
-        print(table(read_figures(given.show) if given.show else measured(given)))
-    except DaseError as error:
-        sys.exit(str(error))
+    answer(parser, measured, table)
 
 
 if __name__ == "__main__":

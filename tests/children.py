@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from patience import PATIENCE_S
 
@@ -18,6 +19,14 @@ def importing(*folders: Path, **variables: str) -> dict[str, str]:
     """
     found = [*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(found), **variables}
+
+
+def ran(
+    *command: object, check: bool = False, timeout: float = PATIENCE_S, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """What a program that ends by itself has printed, and its exit code; for options see subprocess.run."""
+    words = [str(each) for each in command]
+    return subprocess.run(words, capture_output=True, text=True, check=check, timeout=timeout, **options)
 
 
 @contextmanager

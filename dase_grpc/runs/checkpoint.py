@@ -31,7 +31,6 @@ from dase_grpc.runs.files import (
     SEAL,
     STAGING_PREFIX,
     checked_bytes,
-    disk_refusal,
     json_text,
     read_document,
     reading,
@@ -39,6 +38,7 @@ from dase_grpc.runs.files import (
     sealed,
     staged_directory,
     write_synced,
+    written,
 )
 from dase_grpc.schema import TransitionSchema
 
@@ -159,7 +159,7 @@ def save_checkpoint(
     }
     document = sealed({**metadata, **told})
     target = checkpoint_path(directory, step)
-    try:
+    with written(f"the checkpoint {target}"):
         _put_back(directory)
         if _is_sound(target, document[SEAL]):
             return target
@@ -169,8 +169,6 @@ def save_checkpoint(
                 write_synced(staged / name, data)
         _prune(directory, keep=keep)
         _discard_staged(directory)
-    except OSError as error:
-        raise disk_refusal(f"cannot write the checkpoint {target}", error) from None
     return target
 
 

@@ -25,12 +25,12 @@ SEAL: Final = "sha256"
 
 
 @contextlib.contextmanager
-def written(path: Path) -> Iterator[None]:
-    """For a block that writes `path`."""
+def written(what: Path | str) -> Iterator[None]:
+    """For a block that writes what is named."""
     try:
         yield
     except OSError as error:
-        raise disk_refusal(f"cannot write {path}", error) from None
+        raise disk_refusal(f"cannot write {what}", error) from None
 
 
 @contextlib.contextmanager

@@ -162,6 +162,7 @@ class AgentJournal(_Journal):
         )
 
 
+@dataclass(eq=False)
 class EvaluationJournal(_Journal):
     """Keeps the best policy of one agent, too, and goes on where an earlier one has ended.
 

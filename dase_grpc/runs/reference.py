@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Final, Literal
 
+from pydantic import TypeAdapter
+
 from dase_grpc.config.algorithms import DpdConfig, DpsConfig
 from dase_grpc.config.presets import paper_preset, preset
 from dase_grpc.config.resolve import RunConfig, resolve
@@ -82,6 +84,9 @@ class PublishedRow:
         return [point for point in (*self.points, self.final) if point.step <= step]
 
 
+_ROWS: Final = TypeAdapter(PublishedRow)
+
+
 def counterpart(config: RunConfig) -> PublishedRow | None:
     """What was published for the experiment that this configuration repeats; None where nothing was.
 
@@ -134,20 +139,8 @@ def _table() -> tuple[PublishedRow, ...]:
 
 
 def _row(values: dict[str, str]) -> PublishedRow:
-    return PublishedRow(
-        study=values["study"],
-        buffer=int(values["buffer"]),
-        algorithm=values["algorithm"],
-        environment=values["env"],
-        method=values["method"],
-        agents=int(values["agents"]),
-        seeds=int(values["seeds"]),
-        final_mean=float(values["final_mean"]),
-        final_std=float(values["final_std"]),
-        points=tuple(
-            PublishedPoint(step, float(values[f"return_{name}"]), float(values[f"std_{name}"]))
-            for name, step in _STEPS.items()
-        ),
-        curves="combination" if values["curves"] == "combination" else "own",
-        cell_rank=values["cell_rank"],
-    )
+    points = [
+        {"step": step, "mean": values[f"return_{name}"], "std": values[f"std_{name}"]}
+        for name, step in _STEPS.items()
+    ]
+    return _ROWS.validate_python({**values, "environment": values["env"], "points": points})

@@ -20,13 +20,13 @@ from dase_grpc.runs.directory import RunDirectory, checkpoint_path, checkpoint_p
 from dase_grpc.runs.files import (
     STAGING_PREFIX,
     checked_bytes,
-    disk_refusal,
     json_text,
     read_document,
     replace_file,
     require_seal,
     sealed,
     sync_directory,
+    written,
 )
 from dase_grpc.schema import Array
 
@@ -131,15 +131,13 @@ class RoundLog:
     ) -> None:
         """Keeps a round whose agents' checkpoints are on disk: rows are all transitions present, in order."""
         folder = self._directory.replay
-        try:
+        with written(f"the buffer to {folder}"):
             segments = self._rows.append(rows, total=total)
             folders = [self._directory.agent(agent_id).checkpoints for agent_id in range(len(steps))]
             seals = tuple(map(seal_of, map(checkpoint_path, folders, steps)))
             first = total - sum(map(len, rows))
             Round(tuple(steps), seals, tuple(sampling), first, total, segments).write(folder)
             self._prune(segments, newest=max(steps))
-        except OSError as error:
-            raise disk_refusal(f"cannot write the buffer to {folder}", error) from None
 
     def _prune(self, segments: Sequence[Segment], *, newest: int) -> None:
         paths = round_paths(self._directory.replay)

@@ -1,6 +1,6 @@
 """Benchmarks are scripts beside each other; a test imports one as Python does when it is run."""
 
-import importlib.util
+import importlib
 import sys
 from pathlib import Path
 
@@ -11,16 +11,27 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 @pytest.fixture
 def script(monkeypatch):
-    """Loads a script of the folder as the module of its name, for the time of the test."""
+    """Imports a script of the folder by its name, and what it imports there, for the time of the test."""
+    names = {path.stem for path in FOLDER.glob("*.py")}
+    others = {name: sys.modules.pop(name) for name in names & sys.modules.keys()}
     monkeypatch.syspath_prepend(FOLDER)
+    yield importlib.import_module
+    for name in names:
+        sys.modules.pop(name, None)
+    sys.modules.update(others)
 
-    def load(name):
-        spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, name, module)
-        spec.loader.exec_module(module)
-        return module
 
-    return load
+@pytest.fixture
+def called(monkeypatch, capsys):
+    """Calls a script's main with arguments, as on a machine without a GPU; returns what it prints."""
+    import torch
+
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    def call(module, *arguments):
+        monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, arguments)])
+        module.main()
+        return capsys.readouterr().out
+
+    return call

@@ -1,41 +1,34 @@
-"""The GPU's benchmark where there is no GPU: that it says so, that it works, and what its tables say."""
-
-import sys
+"""Benchmarks that want a GPU where there is none: they say so, they work on a CPU, and their tables hold."""
 
 import pytest
-import torch
 
 
 @pytest.fixture
 def gpu(script):
-    script("measuring")
     return script("gpu")
 
 
-@pytest.fixture
-def run(gpu, monkeypatch, capsys):
-    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["gpu.py", *map(str, arguments)])
-        gpu.main()
-        return capsys.readouterr().out
-
-    return run
+NO_GPU = "was not run: torch finds no CUDA device on this machine"
 
 
-def test_without_a_gpu_it_says_in_one_sentence_that_it_was_not_run_and_fails(run):
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("gpu", f"gpu.py {NO_GPU}; --device cpu shows that it works"),
+        ("stack --device cuda:0", f"stack.py {NO_GPU}; leave --device out"),
+        ("stack --show stack.csv", "cannot read stack.csv: No such file or directory"),
+    ],
+)
+def test_what_is_missing_is_one_sentence_and_a_failure(script, called, command, said):
+    name, *arguments = command.split()
     with pytest.raises(SystemExit) as ended:
-        run()
-    assert ended.value.code == (
-        "gpu.py was not run: torch finds no CUDA device on this machine; --device cpu shows that it works"
-    )
+        called(script(name), *arguments)
+    assert ended.value.code == said
 
 
 @pytest.mark.slow
-def test_a_quick_run_on_a_cpu_measures_everything_and_says_that_it_was_a_cpu(run, tmp_path):
-    shown = run("--device", "cpu", "--quick", "--results", tmp_path / "gpu.csv")
+def test_a_quick_run_on_a_cpu_measures_everything_and_says_that_it_was_a_cpu(gpu, called, tmp_path):
+    shown = called(gpu, "--device", "cpu", "--quick", "--results", tmp_path / "gpu.csv")
     assert shown.startswith("**On a CPU, to see that it works: none of this says anything about a GPU.**")
     for who in (
         "td3",
@@ -45,7 +38,15 @@ def test_a_quick_run_on_a_cpu_measures_everything_and_says_that_it_was_a_cpu(run
         "LeanRL, compiled and captured",
     ):
         assert f"| {who}" in shown
-    assert run("--show", tmp_path / "gpu.csv") == shown
+    assert called(gpu, "--show", tmp_path / "gpu.csv") == shown
+
+
+@pytest.mark.slow
+def test_a_quick_run_compares_one_and_two_agents_and_its_results_are_shown_again(script, called, tmp_path):
+    shown = called(script("stack"), "--quick", "--results", tmp_path / "stack.csv")
+    assert "| td3, K = 1 |" in shown
+    assert "| td3, K = 2 |" in shown
+    assert called(script("stack"), "--show", tmp_path / "stack.csv") == shown
 
 
 def figures(gpu, what, subject, **rates):

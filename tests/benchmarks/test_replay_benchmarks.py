@@ -1,11 +1,11 @@
 """Benchmarks of the replay: their arithmetic, quick runs, and the page that is made of their results."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from children import ran
 
 from dase_grpc.errors import DaseError
 
@@ -18,14 +18,12 @@ def measuring(script):
 
 
 @pytest.fixture
-def against(script, measuring):
-    for name in ("replay", "contestants"):
-        script(name)
+def against(script):
     return script("against_reverb")
 
 
 @pytest.fixture
-def growth(script, against):
+def growth(script):
     return script("growth")
 
 
@@ -34,10 +32,8 @@ def page(script):
     return script("page")
 
 
-def figure(
-    measuring, who, value, *, turn=0, what="batches/s", subject="narrow", client_us=1.0, server_us=1.0
-):
-    return measuring.Figure("a machine", 0.5, subject, what, who, turn, value, client_us, server_us)
+def figure(measuring, who, value, *, turn=0, what="batches/s", subject="narrow", server_us=1.0):
+    return measuring.Figure("a machine", 0.5, subject, what, who, turn, value, 1.0, server_us)
 
 
 def test_entries_take_turns_that_begin_with_another_each_time_after_one_that_warms_up(measuring):
@@ -61,15 +57,17 @@ def test_figures_come_back_from_their_file(measuring, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
-    [("machine,load\nm,1\n", "no results of this benchmark"), ("machine\n", "no line of results")],
+    "reader", ["complexity_table.read_results", "measuring.read_figures", "update_tables.read_timed"]
 )
-def test_another_file_is_refused(measuring, tmp_path, text, said):
-    (tmp_path / "other.csv").write_text(text)
-    with pytest.raises(DaseError, match=said):
-        measuring.read_figures(tmp_path / "other.csv")
+def test_another_file_is_refused(script, tmp_path, reader):
+    module, _, name = reader.partition(".")
+    read, other = getattr(script(module), name), tmp_path / "other.csv"
+    for text, said in (("agent\n1\n", "no results of this benchmark"), ("agent\n", "no line of results")):
+        other.write_text(text)
+        with pytest.raises(DaseError, match=said):
+            read(other)
     with pytest.raises(DaseError, match="cannot read"):
-        measuring.read_figures(tmp_path)
+        read(tmp_path)
 
 
 def test_the_processor_time_and_memory_of_this_process_are_plausible(measuring):
@@ -130,11 +128,7 @@ def test_the_page_has_the_tables_of_the_committed_results(page):
 
 
 def test_run_times_are_compared_by_turns_and_by_the_agents_that_share_a_core(script, tmp_path):
-    for name in ("measuring", "process_tree"):
-        script(name)
-    results = script("complexity_table")
-    script("complexity")
-    run_time = script("run_time")
+    results, run_time = script("complexity_table"), script("run_time")
 
     def run(variant, agents, turn, run_s):
         measured = ("td3", variant, turn, agents, 10, 10, run_s, 1.0, 1.0, 5.0, 5.0, 1.0, 1.0, 1.0)
@@ -175,8 +169,6 @@ class ExperienceReplayBuffer:
 
 @pytest.mark.slow
 def test_the_authors_agent_is_run_beside_from_a_copy_of_their_code(script, tmp_path):
-    for name in ("measuring", "process_tree", "complexity_table"):
-        script(name)
     complexity, run_time = script("complexity"), script("run_time")
     plan = complexity.Plan("InvertedPendulum-v5", 1, warmup=5, updates=7)
     with pytest.raises(run_time.RunFailedError, match=r"does not run: FileNotFoundError: no TD3\.py under"):
@@ -198,16 +190,13 @@ def test_the_authors_agent_is_run_beside_from_a_copy_of_their_code(script, tmp_p
 
 @pytest.mark.slow
 def test_the_replay_is_measured_beside_a_bare_socket_where_reverb_is_not_there(tmp_path):
-    command = [sys.executable, str(ROOT / "benchmarks/against_reverb.py"), "--quick", "--task=narrow"]
-    command += [f"--reverb={tmp_path / 'none'}", f"--results={tmp_path / 'results.csv'}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    program = (sys.executable, ROOT / "benchmarks/against_reverb.py")
+    given = ("--quick", "--task=narrow", f"--reverb={tmp_path / 'none'}")
+    done = ran(*program, *given, f"--results={tmp_path / 'results.csv'}", check=True)
     assert "Reverb is left out" in done.stderr
     assert "| narrow | batches/s | bare TCP |" in done.stdout
     assert "Traceback" not in done.stderr
-    again = subprocess.run(
-        [*command[:2], f"--show={tmp_path / 'results.csv'}"], capture_output=True, text=True, check=True
-    )
-    assert again.stdout == done.stdout
+    assert ran(*program, f"--show={tmp_path / 'results.csv'}", check=True).stdout == done.stdout
 
 
 @pytest.mark.slow

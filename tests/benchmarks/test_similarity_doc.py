@@ -2,12 +2,11 @@
 
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_S
+from children import ran
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/similarity.md").read_text(encoding="utf-8")
@@ -23,14 +22,9 @@ def test_there_is_a_command_for_each_table():
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_page_has_what_the_command_prints(command):
-    done = subprocess.run(
-        [sys.executable, *shlex.split(command)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,  # 1 says that the gate does not hold, which the page then says too
-    )
+    done = ran(
+        sys.executable, *shlex.split(command), cwd=ROOT
+    )  # 1: the gate does not hold, which the page says
     assert done.stderr == ""
     lines = [line for line in done.stdout.splitlines() if line]
     assert len(lines) > 2

@@ -1,9 +1,7 @@
 """The study's bookkeeping, what it reads from a run, and its tables; what it measures is in the docs."""
 
-import importlib.util
 import math
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,20 +11,10 @@ from dase_grpc.config.resolve import resolve
 from dase_grpc.errors import ConfigError
 from dase_grpc.runs.directory import RunDirectory
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks/similarity_study.py"
-
 
 @pytest.fixture
-def study(monkeypatch):
-    """The script as a module."""
-    monkeypatch.syspath_prepend(SCRIPT.parent)
-    spec = importlib.util.spec_from_file_location("similarity_study", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "similarity_study", module)
-    spec.loader.exec_module(module)
-    return module
+def study(script):
+    return script("similarity_study")
 
 
 def cells(study, monkeypatch, *flags):

@@ -5,8 +5,6 @@ import pytest
 
 @pytest.fixture
 def floor(script):
-    for name in ("measuring", "update_flops", "update_rivals", "update_tables"):
-        script(name)
     return script("update_floor")
 
 
@@ -49,13 +47,3 @@ def test_a_comparison_without_a_copy_of_the_other_code_is_said_to_be_left_out(fl
     subjects = subjects_of(floor, beside=[])
     text = floor.tables(floor.figures(subjects, {each.name: [1.0] for each in subjects}, 0.0))
     assert "not measured, for no copy of either was given" in text
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [("what,median_us\nproduct,1\n", "no results of this benchmark"), ("what\n", "no line of results")],
-)
-def test_a_file_that_holds_something_else_is_refused(floor, tmp_path, text, said):
-    (tmp_path / "other.csv").write_text(text)
-    with pytest.raises(floor.DaseError, match=said):
-        floor.read_timed(tmp_path / "other.csv")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from children import ran
 from deploy.deployed import PROJECT
-from patience import PATIENCE_S
 
 CHART = PROJECT / "deploy" / "helm" / "dase"
 CONFIG = '[env]\nid = "Pendulum-v1"\n\n[train]\nsteps = 5_000\n'
@@ -43,10 +43,7 @@ class Helm:
     program: Path
 
     def run(self, *arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [str(self.program), *map(str, arguments)]
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, cwd=PROJECT
-        )
+        return ran(self.program, *arguments, cwd=PROJECT)
 
     def template(self, *sets: str, version: str = "1.36.0") -> subprocess.CompletedProcess[str]:
         given = [f"--set={each}" for each in sets]

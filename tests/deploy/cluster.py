@@ -1,12 +1,9 @@
 """A run whose nodes are each on a host of their own, with certificates, watched by a Prometheus."""
 
-import json
 import signal
 import subprocess
 import time
 import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +14,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 from deploy.deployed import DEPLOY
-from deploy.servers import ASKED_AGAIN_S
+from deploy.servers import ASKED_AGAIN_S, asked, every_second, prometheus
 from nodes.processes import NodeProcess, process
 from patience import PATIENCE_S
 
@@ -50,15 +47,11 @@ class Cluster:
 
     def series(self, expression: str) -> list[Any]:
         """What Prometheus answers; nothing while it does not."""
-        query = urllib.parse.urlencode({"query": expression})
-        url = f"http://{self.hosts.addresses['prometheus']}:{OTHERS_PORT}/api/v1/query?{query}"
+        base = f"http://{self.hosts.addresses['prometheus']}:{OTHERS_PORT}"
         try:
-            with urllib.request.urlopen(url, timeout=ASKED_AGAIN_S) as answer:
-                said = json.load(answer)
+            return list(asked(base, "query", timeout_s=ASKED_AGAIN_S, query=expression)["result"])
         except (urllib.error.URLError, TimeoutError, ConnectionError):
             return []
-        assert said["status"] == "success", said
-        return list(said["data"]["result"])
 
     def value(self, expression: str) -> float:
         """The sum of an expression's series; 0 where there is none."""
@@ -103,7 +96,7 @@ def make_certificates(folder: Path, addresses: dict[str, str], identities: Seque
 
 @contextmanager
 def started(
-    made: Any, folder: Path, settings: dict[str, Any], roles: dict[str, Sequence[str]], prometheus: Path
+    made: Any, folder: Path, settings: dict[str, Any], roles: dict[str, Sequence[str]], program: Path
 ) -> Iterator[Cluster]:
     """A replay and these nodes, by host: the flags of each; ended, if by force, with the block."""
     identities = {name: name.replace("-", "/") for name in ("replay", *roles)}
@@ -119,7 +112,7 @@ def started(
         for name, flags in roles.items():
             config = [f"--config={folder / 'settings.toml'}", f"--replay={cluster.address}"]
             _node(cluster, stack, name, *config, *flags)
-        stack.enter_context(_prometheus(cluster, prometheus, roles))
+        stack.enter_context(_prometheus(cluster, program, roles))
         yield cluster
 
 
@@ -141,9 +134,7 @@ def _node(cluster: Cluster, stack: ExitStack, name: str, *flags: str) -> NodePro
 def _prometheus(cluster: Cluster, program: Path, roles: dict[str, Sequence[str]]) -> Iterator[None]:
     """The committed configuration for several hosts, with these addresses, every second."""
     text = (DEPLOY / "prometheus" / "several-hosts.yml").read_text(encoding="utf-8")
-    text = text.replace("scrape_interval: 5s", "scrape_interval: 1s")
-    text = text.replace("evaluation_interval: 15s", "evaluation_interval: 1s")
-    text = text.replace("rules/*.yml", str(DEPLOY / "prometheus" / "rules" / "*.yml"))
+    text = every_second(text).replace("rules/*.yml", str(DEPLOY / "prometheus" / "rules" / "*.yml"))
     for role in ("replay", "learner", "actor", "evaluator"):
         targets = [
             f'"{cluster.hosts.addresses[name]}:{METRICS}"'
@@ -157,13 +148,8 @@ def _prometheus(cluster: Cluster, program: Path, roles: dict[str, Sequence[str]]
     folder.mkdir()
     (folder / "prometheus.yml").write_text(text, encoding="utf-8")
     (folder / "dase").symlink_to(cluster.folder / "metrics-certs" / "observer")
-    command = [
-        *cluster.hosts.within("prometheus"),
-        str(program / "prometheus"),
-        "--config.file=prometheus.yml",
-        "--storage.tsdb.path=data",
-        f"--web.listen-address={cluster.hosts.addresses['prometheus']}:{OTHERS_PORT}",
-    ]
+    own = f"{cluster.hosts.addresses['prometheus']}:{OTHERS_PORT}"
+    command = [*cluster.hosts.within("prometheus"), *prometheus(program, own)]
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:

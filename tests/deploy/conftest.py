@@ -6,12 +6,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+from children import ran
 from deploy.charts import CONFIG, VALUES, Helm, Rendered
 from deploy.deployed import PROJECT
-from patience import PATIENCE_S
 
 CACHE = PROJECT / ".cache" / "prometheus"
 
@@ -28,8 +29,7 @@ def prometheus_folder() -> Path:
 def alertmanager_folder() -> Path:
     """A folder with `prometheus-alertmanager` and `amtool`; skips where they cannot be had."""
     folder = monitoring_folder("prometheus-alertmanager", "amtool")
-    asked = [str(folder / "prometheus-alertmanager"), "--version"]
-    tried = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    tried = ran(folder / "prometheus-alertmanager", "--version")
     if tried.returncode:  # unpacked and not installed, it needs a mount namespace
         pytest.skip(f"no Alertmanager: {tried.stderr.strip()[-200:]}")
     return folder
@@ -38,14 +38,7 @@ def alertmanager_folder() -> Path:
 @pytest.fixture
 def promtool(prometheus_folder: Path) -> Promtool:
     """Runs promtool."""
-
-    def run(*arguments: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-        command = [str(prometheus_folder / "promtool"), *map(str, arguments)]
-        return subprocess.run(
-            command, input=stdin, capture_output=True, text=True, timeout=PATIENCE_S, check=False, cwd=PROJECT
-        )
-
-    return run
+    return partial(ran, prometheus_folder / "promtool", cwd=PROJECT)
 
 
 @pytest.fixture(scope="session")
@@ -86,11 +79,4 @@ def fetched(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:  # tests run side by side
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return subprocess.run(
-            [str(PROJECT / "scripts" / script), str(folder)],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-            env={**os.environ, "PYTHON": sys.executable},
-        )
+        return ran(PROJECT / "scripts" / script, folder, env={**os.environ, "PYTHON": sys.executable})

@@ -6,6 +6,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from children import ran
 from deploy.deployed import PROJECT
 
 TOOLS = ("buildah", "mmdebstrap", "bwrap")
@@ -36,15 +37,8 @@ class Builder:
             "--storage-driver=overlay",
             *map(str, arguments),
         ]
-        done = subprocess.run(
-            command,
-            cwd=PROJECT,
-            env={**os.environ, "BUILDAH_ISOLATION": "chroot"},
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        isolated = {**os.environ, "BUILDAH_ISOLATION": "chroot"}
+        done = ran(*command, cwd=PROJECT, env=isolated, timeout=timeout_s)
         assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         return done.stdout.strip()
 
@@ -92,9 +86,7 @@ def sandboxed(root: Path, environment: dict[str, str], *command: str) -> list[st
 
 def _pip_configuration() -> str:
     """This machine's configuration of pip, wherever it comes from, as one file."""
-    listed = subprocess.run(
-        ["python3", "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
-    )
+    listed = ran("python3", "-m", "pip", "config", "list", check=True)
     values = {}
     for line in listed.stdout.splitlines():
         name, _, value = line.partition("=")

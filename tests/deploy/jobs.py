@@ -1,18 +1,16 @@
 """The job script of deploy/slurm in a Slurm of its own; what must lie in the buffer when it has ended."""
 
-import importlib.util
 import re
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import tomli_w
-from deploy.deployed import DEPLOY, PROJECT
+from deploy.deployed import DEPLOY
 from patience import PATIENCE_S
 
 from dase_grpc.launch.drill.evidence import Life, Stored, problems, read_buffer, read_ledger, read_marks
@@ -20,20 +18,6 @@ from dase_grpc.learning.envs.make import make_env
 
 SCRIPT = DEPLOY / "slurm" / "dase.sbatch"
 PROGRAM = f"{sys.executable} -m dase_grpc"
-
-
-def script(name: str) -> ModuleType:
-    """One of the project's scripts as a module."""
-    known = sys.modules.get(name)
-    if known is not None:
-        return known
-    spec = importlib.util.spec_from_file_location(name, PROJECT / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def numbered_settings(folder: Path, *, agents: int, steps: int, pause_s: float) -> dict[str, Any]:

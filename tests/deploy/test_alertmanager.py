@@ -1,7 +1,6 @@
 """A real Prometheus and a real Alertmanager: who is to be told of an alert is told."""
 
 import json
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -9,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from children import ran
 from deploy.deployed import DEPLOY
-from deploy.servers import free_ports, running
+from deploy.servers import every_second, free_ports, prometheus, replaced, running
 from patience import PATIENCE_S
 
 SEVERITIES = ("critical", "warning", "info")
@@ -52,19 +52,13 @@ def webhook() -> Iterator[Webhook]:
         yield made
 
 
-def changed(file: str, replacements: dict[str, str]) -> str:
-    """A committed file in which each of these texts, which are all there, is another."""
-    text = (PROMETHEUS / file).read_text(encoding="utf-8")
-    for before, after in replacements.items():
-        assert before in text, before
-        text = text.replace(before, after)
-    return text
+def committed(file: str) -> str:
+    return (PROMETHEUS / file).read_text(encoding="utf-8")
 
 
 def amtool(folder: Path, *arguments: str) -> str:
     """What amtool says of the example, which it must not refuse."""
-    command = [str(folder / "amtool"), *arguments]
-    checked = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    checked = ran(folder / "amtool", *arguments)
     assert checked.returncode == 0, checked.stderr
     return checked.stdout.strip()
 
@@ -82,28 +76,19 @@ def test_an_alert_of_a_replay_that_is_down_reaches_the_webhook(
     prometheus_folder, alertmanager_folder, webhook, tmp_path
 ):
     nobody, alerts, own = range(first := free_ports(3), first + 3)
-    (tmp_path / "alertmanager.yml").write_text(
-        changed(
-            "alertmanager.yml",
-            {
-                "http://127.0.0.1:9094/": f"http://127.0.0.1:{webhook.server_port}/",
-                "group_wait: 30s": "group_wait: 0s",
-            },
-        )
-    )
-    (tmp_path / "rules.yml").write_text(changed("rules/dase.alerts.yml", {"for: 1m": "for: 1s"}))
-    (tmp_path / "prometheus.yml").write_text(
-        changed(
-            "prometheus.yml",
-            {
-                "127.0.0.1:9500": f"127.0.0.1:{nobody}",
-                "127.0.0.1:9093": f"127.0.0.1:{alerts}",
-                "scrape_interval: 5s": "scrape_interval: 1s",
-                "evaluation_interval: 15s": "evaluation_interval: 1s",
-                "rules/*.yml": "rules.yml",
-            },
-        )
-    )
+    told = {
+        "http://127.0.0.1:9094/": f"http://127.0.0.1:{webhook.server_port}/",
+        "group_wait: 30s": "group_wait: 0s",
+    }
+    (tmp_path / "alertmanager.yml").write_text(replaced(committed("alertmanager.yml"), told))
+    rules = replaced(committed("rules/dase.alerts.yml"), {"for: 1m": "for: 1s"})
+    (tmp_path / "rules.yml").write_text(rules)
+    places = {
+        "127.0.0.1:9500": f"127.0.0.1:{nobody}",
+        "127.0.0.1:9093": f"127.0.0.1:{alerts}",
+        "rules/*.yml": "rules.yml",
+    }
+    (tmp_path / "prometheus.yml").write_text(replaced(every_second(committed("prometheus.yml")), places))
     alertmanager = [
         str(alertmanager_folder / "prometheus-alertmanager"),
         "--config.file=alertmanager.yml",
@@ -111,25 +96,13 @@ def test_an_alert_of_a_replay_that_is_down_reaches_the_webhook(
         f"--web.listen-address=127.0.0.1:{alerts}",
         "--cluster.listen-address=",
     ]
-    prometheus = [
-        str(prometheus_folder / "prometheus"),
-        "--config.file=prometheus.yml",
-        "--storage.tsdb.path=data",
-        f"--web.listen-address=127.0.0.1:{own}",
-    ]
+    scraper = prometheus(prometheus_folder, f"127.0.0.1:{own}")
     with ExitStack() as stack:
         stack.enter_context(running(alertmanager, tmp_path, "alertmanager"))
-        stack.enter_context(running(prometheus, tmp_path, "prometheus"))
+        stack.enter_context(running(scraper, tmp_path, "prometheus"))
         message = webhook.next_message()
     (alert,) = message["alerts"]
-    assert (message["receiver"], alert["status"], alert["labels"]) == (
-        "team",
-        "firing",
-        {
-            "alertname": "DaseReplayDown",
-            "instance": f"127.0.0.1:{nobody}",
-            "job": "dase-replay",
-            "severity": "critical",
-        },
-    )
+    named = {"alertname": "DaseReplayDown", "job": "dase-replay", "severity": "critical"}
+    assert (message["receiver"], alert["status"]) == ("team", "firing")
+    assert alert["labels"] == {**named, "instance": f"127.0.0.1:{nobody}"}
     assert alert["annotations"]["runbook"] == "docs/operations.md#dasereplaydown"

@@ -1,15 +1,14 @@
 """The Helm chart: valid for several Kubernetes versions, refuses nonsense, and hangs together."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
+from children import ran
 from deploy.charts import CHART, CONFIG, VALUES, VARIABLE, Helm, Rendered
 from deploy.conftest import fetched
 from deploy.deployed import DASHBOARDS, PROJECT, RULES
-from patience import PATIENCE_S
 
 VERSIONS = ("1.31.0", "1.34.0", "1.36.0", "1.37.0")
 CUSTOM = {"PodMonitor", "PrometheusRule", "Certificate"}
@@ -64,14 +63,7 @@ def test_custom_resources_are_valid(whole):
     broken = {**custom[0], "spec": {"nonsense": 1}}
     script = Path(__file__).with_name("validate_crds.mjs")
     told = [
-        subprocess.run(
-            ["node", str(script), str(folder)],
-            input="\n".join(json.dumps(each) for each in objects),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=True,
-        ).stdout
+        ran("node", script, folder, input="\n".join(map(json.dumps, objects)), check=True).stdout
         for objects in (custom, [broken])
     ]
     assert told[0] == ""

@@ -6,7 +6,6 @@ import pytest
 from deploy.charts import CONFIG, VALUES, Rendered, Workload
 
 from dase_grpc import __main__
-from dase_grpc.cli import flags
 from dase_grpc.cli import node as cli_node
 from dase_grpc.cli.main import app
 from dase_grpc.metrics.endpoint import LIVE_PATH, READY_PATH
@@ -134,7 +133,7 @@ def test_dase_understands_what_nodes_are_told(nodes, role, tmp_path, monkeypatch
     told = [node for node in nodes if node.role == role]
     if not told:
         pytest.skip(f"these values start no {role}")
-    if role not in flags.ROLES:
+    if role not in cli_node.ROLES:
         pytest.skip(f"this version has no {role}")
     if any("--explore=false" in node.container["args"] for node in told) and "explore" not in FLAGS:
         pytest.skip("this version has no --explore")
@@ -154,4 +153,4 @@ def test_dase_understands_what_nodes_are_told(nodes, role, tmp_path, monkeypatch
         assert ended.value.code in (0, None)
     assert len(started) == len(told)
     assert {options.metrics_port for options in started} == {9500}
-    assert set(cli_node.TAKES) <= set(flags.ROLES)
+    assert set(cli_node.TAKES) <= set(cli_node.ROLES)

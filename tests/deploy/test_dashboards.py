@@ -1,12 +1,11 @@
 """Grafana's dashboards: what the code makes, of expressions that parse, about metrics that exist."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from children import ran
 from deploy.deployed import DASHBOARDS, PROJECT, dashboards, exported, expressions, metrics_in
-from patience import PATIENCE_S
 
 BOARDS = dashboards()
 PARTS = ("overview", "replay", "learners", "followers", "similarity", "distillation")
@@ -15,8 +14,7 @@ VARIABLES = ("replay", "learner", "actor", "evaluator", "agent")
 
 def test_the_committed_dashboards_are_what_the_code_makes(tmp_path):
     pytest.importorskip("grafana_foundation_sdk")
-    command = [sys.executable, "scripts/write_dashboards.py", str(tmp_path)]
-    subprocess.run(command, cwd=PROJECT, check=True, timeout=PATIENCE_S)
+    ran(sys.executable, "scripts/write_dashboards.py", tmp_path, cwd=PROJECT, check=True)
     made = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
     committed = {path.name: path.read_text(encoding="utf-8") for path in DASHBOARDS}
     assert made == committed, "run: python scripts/write_dashboards.py"

@@ -6,7 +6,8 @@ The hosts are network namespaces of this machine, each with an address of its ow
 import pytest
 from deploy.cluster import METRICS, started, wrong
 from deploy.deployed import expressions
-from deploy.jobs import numbered_settings, script
+from deploy.jobs import numbered_settings
+from hosts import NoNamespaces, hosts
 
 AGENTS = 2
 DELAY_S, LOSS = 0.025, 0.01
@@ -26,7 +27,6 @@ def _agent(name):
 
 @pytest.fixture
 def cluster(tmp_path, prometheus_folder):
-    scripts = script("hosts")
     settings = numbered_settings(tmp_path, agents=AGENTS, steps=10_000_000, pause_s=0.02)
     settings["eval"] = {"by": "evaluator", "every": 200, "episodes": 1, "max_episode_steps": 50}
     roles = {
@@ -36,11 +36,11 @@ def cluster(tmp_path, prometheus_folder):
     }
     try:
         with (
-            scripts.hosts("replay", "prometheus", *roles, delay_s=DELAY_S, loss=LOSS) as made,
+            hosts("replay", "prometheus", *roles, delay_s=DELAY_S, loss=LOSS) as made,
             started(made, tmp_path, settings, roles, prometheus_folder) as running,
         ):
             yield running
-    except scripts.NoNamespaces as reason:
+    except NoNamespaces as reason:
         pytest.skip(str(reason))
 
 

@@ -14,10 +14,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from children import ran
 from deploy.deployed import PROJECT
 from deploy.imaging import BASE, Builder, missing_tools, sandboxed
-from deploy.servers import ASKED_AGAIN_S
-from deploy.test_live_monitoring import free_ports
+from deploy.servers import ASKED_AGAIN_S, free_ports
 from packaging.requirements import Requirement
 from patience import PATIENCE_S
 
@@ -37,10 +37,7 @@ def test_hadolint_finds_nothing():
     program = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
     if program is None:
         pytest.skip("hadolint is not installed")
-    command = [program, "--failure-threshold", "info", "Dockerfile"]
-    checked = subprocess.run(
-        command, cwd=PROJECT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
+    checked = ran(program, "--failure-threshold", "info", "Dockerfile", cwd=PROJECT)
     assert checked.returncode == 0, checked.stdout
 
 
@@ -94,12 +91,10 @@ class Image:
         return sandboxed(self.root, self.environment, *self.config["Entrypoint"], *arguments)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = self.command(*arguments)
-        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        return ran(*self.command(*arguments))
 
     def python(self, code: str) -> subprocess.CompletedProcess[str]:
-        command = sandboxed(self.root, self.environment, "python", "-c", code)
-        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        return ran(*sandboxed(self.root, self.environment, "python", "-c", code))
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,9 @@
 """A real Prometheus scrapes a real run with an actor and an evaluator: every panel has something to show."""
 
-import json
 import re
 import signal
 import sys
 import time
-import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -15,7 +13,7 @@ from typing import Any
 
 import pytest
 from deploy.deployed import DEPLOY, exported, expressions
-from deploy.servers import free_ports, running
+from deploy.servers import asked, every_second, free_ports, prometheus, running
 from patience import PATIENCE_S
 from prometheus_client import CollectorRegistry, start_http_server
 from small import small_flags
@@ -39,11 +37,7 @@ class Monitored:
     nodes: list[int]
 
     def api(self, path: str, **query: str) -> Any:
-        url = f"{self.prometheus}/api/v1/{path}?{urllib.parse.urlencode(query)}"
-        with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
-            said = json.load(answer)
-        assert said["status"] == "success", said
-        return said["data"]
+        return asked(self.prometheus, path, **query)
 
     def series(self, expression: str) -> list[Any]:
         return list(self.api("query", query=expression)["result"])
@@ -60,9 +54,7 @@ def scrape_config(ports: Sequence[int], pair: int) -> str:
         assert f'"127.0.0.1:{standing}"' in text
         text = text.replace(f'"127.0.0.1:{standing}"', f'"127.0.0.1:{port}"')
     text = text.replace(f'"127.0.0.1:{ports[1]}"', f'"127.0.0.1:{ports[1]}", "127.0.0.1:{pair}"')
-    text = text.replace("scrape_interval: 5s", "scrape_interval: 1s")
-    text = text.replace("evaluation_interval: 15s", "evaluation_interval: 1s")
-    return text.replace("rules/*.yml", str(DEPLOY / "prometheus" / "rules" / "*.yml"))
+    return every_second(text).replace("rules/*.yml", str(DEPLOY / "prometheus" / "rules" / "*.yml"))
 
 
 def replay_of(log: Path) -> str:
@@ -98,17 +90,12 @@ def monitored(
         train__steps=10_000_000, train__checkpoint_every=200, eval__every=500, metrics__port=first
     )
     dase = [sys.executable, "-m", "dase_grpc"]
-    prometheus = [
-        str(prometheus_folder / "prometheus"),
-        "--config.file=prometheus.yml",
-        "--storage.tsdb.path=data",
-        f"--web.listen-address=127.0.0.1:{own}",
-    ]
+    scraper = prometheus(prometheus_folder, f"127.0.0.1:{own}")
     with ExitStack() as stack:
         train = [*dase, "train", f"--name={folder.name}", *flags]
         processes = {
             "train": stack.enter_context(running(train, folder, "train")),
-            "prometheus": stack.enter_context(running(prometheus, folder, "prometheus")),
+            "prometheus": stack.enter_context(running(scraper, folder, "prometheus")),
         }
         replay = f"--replay={replay_of(folder / 'train.log')}"
         for port, *role in (
@@ -177,5 +164,5 @@ def test_every_metric_of_the_page_is_scraped_but_refusals_of_callers(monitored):
 
 def test_promtool_finds_nothing_wrong_with_what_nodes_export(monitored, promtool):
     for port in monitored.nodes:
-        checked = promtool("check", "metrics", stdin=monitored.metrics(port))
+        checked = promtool("check", "metrics", input=monitored.metrics(port))
         assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")

@@ -52,5 +52,5 @@ def test_rules_speak_only_of_what_is_exported_or_recorded(path):
 
 @pytest.mark.parametrize("registry", registries().values(), ids=registries())
 def test_promtool_finds_nothing_wrong_with_the_metrics(promtool, registry):
-    checked = promtool("check", "metrics", stdin=generate_latest(registry).decode())
+    checked = promtool("check", "metrics", input=generate_latest(registry).decode())
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")

@@ -2,21 +2,20 @@
 
 import re
 
+import sizing
 from deploy.deployed import PROJECT
-from deploy.jobs import script
 
 BEGIN, END = "<!-- begin: python scripts/sizing.py -->", "<!-- end -->"
 
 
 def test_the_tables_of_the_page_are_what_the_script_prints(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["sizing.py"])
-    script("sizing").main()
+    sizing.main()
     page = (PROJECT / "docs" / "sizing.md").read_text(encoding="utf-8")
     assert page.split(BEGIN)[1].split(END)[0].strip() == capsys.readouterr().out.strip()
 
 
 def test_the_measured_pieces_add_up_to_what_was_measured():
-    sizing = script("sizing")
     costs = sizing.read_costs(sizing.RESULTS)
     text = (sizing.RESULTS / "throughput.md").read_text(encoding="utf-8")
     narrow, wide = (

@@ -1,12 +1,12 @@
 """The job script in a real Slurm of this machine: two nodes that are one, a requeue in the middle."""
 
-import subprocess
 import sys
 
 import pytest
+from children import ran
 from deploy.deployed import PROJECT
-from deploy.jobs import SCRIPT, lost, numbered_settings, script, submit
-from patience import PATIENCE_S
+from deploy.jobs import SCRIPT, lost, numbered_settings, submit
+from local_slurm import NoSlurm, local_slurm
 
 from dase_grpc.launch.drill.evidence import read_buffer
 
@@ -15,11 +15,10 @@ AGENTS, STEPS = 2, 900
 
 @pytest.fixture
 def slurm(tmp_path):
-    local = script("local_slurm")
     try:
-        with local.local_slurm(tmp_path / "slurm", nodes=2, cpus=2) as running:
+        with local_slurm(tmp_path / "slurm", nodes=2, cpus=2) as running:
             yield running
-    except local.NoSlurm as reason:
+    except NoSlurm as reason:
         pytest.skip(str(reason))
 
 
@@ -35,16 +34,13 @@ def test_a_job_that_is_requeued_in_the_middle_runs_to_its_end_and_loses_nothing(
     stored = read_buffer(job.run / "replay", agents=AGENTS)
     assert dict(stored.committed) == dict.fromkeys(range(AGENTS), STEPS), job.said()
     assert lost(job.run, agents=AGENTS, ledger=tmp_path / "ledger") == []
-    command = [sys.executable, "-m", "dase_grpc", "verify", str(job.run)]
-    verified = subprocess.run(
-        command, cwd=PROJECT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
+    verified = ran(sys.executable, "-m", "dase_grpc", "verify", job.run, cwd=PROJECT)
     assert verified.returncode == 0, verified.stdout
     assert "Traceback" not in job.said()
 
 
 def test_the_job_script_is_one_that_bash_reads_and_asks_for_time_to_end_in():
-    checked = subprocess.run(["bash", "-n", str(SCRIPT)], capture_output=True, text=True, check=False)
+    checked = ran("bash", "-n", SCRIPT)
     assert (checked.returncode, checked.stderr) == (0, "")
     asked = [line.split()[1] for line in SCRIPT.read_text().splitlines() if line.startswith("#SBATCH")]
     assert {"--requeue", "--open-mode=append", "--signal=B:TERM@180"} <= set(asked)

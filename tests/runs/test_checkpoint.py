@@ -92,19 +92,21 @@ def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_disk_that_is_full_leaves_the_checkpoint_that_was_to_be_replaced(
+def test_a_full_disk_leaves_the_checkpoint_that_was_to_be_replaced_and_nothing_that_killed_writers_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save(tmp_path, evaluation=1)
+    (tmp_path / ".staging-step-000002000-1-abcd").mkdir()
 
     def full(file: Path, data: bytes) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("dase_grpc.runs.checkpoint.write_synced", full)
-    with pytest.raises(RunDirectoryError, match="No space left on device"):
-        save(tmp_path, evaluation=2)
-    assert load_checkpoint(path).metadata["evaluation"] == 1
-    assert [found.name for found in tmp_path.iterdir()] == [path.name]
+    for step in (1000, 3000):
+        with pytest.raises(RunDirectoryError, match="No space left on device"):
+            save(tmp_path, step, evaluation=2)
+        assert load_checkpoint(path).metadata["evaluation"] == 1
+        assert [found.name for found in tmp_path.iterdir()] == [path.name]
 
 
 class Killed(BaseException):
@@ -149,21 +151,6 @@ def test_what_a_killed_writer_left_is_never_seen_and_removed_by_the_next(tmp_pat
     assert sorted(found.name for found in tmp_path.iterdir()) == ["step-000001000", "step-000003000"]
 
 
-def test_what_killed_writers_left_makes_room_before_the_next_one_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = save(tmp_path)
-    (tmp_path / ".staging-step-000002000-1-abcd").mkdir()
-    monkeypatch.setattr("dase_grpc.runs.checkpoint.write_synced", _disk_full)
-    with pytest.raises(RunDirectoryError):
-        save(tmp_path, 3000)
-    assert [found.name for found in tmp_path.iterdir()] == [path.name]
-
-
-def _disk_full(*_: object) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
 def test_a_directory_that_fails_half_way_does_not_appear(tmp_path: Path) -> None:
     def write_half() -> None:
         with staged_directory(tmp_path / "target") as staged:
@@ -175,22 +162,21 @@ def test_a_directory_that_fails_half_way_does_not_appear(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["state.safetensors", "training.safetensors"])
-def test_a_flipped_bit_is_found(tmp_path: Path, name: str) -> None:
-    path = save(tmp_path)
-    data = bytearray((path / name).read_bytes())
-    data[-1] ^= 1
-    (path / name).write_bytes(data)
-    with pytest.raises(RunDirectoryError, match=f"is damaged: its checksum does not match {name}"):
-        load_checkpoint(path)
-
-
-def test_a_changed_digit_in_the_metadata_is_found(tmp_path: Path) -> None:
-    path = save(tmp_path, evaluation=1234.5)
-    text = (path / "checkpoint.json").read_text()
-    (path / "checkpoint.json").write_text(text.replace("1234.5", "1234.6"))
-    with pytest.raises(RunDirectoryError, match=r"is damaged: checkpoint\.json does not have the checksum"):
-        load_checkpoint(path)
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("state.safetensors", "is damaged: its checksum does not match state.safetensors"),
+        ("training.safetensors", "is damaged: its checksum does not match training.safetensors"),
+        ("checkpoint.json", "is damaged: checkpoint.json does not have the checksum"),
+    ],
+)
+def test_a_changed_byte_is_found(tmp_path: Path, name: str, said: str) -> None:
+    file = save(tmp_path, evaluation=1234.5) / name
+    data = file.read_bytes()
+    last = bytes([data[-1] ^ 1])
+    file.write_bytes(data.replace(b"1234.5", b"1234.6") if name.endswith("json") else data[:-1] + last)
+    with pytest.raises(RunDirectoryError, match=said):
+        load_checkpoint(file.parent)
 
 
 def scored(directory: Path, step: int, score: float | None, *, at: int | None = None) -> Path:

@@ -8,7 +8,7 @@ import pytest
 
 from dase_grpc.config.resolve import RunConfig, read_toml, resolve
 from dase_grpc.errors import RunDirectoryError
-from dase_grpc.runs.directory import DISTRIBUTIONS, RunDirectory, derived_seeds, git_revision, versions
+from dase_grpc.runs.directory import DISTRIBUTIONS, RunDirectory, derived_seeds, git_revision
 from dase_grpc.seeding import Purpose, integer
 
 CREATED = datetime(2026, 5, 4, 3, 2, 1, tzinfo=timezone(timedelta(hours=2)))
@@ -39,23 +39,17 @@ def test_a_run_reads_back_as_it_was_created(tmp_path: Path) -> None:
     assert opened.run["command"] == "dase train --set 'a b=1'"
 
 
-def test_run_toml_is_a_configuration_file(tmp_path: Path) -> None:
-    config = resolve({"train": {"seed": 7}})
-    run = create(tmp_path, config=config)
-    assert resolve(read_toml(run.path / "run.toml")) == config
-
-
-def test_run_toml_names_versions_and_the_integer_seeds_that_training_uses(tmp_path: Path) -> None:
+def test_run_toml_is_a_configuration_and_names_versions_and_the_seeds_in_use(
+    tmp_path: Path,
+) -> None:
     config = resolve({"train": {"agents": 3, "seed": 5}})
     run = create(tmp_path, config=config)
+    assert resolve(read_toml(run.path / "run.toml")) == config
     assert {*DISTRIBUTIONS, "python"} <= set(run.versions)
+    assert run.versions["torch"].count(".") >= 2
     assert run.run["seeds"]["evaluation"] == integer(5, Purpose.EVALUATION)
     assert run.run["seeds"]["networks"] == [integer(5, Purpose.NETWORKS, agent) for agent in range(3)]
     assert set(derived_seeds(config)) == {"evaluation", "networks", "environment", "target_noise"}
-
-
-def test_versions_do_not_import_what_they_name() -> None:
-    assert versions()["torch"].count(".") >= 2
 
 
 def test_a_folder_that_is_no_checkout_has_no_revision(tmp_path: Path) -> None:
@@ -64,20 +58,12 @@ def test_a_folder_that_is_no_checkout_has_no_revision(tmp_path: Path) -> None:
     assert git_revision(tmp_path) is None
 
 
-def test_create_refuses_a_directory_that_is_not_empty(tmp_path: Path) -> None:
-    create(tmp_path)
-    with pytest.raises(RunDirectoryError, match=r"first exists and is not empty; choose another name"):
-        create(tmp_path)
-
-
-def test_create_takes_an_empty_directory(tmp_path: Path) -> None:
+def test_create_takes_an_empty_directory_and_leaves_nothing_beside_the_run(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "first").mkdir()
     assert create(tmp_path).config == RunConfig()
-
-
-def test_create_leaves_nothing_beside_the_run(tmp_path: Path) -> None:
-    create(tmp_path)
-    with pytest.raises(RunDirectoryError):
+    with pytest.raises(RunDirectoryError, match=r"first exists and is not empty; choose another name"):
         create(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["first"]
     assert [path.name for path in (tmp_path / "first").iterdir()] == ["run.toml"]
@@ -99,11 +85,10 @@ def test_create_says_why_the_directory_cannot_be_made(tmp_path: Path) -> None:
         create(tmp_path, "file")
 
 
-def test_open_says_that_there_is_no_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [".", "missing"])
+def test_open_says_that_there_is_no_run(tmp_path: Path, name: str) -> None:
     with pytest.raises(RunDirectoryError, match=r"is not a run: it has no run\.toml"):
-        RunDirectory.open(tmp_path)
-    with pytest.raises(RunDirectoryError, match=r"is not a run"):
-        RunDirectory.open(tmp_path / "missing")
+        RunDirectory.open(tmp_path / name)
 
 
 @pytest.mark.parametrize(

@@ -33,52 +33,40 @@ def refusal(check, path):
     return str(caught.value)
 
 
+PART = "is a part of a run, not a run; give the run's own folder,"
+NEWEST = "runs/study/seed-0, runs/run5, runs/run4, runs/run3, runs/run2 and 2 more"
+REFUSALS = {
+    "runs": f"is a folder of runs, not a run; there are 7 runs in it, the newest {NEWEST}",
+    "runs/study": "is a folder of runs, not a run; the run in it is runs/study/seed-0",
+    "runs/run1/run.toml": "is a file; give the run's folder, runs/run1",
+    "runs/notes.txt": "is a file; a run is a folder with a run.toml, such as runs/NAME",
+    "runs/run1/agents/0": f"{PART} runs/run1",
+}
+MISSING = {
+    "runs/rum3": "did you mean runs/run3?",
+    "run3": "did you mean runs/run3?",
+    "elsewhere": f"there are {NEWEST}",
+}
+
+
 def test_a_run_is_taken(runs):
     require_run(Path("runs/run1"))
     require_run(runs / "study" / "seed-0")
 
 
-def test_a_folder_of_runs_names_the_newest_of_them(runs):
-    assert refusal(require_run, Path("runs")) == (
-        "runs is a folder of runs, not a run; there are 7 runs in it, the newest runs/study/seed-0, "
-        "runs/run5, runs/run4, runs/run3, runs/run2 and 2 more"
-    )
-    assert refusal(require_run, Path("runs/study")) == (
-        "runs/study is a folder of runs, not a run; the run in it is runs/study/seed-0"
-    )
-
-
-def test_a_missing_folder_names_the_nearest_run_or_those_that_there_are(runs):
-    assert refusal(require_run, Path("runs/rum3")) == "there is no runs/rum3; did you mean runs/run3?"
-    assert refusal(require_run, Path("run3")) == "there is no run3; did you mean runs/run3?"
-    assert refusal(require_run, Path("elsewhere")) == (
-        "there is no elsewhere; there are runs/study/seed-0, runs/run5, runs/run4, runs/run3, runs/run2 "
-        "and 2 more"
-    )
+def test_what_is_no_run_is_said_to_be_what_it_is_and_runs_that_are_near_are_named(runs, monkeypatch):
+    (runs / "notes.txt").touch()
+    said = {path: f"{path} {what}" for path, what in REFUSALS.items()}
+    said |= {path: f"there is no {path}; {near}" for path, near in MISSING.items()}
+    assert {path: refusal(require_run, Path(path)) for path in said} == said
+    monkeypatch.chdir(runs / "run1" / "agents")
+    assert refusal(require_run, Path("0")) == f"0 {PART} .."
 
 
 def test_without_any_run_it_is_said_what_a_run_is(here):
-    assert refusal(require_run, Path("runs/x")) == (
-        "there is no runs/x; a run is a folder with a run.toml, such as runs/NAME"
-    )
+    what = "a run is a folder with a run.toml, such as runs/NAME"
+    assert refusal(require_run, Path("runs/x")) == f"there is no runs/x; {what}"
     assert refusal(require_run, here) == f"{here} is not a run: it has no run.toml"
-
-
-def test_a_file_is_said_to_be_one(runs):
-    assert refusal(require_run, Path("runs/run1/run.toml")) == (
-        "runs/run1/run.toml is a file; give the run's folder, runs/run1"
-    )
-    (runs / "notes.txt").touch()
-    assert refusal(require_run, Path("runs/notes.txt")).startswith(
-        "runs/notes.txt is a file; a run is a folder"
-    )
-
-
-def test_a_part_of_a_run_names_the_run(runs, monkeypatch):
-    told = "is a part of a run, not a run; give the run's own folder,"
-    assert refusal(require_run, Path("runs/run1/agents/0")) == f"runs/run1/agents/0 {told} runs/run1"
-    monkeypatch.chdir(runs / "run1" / "agents")
-    assert refusal(require_run, Path("0")) == f"0 {told} .."
 
 
 def test_hidden_folders_hold_no_runs_to_name(runs):

@@ -21,6 +21,20 @@ def only(comparison: Comparison) -> EnvironmentResults:
     return found
 
 
+def compared(root: Path, **curves: list[list[float]]) -> EnvironmentResults:
+    """A run of each name whose agents had these curves, compared."""
+    for name, agents in curves.items():
+        write_run(root, name, *agents)
+    return only(compare([root]))
+
+
+def without(run: Path, agent: int, kept: slice) -> None:
+    """Leaves these evaluations of an agent, and no others."""
+    file = run / "agents" / str(agent) / "evaluations.csv"
+    header, *lines = file.read_text().splitlines()
+    file.write_text("\n".join([header, *lines[kept], ""]))
+
+
 def cell(each: EnvironmentResults, label: str) -> Cell:
     (found,) = (cell for cell in each.cells if cell.label == label)
     return found
@@ -54,13 +68,9 @@ def test_runs_of_unequal_length_are_compared_on_the_steps_they_share(tmp_path: P
     each = only(comparison)
     assert each.last_step == 100_000
     assert cell(each, "TD3, single").final.values == (95.5, 286.5)
-    assert (
-        Caution(
-            "the runs do not reach equally far and are compared up to the last step that all share",
-            ("HalfCheetah-v5: step 100,000; they reach from 100,000 to 200,000",),
-        )
-        in comparison.cautions
-    )
+    where = ("HalfCheetah-v5: step 100,000; they reach from 100,000 to 200,000",)
+    text = "the runs do not reach equally far and are compared up to the last step that all share"
+    assert Caution(text, where) in comparison.cautions
 
 
 def test_evaluations_at_other_steps_are_compared_where_both_have_one(tmp_path: Path) -> None:
@@ -74,9 +84,7 @@ def test_evaluations_at_other_steps_are_compared_where_both_have_one(tmp_path: P
 
 
 def test_at_equal_total_steps_an_agent_among_k_has_made_its_share(tmp_path: Path) -> None:
-    write_run(tmp_path, "single", rising(1))
-    write_run(tmp_path, "pair", rising(1), rising(1))
-    each = only(compare([tmp_path]))
+    each = compared(tmp_path, single=[rising(1)], pair=[rising(1)] * 2)
     assert (each.last_step, each.total_steps, each.sizes_differ) == (100_000, 100_000, True)
     single, pair = cell(each, "single"), cell(each, "DASE K=2")
     assert (single.equal_total_steps, pair.equal_total_steps) == (100_000, 50_000)
@@ -85,9 +93,7 @@ def test_at_equal_total_steps_an_agent_among_k_has_made_its_share(tmp_path: Path
 
 
 def test_a_longer_single_run_is_compared_with_the_whole_of_a_pair(tmp_path: Path) -> None:
-    write_run(tmp_path, "single", rising(1, 201))
-    write_run(tmp_path, "pair", rising(1), rising(1))
-    each = only(compare([tmp_path]))
+    each = compared(tmp_path, single=[rising(1, 201)], pair=[rising(1)] * 2)
     assert (each.last_step, each.total_steps) == (100_000, 200_000)
     assert cell(each, "single").equal_total.values == (195.5,)
     assert cell(each, "DASE K=2").equal_total.values == (95.5,)
@@ -95,9 +101,8 @@ def test_a_longer_single_run_is_compared_with_the_whole_of_a_pair(tmp_path: Path
 
 
 def test_a_number_of_steps_that_k_does_not_divide_is_rounded_down_to_an_evaluation(tmp_path: Path) -> None:
-    write_run(tmp_path, "single", rising(1))
-    write_run(tmp_path, "three", *[rising(1)] * 3)
-    assert cell(only(compare([tmp_path])), "DASE K=3").equal_total_steps == 33_000
+    each = compared(tmp_path, single=[rising(1)], three=[rising(1)] * 3)
+    assert cell(each, "DASE K=3").equal_total_steps == 33_000
 
 
 def test_each_pair_of_one_environment_has_its_probability_for_each_measure(tmp_path: Path) -> None:
@@ -164,9 +169,7 @@ def test_runs_of_several_simulators_bring_a_caution(tmp_path: Path) -> None:
 def test_runs_that_share_no_step_are_one_sentence(tmp_path: Path) -> None:
     early, late = (write_run(tmp_path, name, flat(1), seed=seed) for seed, name in enumerate("ab"))
     for run, kept in ((early, slice(0, 50)), (late, slice(50, None))):
-        file = run / "agents" / "0" / "evaluations.csv"
-        header, *lines = file.read_text().splitlines()
-        file.write_text("\n".join([header, *lines[kept], ""]))
+        without(run, 0, kept)
     with pytest.raises(RunDirectoryError, match=r"in HalfCheetah-v5 were evaluated at no common step"):
         compare([tmp_path], unfinished=True)
 
@@ -175,9 +178,7 @@ def test_agents_without_an_evaluation_so_early_are_taken_at_their_first(tmp_path
     write_run(tmp_path, "single", rising(1, 6))
     five = write_run(tmp_path, "five", *[rising(1, 6)] * 5)
     for agent in range(5):
-        file = five / "agents" / str(agent) / "evaluations.csv"
-        header, *lines = file.read_text().splitlines()
-        file.write_text("\n".join([header, *lines[2:], ""]))
+        without(five, agent, slice(2, None))
     found = cell(only(compare([tmp_path])), "DASE K=5")
     assert (found.equal_total_steps, found.equal_total.values) == (2_000, (2,))
 
@@ -264,8 +265,7 @@ def test_ours_is_the_mean_of_the_evaluations_around_the_published_step(tmp_path:
 def test_the_published_steps_are_those_that_the_runs_reach(
     tmp_path: Path, last: int, published: list[int]
 ) -> None:
-    write_run(tmp_path, "run", rising(1, last // 1_000 + 1))
-    (found,) = only(compare([tmp_path])).cells
+    (found,) = compared(tmp_path, run=[rising(1, last // 1_000 + 1)]).cells
     assert [beside.point.step for beside in found.beside] == published
     if last == 1_000_000:
         assert found.beside[-1].ours.values == found.final.values == (995.5,)
@@ -273,16 +273,13 @@ def test_the_published_steps_are_those_that_the_runs_reach(
 
 
 def test_a_longer_run_is_compared_with_the_published_final_at_a_million(tmp_path: Path) -> None:
-    write_run(tmp_path, "run", rising(1, 1_101))
-    (found,) = only(compare([tmp_path])).cells
+    (found,) = compared(tmp_path, run=[rising(1, 1_101)]).cells
     assert found.beside[-1].ours.values == (995.5,)
     assert found.final.values == (1095.5,)
 
 
 def test_combinations_are_known_as_such(tmp_path: Path) -> None:
-    write_run(tmp_path, "five", *[flat(1, 51)] * 5)
-    write_run(tmp_path, "pair", *[flat(1, 51)] * 2)
-    each = only(compare([tmp_path]))
+    each = compared(tmp_path, five=[flat(1, 51)] * 5, pair=[flat(1, 51)] * 2)
     five, pair = cell(each, "DASE K=5").row, cell(each, "DASE K=2").row
     assert five is not None
     assert pair is not None
