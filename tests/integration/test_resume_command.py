@@ -24,8 +24,9 @@ pytestmark = pytest.mark.slow
 
 
 def hit(command: Command, directory: Path, step: int, kind: signal.Signals) -> None:
-    """Sends a signal once agent 1 has been evaluated at a step."""
-    command.until(lambda: step in read_evaluations(directory / "agents/1/evaluations.csv").step)
+    """Sends a signal once both agents have been evaluated at a step."""
+    curves = [directory / f"agents/{agent_id}/evaluations.csv" for agent_id in (0, 1)]
+    command.until(lambda: all(step in read_evaluations(curve).step for curve in curves))
     assert command.end(kind) == (0 if kind == signal.SIGTERM else -kind)
 
 

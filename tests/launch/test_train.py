@@ -44,52 +44,41 @@ def test_a_run_is_named_after_what_it_is_and_when_it_began():
     assert re.fullmatch(r"my-package-Env-v-0-td3-k2-seed7-\d{8}-\d{6}", name)
 
 
-def test_the_check_closes_the_environment_it_made(opened):
-    check(small_config("worlds:ConstantReward"))
+@pytest.mark.parametrize("capacity", ["1MiB", "1KiB"])
+def test_the_check_closes_the_environment_it_made_also_if_the_buffer_is_too_small(opened, capacity):
+    config = small_config("worlds:ConstantReward", replay__capacity=capacity)
+    if capacity == "1KiB":
+        with pytest.raises(ConfigError, match=r"agent\.batch_size = 32 exceeds replay\.capacity = 28"):
+            check(config)
+    else:
+        check(config)
     assert [env.get_wrapper_attr("closed") for env in opened] == [1]
 
 
-def test_the_check_closes_the_environment_also_if_the_buffer_is_too_small(opened):
-    with pytest.raises(ConfigError, match=r"agent\.batch_size = 32 exceeds replay\.capacity = 28"):
-        check(small_config("worlds:ConstantReward", replay__capacity="1KiB"))
-    assert [env.get_wrapper_attr("closed") for env in opened] == [1]
-
-
-def test_the_check_refuses_a_device_before_it_makes_the_environment(opened):
-    with pytest.raises(DeviceError):
-        check(small_config(), gpu=99)
-    assert opened == []
-
-
-def test_the_check_refuses_products_that_the_cpu_does_not_have_before_it_makes_the_environment(
-    opened, monkeypatch
+@pytest.mark.parametrize(
+    ("settings", "gpu", "said"),
+    [({}, 99, None), ({"agent__products": "bfloat16"}, None, r"agent\.products = bfloat16: torch finds no")],
+)
+def test_the_check_refuses_a_device_or_its_products_before_it_makes_the_environment(
+    opened, monkeypatch, settings, gpu, said
 ):
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
-    with pytest.raises(DeviceError, match=r"agent\.products = bfloat16: torch finds no"):
-        check(small_config(agent__products="bfloat16"))
+    with pytest.raises(DeviceError, match=said):
+        check(small_config(**settings), gpu=gpu)
     assert opened == []
 
 
-def test_the_check_refuses_an_environment_that_no_agent_can_act_in():
+def test_an_environment_that_no_agent_can_act_in_is_refused_and_nothing_is_written(tmp_path):
     with pytest.raises(EnvironmentSpecError, match="Discrete"):
-        check(small_config("worlds:DiscreteAction"))
-
-
-def test_nothing_is_written_where_the_check_refuses(tmp_path):
-    with pytest.raises(EnvironmentSpecError):
         train_here(TrainOptions(small_config("worlds:DiscreteAction"), tmp_path / "runs"))
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.fixture
-def failing_cluster(monkeypatch):
+def test_where_the_run_lies_is_said_although_it_failed_before_it_began(tmp_path, capsys, monkeypatch):
     async def fail(*_, **__):
         raise NodeFailedError("replay could not start")
 
     monkeypatch.setattr(train, "run_cluster", fail)
-
-
-def test_where_the_run_lies_is_said_although_it_failed_before_it_began(tmp_path, capsys, failing_cluster):
     with pytest.raises(NodeFailedError):
         train_here(TrainOptions(small_config(), tmp_path, name="run"))
     out = capsys.readouterr().out
@@ -110,19 +99,24 @@ def test_a_run_that_cannot_be_read_does_not_hide_why_it_failed(tmp_path, capsys,
     assert re.search(r"^no report: .*evaluations\.csv is damaged", capsys.readouterr().out, re.MULTILINE)
 
 
+def results(directory, *, program="dase") -> list[str]:
+    """What is said of a run in the end, on a narrow console."""
+    console = Console(file=io.StringIO(), width=40)
+    train._say_results(directory, console, shown=directory.path, program=program)
+    return console.file.getvalue().splitlines()
+
+
 def test_results_name_the_first_and_the_last_evaluation_of_each_agent(tmp_path):
     directory = new_run(tmp_path, small_config())
     for agent_id, step, mean in ((0, 0, -10.0), (0, 50, -2.5), (1, 0, -12.0)):
         directory.agent(agent_id).evaluations.append(
             step=step, return_mean=mean, return_std=0.0, episodes=2, wall_seconds=1.0
         )
-    console = Console(file=io.StringIO(), width=40)
     for reasons in ({"reward": 1_000}, {}, {"observation": 3}):
         directory.agent(1).metrics.append({"step": 50, "refused": reasons})
     for calls in ({"step": 2}, {"reset": 1, "step": 1_000}):
         directory.agent(0).metrics.append({"step": 50, "env_restarts": calls})
-    train._say_results(directory, console, shown=directory.path, program="dase")
-    assert console.file.getvalue().splitlines() == [
+    assert results(directory) == [
         "agent 0: evaluation return -10.0 at step 0, -2.5 at step 50",
         "note: agent 0 had its environment made anew 1,003 times because it raised (reset: 1, step: 1,002); "
         "its traceback was logged",
@@ -140,9 +134,7 @@ def test_results_of_a_mixed_ensemble_name_the_algorithms(tmp_path):
         step=0, return_mean=-12.0, return_std=0.0, episodes=2, wall_seconds=1.0
     )
     directory.agent(1).metrics.append({"step": 50, "refused": {"reward": 1}})
-    console = Console(file=io.StringIO(), width=40)
-    train._say_results(directory, console, shown=directory.path, program="dase")
-    told, note, *_ = console.file.getvalue().splitlines()
+    told, note, *_ = results(directory)
     assert told == "agent 1 (DDPG): evaluation return -12.0 at step 0"
     assert note.startswith("note: agent 1 (DDPG) left out 1 transition that was not finite")
 
@@ -150,23 +142,27 @@ def test_results_of_a_mixed_ensemble_name_the_algorithms(tmp_path):
 def test_what_to_do_next_is_said_as_the_program_was_called_once_there_is_a_checkpoint(tmp_path):
     directory = new_run(tmp_path, small_config(), name="a run")
     save_checkpoint(directory.agent(0).checkpoints, step=1, tensors={"a": torch.zeros(1)}, metadata={})
-    console = Console(file=io.StringIO(), width=40)
-    train._say_results(directory, console, shown=directory.path, program=".venv/bin/dase")
-    *_, following, going_on = console.file.getvalue().splitlines()
+    *_, following, going_on = results(directory, program=".venv/bin/dase")
     assert following == f"next:    .venv/bin/dase evaluate '{directory.path}'"
     assert going_on == f"go on:   .venv/bin/dase resume '{directory.path}'    # step 1 of 120 is kept"
 
 
-def test_a_program_is_named_as_a_shell_would_find_it(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["dase", "train"], "dase"),
+        ([], "dase"),
+        (["HERE/dase"], "dase"),
+        ([".venv/bin/dase"], ".venv/bin/dase"),
+        (["/opt/my tools/dase"], "'/opt/my tools/dase'"),
+        (["/src/dase_grpc/__main__.py"], f"{sys.executable} -m dase_grpc"),
+    ],
+)
+def test_a_program_is_named_as_a_shell_would_find_it(tmp_path, monkeypatch, command, name):
     (tmp_path / "dase").write_text("#!/bin/sh\n")
     (tmp_path / "dase").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert program(["dase", "train"]) == "dase"
-    assert program([]) == "dase"
-    assert program([str(tmp_path / "dase")]) == "dase"
-    assert program([".venv/bin/dase"]) == ".venv/bin/dase"
-    assert program(["/opt/my tools/dase"]) == "'/opt/my tools/dase'"
-    assert program(["/src/dase_grpc/__main__.py"]) == f"{sys.executable} -m dase_grpc"
+    assert program([part.replace("HERE", str(tmp_path)) for part in command]) == name
 
 
 def test_automatic_names_that_are_taken_get_a_number_and_given_ones_are_refused(tmp_path, monkeypatch):

@@ -4,19 +4,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from launch.drill.numbered_world import explore
 
 from dase_grpc.launch.drill.evidence import Life, Stored, Tally, problems
-from dase_grpc.learning.envs.explorer import Explorer
-from dase_grpc.learning.envs.make import make_env, schema_of
-
-NUMBERED = "dase_grpc.launch.drill.evidence:Numbered"
-
-
-class Still:
-    """Does nothing."""
-
-    def act(self, observation):
-        return np.zeros((len(observation), 1), np.float32)
 
 
 @dataclass
@@ -40,30 +30,13 @@ class Story:
         return replace(self, lives=lives)
 
 
-def lived(folder, agent_id, steps):
-    """The transitions that one learner process takes, its environment and its schema."""
-    env = make_env(NUMBERED, {"env_id": "worlds:PointGoal", "kwargs": {}, "ledger": str(folder)})
-    schema = schema_of(env, NUMBERED)
-    explorer = Explorer(
-        env,
-        schema,
-        agent_id=agent_id,
-        rng=np.random.default_rng(agent_id),
-        episode_seed=lambda episode: episode,
-        start_steps=steps,
-        noise=0.0,
-    )
-    return np.array([explorer.step(Still(), 0).row for _ in range(steps)]), env, schema
-
-
 @pytest.fixture
 def story(tmp_path):
     """Agent 0 was killed after 30 steps, 25 of them acknowledged and 28 stored; its next learner played a
     broken episode of 5 steps again and ended well. Agent 1 had one learner. Transitions are interleaved.
     """
-    first, _, _ = lived(tmp_path, 0, 30)
-    second, _, _ = lived(tmp_path, 0, 45)
-    other, env, schema = lived(tmp_path, 1, 50)
+    (first, _, _), (second, _, _) = (explore(tmp_path, steps, agent_id=0) for steps in (30, 45))
+    other, env, schema = explore(tmp_path, 50, agent_id=1)
     agent_0 = np.concatenate([first[:28], second[20:]])
     rows = np.concatenate([agent_0[:10], other[:40], agent_0[10:], other[40:]])
     return Story(

@@ -2,48 +2,23 @@
 
 import numpy as np
 import pytest
+from launch.drill.numbered_world import explore
 
 from dase_grpc.launch.drill.evidence import MARKS, read_ledger, read_marks
-from dase_grpc.learning.envs.explorer import Explorer
-from dase_grpc.learning.envs.make import make_env, schema_of
-
-NUMBERED = "dase_grpc.launch.drill.evidence:Numbered"
-
-
-class Uniform:
-    """Never asked: all steps are random ones."""
-
-    def act(self, observation):
-        raise AssertionError
+from dase_grpc.learning.envs.make import make_env
 
 
 @pytest.fixture
 def explored(tmp_path):
     """Explores a numbered world; gives the environment, its schema, and the finite rows of some steps."""
-
-    def explore(env_id="worlds:PointGoal", steps=50, **kwargs):
-        env = make_env(
-            NUMBERED, {"env_id": env_id, "kwargs": kwargs, "ledger": str(tmp_path / "ledger"), "pause_s": 0.0}
-        )
-        schema = schema_of(env, NUMBERED)
-        explorer = Explorer(
-            env,
-            schema,
-            agent_id=3,
-            rng=np.random.default_rng(1),
-            episode_seed=lambda episode: episode,
-            start_steps=steps,
-            noise=0.0,
-        )
-        found = [explorer.step(Uniform(), 0).row for _ in range(steps)]
-        return env, schema, np.array([row for row in found if row is not None])
-
-    return explore
+    return lambda env_id="worlds:PointGoal", steps=50: explore(
+        tmp_path / "ledger", steps, env_id=env_id, agent_id=3
+    )
 
 
 @pytest.mark.parametrize("env_id", ["worlds:PointGoal", "worlds:MatrixAction", "worlds:DictObservation"])
 def test_each_step_has_the_next_number_and_a_sum_that_fits(explored, env_id):
-    env, schema, rows = explored(env_id)
+    rows, env, schema = explored(env_id)
     marks = read_marks(rows, schema, env)
     assert marks.step.tolist() == list(range(1, 51))
     assert marks.number.tolist() == [1] * 50
@@ -51,7 +26,7 @@ def test_each_step_has_the_next_number_and_a_sum_that_fits(explored, env_id):
 
 
 def test_the_observation_is_that_of_the_world_with_marks_behind_it(explored):
-    _, schema, rows = explored()
+    rows, _, schema = explored()
     assert schema.observation_size == 1 + MARKS
     assert (np.abs(rows[:, schema.columns["observation"]][:, -MARKS:]) < 1).all()
     plain = make_env("worlds:PointGoal", {})
@@ -68,7 +43,7 @@ def test_what_it_has_taken_is_in_the_ledger_and_each_environment_has_a_number_of
 
 def test_steps_that_cannot_be_stored_are_not_counted(explored, tmp_path):
     for env_id in ("worlds:NanAtStep50", "worlds:NanReward", "worlds:HugeReward"):
-        env, schema, rows = explored(env_id, steps=120)
+        rows, env, schema = explored(env_id, steps=120)
         assert len(rows) < 120
         marks = read_marks(rows, schema, env)
         assert marks.step.tolist() == list(range(1, len(rows) + 1))
@@ -78,7 +53,7 @@ def test_steps_that_cannot_be_stored_are_not_counted(explored, tmp_path):
 
 @pytest.mark.parametrize("row", [0, 7, 49])
 def test_no_bit_of_what_the_environment_said_can_change_unseen(explored, row):
-    env, schema, rows = explored()
+    rows, env, schema = explored()
     covered = range(schema.columns["reward"].stop) if row else range(4, schema.columns["reward"].stop)
     for column in covered:
         changed = rows.copy()
