@@ -113,7 +113,7 @@ class Half:
 
 HALVES: Final[Mapping[str, Half]] = {
     "flip": Half(3, 10_000, Peer(env=EnvConfig(id="similarity_gate:reversed_pendulum")), -800.0),
-    # With K = 4, 16 own rows of a batch are enough to learn alone: docs/similarity.md, The gate.
+    # With K = 4, 16 own rows of a batch are enough to learn alone: docs/similarity.md
     "random": Half(16, 9_000, Peer(random=True), -450.0),
 }
 EXPECTED: Final = (
