@@ -34,8 +34,7 @@ Kind = Literal["import", "make", "call"]
 class Contained:
     """A block whose StopIteration, SystemExit and the like leave it as a RuntimeError.
 
-    Raised by an environment they are bugs like any other, but a loop, a generator, a future or the
-    interpreter would take them for its own end: quietly, or with exit code 0.
+    A loop, a future or the interpreter would take an environment's for its own end, with exit code 0.
     """
 
     def __enter__(self) -> Self:
@@ -52,12 +51,10 @@ class Contained:
 def process_kept() -> Iterator[list[str]]:
     """For an import, for making and closing an environment: the process afterwards is as it was before.
 
-    Gives a list in which stands after the block what was put back, but for handlers and streams.
-
-    Simulators set signal handlers, or close what they inherited, while they are made; only the main thread
-    can set a handler, so elsewhere there is none to put back. What an environment may rely on later it finds
-    again in its calls (`Surroundings`). The process's variables stay as it left them, for libraries look at
-    them at any time; `given_variables` are those from before.
+    Gives a list in which stands after the block what was put back, but for handlers, which only the main
+    thread can set, and streams. What an environment may rely on later it finds again in its calls
+    (`Surroundings`). The process's variables stay as it left them, for libraries look at them at any time;
+    `given_variables` are those from before.
     """
     changed: list[str] = []
     variables = os.environ.copy()
@@ -149,10 +146,9 @@ def _is_open(descriptor: int) -> bool:
 class Surroundings:
     """The settings that an environment has changed: it finds them at its next call, and nobody else does.
 
-    Simulators rely on what they set: on torch's default dtype, on the folder they have changed into. So
-    nothing is simply put back. All environments of a process share this, as they would in a program of their
-    own, but each is made in the folder in which importing its module has left the process. For one thread at
-    a time; a call within a call changes nothing.
+    Simulators rely on what they set: on torch's default dtype, on the folder they have changed into. All
+    environments of a process share this, but each is made in the folder in which importing its module has
+    left the process. For one thread at a time; a call within a call changes nothing.
 
     Attributes:
         theirs: what is otherwise in calls.

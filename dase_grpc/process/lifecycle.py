@@ -72,10 +72,7 @@ def run_node(name: str, main: Callable[[asyncio.Event], Awaitable[None]], *, std
 
 
 def _is_worth_saying(record: logging.LogRecord) -> bool:
-    """Whether a line of gRPC is not one, with a traceback, about a call that ended while it was answered.
-
-    Clients that come and go bring that about every day. Errors of a servicer have other lines.
-    """
+    """Whether a line of gRPC's is not about a call that ended while it was answered, which is no news."""
     cancelled = record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError)
     return not cancelled and not record.getMessage().startswith(_ENDED_MEANWHILE)
 
@@ -133,10 +130,7 @@ class HangAlarm:
 
     @contextmanager
     def watching(self, watch: Watch, *, timeout_s: float) -> Iterator[None]:
-        """Looks at the watch within the block.
-
-        If it does not end within `FAREWELL_GRACE_S` after the alarm, the process does.
-        """
+        """Looks at the watch within the block; `FAREWELL_GRACE_S` after the alarm the process ends."""
         with watchdog([watch], timeout_s=timeout_s, on_hang=self._on_hang):
             try:
                 yield

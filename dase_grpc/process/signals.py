@@ -48,10 +48,7 @@ _then: Final[list[Callable[[], None]]] = []
 
 
 class Requests:
-    """A signal handler that tells the first request from the same one again and from a second one.
-
-    `on_first` and `on_second` are called in the signal handler.
-    """
+    """A signal handler that tells the first request from the same one again and from a second one."""
 
     def __init__(
         self, on_first: Callable[[signal.Signals], None], on_second: Callable[[int], None] | None = None
@@ -122,20 +119,14 @@ def heeding(
 
 
 def ignore_repeats() -> None:
-    """Lets a process end although the signal that has stopped it just now comes once more.
-
-    Python would take its handlers back in the midst of that.
-    """
+    """Lets a process end, while Python takes its handlers back, although the same signal comes again."""
     for each in _SIGNALS:
         if isinstance(signal.getsignal(each), Requests):
             signal.signal(each, signal.SIG_IGN)
 
 
 def end_as_init() -> None:
-    """Has SIGTERM end this process from now on where it is the first of a container.
-
-    Else one that comes before `heeding`, while modules are loaded, would be lost.
-    """
+    """Has SIGTERM end the first process of a container from now on; else it is lost before `heeding`."""
     if os.getpid() == INIT_PID:
         signal.signal(signal.SIGTERM, lambda number, frame: _kill(number))
 
@@ -154,8 +145,7 @@ def _raise_for(handler: Any, number: int) -> None:
 def _forget_signals() -> None:
     """In a forked process, an environment's worker: signals are for itself, and end it.
 
-    It would else ignore SIGTERM, and stop like its parent. Ctrl-C goes to it and to the parent, which goes on
-    using it until it has kept its state: only a second one ends it.
+    Ctrl-C goes to the parent too, which uses it until it has kept its state: only a second one ends it.
     """
     if _heeded:
         _heeded.clear()
@@ -169,9 +159,9 @@ os.register_at_fork(after_in_child=_forget_signals)
 
 
 def end_with_launcher(*, stdin_is_leash: bool) -> None:
-    """From now on the process ends at once when its launcher is gone, but within a `leashed` block.
+    """From now on the process, which has nothing to keep yet, ends at once when its launcher is gone.
 
-    For all that takes time before there is anything to keep: importing torch, trying out an environment.
+    But not within a `leashed` block.
     """
     if stdin_is_leash:
         _add(_end)
@@ -189,10 +179,7 @@ def leashed(then: Callable[[], None]) -> Iterator[None]:
 
 
 def kill_unless_ended() -> None:
-    """Kills this process and all that it has started if it has not ended after `LEASHLESS_S`.
-
-    For one whose launcher is gone, so that nobody else would.
-    """
+    """Kills this process, whose launcher is gone, and all it has started, unless it ends in `LEASHLESS_S`."""
     _log.info("the launcher is gone: stopping")
     last_resort = threading.Timer(LEASHLESS_S, _kill_all_of_us)
     last_resort.daemon = True

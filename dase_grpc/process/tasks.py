@@ -31,10 +31,7 @@ async def unless(stop: asyncio.Event, awaited: Coroutine[Any, Any, T]) -> T | No
 
 @contextmanager
 def first_cause() -> Iterator[None]:
-    """Raises, instead of a group of errors, the one to show.
-
-    That is its only bug, or the group itself if it has several, or else the first of our errors.
-    """
+    """Raises, instead of a group of errors, its only bug, else our first error; of two bugs the group."""
     try:
         yield
     except ExceptionGroup as group:

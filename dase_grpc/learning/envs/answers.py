@@ -40,11 +40,7 @@ RAISED: Final = (Exception, SystemExit, GeneratorExit)
 
 
 def begun(returned: Any, size: int) -> Array:
-    """The observation of what a reset returned, (size,) float32.
-
-    Raises:
-        EnvironmentSpecError: it is not what Gymnasium's interface says.
-    """
+    """The observation of what a reset returned, (size,) float32; raises as `taken`."""
     given, info = parts(returned, "reset")
     observation = to_float32(given, size)
     if type(info) is not dict:
@@ -107,11 +103,7 @@ def misuse(call: Call, error: BaseException) -> EnvironmentSpecError | None:
 
 
 def parts(returned: Any, call: Call) -> tuple[Any, ...]:
-    """The values that a call returned.
-
-    Raises:
-        EnvironmentSpecError: they are not as many as Gymnasium's interface says.
-    """
+    """The values that a call returned; an EnvironmentSpecError where they are too many or too few."""
     length, interface = _INTERFACE[call]
     if not isinstance(returned, tuple) or len(returned) != length:
         what = f"{len(returned)} values" if isinstance(returned, tuple) else f"one {type(returned).__name__}"
@@ -125,8 +117,7 @@ def to_float32(observation: Any, size: int) -> Array:
     """A float32 copy of what an environment returned as a flat observation; too large a value becomes ±inf.
 
     Raises:
-        EnvironmentSpecError: it is no array of numbers, or its shape is not (size,), so the environment
-            breaks its own space.
+        EnvironmentSpecError: it is no array of numbers, or its shape is not (size,).
     """
     if type(observation) is not np.ndarray or observation.dtype.kind not in _NUMBERS:
         try:
@@ -147,10 +138,9 @@ def to_float32(observation: Any, size: int) -> Array:
 
 
 def coarsened(observation: Any) -> str | None:
-    """What float32 cannot tell from its neighbours, in words: the first number beyond ±2^24 that it changes.
+    """The first number beyond ±2^24 that float32 changes, in words; None where there is none.
 
-    None where there is none. Beyond 2^24 neighbours in float32 are 2 apart and more, so that a clock in Unix
-    seconds, say, stands still for two minutes at a time.
+    Neighbours are 2 apart and more there, so that a clock in Unix seconds stands still for two minutes.
     """
     given = to_numbers(observation)
     if np.can_cast(given.dtype, np.float32):

@@ -24,9 +24,7 @@ class Evaluation:
     """The undiscounted returns of one evaluation, in the order of its seeds; NaN rewards stay NaN.
 
     Attributes:
-        return_mean, return_std: of `returns`; the population's deviation (ddof = 0).
-        episodes: how many there were.
-        returns, lengths: per episode; lengths in environment steps.
+        return_std: the population's (ddof = 0).
         cut: episodes that had not ended after `max_episode_steps`; their returns so far count.
         restarts: how often it was begun anew because an environment raised.
     """
@@ -66,8 +64,7 @@ class Evaluator:
     def evaluate(self, policy: Policy) -> Evaluation:
         """Plays all episodes side by side, one batched policy call per step over those still going on.
 
-        Blocks until the last has ended. Environments are made for this call and closed after it, whatever
-        happens. The same policy gives the same result.
+        Environments are made for this call and closed after it. The same policy gives the same result.
 
         Raises:
             DivergedError: the policy gave an action that is not finite.
@@ -122,11 +119,7 @@ class Evaluator:
 
 
 def greedy_actions(policy: Policy, observation: Array, action_size: int) -> Array:
-    """The policy's actions, (B, m) -> (B, n); zero where an observation is not finite.
-
-    Raises:
-        DivergedError: the policy gave an action that is not finite.
-    """
+    """The policy's actions, (B, m) -> (B, n), which have to be finite; zero where an observation is not."""
     finite: npt.NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(observation), axis=1)
     if not finite.any():
         return np.zeros((len(observation), action_size), np.float32)

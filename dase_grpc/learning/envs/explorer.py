@@ -41,8 +41,7 @@ class ExploredStep:
 
     Attributes:
         row: the packed transition, (width,) float32, owned by the receiver; None if it was refused.
-        reason: what was not finite in float32 when row is None, "observation" (this or the next) before
-            "reward"; else None.
+        reason: what was not finite in float32 then, an observation (this or the next) before the reward.
         episode: the episode this step ended, if it ended one, refused or not.
         restarts: the calls ("step" or "reset") that raised before this step, each a restart.
     """
@@ -74,11 +73,7 @@ def count(metrics: ExplorerMetrics, explored: ExploredStep) -> None:
 
 
 def require_finite_action(action: Array, *, of: str = "the policy") -> None:
-    """Checks a policy's actions, of any shape; `of` says whose they are.
-
-    Raises:
-        DivergedError: its networks have diverged.
-    """
+    """Raises a DivergedError unless a policy's actions, (..., n), are finite; `of` says whose they are."""
     if not np.isfinite(action).all():
         raise diverged(of, "its actions are not finite")
 
@@ -145,10 +140,7 @@ class Explorer:
     def observe(self) -> Array:
         """The observation that the next step acts on, (m,); a reset comes first where an episode begins.
 
-        `step` does without. If the environment breaks in that step, it acts on another one.
-
-        Raises:
-            Exception: as `step`.
+        If the environment breaks in that step, it acts on another one. Raises as `step`.
         """
         self.restarts.clear()
         self._observed = True
@@ -212,8 +204,7 @@ class Explorer:
     def state(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """All that exploring goes on from: what JSON can hold, and arrays.
 
-        The environment is in it as what its episode was made of: its number, hence its seed, and the
-        actions so far, unless they are more than `REPLAYED_STEPS`.
+        Of the environment, its episode's number, hence its seed, and the actions, up to `REPLAYED_STEPS`.
         """
         numbers = {
             "generator": seeding.generator_state(self._rng),
@@ -251,11 +242,10 @@ class Explorer:
             self._broken_off = _BrokenOff(kept, str(numbers["return"]))
 
     def replay(self) -> bool:
-        """Takes the environment to where `resume` found it; returns whether that could be done.
+        """Has the environment play its episode again, up to where `resume` found it; whether it came there.
 
-        The environment plays the episode again. Where it does not come to the same observation and
-        return to the last bit, or where the episode was too long to keep, a new one begins, which is
-        said in the log. Blocks for the episode's steps; does nothing without an episode to go on with.
+        Where it does not come to the same observation and return to the last bit, or where the episode was
+        too long to keep, a new one begins, which is said in the log.
 
         Raises:
             EnvironmentFailedError: the environment raised, and cannot be made anew.
@@ -296,12 +286,7 @@ class Explorer:
         return reached.tobytes() == observation.tobytes() and repr(self._return) == return_
 
     def _restart(self, broke: EnvironmentBroke) -> None:
-        """Has the environment made anew; the next step begins the next episode.
-
-        Raises:
-            EnvironmentFailedError: it has been made anew too often.
-            EnvironmentBroke: it cannot be.
-        """
+        """Has the environment made anew, if it can be; the next step begins the next episode."""
         self._observation = None
         if self._restartable is None:
             raise broke

@@ -48,14 +48,10 @@ _mujoco_hook = threading.RLock()
 def make_env(env_id: str, kwargs: Mapping[str, Any], *, render_mode: str | None = None) -> Environment:
     """An environment with flat Box observations and a bounded Box action space.
 
-    What it does to the process holds in its own calls only (process/containment.py).
-
-    env_id is a Gymnasium id, whose latest version is taken if it names none, or `package.module:Name`
-    where Name is a class or a function that returns an environment, or an id that importing the module
-    registers. For such a module the current directory joins `sys.path`, as with `python -m`. kwargs go
-    to `gymnasium.make` or to Name; render_mode joins them unless None. Dict, Tuple and multi-dimensional
-    Box observations are flattened (`FlatObservation`), and Gymnasium's passive checker is off unless kwargs
-    ask for it.
+    What it does to the process holds in its own calls only (process/containment.py). env_id is what
+    `resolve_id` takes. kwargs go to `gymnasium.make` or to whom the id names; render_mode joins them unless
+    None. Dict, Tuple and multi-dimensional Box observations are flattened (`FlatObservation`), and
+    Gymnasium's passive checker is off unless kwargs ask for it.
 
     Raises:
         EnvironmentSpecError: the environment is missing, cannot be made, or has spaces we cannot use.
@@ -278,7 +274,7 @@ class TryOut:
 
     Attributes:
         schema: what its transitions look like; None if it cannot be made or has spaces we cannot use.
-        findings: what has to be corrected before an agent can train in it; empty where all is well.
+        findings: what has to be corrected before an agent can train in it.
         notes: what an agent can train with, but is hardly meant so.
     """
 
@@ -344,11 +340,7 @@ def probe(
 
 
 def _answer(call: Call, ask: Callable[[], Any], watch: Watch) -> Any:
-    """What a call returned.
-
-    Raises:
-        EnvironmentSpecError: it raised, or its observation is not of its space.
-    """
+    """What a call returned; EnvironmentSpecError: it raised, or its observation is not of its space."""
     try:
         with watch.during(call):
             return ask()

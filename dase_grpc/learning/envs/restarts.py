@@ -240,11 +240,7 @@ def given_up(
 
 
 def exploring_env(config: EnvConfig, watch: Watch) -> RestartableEnv:
-    """The environment that an agent explores, made now.
-
-    Raises:
-        EnvironmentSpecError: it cannot be made.
-    """
+    """The environment that an agent explores, made now; an EnvironmentSpecError where it cannot be."""
     return RestartableEnv(lambda: make_env(config.id, config.kwargs), watch, max_restarts=config.max_restarts)
 
 

@@ -85,12 +85,10 @@ def build_learner(
 ) -> Learner:
     """A learner for one agent; `env` is its own until it has ended, then the caller closes it.
 
-    A `RestartableEnv` is made anew where it raises; its watch sees the evaluations' environments too.
-
-    With a `pair` the agent also distils its peer's policy (DPD), as `config.dpd` says. An `audience` is
-    shown the policy; what a pair shows of itself is the pair's own. Where `config.train.explore` is off,
-    `actor_steps` says what the agent's actors collect. `memory` gives out the agent's tensors; of a stack,
-    its updates are recorded by whoever makes them.
+    The watch of a `WatchedEnv` sees the evaluations' environments too. With a `pair` the agent also distils
+    its peer's policy; an `audience` is shown its own. Where `config.train.explore` is off, `actor_steps` says
+    what the agent's actors collect. `memory` gives out the agent's tensors; of a stack, its updates are
+    recorded by whoever makes them.
     """
     recorder = None if memory.stacked else recorder_of(config, device)
     alone = None if recorder is None or pair is not None else StackedMemory(1)
@@ -128,13 +126,10 @@ def _evaluated(config: RunConfig, env: Environment) -> Callable[[], Environment]
     return partial(make_env, config.env.id, config.env.kwargs)
 
 
-def _guide(
-    config: RunConfig, schema: TransitionSchema, agent: Agent, device: torch.device
-) -> LearnersGuide | None:
+def _guide(config: RunConfig, schema: TransitionSchema, agent: Agent, device: torch.device) -> LearnersGuide:
     if not config.train.explore or (device.type == "cpu" and not config.train.overlap):
-        return None
-    lag = int(config.train.overlap)
-    return Snapshots(agent, config.agent, schema, device, lag=lag)
+        return LearnersGuide(agent)
+    return Snapshots(agent, config.agent, schema, device, lag=int(config.train.overlap))
 
 
 def recorder_of(config: RunConfig, device: torch.device) -> Recorder | None:

@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import partial
 from math import floor
 from threading import Event
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
@@ -35,49 +35,19 @@ RATE_OVER_S: Final = 2.0
 _log = logging.getLogger("dase")
 
 
-class Collection(Protocol):
-    """Counts the environment steps of a learner, and says when an update is due."""
-
-    @property
-    def may_update(self) -> bool:
-        """Whether what was collected is enough for updates."""
-        ...
-
-    @property
-    def refilling(self) -> bool:
-        """Whether `refill` was called and what it asks for has not begun."""
-        ...
-
-    def step(self) -> Episode | None:
-        """Comes by the next environment step, if one is due before the next update; the episode it ended.
-
-        Raises:
-            EnvironmentFailedError: the environment raised too often; the step was not taken.
-            Halted: training shall end.
-        """
-        ...
-
-    def took_batch(self) -> None:
-        """Notes that a batch was taken for an update."""
-        ...
-
-    def refill(self) -> None:
-        """Has as many transitions collected before the next update as before the first; any thread."""
-        ...
-
-
 class OwnSteps:
     """A learner that explores: one environment step, and from `start_steps` stored on an update after each.
 
-    Args:
-        at: counts, shared with the learner.
-        window: what is counted since the last line of metrics.
+    It counts in `at`, shared with the learner, and in `window`.
+
+    Attributes:
+        refilling: whether `refill` was called and what it asks for has not begun.
     """
 
     def __init__(self, parts: LearnerParts, explorer: Explorer, at: Counters, window: Window) -> None:
         self._parts = parts
         self._explorer = explorer
-        self._guide = parts.acts_by
+        self._guide = parts.guide
         self._at = at
         self._window = window
         self._stored_before = 0
@@ -86,12 +56,17 @@ class OwnSteps:
 
     @property
     def may_update(self) -> bool:
-        """See Collection."""
+        """Whether what was collected is enough for updates."""
         due = self._stored_before + self._parts.config.agent.stored_before_updates
         return self._at.stored >= due and not self.refilling
 
     def step(self) -> Episode | None:
-        """See Collection."""
+        """Comes by the next environment step, if one is due before the next update; the episode it ended.
+
+        Raises:
+            EnvironmentFailedError: the environment raised too often; the step was not taken.
+            Halted: training shall end.
+        """
         parts, at, window = self._parts, self._at, self._window
         if self.refilling:
             self.refilling, self._stored_before = False, at.stored
@@ -116,10 +91,10 @@ class OwnSteps:
         return explored.episode
 
     def took_batch(self) -> None:
-        """See Collection."""
+        """Notes that a batch was taken for an update."""
 
     def refill(self) -> None:
-        """See Collection."""
+        """Has as many transitions collected before the next update as before the first; any thread."""
         self.refilling = True
 
 
@@ -138,17 +113,17 @@ class ActorsSteps:
 
     @property
     def may_update(self) -> bool:
-        """See Collection."""
+        """See OwnSteps."""
         return not self.refilling and self._at.steps >= self._first_update
 
     @property
     def refilling(self) -> bool:
-        """See Collection."""
+        """See OwnSteps."""
         origin = self._source.origin
         return (origin.buffer_id, origin.collected) != (self._at.buffer_id, self._at.collected_before)
 
     def step(self) -> Episode | None:
-        """See Collection; returns after a while without a step where none was collected."""
+        """See OwnSteps; returns after a while without a step where none was collected."""
         at = self._at
         if self.refilling:
             origin = self._source.origin
@@ -161,7 +136,7 @@ class ActorsSteps:
         return None
 
     def took_batch(self) -> None:
-        """See Collection."""
+        """See OwnSteps."""
         self._at.used += 1
         self._count(self._first_update + floor(self._at.used / self._schedule.ratio))
 
@@ -175,6 +150,10 @@ class ActorsSteps:
 
     def _count(self, steps: int) -> None:
         self._at.steps = self._at.stored = max(self._at.steps, steps)
+
+
+Collection = OwnSteps | ActorsSteps
+"""What counts the environment steps of a learner, and says when an update is due."""
 
 
 def make_collection(parts: LearnerParts, at: Counters, window: Window) -> Collection:
@@ -224,10 +203,9 @@ class Refusals:
 
 
 class Rollout:
-    """Explorers that step in turn, with one call of the policy for all of them.
+    """Explorers that step in turn, with one call of the policy for all of them. One thread at a time.
 
-    Each resets by itself when its episode ends, at the beginning of its next step: no row is between two
-    episodes, and none is made up. One thread at a time.
+    Each resets by itself at the beginning of a step: no row is between two episodes, and none is made up.
     """
 
     def __init__(self, explorers: Sequence[Explorer]) -> None:

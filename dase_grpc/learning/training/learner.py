@@ -1,7 +1,7 @@
-"""One agent's training: explore, store, sample, weigh, update, evaluate.
+"""One agent's training: explore, store, sample, weigh, update, evaluate; and that of a stack, in rounds.
 
-A plain synchronous object. The networked learner node and the lockstep launcher are two drivers of
-it; they differ in where transitions go and where batches come from.
+Plain synchronous objects. The networked learner node and the lockstep launcher are two drivers of a Learner;
+they differ in where transitions go and where batches come from.
 """
 
 import logging
@@ -39,8 +39,6 @@ class Learner:
     One thread's, but for `progress`, `steps`, `stored`, `refill`. The environment stays its maker's to close.
 
     Attributes:
-        parts: what it is made of.
-        updates: its updates, in phases.
         progress: how far it is, a new one each time.
     """
 
@@ -57,6 +55,9 @@ class Learner:
         self._window = Window(0.0, 0, 0)
         self._collection = make_collection(parts, self._at, self._window)
         self.updates = Updates(parts, self._at, self._collection, totals=self._totals, window=self._window)
+        self._state = LearnerState(
+            self._at, self._window, self._totals, parts.explorer, parts.weigher, parts.guide
+        )
         self.progress = Progress(total_steps=parts.config.train.steps)
 
     @property
@@ -79,6 +80,11 @@ class Learner:
     def stored(self) -> int:
         """Transitions that went to the sink so far; those before a resume count once it has gone on."""
         return self._at.stored
+
+    @property
+    def may_update(self) -> bool:
+        """Whether what was collected is enough for updates."""
+        return self._collection.may_update
 
     def resume(self, saved: Saved, *, elapsed_s: float) -> None:
         """Lets `begin` go on from what an earlier learner kept, after `elapsed_s` seconds of training."""
@@ -135,7 +141,7 @@ class Learner:
         does not `report` before that.
 
         Raises:
-            RunDirectoryError: what `resume` was given is not the state of such a learner.
+            RunDirectoryError: as `prepare`.
             Halted: `halt` was set meanwhile; it also ends every later evaluation.
         """
         self.prepare()
@@ -150,7 +156,8 @@ class Learner:
     def step(self) -> None:
         """One environment step and what it brings: an update, an evaluation, metrics.
 
-        The last step is followed by an evaluation in any case.
+        The last step is followed by an evaluation in any case. A driver that updates several agents at once
+        has its phases: `collect`, then `updates` if the learner `may_update`, `show` and `report`.
 
         Raises:
             DivergedError: the networks hold numbers that are not finite, or their losses do.
@@ -163,35 +170,22 @@ class Learner:
         self.report()
 
     def collect(self) -> None:
-        """The environment step of `step`; a driver that updates several agents at once has its phases.
-
-        After it come `updates` if the learner `may_update`, `show` and `report`.
-
-        Raises:
-            EnvironmentFailedError: the environment raised too often; the step was not taken.
-            Halted: the driver closed the sink.
-        """
+        """The environment step of `step`."""
         self._stepped_from = self._at.steps
         episode = self._collection.step()
         if episode is not None:
             self.progress = replace(self._snapshot(), episode_return=finite(episode.return_))
 
-    @property
-    def may_update(self) -> bool:
-        """Whether what was collected is enough for updates."""
-        return self._collection.may_update
-
     def show(self, look: Look | None) -> None:
         """Takes what a look at an update shows into `progress`."""
         if look is None:
             return
-        shown, seen, rate = self._snapshot(), look.seen, look.updates_per_second
+        shown, seen = self._snapshot(), look.seen
+        weight, rate = seen.similarity_weight, look.updates_per_second
         self.progress = replace(
             shown,
             similarity={**shown.similarity, **seen.similarity},
-            similarity_weight=shown.similarity_weight
-            if seen.similarity_weight is None
-            else seen.similarity_weight,
+            similarity_weight=shown.similarity_weight if weight is None else weight,
             updates_per_second=shown.updates_per_second if rate is None else rate,
         )
 
@@ -211,15 +205,6 @@ class Learner:
         finally:
             self.progress = replace(self._snapshot(), state="finished" if self.done else "stopped")
 
-    def _keep_last(self) -> None:
-        self.updates.count_left_out()
-        if self._window.restarts and self._at.logged == self._at.steps:
-            self._log()  # beside the line that was due here; a resumed run keeps both and counts on
-        saved = self._state.save(self.parts.agent)  # before a line of metrics that is not due
-        if self._window.restarts or self._at.steps > self._window.started_step:
-            self._log()
-        self._keep(saved)
-
     def report(self) -> None:
         """The evaluation, unless others make it, and the line of metrics that are due and not made yet."""
         at, config = self._at, self._config
@@ -233,12 +218,6 @@ class Learner:
         if at.steps // config.train.log_every * config.train.log_every > at.logged:
             self._log()
             at.logged = at.steps
-
-    @property
-    def _state(self) -> LearnerState:
-        parts = self.parts
-        explorer, weigher, guide = parts.explorer, parts.weigher, parts.acts_by
-        return LearnerState(self._at, self._window, self._totals, explorer, weigher, guide)
 
     def _go_on_from(self, saved: Saved) -> None:
         agent, at = self.parts.agent, self._at
@@ -259,57 +238,60 @@ class Learner:
             evaluation_return=at.due_evaluation,
         )
 
+    def _keep_last(self) -> None:
+        self.updates.count_left_out()
+        if self._window.restarts and self._at.logged == self._at.steps:
+            self._log()  # beside the line that was due here; a resumed run keeps both and counts on
+        saved = self._state.save(self.parts.agent)  # before a line of metrics that is not due
+        if self._window.restarts or self._at.steps > self._window.started_step:
+            self._log()
+        self._keep(saved)
+
     def _keep(self, saved: Saved) -> None:
         require_finite(saved.agent, of=self.parts.name_at(self._at.steps))
-        self.parts.journal.checkpoint(
-            step=self._at.steps,
-            saved=saved,
-            scores={
-                "evaluation": finite(self.progress.evaluation_return),
-                "evaluation_step": None if self._evaluated_at == NOT_YET else self._evaluated_at,
-            },
-        )
+        evaluated_at = None if self._evaluated_at == NOT_YET else self._evaluated_at
+        scores = {"evaluation": finite(self.progress.evaluation_return), "evaluation_step": evaluated_at}
+        self.parts.journal.checkpoint(step=self._at.steps, saved=saved, scores=scores)
         self.parts.metrics.checkpointed()
 
     def _evaluate(self) -> None:
-        parts = self.parts
+        parts, at = self.parts, self._at
         started = parts.clock()
-        name = parts.name_at(self._at.steps)
-        result = parts.evaluator.evaluate(StoppablePolicy(parts.agent, self._halt, name))
+        policy = StoppablePolicy(parts.agent, self._halt, parts.name_at(at.steps))
+        result = parts.evaluator.evaluate(policy)
         now = parts.clock()
         count_restarts(parts, self._window, ["evaluation"] * result.restarts)
         self.updates.passed(now - started)
         parts.metrics.evaluated(result.return_mean, seconds=now - started)
         parts.journal.evaluation(
-            step=self._at.steps,
+            step=at.steps,
             return_mean=result.return_mean,
             return_std=result.return_std,
             episodes=result.episodes,
             wall_seconds=now - self._started_at,
         )
-        latest = finite(result.return_mean)
-        self._evaluated_at = self._at.steps
-        if self._at.steps == 0:
-            self._at.first_evaluation = latest
+        latest, self._evaluated_at = finite(result.return_mean), at.steps
+        if at.steps == 0:
+            at.first_evaluation = latest
         self.progress = replace(
-            self._snapshot(), first_evaluation_return=self._at.first_evaluation, evaluation_return=latest
+            self._snapshot(), first_evaluation_return=at.first_evaluation, evaluation_return=latest
         )
         _log.info("%s", evaluation_line(self.progress))
 
     def _log(self) -> None:
-        parts, now = self.parts, self.parts.clock()
+        parts, at, now = self.parts, self._at, self.parts.clock()
         self.updates.count_left_out()
         values = record(
             self._window,
-            step=self._at.steps,
+            step=at.steps,
             updates=parts.agent.updates,
             now=now,
             wall_seconds=now - self._started_at,
             totals=self._totals,
         )
-        parts.journal.metrics({**values, "buffer_size": self._at.buffer_size, **parts.notes()})
+        parts.journal.metrics({**values, "buffer_size": at.buffer_size, **parts.notes()})
         self.progress = self._snapshot()
-        self._window.begin_anew(now, self._at.steps, parts.agent.updates)
+        self._window.begin_anew(now, at.steps, parts.agent.updates)
 
     def _snapshot(self) -> Progress:
         return replace(

@@ -60,15 +60,11 @@ class BatchSource(Protocol):
 
 
 class ActorSteps(Protocol):
-    """The environment steps that an agent's actors collect.
-
-    Attributes:
-        origin: from where they are counted; another one where the buffer was lost.
-    """
+    """The environment steps that an agent's actors collect."""
 
     @property
     def origin(self) -> Origin:
-        """From where they are counted now."""
+        """From where they are counted now; another one where the buffer was lost."""
         ...
 
     def reach(self, steps: int) -> int:
@@ -118,10 +114,7 @@ class Audience:
 
 
 class Publication:
-    """Publishes an agent's actor and normaliser; nothing is copied, and no device waited for, unless it does.
-
-    Owned by the thread that trains the agent.
-    """
+    """Publishes an agent's actor and normaliser; else it copies nothing and waits for no device."""
 
     def __init__(self, agent: Agent, audience: Audience) -> None:
         self._agent = agent
@@ -131,28 +124,21 @@ class Publication:
     def look(self, due: bool) -> None:
         """Publishes the policy where that is due: call once after each environment step.
 
-        That is as soon as somebody follows, then every `publish_every` updates, and where `due` says so,
-        which it does at each step with an evaluation.
+        That is as soon as somebody follows, then every `publish_every` updates, and at each step with an
+        evaluation, which `due` says.
         """
-        followed = self._audience.followed()
+        audience, updates = self._audience, self._agent.updates
+        followed = audience.followed()
         if not followed:
             self._published = None
-        if (due and (followed or self._audience.always_when_due)) or (followed and self._is_old):
-            self._published = self._agent.updates if followed else None
-            self._audience.policies.publish(self._agent.updates, dict(self._agent.policy.named_tensors()))
-
-    @property
-    def _is_old(self) -> bool:
-        if self._published is None:
-            return True
-        return self._agent.updates - self._published >= self._audience.publish_every
+        is_old = self._published is None or updates - self._published >= audience.publish_every
+        if (due and (followed or audience.always_when_due)) or (followed and is_old):
+            self._published = updates if followed else None
+            audience.policies.publish(updates, dict(self._agent.policy.named_tensors()))
 
 
 class LocalPolicies:
-    """`PeerPolicies` among agents of one process, which share `table`. Single-threaded.
-
-    A policy is seen as soon as it was published.
-    """
+    """`PeerPolicies` among agents of one process, which share `table` and see at once what is published."""
 
     def __init__(self, agent_id: int, table: dict[int, Published]) -> None:
         self._agent_id = agent_id
@@ -198,7 +184,7 @@ class LearnerParts:
     Attributes:
         notes: what else each line of its metrics shall say.
         explorer: None where the agent's actors explore; `actor_steps` are theirs then.
-        guide: what the explorer acts by; None for the agent as it is.
+        guide: what the explorer acts by.
         memory: gives out the tensors that a checkpoint keeps, the agent's and the weigher's among them.
         alone: the whole of that memory where it is a stack of this agent alone, whose updates are recorded.
         recorder: what records them.
@@ -218,18 +204,13 @@ class LearnerParts:
     journal: Journal
     metrics: LearnerMetrics
     clock: Callable[[], float]
+    guide: LearnersGuide
     notes: Callable[[], Mapping[str, Any]] = dict
     publish: Callable[[bool], None] = to_nobody
     actor_steps: ActorSteps | None = None
     memory: Memory = OWN
     alone: StackedMemory | None = None
-    guide: LearnersGuide | None = None
     recorder: Recorder | None = None
-
-    @property
-    def acts_by(self) -> LearnersGuide:
-        """What the explorer acts by."""
-        return LearnersGuide(self.agent) if self.guide is None else self.guide
 
     def name_at(self, step: int) -> str:
         """Who the learner is and how far, for messages."""
@@ -245,12 +226,7 @@ class StoppablePolicy:
     name: str
 
     def act(self, observation: Array) -> Array:
-        """The policy's actions.
-
-        Raises:
-            Halted: training shall end.
-            DivergedError: an action is not finite.
-        """
+        """The policy's actions; a DivergedError where one is not finite."""
         if self.halt.is_set():
             raise Halted
         actions = self.policy.act(observation)

@@ -4,7 +4,7 @@ Numbers are such as JSON holds them, floats bit for bit; arrays are tensors. Not
 """
 
 from collections.abc import Mapping, MutableMapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import torch
@@ -18,6 +18,7 @@ from dase_grpc.learning.similarity.weigher import SimilarityWeigher
 from dase_grpc.learning.training.statistics import DeviceTotals, Mean, Window
 
 NOT_YET: Final = -1
+_EXPLORATION: Final = "exploration."
 _MEASURED_TIME: Final = ("started_at", "started_step", "started_updates")
 
 
@@ -26,7 +27,6 @@ class Counters:
     """How far a learner is.
 
     Attributes:
-        steps, stored: environment steps, and transitions stored.
         evaluated: the last step with an evaluation that was due by eval.every; -1 before the first.
         logged: the last step with a line of metrics that was due by train.log_every.
         buffer_size: when the last batch was drawn.
@@ -73,10 +73,10 @@ class LearnerState:
         exploring, arrays = ({}, {}) if self.explorer is None else self.explorer.state()
         numbers = {
             "counters": asdict(self.counters),
-            "window": _window_numbers(self.window),
+            "window": {name: _plain(value) for name, value in _counted(self.window).items()},
             "exploration": exploring,
         }
-        tensors = {f"exploration.{name}": torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        tensors = {f"{_EXPLORATION}{name}": torch.from_numpy(array.copy()) for name, array in arrays.items()}
         tensors |= {name: tensor.detach().clone() for name, tensor in self._tensors().items()}
         return Saved(agent.state_dict(), numbers, tensors)
 
@@ -88,26 +88,21 @@ class LearnerState:
         Raises:
             KeyError, TypeError, ValueError: it is not what `save` of such a learner gave.
         """
-        prefix = "exploration."
-        arrays = {
-            name.removeprefix(prefix): tensor.numpy()
-            for name, tensor in saved.tensors.items()
-            if name.startswith(prefix)
-        }
+        arrays = {name: tensor.numpy() for name, tensor in _under(_EXPLORATION, saved.tensors).items()}
         agent.load_state_dict(saved.agent)
-        others = {name: tensor for name, tensor in saved.tensors.items() if not name.startswith(prefix)}
-        moments = {
-            name.removeprefix("similarity."): tensor
-            for name, tensor in others.items()
-            if name.startswith("similarity.")
-        }
+        moments = _under("similarity.", saved.tensors)
         self.weigher.make_room(moments, self.totals.tensors()["similarity"].device)
+        others = {name: tensor for name, tensor in saved.tensors.items() if not name.startswith(_EXPLORATION)}
         restore(self._tensors(), others)
         self.guide.resumed()
-        counted = {**asdict(Counters()), **saved.numbers["counters"]}
-        for field in fields(Counters):
-            setattr(self.counters, field.name, counted[field.name])
-        _restore_window(self.window, saved.numbers["window"])
+        vars(self.counters).update({**asdict(Counters()), **saved.numbers["counters"]})
+        for name, held in _counted(self.window).items():
+            found = _read(saved.numbers["window"][name])
+            if isinstance(held, MutableMapping):
+                held.clear()
+                held.update(found)
+            else:
+                setattr(self.window, name, found)
         if self.explorer is not None:
             self.explorer.resume(saved.numbers["exploration"], arrays)
 
@@ -120,23 +115,14 @@ class LearnerState:
         return {f"{part}.{name}": tensor for part, held in named.items() for name, tensor in held.items()}
 
 
-def _window_numbers(window: Window) -> dict[str, Any]:
-    return {
-        field.name: _plain(getattr(window, field.name))
-        for field in fields(window)
-        if field.name not in _MEASURED_TIME
-    }
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those whose names begin with the prefix, by the rest of their names."""
+    return {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
 
 
-def _restore_window(window: Window, numbers: Mapping[str, Any]) -> None:
-    for field in fields(window):
-        if field.name not in _MEASURED_TIME:
-            found, held = _read(numbers[field.name]), getattr(window, field.name)
-            if isinstance(held, MutableMapping):
-                held.clear()
-                held.update(found)
-            else:
-                setattr(window, field.name, found)
+def _counted(window: Window) -> dict[str, Any]:
+    """What of a window is kept: all but when it began."""
+    return {name: value for name, value in vars(window).items() if name not in _MEASURED_TIME}
 
 
 def _plain(value: Any) -> Any:

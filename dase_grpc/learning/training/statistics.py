@@ -115,9 +115,7 @@ class Diagnosis:
 
     similarity is by collecting agent, without those it could not be measured for, and weighs nothing;
     similarity_weight is the λ that weighed. terms are the summands of the divergence by name, source_terms
-    the same by name and collecting agent. external_share is Σ_ext w / Σ w and effective_batch Σ w / max w
-    of the weights of the loss. Where the batch had no external rows, the mappings are empty and the weight
-    is None.
+    by name and collecting agent. Without external rows the mappings are empty and the weight is None.
     """
 
     losses: Mapping[str, float]

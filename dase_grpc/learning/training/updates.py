@@ -62,13 +62,12 @@ class Updates:
         self._collection = collection
         self._totals = totals
         self._window = window
-        batch_size = parts.config.agent.batch_size
-        self._staging = Staging(parts.schema, batch_size, parts.device)
-        self._all_internal = torch.ones(batch_size, dtype=torch.float32, device=parts.device)
         self._stack: StackedUpdate | None = None
         if parts.alone is not None:
             self._stack = StackedUpdate([parts], parts.alone, recorder=parts.recorder)
-        self._guide = parts.acts_by
+        batch_size = parts.config.agent.batch_size
+        self._staging = Staging(parts.schema, batch_size, parts.device)
+        self._all_internal = torch.ones(batch_size, dtype=torch.float32, device=parts.device)
         self._timing = UpdateTiming(parts.metrics, parts.clock)
         self._health = Health(parts.agent, parts.metrics)
         self._settled_at = 0.0
@@ -98,19 +97,32 @@ class Updates:
         taken = self.take()
         if taken is None:
             return None
-        parts, own = self._parts, taken.own
         if self._stack is not None:
-            return self._made_alone(self._stack, taken)
+            return self._update_stack(self._stack, taken)
+        parts, own = self._parts, taken.own
         batch = self._staging.load(taken.rows)
         self._timing.lap("load")
-        weighing, actions = (None, None) if own.all() else self._weigh(batch)
-        if weighing is not None and not own.any() and not bool(weighing.weight.any()):
-            self.skip("no_weight")
-            return None
+        weighing, actions, weight = None, None, self._all_internal
+        if not own.all():
+            weighing, actions = weighed(parts.agent, parts.weigher, batch)
+            self._totals.add(weighing)
+            weight = weighing.weight
+            if not own.any() and not bool(weight.any()):
+                self.skip("no_weight")
+                return None
         self._timing.lap("weigh")
-        weight = self._all_internal if weighing is None else weighing.weight
         losses = parts.agent.update(batch, weight, actions=actions)
         return self._seen(taken, batch, weighing, losses)
+
+    def _update_stack(self, stack: StackedUpdate, taken: Taken) -> Look | None:
+        """`update` of an agent that is a stack of its own."""
+        stack.load([taken])
+        self._timing.lap("load")
+        (was_made,), made = stack.make([taken])
+        if not was_made or made is None:
+            self.skip("no_weight")
+            return None
+        return self.look(taken, *stack.see(made).of(0)) if self.settle() else None
 
     def take(self) -> Taken | None:
         """The next batch; None, and the update is skipped, where there is none or not enough collected.
@@ -134,7 +146,7 @@ class Updates:
 
     def settle(self) -> bool:
         """Counts the update that was made with what `take` gave; whether a look at it is due."""
-        self._guide.updated()
+        self._parts.guide.updated()
         self._parts.metrics.updates.inc()
         looks = self._parts.agent.updates % DIAGNOSE_EVERY == 0
         self._settled_at = self._timing.finish(parts=looks)
@@ -158,31 +170,28 @@ class Updates:
         Raises:
             DivergedError: losses or gradients have not been finite for long.
         """
-        parts = self._parts
+        parts, at, window = self._parts, self._at, self._window
         if taken.own.all():
             weighing = sources = None
         seen = Diagnosis.read(losses, weighing, sources, batch_size=len(taken.rows))
         self.count_left_out()
         if self._health.finding is not None:
-            raise diverged(parts.name_at(self._at.steps), self._health.finding)
-        fold(self._window, seen)
+            raise diverged(parts.name_at(at.steps), self._health.finding)
+        fold(window, seen)
         show(parts.metrics, seen)
+        updates = parts.agent.updates
         if taken.own.any():
-            versions = parts.schema.policy_versions(taken.rows[taken.own])
-            age = parts.agent.updates - float(versions.mean())
-            self._window.policy_lag.add(age)
+            age = updates - float(parts.schema.policy_versions(taken.rows[taken.own]).mean())
+            window.policy_lag.add(age)
             parts.metrics.sample_age.set(age)
-        return Look(seen, self._pace(self._settled_at))
+        made, seconds = updates - self._paced_updates, self._settled_at - self._pace_from
+        self._pace_from, self._paced_updates = self._settled_at, updates
+        return Look(seen, made / seconds if seconds > 0 else None)
 
     def skip(self, reason: str) -> None:
         """Counts an update that is not made."""
         self._window.skipped += 1
         self._parts.metrics.skipped(reason)
-
-    def _weigh(self, batch: Batch) -> tuple[Weighing, Tensor | None]:
-        weighing, actions = weighed(self._parts.agent, self._parts.weigher, batch)
-        self._totals.add(weighing)
-        return weighing, actions
 
     def _seen(
         self, taken: Taken, batch: Batch, weighing: Weighing | None, losses: Mapping[str, Tensor]
@@ -193,22 +202,6 @@ class Updates:
         if weighing is not None:
             sources = parts.weigher.by_source(batch, parts.agent.policy_actions(batch.observation))
         return self.look(taken, weighing, losses, sources)
-
-    def _made_alone(self, stack: StackedUpdate, taken: Taken) -> Look | None:
-        """The update of an agent that is a stack of its own."""
-        stack.load([taken])
-        self._timing.lap("load")
-        (was_made,), made = stack.make([taken])
-        if not was_made or made is None:
-            self.skip("no_weight")
-            return None
-        return self.look(taken, *stack.see(made).of(0)) if self.settle() else None
-
-    def _pace(self, now: float) -> float | None:
-        """The rate of the updates since the last look, or since the first update; evaluations left out."""
-        updates, seconds = self._parts.agent.updates - self._paced_updates, now - self._pace_from
-        self._pace_from, self._paced_updates = now, self._parts.agent.updates
-        return updates / seconds if seconds > 0 else None
 
 
 class UpdateTiming:
@@ -225,7 +218,7 @@ class UpdateTiming:
         self._last = 0.0
 
     def begin(self) -> None:
-        """An update begins: the batch is asked for."""
+        """The batch is asked for."""
         self._laps.clear()
         self._last = self._clock()
 

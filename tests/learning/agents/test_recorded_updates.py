@@ -60,7 +60,7 @@ class Side:
             source=SimpleNamespace(next=lambda: (next(waiting), 100)),
             metrics=LearnerMetrics(self.registry, OWN),
             clock=lambda: 0.0,
-            acts_by=LearnersGuide(self.agent),
+            guide=LearnersGuide(self.agent),
             alone=alone,
             recorder=recorder,
             name_at=lambda step: "an agent",

@@ -15,7 +15,7 @@ from worlds import PointGoal
 from dase_grpc.config.resolve import RunConfig, resolve
 from dase_grpc.errors import DivergedError, EnvironmentFailedError, Halted, RunDirectoryError
 from dase_grpc.learning.agents.optimiser import Steps
-from dase_grpc.learning.agents.snapshots import Behaviour
+from dase_grpc.learning.agents.snapshots import Behaviour, LearnersGuide
 from dase_grpc.learning.envs.evaluation import Evaluator
 from dase_grpc.learning.envs.explorer import Explorer
 from dase_grpc.learning.envs.make import make_env, schema_of
@@ -215,7 +215,7 @@ class Bench:
                 journal=self.journal,
                 metrics=LearnerMetrics(self.registry, OWN),
                 clock=Ticks(),
-                guide=self.guide,
+                guide=self.guide or LearnersGuide(self.agent),
             )
         )
 
