@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 import numpy.typing as npt
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Sequence, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 
 Array = npt.NDArray[np.float32]
 Info = dict[str, Any]
@@ -81,10 +81,11 @@ class Clock(gymnasium.Env[Any, Any]):
     """Base of the worlds below: observes [time, 0], rewards 1, truncates after `length`; records calls."""
 
     length: int | None = 10
+    observes: gymnasium.Space[Any] = Box(-np.inf, np.inf, (2,), np.float64)
+    acts: gymnasium.Space[Any] = UNIT
 
     def __init__(self) -> None:
-        self.observation_space: gymnasium.Space[Any] = Box(-np.inf, np.inf, (2,), np.float64)
-        self.action_space: gymnasium.Space[Any] = UNIT
+        self.observation_space, self.action_space = self.observes, self.acts
         self.time = 0
         self.seeds: list[int | None] = []
         self.actions: list[Any] = []
@@ -286,64 +287,45 @@ class WrongShape(Clock):
 class UnboundedAction(Clock):
     """Its second action component has no upper bound."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.action_space = Box(np.float32([-1, -1]), np.float32([1, np.inf]))
+    acts = Box(np.float32([-1, -1]), np.float32([1, np.inf]))
 
 
 class HugeAction(Clock):
     """Its action is bounded by float32's largest number."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        bound = np.finfo(np.float32).max
-        self.action_space = Box(-bound, bound, (1,), np.float32)
+    acts = Box(-np.finfo(np.float32).max, np.finfo(np.float32).max, (1,), np.float32)
 
 
 class UnboundedIntegerAction(Clock):
     """Its action is any int64."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.action_space = Box(-np.inf, np.inf, (1,), np.int64)
+    acts = Box(-np.inf, np.inf, (1,), np.int64)
 
 
 class DiscreteAction(Clock):
     """Acts by choosing one of three."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.action_space = Discrete(3)
+    acts = Discrete(3)
 
 
 class IntegerAction(Clock):
     """Acts in whole numbers from -2 to 5."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.action_space = Box(-2, 5, (1,), np.int32)
+    acts = Box(-2, 5, (1,), np.int32)
 
 
 class MatrixAction(Clock):
     """Acts in a 2 x 3 Box of float64 whose bounds are 0 and 0.1, 0.2, ..., 0.6."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.action_space = Box(np.zeros((2, 3)), np.arange(1, 7).reshape(2, 3) / 10, dtype=np.float64)
+    acts = Box(np.zeros((2, 3)), np.arange(1, 7).reshape(2, 3) / 10, dtype=np.float64)
 
 
 class DictObservation(Clock):
     """Observes a Dict of a scalar time, a 2 x 2 picture and one of three."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.observation_space = Dict(
-            {
-                "time": Box(0, 100, (), np.float32),
-                "picture": Box(0, 1, (2, 2), np.float32),
-                "one": Discrete(3),
-            }
-        )
+    observes = Dict(
+        {"time": Box(0, 100, (), np.float32), "picture": Box(0, 1, (2, 2), np.float32), "one": Discrete(3)}
+    )
 
     def observe(self) -> Any:
         return {"time": np.float32(self.time), "picture": np.eye(2, dtype=np.float32), "one": np.int64(2)}
@@ -352,9 +334,7 @@ class DictObservation(Clock):
 class TupleObservation(Clock):
     """Observes a Tuple of a float32 and a float64 Box."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.observation_space = Tuple((Box(-1, 1, (1,), np.float32), Box(-1, 1, (2,), np.float64)))
+    observes = Tuple((Box(-1, 1, (1,), np.float32), Box(-1, 1, (2,), np.float64)))
 
     def observe(self) -> Any:
         return (np.float32([0.5]), np.array([0.25, -0.25]))
@@ -363,9 +343,7 @@ class TupleObservation(Clock):
 class PictureObservation(Clock):
     """Observes a 2 x 2 x 3 picture of bytes."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.observation_space = Box(0, 255, (2, 2, 3), np.uint8)
+    observes = Box(0, 255, (2, 2, 3), np.uint8)
 
     def observe(self) -> Any:
         return np.full((2, 2, 3), 7, np.uint8)
@@ -374,41 +352,25 @@ class PictureObservation(Clock):
 class DiscreteObservation(Clock):
     """Observes one of five."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.observation_space = Discrete(5)
+    observes = Discrete(5)
 
 
 class DiscretesObservation(Clock):
     """Observes one of two and one of three."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.observation_space = MultiDiscrete([2, 3])
-
-
-class SequenceObservation(Clock):
-    """Observes a Dict with a sequence of any length."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.observation_space = Dict({"past": Sequence(Discrete(2))})
+    observes = MultiDiscrete([2, 3])
 
 
 class EmptyObservation(Clock):
     """Observes nothing."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.observation_space = Dict({})
+    observes = Dict({})
 
 
 class WideObservation(Clock):
     """Observes more components than a row may hold."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.observation_space = Box(-1, 1, (200_000,), np.float32)
+    observes = Box(-1, 1, (200_000,), np.float32)
 
 
 class RefusesToStart(Clock):
@@ -448,13 +410,6 @@ class OldReturns(Clock):
     def step(self, action: Any) -> Any:
         observation, reward, terminated, _, info = super().step(action)
         return observation, reward, terminated, info
-
-
-class TextObservation(Clock):
-    """Its observation is no number."""
-
-    def observe(self) -> Any:
-        return "left"
 
 
 def returns_nothing() -> None:

@@ -36,24 +36,12 @@ def first_cause() -> Iterator[None]:
         yield
     except ExceptionGroup as group:
         refusals, bugs = group.split(DaseError)
-        cause: Exception | None = bugs
-        while isinstance(cause, ExceptionGroup) and len(cause.exceptions) == 1:
+        cause: Exception | None = refusals if bugs is None else bugs
+        while isinstance(cause, ExceptionGroup) and (bugs is None or len(cause.exceptions) == 1):
             cause = cause.exceptions[0]
-        if cause is None and refusals is not None:
-            cause = first_error(refusals)
         if cause is None or isinstance(cause, ExceptionGroup):
             raise
         raise cause from cause.__cause__
-
-
-def first_error(group: ExceptionGroup[DaseError] | DaseError) -> DaseError:
-    """The first of the errors in a group, however deeply nested."""
-    error: Exception = group
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    if not isinstance(error, DaseError):
-        raise TypeError(f"{error!r} is not one of our errors")
-    return error
 
 
 def loop_turns(*, within_s: float = ANSWER_S) -> Callable[[], bool]:

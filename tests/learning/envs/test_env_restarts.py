@@ -164,14 +164,19 @@ def test_an_environment_that_cannot_be_made_anew_is_tried_as_often():
     steps, _, _ = explore(maker, 2)
     assert steps[0].restarts == ("step",)
     assert [env.closed for env in maker.made] == [1, 0]
-    exploring, _, _ = explorer(Maker({("step", 1): RuntimeError("broke")}, always={"make"}), max_restarts=2)
-    with pytest.raises(EnvironmentFailedError, match=r"raised Collapsed: make is broken in make, after 2"):
-        exploring.step(POLICY, 0)
 
 
-def test_no_restart_is_allowed_where_the_setting_is_0():
-    exploring, _, _ = explorer(Maker({("step", 1): RuntimeError("broke")}), max_restarts=0)
-    with pytest.raises(EnvironmentFailedError, match=r"env\.max_restarts = 0 allows no restart"):
+@pytest.mark.parametrize(
+    ("max_restarts", "said"),
+    [
+        (2, "raised Collapsed: make is broken in make, after 2"),
+        (0, r"env\.max_restarts = 0 allows no restart"),
+    ],
+)
+def test_no_more_restarts_than_are_allowed_are_tried(max_restarts, said):
+    maker = Maker({("step", 1): RuntimeError("broke")}, always={"make"})
+    exploring, _, _ = explorer(maker, max_restarts=max_restarts)
+    with pytest.raises(EnvironmentFailedError, match=said):
         exploring.step(POLICY, 0)
 
 
@@ -287,14 +292,17 @@ def test_what_always_breaks_the_interface_in_the_same_way_is_not_tried_on_and_en
     assert maker.calls["make"] == 3  # the first was made anew after one good step, the second after none
 
 
-def test_what_breaks_the_interface_now_and_then_has_all_its_restarts():
-    steps, _, _ = explore(Breach(breaches.STEPS[SHAPE][0], {2, 5, 7, 11, 13}), 9, max_restarts=5)
-    assert sum(len(step.restarts) for step in steps) == 5
-
-
-def test_what_raises_in_the_same_way_has_all_its_restarts():
-    steps, _, _ = explore(Maker({("step", k): RuntimeError("again") for k in range(1, 5)}), 2, max_restarts=4)
-    assert steps[0].restarts == ("step",) * 4
+@pytest.mark.parametrize(
+    ("maker", "count", "restarts"),
+    [
+        (Breach(breaches.STEPS[SHAPE][0], {2, 5, 7, 11, 13}), 9, 5),
+        (Maker({("step", k): RuntimeError("again") for k in range(1, 5)}), 2, 4),
+    ],
+    ids=["breaks the interface now and then", "raises in the same way"],
+)
+def test_what_does_not_always_break_the_interface_has_all_its_restarts(maker, count, restarts):
+    steps, _, _ = explore(maker, count, max_restarts=restarts)
+    assert sum(len(step.restarts) for step in steps) == restarts
 
 
 def test_a_component_outside_its_space_while_exploring_is_as_if_the_step_had_raised(caplog):

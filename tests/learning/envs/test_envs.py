@@ -89,33 +89,49 @@ def test_gymnasiums_passive_checker_runs_only_where_it_is_asked_for():
 # --- what cannot be made ---
 
 
-def test_a_missing_environment_is_refused_with_the_nearest_name():
-    assert "did you mean 'HalfCheetah-v5'?" in refusal("HalfCheeta-v5")
-    assert "did you mean 'HalfCheetah-v5'?" in refusal("HalfCheetah-v9")
-    assert "did you mean 'HalfCheetah-v5'?" in refusal("cheetah")
-    assert "did you mean 'LunarLanderContinuous-v3'?" in refusal("LunarLanderContinuous-v2")
-    assert "did you mean 'Walker2d-v5'?" in refusal("walker2d")
-    assert "package:Name-v0" in refusal("ALE/Pong-v5")
-    assert "there is no environment 'two words!'" in refusal("two words!")
-
-
-def test_a_missing_name_in_a_module_is_refused_with_the_nearest_name():
-    sentence = refusal("worlds:PointGaol")
-    assert "neither has 'PointGaol' nor registers" in sentence
-    assert "did you mean 'PointGoal'?" in sentence
-
-
-def test_a_name_that_the_module_does_not_register_is_refused():
-    assert "did you mean 'RegisteredWorld-v0'?" in refusal("worlds:RegisteredWorld-v3")
-    assert "no module 'Pendulum'" in refusal("Pendulum:v1")
+@pytest.mark.parametrize(
+    ("env_id", "said"),
+    [
+        ("HalfCheeta-v5", "did you mean 'HalfCheetah-v5'?"),
+        ("HalfCheetah-v9", "did you mean 'HalfCheetah-v5'?"),
+        ("cheetah", "did you mean 'HalfCheetah-v5'?"),
+        ("LunarLanderContinuous-v2", "did you mean 'LunarLanderContinuous-v3'?"),
+        ("walker2d", "did you mean 'Walker2d-v5'?"),
+        ("ALE/Pong-v5", "package:Name-v0"),
+        ("two words!", "there is no environment 'two words!'"),
+        ("worlds:PointGaol", "neither has 'PointGaol' nor registers"),
+        ("worlds:PointGaol", "did you mean 'PointGoal'?"),
+        ("worlds:RegisteredWorld-v3", "did you mean 'RegisteredWorld-v0'?"),
+        ("Pendulum:v1", "no module 'Pendulum'"),
+        ("worlds.nothing:Env", "no module 'worlds.nothing'"),
+        (":Env", "importing ''"),
+        ("no_such_world:Env", "no module 'no_such_world'"),
+        ("worlds:returns_nothing", "returned nothing instead of a gymnasium.Env"),
+        ("worlds:ConstantPolicy", "returned an object of type ConstantPolicy"),
+        ("worlds:an_instance", "an object of type Endless, so name a class"),
+        ("worlds:not_callable", "an object of type int, so name a class"),
+        ("worlds:DiscreteObservation", "Discrete(5)"),
+        ("worlds:DiscreteObservation", "FlattenObservation"),
+        ("worlds:DiscretesObservation", "MultiDiscrete([2 3])"),
+        ("worlds:EmptyObservation", "Dict()"),
+        ("worlds:NoSpaces", "None"),
+        ("worlds:WideObservation", "shrink the observation"),
+        ("worlds:DiscreteAction", "Discrete(3)"),
+        ("CartPole-v1", "Discrete(2)"),
+        ("CartPole-v1", "choose an environment with continuous actions or wrap it"),
+        ("MountainCar-v0", "has the action space Discrete(3), but agents"),
+        ("MountainCar-v0", "by continuous actions, so take MountainCarContinuous-v0"),
+        ("worlds:UnboundedAction", "action dimension 1 has the bounds [-1.0, inf]"),
+        ("worlds:HugeAction", "action dimension 0"),
+        ("worlds:UnboundedIntegerAction", "action dimension 0 has the bounds [-inf, inf]"),
+    ],
+)
+def test_what_is_missing_or_has_spaces_no_agent_can_use_is_refused_with_a_remedy(env_id, said):
+    assert said in refusal(env_id)
 
 
 def test_a_missing_module_is_refused_and_says_where_it_was_looked_for():
-    sentence = refusal("no_such_world:Env")
-    assert "no module 'no_such_world'" in sentence
-    assert str(Path.cwd()) in sentence
-    assert "no module 'worlds.nothing'" in refusal("worlds.nothing:Env")
-    assert "importing ''" in refusal(":Env")
+    assert str(Path.cwd()) in refusal("no_such_world:Env")
 
 
 def test_a_module_that_needs_a_missing_package_names_that_package(tmp_path, monkeypatch):
@@ -165,13 +181,6 @@ def test_a_factorys_own_refusal_is_passed_on_unchanged(monkeypatch):
     assert refusal("worlds:wraps") == refusal("CartPole-v1")
 
 
-def test_what_is_no_factory_of_environments_is_refused():
-    assert "returned nothing instead of a gymnasium.Env" in refusal("worlds:returns_nothing")
-    assert "returned an object of type ConstantPolicy" in refusal("worlds:ConstantPolicy")
-    assert "an object of type Endless, so name a class" in refusal("worlds:an_instance")
-    assert "an object of type int, so name a class" in refusal("worlds:not_callable")
-
-
 # --- spaces ---
 
 
@@ -181,33 +190,6 @@ def test_dict_tuple_and_picture_observations_are_flattened():
         assert schema_of(env, name).observation_size == size
         assert to_float32(env.reset(seed=0)[0], size).shape == (size,)
         assert to_float32(env.step(np.float32([0]))[0], size).shape == (size,)
-
-
-def test_other_observations_are_refused_with_a_remedy():
-    for name, space in (
-        ("DiscreteObservation", "Discrete(5)"),
-        ("DiscretesObservation", "MultiDiscrete([2 3])"),
-        ("EmptyObservation", "Dict()"),
-    ):
-        sentence = refusal(f"worlds:{name}")
-        assert space in sentence
-        assert "FlattenObservation" in sentence
-    assert "None" in refusal("worlds:NoSpaces")
-    assert "shrink the observation" in refusal("worlds:WideObservation")
-
-
-def test_other_actions_than_a_box_are_refused():
-    assert "Discrete(3)" in refusal("worlds:DiscreteAction")
-    assert "Discrete(2)" in refusal("CartPole-v1")
-    assert "choose an environment with continuous actions or wrap it" in refusal("CartPole-v1")
-    assert "has the action space Discrete(3), but agents" in refusal("MountainCar-v0")
-    assert refusal("MountainCar-v0").endswith("by continuous actions, so take MountainCarContinuous-v0")
-
-
-def test_unbounded_and_huge_actions_are_refused_naming_the_dimension():
-    assert "action dimension 1 has the bounds [-1.0, inf]" in refusal("worlds:UnboundedAction")
-    assert "action dimension 0" in refusal("worlds:HugeAction")
-    assert "action dimension 0 has the bounds [-inf, inf]" in refusal("worlds:UnboundedIntegerAction")
 
 
 def test_a_refused_environment_is_closed(monkeypatch):
@@ -303,11 +285,6 @@ def test_observations_become_float32_copies_without_a_warning_where_they_overflo
 )
 def test_a_number_that_float32_is_too_coarse_for_is_named(observation, said):
     assert coarsened(observation) == said
-
-
-def test_an_observation_of_another_shape_than_the_spaces_is_refused():
-    with pytest.raises(EnvironmentSpecError, match=r"shape \(1,\).*says \(2,\)"):
-        to_float32(np.zeros(1), 2)
 
 
 # --- MuJoCo's warnings ---

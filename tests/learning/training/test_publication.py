@@ -45,39 +45,31 @@ def publishing(agent, *, publish_every=3, always_when_due=False):
     return shown, Publication(agent, audience)
 
 
-def test_nothing_is_taken_from_the_agent_while_nobody_follows():
+@pytest.mark.parametrize(
+    ("followed", "due", "options", "versions"),
+    [
+        pytest.param([], [0, 2, 4, 6, 8], {}, [], id="nobody follows"),
+        pytest.param(
+            range(4, 12), [], {}, [4, 7, 10], id="as soon as somebody does, then every three updates"
+        ),
+        pytest.param([1, 2, 5, 6], [], {"publish_every": 100}, [1, 5], id="who follows again, at once"),
+        pytest.param(range(12), [5], {}, [0, 3, 5, 8, 11], id="an evaluation's counts as one"),
+        pytest.param(
+            range(4, 6),
+            [0, 3],
+            {"always_when_due": True},
+            [0, 3, 4],
+            id="always due, and to a first follower",
+        ),
+    ],
+)
+def test_a_policy_is_shown_while_somebody_follows_and_where_it_is_due(followed, due, options, versions):
     agent = Counting()
-    shown, publication = publishing(agent)
-    for agent.updates in range(10):
-        publication.look(agent.updates % 2 == 0)
-    assert (shown.versions, agent.taken) == ([], 0)
-
-
-def test_a_policy_is_shown_as_soon_as_somebody_follows_and_then_every_so_many_updates():
-    agent = Counting()
-    shown, publication = publishing(agent)
+    shown, publication = publishing(agent, **options)
     for agent.updates in range(12):
-        shown.followed = agent.updates >= 4
-        publication.look(due=False)
-    assert shown.versions == [4, 7, 10]
-
-
-def test_who_follows_again_gets_a_policy_at_once():
-    agent = Counting()
-    shown, publication = publishing(agent, publish_every=100)
-    for agent.updates in range(8):
-        shown.followed = agent.updates in (1, 2, 5, 6)
-        publication.look(due=False)
-    assert shown.versions == [1, 5]
-
-
-def test_the_policy_of_each_step_with_an_evaluation_is_shown_and_counts_as_a_publication():
-    agent = Counting()
-    shown, publication = publishing(agent)
-    shown.followed = True
-    for agent.updates in range(8):
-        publication.look(agent.updates == 5)
-    assert shown.versions == [0, 3, 5]
+        shown.followed = agent.updates in followed
+        publication.look(agent.updates in due)
+    assert (shown.versions, agent.taken) == (versions, len(versions))
 
 
 def test_an_agent_that_does_not_learn_yet_shows_its_policy_at_each_evaluation():
@@ -87,15 +79,6 @@ def test_an_agent_that_does_not_learn_yet_shows_its_policy_at_each_evaluation():
     for step in range(7):
         publication.look(step % 3 == 0)
     assert shown.versions == [0, 0, 0]
-
-
-def test_what_is_always_due_is_shown_to_nobody_too_and_to_a_first_follower_again():
-    agent = Counting()
-    shown, publication = publishing(agent, always_when_due=True)
-    for agent.updates in range(6):
-        shown.followed = agent.updates >= 4
-        publication.look(agent.updates % 3 == 0)
-    assert shown.versions == [0, 3, 4]
 
 
 @pytest.mark.parametrize("name", ["td3", "ddpg", "sac normalised"])

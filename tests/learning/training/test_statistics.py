@@ -39,13 +39,10 @@ def window_record(window: Window, totals: DeviceTotals | None = None, **changes)
     return record(window, totals=totals or DeviceTotals.zero(CPU), **values)
 
 
-def test_a_mean_of_nothing_is_not_known():
-    assert Mean().value is None
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_mean_leaves_out_what_is_not_finite(bad):
     mean = Mean()
+    assert mean.value is None
     for value in (1.0, bad, 3.0):
         mean.add(value)
     assert (mean.value, mean.count) == (2.0, 2)
@@ -61,17 +58,11 @@ def test_totals_are_the_mean_similarity_over_batches_with_external_rows():
     assert degenerate == 0
 
 
-def test_totals_count_batches_that_could_not_be_measured():
+def test_totals_count_batches_that_could_not_be_measured_and_start_afresh_once_taken():
     totals = DeviceTotals.zero(CPU)
     for each in (weighing(0, 0, 0, 1), weighing(0, 1, 1, 1)):
         totals.add(each)
     assert totals.take()[1] == 1
-
-
-def test_taking_totals_starts_them_afresh():
-    totals = DeviceTotals.zero(CPU)
-    totals.add(weighing(0, 1, 1, 1))
-    totals.take()
     assert totals.take() == (None, 0)
 
 
@@ -148,12 +139,9 @@ def test_a_diagnosis_of_an_internal_batch_has_losses_only():
     assert seen == Diagnosis({"q_mean": 1.0}, {}, {}, external_share=0.0, effective_batch=9.0)
 
 
-def test_a_record_has_rates_since_the_window_began():
+def test_a_record_has_rates_since_the_window_began_and_over_no_time_divides_by_no_zero():
     values = window_record(Window(started_at=2.0, started_step=4, started_updates=1))
     assert (values["steps_per_second"], values["updates_per_second"]) == (3.0, 2.0)
-
-
-def test_a_record_over_no_time_divides_by_no_zero():
     assert math.isfinite(window_record(Window(4.0, 0, 0))["steps_per_second"])
 
 
