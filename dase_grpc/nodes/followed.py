@@ -130,14 +130,12 @@ def unpacked(policy: Policy) -> dict[str, Tensor]:
 
 @dataclass
 class _Agent:
-    """One agent's policies.
+    """One agent's policies: the newest that has arrived, and the one that is due and not taken yet.
 
     Attributes:
         total: the step at which it ends.
         claimed: the step of the last policy that was found due, evaluated or not; None before the first.
         evaluated: the step of the last one evaluated.
-        pending: due, and not taken yet.
-        latest: the newest that has arrived.
         ended: it has left, and `latest` was its last.
     """
 

@@ -42,7 +42,6 @@ from dase_grpc.replay.client.connection import Connection, Shards, Stream
 from dase_grpc.replay.client.handoff import Standstill, WaitReason
 from dase_grpc.replay.client.link import ReplayLink
 from dase_grpc.replay.client.membership import LearnerConnection
-from dase_grpc.replay.client.patience import NODE_NAME
 from dase_grpc.replay.client.policies import PolicyExchange
 
 log = logging.getLogger("dase")
@@ -184,9 +183,7 @@ def put_together(
     """Puts the learner, which may go on from a checkpoint, and its streams together; none is open yet."""
     metrics = LearnerMetrics(frame.registry, joined.member.agent_id)
     accept = partial(require_fit, frame.config)
-    shards = Shards(
-        frame.connected(joined, LearnerConnection, node_name=NODE_NAME, accept=accept, metrics=metrics)
-    )
+    shards = Shards(frame.connected(joined, LearnerConnection, accept=accept, metrics=metrics))
     own, resumed = frame.config.for_agent(joined.member.agent_id), results.resumed
     collected = None if own.train.explore else _collected(shards.first, own, resumed)
     link = _link(shards, frame.config, own=own, collected=collected, metrics=metrics)

@@ -241,12 +241,7 @@ def require_one_piece(config: RunConfig, *, shards: int) -> None:
 
 @dataclass
 class Farewell:
-    """What a learner says when it gives its leases back.
-
-    Attributes:
-        targets: the replay, or its shards in their order.
-        nothing_to_give_back: the lease is gone, or the replay is.
-    """
+    """What a learner says when it gives its leases back, of shards in their order, if there is one to give."""
 
     targets: Sequence[StreamTarget]
     reason: str = "failed"

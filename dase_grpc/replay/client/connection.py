@@ -96,7 +96,7 @@ class Connection:
         losses: how often the replay came back without transitions it had.
         buffer: what was last heard of it; another object whenever something was heard.
         needed: whether the node cannot go on without it, so that waiting for it has a limit.
-        followers: how many wanted the agent's policy then; none while nothing is heard.
+        followers: how many wanted the agent's policy then.
     """
 
     def __init__(

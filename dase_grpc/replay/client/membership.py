@@ -18,7 +18,7 @@ from dase_grpc.progress import Attendance, Attendant, Progress
 from dase_grpc.replay.client.cluster import StreamTarget
 from dase_grpc.replay.client.connection import Connection, Stream
 from dase_grpc.replay.client.handoff import Wait, Waited, WaitReason
-from dase_grpc.replay.client.patience import AWAY
+from dase_grpc.replay.client.patience import AWAY, NODE_NAME
 from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.replay.wire.v1 import cluster_pb2
 
@@ -40,12 +40,10 @@ class LearnerConnection(Connection):
         self,
         target: StreamTarget,
         *,
-        node_name: str = "learner",
         accept: Callable[[Membership], None] = lambda member: None,
         **options: Any,
     ) -> None:
         super().__init__(target, **options)
-        self._node_name = node_name
         self._accept = accept
         self._rejoining = asyncio.Lock()
 
@@ -69,7 +67,7 @@ class LearnerConnection(Connection):
             before = target.member
             try:
                 member = await target.cluster.join(
-                    node_name=self._node_name,
+                    node_name=NODE_NAME,
                     schema=target.schema,
                     agent_id=before.agent_id,
                     run_id=before.run_id,

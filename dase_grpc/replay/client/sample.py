@@ -145,13 +145,10 @@ class BatchQueue:
     """Batches that are here, and how many may be on their way.
 
     `next` belongs to the compute thread and blocks; everything else belongs to the event loop that made
-    the queue. None is asked for before the first `next`, and at most `prefetch` ahead of their use.
-
-    Attributes:
-        portion: how many are worth a message: half of what may be ahead, or `one_by_one`.
-        asked: set once the compute thread has asked for a batch, until `hold`.
-        moved: set when batches arrived or were taken, and there is room for a portion.
-        held: the compute thread had better not wait, until it asks again.
+    the queue. None is asked for before the first `next`, and at most `prefetch` ahead of their use; a
+    `portion`, half of that or one, is worth a message. `asked` is set once the compute thread has asked
+    for a batch, until `hold`: then it had better not wait, and is `held` until it asks again. `moved` is
+    set when there is room for a portion.
     """
 
     def __init__(self, prefetch: int, *, one_by_one: bool = False, timing: Times = USUAL) -> None:

@@ -28,7 +28,7 @@ from dase_grpc.replay.client.connection import Shards
 from dase_grpc.replay.client.handoff import USUAL, Times
 from dase_grpc.replay.client.link import ReplayLink
 from dase_grpc.replay.client.membership import LearnerConnection
-from dase_grpc.replay.client.patience import NODE_NAME, Wanted
+from dase_grpc.replay.client.patience import Wanted
 from dase_grpc.replay.client.policies import PolicyExchange
 from dase_grpc.replay.security.dialler import NO_CREDENTIALS, Credentials
 from dase_grpc.replay.wire.addresses import REPLAY_TIMEOUT_S, ReplayPlace
@@ -133,11 +133,8 @@ class Session:
     def __enter__(self) -> Self:
         """Joins the run; waits for the replay.
 
-        Raises:
-            CredentialsError: the files of the credentials cannot be used.
-            SchemaMismatchError: the run has another schema.
-            AgentTakenError: another node has the agent.
-            RefusalError: the replay refused otherwise, or did not answer in time.
+        CredentialsError if the files of the credentials cannot be used, SchemaMismatchError if the run has
+        another schema, AgentTakenError if another node has the agent, or another RefusalError.
         """
         if self._thread.ident is not None:
             raise UsageError("a session is for one block; make another one for the next")
@@ -201,14 +198,10 @@ class Session:
         return self._streams.link.unacknowledged
 
     def store(self, row: Array) -> None:
-        """Hands one transition over: (width,) float32, packed as `schema` says.
+        """Hands one transition over: (width,) float32, packed as `schema` says; a copy is stored, exactly once.
 
-        A copy of it is sent, with the learner's agent id. It will be stored exactly once, also where streams
-        break and the replay is started again. Blocks while `insert.QUEUED_ROWS` rows wait to be sent.
-
-        Raises:
-            MalformedError: it is no such row, or holds numbers that are not finite.
-            DaseError: the session has ended.
+        It gets the learner's agent id. Blocks while `link.QUEUED_ROWS` rows wait to be sent. MalformedError
+        if it is no such row, or holds numbers that are not finite.
         """
         schema = self.schema
         if row.shape != (schema.width,) or row.dtype != np.float32:
@@ -228,9 +221,6 @@ class Session:
 
         Blocks until it is there. None if it is better to go on exploring: the buffer does not hold enough
         yet, or the replay is away and rows can still be kept for it.
-
-        Raises:
-            DaseError: the session has ended.
         """
         with self._while_open() as streams:
             return streams.link.next()
@@ -239,11 +229,7 @@ class Session:
         """Makes a policy the agent's latest, for actors, evaluators and peers; arrays go as safetensors.
 
         Never blocks. Of policies that come faster than they are sent, the latest counts; `version` is how
-        many updates it has had and must not fall.
-
-        Raises:
-            ValueError: a higher version has been published.
-            DaseError: the session has ended.
+        many updates it has had, and a ValueError if it is lower than one before.
         """
         with self._while_open() as streams:
             streams.exchange.publish(version, policy)
@@ -251,9 +237,7 @@ class Session:
     def latest(self, agent: int) -> Latest | None:
         """The policy that an agent of `follow` has published last; None if none has come yet. Never blocks.
 
-        Raises:
-            KeyError: the agent is not one of `follow`.
-            DaseError: the policy is none of arrays, or the session has ended.
+        DaseError if it is none of arrays.
         """
         with self._while_open() as streams:
             policy: Latest | None = streams.exchange.latest(agent)
@@ -263,9 +247,6 @@ class Session:
         """Sets fields of `Progress` that the cluster's status shows of this learner; never blocks.
 
         Until it is set, `step` is how many rows were stored and `state` is "training".
-
-        Raises:
-            TypeError: there is no such field.
         """
         replace(Progress(), **numbers)
         self._numbers = {**self._numbers, **numbers}
@@ -347,7 +328,7 @@ class Session:
 
     def _opened(self, joined: Joined, lines: Lines) -> LearnerStreams:
         wanted = self._wanted
-        named = partial(LearnerConnection, node_name=NODE_NAME, timeout_s=wanted.away_s, timing=wanted.timing)
+        named = partial(LearnerConnection, timeout_s=wanted.away_s, timing=wanted.timing)
         shards = Shards(joined.connected(lines, named))
         link = ReplayLink(
             shards,

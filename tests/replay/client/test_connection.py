@@ -29,6 +29,7 @@ from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget, open_ch
 from dase_grpc.replay.client.connection import Away, Outage, Stream
 from dase_grpc.replay.client.handoff import Times, WaitReason
 from dase_grpc.replay.client.membership import LearnerConnection
+from dase_grpc.replay.client.patience import NODE_NAME
 
 SILENT = UnreachableError("no answer")
 FOREVER_S = 600.0
@@ -283,7 +284,7 @@ async def test_a_replay_that_came_back_without_its_data_is_joined_again_once_for
             asyncio.gather(*(connection.keep(each, stream) for each in (Stream.INSERT, Stream.SAMPLE)))
         )
         assert service.events == [
-            f"learner joined as agent 0 (epoch 1); it comes from buffer {old.member.buffer_id}, whose "
+            f"{NODE_NAME} joined as agent 0 (epoch 1); it comes from buffer {old.member.buffer_id}, whose "
             f"transitions are not here any more"
         ]
         assert connection.target.member.buffer_id == service.run.data_id != old.member.buffer_id
