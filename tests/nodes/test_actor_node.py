@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -32,6 +33,14 @@ def inserted(service, agent_id=0):
     return service.run.store.traffic.inserted[agent_id] if service.run.opened else 0
 
 
+@asynccontextmanager
+async def exploring(service, rows, **changes):
+    """An actor that has stored more than some rows."""
+    async with acting(actor_options(service.address, **changes)) as node:
+        await eventually(lambda: inserted(service) > rows)
+        yield node
+
+
 def seen(service):
     """What the one actor says of itself."""
     return service.run.attendance.all(0.0)[0].attendance
@@ -40,8 +49,7 @@ def seen(service):
 @pytest.mark.slow
 async def test_an_actor_explores_by_the_latest_policy_and_each_row_says_which_that_was(service):
     learner = await FakeLearner.publishing(service, 30)
-    async with acting(actor_options(service.address)) as (task, stop):
-        await eventually(lambda: inserted(service) > 50)
+    async with exploring(service, 50) as (task, stop):
         await learner.publish(77)
         await eventually(lambda: inserted(service) and 77 in rows_in(service).view(np.uint32)[:, -1])
         await ended(task, stop)
@@ -113,8 +121,7 @@ async def test_when_the_learner_is_replaced_the_actor_goes_on_under_the_new_epoc
     service, caplog
 ):
     learner = await FakeLearner.publishing(service, 3)
-    async with acting(actor_options(service.address)) as (task, stop):
-        await eventually(lambda: inserted(service) > 50)
+    async with exploring(service, 50) as (task, stop):
         for epoch in (2, 3):
             await learner.leave()
             await eventually(lambda: "waiting: a learner of agent 0" in seen(service).state)
@@ -180,8 +187,7 @@ async def test_when_its_agent_has_finished_an_actor_drops_what_nobody_needs_and_
 ):
     monkeypatch.setattr("dase_grpc.replay.client.link.QUEUED_ROWS", 10)
     learner = await FakeLearner.publishing(service, 3)
-    async with acting(actor_options(service.address)) as (task, stop):
-        await eventually(lambda: inserted(service) > 20)
+    async with exploring(service, 20) as (task, stop):
         await learner.finish()
         await promptly(task)
         assert not stop.is_set()
@@ -193,8 +199,7 @@ async def test_when_its_agent_has_finished_an_actor_drops_what_nobody_needs_and_
 async def test_an_actor_that_is_stopping_waits_no_longer_once_its_agent_has_finished(service, monkeypatch):
     monkeypatch.setattr("dase_grpc.replay.client.link.QUEUED_ROWS", 10)
     learner = await FakeLearner.publishing(service, 3)
-    async with acting(actor_options(service.address)) as (task, stop):
-        await eventually(lambda: inserted(service) > 20)
+    async with exploring(service, 20) as (task, stop):
         await learner.leave()
         await eventually(lambda: "waiting: a learner" in seen(service).state)
         stop.set()
@@ -211,8 +216,7 @@ async def test_an_actor_that_comes_when_its_agent_has_finished_ends_at_once(serv
 
 async def test_an_actor_that_leaves_gives_its_place_among_the_writers_back(service):
     await FakeLearner.publishing(service, 3)
-    async with acting(actor_options(service.address)) as (task, stop):
-        await eventually(lambda: inserted(service) > 5)
+    async with exploring(service, 5) as (task, stop):
         await ended(task, stop)
     store = service.run.store
     (writer,) = store._committed

@@ -26,8 +26,7 @@ from dase_grpc.replay.wire.addresses import Address, parse_address
 
 async def test_streams_that_idle_end_once_their_lease_was_given_back():
     async with replay_node(lease_check_s=0.02) as replay, joined(replay.address) as target:
-        inserter = await Inserter(target, writer_id="w").open()
-        sampler = await Sampler(target, batch_size=4).open(credits=0)
+        inserter, sampler = await opened(target, credits=0)
         await target.cluster.leave(target.member, reason="done")
         for ended in (inserter.receive(), sampler.next()):
             with pytest.raises(StaleLeaseError, match="gave epoch 1 back: done"):
@@ -67,8 +66,7 @@ async def test_an_idle_node_ends_at_once():
 
 async def test_idle_streams_end_at_once_with_draining():
     async with replay_node(**GRACIOUS) as replay, joined(replay.address) as target:
-        inserter = await Inserter(target, writer_id="w").open()
-        sampler = await Sampler(target, batch_size=4).open(credits=0)
+        inserter, sampler = await opened(target, credits=0)
         subscriber = await PolicySubscriber(
             target.channel,
             target.address,
@@ -174,8 +172,7 @@ async def test_a_new_node_takes_the_port_over_at_once():
 async def test_after_the_end_no_task_is_left():
     before = asyncio.all_tasks()
     async with replay_node(min_size=100) as replay, joined(replay.address) as target:
-        inserter = await Inserter(target, writer_id="w").open()
-        sampler = await Sampler(target, batch_size=4).open(credits=1)
+        inserter, sampler = await opened(target, credits=1)
         reading = asyncio.gather(inserter.receive(), sampler.next(), return_exceptions=True)
         await eventually(lambda: sampler.waiting is not None)
         await replay.end()
@@ -187,8 +184,7 @@ async def test_after_the_end_no_task_is_left():
 async def test_a_client_that_vanishes_leaves_the_node_serving_and_its_log_clean(replay, caplog):
     for _ in range(3):
         async with joined(replay.address) as target:
-            inserter = await Inserter(target, writer_id="w").open()
-            sampler = await Sampler(target, batch_size=4).open(credits=1_000)
+            inserter, sampler = await opened(target, credits=1_000)
             tasks = [
                 asyncio.ensure_future(job)
                 for job in (inserter.receive(), write_forever(inserter), read_all(sampler))
@@ -282,6 +278,11 @@ async def test_metrics_beyond_loopback_need_insecure():
     with pytest.raises(AddressError, match="--insecure"):
         async with replay_node(metrics_host="0.0.0.0", metrics_port=1):
             pass
+
+
+async def opened(target, *, credits):
+    inserter = await Inserter(target, writer_id="w").open()
+    return inserter, await Sampler(target, batch_size=4).open(credits=credits)
 
 
 async def insert(target, rows):

@@ -241,7 +241,7 @@ def require_one_piece(config: RunConfig, *, shards: int) -> None:
 
 @dataclass
 class Farewell:
-    """What a learner says when it gives its leases back, of shards in their order, if there is one to give."""
+    """What a learner says when it gives its leases back, of shards in their order, if it has any to give."""
 
     targets: Sequence[StreamTarget]
     reason: str = "failed"

@@ -198,7 +198,7 @@ class Session:
         return self._streams.link.unacknowledged
 
     def store(self, row: Array) -> None:
-        """Hands one transition over: (width,) float32, packed as `schema` says; a copy is stored, exactly once.
+        """Hands a transition over: (width,) float32, packed as `schema` says; a copy is stored, exactly once.
 
         It gets the learner's agent id. Blocks while `link.QUEUED_ROWS` rows wait to be sent. MalformedError
         if it is no such row, or holds numbers that are not finite.
