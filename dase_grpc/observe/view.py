@@ -8,15 +8,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from dase_grpc.errors import DaseError, UnreachableError
 from dase_grpc.progress import Attendance, Progress, ago
 from dase_grpc.replay.client.cluster import ClusterClient, open_channel, require_let_in
 from dase_grpc.replay.security.dialler import NO_CREDENTIALS, Credentials
 from dase_grpc.replay.wire.addresses import Address, ReplayPlace, silence_of
-from dase_grpc.replay.wire.messages import attendance_from_proto, progress_from_proto, stated
-from dase_grpc.replay.wire.v1 import cluster_pb2, replay_pb2
+from dase_grpc.replay.wire.messages import Stated, attendance_from_proto, progress_from_proto, stated
+from dase_grpc.replay.wire.v1 import cluster_pb2
 
 GONE: Final = "expired"
 """The lease of a node that has fallen silent."""
@@ -31,7 +31,7 @@ SILENT_S: Final = 5.0
 class AgentView:
     """A learner and its lease; lease is `live`, `left` or `expired`, reason why it left."""
 
-    agent_id: int
+    agent_id: int = 0
     node_name: str = ""
     epoch: int = 0
     lease: str = ""
@@ -122,28 +122,26 @@ class ClusterView:
     nodes: tuple[NodeView, ...] = ()
 
 
+View = TypeVar("View", AgentView, NodeView, BufferView, ClusterView)
+
+
 def view_of(status: cluster_pb2.StatusResponse) -> ClusterView:
     """What one replay says, by the names that the wire has for it."""
-    agents = (
-        AgentView(**{"agent_id": 0} | stated(each) | {"progress": progress_from_proto(each.progress)})
-        for each in status.agents
+    agents = [_of(AgentView, each, progress=progress_from_proto(each.progress)) for each in status.agents]
+    nodes = [_of(NodeView, each, attendance=attendance_from_proto(each.attendance)) for each in status.nodes]
+    buffer, sizes = status.buffer, dict(sorted(status.buffer.size_by_agent.items()))
+    return _of(
+        ClusterView,
+        status,
+        buffer=_of(BufferView, buffer, size_by_agent=sizes, incarnations=(buffer.incarnation,)),
+        agents=tuple(sorted(agents, key=lambda agent: agent.agent_id)),
+        nodes=tuple(nodes),
     )
-    nodes = (
-        NodeView(**stated(each) | {"attendance": attendance_from_proto(each.attendance)})
-        for each in status.nodes
-    )
-    parts = {
-        "buffer": _buffer(status.buffer),
-        "agents": tuple(sorted(agents, key=lambda agent: agent.agent_id)),
-        "nodes": tuple(nodes),
-    }
-    return ClusterView(**stated(status) | parts)
 
 
-def _buffer(state: replay_pb2.BufferState) -> BufferView:
-    known = {name: value for name, value in stated(state).items() if name in BufferView.__dataclass_fields__}
-    sizes = dict(sorted(state.size_by_agent.items()))
-    return BufferView(**known | {"size_by_agent": sizes, "incarnations": (state.incarnation,)})
+def _of(view: type[View], message: Stated, **parts: Any) -> View:
+    known = {name: value for name, value in stated(message).items() if name in view.__dataclass_fields__}
+    return view(**known | parts)
 
 
 def merged(views: Sequence[ClusterView]) -> ClusterView:
