@@ -34,7 +34,6 @@ TWO_SIDES = {
 """File names that are used more than once: the ends or the sides of one thing."""
 
 DOUBLED = {
-    "Cell": "of a comparison, and of an experiment's matrix",
     "Health": "of a node, and of an agent's updates",
     "Look": "at a cluster, and at updates",
     "Policy": "as bytes, and as what acts",

@@ -6,13 +6,13 @@ import pytest
 
 from dase_grpc.config.presets import ENVIRONMENTS, layered
 from dase_grpc.launch.experiments.file import read_experiment
-from dase_grpc.launch.experiments.matrix import Cell, cells_of
+from dase_grpc.launch.experiments.matrix import RunCell, cells_of
 
 FOLDER = Path(__file__).parents[2] / "examples" / "experiments"
 COUNTS = {"two-minutes": 6, "paper-td3-small-buffer": 160, "ablation-divergences": 120, "bfloat16": 12}
 
 
-def cells(name: str) -> list[Cell]:
+def cells(name: str) -> list[RunCell]:
     return list(cells_of(read_experiment(FOLDER / f"{name}.toml")).cells)
 
 

@@ -7,12 +7,14 @@ import torch
 from small import SETTINGS
 
 from dase_grpc.launch.experiments.file import parse_experiment
-from dase_grpc.launch.experiments.matrix import Cell, cells_of
+from dase_grpc.launch.experiments.matrix import RunCell, cells_of
 from dase_grpc.runs.checkpoint import save_checkpoint
 from dase_grpc.runs.directory import RunDirectory
 
 
-def small_cells(*, mode: str = "lockstep", settings: dict[str, Any] | None = None, **axes: Any) -> list[Cell]:
+def small_cells(
+    *, mode: str = "lockstep", settings: dict[str, Any] | None = None, **axes: Any
+) -> list[RunCell]:
     """The cells of a small experiment; an axis is given as `section__key=values`."""
     values = {f"{section}.{key}": value for section, keys in SETTINGS.items() for key, value in keys.items()}
     values |= settings or {}
@@ -21,7 +23,7 @@ def small_cells(*, mode: str = "lockstep", settings: dict[str, Any] | None = Non
     return list(cells_of(parse_experiment({"mode": mode, "set": common, "matrix": matrix}, name="e")).cells)
 
 
-def trained(root: Path, cell: Cell, *, step: int | None = None, name: str | None = None) -> RunDirectory:
+def trained(root: Path, cell: RunCell, *, step: int | None = None, name: str | None = None) -> RunDirectory:
     """The run that training a cell until `step`, or to its end, leaves; its folder may have another name."""
     run = RunDirectory.create(root, name or cell.name, cell.config, mode=cell.mode)
     step = cell.config.train.steps if step is None else step

@@ -23,7 +23,7 @@ import tomli_w
 
 from dase_grpc.config.texts import json_value
 from dase_grpc.errors import RunDirectoryError
-from dase_grpc.launch.experiments.matrix import Cell, identity
+from dase_grpc.launch.experiments.matrix import RunCell, identity
 from dase_grpc.process.signals import LEASHLESS_S
 from dase_grpc.replay.buffer.directory import BUFFER
 from dase_grpc.runs.curves import AgentFiles, final_score, returns, status
@@ -76,15 +76,15 @@ class ExperimentFolder:
         self._keep_buffers = keep_buffers
         self._own = path / OWN_FOLDER
 
-    def run(self, cell: Cell) -> Path:
+    def run(self, cell: RunCell) -> Path:
         """The cell's run, whether it is there or not."""
         return self.path / cell.name
 
-    def config(self, cell: Cell) -> Path:
+    def config(self, cell: RunCell) -> Path:
         """The file with the cell's configuration that its process reads."""
         return self._own / "configs" / f"{cell.name}.toml"
 
-    def log(self, cell: Cell) -> Path:
+    def log(self, cell: RunCell) -> Path:
         """What the cell's latest process has said."""
         return self._own / "logs" / f"{cell.name}.log"
 
@@ -116,7 +116,7 @@ class ExperimentFolder:
                     )
             yield cells.fileno()
 
-    def states(self, cells: Sequence[Cell]) -> dict[str, State]:
+    def states(self, cells: Sequence[RunCell]) -> dict[str, State]:
         """The state of each cell by its name.
 
         A finished run counts wherever in the folder it lies: names change with what an experiment varies.
@@ -127,7 +127,7 @@ class ExperimentFolder:
         except OSError as error:
             raise RunDirectoryError(f"cannot read {self.path}: {error.strerror or error}") from None
 
-    def resumable(self, cell: Cell) -> int | None:
+    def resumable(self, cell: RunCell) -> int | None:
         """The step that an interrupted run of the cell can probably be resumed from.
 
         None where it has to start over: nothing is kept, its process failed, or it was begun with another
@@ -146,7 +146,7 @@ class ExperimentFolder:
         step = _kept_step(run)
         return step if 0 < step < cell.config.train.steps else None
 
-    def times_resumed(self, cell: Cell) -> int:
+    def times_resumed(self, cell: RunCell) -> int:
         """How often its run notes that it went on; a resumption that is refused is not noted."""
         try:
             noted = RunDirectory.open(self.run(cell)).run.get("resumed", [])
@@ -154,7 +154,7 @@ class ExperimentFolder:
             return 0
         return len(noted) if isinstance(noted, list) else 0
 
-    def begin(self, cell: Cell) -> str | None:
+    def begin(self, cell: RunCell) -> str | None:
         """Clears the way for a new try; a run that was begun is set aside, and a sentence says so."""
         with self._writing():
             set_aside = self._set_aside(cell)
@@ -163,13 +163,13 @@ class ExperimentFolder:
             replace_file(self.config(cell), tomli_w.dumps(cell.config.model_dump(mode="json")).encode())
         return f"{cell.name} starts over; what there was of it is in {set_aside}" if set_aside else None
 
-    def fail(self, cell: Cell, reason: str) -> None:
+    def fail(self, cell: RunCell, reason: str) -> None:
         """Notes why a cell failed, for the next time somebody looks."""
         with self._writing():
             self._failure(cell).parent.mkdir(exist_ok=True)
             replace_file(self._failure(cell), utf8(f"{reason}\n"))
 
-    def finish(self, cell: Cell, *, seconds: float) -> str | None:
+    def finish(self, cell: RunCell, *, seconds: float) -> str | None:
         """Marks the cell's run as complete and lets its buffer go, or says why it is not complete."""
         run = RunDirectory.open(self.run(cell))
         if run.config != cell.config:
@@ -188,7 +188,7 @@ class ExperimentFolder:
             shutil.rmtree(run.replay, ignore_errors=True)
         return None
 
-    def reading(self, cell: Cell) -> Reading:
+    def reading(self, cell: RunCell) -> Reading:
         """How far a run in progress is; without reading run.toml, since this is asked every second."""
         folders = (self.run(cell) / "agents" / str(agent) for agent in range(cell.config.train.agents))
         steps, found = [], []
@@ -205,10 +205,10 @@ class ExperimentFolder:
         except OSError as error:
             raise RunDirectoryError(f"cannot write to {self.path}: {error.strerror or error}") from None
 
-    def _failure(self, cell: Cell) -> Path:
+    def _failure(self, cell: RunCell) -> Path:
         return self._own / "failed" / f"{cell.name}.txt"
 
-    def _set_aside(self, cell: Cell) -> Path | None:
+    def _set_aside(self, cell: RunCell) -> Path | None:
         run, log = self.run(cell), self.log(cell)
         if not run.is_dir() or not any(run.iterdir()):
             return None
@@ -229,7 +229,7 @@ class ExperimentFolder:
         runs = [RunDirectory.open(mark.parent) for mark in marks]
         return {identity(run.config, str(run.run.get("mode"))): run.path for run in runs}
 
-    def _state(self, cell: Cell, finished: Path | None) -> State:
+    def _state(self, cell: RunCell, finished: Path | None) -> State:
         if finished is not None:
             _require_complete(finished)
             return State("finished", finished)
@@ -283,7 +283,7 @@ def _require_complete(path: Path) -> None:
         raise RunDirectoryError(f"{path} is marked as finished and yet is {found}; move it away")
 
 
-def _difference(run: RunDirectory, cell: Cell) -> str:
+def _difference(run: RunDirectory, cell: RunCell) -> str:
     if run.config != cell.config:
         return first_difference(run.config, cell.config)
     return f"its mode is {run.run.get('mode')}, and {cell.mode} here"

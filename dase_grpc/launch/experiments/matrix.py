@@ -27,7 +27,7 @@ _READ_BY_ONE: Final[Mapping[str, str]] = {"dps": "dase", "dpd": "dpd"}
 
 
 @dataclass(frozen=True)
-class Cell:
+class RunCell:
     """One run of an experiment: its folder's name, and everything that decides it."""
 
     name: str
@@ -55,7 +55,7 @@ class Cell:
 class Matrix:
     """The cells in the order in which they are run, and what to know about them, in sentences."""
 
-    cells: Sequence[Cell]
+    cells: Sequence[RunCell]
     notes: Sequence[str]
 
 
@@ -92,7 +92,7 @@ def cells_of(file: ExperimentFile) -> Matrix:
             raise type(error)(f"cell {_name(combination, varying)}: {error}") from None
         found.setdefault(identity(resolved.config, file.mode), resolved)
     names = _unique({key: _name(each.shown, varying) for key, each in found.items()})
-    cells = [Cell(names[key], each.config, file.mode) for key, each in found.items()]
+    cells = [RunCell(names[key], each.config, file.mode) for key, each in found.items()]
     return Matrix(cells, _notes(len(combinations), list(found.values())))
 
 

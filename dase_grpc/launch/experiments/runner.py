@@ -27,7 +27,7 @@ from dase_grpc.launch.checks import (
 from dase_grpc.launch.console import PatientConsole, pasted, program, say
 from dase_grpc.launch.experiments.file import read_experiment
 from dase_grpc.launch.experiments.folder import ExperimentFolder
-from dase_grpc.launch.experiments.matrix import Cell, cells_of
+from dase_grpc.launch.experiments.matrix import RunCell, cells_of
 from dase_grpc.launch.experiments.scoreboard import Outcome, Scoreboard, say_plan, say_results
 from dase_grpc.launch.processes import PROGRAM, STOP_S, end_nodes, exit_text, shortened, start_node
 from dase_grpc.process.lifecycle import stop_event
@@ -97,7 +97,7 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def check_cells(cells: Sequence[Cell]) -> dict[str, TransitionSchema]:
+def check_cells(cells: Sequence[RunCell]) -> dict[str, TransitionSchema]:
     """Tries each environment out once, and checks each buffer's size; the layouts by the cells' names."""
     tried: dict[str, TransitionSchema] = {}
     found: dict[str, TransitionSchema] = {}
@@ -112,7 +112,7 @@ def check_cells(cells: Sequence[Cell]) -> dict[str, TransitionSchema]:
     return found
 
 
-async def _run(runner: "CellRunner", cells: Sequence[Cell], board: Scoreboard) -> None:
+async def _run(runner: "CellRunner", cells: Sequence[RunCell], board: Scoreboard) -> None:
     async with stop_event(stdin_is_leash=False) as stop:
         with board:
             await runner.run(cells, stop)
@@ -121,7 +121,7 @@ async def _run(runner: "CellRunner", cells: Sequence[Cell], board: Scoreboard) -
 def _conclude(
     console: Console,
     folder: ExperimentFolder,
-    todo: Sequence[Cell],
+    todo: Sequence[RunCell],
     outcomes: Mapping[str, Outcome],
     command: Sequence[str],
 ) -> int:
@@ -143,7 +143,7 @@ def _conclude(
 
 
 def require_disk(
-    cells: Sequence[Cell], schemas: Mapping[str, TransitionSchema], root: Path, *, jobs: int, kept: bool
+    cells: Sequence[RunCell], schemas: Mapping[str, TransitionSchema], root: Path, *, jobs: int, kept: bool
 ) -> None:
     """Checks that the buffers of the clusters among `cells`, which are still to run, find room below `root`.
 
@@ -184,7 +184,7 @@ class CellRunner:
         self._free = asyncio.Semaphore(self.jobs)
         self._next = asyncio.Lock()
 
-    async def run(self, cells: Sequence[Cell], stop: asyncio.Event) -> None:
+    async def run(self, cells: Sequence[RunCell], stop: asyncio.Event) -> None:
         """Returns when every cell has ended, or after `stop` when those that ran have kept their state.
 
         How a cell ended stands on the scoreboard; one that fails does not end the others.
@@ -205,7 +205,7 @@ class CellRunner:
         await stop.wait()
         self.board.say("stopping: the running cells keep their checkpoints (Ctrl-C kills)")
 
-    async def _cell(self, cell: Cell, stop: asyncio.Event) -> None:
+    async def _cell(self, cell: RunCell, stop: asyncio.Event) -> None:
         async with self._room(cell):
             if stop.is_set():
                 return
@@ -217,7 +217,7 @@ class CellRunner:
                 outcome = await self._try(cell, stop, self._train(cell))
             self.board.ended(cell, outcome)
 
-    async def _go_on(self, cell: Cell, stop: asyncio.Event) -> Outcome | None:
+    async def _go_on(self, cell: RunCell, stop: asyncio.Event) -> Outcome | None:
         """Resumes what there is of a cell; None where there is nothing, or it cannot be gone on with."""
         step = self.folder.resumable(cell)
         if step is None:
@@ -233,7 +233,7 @@ class CellRunner:
         return outcome
 
     async def _try(
-        self, cell: Cell, stop: asyncio.Event, arguments: Sequence[str], *, again: bool = False
+        self, cell: RunCell, stop: asyncio.Event, arguments: Sequence[str], *, again: bool = False
     ) -> Outcome:
         """Runs a cell's process to its end, or until `stop`.
 
@@ -261,7 +261,7 @@ class CellRunner:
         return Outcome("failed", seconds, reason, refused=refused)
 
     @asynccontextmanager
-    async def _room(self, cell: Cell) -> AsyncIterator[None]:
+    async def _room(self, cell: RunCell) -> AsyncIterator[None]:
         """Waits for enough free cores; who came first goes first, so that a large cell is not passed by."""
         taken = 0
         try:
@@ -274,14 +274,14 @@ class CellRunner:
             for _ in range(taken):
                 self._free.release()
 
-    def _train(self, cell: Cell) -> Sequence[str]:
+    def _train(self, cell: RunCell) -> Sequence[str]:
         """The arguments of a process that trains the cell from the beginning."""
         lockstep, folder = ("--lockstep",) if cell.mode == "lockstep" else (), self.folder
         told = (f"--config={folder.config(cell)}", f"--runs={folder.path}", f"--name={cell.name}")
         return ("train", "--stdin-is-leash", *told, *lockstep)
 
     async def _process(
-        self, cell: Cell, stop: asyncio.Event, arguments: Sequence[str], *, again: bool
+        self, cell: RunCell, stop: asyncio.Event, arguments: Sequence[str], *, again: bool
     ) -> int:
         """Runs the cell's process to its end, or until `stop`; its exit code."""
         node = await start_node(
@@ -298,7 +298,7 @@ class CellRunner:
             await end_nodes([node], within_s=STOP_CELL_S)
         return await node.ended()
 
-    def _unfinished(self, cell: Cell, code: int, *, seconds: float) -> str | None:
+    def _unfinished(self, cell: RunCell, code: int, *, seconds: float) -> str | None:
         """Marks a run that is complete as finished, or says why it is not."""
         log = self.folder.log(cell)
         if code:

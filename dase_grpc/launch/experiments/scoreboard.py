@@ -15,7 +15,7 @@ from rich.text import Text
 from dase_grpc.launch.console import say
 from dase_grpc.launch.display import StepPace, left
 from dase_grpc.launch.experiments.folder import Reading, State, score
-from dase_grpc.launch.experiments.matrix import Cell
+from dase_grpc.launch.experiments.matrix import RunCell
 from dase_grpc.progress import duration, number, several
 
 REDRAW_S: Final = 1.0
@@ -29,7 +29,7 @@ MEASURED_S: Final = 10.0
 class Outcome:
     """How one try of a cell ended; text says why where it did not finish.
 
-    It is `refused` where nothing was tried, since what there was of the cell could not be gone on with.
+    It is `refused` where what there was of the cell could not be gone on with, so that nothing was tried.
     """
 
     kind: Literal["finished", "failed", "stopped"]
@@ -47,10 +47,10 @@ class Scoreboard:
     def __init__(
         self,
         console: Console,
-        cells: Sequence[Cell],
+        cells: Sequence[RunCell],
         *,
         done: int,
-        read: Callable[[Cell], Reading],
+        read: Callable[[RunCell], Reading],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console = console
@@ -82,14 +82,14 @@ class Scoreboard:
         """Prints a line above the table."""
         say(self._console, text)
 
-    def started(self, cell: Cell) -> None:
+    def started(self, cell: RunCell) -> None:
         """Notes that a cell runs."""
         self._since[cell.name] = self._clock()
         self._time_left.started(cell, self._read(cell).step, self._clock())
         if not self._live:
             self.say(f"{cell.name}: started")
 
-    def ended(self, cell: Cell, outcome: Outcome) -> None:
+    def ended(self, cell: RunCell, outcome: Outcome) -> None:
         """Notes how a cell ended and says so."""
         del self._since[cell.name]
         self.outcomes[cell.name] = outcome
@@ -171,7 +171,7 @@ class ExperimentTimeLeft:
         self._running = 0
         self._most_running = 1
 
-    def started(self, cell: Cell, step: int, now: float) -> None:
+    def started(self, cell: RunCell, step: int, now: float) -> None:
         """Notes that a cell runs, from `step` on."""
         config = cell.config
         random = config.start_steps if config.start_steps < config.train.steps else 0
@@ -179,18 +179,18 @@ class ExperimentTimeLeft:
         self._running += 1
         self._most_running = max(self._most_running, self._running)
 
-    def observe(self, cell: Cell, step: int, now: float) -> None:
+    def observe(self, cell: RunCell, step: int, now: float) -> None:
         """Takes in how far the slowest agent of a running cell is."""
         track = self._tracks[cell.name]
         if step > track.began_step and step >= track.trains_from:
             track.pace.observe(step, now)
 
-    def ended(self, cell: Cell, *, took_s: float | None) -> None:
+    def ended(self, cell: RunCell, *, took_s: float | None) -> None:
         """Notes that a cell's process has ended, and how long it took if the cell is finished."""
         self._tracks[cell.name].took_s = took_s
         self._running -= 1
 
-    def estimate(self, running: Mapping[str, int], cells: Mapping[str, Cell]) -> float | None:
+    def estimate(self, running: Mapping[str, int], cells: Mapping[str, RunCell]) -> float | None:
         """Seconds until all cells have ended; None while too little is known.
 
         running are those that run, with their steps; cells are these and those that wait, in their order.
@@ -239,7 +239,12 @@ def _all_ended(slots: list[float], waiting: Iterable[float]) -> float:
 
 
 def say_plan(
-    console: Console, cells: Sequence[Cell], states: Mapping[str, State], jobs: int, *, listed: bool = True
+    console: Console,
+    cells: Sequence[RunCell],
+    states: Mapping[str, State],
+    jobs: int,
+    *,
+    listed: bool = True,
 ) -> None:
     """What the cells are and how each stands, if that is to be `listed`; and all in one line."""
     width = max(len(cell.name) for cell in cells)
@@ -255,7 +260,10 @@ def say_plan(
 
 
 def say_results(
-    console: Console, cells: Sequence[Cell], states: Mapping[str, State], outcomes: Mapping[str, Outcome]
+    console: Console,
+    cells: Sequence[RunCell],
+    states: Mapping[str, State],
+    outcomes: Mapping[str, Outcome],
 ) -> None:
     """One line for each cell: state, the mean of its last 10 evaluations, and the time it took."""
     width = max(len("cell"), *(len(cell.name) for cell in cells))
