@@ -13,14 +13,7 @@ from rich.text import Text
 
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.launch.console import say
-from dase_grpc.observe.tables import (
-    NOTHING,
-    agent_cells,
-    buffer_text,
-    has_ended,
-    has_started,
-    progress_table,
-)
+from dase_grpc.observe import tables
 from dase_grpc.progress import Progress, duration, several
 
 PLAIN_EVERY_S: Final = 20.0
@@ -87,7 +80,7 @@ class Snapshot:
     @property
     def buffer_text(self) -> str:
         """How full the buffer is, and who fills it, if not the learners."""
-        text = buffer_text(self.buffer_size, self.buffer_capacity)
+        text = tables.buffer_text(self.buffer_size, self.buffer_capacity)
         if not self.actors:
             return text
         return f"{text}, {several(len(self.actors), 'actor')} ({sum(self.actors):,.0f} steps/s)"
@@ -141,7 +134,7 @@ class LiveTable:
             self._config.agent_name(agent_id).removeprefix("agent ")
             for agent_id in range(len(snapshot.agents))
         )
-        table = progress_table(
+        table = tables.progress_table(
             zip(names, snapshot.agents, strict=True),
             weighs=self._config.method == "dase",  # others have no similarity
         )
@@ -175,21 +168,21 @@ class PlainLines:
         due = now - self._all_said_at >= PLAIN_EVERY_S
         told = False
         for agent_id, progress in enumerate(snapshot.agents):
-            if has_started(progress) and self._is_news(agent_id, progress, due=due):
-                first = agent_id not in self._said or has_ended(progress)
+            if tables.has_started(progress) and self._is_news(agent_id, progress, due=due):
+                first = agent_id not in self._said or tables.has_ended(progress)
                 self._said[agent_id] = progress
                 line = _agent_line(agent_id, progress, first=first)
                 say(self._console, f"{self._config.agent_name(agent_id)}: {line}")
                 told = True
-        if told and (due or all(map(has_ended, snapshot.agents))):
+        if told and (due or all(map(tables.has_ended, snapshot.agents))):
             self._all_said_at = now
             say(self._console, f"{snapshot.buffer_text}, {self._time_left}")
 
     def _is_news(self, agent_id: int, progress: Progress, *, due: bool) -> bool:
         before = self._said.get(agent_id)
         if before is None:
-            return due or progress.evaluation_return is not None or has_ended(progress)
-        return progress != before and (due or has_ended(progress))
+            return due or progress.evaluation_return is not None or tables.has_ended(progress)
+        return progress != before and (due or tables.has_ended(progress))
 
 
 Display = LiveTable | PlainLines
@@ -207,10 +200,10 @@ def _agent_line(agent_id: int, progress: Progress, *, first: bool) -> str:
 
     No similarity where none is known: a single agent never has any.
     """
-    cells = agent_cells(agent_id, progress)
+    cells = tables.agent_cells(agent_id, progress)
     began = f" (first {cells['first']})" if first else ""
     similarity = cells["similarity λ"]
-    weighs = f"similarity {similarity}, " if similarity != NOTHING else ""
+    weighs = f"similarity {similarity}, " if similarity != tables.NOTHING else ""
     return (
         f"step {cells['step']} of {progress.total_steps:,}, return {cells['return']}, "
         f"evaluation {cells['evaluation']}{began}, {cells['updates/s']} updates/s, {weighs}{cells['state']}"

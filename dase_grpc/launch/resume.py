@@ -7,15 +7,7 @@ from pathlib import Path
 
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import ConfigError, RunDirectoryError
-from dase_grpc.launch.checks import (
-    BEGIN_EMPTY,
-    check,
-    has_buffer,
-    keeps_on_disk,
-    put_buffer_aside,
-    require_memory,
-    reserve,
-)
+from dase_grpc.launch import checks
 from dase_grpc.launch.console import PatientConsole, say
 from dase_grpc.launch.lockstep import BUFFER_FILE, ResumedRound
 from dase_grpc.launch.train import LaunchOptions, run_here
@@ -59,7 +51,7 @@ def _resume(options: ResumeOptions, directory: RunDirectory) -> None:
             f"the learners of {options.path} were started one by one (mode = {mode!r}); start each again "
             f"with its own command and --resume"
         )
-    schema = check(config, gpu=options.gpu, starts_actors=mode == "cluster")
+    schema = checks.check(config, gpu=options.gpu, starts_actors=mode == "cluster")
     for agent in directory.agents():
         FolderLock.acquire(agent.path).close()
     note = changed_versions(directory.versions, versions())
@@ -68,7 +60,7 @@ def _resume(options: ResumeOptions, directory: RunDirectory) -> None:
     resumed = None
     if mode in IN_ROUNDS:
         _refuse_in_one_process(options, mode)
-        require_memory(config, schema)
+        checks.require_memory(config, schema)
         resumed, steps = _resume_lockstep(directory, config, schema, console)
     else:
         steps = _resume_cluster(directory, config, schema, console, empty_buffer=options.empty_buffer)
@@ -137,14 +129,14 @@ def _resume_cluster(
     steps = [0 if checkpoint is None else checkpoint.step for checkpoint in found]
     _require_fit(config, schema, whole, steps)
     if empty_buffer:
-        reserved = reserve(config, schema, directory.path)
-        aside = put_buffer_aside(directory)
+        reserved = checks.reserve(config, schema, directory.path)
+        aside = checks.put_buffer_aside(directory)
         if aside is not None:
             say(console, f"note: the buffer that was there is put aside in {aside}")
         say(console, reserved)
-    elif not has_buffer(directory):
+    elif not checks.has_buffer(directory):
         raise buffer_is_gone(directory)
-    elif not keeps_on_disk(config):
+    elif not checks.keeps_on_disk(config):
         raise ConfigError(
             f"the buffer of {directory.path} lies on disk, and its replay is to keep it in memory "
             f"(replay.storage = {config.replay.storage!r}); set that back, or begin with --empty-buffer"
@@ -154,9 +146,9 @@ def _resume_cluster(
 
 def buffer_is_gone(directory: RunDirectory) -> ConfigError:
     """What to say of a run without a buffer: where that was, and what can be done."""
-    on_disk = keeps_on_disk(directory.config)
+    on_disk = checks.keeps_on_disk(directory.config)
     what = "is not in its replay/ any more" if on_disk else "was kept in memory and is gone"
-    return ConfigError(f"the buffer of {directory.path} {what}; {BEGIN_EMPTY}")
+    return ConfigError(f"the buffer of {directory.path} {what}; {checks.BEGIN_EMPTY}")
 
 
 def _require_fit(

@@ -18,14 +18,7 @@ from rich.console import Console
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.config.texts import MAX_BYTES
 from dase_grpc.errors import ConfigError, DaseError, RunDirectoryError
-from dase_grpc.launch.checks import (
-    check,
-    end_hanging,
-    require_memory,
-    require_stackable,
-    reserve,
-    vain_products,
-)
+from dase_grpc.launch import checks
 from dase_grpc.launch.console import PatientConsole, pasted, program, say
 from dase_grpc.launch.display import Snapshot, make_display
 from dase_grpc.launch.local import LocalCluster, run_cluster
@@ -106,11 +99,11 @@ def train_here(options: TrainOptions) -> None:
     in_rounds, buffer = options.mode in IN_ROUNDS, None
     if in_rounds:
         _require_one_process(options)
-    schema = check(config, gpu=options.gpu, starts_actors=not in_rounds)
+    schema = checks.check(config, gpu=options.gpu, starts_actors=not in_rounds)
     if in_rounds:
-        require_memory(config, schema)
+        checks.require_memory(config, schema)
     else:
-        buffer = reserve(config, schema, root)
+        buffer = checks.reserve(config, schema, root)
     directory = _new_directory(options)
     with closing(FolderLock.acquire(directory.path)):
         _say_begin(config, console, buffer=buffer)
@@ -127,7 +120,7 @@ def _require_one_process(options: TrainOptions) -> None:
     if options.max_restarts is not None:
         raise ConfigError(f"--max-restarts is for nodes; {flag} has none, and its runs are resumed")
     if options.stack:
-        require_stackable(config)
+        checks.require_stackable(config)
 
 
 def _say_begin(config: RunConfig, console: Console, *, buffer: str | None) -> None:
@@ -140,7 +133,7 @@ def _say_begin(config: RunConfig, console: Console, *, buffer: str | None) -> No
     if config.train.steps <= config.start_steps:
         covers = f"agent.start_steps = {config.start_steps} covers the whole run"
         say(console, f"note: {covers}, so hardly anything is learned")
-    vain = vain_products(config)
+    vain = checks.vain_products(config)
     if vain is not None:
         say(console, f"note: {vain}")
 
@@ -206,7 +199,7 @@ def _train_in_rounds(
             stacked=directory.run["mode"] == "stack",
             resumed=resumed,
             # all kept rounds are whole on the disk
-            on_hang=partial(end_hanging, tidy=partial(console.show_cursor, True)),
+            on_hang=partial(checks.end_hanging, tidy=partial(console.show_cursor, True)),
         ) as run,
         make_display(console, directory.config) as display,
     ):

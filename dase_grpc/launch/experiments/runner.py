@@ -15,15 +15,7 @@ from typing import Final
 from rich.console import Console
 
 from dase_grpc.errors import DISK_FULL_CODE, USAGE_CODE, ConfigError, DaseError
-from dase_grpc.launch.checks import (
-    check_capacity,
-    check_device,
-    disk_bytes,
-    free_disk,
-    keeps_on_disk,
-    probed,
-    shown_size,
-)
+from dase_grpc.launch import checks
 from dase_grpc.launch.console import PatientConsole, pasted, program, say
 from dase_grpc.launch.experiments.file import read_experiment
 from dase_grpc.launch.experiments.folder import ExperimentFolder
@@ -104,9 +96,9 @@ def check_cells(cells: Sequence[RunCell]) -> dict[str, TransitionSchema]:
     for cell in cells:
         key = cell.config.env.model_dump_json()
         try:
-            check_device(cell.config)
-            found[cell.name] = tried[key] = tried.get(key) or probed(cell.config.env)
-            check_capacity(cell.config, tried[key])
+            checks.check_device(cell.config)
+            found[cell.name] = tried[key] = tried.get(key) or checks.probed(cell.config.env)
+            checks.check_capacity(cell.config, tried[key])
         except DaseError as error:
             raise type(error)(f"cell {cell.name}: {error}") from None
     return found
@@ -151,18 +143,19 @@ def require_disk(
     may run at once on `jobs` cores count, the largest ones, or all where finished cells keep theirs (`kept`).
     `schemas` are the layouts of the cells' transitions, by name.
     """
-    waiting = [cell for cell in cells if cell.mode == "cluster" and keeps_on_disk(cell.config)]
+    waiting = [cell for cell in cells if cell.mode == "cluster" and checks.keeps_on_disk(cell.config)]
     if not waiting:
         return
     at_once = len(waiting) if kept else max(1, jobs // min(cell.weight for cell in waiting))
     missing = [cell for cell in waiting if not (root / cell.name / "replay" / ROWS).exists()]
-    sizes = sorted((disk_bytes(cell.config, schemas[cell.name]) for cell in missing), reverse=True)[:at_once]
-    wanted, free = sum(sizes), free_disk(root)
+    sizes = (checks.disk_bytes(cell.config, schemas[cell.name]) for cell in missing)
+    wanted, free = sum(sorted(sizes, reverse=True)[:at_once]), checks.free_disk(root)
     if wanted > free:
         why = "cells that finish keep theirs" if kept else f"up to {min(at_once, len(waiting))} run at once"
+        shown, left = checks.shown_size(wanted), checks.shown_size(free)
         raise ConfigError(
-            f"the cells' buffers take {shown_size(wanted)} of disk in {root} ({why}), and {shown_size(free)} "
-            f"are free; free space there, lower replay.capacity or --jobs, or set replay.storage = 'memory'"
+            f"the cells' buffers take {shown} of disk in {root} ({why}), and {left} are free; free space "
+            f"there, lower replay.capacity or --jobs, or set replay.storage = 'memory'"
         )
 
 

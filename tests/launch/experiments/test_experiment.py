@@ -11,6 +11,7 @@ from launch.experiment_cases import small_cells, trained
 from small import SETTINGS
 
 from dase_grpc.errors import ConfigError, DeviceError, EnvironmentSpecError
+from dase_grpc.launch import checks
 from dase_grpc.launch.checks import probed
 from dase_grpc.launch.experiments import runner
 from dase_grpc.launch.experiments.file import read_experiment
@@ -33,7 +34,7 @@ def tried(monkeypatch):
         ids.append(env.id)
         return probed(env)
 
-    monkeypatch.setattr(runner, "probed", noted)
+    monkeypatch.setattr(checks, "probed", noted)
     return ids
 
 
