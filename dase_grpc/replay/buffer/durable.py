@@ -27,7 +27,7 @@ from dase_grpc.replay.buffer.directory import (
     DataDirectory,
     stored_identity,
 )
-from dase_grpc.replay.buffer.ledger import FORGOTTEN, RETIRED, CommitFile, Committed, PackedState
+from dase_grpc.replay.buffer.ledger import FORGOTTEN, RETIRED, CommitFile, Committed
 from dase_grpc.replay.buffer.mapped import MappedFile
 from dase_grpc.replay.buffer.ring import Numbers, RingBuffer
 from dase_grpc.replay.buffer.store import MAX_WRITERS, NOT_FINITE, ReplayStore, WriterKey
@@ -68,7 +68,7 @@ class MappedRing(RingBuffer):
     def restore(self, state: Committed) -> None:
         """Goes on from a commit."""
         agents = len(state.present)
-        self.total, self._size = state.total, state.size
+        self.total, self._size = state.head.tolist()
         self._present[:agents] = state.present
         self._evicted[:agents] = state.inserted - state.present
 
@@ -115,7 +115,7 @@ class DurableStore(ReplayStore):
         self._index: dict[WriterKey, int] = {}
         self._retired: list[int] = []  # places of writers that were forgotten; the disk may not know it yet
         self._vacant: list[int] = []  # those that it knows of
-        self._state = PackedState(agents=0, writers=0)
+        self._state = Committed(agents=0, writers=0)
         self._present = ring.present(0)
         self._uncommitted = 0  # rows that were put after the latest commit record
         self._limit = 0  # no transition of this number or a higher one may be put before a record says so
@@ -308,7 +308,7 @@ class DurableStore(ReplayStore):
         self._commits.sync()  # so that the latest synced record is the one on the disk, too
         self._limit, packed = self._commits.synced_state()
         synced = Committed.unpack(packed)
-        self._next_limit, self._synced_total = self._limit, synced.total
+        self._next_limit, self._synced_total = self._limit, int(synced.head[0])
         latest = self._commits.commits.latest if self._commits.same_boot(boot_id) else None
         state = synced if latest is None else Committed.unpack(latest)
         self._restore(state)
@@ -320,8 +320,8 @@ class DurableStore(ReplayStore):
 
     def _restore(self, state: Committed) -> None:
         self._mapped.restore(state)
+        self._state = state
         self._grow(len(state.present), len(state.sequences))
-        self._state.fill(state)
         self._index = self._commits.writers(state.sequences)
         self._retired = np.flatnonzero(state.sequences == RETIRED).tolist()
         self._committed = {key: int(state.sequences[index]) for key, index in self._index.items()}
@@ -329,7 +329,7 @@ class DurableStore(ReplayStore):
         self.traffic.restore(state.inserted.tolist(), state.refused.tolist())
 
     def _drop_unsure(self, state: Committed) -> None:
-        sure = min(state.size, max(0, state.total - max(0, self._limit - self.identity.slots)))
+        sure = min(state.size, max(0, int(state.head[0]) - max(0, self._limit - self.identity.slots)))
         if sure < state.size:
             self._mapped.shorten(sure)
         self.recovery = Recovery(sure, len(self._committed), machine_stopped=True, unsure=state.size - sure)

@@ -2,7 +2,6 @@
 
 import struct
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
@@ -31,39 +30,17 @@ _NUMBER: Final = struct.Struct("<QI")
 PAGE: Final = 4096
 
 
-@dataclass(frozen=True)
 class Committed:
-    """What the buffer holds as of one commit: transitions stored ever, and how many are present.
+    """What the buffer holds as of one commit, as the bytes of its record and views of them.
+
+    A commit record is written with every chunk that is stored, so these are changed in place, and made anew
+    only when an agent or a writer is added.
 
     Attributes:
+        head: transitions stored ever, and how many of the latest are present.
         present, inserted, refused: (A,) transitions by agent id; refused ones were not finite.
         sequences: (W,) last committed sequence number by writer, RETIRED for one that was forgotten.
-    """
-
-    total: int
-    size: int
-    present: Numbers
-    inserted: Numbers
-    refused: Numbers
-    sequences: Numbers
-
-    @classmethod
-    def unpack(cls, data: bytes) -> Self:
-        """Reads the bytes of a `PackedState`."""
-        total, size, agents, writers = _STATE.unpack_from(data)
-        numbers = np.frombuffer(data, np.int64, offset=_STATE.size)
-        present, inserted, refused, sequences = np.split(numbers, (agents, 2 * agents, 3 * agents))
-        return cls(total, size, present, inserted, refused, sequences[:writers])
-
-
-class PackedState:
-    """The bytes of a `Committed`, which are written with every commit, changed in place by writable views.
-
-    It is made anew only when an agent or a writer is added.
-
-    Attributes:
-        head: total and size.
-        bytes: what `Committed.unpack` reads, a view of all others.
+        bytes: all of it.
     """
 
     def __init__(self, agents: int, writers: int) -> None:
@@ -74,18 +51,25 @@ class PackedState:
         self.present, self.inserted, self.refused, self.sequences = np.split(arrays, splits)
         self.bytes = numbers.data.cast("B")
 
-    def grown(self, agents: int, writers: int) -> "PackedState":
-        """The same with room for more; what is new is 0."""
-        larger = PackedState(agents, writers)
-        larger.fill(self)
-        return larger
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        """That of a record."""
+        state = cls(*_STATE.unpack_from(data)[2:])
+        state.bytes[:] = data[: len(state.bytes)]
+        return state
 
-    def fill(self, state: "Committed | PackedState") -> None:
-        """Takes over all counts of each agent and writer that another state has."""
-        agents, writers = len(state.present), len(state.sequences)
-        self.inserted[:agents] = state.inserted
-        self.refused[:agents] = state.refused
-        self.sequences[:writers] = state.sequences
+    @property
+    def size(self) -> int:
+        """Transitions that are present."""
+        return int(self.head[1])
+
+    def grown(self, agents: int, writers: int) -> "Committed":
+        """The same with room for more; what is new is 0, and so is all that the ring says itself."""
+        larger = Committed(agents, writers)
+        larger.inserted[: len(self.inserted)] = self.inserted
+        larger.refused[: len(self.refused)] = self.refused
+        larger.sequences[: len(self.sequences)] = self.sequences
+        return larger
 
 
 class CommitFile:

@@ -88,6 +88,18 @@ class Guarded:
             yield Caller(channel, str(self.address))
 
 
+@asynccontextmanager
+async def let_in(
+    keyring: Keyring, identity: str, *, by_token: bool = False, now: float | None = None
+) -> AsyncIterator[tuple[Guarded, "Caller"]]:
+    """A guarded service, and a caller with the identity's own certificate, or its token."""
+    tokens = keyring.root / "tokens" if by_token else None
+    credentials = keyring.with_token(identity) if by_token else keyring.with_certificate(identity)
+    replay = keyring.folder("replay")
+    async with guarded(replay, tokens, now=now) as guard, guard.as_caller(credentials) as caller:
+        yield guard, caller
+
+
 @dataclass
 class Caller:
     """A client with credentials."""

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 from contracts.sentences import assert_one_sentence, refuses
-from replay.security.credentials import MEMBER, guarded
+from replay.security.credentials import MEMBER, guarded, let_in
 from replay.wire.services import SCHEMA, promptly, serving
 
 from dase_grpc.errors import CredentialsError, UnauthenticatedError, UnreachableError
@@ -49,10 +49,7 @@ async def refused(guard, credentials) -> UnauthenticatedError:
 
 
 async def test_a_learner_with_its_certificate_joins_inserts_and_samples(keyring):
-    async with (
-        guarded(keyring.folder("replay")) as guard,
-        guard.as_caller(keyring.with_certificate("learner/3")) as caller,
-    ):
+    async with let_in(keyring, "learner/3") as (guard, caller):
         member = await caller.join(3)
         target = StreamTarget(caller.channel, caller.address, member, SCHEMA)
         inserter = await Inserter(target, writer_id="w").open()
@@ -72,16 +69,19 @@ async def test_the_agent_id_to_join_as_is_that_of_the_certificate(keyring):
             assert (await caller.join(7)).agent_id == 7
 
 
-async def test_no_credentials_are_refused_with_what_to_do(keyring):
+@pytest.mark.parametrize(
+    ("shown", "parts"),
+    [
+        (lambda keyring, _: Credentials(), ("takes TLS only", "--tls")),
+        (without_certificate, ("wants a certificate", "--tls")),
+        (lambda keyring, _: keyring.with_certificate("learner/3", days_ago=60), ("expired",)),
+    ],
+    ids=["nothing", "no certificate", "an expired one"],
+)
+async def test_what_is_missing_or_expired_is_refused_with_what_to_do(keyring, tmp_path, shown, parts):
     async with guarded(keyring.folder("replay")) as guard:
-        error = await refused(guard, Credentials())
-    assert_one_sentence(error, str(guard.address), "takes TLS only", "--tls")
-
-
-async def test_no_certificate_is_refused_with_what_to_do(keyring, tmp_path):
-    async with guarded(keyring.folder("replay")) as guard:
-        error = await refused(guard, without_certificate(keyring, tmp_path))
-    assert_one_sentence(error, str(guard.address), "wants a certificate", "--tls")
+        error = await refused(guard, shown(keyring, tmp_path))
+    assert_one_sentence(error, str(guard.address), *parts)
 
 
 async def test_a_certificate_of_another_authority_is_refused(keyring, tmp_path):
@@ -94,12 +94,6 @@ async def test_a_certificate_of_another_authority_is_refused(keyring, tmp_path):
         own_wrong = await refused(guard, Credentials(stranger))
         assert_one_sentence(own_wrong, "does not accept this node's certificate")
         assert not guard.run.opened
-
-
-async def test_an_expired_certificate_is_refused(keyring):
-    async with guarded(keyring.folder("replay")) as guard:
-        error = await refused(guard, keyring.with_certificate("learner/3", days_ago=60))
-    assert_one_sentence(error, "expired")
 
 
 def test_a_node_notices_by_itself_that_its_certificate_has_expired(keyring):
@@ -175,10 +169,7 @@ async def test_connections_that_bring_no_call_are_counted_and_said_once(keyring,
 
 async def test_a_certificate_that_says_no_role_is_refused(keyring, monkeypatch):
     monkeypatch.setattr(door, "PREFIX", "spiffe://another-domain/")
-    async with (
-        guarded(keyring.folder("replay")) as guard,
-        guard.as_caller(keyring.with_certificate("learner/3")) as caller,
-    ):
+    async with let_in(keyring, "learner/3") as (guard, caller):
         with refuses(UnauthenticatedError, "does not say who it is"):
             await caller.join(3)
         assert guard.door.denied == {"no_identity": 1}

@@ -7,7 +7,7 @@ import pytest
 from contracts.sentences import assert_one_sentence, refuses
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
-from replay.security.credentials import guarded
+from replay.security.credentials import guarded, let_in
 from replay.wire.services import SCHEMA, promptly
 
 from dase_grpc.errors import CredentialsError, NotPermittedError
@@ -65,10 +65,7 @@ async def outcome(channel, method: str) -> grpc.StatusCode:
 
 @pytest.mark.parametrize("role", list(Role))
 async def test_a_role_may_call_what_the_table_says_and_nothing_else(keyring, role):
-    async with (
-        guarded(keyring.folder("replay")) as guard,
-        guard.as_caller(keyring.with_certificate(role)) as caller,
-    ):
+    async with let_in(keyring, role) as (_, caller):
         denied = {
             method
             for method in PERMISSIONS
@@ -133,10 +130,7 @@ def subscribed(caller, agent_ids) -> PolicySubscriber:
 
 
 async def test_refusals_of_one_kind_are_logged_once_in_a_while_and_all_counted(keyring, caplog):
-    async with (
-        guarded(keyring.folder("replay")) as guard,
-        guard.as_caller(keyring.with_certificate("learner/3")) as caller,
-    ):
+    async with let_in(keyring, "learner/3") as (guard, caller):
         for _ in range(20):
             with pytest.raises(NotPermittedError):
                 await caller.join(0)
@@ -167,10 +161,7 @@ def test_an_identity_is_read_as_it_is_written(text):
 
 async def test_an_actor_attends_as_an_actor_of_its_agent_alone(keyring):
     actor = Attendant("id", "host", "actor")
-    async with (
-        guarded(keyring.folder("replay")) as guard,
-        guard.as_caller(keyring.with_certificate("actor/3")) as caller,
-    ):
+    async with let_in(keyring, "actor/3") as (guard, caller):
         await caller.cluster.attend(actor, Attendance())
         (seen,) = guard.run.attendance.all(guard.clock())
         assert seen.node.agent_id == 3

@@ -9,8 +9,8 @@ import grpc
 import pytest
 from contracts.sentences import assert_one_sentence, refuses
 from patience import PATIENCE_S
-from replay.security.credentials import guarded
-from replay.wire.services import SCHEMA, promptly
+from replay.security.credentials import guarded, let_in
+from replay.wire.services import SCHEMA, Clock, promptly
 
 from dase_grpc.errors import CredentialsError, NotPermittedError, OverloadedError, UnauthenticatedError
 from dase_grpc.progress import Progress
@@ -38,17 +38,12 @@ LEARNER_3 = Secret(Identity.parse("learner/3"), b"x" * 40)
 STATUS = "/dase.v1.ClusterService/Status"
 
 
-class Now:
-    """A clock for a TokenBook."""
-
-    def __init__(self) -> None:
-        self.time_s = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.time_s
+@pytest.fixture
+def now() -> Clock:
+    return Clock(1_000_000.0)
 
 
-def book(now: Now, *known: Secret) -> TokenBook:
+def book(now: Clock, *known: Secret) -> TokenBook:
     return TokenBook(list(known or (LEARNER_3,)), clock=now)
 
 
@@ -63,25 +58,22 @@ def refused(checked: TokenBook, token: str, method: str = STATUS) -> str:
 # -- one token ----------------------------------------------------------------------------------------
 
 
-def test_a_token_says_whose_it_is():
-    now = Now()
+def test_a_token_says_whose_it_is(now):
     assert book(now).check(STATUS, sign(LEARNER_3, STATUS, time_s=now())) == LEARNER_3.identity
 
 
-def test_a_token_is_accepted_once():
-    now = Now()
+def test_a_token_is_accepted_once(now):
     checked, token = book(now), sign(LEARNER_3, STATUS, time_s=now())
     checked.check(STATUS, token)
     assert refused(checked, token) == "replayed_token"
-    now.time_s += WINDOW_S
+    now.now += WINDOW_S
     assert refused(checked, token) == "replayed_token"
-    now.time_s += 1
+    now.now += 1
     assert refused(checked, token) == "stale_token"
 
 
 @pytest.mark.parametrize(("offset_s", "accepted"), [(-31, False), (-29, True), (29, True), (31, False)])
-def test_a_token_is_accepted_within_its_time_only(offset_s, accepted):
-    now = Now()
+def test_a_token_is_accepted_within_its_time_only(now, offset_s, accepted):
     token = sign(LEARNER_3, STATUS, time_s=now() + offset_s)
     if accepted:
         book(now).check(STATUS, token)
@@ -89,16 +81,14 @@ def test_a_token_is_accepted_within_its_time_only(offset_s, accepted):
         assert refused(book(now), token) == "stale_token"
 
 
-def test_a_token_of_the_future_is_remembered_until_its_time_is_over():
-    now = Now()
+def test_a_token_of_the_future_is_remembered_until_its_time_is_over(now):
     checked, token = book(now), sign(LEARNER_3, STATUS, time_s=now() + WINDOW_S - 1)
     checked.check(STATUS, token)
-    now.time_s += 2 * WINDOW_S - 2
+    now.now += 2 * WINDOW_S - 2
     assert refused(checked, token) == "replayed_token"
 
 
-def test_a_token_is_for_one_method():
-    now = Now()
+def test_a_token_is_for_one_method(now):
     token = sign(LEARNER_3, STATUS, time_s=now())
     assert refused(book(now), token, "/dase.v1.PolicyService/Publish") == "unknown_token"
 
@@ -114,16 +104,15 @@ def test_a_token_is_what_the_protocol_says():
 
 
 @pytest.mark.parametrize("part", range(1, 5))
-def test_nothing_in_a_token_can_be_changed(part):
-    now = Now()
+def test_nothing_in_a_token_can_be_changed(now, part):
     parts = sign(LEARNER_3, STATUS, time_s=now()).split(" ")
     parts[part] = {1: "learner/4", 2: f"{now() * 1_000 + 1:.0f}", 3: "A" * 22, 4: "A" * 43}[part]
     both = book(now, LEARNER_3, Secret(Identity.parse("learner/4"), b"y" * 40))
     assert refused(both, " ".join(parts)) == "unknown_token"
 
 
-def test_an_unknown_identity_is_told_the_same_as_a_wrong_secret():
-    now, sentences = Now(), set()
+def test_an_unknown_identity_is_told_the_same_as_a_wrong_secret(now):
+    sentences = set()
     for stranger in (Secret(Identity.parse("learner/9"), b"x" * 40), Secret(LEARNER_3.identity, b"z" * 40)):
         with pytest.raises(BadToken) as caught:
             book(now).check(STATUS, sign(stranger, STATUS, time_s=now()))
@@ -134,25 +123,25 @@ def test_an_unknown_identity_is_told_the_same_as_a_wrong_secret():
 @pytest.mark.parametrize(
     "text", ["", "v1", "v1 a b c d", "v2 learner/3 1 " + "A" * 22 + " " + "A" * 43, "v1 king 1 " + "A" * 22]
 )
-def test_what_is_no_token_is_refused(text):
-    assert refused(book(Now()), text) == "malformed_token"
+def test_what_is_no_token_is_refused(now, text):
+    assert refused(book(now), text) == "malformed_token"
 
 
-def test_calls_of_one_identity_are_bounded_and_others_do_not_notice(monkeypatch):
+def test_calls_of_one_identity_are_bounded_and_others_do_not_notice(now, monkeypatch):
     monkeypatch.setattr(tokens, "MAX_NONCES", 3)
-    now, other = Now(), Secret(Identity.parse("learner/4"), b"y" * 40)
+    other = Secret(Identity.parse("learner/4"), b"y" * 40)
     checked = book(now, LEARNER_3, other)
     for _ in range(3):
         checked.check(STATUS, sign(LEARNER_3, STATUS, time_s=now()))
     with pytest.raises(OverloadedError):
         checked.check(STATUS, sign(LEARNER_3, STATUS, time_s=now()))
     checked.check(STATUS, sign(other, STATUS, time_s=now()))
-    now.time_s += WINDOW_S + 1
+    now.now += WINDOW_S + 1
     checked.check(STATUS, sign(LEARNER_3, STATUS, time_s=now()))
 
 
-def test_an_identity_may_have_two_secrets_so_that_one_can_follow_another():
-    now, newer = Now(), Secret(LEARNER_3.identity, b"z" * 40)
+def test_an_identity_may_have_two_secrets_so_that_one_can_follow_another(now):
+    newer = Secret(LEARNER_3.identity, b"z" * 40)
     checked = book(now, LEARNER_3, newer)
     for secret in (LEARNER_3, newer):
         checked.check(STATUS, sign(secret, STATUS, time_s=now()))
@@ -228,12 +217,8 @@ def test_tokens_without_tls_are_refused(tmp_path, keyring):
 
 
 async def test_a_learner_with_a_token_joins_and_inserts_and_shows_no_certificate(keyring):
-    credentials = keyring.with_token("learner/3")
-    credentials.require_usable()
-    async with (
-        guarded(keyring.folder("replay"), keyring.root / "tokens", now=time.time()) as guard,
-        guard.as_caller(credentials) as caller,
-    ):
+    keyring.with_token("learner/3").require_usable()
+    async with let_in(keyring, "learner/3", by_token=True, now=time.time()) as (guard, caller):
         member = await caller.join(None)
         assert member.agent_id == 3
         target = StreamTarget(caller.channel, caller.address, member, SCHEMA)
@@ -258,11 +243,7 @@ async def test_a_call_without_a_token_is_refused(keyring):
 
 
 async def test_a_token_of_a_machine_whose_clock_is_wrong_is_refused_with_what_to_do(keyring):
-    credentials = keyring.with_token("learner/3")
-    async with (
-        guarded(keyring.folder("replay"), keyring.root / "tokens", now=time.time() + 100) as guard,
-        guard.as_caller(credentials) as caller,
-    ):
+    async with let_in(keyring, "learner/3", by_token=True, now=time.time() + 100) as (guard, caller):
         with refuses(UnauthenticatedError, "clock"):
             await caller.join(3)
         assert guard.door.denied == {"stale_token": 1}
