@@ -35,22 +35,6 @@ def test_a_new_ring_is_empty_and_knows_its_capacity(new_ring):
     assert ring.ordered().shape == (0, SCHEMA.width)
 
 
-def test_the_oldest_transitions_leave_first(full_ring):
-    ring = full_ring(capacity=4, appended=3)
-    ring.append(rows_of([3, 4], 1))
-    assert serials_of(ring.ordered()) == [1, 2, 3, 4]
-    assert ring.size_by_agent == {0: 2, 1: 2}
-    assert ring.evicted_by_agent == {0: 1}
-
-
-def test_an_append_of_several_capacities_keeps_its_last_rows_in_order(full_ring):
-    ring = full_ring(capacity=4, appended=2)
-    ring.append(rows_of(range(2, 15), 1))
-    assert serials_of(ring.ordered()) == [11, 12, 13, 14]
-    assert ring.size_by_agent == {1: 4}
-    assert ring.evicted_by_agent == {0: 2, 1: 9}
-
-
 def test_a_ring_of_one_transition_holds_the_latest(full_ring):
     ring = full_ring(capacity=1, appended=7)
     assert serials_of(ring.ordered()) == [6]
@@ -111,12 +95,6 @@ def test_draws_within_a_batch_are_independent(full_ring):
     pairs = np.array([serials_of(ring.sample(2, rng)) for _ in range(6_400)])
     counts = np.bincount(pairs[:, 0] * 8 + pairs[:, 1], minlength=64)
     assert stats.chisquare(counts).pvalue > 0.01
-
-
-def test_the_same_generator_draws_the_same_batch(full_ring):
-    ring = full_ring(capacity=50, appended=50)
-    one, two = (ring.sample(20, np.random.default_rng(5)) for _ in range(2))
-    assert np.array_equal(one, two)
 
 
 def test_an_empty_ring_cannot_be_sampled(new_ring):

@@ -15,6 +15,7 @@ from patience import PATIENCE_S
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.buffer.sharding import WHOLE, Shard
 from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget, open_channel
+from dase_grpc.replay.client.insert import Inserter
 from dase_grpc.replay.service.cluster import ClusterServicer
 from dase_grpc.replay.service.policies import PolicyServicer
 from dase_grpc.replay.service.server import ReplayServicer, add_replay, bind, make_server
@@ -173,6 +174,17 @@ def chunk(first_seq: int, rows: Array | bytes) -> replay_pb2.InsertRequest:
 
 
 END = replay_pb2.InsertRequest(end=replay_pb2.InsertEnd())
+
+
+async def insert(inserter: Inserter, *chunks: Array) -> Inserter:
+    """Opens a stream, sends chunks and finishes it."""
+    async with asyncio.TaskGroup() as tasks:
+        await inserter.open()
+        tasks.create_task(inserter.receive())
+        for rows in chunks:
+            await inserter.append(rows)
+        await inserter.finish()
+    return inserter
 
 
 async def acknowledged(call: Any, seq: int) -> replay_pb2.InsertResponse:

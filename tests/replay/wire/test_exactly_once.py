@@ -6,7 +6,7 @@ import random
 import grpc
 import pytest
 from nodes.running import joined, replay_node
-from replay.wire.services import END, acknowledged, chunk, insert_header, refusal, rows_of, serials_of
+from replay.wire.services import END, acknowledged, chunk, insert_header, refusal, rows_of, sent, serials_of
 
 from dase_grpc.nodes.replay import boot_id
 from dase_grpc.replay.buffer.directory import DataDirectory
@@ -23,8 +23,7 @@ class Writer:
 
     async def open(self):
         """A new stream, and what is committed."""
-        call = self.stub.Insert()
-        await call.write(insert_header(self.target))
+        call = await sent(self.stub.Insert(), insert_header(self.target))
         return call, (await call.read()).committed_seq
 
 
@@ -32,8 +31,8 @@ async def test_doubled_and_overlapping_frames_are_stored_once(service):
     writer = Writer(await service.target())
     call, committed = await writer.open()
     assert committed == 0
-    for first, last in ((1, 3), (1, 3), (2, 5), (5, 5), (1, 9), (4, 6)):
-        await call.write(chunk(first, rows_of(first, last)))
+    frames = ((1, 3), (1, 3), (2, 5), (5, 5), (1, 9), (4, 6))
+    await sent(call, *(chunk(first, rows_of(first, last)) for first, last in frames))
     await acknowledged(call, 9)
     call.cancel()
     assert service.stored() == [*range(1, 10)]
@@ -42,8 +41,7 @@ async def test_doubled_and_overlapping_frames_are_stored_once(service):
 async def test_a_frame_that_overtook_another_is_refused_and_nothing_of_it_is_stored(service):
     writer = Writer(await service.target())
     call, _ = await writer.open()
-    await call.write(chunk(1, rows_of(1, 3)))
-    await call.write(chunk(6, rows_of(6, 8)))
+    await sent(call, chunk(1, rows_of(1, 3)), chunk(6, rows_of(6, 8)))
     code, sentence = await refusal(call)
     assert (code, service.stored()) == (grpc.StatusCode.OUT_OF_RANGE, [1, 2, 3])
     assert "resend from 4" in sentence
@@ -74,22 +72,22 @@ async def test_two_streams_of_one_writer_that_are_open_at_once_store_each_row_on
 async def test_any_mixture_of_breaks_doubles_and_restarts_of_the_service_stores_each_row_once(tmp_path, seed):
     rng, last = random.Random(seed), 300
     data = {"data_dir": tmp_path / "data"}
-    sent = 0
+    latest = 0
     async with replay_node(**data) as replay, joined(replay.address) as target:
         address, writer = replay.address, Writer(target)
         await replay.end()
-        while sent < last:
+        while latest < last:
             async with replay_node(**data, listen=address):
                 await target.channel.channel_ready()
                 for _ in range(rng.randint(1, 4)):
                     call, committed = await writer.open()
-                    assert committed <= sent
+                    assert committed <= latest
                     chunks = rng.randint(0, 6)
                     for _ in range(chunks):
                         first = rng.randint(1, committed + 1)
                         until = rng.randint(first, first + 20)
                         await call.write(chunk(first, rows_of(first, until)))
-                        committed, sent = max(committed, until), max(sent, until)
+                        committed, latest = max(committed, until), max(latest, until)
                     if chunks and rng.random() < 0.4:
                         while (await call.read()).committed_seq < committed:
                             pass

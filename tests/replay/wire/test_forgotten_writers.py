@@ -3,26 +3,23 @@
 import asyncio
 
 import pytest
-from patience import PATIENCE_S
-from replay.wire.services import acknowledged, chunk, insert_header, refusal, rows_of
+from replay.wire.services import (
+    acknowledged,
+    chunk,
+    eventually,
+    insert,
+    insert_header,
+    refusal,
+    rows_of,
+    sent,
+)
 
 from dase_grpc.errors import WriterForgottenError
 from dase_grpc.progress import Attendance, Attendant
 from dase_grpc.replay.buffer.store import MAX_AGENT_WRITERS
 from dase_grpc.replay.client.insert import Inserter
-from dase_grpc.replay.wire.v1 import replay_pb2_grpc
 
 STATUS = "FAILED_PRECONDITION"
-
-
-async def insert(inserter, rows):
-    """Opens a stream, sends rows and ends it well."""
-    async with asyncio.TaskGroup() as tasks:
-        await inserter.open()
-        tasks.create_task(inserter.receive())
-        await inserter.append(rows)
-        await inserter.finish()
-    return inserter
 
 
 @pytest.mark.slow
@@ -41,9 +38,7 @@ async def test_a_writer_that_was_forgotten_after_its_rows_were_stored_unheard_ca
 ):
     """Its first chunk is stored, the acknowledgement lost; what it resends would begin at 1 again."""
     target = await service.target()
-    stub = replay_pb2_grpc.ReplayServiceStub(target.channel)
-    call = stub.Insert()
-    await call.write(insert_header(target))
+    call = await sent(service.stub.Insert(), insert_header(target))
     heard = (await call.read()).forgotten_writers
     await call.write(chunk(1, rows_of(1, 3)))
     await acknowledged(call, 3)
@@ -52,9 +47,7 @@ async def test_a_writer_that_was_forgotten_after_its_rows_were_stored_unheard_ca
 
     header = insert_header(target)
     header.header.forgotten_writers = heard
-    again = stub.Insert()
-    await again.write(header)
-    code, sentence = await refusal(again)
+    code, sentence = await refusal(await sent(service.stub.Insert(), header))
     assert (code.name, service.stored()) == (STATUS, [1, 2, 3])
     assert "start its node again" in sentence
 
@@ -87,9 +80,7 @@ async def test_what_a_stream_hears_while_it_is_open_counts(service):
     service.run.store.forget([(0, "another")])
     receiving = asyncio.ensure_future(waiting.receive())
     await waiting.append(rows_of(2, 2))
-    async with asyncio.timeout(PATIENCE_S):
-        while waiting.unacknowledged:  # noqa: ASYNC110 - a state of a plain object, which tells nobody
-            await asyncio.sleep(0.002)
+    await eventually(lambda: not waiting.unacknowledged)
     assert waiting.forgotten_writers == 1
     receiving.cancel()
     await asyncio.gather(receiving, return_exceptions=True)

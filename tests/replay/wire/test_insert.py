@@ -15,6 +15,7 @@ from replay.wire.services import (
     chunk,
     eventually,
     grown,
+    insert,
     insert_header,
     listening,
     promptly,
@@ -34,17 +35,6 @@ from dase_grpc.replay.wire.v1 import replay_pb2, replay_pb2_grpc
 async def inserting(service, *messages, target=None):
     """An Insert stream, of a node that joins now without `target`, on which these messages were sent."""
     return await sent(service.stub.Insert(), insert_header(target or await service.target()), *messages)
-
-
-async def insert(inserter, *chunks):
-    """Sends chunks, finishes the stream, and returns the inserter."""
-    async with asyncio.TaskGroup() as tasks:
-        await inserter.open()
-        tasks.create_task(inserter.receive())
-        for rows in chunks:
-            await inserter.append(rows)
-        await inserter.finish()
-    return inserter
 
 
 async def test_rows_arrive_in_order_and_are_all_acknowledged(service):
@@ -71,32 +61,6 @@ async def test_writers_of_two_agents_may_have_the_same_name(service):
         await insert(inserter, rows_of(1, 3, agent_id))
         assert inserter.acknowledged_seq == 3
     assert [service.stored(agent_id=agent_id) for agent_id in (0, 1)] == [[1, 2, 3], [1, 2, 3]]
-
-
-async def test_rows_that_are_sent_again_after_a_reconnect_are_stored_once(service):
-    target = await service.target()
-    lost = await inserting(service, chunk(1, rows_of(1, 8)), target=target)
-    await acknowledged(lost, 8)
-    lost.cancel()
-
-    again = await inserting(service, target=target)
-    assert (await again.read()).committed_seq == 8
-    resent = ((5, 12), (1, 3), (12, 13))
-    await sent(again, *(chunk(first, rows_of(first, last)) for first, last in resent), END)
-    assert (await acknowledged(again, 13)).refused_rows == 0
-    assert service.stored() == list(range(1, 14))
-
-
-async def test_overlapping_chunks_of_two_streams_at_once_are_stored_once(service):
-    target = await service.target()
-    calls = [await inserting(service, target=target) for _ in range(2)]
-    for call in calls:
-        assert (await call.read()).committed_seq == 0
-    for first in range(1, 100, 7):
-        await asyncio.gather(*(call.write(chunk(first, rows_of(first, first + 9))) for call in calls))
-    for call in calls:
-        await acknowledged(call, 108)
-    assert service.stored() == list(range(1, 109))
 
 
 async def test_a_gap_is_refused_and_the_sentence_names_the_number_that_comes_next(service):

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from replay.wire.services import acknowledged, chunk, eventually, insert_header, promptly, rows_of
+from replay.wire.services import acknowledged, chunk, eventually, insert_header, promptly, rows_of, sent
 
 from dase_grpc.errors import MalformedError
 from dase_grpc.pace import Pace, StepLimiter
@@ -27,10 +27,9 @@ async def opened(target, *, credits=2, **pace):
 
 
 async def inserting(service, target, rows, *, writer="actor-1", paced=True):
-    call = service.stub.Insert()
     header = insert_header(target, writer)
     header.header.paced = paced
-    await call.write(header)
+    call = await sent(service.stub.Insert(), header)
     await call.read()
     await call.write(chunk(1, rows))
     return call
@@ -129,8 +128,7 @@ async def test_rows_that_are_sent_again_are_acknowledged_at_once_although_no_mor
     first = await inserting(service, target, rows_of(1, 20))
     await eventually(lambda: collected(service) == 8)
     first.cancel()
-    call = service.stub.Insert()
-    await call.write(insert_header(target, "actor-1"))
+    call = await sent(service.stub.Insert(), insert_header(target, "actor-1"))
     assert (await call.read()).committed_seq == 8
     await call.write(chunk(5, rows_of(5, 20)))
     await service.round_trips()

@@ -4,7 +4,6 @@ import pytest
 from replay.wire.services import SCHEMA, promptly, serials_of, serving
 
 from dase_grpc.errors import MalformedError, StaleLeaseError
-from dase_grpc.replay.buffer.sharding import Shard
 from dase_grpc.replay.client.sample import Sampler
 
 
@@ -61,10 +60,3 @@ async def test_a_stale_lease_draws_nothing(service):
     await sampler.ask([2])
     with pytest.raises(StaleLeaseError):
         await promptly(sampler.next())
-
-
-async def test_a_service_says_which_shard_it_is_and_takes_a_min_size_of_all_together():
-    async with serving(capacity=10, min_size=15, shard=Shard(1, 2)) as service:
-        await service.join()
-        buffer = (await service.client.status()).buffer
-    assert (buffer.shard_index, buffer.shard_count, buffer.capacity, buffer.min_size) == (1, 2, 10, 15)
