@@ -292,11 +292,8 @@ async def test_row_numbers_that_go_back_jump_and_overflow_store_each_row_once(ch
         assert service.run.store.committed("bad", agent_id=1) == len(stored)
 
 
-@pytest.mark.parametrize(
-    ("what", "code"),
-    [("message", grpc.StatusCode.RESOURCE_EXHAUSTED), ("bomb", grpc.StatusCode.RESOURCE_EXHAUSTED)],
-)
-async def test_what_is_too_large_never_reaches_a_method(what, code):
+@pytest.mark.parametrize("what", ["message", "bomb"])
+async def test_what_is_too_large_never_reaches_a_method(what):
     options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     compression = grpc.Compression.Gzip if what == "bomb" else None
     size = 64 * 2**20 if what == "bomb" else MAX_MESSAGE_BYTES + 1
@@ -306,7 +303,7 @@ async def test_what_is_too_large_never_reaches_a_method(what, code):
     ):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.unary_unary("/dase.v1.ClusterService/Leave")(bytes(size), timeout=PATIENCE_S)
-        assert caught.value.code() is code
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         await service.client.status()
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from replay.wire.services import LOOPBACK, SCHEMA, Clock
+from replay.wire.services import SCHEMA, Clock, listening
 
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.client.cluster import ClusterClient, open_channel
@@ -18,10 +18,9 @@ from dase_grpc.replay.security.identity import Identity
 from dase_grpc.replay.security.tokens import make_token
 from dase_grpc.replay.service.cluster import ClusterServicer
 from dase_grpc.replay.service.policies import PolicyServicer
-from dase_grpc.replay.service.server import ReplayServicer, add_replay, bind, make_server
+from dase_grpc.replay.service.server import ReplayServicer, make_server
 from dase_grpc.replay.wire.addresses import Address
 from dase_grpc.replay.wire.messages import Membership
-from dase_grpc.replay.wire.v1 import cluster_pb2_grpc, policy_pb2_grpc
 
 MEMBER = Membership("the-run", 3, 1, ttl_s=10, capacity=0, min_size=0)
 HOSTS = ("127.0.0.1", "localhost")
@@ -124,16 +123,9 @@ async def guarded(
     door = Door(tls, tokens, clock=clock, wall_clock=wall)
     run = SharedRun("the-run", capacity=1_000, min_size=1, seed=7, ttl_s=10.0)
     replay, policies = ReplayServicer(run), PolicyServicer(run)
-    server = make_server(door=door)
-    add_replay(replay, server)
     cluster = ClusterServicer(run, clock=clock, on_event=lambda event: None)
-    cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, server)
-    policy_pb2_grpc.add_PolicyServiceServicer_to_server(policies, server)
-    address = bind(server, LOOPBACK, door.credentials())
-    await server.start()
-    try:
+    server, secrets = make_server(door=door), door.credentials()
+    async with listening(replay, cluster, policies, server=server, credentials=secrets) as (_, address):
         yield Guarded(run, address, door, clock, wall)
-    finally:
         replay.streams.drain()
         policies.streams.drain()
-        await server.stop(None)

@@ -111,9 +111,12 @@ async def listening(
     replay: replay_pb2_grpc.ReplayServiceServicer,
     cluster: cluster_pb2_grpc.ClusterServiceServicer | None = None,
     policies: policy_pb2_grpc.PolicyServiceServicer | None = None,
+    *,
+    server: grpc.aio.Server | None = None,
+    credentials: grpc.ServerCredentials | None = None,
 ) -> AsyncIterator[tuple[grpc.aio.Server, Address]]:
     """A server with these servicers."""
-    server = make_server()
+    server = server or make_server()
     add = (
         add_replay
         if isinstance(replay, ReplayServicer)
@@ -124,7 +127,7 @@ async def listening(
         cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, server)
     if policies is not None:
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(policies, server)
-    address = bind(server, LOOPBACK)
+    address = bind(server, LOOPBACK, credentials)
     await server.start()
     try:
         yield server, address

@@ -1,12 +1,11 @@
 """What a server's calls have been is counted: how they ended, their bytes, and how long they took."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import grpc
 import pytest
-from replay.wire.services import LOOPBACK, SCHEMA, rows_of
+from replay.wire.services import SCHEMA, insert, listening, rows_of
 
 from dase_grpc.errors import RunMismatchError, StaleLeaseError
 from dase_grpc.metrics.buffer import Calls
@@ -15,7 +14,7 @@ from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget, open_ch
 from dase_grpc.replay.client.insert import Inserter
 from dase_grpc.replay.client.sample import Sampler
 from dase_grpc.replay.service.cluster import ClusterServicer
-from dase_grpc.replay.service.server import ReplayServicer, add_replay, bind, make_server
+from dase_grpc.replay.service.server import ReplayServicer, make_server
 from dase_grpc.replay.wire.v1 import cluster_pb2, cluster_pb2_grpc
 
 
@@ -23,28 +22,17 @@ from dase_grpc.replay.wire.v1 import cluster_pb2, cluster_pb2_grpc
 async def counted() -> AsyncIterator[tuple[Calls, ClusterClient, StreamTarget]]:
     """A service whose calls are counted, its client, and what a member's streams connect to."""
     run, calls = SharedRun("the-run", capacity=100, min_size=1, seed=7, ttl_s=10.0), Calls()
-    server, replay = make_server(calls), ReplayServicer(run, calls=calls)
-    add_replay(replay, server)
-    cluster = ClusterServicer(run, clock=lambda: 0.0, on_event=lambda text: None)
-    cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, server)
-    address = bind(server, LOOPBACK)
-    await server.start()
-    try:
+    replay, cluster = ReplayServicer(run, calls=calls), ClusterServicer(run, clock=float, on_event=str)
+    async with listening(replay, cluster, server=make_server(calls)) as (_, address):
         async with open_channel(address) as channel:
             client = ClusterClient(channel, str(address))
             member = await client.join(node_name="node", schema=SCHEMA, agent_id=0)
             yield calls, client, StreamTarget(channel, str(address), member, SCHEMA)
-    finally:
         replay.streams.drain()
-        await server.stop(None)
 
 
 async def store(target: StreamTarget, rows: int) -> None:
-    inserter = await Inserter(target, writer_id="w").open()
-    receiving = asyncio.create_task(inserter.receive())
-    await inserter.append(rows_of(1, rows))
-    await inserter.finish()
-    await receiving
+    await insert(Inserter(target, writer_id="w"), rows_of(1, rows))
 
 
 async def counts(calls: Calls, client: ClusterClient, *key: str) -> int:
@@ -96,7 +84,7 @@ async def test_a_stream_that_is_refused_and_one_that_is_cancelled_count_as_such(
         sampler.cancel()
         await client.leave(target.member, reason="done")
         with pytest.raises(StaleLeaseError):
-            await store(target, 1)
+            await Inserter(target, writer_id="w").open()
         assert await counts(calls, client, "Sample", "bidi_stream", "CANCELLED") == 1
         assert await counts(calls, client, "Insert", "bidi_stream", "ABORTED") == 1
 

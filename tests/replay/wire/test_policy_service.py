@@ -13,7 +13,6 @@ from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
 from dase_grpc.replay.client.cluster import open_channel
 from dase_grpc.replay.client.policies import PolicyPublisher, PolicySubscriber
 from dase_grpc.replay.wire.addresses import CHUNK_BYTES
-from dase_grpc.replay.wire.status import refusals
 from dase_grpc.replay.wire.v1 import policy_pb2, policy_pb2_grpc, replay_pb2_grpc
 
 
@@ -115,9 +114,8 @@ class Scripted(policy_pb2_grpc.PolicyServiceServicer):
         self._answers = answers
 
     async def Subscribe(self, request, context):
-        async with refusals(context):
-            for answer in self._answers:
-                await context.write(answer)
+        for answer in self._answers:
+            await context.write(answer)
 
 
 def announced(payload: bytes, **changes) -> policy_pb2.SubscribeResponse:
