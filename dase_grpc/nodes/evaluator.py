@@ -28,7 +28,7 @@ from dase_grpc.process.containment import Contained
 from dase_grpc.process.lifecycle import run_node
 from dase_grpc.process.tasks import watch_loop_lag
 from dase_grpc.progress import Attendance, number, several
-from dase_grpc.replay.buffer.policies import Policy
+from dase_grpc.replay.buffer.policies import PolicyBytes
 from dase_grpc.replay.client.admission import attend, enter_first
 from dase_grpc.replay.client.cluster import StreamTarget
 from dase_grpc.replay.client.compute import Compute
@@ -188,7 +188,7 @@ class EvaluatingThread:
             for agent_id in agents
         }
         self._attendance = Attendance(envs=frame.config.eval.episodes)
-        self._latest: Policy | None = None  # of those evaluated
+        self._latest: PolicyBytes | None = None  # of those evaluated
         self._busy = False
         self._began = 0.0
         self.count = 0
@@ -216,7 +216,7 @@ class EvaluatingThread:
             lag = float(max(0, updates[latest.agent_id] - latest.version))
         return replace(self._attendance, policy_lag_updates=lag, state=state)
 
-    def _evaluate(self, policy: Policy, halt: threading.Event) -> None:
+    def _evaluate(self, policy: PolicyBytes, halt: threading.Event) -> None:
         name, started = f"agent {policy.agent_id} at step {policy.step:,}", time.perf_counter()
         tensors = policy_tensors(unpacked(policy))
         actor = self._loaded(policy, tensors)
@@ -236,7 +236,7 @@ class EvaluatingThread:
         )
 
     def _note(
-        self, policy: Policy, result: Evaluation, tensors: Mapping[str, Any], *, seconds: float
+        self, policy: PolicyBytes, result: Evaluation, tensors: Mapping[str, Any], *, seconds: float
     ) -> None:
         journal = self._books.open()[policy.agent_id]
         evaluated = Evaluated(
@@ -259,7 +259,7 @@ class EvaluatingThread:
         self._latest = policy
         self.count += 1
 
-    def _loaded(self, policy: Policy, tensors: Mapping[str, Any]) -> Acting:
+    def _loaded(self, policy: PolicyBytes, tensors: Mapping[str, Any]) -> Acting:
         agent = self._frame.config.for_agent(policy.agent_id).agent
         try:
             return load_policy(agent, self._frame.schema, tensors, pick_device(None))

@@ -15,7 +15,7 @@ from dase_grpc.learning.agents.policy import ActorPolicy, Published
 from dase_grpc.learning.agents.registry import load_policy
 from dase_grpc.learning.agents.snapshots import Behaviour
 from dase_grpc.learning.training.parts import from_bytes, to_bytes
-from dase_grpc.replay.buffer.policies import Policy
+from dase_grpc.replay.buffer.policies import PolicyBytes
 from dase_grpc.replay.client.connection import Connection
 from dase_grpc.replay.client.handoff import Wait, Waited, WaitReason
 from dase_grpc.replay.client.policies import PolicyExchange, follow
@@ -46,10 +46,10 @@ class FollowedPolicy:
         self._config = config
         self._schema = schema
         self._uniformly = uniformly
-        self._arrived: Policy | None = None  # set by the event loop
+        self._arrived: PolicyBytes | None = None  # set by the event loop
         self._came = asyncio.Event()
         self._missing = Waited(connection.timing)
-        self._used: tuple[Policy, Behaviour] | None = None  # of the exploring thread alone
+        self._used: tuple[PolicyBytes, Behaviour] | None = None  # of the exploring thread alone
 
     def behaviour(self) -> Behaviour:
         """See Guide. ConfigError if the policy is that of an agent with other settings."""
@@ -91,11 +91,11 @@ class FollowedPolicy:
         """Takes what the agent publishes, until cancelled."""
         await follow(self._connection, [self._agent_id], self._take)
 
-    def _take(self, policy: Policy) -> None:
+    def _take(self, policy: PolicyBytes) -> None:
         self._arrived = policy
         self._came.set()
 
-    def _loaded(self, policy: Policy) -> ActorPolicy:
+    def _loaded(self, policy: PolicyBytes) -> ActorPolicy:
         tensors = unpacked(policy)
         try:
             return load_policy(self._config, self._schema, tensors, CPU)
@@ -118,7 +118,7 @@ def tensor_exchange(
     )
 
 
-def unpacked(policy: Policy) -> dict[str, Tensor]:
+def unpacked(policy: PolicyBytes) -> dict[str, Tensor]:
     """What a policy that has arrived is made of. DaseError if it is none."""
     try:
         return from_bytes(policy.payload)
@@ -142,8 +142,8 @@ class _Agent:
     total: int
     claimed: int | None = None
     evaluated: int | None = None
-    pending: Policy | None = None
-    latest: Policy | None = None
+    pending: PolicyBytes | None = None
+    latest: PolicyBytes | None = None
     ended: bool = False
 
     @property
@@ -184,7 +184,7 @@ class DuePolicies:
         self._moved = threading.Condition()
         self._closed = False
 
-    def offer(self, policy: Policy) -> None:
+    def offer(self, policy: PolicyBytes) -> None:
         """A policy has arrived."""
         with self._moved:
             agent = self._agents[policy.agent_id]
@@ -208,12 +208,12 @@ class DuePolicies:
                 self._claim(agent, latest)
             self._moved.notify_all()
 
-    def latest(self, agent_id: int) -> Policy | None:
+    def latest(self, agent_id: int) -> PolicyBytes | None:
         """The newest policy of an agent that has arrived."""
         with self._moved:
             return self._agents[agent_id].latest
 
-    def take(self) -> Policy | None:
+    def take(self) -> PolicyBytes | None:
         """The next policy to evaluate, of the agent that is furthest behind; blocks until there is one.
 
         None after `close`, and once every agent has ended and its last policy is evaluated.
@@ -229,7 +229,7 @@ class DuePolicies:
                 return policy
             return None
 
-    def done(self, policy: Policy) -> None:
+    def done(self, policy: PolicyBytes) -> None:
         """A policy that was taken has been evaluated."""
         with self._moved:
             self._agents[policy.agent_id].evaluated = policy.step
@@ -246,7 +246,7 @@ class DuePolicies:
             return True
         return step // self._every > agent.claimed // self._every or agent.claimed < agent.total <= step
 
-    def _claim(self, agent: _Agent, policy: Policy) -> None:
+    def _claim(self, agent: _Agent, policy: PolicyBytes) -> None:
         passed = policy.step // self._every - (-1 if agent.claimed is None else agent.claimed // self._every)
         left_out = max(0, passed - 1) + (agent.pending is not None)
         if left_out:

@@ -36,7 +36,6 @@ TWO_SIDES = {
 DOUBLED = {
     "Health": "of a node, and of an agent's updates",
     "Look": "at a cluster, and at updates",
-    "Policy": "as bytes, and as what acts",
 }
 """Classes with a namesake."""
 

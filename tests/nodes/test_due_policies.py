@@ -6,12 +6,12 @@ from collections import Counter
 from patience import PATIENCE_S
 
 from dase_grpc.nodes.followed import DuePolicies
-from dase_grpc.replay.buffer.policies import Policy
+from dase_grpc.replay.buffer.policies import PolicyBytes
 
 
 def policy(step, *, agent_id=0, version=None):
     version = step if version is None else version
-    return Policy.of(b"p", agent_id=agent_id, epoch=1, version=version, step=step)
+    return PolicyBytes.of(b"p", agent_id=agent_id, epoch=1, version=version, step=step)
 
 
 def due_of(evaluated=None, *, every=10, total=100):

@@ -21,7 +21,7 @@ Age = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Policy:
+class PolicyBytes:
     """One agent's policy as it was after `version` training iterations, published in a lease's epoch.
 
     Attributes:
@@ -36,7 +36,7 @@ class Policy:
     step: int = 0
 
     @classmethod
-    def of(cls, payload: bytes, *, agent_id: int, epoch: int, version: int, step: int = 0) -> "Policy":
+    def of(cls, payload: bytes, *, agent_id: int, epoch: int, version: int, step: int = 0) -> "PolicyBytes":
         """A policy with the digest of its bytes."""
         return cls(agent_id, epoch, version, hashlib.sha256(payload).digest(), payload, step)
 
@@ -77,7 +77,7 @@ class IncomingPolicy:
 
     @property
     def age(self) -> Age:
-        """See Policy."""
+        """See PolicyBytes."""
         return self.epoch, self.version, self.step
 
     @property
@@ -100,7 +100,7 @@ class IncomingPolicy:
         self._bytes += piece
         self._digest.update(piece)
 
-    def finish(self) -> Policy:
+    def finish(self) -> PolicyBytes:
         """The policy, once; a MalformedError where bytes are missing, or not those the digest was made of."""
         self.require_kept()
         if not self.whole:
@@ -112,7 +112,7 @@ class IncomingPolicy:
             )
         payload = bytes(self._bytes)
         self.drop()
-        return Policy(self.agent_id, self.epoch, self.version, self.sha256, payload, self.step)
+        return PolicyBytes(self.agent_id, self.epoch, self.version, self.sha256, payload, self.step)
 
     def drop(self) -> None:
         """Gives its memory back; nothing can be added any more."""
@@ -137,7 +137,7 @@ class PolicyBoard:
 
     def __init__(self, *, max_bytes: int = MAX_BOARD_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._latest: dict[int, Policy] = {}
+        self._latest: dict[int, PolicyBytes] = {}
         self._incoming: dict[int, IncomingPolicy] = {}
         self._followers: Counter[int | None] = Counter()
 
@@ -160,7 +160,7 @@ class PolicyBoard:
         """The ids of the agents that have a policy, in order."""
         return sorted(self._latest)
 
-    def latest(self, agent_id: int) -> Policy | None:
+    def latest(self, agent_id: int) -> PolicyBytes | None:
         """An agent's policy, if it has published one."""
         return self._latest.get(agent_id)
 
@@ -197,7 +197,7 @@ class PolicyBoard:
             if self._incoming.get(agent_id) is incoming:
                 del self._incoming[agent_id]
 
-    def publish(self, policy: Policy) -> bool:
+    def publish(self, policy: PolicyBytes) -> bool:
         """Makes a policy its agent's latest; returns whether it was not that already.
 
         Raises:
@@ -217,7 +217,7 @@ class PolicyBoard:
                 f"{self._max_bytes}; publish smaller ones, or with fewer agents"
             )
 
-    def _require_newer(self, policy: Policy | IncomingPolicy) -> bool:
+    def _require_newer(self, policy: PolicyBytes | IncomingPolicy) -> bool:
         """Whether it is newer than the agent's latest; if not, it has to be the very same."""
         held = self._latest.get(policy.agent_id)
         if held is None or policy.age[:2] > held.age[:2]:

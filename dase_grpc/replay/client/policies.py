@@ -10,7 +10,7 @@ from grpc.aio import Channel
 
 from dase_grpc.errors import DaseError, MalformedError
 from dase_grpc.progress import is_newer
-from dase_grpc.replay.buffer.policies import IncomingPolicy, Policy, require_size
+from dase_grpc.replay.buffer.policies import IncomingPolicy, PolicyBytes, require_size
 from dase_grpc.replay.client.cluster import UNARY_TIMEOUT_S, StreamTarget
 from dase_grpc.replay.client.connection import Connection, Stream
 from dase_grpc.replay.client.streams import ClientStream, ClientUpload, OneStream, opened_in_time
@@ -49,7 +49,7 @@ class PolicyExchange(Generic[Out, In]):
         *,
         follow: Collection[int],
         pack: Callable[[Out], bytes],
-        unpack: Callable[[Policy], In],
+        unpack: Callable[[PolicyBytes], In],
     ) -> None:
         self._connection = connection
         self._follow = frozenset(follow)
@@ -60,8 +60,8 @@ class PolicyExchange(Generic[Out, In]):
         self._outgoing: _Outgoing | None = None  # set by the compute thread
         self._accepted: _Outgoing | None = None  # set by the event loop
         self._moved = asyncio.Event()
-        self._arrived: dict[int, Policy] = {}  # set by the event loop
-        self._seen: dict[int, tuple[Policy, In]] = {}  # of the compute thread alone
+        self._arrived: dict[int, PolicyBytes] = {}  # set by the event loop
+        self._seen: dict[int, tuple[PolicyBytes, In]] = {}  # of the compute thread alone
         connection.on_restart(self._send_again)
 
     def publish(self, version: int, policy: Out) -> None:
@@ -125,11 +125,13 @@ class PolicyExchange(Generic[Out, In]):
     async def _publish(target: StreamTarget, policy: _Outgoing) -> None:
         await PolicyPublisher(target).publish(policy.version, policy.payload, step=policy.step)
 
-    def _take(self, policy: Policy) -> None:
+    def _take(self, policy: PolicyBytes) -> None:
         self._arrived[policy.agent_id] = policy
 
 
-async def follow(connection: Connection, agent_ids: Collection[int], take: Callable[[Policy], None]) -> None:
+async def follow(
+    connection: Connection, agent_ids: Collection[int], take: Callable[[PolicyBytes], None]
+) -> None:
     """Calls `take` with each policy of these agents that arrives; begins again when the stream breaks."""
 
     async def receive(target: StreamTarget) -> None:
@@ -168,7 +170,7 @@ class PolicyPublisher:
         """
         require_size(len(payload))
         target, member = self.target, self.target.member
-        policy = Policy.of(payload, agent_id=member.agent_id, epoch=member.epoch, version=version)
+        policy = PolicyBytes.of(payload, agent_id=member.agent_id, epoch=member.epoch, version=version)
         header = policy_pb2.PublishHeader(
             stream=target.header(), version=version, size=len(payload), sha256=policy.sha256, step=step
         )
@@ -216,7 +218,7 @@ class PolicySubscriber(OneStream):
             await stream.connected()
         return self
 
-    async def next(self) -> Policy:
+    async def next(self) -> PolicyBytes:
         """The next policy; waits for it. Policies between two calls may have been skipped."""
         incoming = self._announced(await self._opened.read())
         while not incoming.whole:

@@ -20,7 +20,7 @@ from dase_grpc.errors import DaseError, Halted, MalformedError, UsageError
 from dase_grpc.process.lifecycle import HangAlarm
 from dase_grpc.process.tasks import unless
 from dase_grpc.progress import Progress, several
-from dase_grpc.replay.buffer.policies import Policy
+from dase_grpc.replay.buffer.policies import PolicyBytes
 from dase_grpc.replay.client.admission import Joined, join_all, leases
 from dase_grpc.replay.client.cluster import Lines
 from dase_grpc.replay.client.compute import LearnerStreams
@@ -354,7 +354,7 @@ def _packed(policy: bytes | Arrays) -> bytes:
     return safetensors.numpy.save({name: np.ascontiguousarray(each) for name, each in policy.items()})
 
 
-def _unpacked(policy: Policy) -> Latest:
+def _unpacked(policy: PolicyBytes) -> Latest:
     try:
         return Latest(policy.version, safetensors.numpy.load(policy.payload))
     except (KeyError, TypeError, ValueError, SafetensorError) as error:

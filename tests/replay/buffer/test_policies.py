@@ -6,7 +6,7 @@ import pytest
 from contracts.sentences import assert_one_sentence, refuses
 
 from dase_grpc.errors import MalformedError, StalePolicyError
-from dase_grpc.replay.buffer.policies import MAX_POLICY_BYTES, IncomingPolicy, Policy, PolicyBoard
+from dase_grpc.replay.buffer.policies import MAX_POLICY_BYTES, IncomingPolicy, PolicyBoard, PolicyBytes
 
 
 @pytest.fixture
@@ -16,12 +16,12 @@ def board() -> PolicyBoard:
 
 def policy(
     version: int, payload: bytes | None = None, *, agent_id: int = 0, epoch: int = 1, step: int = 0
-) -> Policy:
+) -> PolicyBytes:
     payload = b"policy %d" % version if payload is None else payload
-    return Policy.of(payload, agent_id=agent_id, epoch=epoch, version=version, step=step)
+    return PolicyBytes.of(payload, agent_id=agent_id, epoch=epoch, version=version, step=step)
 
 
-def arriving(board: PolicyBoard, announced: Policy):
+def arriving(board: PolicyBoard, announced: PolicyBytes):
     """The policy's place on the board, announced truly."""
     said = {name: getattr(announced, name) for name in ("agent_id", "epoch", "version", "sha256")}
     return board.arriving(IncomingPolicy(size=len(announced.payload), **said))

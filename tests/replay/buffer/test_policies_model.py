@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dase_grpc.errors import MalformedError, StalePolicyError
-from dase_grpc.replay.buffer.policies import IncomingPolicy, Policy, PolicyBoard
+from dase_grpc.replay.buffer.policies import IncomingPolicy, PolicyBoard, PolicyBytes
 
 AGENTS = (0, 1)
 PAYLOADS = (b"a", b"bb", b"a longer policy")
 
 agents = st.sampled_from(AGENTS)
 policies = st.builds(
-    lambda payload, agent_id, epoch, version, step: Policy.of(
+    lambda payload, agent_id, epoch, version, step: PolicyBytes.of(
         payload, agent_id=agent_id, epoch=epoch, version=version, step=step
     ),
     st.sampled_from(PAYLOADS),
@@ -32,8 +32,8 @@ class Publishers(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.board = PolicyBoard()
-        self.latest: dict[int, Policy] = {}
-        self.open: dict[int, tuple[ExitStack, IncomingPolicy, Policy]] = {}
+        self.latest: dict[int, PolicyBytes] = {}
+        self.open: dict[int, tuple[ExitStack, IncomingPolicy, PolicyBytes]] = {}
         self.spoilt: dict[int, bool] = {}
         self.superseded: list[tuple[ExitStack, IncomingPolicy]] = []
 
@@ -42,7 +42,7 @@ class Publishers(RuleBasedStateMachine):
             stack.close()
         assert self.board.incoming_bytes == 0
 
-    def expected(self, policy: Policy) -> bool | None:
+    def expected(self, policy: PolicyBytes) -> bool | None:
         """Whether it would change the board; None if it is refused."""
         held = self.latest.get(policy.agent_id)
         if held is None or (policy.epoch, policy.version) > (held.epoch, held.version):
@@ -52,7 +52,7 @@ class Publishers(RuleBasedStateMachine):
         return policy.step > held.step
 
     @rule(policy=policies)
-    def begin(self, policy: Policy) -> None:
+    def begin(self, policy: PolicyBytes) -> None:
         announced = {
             "agent_id": policy.agent_id,
             "epoch": policy.epoch,
@@ -108,7 +108,7 @@ class Publishers(RuleBasedStateMachine):
                 self.latest[agent] = arrived
 
     @rule(policy=policies)
-    def overtake(self, policy: Policy) -> None:
+    def overtake(self, policy: PolicyBytes) -> None:
         """Another policy of the agent becomes the latest while one is arriving."""
         outcome = self.expected(policy)
         if outcome is None:

@@ -9,7 +9,7 @@ from replay.wire.policy_streams import BIG, half_way, header, piece, stub_of, su
 from replay.wire.services import SCHEMA, eventually, grown, promptly, sent, serving
 
 from dase_grpc.errors import DrainingError, StalePolicyError, UnreachableError
-from dase_grpc.replay.buffer.policies import Policy
+from dase_grpc.replay.buffer.policies import PolicyBytes
 from dase_grpc.replay.client.cluster import open_channel
 from dase_grpc.replay.client.policies import PolicyPublisher, PolicySubscriber
 from dase_grpc.replay.wire.status import REFUSAL_KEY
@@ -138,7 +138,7 @@ async def test_a_slow_reader_of_1000_policies_costs_no_memory_and_ends_with_the_
     async with subscribed(service) as slow:  # reads nothing yet: the transport fills up
         for version in range(1_000):
             await publisher.publish(version, payload)
-        held = [each for each in gc.get_objects() if type(each) is Policy and each.payload == payload]
+        held = [each for each in gc.get_objects() if type(each) is PolicyBytes and each.payload == payload]
         assert len(held) <= 2
         assert service.run.policies.incoming_bytes == 0
         seen = [(await promptly(slow.next())).version]

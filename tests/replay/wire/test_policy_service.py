@@ -8,7 +8,7 @@ from replay.wire.policy_streams import BIG, stub_of, subscribed, subscriber_of
 from replay.wire.services import SCHEMA, listening, promptly
 
 from dase_grpc.errors import DaseError, MalformedError
-from dase_grpc.replay.buffer.policies import MAX_POLICY_BYTES, Policy
+from dase_grpc.replay.buffer.policies import MAX_POLICY_BYTES, PolicyBytes
 from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
 from dase_grpc.replay.client.cluster import open_channel
 from dase_grpc.replay.client.policies import PolicyPublisher, PolicySubscriber
@@ -21,7 +21,7 @@ async def test_what_is_published_is_what_a_subscriber_gets(service):
     assert await PolicyPublisher(target).publish(7, b"the policy") == 7
     async with subscribed(service) as subscriber:
         got = await promptly(subscriber.next())
-    assert got == Policy.of(b"the policy", agent_id=3, epoch=1, version=7)
+    assert got == PolicyBytes.of(b"the policy", agent_id=3, epoch=1, version=7)
 
 
 @pytest.mark.parametrize("size", [1, CHUNK_BYTES, CHUNK_BYTES + 1, len(BIG)])
