@@ -36,7 +36,6 @@ from dase_grpc.replay.client.connection import Shards, Stream
 from dase_grpc.replay.client.discovery import follow_name
 from dase_grpc.replay.client.membership import AttendantConnection
 from dase_grpc.replay.client.policies import follow
-from dase_grpc.runs.journal import Evaluated
 
 ROLE: Final = "evaluator"
 
@@ -239,15 +238,15 @@ class EvaluatingThread:
         self, policy: PolicyBytes, result: Evaluation, tensors: Mapping[str, Any], *, seconds: float
     ) -> None:
         journal = self._books.open()[policy.agent_id]
-        evaluated = Evaluated(
-            step=policy.step,
+        journal.note(
+            tensors,
             version=policy.version,
+            step=policy.step,
             return_mean=result.return_mean,
             return_std=result.return_std,
             episodes=result.episodes,
             wall_seconds=journal.seconds + time.perf_counter() - self._began,
         )
-        journal.note(evaluated, tensors)
         self._metrics.evaluated(policy.agent_id, result.return_mean, seconds=seconds)
         steps = sum(result.lengths)
         self._attendance = Attendance(

@@ -11,7 +11,7 @@ from dase_grpc.config.resolve import RunConfig
 from dase_grpc.runs.checkpoint import Tensors, best, describe, load_checkpoint, save_checkpoint
 from dase_grpc.runs.directory import AgentDirectory
 from dase_grpc.runs.files import FolderLock, sync_file, written
-from dase_grpc.runs.logs import COLUMNS, EvaluationRow, read_evaluations
+from dase_grpc.runs.logs import EvaluationRow, read_evaluations
 from dase_grpc.schema import TransitionSchema
 
 
@@ -29,18 +29,6 @@ class LearnerAtRest(Protocol):
     @property
     def tensors(self) -> Tensors:
         """The rest of it."""
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """One evaluation, as evaluations.csv has it; `version` is the number of updates the policy had had."""
-
-    step: int
-    version: int
-    return_mean: float
-    return_std: float
-    episodes: int
-    wall_seconds: float
 
 
 @dataclass(frozen=True)
@@ -188,16 +176,22 @@ class EvaluationJournal(_Journal):
         """
         return cls._locked(directory.evaluator, directory, config, schema)
 
-    def note(self, evaluated: Evaluated, tensors: Tensors) -> None:
-        """Appends one evaluation; keeps the policy if none before it was better. Blocks for the disk."""
-        self.evaluation(**{key: getattr(evaluated, key) for key in COLUMNS})
-        self.last_step, mean = evaluated.step, evaluated.return_mean
+    def note(self, tensors: Tensors, *, version: int, **row: Unpack[EvaluationRow]) -> None:
+        """Appends one evaluation; keeps the policy if none before it was better. Blocks for the disk.
+
+        version is the number of updates that the policy had had.
+        """
+        self.evaluation(**row)
+        self.last_step, mean = row["step"], row["return_mean"]
         if not isfinite(mean) or (self._best is not None and mean < self._best):
             return
-        told = {"evaluation": mean, "evaluation_step": evaluated.step, "policy_version": evaluated.version}
-        metadata = self._described(**told)
+        told = {"evaluation": mean, "evaluation_step": row["step"], "policy_version": version}
         save_checkpoint(
-            self.directory.evaluator, step=evaluated.step, tensors=tensors, metadata=metadata, keep=1
+            self.directory.evaluator,
+            step=row["step"],
+            tensors=tensors,
+            metadata=self._described(**told),
+            keep=1,
         )
         self._best = mean
 

@@ -145,19 +145,14 @@ def _free_folder(agent: AgentDirectory) -> Path:
     return agent.path / f"{ASIDE}-{number}"
 
 
-def differences(before: RunConfig, now: RunConfig) -> list[str]:
-    """Every setting that differs, with both values; of those that may differ none."""
-    changed = (each for each in changed_settings(before, now) if each[0] not in MAY_DIFFER)
-    return [f"{key}: {old!r} then, {new!r} now" for key, old, new in changed]
-
-
 def require_same_settings(before: RunConfig, now: RunConfig, *, of: str) -> None:
     """Checks that a run goes on with the settings of a checkpoint; `of` says whose they were.
 
     Raises:
-        ConfigError: naming every setting that differs, with both values.
+        ConfigError: naming every setting that differs and may not, with both values.
     """
-    found = differences(before, now)
+    changed = (each for each in changed_settings(before, now) if each[0] not in MAY_DIFFER)
+    found = [f"{key}: {old!r} then, {new!r} now" for key, old, new in changed]
     if found:
         raise ConfigError(
             f"{of} learned with other settings ({'; '.join(found)}); a resumed run keeps its settings, so "

@@ -63,9 +63,12 @@ def verify(path: Path, *, kept_buffer: Callable[[Path], str | None] = lambda fol
     except RunDirectoryError as error:
         return Verification((Finding(path / RUN_FILE, "settings", str(error)),), None, str(error))
     settings = Finding(path / RUN_FILE, f"settings, {several(run.config.train.agents, 'agent')}")
-    agents = (finding for agent in _agents(run) for finding in _of_agent(run, agent))
-    buffer = _kept(run, kept_buffer)
-    findings = (settings, *agents, *_of_buffer(run), *buffer, *_of_restarts(run))
+    ids = {*range(run.config.train.agents), *(agent.agent_id for agent in run.agents())}
+    agents = (finding for agent_id in sorted(ids) for finding in _of_agent(run, run.agent(agent_id)))
+    kept = _checked(run.replay, lambda: kept_buffer(run.replay) or "")
+    buffer = [kept] if kept.content or kept.problem else []
+    restarts = [_checked(run.restarts, partial(_restarts, run))] if run.restarts.exists() else []
+    findings = (settings, *agents, *_of_buffer(run), *buffer, *restarts)
     try:
         return Verification(findings, _resumable(run, buffer), "")
     except DaseError as error:
@@ -90,27 +93,6 @@ def _resumable(run: RunDirectory, buffer: Sequence[Finding]) -> str:
     if buffer[0].problem is not None:
         return f"{', '.join(whole)}; the buffer is damaged, so only with --empty-buffer"
     return f"{', '.join(whole)}; the {buffer[0].content}"
-
-
-def _kept(run: RunDirectory, kept_buffer: Callable[[Path], str | None]) -> list[Finding]:
-    """What a cluster's replay has kept; nothing if it has not."""
-    try:
-        content = kept_buffer(run.replay)
-    except DaseError as error:
-        return [Finding(run.replay, "", str(error))]
-    return [] if content is None else [Finding(run.replay, content)]
-
-
-def _of_restarts(run: RunDirectory) -> Iterator[Finding]:
-    if run.restarts.exists():
-        yield _checked(
-            run.restarts, lambda: f"{several(len(read_restarts(run.restarts)), 'failure')} of nodes"
-        )
-
-
-def _agents(run: RunDirectory) -> list[AgentDirectory]:
-    ids = {*range(run.config.train.agents), *(agent.agent_id for agent in run.agents())}
-    return [run.agent(agent_id) for agent_id in sorted(ids)]
 
 
 def _of_agent(run: RunDirectory, agent: AgentDirectory) -> Iterator[Finding]:
@@ -138,6 +120,10 @@ def _checked(path: Path, read: Callable[[], str]) -> Finding:
         return Finding(path, read())
     except DaseError as error:
         return Finding(path, "", str(error))
+
+
+def _restarts(run: RunDirectory) -> str:
+    return f"{several(len(read_restarts(run.restarts)), 'failure')} of nodes"
 
 
 def _metrics(agent: AgentDirectory) -> str:

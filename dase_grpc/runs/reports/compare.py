@@ -1,6 +1,6 @@
 """The comparison itself: each cell's statistics over its runs, and every pair of cells of one environment."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import permutations
@@ -40,7 +40,7 @@ class PublishedBeside:
 
 
 @dataclass(frozen=True)
-class Cell:
+class CellResults:
     """One experiment in one environment, and the statistics over its runs; a run counts once.
 
     Attributes:
@@ -76,16 +76,6 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Pair:
-    """How probably a run of one cell beats a run of the other, by one measure."""
-
-    measure: Measure
-    better: str
-    worse: str
-    result: Improvement
-
-
-@dataclass(frozen=True)
 class EnvironmentResults:
     """All cells of one environment, on common ground.
 
@@ -93,14 +83,14 @@ class EnvironmentResults:
         steps: (N,) where all runs were evaluated; its last is the common last step of each agent.
         total_steps: the common number of steps of all agents together.
         cells: in a fixed order.
-        pairs: both directions of each pair, for each measure.
+        pairs: how probably a run of one cell beats one of another: by measure, the one's label, the other's.
     """
 
     name: str
     steps: Ints
     total_steps: int
-    cells: tuple[Cell, ...]
-    pairs: tuple[Pair, ...]
+    cells: tuple[CellResults, ...]
+    pairs: Mapping[tuple[Measure, str, str], Improvement]
 
     @property
     def last_step(self) -> int:
@@ -114,8 +104,7 @@ class EnvironmentResults:
 
     def pair(self, better: str, worse: str, measure: Measure = "final") -> Improvement:
         """How probably a run of one cell beats a run of another, by their labels."""
-        wanted = (measure, better, worse)
-        return next(each.result for each in self.pairs if (each.measure, each.better, each.worse) == wanted)
+        return self.pairs[measure, better, worse]
 
 
 @dataclass(frozen=True)
@@ -148,7 +137,7 @@ class Comparison:
     cautions: tuple[Caution, ...]
 
     @property
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[CellResults]:
         """The cells of all environments."""
         return [cell for each in self.environments for cell in each.cells]
 
@@ -199,20 +188,20 @@ def _environment(
     cells = tuple(
         _cell(group, names[id(group)], described(group, keys), steps=steps, total=total) for group in groups
     )
-    pairs = tuple(
-        Pair(measure, x.label, y.label, improvement(getattr(x, measure).values, getattr(y, measure).values))
+    pairs = {
+        (measure, x.label, y.label): improvement(getattr(x, measure).values, getattr(y, measure).values)
         for measure in MEASURES
         for x, y in permutations(cells, 2)
-    )
+    }
     return EnvironmentResults(name, steps, total, cells, pairs)
 
 
-def _cell(group: Group, label: str, settings: str, *, steps: Ints, total: int) -> Cell:
+def _cell(group: Group, label: str, settings: str, *, steps: Ints, total: int) -> CellResults:
     own = _common(group.runs)
     within = own[: max(1, int((own * group.agents <= total).sum()))]
     row = counterpart(group.runs[0].config)
     curves = [on(run, steps) for run in group.runs]
-    return Cell(
+    return CellResults(
         group=group,
         label=label,
         settings=settings,
@@ -280,7 +269,7 @@ def _about_versions(each: EnvironmentResults) -> Iterable[tuple[str, str]]:
             yield f"the runs were made with several versions of {name}", ", ".join(sorted(found))
 
 
-def _about_cell(each: EnvironmentResults, cell: Cell) -> Iterable[tuple[str, str]]:
+def _about_cell(each: EnvironmentResults, cell: CellResults) -> Iterable[tuple[str, str]]:
     count = len(cell.runs)
     if count == 1:
         yield "1 run, so no interval", cell.label

@@ -12,7 +12,7 @@ from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs.curves import FINAL, SMOOTHING
 from dase_grpc.runs.files import replace_file, utf8
 from dase_grpc.runs.reports import html
-from dase_grpc.runs.reports.compare import Cell, Comparison, EnvironmentResults
+from dase_grpc.runs.reports.compare import CellResults, Comparison, EnvironmentResults
 from dase_grpc.runs.reports.estimates import (
     BOOTSTRAP_SEED,
     CONFIDENCE,
@@ -111,14 +111,12 @@ def page(comparison: Comparison) -> str:
 
 def definitions(comparison: Comparison) -> list[str]:
     """What the numbers of the tables are."""
-    sentences = list(_DEFINITIONS)
-    if any(each.sizes_differ for each in comparison.environments):
-        sentences.append(_EQUAL_TOTAL)
-    if any(each.pairs for each in comparison.environments):
-        sentences.append(_IMPROVEMENT)
-    if any(cell.beside for cell in comparison.cells):
-        sentences.append(_PUBLISHED)
-    return sentences
+    where_shown = {
+        _EQUAL_TOTAL: any(each.sizes_differ for each in comparison.environments),
+        _IMPROVEMENT: any(each.pairs for each in comparison.environments),
+        _PUBLISHED: any(cell.beside for cell in comparison.cells),
+    }
+    return [*_DEFINITIONS, *(sentence for sentence, shown in where_shown.items() if shown)]
 
 
 def tables(each: EnvironmentResults) -> Iterator[Table]:
@@ -147,11 +145,11 @@ def csv_files(comparison: Comparison) -> dict[str, bytes]:
     return dict(zip(CSV_FILES, map(_csv, columns, rows), strict=True))
 
 
-def _cells(comparison: Comparison) -> Iterator[tuple[EnvironmentResults, Cell]]:
+def _cells(comparison: Comparison) -> Iterator[tuple[EnvironmentResults, CellResults]]:
     return ((each, cell) for each in comparison.environments for cell in each.cells)
 
 
-def _each_run(comparison: Comparison) -> Iterator[tuple[EnvironmentResults, Cell, int]]:
+def _each_run(comparison: Comparison) -> Iterator[tuple[EnvironmentResults, CellResults, int]]:
     """Every run by its number in its cell."""
     return ((each, cell, index) for each, cell in _cells(comparison) for index in range(len(cell.runs)))
 
@@ -234,7 +232,7 @@ def _published(each: EnvironmentResults, digits: int) -> Table:
     return Table(title, columns, rows, words=(0, 4, 5))
 
 
-def _name(cell: Cell) -> str:
+def _name(cell: CellResults) -> str:
     """The cell's label, to be wrapped at its commas only."""
     return cell.label.replace(" ", _TIGHT).replace(f",{_TIGHT}", ", ")
 
@@ -245,7 +243,7 @@ def _origin(rank: str, *, combined: bool) -> str:
     return f"{own}; rank{_TIGHT}{rank}" if rank else own
 
 
-def _of_runs(cell: Cell) -> str:
+def _of_runs(cell: CellResults) -> str:
     unfinished = sum(not run.finished for run in cell.runs)
     return f"{len(cell.runs)} ({unfinished} unfinished)" if unfinished else str(len(cell.runs))
 
@@ -278,7 +276,7 @@ def _digits(each: EnvironmentResults) -> int:
     return 0 if largest >= 100 else 1 if largest >= 10 else 2
 
 
-def _cell_record(each: EnvironmentResults, cell: Cell) -> dict[str, Any]:
+def _cell_record(each: EnvironmentResults, cell: CellResults) -> dict[str, Any]:
     return {
         "environment": each.name,
         "cell": cell.label,
@@ -307,7 +305,7 @@ def _estimate(name: str, value: Estimate) -> Mapping[str, float]:
     return {f"{name}_{key}": each for key, each in named.items()}
 
 
-def _run_record(each: EnvironmentResults, cell: Cell, index: int) -> dict[str, Any]:
+def _run_record(each: EnvironmentResults, cell: CellResults, index: int) -> dict[str, Any]:
     run = cell.runs[index]
     return {
         "environment": each.name,
@@ -331,9 +329,8 @@ def _run_record(each: EnvironmentResults, cell: Cell, index: int) -> dict[str, A
 def _pair_rows(comparison: Comparison) -> Iterator[Sequence[Any]]:
     for each in comparison.environments:
         runs = {cell.label: len(cell.runs) for cell in each.cells}
-        for pair in each.pairs:
-            x, y, result = pair.better, pair.worse, pair.result
-            yield each.name, pair.measure, x, y, runs[x], runs[y], result.probability, *_ends(result.interval)
+        for (measure, x, y), found in each.pairs.items():
+            yield each.name, measure, x, y, runs[x], runs[y], found.probability, *_ends(found.interval)
 
 
 def _point_rows(comparison: Comparison) -> Iterator[Sequence[Any]]:

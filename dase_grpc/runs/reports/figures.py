@@ -93,7 +93,8 @@ class Sheet:
             self.axes: list[Axes] = list(axes.flat)
             for axis in self.axes:
                 axis.set_facecolor("none")
-                over_steps(axis)
+                axis.set_xlabel("environment steps of each agent")
+                axis.xaxis.set_major_formatter(THOUSANDS)
 
     def svg(self) -> str:
         """The drawing as an `<svg>` element for an HTML page; the same figure gives the same text."""
@@ -130,12 +131,6 @@ class Sheet:
 def agent_colour(agent: int, *, of: int) -> str:
     """An agent's colour, the same in every picture; one grey where there are too many to tell apart."""
     return PALETTE[agent % len(PALETTE)] if of <= NAMED_AGENTS else MUTED
-
-
-def over_steps(axis: Axes) -> None:
-    """Labels the horizontal axis as environment steps."""
-    axis.set_xlabel("environment steps of each agent")
-    axis.xaxis.set_major_formatter(THOUSANDS)
 
 
 def _colours(inks: Inks) -> dict[Any, Any]:

@@ -12,7 +12,7 @@ from dase_grpc.progress import LOWEST_WEIGHT
 from dase_grpc.runs.curves import SMOOTHING, Series, column, peers_of, shared_curves, smoothed, spread
 from dase_grpc.runs.logs import Floats, Ints
 from dase_grpc.runs.reference import PublishedPoint, PublishedRow
-from dase_grpc.runs.reports.compare import Cell, Comparison, EnvironmentResults, on
+from dase_grpc.runs.reports.compare import CellResults, Comparison, EnvironmentResults, on
 from dase_grpc.runs.reports.figures import (
     INK,
     MUTED,
@@ -205,7 +205,7 @@ def comparison_sheet(comparison: Comparison, *, inks: Inks = PAGE) -> Sheet:
     return drawn
 
 
-def is_smoothed(cell: Cell) -> bool:
+def is_smoothed(cell: CellResults) -> bool:
     """Whether the cell's curves are long enough for the smoothing's window not to hide them."""
     return len(cell.steps) >= 2 * SMOOTHING
 
@@ -232,7 +232,7 @@ def _environment(axes: Sequence[Axes], each: EnvironmentResults, names: Sequence
     _common_end(in_total, each.total_steps, max(totals), inks)
 
 
-def _curve(axis: Axes, cell: Cell, position: int, *, factor: int) -> None:
+def _curve(axis: Axes, cell: CellResults, position: int, *, factor: int) -> None:
     values = np.stack([on(run, cell.steps).value for run in cell.runs])
     _mean(
         axis,

@@ -117,7 +117,7 @@ class Group:
         return self.runs[0].config.replay.capacity
 
     def values(self, keys: Iterable[str]) -> list[Any]:
-        """These settings; None for one that it does not have."""
+        """These settings, None for what is not there."""
         return [self.settings.get(key) for key in keys]
 
 

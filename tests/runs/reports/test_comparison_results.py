@@ -9,7 +9,7 @@ from synthetic import flat, write_run
 
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs.reference import PublishedPoint
-from dase_grpc.runs.reports.compare import Caution, Cell, Comparison, EnvironmentResults, compare
+from dase_grpc.runs.reports.compare import Caution, CellResults, Comparison, EnvironmentResults, compare
 
 
 def rising(slope: float, count: int = 101) -> list[float]:
@@ -35,7 +35,7 @@ def without(run: Path, agent: int, kept: slice) -> None:
     file.write_text("\n".join([header, *lines[kept], ""]))
 
 
-def cell(each: EnvironmentResults, label: str) -> Cell:
+def cell(each: EnvironmentResults, label: str) -> CellResults:
     (found,) = (cell for cell in each.cells if cell.label == label)
     return found
 
@@ -111,7 +111,7 @@ def test_each_pair_of_one_environment_has_its_probability_for_each_measure(tmp_p
         write_run(tmp_path, f"pair{seed}", flat(value + 1), flat(value + 1), seed=seed)
         write_run(tmp_path, f"ant{seed}", flat(9), seed=seed, settings={"env": {"id": "Ant-v5"}})
     ant, cheetah = compare([tmp_path]).environments
-    assert (ant.name, ant.pairs, len(cheetah.pairs)) == ("Ant-v5", (), 6)
+    assert (ant.name, ant.pairs, len(cheetah.pairs)) == ("Ant-v5", {}, 6)
     for measure in ("final", "area", "equal_total"):
         found = cheetah.pair("DASE K=2", "single", measure)
         assert found.probability == 6 / 9  # 2 beats 1; 4 beats 1 and 3; 6 beats all
