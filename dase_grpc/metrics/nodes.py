@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import ClassVar, Final, TypeVar
+from typing import ClassVar, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -30,17 +30,17 @@ _LOSSES: Final = "Times that the replay came back without transitions it had."
 _RECONNECTS: Final = "Streams that were answered again after they had broken, by the status they broke with."
 
 
-Kind = TypeVar("Kind", Counter, Gauge)
-
-
 class _OfAgents:
     """Metrics of one registry that are labelled by agents."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
 
-    def _family(self, kind: type[Kind], name: str, text: str, *labels: str) -> Kind:
-        return kind(name, text, ["agent_id", *labels], registry=self._registry)
+    def _gauges(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(name, text, ["agent_id", *labels], registry=self._registry)
+
+    def _counters(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, ["agent_id", *labels], registry=self._registry)
 
 
 class DistillationMetrics(_OfAgents):
@@ -49,15 +49,15 @@ class DistillationMetrics(_OfAgents):
     def __init__(self, registry: CollectorRegistry, agent_id: int) -> None:
         super().__init__(registry)
         self._agent = str(agent_id)
-        self._gauges = {key: self._family(Gauge, *named) for key, named in _GAUGES.items()}
-        self._counts = {key: self._family(Counter, *named) for key, named in _COUNTS.items()}
+        self._latest = {key: self._gauges(*named) for key, named in _GAUGES.items()}
+        self._totals = {key: self._counters(*named) for key, named in _COUNTS.items()}
 
     def show(self, statistics: Mapping[str, float | int | None]) -> None:
         """Takes in what was measured since the last call, under the names that metrics.jsonl has."""
-        for key, gauge in self._gauges.items():
+        for key, gauge in self._latest.items():
             if (value := statistics[key]) is not None:
                 gauge.labels(self._agent).set(value)
-        for key, counter in self._counts.items():
+        for key, counter in self._totals.items():
             counter.labels(self._agent).inc(statistics[key] or 0)
 
 
@@ -87,12 +87,12 @@ class ExplorerMetrics(_OfAgents):
         self.acknowledged = self._counter(
             "dase_explorer_acknowledged_transitions", "Transitions whose commit the replay has acknowledged."
         )
-        self._refused = self._counters(
+        self._refused = self._by_reason(
             "dase_explorer_refused_transitions",
             "Transitions not sent because a value was not finite.",
             REFUSAL_REASONS,
         )
-        self._restarts = self._counters(
+        self._restarts = self._by_reason(
             "dase_explorer_env_restarts",
             "Environments made anew because they raised, by what did: step, reset, evaluation.",
             RESTART_REASONS,
@@ -102,8 +102,8 @@ class ExplorerMetrics(_OfAgents):
     def _declare_outages(self) -> None:
         self.losses = self._counter(f"dase_{self.role}_replay_losses", _LOSSES)
         name = f"dase_{self.role}_reconnects"
-        self._reconnects = self._family(Counter, name, _RECONNECTS, "stream", "grpc_code")
-        self._waiting_seconds = self._counters(
+        self._reconnects = self._counters(name, _RECONNECTS, "stream", "grpc_code")
+        self._waiting_seconds = self._by_reason(
             f"dase_{self.role}_waiting_seconds",
             "Time spent in waits that lasted longer than 5 s, by what was waited for.",
         )
@@ -132,13 +132,13 @@ class ExplorerMetrics(_OfAgents):
         self._restarts.labels(self._agent, reason).inc()
 
     def _counter(self, name: str, text: str) -> Counter:
-        return self._family(Counter, name, text).labels(self._agent)
+        return self._counters(name, text).labels(self._agent)
 
     def _gauge(self, name: str, text: str) -> Gauge:
-        return self._family(Gauge, name, text).labels(self._agent)
+        return self._gauges(name, text).labels(self._agent)
 
-    def _counters(self, name: str, text: str, reasons: Iterable[str] = ()) -> Counter:
-        counter = self._family(Counter, name, text, "reason")
+    def _by_reason(self, name: str, text: str, reasons: Iterable[str] = ()) -> Counter:
+        counter = self._counters(name, text, "reason")
         for reason in reasons:
             counter.labels(self._agent, reason)
         return counter
@@ -171,8 +171,8 @@ class LearnerMetrics(ExplorerMetrics):
             registry=self._registry,
         )
         self.stage_seconds = {stage: seconds.labels(self._agent, stage) for stage in STAGES}
-        self._skipped = self._counters("dase_learner_skipped_updates", "Updates skipped.", SKIP_REASONS)
-        self._loss = self._family(Gauge, "dase_learner_loss", "Latest loss.", "loss")
+        self._skipped = self._by_reason("dase_learner_skipped_updates", "Updates skipped.", SKIP_REASONS)
+        self._loss = self._gauges("dase_learner_loss", "Latest loss.", "loss")
         self.sample_age = self._gauge(
             "dase_learner_sample_age_updates",
             "Mean training iterations since the own transitions of a batch were collected.",
@@ -183,8 +183,7 @@ class LearnerMetrics(ExplorerMetrics):
         self.gpu_memory = self._gauge(
             "dase_learner_gpu_memory_bytes", "Bytes of the GPU that PyTorch has reserved; 0 on a CPU."
         )
-        self._checkpointed = self._family(
-            Gauge,
+        self._checkpointed = self._gauges(
             "dase_learner_checkpoint_last_success_timestamp_seconds",
             "When the latest checkpoint was on the disk, in seconds since 1970.",
         )
@@ -202,25 +201,21 @@ class LearnerMetrics(ExplorerMetrics):
             "dase_similarity_pooled_weight_ratio",
             "Similarity weight of the external transitions of a batch in the loss, the mean where it varies.",
         )
-        self._measured = self._family(
-            Gauge,
+        self._measured = self._gauges(
             "dase_similarity_last_update_timestamp_seconds",
             "When the similarity of another agent was last measured, in seconds since 1970.",
         )
-        self._similarity = self._family(
-            Gauge,
+        self._similarity = self._gauges(
             "dase_similarity_weight_ratio",
             "Similarity of each agent's transitions by themselves; with dps.scope pooled a diagnostic only.",
             "source_agent_id",
         )
-        self._divergence = self._family(
-            Gauge,
+        self._divergence = self._gauges(
             "dase_similarity_divergence_nats",
             "Divergence of the external transitions' policies, by term.",
             "term",
         )
-        self._source_divergence = self._family(
-            Gauge,
+        self._source_divergence = self._gauges(
             "dase_similarity_source_divergence_nats",
             "Divergence of each agent's transitions by themselves, by term.",
             "source_agent_id",
@@ -276,7 +271,7 @@ class EvaluationMetrics(_OfAgents):
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__(registry)
         text = "Mean return of the latest evaluation."
-        self._return = self._family(Gauge, "dase_evaluation_return_mean", text)
+        self._return = self._gauges("dase_evaluation_return_mean", text)
         self._seconds = Histogram(
             "dase_evaluation_duration_seconds",
             "Duration of an evaluation.",
@@ -297,8 +292,7 @@ class EvaluatorMetrics(EvaluationMetrics):
     def __init__(self, registry: CollectorRegistry, agents: Iterable[int]) -> None:
         super().__init__(registry)
         self.loop_lag = loop_lag(registry)
-        self._skipped = self._family(
-            Counter,
+        self._skipped = self._counters(
             "dase_evaluation_skipped",
             "Evaluations that were due and not made, because a newer policy was there first.",
         )
