@@ -65,7 +65,6 @@ class FakeCluster:
             say=self.say,
             on_start=on_start,
         )
-        assert self.left == []
 
     def begin(self, **options) -> asyncio.Task[None]:
         return asyncio.create_task(self.run(**options))

@@ -179,3 +179,10 @@ def files(folder: Path, pattern: str = "*") -> dict[str, bytes]:
 def rows_of(directory: RunDirectory) -> list[str]:
     """The names of the buffer's files."""
     return sorted(path.name for path in directory.replay.glob(PATTERN))
+
+
+def flip(path: Path) -> None:
+    """Changes a bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)

@@ -15,6 +15,7 @@ from resuming import (
     assert_equal,
     config,
     curve,
+    flip,
     records,
     resume,
     rows_of,
@@ -260,12 +261,6 @@ def everything(directory: RunDirectory) -> dict[str, bytes]:
 
 
 # -- damage -------------------------------------------------------------------------------------------
-
-
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 @pytest.mark.slow

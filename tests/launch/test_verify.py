@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from resuming import config, train, train_killed_after
+from resuming import config, flip, train, train_killed_after
 from rich.console import Console
 
 from dase_grpc.errors import RunDirectoryError
@@ -21,12 +21,6 @@ def finished(tmp_path_factory) -> RunDirectory:
 def run(finished, tmp_path) -> RunDirectory:
     shutil.copytree(finished.path, tmp_path / "run")
     return RunDirectory.open(tmp_path / "run")
-
-
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 def shown(run, capsys) -> tuple[int, str]:
