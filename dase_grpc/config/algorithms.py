@@ -46,6 +46,12 @@ class AgentConfig(Section):
         0.0, description="factor of the L2 term that Adam adds to the critics' gradients"
     )
     gamma: float = Field(0.99, ge=0, lt=1, description="discount factor")
+    n_step: PositiveInt = Field(
+        1,
+        le=1_000,
+        description="rewards that a stored transition sums up before the critics' target bootstraps, fewer "
+        "where the episode ends",
+    )
     tau: float = Field(5e-3, gt=0, le=1, description="target network step per update")
     batch_size: PositiveInt = Field(256, le=65_536, description="transitions per update")
     reward_scale: PositiveFloat = Field(

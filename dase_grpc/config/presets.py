@@ -33,6 +33,7 @@ _SHARED: Final[dict[str, Any]] = {
 }
 _SHARED_AGENT: Final[dict[str, Any]] = {
     "gamma": 0.99,
+    "n_step": 1,
     "batch_size": 256,
     "start_steps": 25_000,
     "exploration_noise": 0.1,

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from write_metrics import DISTILLED, learner_registry, registries, replay_registry
 
 from dase_grpc.errors import AddressError
-from dase_grpc.learning.envs.explorer import Reason
+from dase_grpc.learning.envs.steps import Reason
 from dase_grpc.metrics.buffer import ReplayCollector, ReplayCounts
 from dase_grpc.metrics.endpoint import (
     LIVE_PATH,

@@ -1,6 +1,7 @@
 """The actor node: explores for an agent that another node trains, and stores each transition once."""
 
 import asyncio
+import re
 import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -61,6 +62,14 @@ async def test_an_actor_explores_by_the_latest_policy_and_each_row_says_which_th
     assert_unbroken(rows, learner.schema)
     assert service.run.attendance.all(0.0) == []
     assert any("actor of agent 0, left" in event for event in service.events)
+
+
+async def test_an_actor_that_is_stopped_stores_the_steps_held_back_for_n_step_returns(service, caplog):
+    await FakeLearner.publishing(service, 0)
+    async with exploring(service, 50, envs=2, agent__n_step=5) as (task, stop):
+        await ended(task, stop)
+    (steps,) = re.findall(r"stopped after (\d+) environment steps", caplog.text)
+    assert len(rows_in(service)) == int(steps)
 
 
 async def test_it_waits_for_a_learner_and_for_a_policy_and_says_for_what(service, caplog):

@@ -140,10 +140,13 @@ def expected(agents: int, rounds: int) -> str:
 
 
 def drill_config(config: RunConfig, path: Path) -> RunConfig:
-    """A run's settings, made ready for a drill: its steps numbered, its start short, its end far."""
+    """A run's settings, made ready for a drill: its steps numbered, its start short, its end far.
+
+    Transitions are of single steps, since what numbers and sums up each is in the observation after it.
+    """
     settings, capacity = config.model_dump(mode="json"), config.replay.capacity
     for agent in (settings["agent"], *settings["members"]):
-        agent["start_steps"] = min(agent["start_steps"], START_STEPS)
+        agent["start_steps"], agent["n_step"] = min(agent["start_steps"], START_STEPS), 1
     changes = {
         "env": {
             "id": "dase_grpc.launch.drill.evidence:Numbered",

@@ -1,10 +1,10 @@
-"""One agent's exploration of its own copy of the environment, one packed transition per step."""
+"""One agent's exploration of its own copy of the environment, one packed transition for each step."""
 
 import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from dase_grpc.errors import DivergedError
 from dase_grpc.learning.envs.answers import ActionMap, coarsened, summary
 from dase_grpc.learning.envs.make import Environment
 from dase_grpc.learning.envs.restarts import EnvironmentBroke, RestartableEnv, reset, step
-from dase_grpc.metrics.nodes import ExplorerMetrics
+from dase_grpc.learning.envs.steps import Episode, ExploredStep, NStep, Reason
 from dase_grpc.schema import Array, TransitionSchema
 
 REFUSED_IN_A_ROW: Final = 100
@@ -22,34 +22,9 @@ REFUSED_IN_A_ROW: Final = 100
 REPLAYED_STEPS: Final = 10_000
 """The longest episode that a resumed run goes on with; of a longer one the actions are not kept."""
 
-Reason = Literal["observation", "reward"]
+_HELD: Final = "held"
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Episode:
-    """A finished episode: its undiscounted return in float64 and its length in environment steps."""
-
-    return_: float
-    length: int
-
-
-@dataclass(frozen=True)
-class ExploredStep:
-    """What one environment step gave.
-
-    Attributes:
-        row: the packed transition, (width,) float32, owned by the receiver; None if it was refused.
-        reason: what was not finite in float32 then, an observation (this or the next) before the reward.
-        episode: the episode this step ended, if it ended one, refused or not.
-        restarts: the calls ("step" or "reset") that raised before this step, each a restart.
-    """
-
-    row: Array | None
-    reason: Reason | None
-    episode: Episode | None
-    restarts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,18 +33,6 @@ class _BrokenOff:
 
     kept: tuple[Array, Array] | None
     return_: str
-
-
-def count(metrics: ExplorerMetrics, explored: ExploredStep) -> None:
-    """Counts an environment step in the metrics of whoever explores."""
-    metrics.env_steps.inc()
-    for call in explored.restarts:
-        metrics.restarted(call)
-    if explored.reason is not None:
-        metrics.refused(explored.reason)
-    if explored.episode is not None:
-        metrics.episodes.inc()
-        metrics.episode_return.set(explored.episode.return_)
 
 
 def require_finite_action(action: Array, *, of: str = "the policy") -> None:
@@ -106,6 +69,10 @@ class Explorer:
     was stored stays, for each row is whole in itself; of the step that raised nothing is stored, and it
     does not count.
 
+    With `n_step` n over 1 rows hold n-step returns with the discount γ (`NStep`), one row for each step that
+    is not refused. Steps are held back until their return is whole. A refused step ends the returns of those
+    before it, and so does a break of the episode: what is held then goes out with the next step.
+
     Attributes:
         restarts: the calls that raised in the last `step`, each a restart; also where that failed in the end.
     """
@@ -120,6 +87,8 @@ class Explorer:
         episode_seed: Callable[[int], int],
         start_steps: int,
         noise: float,
+        n_step: int = 1,
+        discount: float = 1.0,
     ) -> None:
         self._env = env
         self._restartable = env if isinstance(env, RestartableEnv) else None
@@ -128,6 +97,7 @@ class Explorer:
         self._rng = rng
         self._episode_seed = episode_seed
         self._start_steps, self._noise = start_steps, noise
+        self._returns = NStep(schema, n=n_step, discount=discount) if n_step > 1 else None
         self._to_env = ActionMap(env.action_space)
         self._steps, self._episodes = 0, 0
         self._refused_in_a_row, self._warned, self._said_coarse = 0, False, False
@@ -197,14 +167,23 @@ class Explorer:
             reason = "reward"
         if reason is None:
             self._refused_in_a_row = 0
-            return ExploredStep(row, None, episode)
-        self._refuse(reason)
-        return ExploredStep(None, reason, episode)
+        else:
+            self._refuse(reason)
+        explored = ExploredStep((row,) if reason is None else (), reason, episode)
+        return explored if self._returns is None else self._returns.after(explored, first=self._length == 1)
+
+    def flush(self) -> tuple[Array, ...]:
+        """The rows of all steps that are held back, as if the episode had been truncated after the last.
+
+        For whoever explores no more; an episode that goes on does so without them.
+        """
+        return () if self._returns is None else tuple(self._returns.cut())
 
     def state(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """All that exploring goes on from: what JSON can hold, and arrays.
 
-        Of the environment, its episode's number, hence its seed, and the actions, up to `REPLAYED_STEPS`.
+        Of the environment, its episode's number, hence its seed, and the actions, up to `REPLAYED_STEPS`; and
+        the rows that are held back.
         """
         numbers = {
             "generator": seeding.generator_state(self._rng),
@@ -218,10 +197,11 @@ class Explorer:
         if self._restartable is not None:
             numbers["failures"] = self._restartable.failures
             numbers["good_steps"] = self._restartable.good_steps
+        held = {_HELD: self._returns.state()} if self._returns is not None and len(self._returns) else {}
         if self._observation is None or self._length > REPLAYED_STEPS:
-            return {**numbers, "within_episode": self._observation is not None}, {}
+            return {**numbers, "within_episode": self._observation is not None}, held
         actions = np.array(self._actions, np.float32).reshape(-1, self._schema.action_size)
-        arrays = {"actions": actions, "observation": self._observation}
+        arrays = {"actions": actions, "observation": self._observation, **held}
         return {**numbers, "within_episode": True}, arrays
 
     def resume(self, numbers: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
@@ -237,15 +217,18 @@ class Explorer:
         if self._restartable is not None:
             self._restartable.failures = int(numbers.get("failures", 0))
             self._restartable.good_steps = int(numbers.get("good_steps", 0))
+        if self._returns is not None:
+            self._returns.resume(arrays.get(_HELD, self._schema.empty(0)))
         if numbers["within_episode"]:
-            kept = (arrays["actions"], arrays["observation"]) if arrays else None
+            kept = (arrays["actions"], arrays["observation"]) if arrays.keys() - {_HELD} else None
             self._broken_off = _BrokenOff(kept, str(numbers["return"]))
 
     def replay(self) -> bool:
         """Has the environment play its episode again, up to where `resume` found it; whether it came there.
 
         Where it does not come to the same observation and return to the last bit, or where the episode was
-        too long to keep, a new one begins, which is said in the log.
+        too long to keep, a new one begins, which is said in the log; what is held back goes out with its
+        first step.
 
         Raises:
             EnvironmentFailedError: the environment raised, and cannot be made anew.

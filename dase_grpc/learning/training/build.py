@@ -152,6 +152,8 @@ def _explorer(config: RunConfig, schema: TransitionSchema, env: Environment, age
         episode_seed=partial(seeding.integer, seed, purpose.ENVIRONMENT, agent_id),
         start_steps=config.agent.start_steps,
         noise=config.agent.exploration_noise,
+        n_step=config.agent.n_step,
+        discount=config.agent.gamma,
     )
 
 

@@ -19,8 +19,9 @@ from dase_grpc import seeding
 from dase_grpc.config.algorithms import AgentConfig
 from dase_grpc.errors import EnvironmentFailedError, Halted
 from dase_grpc.learning.agents.snapshots import Behaviour, Guide
-from dase_grpc.learning.envs.explorer import Episode, ExploredStep, Explorer, Policy, count
+from dase_grpc.learning.envs.explorer import Explorer, Policy
 from dase_grpc.learning.envs.make import Environment
+from dase_grpc.learning.envs.steps import Episode, ExploredStep, count
 from dase_grpc.learning.training.parts import ActorSteps, LearnerParts, TransitionSink
 from dase_grpc.learning.training.state import Counters
 from dase_grpc.learning.training.statistics import Window
@@ -82,10 +83,10 @@ class OwnSteps:
         if explored.episode is not None:
             window.episodes += 1
             window.episode_returns.add(explored.episode.return_)
-        if explored.row is not None:
-            parts.sink.store(explored.row)
+        for row in explored.rows:
+            parts.sink.store(row)
             at.stored += 1
-        elif explored.reason is not None:
+        if explored.reason is not None:
             window.refused[explored.reason] += 1
             self._refusals.say(parts.name_at(at.steps), explored.reason)
         return explored.episode
@@ -206,6 +207,7 @@ class Rollout:
     """Explorers that step in turn, with one call of the policy for all of them. One thread at a time.
 
     Each resets by itself at the beginning of a step: no row is between two episodes, and none is made up.
+    Each has its own n-step returns.
     """
 
     def __init__(self, explorers: Sequence[Explorer]) -> None:
@@ -229,6 +231,10 @@ class Rollout:
         actions = policy.act(observations)
         for explorer, observation, action in zip(self._explorers, observations, actions, strict=True):
             yield explorer.step(_Chosen(observation, action, policy), version)
+
+    def flush(self) -> list[Array]:
+        """What the explorers hold back (`Explorer.flush`)."""
+        return [row for explorer in self._explorers for row in explorer.flush()]
 
 
 @dataclass(frozen=True)
@@ -279,6 +285,8 @@ class Acting:
     def explore(self, halt: Event) -> None:
         """Explores until `halt` is set; each transition went to the sink when this returns.
 
+        Those too that were held back for an n-step return, unless the sink was closed.
+
         Raises:
             DivergedError: the policy's actions are not finite.
             EnvironmentFailedError: an environment raised too often.
@@ -288,6 +296,8 @@ class Acting:
         with Contained(), suppress(Halted):
             while not halt.is_set():
                 self._round()
+            for row in self._rollout.flush():
+                self._sink.store(row)
 
     def _round(self) -> None:
         behaviour = self._guide.behaviour()
@@ -295,9 +305,9 @@ class Acting:
         for explored in self._rollout.round(behaviour):
             self.env_steps += 1
             count(self._metrics, explored)
-            if explored.row is not None:
-                self._sink.store(explored.row)
-            elif explored.reason is not None:
+            for row in explored.rows:
+                self._sink.store(row)
+            if explored.reason is not None:
                 self._refusals.say(self._name, explored.reason)
         self._measure()
 
@@ -335,6 +345,8 @@ def actor_explorers(
             episode_seed=partial(seeding.integer, seed, purpose.ACTOR_ENVIRONMENT, agent_id, actor, index),
             start_steps=0,
             noise=config.exploration_noise,
+            n_step=config.n_step,
+            discount=config.gamma,
         )
         for index, env in enumerate(envs)
     ]

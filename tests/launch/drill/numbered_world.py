@@ -30,5 +30,5 @@ def explore(ledger: Path, steps: int, *, agent_id: int, env_id: str = "worlds:Po
         start_steps=steps,
         noise=0.0,
     )
-    found = [explorer.step(Unasked(), 0).row for _ in range(steps)]
-    return np.array([row for row in found if row is not None]), env, schema
+    found = [row for _ in range(steps) for row in explorer.step(Unasked(), 0).rows]
+    return np.array(found), env, schema

@@ -39,11 +39,13 @@ def test_a_run_is_made_ready_for_a_drill_and_keeps_what_is_the_users_own(tmp_pat
     assert check(ready).observation_size == 2 + 3
 
 
-def test_each_member_of_a_mixed_ensemble_starts_early(tmp_path):
-    members = [{"algorithm": name, "start_steps": 500, "batch_size": 16} for name in ("td3", "sac")]
+def test_each_member_of_a_mixed_ensemble_starts_early_and_stores_single_steps(tmp_path):
+    members = [
+        {"algorithm": name, "start_steps": 500, "batch_size": 16, "n_step": 3} for name in ("td3", "sac")
+    ]
     settings = small_config().model_dump(mode="json", exclude={"agent"})
     ready = drill_config(resolve(settings, {"members": members}), tmp_path)
-    assert [member.start_steps for member in ready.members] == [100, 100]
+    assert [(member.start_steps, member.n_step) for member in ready.members] == [(100, 1)] * 2
     assert ready.algorithms == ("td3", "sac")
 
 

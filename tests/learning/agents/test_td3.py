@@ -18,7 +18,9 @@ from learning.td3_cases import (
 )
 from learning.td3_oracle import OracleTD3
 
+from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.agents.td3 import TD3, target_value
+from dase_grpc.learning.envs.steps import NStep
 
 ONES = torch.ones(B)
 
@@ -39,6 +41,29 @@ def test_one_float32_update_agrees_with_the_float64_equations():
     losses = agent.update_with(batch, torch.from_numpy(weight), torch.from_numpy(noise))
     expected = oracle.update(rounded, weight.astype(float), noise.astype(float))
     assert losses["critic_loss"].item() == pytest.approx(expected["critic_loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1.0, 5.0])
+def test_the_target_of_rows_of_n_steps_is_the_n_step_return_worked_out_by_hand(scale):
+    """An episode of B steps that terminates: r_t + γ r_t+1 + ... + γ^k min Q' where it has not ended."""
+    n, config = 3, TINY.model_copy(update={"reward_scale": scale})
+    agent, steps = make(config), NStep(SCHEMA, n=n, discount=config.gamma)
+    data = columns() | {"bootstrap": (np.arange(B) < B - 1).astype(float)}
+    single, rows = as_batch(data), []
+    for at in range(B):
+        row = np.concatenate([np.atleast_1d(data[name][at]) for name in data] + [np.zeros(2)])
+        rows += steps.step(row.astype(np.float32), ended=at == B - 1)
+    batch, noise = Batch.from_rows(SCHEMA, torch.from_numpy(np.array(rows))), np.zeros((B, N), np.float32)
+    assert torch.equal(batch.state_action, single.state_action)
+    target = target_value(*networks_of(agent), batch, torch.from_numpy(noise), config=config)
+    values = {**data, "reward": np.zeros(B), "bootstrap": np.ones(B)}
+    then = OracleTD3(numpy_state(agent), config).target(values, noise.astype(float)) / config.gamma  # min Q'
+    for at in range(B):
+        k = min(n, B - at)
+        expected = sum(scale * config.gamma**j * data["reward"][at + j] for j in range(k))
+        if at + k < B:
+            expected += config.gamma**k * then[at + k - 1]
+        assert target[at].item() == pytest.approx(expected, abs=3e-6)
 
 
 def test_target_actions_stay_within_bounds_whatever_the_noise():

@@ -98,7 +98,7 @@ def explorer(maker, *, max_restarts=5, pauses=None):
 def explore(maker, count, **options):
     exploring, env, schema = explorer(maker, **options)
     steps = [exploring.step(POLICY, 0) for _ in range(count)]
-    return steps, schema.named(np.stack([step.row for step in steps])), env
+    return steps, schema.named(np.stack([row for step in steps for row in step.rows])), env
 
 
 def test_a_step_that_raises_once_is_left_out_and_a_new_episode_begins_in_a_new_environment(caplog):
@@ -212,14 +212,14 @@ def test_a_resumed_explorer_goes_on_bit_for_bit_in_the_episode_after_a_restart()
     def all_rows(resumed_at):
         maker = Maker({("step", 4): RuntimeError("broke")})
         exploring, _, _ = explorer(maker)
-        rows = [exploring.step(POLICY, 0).row for _ in range(resumed_at)]
+        rows = [exploring.step(POLICY, 0).rows for _ in range(resumed_at)]
         if resumed_at < 14:
             numbers, arrays = exploring.state()
             exploring, env, _ = explorer(Maker({}))
             exploring.resume(json.loads(json.dumps(numbers)), arrays)
             assert env.failures == 1
             assert exploring.replay()
-        return rows + [exploring.step(POLICY, 0).row for _ in range(14 - resumed_at)]
+        return rows + [exploring.step(POLICY, 0).rows for _ in range(14 - resumed_at)]
 
     assert np.array_equal(all_rows(14), all_rows(6))
 
@@ -236,7 +236,7 @@ def test_an_environment_that_raises_while_its_episode_is_played_again_begins_a_n
     assert (
         "it raised RuntimeError: broke when it played its episode again; a new episode begins" in caplog.text
     )
-    row = resumed.step(POLICY, 0).row
+    (row,) = resumed.step(POLICY, 0).rows
     assert schema.named(row[np.newaxis])["observation"][0].tolist() == [0, 0]
     assert maker.made[-1].seeds == [102]
 

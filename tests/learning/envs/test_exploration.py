@@ -8,8 +8,9 @@ from contracts.sentences import assert_one_sentence
 from gymnasium.spaces import Box
 
 from dase_grpc.errors import DivergedError
-from dase_grpc.learning.envs.explorer import Episode, Explorer
+from dase_grpc.learning.envs.explorer import Explorer
 from dase_grpc.learning.envs.make import schema_of
+from dase_grpc.learning.envs.steps import Episode
 from dase_grpc.schema import TransitionSchema
 
 POLICY = worlds.ConstantPolicy(0.25)
@@ -34,15 +35,15 @@ def explore(env, count, policy=POLICY, version=0, **options):
 
 def named(env, steps):
     schema: TransitionSchema = schema_of(env, "a world")
-    return schema.named(np.stack([step.row for step in steps if step.row is not None]))
+    return schema.named(np.stack([row for step in steps for row in step.rows]))
 
 
 def test_a_row_holds_what_the_environment_returned():
     env = worlds.Clock()
     _, steps = explore(env, 3, agent_id=7, version=5)
     rows = named(env, steps)
-    assert steps[0].row.dtype == np.float32
-    assert steps[0].row.shape == (schema_of(env, "").width,)
+    assert steps[0].rows[0].dtype == np.float32
+    assert steps[0].rows[0].shape == (schema_of(env, "").width,)
     assert rows["observation"].tolist() == [[0, 0], [1, 0], [2, 0]]
     assert rows["next_observation"].tolist() == [[1, 0], [2, 0], [3, 0]]
     assert rows["action"].tolist() == [[0.25]] * 3
@@ -108,9 +109,9 @@ def test_copies_are_stored_where_the_environment_reuses_or_overwrites_an_array(w
 
 def test_a_row_belongs_to_the_receiver():
     exploring = explorer(worlds.Clock())
-    first = exploring.step(POLICY, 0).row
+    (first,) = exploring.step(POLICY, 0).rows
     first[:] = 99
-    assert exploring.step(POLICY, 0).row[0] == 1
+    assert exploring.step(POLICY, 0).rows[0][0] == 1
 
 
 def test_the_first_actions_are_uniform_and_the_policy_is_not_asked():
@@ -151,7 +152,8 @@ def test_the_policy_is_asked_with_one_float32_row():
 def test_the_same_seeds_give_the_same_rows_and_another_seed_gives_others():
     def rows(seed):
         return [
-            s.row.tobytes() for s in explore(worlds.PointGoal(), 40, start_steps=20, noise=0.1, seed=seed)[1]
+            s.rows[0].tobytes()
+            for s in explore(worlds.PointGoal(), 40, start_steps=20, noise=0.1, seed=seed)[1]
         ]
 
     assert rows(1) == rows(1)
@@ -161,7 +163,7 @@ def test_the_same_seeds_give_the_same_rows_and_another_seed_gives_others():
 def test_rows_around_a_nan_observation_are_refused_and_its_action_is_random_and_not_the_policys():
     env, policy = worlds.NanAtStep50(), worlds.ConstantPolicy(0.25)
     _, steps = explore(env, 100, policy)
-    assert [index for index, step in enumerate(steps) if step.row is None] == [49, 50]
+    assert [index for index, step in enumerate(steps) if not step.rows] == [49, 50]
     assert [step.reason for step in steps[48:52]] == [None, "observation", "observation", None]
     assert steps[-1].episode == Episode(100.0, 100)
     assert len(policy.asked) == 99
@@ -179,7 +181,7 @@ def test_rows_around_a_nan_observation_are_refused_and_its_action_is_random_and_
 )
 def test_what_float32_cannot_hold_is_refused_without_a_warning(world, at, reason):
     _, steps = explore(world(), 10)
-    assert {index: step.reason for index, step in enumerate(steps) if step.row is None} == dict.fromkeys(
+    assert {index: step.reason for index, step in enumerate(steps) if not step.rows} == dict.fromkeys(
         at, reason
     )
 
@@ -190,8 +192,8 @@ def test_the_step_that_ends_an_episode_reports_it_even_if_its_row_is_refused():
             return np.array([np.nan if self.time == 10 else 0, 0])
 
     _, steps = explore(NanAtTheEnd(), 11)
-    assert (steps[9].row, steps[9].reason, steps[9].episode) == (None, "observation", Episode(10.0, 10))
-    assert steps[10].row is not None
+    assert (steps[9].rows, steps[9].reason, steps[9].episode) == ((), "observation", Episode(10.0, 10))
+    assert len(steps[10].rows) == 1
 
 
 def test_after_a_hundred_refused_rows_in_a_row_the_environment_is_reset_and_that_is_logged_once(caplog):
@@ -199,7 +201,7 @@ def test_after_a_hundred_refused_rows_in_a_row_the_environment_is_reset_and_that
     with caplog.at_level(logging.WARNING):
         _, steps = explore(env, 350, agent_id=3)
     assert env.seeds == [100, 102, 104, 106]
-    assert all(step.row is None and step.episode is None for step in steps)
+    assert all(not step.rows and step.episode is None for step in steps)
     assert {step.reason for step in steps} == {"observation"}
     (record,) = caplog.records
     assert record.getMessage().startswith("agent 3: 100 transitions in a row were not finite")
@@ -250,8 +252,7 @@ def test_an_explorer_goes_on_from_where_another_was_saved(world, at):
     for _ in range(45):
         one, two = (each.step(POLICY, 0) for each in (straight, resumed))
         assert (one.reason, one.episode) == (two.reason, two.episode)
-        assert (one.row is None) == (two.row is None)
-        assert one.row is None or one.row.tobytes() == two.row.tobytes()
+        assert [row.tobytes() for row in one.rows] == [row.tobytes() for row in two.rows]
     assert len(steps) == at
 
 
@@ -284,7 +285,7 @@ def test_where_the_environment_comes_elsewhere_a_new_episode_begins_and_that_is_
     (record,) = caplog.records
     assert "agent 3 at step 27: the environment is not where it was" in record.getMessage()
     start, _ = env.reset(seed=104)  # that of the third episode
-    assert resumed.step(POLICY, 0).row[0] == start[0]
+    assert resumed.step(POLICY, 0).rows[0][0] == start[0]
 
 
 def test_of_an_episode_too_long_to_keep_nothing_is_kept_and_a_new_one_begins(monkeypatch, caplog):

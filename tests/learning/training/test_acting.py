@@ -32,15 +32,15 @@ class Counting:
         return np.full((len(observation), 1), 0.1, np.float32)
 
 
-def explorers(count, *, actor=1, agent_id=0, noise=0.1, seed=3, envs=None):
+def explorers(count, *, actor=1, agent_id=0, noise=0.1, seed=3, envs=None, n_step=1):
     envs = envs or [StaggeredEnds() for _ in range(count)]
-    config = AgentConfig(exploration_noise=noise)
+    config = AgentConfig(exploration_noise=noise, n_step=n_step)
     return actor_explorers(envs, SCHEMA, config=config, agent_id=agent_id, seed=seed, actor=actor)
 
 
 def rows_by_env(rollout, rounds, behaviour):
     taken = [list(rollout.round(behaviour)) for _ in range(rounds)]
-    return [[step.row for step in one] for one in zip(*taken, strict=True)]
+    return [[row for step in one for row in step.rows] for one in zip(*taken, strict=True)]
 
 
 def column(row, name):
@@ -125,7 +125,7 @@ def test_an_environment_that_breaks_is_made_anew_and_the_others_go_on():
     restarts = [[step.restarts for step in one] for one in zip(*explored, strict=True)]
     assert ("step",) in restarts[0]
     assert set(restarts[1]) == {()}
-    assert all(step.row is not None for steps in explored for step in steps)
+    assert all(len(step.rows) == 1 for steps in explored for step in steps)
 
 
 class Guide:
@@ -147,9 +147,9 @@ class Sink:
         self.on_row(len(self.rows))
 
 
-def acting(guide, sink, *, count=2, clock=lambda: 0.0, envs=None):
+def acting(guide, sink, *, count=2, clock=lambda: 0.0, envs=None, n_step=1):
     metrics = ActorMetrics(CollectorRegistry(), 0)
-    rollout = Rollout(explorers(count, envs=envs))
+    rollout = Rollout(explorers(count, envs=envs, n_step=n_step))
     return Acting(rollout, guide, sink, metrics=metrics, name="an actor", clock=clock), metrics
 
 
@@ -168,6 +168,23 @@ def test_a_sink_that_is_closed_ends_it():
     sink = Sink(room=5)
     actor, _ = acting(Guide(Behaviour(None, 0)), sink)
     actor.explore(threading.Event())
+    assert len(sink.rows) == 5
+
+
+def test_what_is_held_for_n_step_returns_goes_to_the_sink_when_it_is_halted():
+    sink, halt = Sink(), threading.Event()
+    sink.on_row = lambda count: halt.set() if count >= 30 else None
+    actor, _ = acting(Guide(Behaviour(None, 0)), sink, count=3, n_step=4)
+    actor.explore(halt)
+    assert len(sink.rows) == actor.env_steps > 30
+    assert len({row.tobytes() for row in sink.rows}) == actor.env_steps
+
+
+def test_a_sink_that_is_closed_takes_nothing_of_what_is_held():
+    sink, halt = Sink(room=5), threading.Event()
+    sink.on_row = lambda count: halt.set() if count >= 5 else None
+    actor, _ = acting(Guide(Behaviour(None, 0)), sink, count=1, n_step=4)
+    actor.explore(halt)
     assert len(sink.rows) == 5
 
 
