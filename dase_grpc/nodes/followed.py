@@ -208,11 +208,6 @@ class DuePolicies:
                 self._claim(agent, latest)
             self._moved.notify_all()
 
-    def latest(self, agent_id: int) -> PolicyBytes | None:
-        """The newest policy of an agent that has arrived."""
-        with self._moved:
-            return self._agents[agent_id].latest
-
     def take(self) -> PolicyBytes | None:
         """The next policy to evaluate, of the agent that is furthest behind; blocks until there is one.
 

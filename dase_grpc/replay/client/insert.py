@@ -115,7 +115,6 @@ class Inserter(OneStream):
         self._chunks = ChunkWriter()
         self._moved = asyncio.Event()
         self._broken: DaseError | None = None
-        self._start_seq = 0
         self.sent_seq = 0
         self.acknowledged_seq = 0
         self.refused_rows = 0
@@ -131,11 +130,6 @@ class Inserter(OneStream):
         """Rows sent whose commit has not been acknowledged."""
         return self.sent_seq - self.acknowledged_seq
 
-    @property
-    def acknowledged_rows(self) -> int:
-        """Rows of this stream whose commit has been acknowledged."""
-        return self.acknowledged_seq - self._start_seq
-
     async def open(self) -> Self:
         """Starts the stream; the next row's number follows what the service has committed."""
         header = replay_pb2.InsertHeader(
@@ -148,7 +142,7 @@ class Inserter(OneStream):
         async with opened_in_time(stream, self._target.address, UNARY_TIMEOUT_S):
             await stream.write(replay_pb2.InsertRequest(header=header))
             answer = await stream.read()
-        self._start_seq = self.sent_seq = self.acknowledged_seq = answer.committed_seq
+        self.sent_seq = self.acknowledged_seq = answer.committed_seq
         self.forgotten_writers = answer.forgotten_writers
         return self
 
