@@ -51,8 +51,8 @@ def compare_guard(
     """Prints what the check costs, for each algorithm."""
     for name in ALGORITHMS:
         guarded, plain = make(name), make(name)
-        plain._actor_steps = UnguardedSteps(plain.flats["actor"], lr=plain._config.actor_lr)
-        plain._critic_steps = UnguardedSteps(plain.flats["critic"], lr=plain._config.critic_lr)
+        plain._actor_steps = UnguardedSteps(plain.flats["actor"], lr=plain.config.actor_lr)
+        plain._critic_steps = UnguardedSteps(plain.flats["critic"], lr=plain.config.critic_lr)
         pairs: list[tuple[float, float]] = []
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:

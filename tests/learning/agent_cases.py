@@ -70,7 +70,7 @@ def update_drawn(
 ) -> Mapping[str, torch.Tensor]:
     """An update on the batch and the noise of that number, or on some rows of them."""
     weight = torch.from_numpy(weights(step)) if weight is None else weight
-    noise = [torch.from_numpy(values[chosen]).to(dtype) for values in noises(agent._config, step)]
+    noise = [torch.from_numpy(values[chosen]).to(dtype) for values in noises(agent.config, step)]
     data = {name: values[chosen] for name, values in columns(step).items()}
     return agent.update_with(as_batch(data, dtype), weight.to(dtype), *noise, **given)
 

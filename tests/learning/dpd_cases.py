@@ -29,7 +29,7 @@ class Board:
     def show(self, agent: ActorCritic, version: int = 1, **changed: torch.Tensor) -> None:
         """Publishes an agent's networks as the peer's, some tensors replaced."""
         tensors = {name: tensor.detach().clone() for name, tensor in agent.judgement.items()}
-        tensors |= terms(agent._config)
+        tensors |= terms(agent.config)
         self.table[PEER_ID] = Published(version, {**tensors, **changed})
 
 
@@ -37,20 +37,18 @@ def dpd_of(
     own: ActorCritic,
     board: Board,
     *,
-    own_config: AgentConfig,
-    peer_config: AgentConfig,
+    peer_config: AgentConfig | None = None,
     agent_id: int = 0,
     dtype: torch.dtype = torch.float32,
     **settings: Any,
 ) -> DPD:
-    peer_id = 1 - agent_id
+    peer_id, peer_config = 1 - agent_id, peer_config or own.config
     place = make(peer_config, seed=99, agent_id=peer_id, dtype=dtype)
     return DPD(
         own,
         place,
         pairing=Pairing(peer_id, peer_config, board.policies(agent_id)),
         config=DpdConfig(**{"publish_every": 10**6, **settings}),
-        own_config=own_config,
     )
 
 

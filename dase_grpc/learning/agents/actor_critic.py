@@ -27,21 +27,21 @@ NOISE_STATE: Final = "target_noise.generator"
 class ActorCritic(ABC):
     """An `Agent` but for its update, which a subclass brings.
 
-    Owned by one thread. Networks come from the run's seed and the agent's id, the same bits on
-    every device; torch's global random state is neither read nor changed. Every tensor of the
-    state is updated in place for as long as the agent lives.
+    Owned by one thread. Networks come from the run's seed and the agent's id, the same bits on every device;
+    torch's global random state is neither read nor changed. The state's tensors are updated in place.
 
     On a CPU the passes of an update are written out (`passes`), and rows that cannot count are left out. On
     other devices an update is that of a stack of one (`stack`), by autograd: their reference twin.
 
-    Where the passes multiply in bfloat16, π(s) does not: what the agent does, and how its policy is compared
-    with others', is exact, and only what moves the networks is rounded. The reference twin rounds nothing.
+    Where the passes multiply in bfloat16, only what moves the networks is rounded: π(s), by which the agent
+    acts and is compared, is exact. The reference twin rounds nothing.
 
     Args:
         memory: what gives out all tensors of the state.
         autograd: whether updates are those of the reference twin; None for wherever it is not a CPU.
 
     Attributes:
+        updates, policy: see Agent.
         flats: the flat tensors of its networks, "actor", "critic" and "target_" before either.
     """
 
@@ -61,7 +61,7 @@ class ActorCritic(ABC):
         memory: Memory = OWN,
         autograd: bool | None = None,
     ) -> None:
-        self._config = config
+        self.config = config
         self._by_autograd = device.type != "cpu" if autograd is None else autograd
         alone = StackedMemory(1) if self._by_autograd and not memory.stacked else None
         if alone is not None:
@@ -77,11 +77,11 @@ class ActorCritic(ABC):
         self._normaliser = None
         if config.normalise_observations:
             self._normaliser = Normaliser.new(schema.observation_size, device, memory=memory)
-        self._policy = ActorPolicy(self._actor, self.flats["actor"], self._normaliser)
+        self.policy = ActorPolicy(self._actor, self.flats["actor"], self._normaliser)
         decay = config.critic_weight_decay
         self._actor_steps = GuardedSteps(self.flats["actor"], lr=config.actor_lr)
         self._critic_steps = GuardedSteps(self.flats["critic"], lr=config.critic_lr, weight_decay=decay)
-        self._updates = 0
+        self.updates = 0
         self._tensors = self._state_tensors(networks)
         self._products = PRODUCTS[config.products]
         self._actor_pass = ActorPass(self._actor, gradients=self._products)
@@ -102,32 +102,22 @@ class ActorCritic(ABC):
         return {**networks, "target_critic": self._target_critic}
 
     def _state_tensors(self, networks: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-        tensors = dict(self._policy.named_tensors())
+        tensors = dict(self.policy.named_tensors())
         for name, network in networks.items():
             tensors |= network.named_parameters(prefix=name)
         tensors |= self._actor_steps.named_tensors("actor_optimizer")
         tensors |= self._critic_steps.named_tensors("critic_optimizer")
         return tensors
 
-    @property
-    def updates(self) -> int:
-        """See Agent."""
-        return self._updates
-
-    @property
-    def policy(self) -> ActorPolicy:
-        """See Agent."""
-        return self._policy
-
     def act(self, observation: Array) -> Array:
         """See ActorPolicy."""
-        return self._policy.act(observation)
+        return self.policy.act(observation)
 
     @torch.no_grad()
     def policy_actions(self, observation: Tensor) -> Tensor:
         """See Agent."""
         if self._by_autograd:
-            return self._policy.actions(observation)
+            return self.policy.actions(observation)
         if self._normaliser is not None:
             observation = self._normaliser.normalise(observation)
         return self._actor_pass.actions(observation)
@@ -135,11 +125,11 @@ class ActorCritic(ABC):
     @property
     def uses_actions(self) -> bool:
         """See Agent."""
-        return not self._by_autograd and self._normaliser is None and self._moves_actor(self._updates + 1)
+        return not self._by_autograd and self._normaliser is None and self._moves_actor(self.updates + 1)
 
     def stack_of(self, memory: StackedMemory) -> Stack:
         """What all agents of this kind learn by at once that were made with `memory`."""
-        return Stack(self.kind, self.flats, config=self._config, memory=memory)
+        return Stack(self.kind, self.flats, config=self.config, memory=memory)
 
     @property
     def judgement(self) -> dict[str, Tensor]:
@@ -152,14 +142,10 @@ class ActorCritic(ABC):
         """Q(s, a) as the actor's loss has it, but in the environment's rewards, without gradient; (B,)."""
         if self._normaliser is not None:
             observation = self._normaliser.normalise(observation)
-        return self._q(observation, action) / self._config.reward_scale
+        return self._q(observation, action) / self.config.reward_scale
 
     def update(self, batch: Batch, weight: Tensor, *, actions: Tensor | None = None) -> Mapping[str, Tensor]:
-        """See Agent.
-
-        Returns critic_loss, q_mean (the weighted mean of the first critic) and, when the actor was
-        updated, actor_loss.
-        """
+        """See Agent; losses are critic_loss, q_mean (of the first critic) and, when it moved, actor_loss."""
         noise = self.room_for_noise(batch)
         self._draw(noise)
         return self.update_with(batch, weight, *noise, actions=actions)
@@ -184,13 +170,10 @@ class ActorCritic(ABC):
         return losses
 
     def begin_update(self, noise: Sequence[Tensor]) -> bool:
-        """All of an update but its tensor work, which is a stack's; whether that is to move the actor.
-
-        Draws into the tensors that `room_for_noise` gave.
-        """
+        """All of an update but its tensor work, drawing into `noise`; whether that is to move the actor."""
         self._draw(noise)
         self._count_update()
-        return self._moves_actor(self._updates)
+        return self._moves_actor(self.updates)
 
     def room_for_noise(self, batch: Batch) -> tuple[Tensor, ...]:
         """Tensors for what an update of such batches draws, (B, n) each."""
@@ -205,7 +188,7 @@ class ActorCritic(ABC):
             weight[None],
             [drawn[None] for drawn in noise],
             live=turn,
-            moves=turn if self._moves_actor(self._updates) else None,
+            moves=turn if self._moves_actor(self.updates) else None,
         )
         return {name: values[0] for name, values in losses.items()}
 
@@ -215,16 +198,16 @@ class ActorCritic(ABC):
                 self._noise.fill(place, std)
 
     def _count_update(self) -> None:
-        self._updates += 1
+        self.updates += 1
         self._critic_steps.count()
-        if self._moves_actor(self._updates):
+        if self._moves_actor(self.updates):
             self._actor_steps.count()
 
     @torch.no_grad()
     def _follow(self) -> None:
         """Target networks: θ' ← τ θ + (1 − τ) θ'."""
         for target, online in self._followed:
-            target.values.lerp_(online.values, self._config.tau)
+            target.values.lerp_(online.values, self.config.tau)
 
     # what an algorithm brings
 
@@ -262,13 +245,9 @@ class ActorCritic(ABC):
         return {"critic": self._critic_steps.take(), "actor": self._actor_steps.take()}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything training goes on from, as copies under flat, dotted names.
-
-        actor.*, critic.*, target_*.*, actor_optimizer.*, critic_optimizer.*, the number of updates and,
-        where the algorithm has them, normaliser.* and the state of the noise generator.
-        """
+        """Everything training goes on from, as copies under flat, dotted names."""
         state = {name: tensor.detach().clone() for name, tensor in self._tensors.items()}
-        state[UPDATES] = torch.tensor(self._updates)
+        state[UPDATES] = torch.tensor(self.updates)
         if self._noise is not None:
             state[NOISE_STATE] = self._noise.state()
         return state
@@ -288,9 +267,9 @@ class ActorCritic(ABC):
         if self._noise is not None:
             places[NOISE_STATE] = self._noise.room_for(state.get(NOISE_STATE))
         restore(places, state)
-        self._updates = int(updates)
+        self.updates = int(updates)
         if self._noise is not None:
-            self._noise.resume(places[NOISE_STATE], updates=self._updates)
+            self._noise.resume(places[NOISE_STATE], updates=self.updates)
         self._actor_pass.forget()
 
 

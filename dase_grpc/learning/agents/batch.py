@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Self
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -154,11 +155,7 @@ class Staged:
 
 
 class Staging:
-    """A reused staging tensor for batches of packed rows (`Staged`). One thread at a time.
-
-    Attributes:
-        batch: what each `load` overwrites and returns, always the same views.
-    """
+    """A `Staged` tensor for packed rows; each `load` overwrites and returns `batch`, the same views."""
 
     def __init__(
         self, schema: TransitionSchema, batch_size: int, device: torch.device, *, lanes: Lanes | None = None
@@ -168,9 +165,5 @@ class Staging:
 
     def load(self, rows: Array) -> Batch:
         """Copies (B, width) rows in."""
-
-        def write(place: Array) -> None:
-            place[:] = rows
-
-        self._rows.fill(write)
+        self._rows.fill(lambda place: np.copyto(place, rows))
         return self.batch

@@ -16,7 +16,7 @@ from dase_grpc.learning.agents.actor_critic import ActorCritic
 from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.agents.equations import bellman, critic_gradient, critic_loss, mean
 from dase_grpc.learning.agents.networks import LateActionCritic
-from dase_grpc.learning.agents.passes import ActorPass, LatePass
+from dase_grpc.learning.agents.passes import ActorPass, Buffers, LatePass
 from dase_grpc.learning.agents.stack import Kind, Moves, Networks, StackedActor, StackedLate
 
 
@@ -56,9 +56,9 @@ class DDPG(ActorCritic):
     _target_critic: LateActionCritic
 
     def _write_out(self) -> None:
-        self._critic_pass = LatePass(self._critic, products=self._products)
-        room = self._critic_pass.buffers
+        room = Buffers.of(self._critic)
         self._exact_critic = LatePass(self._critic, room)
+        self._critic_pass = LatePass(self._critic, room, products=self._products)
         self._target_critic_pass = LatePass(self._target_critic, room, products=self._products)
 
     def _q(self, observation: Tensor, action: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class DDPG(ActorCritic):
     def _learn(
         self, batch: Batch, share: Tensor, policy: Callable[[], Tensor], *noise: Tensor
     ) -> Mapping[str, Tensor]:
-        target = target_value(self._target_actor_pass, self._target_critic_pass, batch, config=self._config)
+        target = target_value(self._target_actor_pass, self._target_critic_pass, batch, config=self.config)
         critic = self._critic_pass
         values = critic.value(batch.observation, batch.action)
         critic.backward(critic_gradient(values, target, share))

@@ -63,29 +63,19 @@ class DPD:
     the peer has shown any, it learns alone. Owned by one thread, as `ActorCritic` is.
 
     Args:
-        own: the agent that learns; its batches hold its own transitions.
+        own: the agent that learns.
         peer: an agent made as the peer is, which never learns here: a place for its networks.
-        pairing: who the peer is, and where policies are exchanged.
-        own_config: how the agent itself learns.
     """
 
-    def __init__(
-        self,
-        own: ActorCritic,
-        peer: ActorCritic,
-        *,
-        pairing: Pairing,
-        config: DpdConfig,
-        own_config: AgentConfig,
-    ) -> None:
+    def __init__(self, own: ActorCritic, peer: ActorCritic, *, pairing: Pairing, config: DpdConfig) -> None:
         self._own = own
         self._peer = peer
         self._pairing = pairing
         self._config = config
         flat = own.policy.flat
-        self._steps = GuardedSteps(flat, lr=config.lr_factor * own_config.actor_lr, name="distillation")
-        self._terms = terms(own_config)
-        self._peer_terms = terms(pairing.config)
+        self._steps = GuardedSteps(flat, lr=config.lr_factor * own.config.actor_lr, name="distillation")
+        self._terms = terms(own.config)
+        self._peer_terms = terms(peer.config)
         self._seen: Published | None = None
         # NumPy's, which nobody waits for; the state's tensors share their memory
         self._peer_version, self._shown_version = np.array(NO_VERSION), np.array(NO_VERSION)
@@ -156,18 +146,12 @@ class DPD:
         return self._totals.take()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The algorithm's own state and what distilling goes on from.
-
-        distillation_optimizer.*, distillation_totals.*, peer.* and published.*, and the versions of both.
-        """
+        """The algorithm's own state and what distilling goes on from, both policies among it."""
         ours = {name: tensor.detach().clone() for name, tensor in self._tensors.items()}
         return {**self._own.state_dict(), **ours}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See ActorCritic; shows again what the saved agent had shown last.
-
-        Once both of a pair have done so, their updates go on bit for bit.
-        """
+        """See ActorCritic; shows again what was shown last, so that updates of the pair go on bit for bit."""
         added = {name: value for name, value in state.items() if name.split(".")[0] in self._names}
         require_fit(self._tensors, added)
         self._own.load_state_dict({name: value for name, value in state.items() if name not in added})
@@ -187,7 +171,10 @@ class DPD:
         who = f"policy {published.version} of agent {self._pairing.agent_id}"
         try:
             require_fit({**self._peer.judgement, **self._peer_terms}, published.tensors)
-            _require_terms(self._peer_terms, published.tensors)
+            for name, value in self._peer_terms.items():
+                key = name.partition(".")[2]
+                if not torch.equal(published.tensors[name], value):
+                    raise ValueError(f"its agent.{key} is another one than agent.{key} here")
         except (KeyError, ValueError) as error:
             raise ConfigError(
                 f"{who} is not what this learner's settings say ({error.args[0]}); start both learners of "
@@ -227,22 +214,14 @@ def terms(config: AgentConfig) -> dict[str, Tensor]:
     }
 
 
-def _require_terms(expected: Mapping[str, Tensor], shown: Mapping[str, Tensor]) -> None:
-    for name, value in expected.items():
-        if not torch.equal(shown[name], value):
-            key = name.partition(".")[2]
-            raise ValueError(f"its agent.{key} is another one than agent.{key} here")
-
-
 DONE, LAG, ALONE, REFUSED = range(4)
 
 
 class _Totals:
     """Sums over the distillations, on the device where they are numbers of the device.
 
-    Attributes:
-        counts: distillations, the sum of their lags, updates without a peer, and policies refused.
-        tensors: what a checkpoint keeps; whoever writes into them sets the totals.
+    `counts` are the distillations and their lags, updates without a peer, policies refused; `tensors` what a
+    checkpoint keeps, and whoever writes into them sets the totals.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -48,10 +48,7 @@ def through_bounds(gradient: Tensor, action: Tensor, noise: Tensor, *, limit: fl
 
 
 class NoiseStream:
-    """An agent's own Gaussian noise inside updates, saved and resumed with it.
-
-    Draws on the agent's device; torch's global random state is neither read nor changed.
-    """
+    """An agent's own Gaussian noise inside updates, drawn on its device, saved and resumed with it."""
 
     def __init__(self, seed: int, agent_id: int, device: torch.device) -> None:
         self._key = (seed, Purpose.TARGET_NOISE, agent_id)

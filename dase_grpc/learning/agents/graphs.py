@@ -6,7 +6,7 @@ takes Python as long; a graph launches all of them at once. Not run on a GPU yet
 
 import logging
 from collections.abc import Callable
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 import torch
 
@@ -23,26 +23,53 @@ class RecordingFailed(Exception):
     """Work that cannot be recorded, and why; it has not been done."""
 
 
-class Recorder(Protocol):
-    """Records tensor work for replay. One thread's, the one that calls what it recorded.
+class Recorder:
+    """Records tensor work as CUDA graphs that share one private pool of memory, and a stream to record on.
 
-    Attributes:
-        works: whether recording is worth trying; false once it has failed.
+    What they share is why no two of them may run at once. One thread's, which calls what it recorded.
+    `works` says whether recording is worth trying; false once it has failed.
     """
 
-    works: bool
+    def __init__(self, device: torch.device) -> None:
+        # Factorising by MAGMA waits for the device; cuSOLVER and cuBLAS, which torch otherwise picks, do not.
+        torch.backends.cuda.preferred_linalg_library("cusolver")
+        self.works = True
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own annotation
+        self._pool = torch.cuda.graph_pool_handle()
 
     def rehearse(self, work: Work[R]) -> R:
-        """Does the work once, just as it will be recorded."""
-        ...
+        """Does the work once, on the stream of the recording: autograd and cuBLAS then have all they need."""
+        here = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(here)
+        with torch.cuda.stream(self._stream):
+            results = work()
+        here.wait_stream(self._stream)
+        return results
 
     def record(self, work: Work[R]) -> tuple[Callable[[], None], R]:
         """Records the work without doing it: what does it, and the results that each doing overwrites.
 
+        Waits for the device.
+
         Raises:
             RecordingFailed: it cannot be recorded.
         """
-        ...
+        graph = torch.cuda.CUDAGraph()
+        # thread_local: what other threads of this process ask of the GPU meanwhile is none of this.
+        capture = torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        )
+        try:
+            # torch leaves the current stream changed where a recording fails; this puts it back
+            with torch.cuda.stream(self._stream), capture:
+                results = work()
+        except RuntimeError as error:
+            self.works = False
+            cause = error.__context__ or error  # what broke the recording, and not that it is broken
+            reason = str(cause).strip().partition("\n")[0]
+            raise RecordingFailed(f"it cannot be recorded ({reason})") from error
+        return graph.replay, results
 
 
 class Captured(Generic[R]):
@@ -53,10 +80,7 @@ class Captured(Generic[R]):
     call does the work exactly once. From the recording on, results are the same tensors each time, valid
     until the next call of any work that shares the recorder.
 
-    Args:
-        work: gives tensors, in a mapping, a tuple or a dataclass.
-        recorder: None where the work is to be done as it is, on a CPU for one.
-        name: what the work is, for the log.
+    The work gives tensors, in a mapping, a tuple or a dataclass. Without a recorder it is done as it is.
     """
 
     def __init__(self, work: Work[R], recorder: Recorder | None, *, name: str) -> None:
@@ -65,11 +89,6 @@ class Captured(Generic[R]):
         self._name = name
         self._rehearsed = 0
         self._recorded: tuple[Callable[[], None], R] | None = None
-
-    @property
-    def replays(self) -> bool:
-        """Whether calls replay a recording by now."""
-        return self._recorded is not None
 
     def __call__(self) -> R:
         """Does the work once; never waits for the device but to record."""
@@ -90,48 +109,6 @@ class Captured(Generic[R]):
         return results
 
 
-class CudaGraphs:
-    """A `Recorder` of CUDA graphs that share one private pool of memory, and a stream to record on.
-
-    What they share is why no two of them may run at once: replay on one stream.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        # Factorising by MAGMA waits for the device; cuSOLVER and cuBLAS, which torch otherwise picks, do not.
-        torch.backends.cuda.preferred_linalg_library("cusolver")
-        self.works = True
-        self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own annotation
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def rehearse(self, work: Work[R]) -> R:
-        """See Recorder; on the stream of the recording, where autograd and cuBLAS then have all they need."""
-        here = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(here)
-        with torch.cuda.stream(self._stream):
-            results = work()
-        here.wait_stream(self._stream)
-        return results
-
-    def record(self, work: Work[R]) -> tuple[Callable[[], None], R]:
-        """See Recorder; waits for the device."""
-        graph = torch.cuda.CUDAGraph()
-        # thread_local: what other threads of this process ask of the GPU meanwhile is none of this.
-        capture = torch.cuda.graph(
-            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-        )
-        try:
-            # torch leaves the current stream changed where a recording fails; this puts it back
-            with torch.cuda.stream(self._stream), capture:
-                results = work()
-        except RuntimeError as error:
-            self.works = False
-            cause = error.__context__ or error  # what broke the recording, and not that it is broken
-            reason = str(cause).strip().partition("\n")[0]
-            raise RecordingFailed(f"it cannot be recorded ({reason})") from error
-        return graph.replay, results
-
-
 def recorder_for(device: torch.device) -> Recorder | None:
     """What records work on this device; None for a CPU, where launching is no cost."""
-    return CudaGraphs(device) if device.type == "cuda" else None
+    return Recorder(device) if device.type == "cuda" else None

@@ -12,13 +12,10 @@ ALIGNMENT: Final = 16
 
 
 class Memory:
-    """Gives out the tensors that one agent keeps for life; this one, those of an agent by itself.
-
-    Attributes:
-        stacked: whether the same tensors of other agents lie beside them.
-    """
+    """Gives out the tensors that one agent keeps for life; this one, those of an agent by itself."""
 
     stacked: bool = False
+    """Whether the same tensors of other agents lie beside them."""
 
     def zeros(self, name: str, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Zeros of that shape, under a name that no other tensor of the agent has."""
@@ -29,11 +26,7 @@ OWN: Final = Memory()
 
 
 class StackedMemory:
-    """The memory of K agents of one kind: a tensor of one of them is a row of a (K, ...) tensor of all.
-
-    Attributes:
-        held: the tensors of all agents, by name.
-    """
+    """The memory of K agents of one kind: a tensor of one is a row of a (K, ...) tensor of all, in `held`."""
 
     def __init__(self, agents: int) -> None:
         self.agents = agents

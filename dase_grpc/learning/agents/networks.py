@@ -21,10 +21,7 @@ Bounds = Callable[[int, int], tuple[float, float]]
 
 
 def linear_bounds(inputs: int, outputs: int) -> tuple[float, float]:
-    """±1/sqrt(inputs), torch's default for a linear layer.
-
-    As in the released code of TD3 (Fujimoto et al. 2018, arXiv 1802.09477) and DASE's DDPG and TD3.
-    """
+    """±1/sqrt(inputs), torch's default, as in the released code of TD3 and of DASE's DDPG and TD3."""
     return inputs**-0.5, inputs**-0.5
 
 
@@ -49,10 +46,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Start:
-    """How initial numbers are drawn, and where they go.
-
-    On the CPU in float32, so that every device starts from the same bits.
-    """
+    """Draws initial numbers, on the CPU in float32, so that every device starts from the same bits."""
 
     generator: torch.Generator
     device: torch.device
@@ -80,10 +74,7 @@ class _Network(nn.Module):
 
 
 class Actor(_Network):
-    """π(s): ReLU layers, then tanh.
-
-    Layer k has `weight.k` (out, in) and `bias.k` (out,), as in nn.Linear.
-    """
+    """π(s): ReLU layers, then tanh; layer k has `weight.k` (out, in) and `bias.k` (out,), as in nn.Linear."""
 
     def __init__(self, sizes: Sizes, start: Start) -> None:
         super().__init__()
@@ -102,10 +93,7 @@ class Actor(_Network):
 
 
 class TwinCritic(_Network):
-    """Q1 and Q2 of (s, a): their parameters, each from a start of its own.
-
-    Layer k has `weight.k` (2, in, out) and `bias.k` (2, 1, out).
-    """
+    """The parameters of Q1 and Q2 of (s, a); layer k has `weight.k` (2, in, out) and `bias.k` (2, 1, out)."""
 
     def __init__(self, sizes: Sizes, start: Start) -> None:
         super().__init__()

@@ -3,17 +3,17 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from dase_grpc.learning.agents.memory import Flat
 
-BETA1: Final = 0.9
-BETA2: Final = 0.999
-EPSILON: Final = 1e-8
-
+_ADAM: Final[Mapping[str, Any]] = {
+    **{"beta1": 0.9, "beta2": 0.999, "eps": 1e-8},
+    **{"amsgrad": False, "maximize": False, "grad_scale": None},
+}
 LOSS_SHARE: Final = 1e-8
 """The share of float32's largest number that a loss may have, 3e30.
 
@@ -41,14 +41,9 @@ def fused_adam(
         [],
         steps,
         lr=lr,
-        beta1=BETA1,
-        beta2=BETA2,
         weight_decay=weight_decay,
-        eps=EPSILON,
-        amsgrad=False,
-        maximize=False,
-        grad_scale=None,
         found_inf=skip,
+        **_ADAM,
     )
 
 

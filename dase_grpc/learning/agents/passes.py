@@ -7,7 +7,7 @@ sums; with bfloat16 products large layers are rounded. One thread at a time.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -74,6 +74,12 @@ class Buffers:
         self._rows = -1
         self.activations: list[Tensor] = []
         self.gradients: list[Tensor] = []
+
+    @classmethod
+    def of(cls, network: Actor | TwinCritic | LateActionCritic) -> Self:
+        """Room for such a network, or for one of twins."""
+        first, *_ = network.weight
+        return cls([bias.shape[-1] for bias in network.bias][:-1], first.detach())
 
     def fit(self, rows: int) -> None:
         """Views for that many rows; larger room only if there never were as many."""
@@ -172,7 +178,7 @@ View = Callable[[Tensor], Tensor]
 
 def _dense(
     network: Actor | TwinCritic | LateActionCritic,
-    buffers: Buffers | None = None,
+    buffers: Buffers,
     *,
     values: Products,
     gradients: Products,
@@ -189,14 +195,14 @@ def _dense(
         (w, w_gradient), (b, b_gradient) = part(parameters[0], weight), part(parameters[1], bias)
         products = (values, gradients) if min(w.shape) >= WORTH_ROUNDING else (EXACT, EXACT)
         layers.append(Linear(w, b, w_gradient, b_gradient, *products))
-    return Dense(layers, buffers or Buffers([len(layer.bias) for layer in layers[:-1]], layers[0].weight))
+    return Dense(layers, buffers)
 
 
 class ActorPass:
     """π(s); the last pass is kept for the backward one. values and gradients multiply there and back."""
 
     def __init__(self, actor: Actor, *, values: Products = EXACT, gradients: Products = EXACT) -> None:
-        self._dense = _dense(actor, values=values, gradients=gradients, weight=torch.t)
+        self._dense = _dense(actor, Buffers.of(actor), values=values, gradients=gradients, weight=torch.t)
         self._actions: Tensor | None = None
 
     def actions(self, observation: Tensor) -> Tensor:
@@ -256,15 +262,13 @@ class CriticPass:
 class TwinPass:
     """Q1 and Q2 of (s, a), one after the other: as fast as both in batched products, and smaller.
 
-    Args:
-        buffers: of the first and of the second. One that serves both holds what the second gave: then
-            `learn` is possible, and what is for one of them alone.
+    Buffers are one for each, or one for both, which holds what the second gave: then `learn` is possible,
+    and what is for one of them alone.
     """
 
-    def __init__(
-        self, critic: TwinCritic, buffers: tuple[Buffers, Buffers], *, products: Products = EXACT
-    ) -> None:
-        self.first, self.second = (CriticPass(critic, i, buffers[i], products) for i in range(2))
+    def __init__(self, critic: TwinCritic, *buffers: Buffers, products: Products = EXACT) -> None:
+        self.first = CriticPass(critic, 0, buffers[0], products)
+        self.second = CriticPass(critic, 1, buffers[-1], products)
 
     def both(self, state_action: Tensor) -> Tensor:
         """Both values; (B, m + n) -> (2, B)."""
@@ -288,19 +292,11 @@ class TwinPass:
         return torch.stack(values)
 
 
-def critic_buffers(critic: TwinCritic) -> Buffers:
-    """Room for one critic of a pair."""
-    return Buffers([weight.shape[2] for weight in critic.weight][:-1], critic.weight[0].detach())
-
-
 class LatePass:
     """The critic whose action enters at the second layer, Q(s, a)."""
 
-    def __init__(
-        self, critic: LateActionCritic, buffers: Buffers | None = None, *, products: Products = EXACT
-    ) -> None:
+    def __init__(self, critic: LateActionCritic, buffers: Buffers, *, products: Products = EXACT) -> None:
         self._dense = _dense(critic, buffers, values=products, gradients=products)
-        self.buffers = self._dense.buffers
         self._entry = critic.action_weight.detach()
         self._entry_gradient = critic.action_weight.grad
         self._action: Tensor | None = None

@@ -33,28 +33,27 @@ class Normaliser:
     in the losses; so a row of weight 0 leaves no trace, and only the ratios of the weights matter.
     Before the first update observations are merely clipped. Never synchronises with the host.
 
-    Args:
-        mean, variance, count: (m,), (m,) and () float64, 0, 1 and 0 at first; of a stack, with K in front.
+    It writes its tensors in place, float64: mean (m,), variance (m,), count (); of a stack with K in front.
     """
 
-    def __init__(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
-        self._mean = mean
-        self._variance = variance
-        self._count = count
+    def __init__(self, *, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        self._mean, self._variance, self._count = mean, variance, count
 
     @classmethod
     def new(cls, size: int, device: torch.device, *, memory: Memory = OWN) -> Self:
         """That of an agent that has not learned anything yet."""
         room = partial(memory.zeros, dtype=torch.float64, device=device)
-        variance = room("normaliser.variance", (size,)).fill_(1)
-        return cls(room("normaliser.mean", (size,)), variance, room("normaliser.count", ()))
+        shapes = {"mean": (size,), "variance": (size,), "count": ()}
+        held = {name: room(f"{NORMALISER}.{name}", shape) for name, shape in shapes.items()}
+        held["variance"].fill_(1)
+        return cls(**held)
 
     @torch.no_grad()
     def learn(self, observation: Tensor, weight: Tensor, *, live: Tensor | None = None) -> None:
         """Takes one batch in: observation (B, m), weight (B,), which does not sum to 0.
 
-        The parallel form of Welford's update (Chan, Golub & LeVeque 1983), on weighted moments. Of a stack,
-        both have K in front, and those agents learn for whom `live` is true, (K,) bool.
+        Welford's update in parallel form (Chan, Golub & LeVeque 1983), on weighted moments. Of a stack, those
+        agents learn for whom `live` is true, (K,) bool.
         """
         share = weight.double()
         share = share / share.sum(-1, keepdim=True)
@@ -82,10 +81,9 @@ class Normaliser:
         return z.to(observation.dtype)
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """All that is to be saved, under normaliser.mean, normaliser.variance and normaliser.count."""
-        yield f"{NORMALISER}.mean", self._mean
-        yield f"{NORMALISER}.variance", self._variance
-        yield f"{NORMALISER}.count", self._count
+        """All that is to be saved."""
+        for name in ("mean", "variance", "count"):
+            yield f"{NORMALISER}.{name}", getattr(self, f"_{name}")
 
 
 def _mean(share: Tensor, x: Tensor) -> Tensor:
@@ -165,10 +163,7 @@ def policy_tensors(state: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Published:
-    """A policy as it was after `version` training iterations.
-
-    The tensors are on the CPU, belong to all who look at them, and must not be changed.
-    """
+    """A policy as it was after `version` iterations; its tensors, on the CPU, are nobody's to change."""
 
     version: int
     tensors: Mapping[str, Tensor]
@@ -178,10 +173,9 @@ class PeerPolicies(Protocol):
     """One agent's view of the policies of a run; for the thread that trains the agent."""
 
     def publish(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        """Shows this agent's policy to the others; a later one takes its place.
+        """Shows this agent's policy to the others, as copies on the CPU; a later one takes its place.
 
-        The tensors are copied to the CPU before this returns, which waits for their device but for
-        nobody else. The version last published, given again, changes nothing.
+        Waits for the tensors' device and for nobody else. The version last published changes nothing.
 
         Raises:
             ValueError: the version is lower than one published before.
@@ -191,8 +185,8 @@ class PeerPolicies(Protocol):
     def latest(self, agent_id: int) -> Published | None:
         """The newest policy of another agent that has come here, None before the first.
 
-        Never waits. As long as no newer one has come it is the same object, so `is` tells whether there
-        is anything new. A peer that started again may come back with a lower version.
+        Never waits. Until a newer one has come it is the same object. A peer that started again may come
+        back with a lower version.
 
         Raises:
             DaseError: what the other agent published is not a policy; in one sentence.

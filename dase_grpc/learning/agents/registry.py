@@ -43,12 +43,11 @@ class Agent(Policy, Protocol):
         ...
 
     def update(self, batch: Batch, weight: Tensor, *, actions: Tensor | None = None) -> Mapping[str, Tensor]:
-        """One training iteration.
+        """One training iteration; returns losses as scalars that stay on the device. Never waits for it.
 
         weight is (B,), 1 for internal rows, and does not sum to 0 (the caller checks). actions may be what
         `policy_actions` gave last, if that was for this very batch: it saves a pass, and changes no result.
         An optimiser's step whose loss or gradient is not finite is left out.
-        Returns losses as scalars that stay on the device; never synchronises with the host.
         """
         ...
 
@@ -61,11 +60,7 @@ class Agent(Policy, Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` gave.
-
-        Raises:
-            KeyError: a name is missing.
-        """
+        """Restores what `state_dict` gave; KeyError or ValueError where it does not fit."""
         ...
 
 

@@ -25,7 +25,7 @@ from dase_grpc.learning.agents.equations import (
     through_bounds,
 )
 from dase_grpc.learning.agents.networks import TwinCritic, xavier_bounds
-from dase_grpc.learning.agents.passes import ActorPass, TwinPass, critic_buffers
+from dase_grpc.learning.agents.passes import ActorPass, Buffers, TwinPass
 from dase_grpc.learning.agents.stack import Kind, Moves, Networks, StackedActor, StackedTwins, of_one
 
 Actors = ActorPass | StackedActor
@@ -85,14 +85,14 @@ class SAC(ActorCritic):
     _target_critic: TwinCritic
 
     def _write_out(self) -> None:
-        room = critic_buffers(self._critic), critic_buffers(self._critic)
+        room = Buffers.of(self._critic), Buffers.of(self._critic)
         self._exact_critic = of_one(StackedTwins, self._critic)
-        self._critic_pass = TwinPass(self._critic, room, products=self._products)
-        self._target_critic_pass = TwinPass(self._target_critic, room, products=self._products)
+        self._critic_pass = TwinPass(self._critic, *room, products=self._products)
+        self._target_critic_pass = TwinPass(self._target_critic, *room, products=self._products)
 
     @property
     def _noise_scales(self) -> tuple[float, ...]:
-        return (self._config.policy_noise,) * 2  # of the target, and of the actor's loss
+        return (self.config.policy_noise,) * 2  # of the target, and of the actor's loss
 
     def _q(self, observation: Tensor, action: Tensor) -> Tensor:
         return self._exact_critic.lowest(torch.cat((observation, action), dim=-1)[None])[0]
@@ -100,7 +100,7 @@ class SAC(ActorCritic):
     def _learn(
         self, batch: Batch, share: Tensor, policy: Callable[[], Tensor], *noise: Tensor
     ) -> Mapping[str, Tensor]:
-        config, (next_noise, noise_here) = self._config, noise
+        config, (next_noise, noise_here) = self.config, noise
         target = target_value(
             self._target_actor_pass, self._target_critic_pass, batch, next_noise, config=config
         )

@@ -37,10 +37,7 @@ class Guide(Protocol):
 
 
 class LearnersGuide:
-    """Says what a learner acts by that trains the policy itself: this one, the agent as it is.
-
-    Owned by the thread that trains the agent.
-    """
+    """Says what a learner acts by that trains the policy itself: the agent as it is. One thread's."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -86,9 +83,7 @@ class Snapshots(LearnersGuide):
     With 1 it is the one before that update, always, so environment steps and updates overlap: acting waits
     only for the update before. Until there was an update both are the agent's own.
 
-    Args:
-        lag: 0 or 1, the updates that the policy acted by is behind.
-        lane: where copies from the device are queued, in order with its updates; None for the device's own.
+    `lane` is where copies from the device are queued, in order with its updates; None for the device's own.
     """
 
     def __init__(

@@ -193,9 +193,8 @@ class _Network:
         }
         self._places = [form(part, tensor) for part, tensor in flat.named(self.held["gradient"])]
 
-    def steps(self, *, lr: float, weight_decay: float = 0.0) -> StackedSteps:
-        leaves = list(self.leaves.values())
-        return StackedSteps(self.held, leaves, self._places, lr=lr, weight_decay=weight_decay)
+    def steps(self, **rates: float) -> StackedSteps:
+        return StackedSteps(self.held, list(self.leaves.values()), self._places, **rates)
 
 
 class Stack:

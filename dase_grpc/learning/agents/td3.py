@@ -11,7 +11,7 @@ from dase_grpc.learning.agents.actor_critic import ActorCritic
 from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.agents.equations import bellman, critic_gradient, critic_loss, mean, perturbed
 from dase_grpc.learning.agents.networks import TwinCritic
-from dase_grpc.learning.agents.passes import ActorPass, TwinPass, critic_buffers
+from dase_grpc.learning.agents.passes import ActorPass, Buffers, TwinPass
 from dase_grpc.learning.agents.stack import Kind, Moves, Networks, StackedActor, StackedTwins
 
 Actors = ActorPass | StackedActor
@@ -60,33 +60,33 @@ class TD3(ActorCritic):
     _target_critic: TwinCritic
 
     def _write_out(self) -> None:
-        room = (critic_buffers(self._critic),) * 2
+        room = Buffers.of(self._critic)
         self._exact_critic = TwinPass(self._critic, room)
         self._critic_pass = TwinPass(self._critic, room, products=self._products)
         self._target_critic_pass = TwinPass(self._target_critic, room, products=self._products)
 
     @property
     def _noise_scales(self) -> tuple[float, ...]:
-        return (self._config.target_noise,)
+        return (self.config.target_noise,)
 
     def _q(self, observation: Tensor, action: Tensor) -> Tensor:
         return self._exact_critic.first.value(torch.cat((observation, action), dim=-1))
 
     def _moves_actor(self, update: int) -> bool:
-        return update % self._config.policy_delay == 0
+        return update % self.config.policy_delay == 0
 
     def _learn(
         self, batch: Batch, share: Tensor, policy: Callable[[], Tensor], *noise: Tensor
     ) -> Mapping[str, Tensor]:
         target = target_value(
-            self._target_actor_pass, self._target_critic_pass, batch, *noise, config=self._config
+            self._target_actor_pass, self._target_critic_pass, batch, *noise, config=self.config
         )
         critic = self._critic_pass
         both = critic.learn(batch.state_action, partial(critic_gradient, target=target, share=share))
         losses = {"critic_loss": critic_loss(both, target, share), "q_mean": both[0] @ share}
         self._critic_steps.step(losses["critic_loss"])
 
-        if self._moves_actor(self._updates):
+        if self._moves_actor(self.updates):
             action = policy()
             value = critic.first.value(torch.cat((batch.observation, action), dim=-1))
             self._actor_pass.backward(critic.first.action_gradient(-share, action.shape[1]))

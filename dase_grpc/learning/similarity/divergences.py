@@ -69,10 +69,7 @@ def shifted_reference(deviation: Tensor, reference_variance: float) -> RelativeG
 
 
 def jeffreys(p: RelativeGaussian) -> Tensor:
-    """½ [KL(p‖q) + KL(q‖p)] = ¼ [tr Σ/r + r tr Σ⁻¹ − 2n] + ¼ μᵀ(I/r + Σ⁻¹)μ, in nats.
-
-    The log-determinants of the two cancel, so none is computed.
-    """
+    """½ [KL(p‖q) + KL(q‖p)] = ¼ [tr Σ/r + r tr Σ⁻¹ − 2n] + ¼ μᵀ(I/r + Σ⁻¹)μ: log-determinants cancel."""
     return covariance_term(p) + mean_term(p)
 
 

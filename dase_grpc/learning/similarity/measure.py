@@ -125,9 +125,6 @@ def row_weights(external: Tensor, similarity: Tensor) -> Tensor:
     return torch.where(external, similarity.float(), 1.0)
 
 
-# --- what is measured -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Similarity:
     """The similarity of G groups of rows, each a (G,) tensor, of a stack (K, G); no value is ever NaN.
@@ -135,9 +132,8 @@ class Similarity:
     Attributes:
         similarity: λ in [0, 1], float64; 0 for a group without rows.
         rho: ρ in nats, float64; infinite where λ is 0 by definition.
-        covariance_term, mean_term: the two summands of the Jeffreys divergence, whatever the divergence
-            is and before `debias` and `normalise`, so that runs can be compared; infinite where they
-            cannot be measured.
+        covariance_term, mean_term: the summands of the Jeffreys divergence, whatever the divergence is and
+            before `debias` and `normalise`, so that runs can be compared; infinite where unknown.
         count: rows in the group, int64.
         degenerate: the group has rows, but ρ could not be measured from them and λ was set to 0.
     """
@@ -211,9 +207,6 @@ def expected_rho(rows: Tensor, size: int, options: DpsConfig) -> Tensor:
     number = rows.clamp(min=1).double()
     expected = size / (2 * number) if options.scope == "transition" else size * (size + 3) / (4 * number)
     return expected * _SMALL_JS if options.divergence == "js" else expected
-
-
-# --- from groups to rows and back -------------------------------------------------------------------------
 
 
 def by_row(groups: Similarity, member: Tensor) -> Similarity:

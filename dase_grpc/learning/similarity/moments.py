@@ -4,6 +4,7 @@ Pure functions on float64 tensors with leading dimensions; nothing waits for the
 eigendecomposition here (torch's synchronises). Equations and reasons: docs/dps.md.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Final, Self
 
@@ -86,18 +87,13 @@ class RunningMoments:
     Older scatter is merged with the batch's around their common mean (Chan, Golub and LeVeque 1979), so
     that no large sums cancel and a dimension that never varied has exactly no variance.
 
-    Owned by one thread. Writes its tensors in place: (G, n), (G, n, n), (G,) and (G,) float64, all zeros at
-    first; of a stack, with K in front. half_life is in calls of `take`, and positive.
+    Owned by one thread. half_life is in calls of `take`, positive. It writes `held` in place: mean (G, n),
+    scatter (G, n, n), weight (G,) and squares (G,), float64, zeros at first; of a stack, with K in front.
     """
 
-    def __init__(
-        self, *, half_life: float, mean: Tensor, scatter: Tensor, weight: Tensor, squares: Tensor
-    ) -> None:
+    def __init__(self, half_life: float, held: Mapping[str, Tensor]) -> None:
         self._decay = 0.5 ** (1.0 / half_life)
-        self._mean = mean
-        self._scatter = scatter
-        self._weight = weight
-        self._squares = squares
+        self._held = {name: held[name] for name in _NAMES}
 
     @classmethod
     def empty(
@@ -107,7 +103,7 @@ class RunningMoments:
         room = partial(memory.zeros, dtype=torch.float64, device=device)
         shapes = (groups, size), (groups, size, size), (groups,), (groups,)
         held = {name: room(f"{SIMILARITY}.{name}", shape) for name, shape in zip(_NAMES, shapes, strict=True)}
-        return cls(half_life=half_life, **held)
+        return cls(half_life, held)
 
     def take(self, deviation: Tensor, member: Tensor, *, live: Tensor | None = None) -> None:
         """Takes a batch in: (b, n) float64 deviations and (G, b) membership; of a stack, with K in front.
@@ -117,22 +113,23 @@ class RunningMoments:
         """
         member = member & sound(deviation, member)[..., None]
         mean, spread, count = scatter(deviation, member)
-        weight = self._weight * self._decay
+        held = self._held
+        weight = held["weight"] * self._decay
         known = weight > _FORGOTTEN
         weight = torch.where(known, weight, 0.0)
         total = weight + count
         share = count / total.clamp(min=_TINY)
-        shift = mean - self._mean
+        shift = mean - held["mean"]
         between = (weight * share)[..., None, None] * shift[..., :, None] * shift[..., None, :]
-        older = torch.where(known[..., None, None], self._scatter * self._decay, 0.0)
-        squares = torch.where(known, self._squares * self._decay**2, 0.0) + count
-        taken = (self._mean + share[..., None] * shift, older + spread + between, total, squares)
-        for held, new in zip(self.tensors().values(), taken, strict=True):
-            overwrite(held, new, live=live)
+        older = torch.where(known[..., None, None], held["scatter"] * self._decay, 0.0)
+        squares = torch.where(known, held["squares"] * self._decay**2, 0.0) + count
+        taken = (held["mean"] + share[..., None] * shift, older + spread + between, total, squares)
+        for tensor, new in zip(held.values(), taken, strict=True):
+            overwrite(tensor, new, live=live)
 
     def tensors(self) -> dict[str, Tensor]:
         """All that is to be saved, the tensors themselves; whoever writes into them sets them."""
-        return dict(zip(_NAMES, (self._mean, self._scatter, self._weight, self._squares), strict=True))
+        return self._held
 
     def moments(self) -> tuple[Tensor, Tensor, Tensor]:
         """Mean (G, n), covariance (G, n, n) and effective number of rows (G,), all float64.
@@ -140,9 +137,10 @@ class RunningMoments:
         With w the weights of all rows so far, the covariance is Σ w (d − μ)(d − μ)ᵀ / (Σ w − Σ w² / Σ w)
         and the number of rows (Σ w)² / Σ w²; after one batch they are those of `moments.moments`.
         """
-        rows = self._weight.square() / self._squares.clamp(min=_TINY)
-        freedom = self._weight - self._squares / self._weight.clamp(min=_TINY)
-        return self._mean.clone(), self._scatter / freedom.clamp(min=_TINY)[..., None, None], rows
+        mean, spread, weight, squares = self._held.values()
+        rows = weight.square() / squares.clamp(min=_TINY)
+        freedom = weight - squares / weight.clamp(min=_TINY)
+        return mean.clone(), spread / freedom.clamp(min=_TINY)[..., None, None], rows
 
 
 def sound(deviation: Tensor, member: Tensor) -> Tensor:

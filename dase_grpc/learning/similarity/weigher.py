@@ -103,10 +103,7 @@ class SimilarityWeigher:
         self._running = running
 
     def rows_to_judge(self, batch: Batch) -> Tensor | None:
-        """The (E,) int64 indices of the external rows, whose policy actions are all that `weigh` needs.
-
-        None where the batch is not on a CPU: E is a shape that depends on data.
-        """
+        """The (E,) int64 indices of the external rows, which are all that `weigh` needs; on a CPU only."""
         if batch.agent_id.device.type != "cpu":
             return None
         return torch.from_numpy((batch.agent_id.numpy() != self._own_id).nonzero()[0])
@@ -116,11 +113,10 @@ class SimilarityWeigher:
     ) -> Weighing:
         """The weights for one update; policy_actions is this agent's π(s) on the batch's device.
 
-        They are (B, n), or (E, n) where `rows` are given, what `rows_to_judge` gave.
-        With scope `agent`, external rows of agents outside 0..K-1 weigh 0 and count as degenerate.
-        With `dps.memory`, the batch becomes part of the running moments first; of a stack, that of each agent
-        for whom `live` is true, (K,) bool.
-        Never synchronises with the host if that is another device.
+        They are (B, n), or (E, n) where `rows` are given, what `rows_to_judge` gave. With scope `agent`,
+        external rows of agents outside 0..K-1 weigh 0 and count as degenerate. With `dps.memory`, the batch
+        becomes part of the running moments first; of a stack, that of each agent for whom `live` is true,
+        (K,) bool. Never synchronises with the host if that is another device.
         """
         if self._by_pooled and batch.action.device.type == "cpu":
             return self._weigh_pooled(batch, policy_actions.detach(), rows)
@@ -175,10 +171,9 @@ class SimilarityWeigher:
 
         With scope `agent` these are the similarities that weigh; with `transition` they are the means over
         each agent's rows, and with `pooled` a diagnostic that weighs nothing. With `dps.memory` they come
-        from the running moments of each agent, which only `weigh` changes, and are those of its last call.
-        An agent without rows in the batch has count 0 and similarity 0: skip it. The weigher's own id
-        has similarity 1, ρ 0 and both terms 0, and counts its rows.
-        Rows of agents outside 0..K-1 belong to nobody here. Never synchronises with the host.
+        from the running moments, which only `weigh` changes. Skip an agent with count 0, without rows. The
+        weigher's own id has similarity 1, ρ 0 and both terms 0. Rows of agents outside 0..K-1 belong to
+        nobody here. Never synchronises with the host.
         """
         member = self._sources(batch)
         deviation = _difference(batch, policy_actions)
@@ -199,16 +194,17 @@ class SimilarityWeigher:
     def make_room(self, saved: Mapping[str, Tensor], device: torch.device) -> None:
         """Lets `tensors` be those that `saved` can be copied into."""
         if saved:
-            groups, size = saved["mean"].shape
-            self.remember(size, device, groups=groups)
+            self.remember(saved["mean"].shape[1], device, groups=len(saved["weight"]))
 
     def remember(self, size: int, device: torch.device, *, groups: int | None = None) -> None:
         """Makes the running moments of deviations in R^size now, where there are to be any."""
         if self.options.memory and self._running is None:
-            groups = self._agents + 1 if groups is None else groups  # each agent, then all external rows
-            half_life, memory = self.options.memory, self._memory
             self._running = RunningMoments.empty(
-                groups, size, half_life=half_life, device=device, memory=memory
+                self._agents + 1 if groups is None else groups,  # each agent, then all external rows
+                size,
+                half_life=self.options.memory,
+                device=device,
+                memory=self._memory,
             )
 
     def _sources(self, batch: Batch) -> Tensor:
@@ -279,10 +275,7 @@ def each_tensor(found: T, change: Callable[[Tensor], Tensor]) -> T:
 
 
 def weighed(agent: Agent, weigher: SimilarityWeigher, batch: Batch) -> tuple[Weighing, Tensor | None]:
-    """The weights, and π(s) of the whole batch where the coming `update` goes on from it.
-
-    Elsewhere the policy is asked about the external rows alone.
-    """
+    """The weights, and π(s) of the batch if `update` goes on from it, else asked of external rows only."""
     rows = None if agent.uses_actions else weigher.rows_to_judge(batch)
     if rows is None:
         actions = agent.policy_actions(batch.observation)

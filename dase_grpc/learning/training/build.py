@@ -173,7 +173,7 @@ def _agent(
     if pair is None:
         return own, dict
     peer = make(pair.config, agent_id=pair.agent_id)
-    dpd = DPD(own, peer, pairing=pair, config=config.dpd, own_config=config.agent)
+    dpd = DPD(own, peer, pairing=pair, config=config.dpd)
 
     def notes() -> Mapping[str, Any]:
         statistics = dpd.take_statistics()

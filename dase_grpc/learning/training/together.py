@@ -206,7 +206,7 @@ def _joint(parts: Sequence[LearnerParts], memory: StackedMemory) -> SimilarityWe
         each.weigher.remember(first.schema.action_size, first.device)
     options, running = first.weigher.options, None
     if options.memory:
-        running = RunningMoments(half_life=options.memory, **memory.under(SIMILARITY))
+        running = RunningMoments(options.memory, memory.under(SIMILARITY))
     own = torch.tensor([[each.agent_id] for each in parts], dtype=torch.int32, device=first.device)
     agents = first.config.train.agents
     return SimilarityWeigher(options, own_id=own, agents=agents, masked=True, running=running)

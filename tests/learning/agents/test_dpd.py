@@ -28,7 +28,7 @@ def pair_of(config, *, peer_config=None, autograd=None, **settings):
     """An agent that learns by DPD, the algorithm in it, its peer and the board."""
     own, board = make(config, autograd=autograd), Board()
     peer = make(peer_config or config, seed=2, agent_id=PEER_ID)
-    agent = dpd_of(own, board, own_config=config, peer_config=peer_config or config, **settings)
+    agent = dpd_of(own, board, peer_config=peer_config, **settings)
     return agent, own, peer, board
 
 
@@ -191,8 +191,8 @@ def test_it_shows_its_actor_critic_and_normaliser_every_so_many_updates(config):
 def test_what_is_shown_is_what_the_peer_takes(config):
     board = Board()
     pair = [make(config, agent_id=agent_id) for agent_id in (0, 1)]
-    teacher = dpd_of(pair[1], board, own_config=config, peer_config=config, agent_id=1, publish_every=1)
-    student = dpd_of(pair[0], board, own_config=config, peer_config=config)
+    teacher = dpd_of(pair[1], board, agent_id=1, publish_every=1)
+    student = dpd_of(pair[0], board)
     teacher.update(as_batch(columns()), ONES)
     student.update(as_batch(columns(1)), ONES)
     state = student.state_dict()
@@ -324,7 +324,7 @@ def test_a_resumed_pair_goes_on_bit_for_bit_with_what_each_had_shown(config):
 
     def pair(board):
         agents = [make(config, seed=each, agent_id=each) for each in (0, 1)]
-        settings = {"own_config": config, "peer_config": config, "publish_every": 3, "distil_every": 2}
+        settings = {"publish_every": 3, "distil_every": 2}
         return [dpd_of(own, board, agent_id=each, **settings) for each, own in enumerate(agents)]
 
     def train(agents, steps):

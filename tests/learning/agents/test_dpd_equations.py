@@ -36,7 +36,7 @@ def test_updates_agree_with_the_equations_worked_out_by_hand(pair, settings):
     observation = torch.from_numpy(columns(1)["observation"])
     shift_values(peer, peer_config, -float(advantage_of(peer, own, observation).median()))
     board.show(peer)
-    agent = dpd_of(own, board, own_config=own_config, peer_config=peer_config, dtype=torch.float64, **chosen)
+    agent = dpd_of(own, board, peer_config=peer_config, dtype=torch.float64, **chosen)
     by_hand = OracleDPD(
         ORACLES[own_config.algorithm](numbers(own.state_dict()), own_config),
         twin_of(peer, peer_config),

@@ -24,7 +24,7 @@ def pair(algorithm):
     """An agent that distils a peer's policy at each update."""
     own, peer, board = agent(algorithm), agent(algorithm), Board()
     board.show(peer)
-    return dpd_of(own, board, own_config=own._config, peer_config=peer._config)
+    return dpd_of(own, board)
 
 
 def batch(**columns):

@@ -170,7 +170,7 @@ def test_rows_that_weigh_nothing_are_left_out(algorithm, asked):
     weight[::2] = 0
     update_drawn(exact, 0, weight, torch.float64)
     batch.reward[::2] = float("nan")
-    tensors = [torch.from_numpy(values).float() for values in noises(agent._config, 0)]
+    tensors = [torch.from_numpy(values).float() for values in noises(agent.config, 0)]
     actions = agent.policy_actions(batch.observation) if asked else None
     agent.update_with(batch, weight, *tensors, actions=actions)
     assert_gradients_near(agent, exact)

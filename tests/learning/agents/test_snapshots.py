@@ -14,7 +14,7 @@ OBSERVATION = np.random.default_rng(1).normal(size=(4, M)).astype(np.float32)
 
 
 def snapshots_of(agent, *, lag, lane=None):
-    return Snapshots(agent, agent._config, SCHEMA, CPU, lag=lag, lane=lane)
+    return Snapshots(agent, agent.config, SCHEMA, CPU, lag=lag, lane=lane)
 
 
 def acts(guide):
@@ -64,7 +64,7 @@ def test_copies_that_arrive_late_never_mix_two_versions(seed, lag):
             expected = make(tiny("td3", policy_delay=1))
             expected.policy.flat.values.fill_(version / 100)
         assert np.array_equal(actions, expected.act(OBSERVATION))
-        agent._updates = number
+        agent.updates = number
         lane.do(lambda number=number: values.fill_(number / 100))
         guide.updated()
     assert history == [max(0, number - lag) for number in range(11)]
@@ -79,7 +79,7 @@ def test_acting_one_update_behind_waits_for_no_update_but_the_one_before():
     done = []
     for number in range(1, 6):
         lane.do(lambda number=number: done.append(number))
-        agent._updates = number
+        agent.updates = number
         guide.updated()
         assert guide.behaviour().version == number - 1
         assert done == list(range(1, number))
@@ -92,7 +92,7 @@ def test_a_resumed_learner_acts_by_the_very_policy_that_the_saved_one_would_have
         agent.update(as_batch(columns(step)), ONES)
         guide.updated()
     saved = {name: tensor.clone() for name, tensor in guide.tensors().items()}
-    other = make(agent._config, seed=9)
+    other = make(agent.config, seed=9)
     other.load_state_dict(agent.state_dict())
     resumed = snapshots_of(other, lag=1)
     for name, tensor in resumed.tensors().items():

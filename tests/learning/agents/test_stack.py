@@ -51,7 +51,7 @@ class Pair:
         ]
         turn = [k in live for k in range(K)]
         for k in live:
-            self.agents[k]._updates += 1
+            self.agents[k].updates += 1
         moves = [turn[k] and self.agents[k]._moves_actor(self.agents[k].updates) for k in range(K)]
         found = self.stack.learn(
             stacked(batches),
