@@ -109,8 +109,8 @@ class _Server(ThreadingMixIn, WSGIServer):
             super().handle_error(request, client_address)
 
 
-class Health:
-    """The state of one node, which sets it; probes read it from threads of their own.
+class Probes:
+    """What one node answers to probes: it sets this, they read it from threads of their own.
 
     A node lives if its event loop turns (`is_alive`, which may block for seconds); nothing else counts, for
     one that does not live is killed. It is ready while it can do its work: a replay serves, whoever needs a
@@ -136,7 +136,7 @@ def metrics_endpoint(
     registry: CollectorRegistry,
     host: str,
     port: int,
-    health: Health | None = None,
+    health: Probes | None = None,
     *,
     tls: Contexts | None = None,
 ) -> Iterator[int | None]:
@@ -167,7 +167,7 @@ def metrics_endpoint(
         thread.join()
 
 
-def _probed(app: App, health: Health) -> App:
+def _probed(app: App, health: Probes) -> App:
     """The application with the two paths of the probes: 200 where all is well, else 503."""
     probes = {
         LIVE_PATH: (health.is_alive, "alive", "the event loop is stuck"),

@@ -17,7 +17,7 @@ from dase_grpc.config.resolve import RunConfig
 from dase_grpc.config.sections import EnvConfig
 from dase_grpc.learning.envs.ids import with_resolved_id
 from dase_grpc.learning.envs.make import Environment, schema_of
-from dase_grpc.metrics.endpoint import Health, make_registry, metrics_endpoint
+from dase_grpc.metrics.endpoint import Probes, make_registry, metrics_endpoint
 from dase_grpc.nodes.options import ClientOptions
 from dase_grpc.process.lifecycle import HangAlarm
 from dase_grpc.process.tasks import loop_turns, unless
@@ -52,7 +52,7 @@ class NodeFrame(Generic[E]):
     watch: Watch
     alarm: HangAlarm
     registry: CollectorRegistry
-    health: Health
+    health: Probes
     lines: Lines
     cleanup: ExitStack
 
@@ -98,7 +98,7 @@ async def framed(
             schema = schema_of(made[0], config.env.id)
             if keeps_envs:
                 cleanup.enter_context(opened.pop_all())
-        registry, health = make_registry(), Health(loop_turns())
+        registry, health = make_registry(), Probes(loop_turns())
         cleanup.enter_context(metrics_endpoint(registry, *where, health, tls=tls))
         async with Lines(options.replay, options.credentials) as lines:
             yield NodeFrame(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dase_grpc.errors import AddressError
-from dase_grpc.metrics.endpoint import Contexts, Health, metrics_endpoint
+from dase_grpc.metrics.endpoint import Contexts, Probes, metrics_endpoint
 from dase_grpc.nodes.replay_options import ReplayOptions
 from dase_grpc.process.lifecycle import READY_PREFIX, is_orphaned, run_node
 from dase_grpc.process.tasks import loop_turns, watch_loop_lag
@@ -138,7 +138,7 @@ async def _serve(
     monitor.open_streams = lambda: streams[0].open_streams | streams[1].open_streams
     if door:
         monitor.denied = lambda: dict(door.denied)
-    health, probes = add_standard(server, SERVICES), Health(loop_turns())
+    health, probes = add_standard(server, SERVICES), Probes(loop_turns())
     where = (options.metrics_host, options.metrics_port)
     with metrics_endpoint(monitor.registry, *where, probes, tls=metrics_tls):
         address = bind(server, options.listen, door.credentials() if door else None)

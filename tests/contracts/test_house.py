@@ -34,7 +34,6 @@ TWO_SIDES = {
 """File names that are used more than once: the ends or the sides of one thing."""
 
 DOUBLED = {
-    "Health": "of a node, and of an agent's updates",
     "Look": "at a cluster, and at updates",
 }
 """Classes with a namesake."""

@@ -23,7 +23,7 @@ from dase_grpc.metrics.endpoint import (
     LIVE_PATH,
     MAX_PAIRED_AGENTS,
     READY_PATH,
-    Health,
+    Probes,
     make_registry,
     metrics_endpoint,
 )
@@ -187,7 +187,7 @@ def test_an_endpoint_serves_while_its_block_runs_and_leaves_no_port_and_no_threa
 @pytest.mark.slow
 def test_a_node_lives_while_its_loop_turns_and_is_ready_only_in_the_block_in_which_it_works(free_port):
     turns = [True, False]
-    health = Health(lambda: turns.pop(0))
+    health = Probes(lambda: turns.pop(0))
     with metrics_endpoint(make_registry(), "127.0.0.1", free_port, health) as port:
         assert got(port, LIVE_PATH) == (200, "alive\n")
         assert got(port, LIVE_PATH) == (503, "the event loop is stuck\n")
@@ -200,7 +200,7 @@ def test_a_node_lives_while_its_loop_turns_and_is_ready_only_in_the_block_in_whi
 
 
 def test_a_node_is_not_ready_after_an_error_in_its_work():
-    health = Health(lambda: True)
+    health = Probes(lambda: True)
     with pytest.raises(RuntimeError), health.ready():
         raise RuntimeError
     assert not health.is_ready
