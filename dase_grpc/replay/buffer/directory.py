@@ -86,12 +86,12 @@ class BufferIdentity:
         return cls(**stored, schema=TransitionSchema(**{**schema, **bounds}), shard=shard)
 
 
+@dataclass(eq=False)
 class DataDirectory:
     """A directory that one replay holds, from `open` to `close` or to its death."""
 
-    def __init__(self, path: Path, lock: int) -> None:
-        self.path = path
-        self._lock = lock
+    path: Path
+    lock: int
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -116,7 +116,7 @@ class DataDirectory:
 
     def close(self) -> None:
         """Lets others have the directory."""
-        os.close(self._lock)
+        os.close(self.lock)
 
     def identity(self) -> BufferIdentity | None:
         """See `stored_identity`."""

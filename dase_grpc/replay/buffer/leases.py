@@ -154,16 +154,14 @@ class Presence:
     at: float
 
 
+@dataclass(kw_only=True, eq=False)
 class AttendanceBook:
     """The nodes without a lease that have been heard of within `ttl_s`. No right follows from being in it."""
 
-    def __init__(
-        self, *, ttl_s: float, max_nodes: int = MAX_ATTENDANTS, max_of_agent: int = MAX_AGENT_ATTENDANTS
-    ) -> None:
-        self.ttl_s = ttl_s
-        self._max_nodes = max_nodes
-        self._max_of_agent = max_of_agent
-        self._seen: dict[str, Presence] = {}
+    ttl_s: float
+    max_nodes: int = MAX_ATTENDANTS
+    max_of_agent: int = MAX_AGENT_ATTENDANTS
+    _seen: dict[str, Presence] = field(default_factory=dict, init=False)
 
     def note(self, node: Attendant, attendance: Attendance, now: float) -> bool:
         """Notes what a node says; returns whether it is new here. Too many are an OverloadedError."""
@@ -172,8 +170,8 @@ class AttendanceBook:
             self.forget_silent(now)
             if self._is_full(node.agent_id):
                 raise OverloadedError(
-                    f"as many actors and evaluators attend already as are taken, {self._max_nodes}, and of "
-                    f"one agent {self._max_of_agent}; stop some of them"
+                    f"as many actors and evaluators attend already as are taken, {self.max_nodes}, and of "
+                    f"one agent {self.max_of_agent}; stop some of them"
                 )
         self._seen[node.node_id] = Presence(node, attendance, now)
         return new
@@ -197,10 +195,10 @@ class AttendanceBook:
         self._seen = {key: seen for key, seen in self._seen.items() if now - seen.at <= self.ttl_s}
 
     def _is_full(self, agent_id: int | None) -> bool:
-        if len(self._seen) >= self._max_nodes:
+        if len(self._seen) >= self.max_nodes:
             return True
         of_agent = sum(seen.node.agent_id == agent_id for seen in self._seen.values())
-        return agent_id is not None and of_agent >= self._max_of_agent
+        return agent_id is not None and of_agent >= self.max_of_agent
 
 
 def _order(seen: Presence) -> tuple[str, int, str, str]:

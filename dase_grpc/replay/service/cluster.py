@@ -1,6 +1,7 @@
 """ClusterService: Join, Heartbeat, Leave, Attend and Status over a SharedRun."""
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from dase_grpc.errors import DrainingError, MalformedError
@@ -27,37 +28,31 @@ MAX_NODE_ID: Final = 128
 ATTENDING_ROLES: Final = ("actor", "evaluator")
 
 
+@dataclass(eq=False)
 class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     """ClusterService over a SharedRun, whose lease table holds every rule.
 
     `on_event` is called with one sentence whenever a node joins or leaves. The node started at `started_at`.
     """
 
-    def __init__(
-        self,
-        run: SharedRun,
-        *,
-        clock: Callable[[], float],
-        on_event: Callable[[str], None],
-        started_at: float = 0.0,
-    ) -> None:
-        self._run = run
-        self._clock = clock
-        self._on_event = on_event
-        self._started_at = started_at
-        self.draining = False
+    run: SharedRun
+    _: KW_ONLY
+    clock: Callable[[], float]
+    on_event: Callable[[str], None]
+    started_at: float = 0.0
+    draining: bool = False
 
     async def Join(self, request: cluster_pb2.JoinRequest, context: Context) -> cluster_pb2.JoinResponse:
         if self.draining:
             raise DrainingError("the replay service is shutting down and takes no new nodes")
         if len(request.node_id) > MAX_NODE_ID:
             raise MalformedError(f"a node id has up to {MAX_NODE_ID} characters, not {len(request.node_id)}")
-        lease = self._run.join(
+        lease = self.run.join(
             shown(request.node_name),
             wanted=agent_to_join(request.agent_id if request.HasField("agent_id") else None),
             run_id=request.run_id,
             schema=schema_from_proto(request.schema),
-            now=self._clock(),
+            now=self.clock(),
             node_id=request.node_id,
         )
         lost = (
@@ -65,9 +60,9 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             if request.lost_buffer_id
             else ""
         )
-        self._on_event(f"{lease.node_name} joined as agent {lease.agent_id} (epoch {lease.epoch}){lost}")
+        self.on_event(f"{lease.node_name} joined as agent {lease.agent_id} (epoch {lease.epoch}){lost}")
         return cluster_pb2.JoinResponse(
-            run_id=self._run.run_id, lease=_lease(lease), buffer=buffer_to_proto(self._run)
+            run_id=self.run.run_id, lease=_lease(lease), buffer=buffer_to_proto(self.run)
         )
 
     async def Heartbeat(
@@ -75,20 +70,20 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     ) -> cluster_pb2.HeartbeatResponse:
         self._require_here(request)
         progress = progress_from_proto(request.progress)
-        self._run.leases.renew(request.agent_id, request.epoch, self._clock(), progress=progress)
-        followers = self._run.policies.followers(request.agent_id)
-        return cluster_pb2.HeartbeatResponse(buffer=buffer_to_proto(self._run), followers=followers)
+        self.run.leases.renew(request.agent_id, request.epoch, self.clock(), progress=progress)
+        followers = self.run.policies.followers(request.agent_id)
+        return cluster_pb2.HeartbeatResponse(buffer=buffer_to_proto(self.run), followers=followers)
 
     async def Leave(self, request: cluster_pb2.LeaveRequest, context: Context) -> cluster_pb2.LeaveResponse:
         self._require_here(request)
-        self._run.leases.leave(request.agent_id, request.epoch, because=shown(request.reason))
-        self._on_event(f"agent {request.agent_id} left: {shown(request.reason)}")
+        self.run.leases.leave(request.agent_id, request.epoch, because=shown(request.reason))
+        self.on_event(f"agent {request.agent_id} left: {shown(request.reason)}")
         return cluster_pb2.LeaveResponse()
 
     async def Attend(
         self, request: cluster_pb2.AttendRequest, context: Context
     ) -> cluster_pb2.AttendResponse:
-        run, node = self._run, _attendant(request)
+        run, node = self.run, _attendant(request)
         if request.run_id:
             run.require_run(request.run_id)
         if request.schema_fingerprint and run.opened:
@@ -107,37 +102,37 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def Status(
         self, request: cluster_pb2.StatusRequest, context: Context
     ) -> cluster_pb2.StatusResponse:
-        now, versions = self._clock(), self._run.policies.versions
+        now, versions = self.clock(), self.run.policies.versions
         return cluster_pb2.StatusResponse(
-            run_id=self._run.run_id,
-            buffer=buffer_to_proto(self._run),
+            run_id=self.run.run_id,
+            buffer=buffer_to_proto(self.run),
             agents=[
                 _agent_status(lease, now, policy_version=versions.get(lease.agent_id))
-                for lease in self._run.leases.all()
+                for lease in self.run.leases.all()
             ],
             draining=self.draining,
-            environment=self._run.store.schema.environment if self._run.opened else "",
-            nodes=[_node_status(seen, now) for seen in self._run.attendance.all(now)],
-            uptime_seconds=now - self._started_at,
+            environment=self.run.store.schema.environment if self.run.opened else "",
+            nodes=[_node_status(seen, now) for seen in self.run.attendance.all(now)],
+            uptime_seconds=now - self.started_at,
         )
 
     def _require_here(self, request: cluster_pb2.HeartbeatRequest | cluster_pb2.LeaveRequest) -> None:
         """Checks that the caller may act as the agent, and means what is held here."""
         require_agent(request.agent_id)
-        self._run.require_run(request.run_id)
-        self._run.require_data(request.buffer_id)
+        self.run.require_run(request.run_id)
+        self.run.require_data(request.buffer_id)
 
     def _note(self, node: Attendant, request: cluster_pb2.AttendRequest) -> None:
         """Notes that a node attends, or does no more."""
-        run, agent_id = self._run, node.agent_id
+        run, agent_id = self.run, node.agent_id
         of_agent = "" if agent_id is None else f" of agent {agent_id}"
         if request.leaving:
             run.attendance.leave(node.node_id)
             if agent_id is not None and run.opened and run.store.committed(node.writer_id, agent_id=agent_id):
                 run.store.watch.leave((agent_id, node.writer_id))
-            self._on_event(f"{node.node_name}, {node.role}{of_agent}, left")
-        elif run.attendance.note(node, attendance_from_proto(request.attendance), self._clock()):
-            self._on_event(f"{node.node_name} attends as {node.role}{of_agent}")
+            self.on_event(f"{node.node_name}, {node.role}{of_agent}, left")
+        elif run.attendance.note(node, attendance_from_proto(request.attendance), self.clock()):
+            self.on_event(f"{node.node_name} attends as {node.role}{of_agent}")
 
 
 def _attendant(request: cluster_pb2.AttendRequest) -> Attendant:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
 import grpc
@@ -29,40 +30,36 @@ ACK_EVERY_S: Final = 0.002
 of the processor time of both sides; to wait where chunks come seldom would wake the service once more."""
 
 
+@dataclass(eq=False)
 class Inserts:
     """The Insert streams of a service. `clock` is monotonic, in seconds."""
 
-    def __init__(
-        self,
-        run: SharedRun,
-        streams: Streams,
-        *,
-        changed: Change,
-        calls: Calls,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._run, self._streams, self._changed, self._calls = run, streams, changed, calls
-        self._clock = clock
-        self._admission = Admission("Insert")
+    run: SharedRun
+    streams: Streams
+    _: KW_ONLY
+    changed: Change
+    calls: Calls
+    clock: Callable[[], float] = time.monotonic
+    admission: Admission = field(default_factory=lambda: Admission("Insert"))
 
     async def serve(self, context: Context) -> None:
         """Serves one stream; returns at its end frame, or where the client cuts it off."""
         header = await _header(context)
-        store = self._streams.admit(context, header.stream)
+        store = self.streams.admit(context, header.stream)
         if not 0 < len(header.writer_id) <= MAX_WRITER_ID:
             raise MalformedError(
                 f"a writer id has 1 to {MAX_WRITER_ID} characters, not {len(header.writer_id)}"
             )
         writer, agent_id = header.writer_id, header.stream.agent_id
-        with self._admission.stream(agent_id):
+        with self.admission.stream(agent_id):
             if header.HasField("forgotten_writers"):
                 store.require_remembered(writer, agent_id=agent_id, forgotten=header.forgotten_writers)
-            store.make_room(writer, agent_id=agent_id, now=self._clock())
+            store.make_room(writer, agent_id=agent_id, now=self.clock())
             store.watch.opened((agent_id, writer))
             try:
-                await _Insert(self._run, header, context, changed=self._changed, calls=self._calls).serve()
+                await _Insert(self.run, header, context, changed=self.changed, calls=self.calls).serve()
             finally:
-                store.watch.closed((agent_id, writer), self._clock())
+                store.watch.closed((agent_id, writer), self.clock())
                 if not store.committed(writer, agent_id=agent_id):  # many names may be tried
                     store.watch.forget((agent_id, writer))
 

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -39,15 +40,15 @@ _TYPES: Final = {
 _NAMES: Final = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
+@dataclass(frozen=True)
 class Unreadable:
     """Stands for a request whose bytes are no message, or more than `limit`.
 
     gRPC would answer UNKNOWN with an error of the protobuf library, and write its traceback into the log.
     """
 
-    def __init__(self, size: int, *, limit: int | None = None) -> None:
-        self.size = size
-        self.limit = limit
+    size: int
+    limit: int | None = None
 
 
 class Wrapping(grpc.aio.ServerInterceptor):
@@ -206,7 +207,7 @@ def _reading(parse: Callable[[bytes], Any] | None, limit: int | None) -> Callabl
 
     def parsed(data: bytes) -> Any:
         if limit is not None and len(data) > limit:
-            return Unreadable(len(data), limit=limit)
+            return Unreadable(len(data), limit)
         try:
             return parse(data)
         except DecodeError:

@@ -187,12 +187,12 @@ class Change:
         self.next = asyncio.Event()
 
 
+@dataclass(frozen=True)
 class Gate:
     """What one agent's next transition, or next batch, waits for where actors and updates keep a pace."""
 
-    def __init__(self, run: SharedRun, agent_id: int) -> None:
-        self._run = run
-        self._agent_id = agent_id
+    run: SharedRun
+    agent_id: int
 
     def room(self, *, paced: bool) -> int | None:
         """How many transitions may be stored now; None where nothing limits that.
@@ -200,36 +200,36 @@ class Gate:
         What is missing before a batch can be drawn at all need not wait, for batches could not come either.
         `paced` writers wait for the learner to say its pace.
         """
-        limiter = self._run.limiters.get(self._agent_id)
+        limiter = self.run.limiters.get(self.agent_id)
         if limiter is None:
             return 0 if paced else None
-        ring = self._run.store.ring
-        missing = self._run.min_size - len(ring)
-        if limiter.own_rows_only and not ring.count_of(self._agent_id):
+        ring = self.run.store.ring
+        missing = self.run.min_size - len(ring)
+        if limiter.own_rows_only and not ring.count_of(self.agent_id):
             missing = max(missing, 1)
         return max(limiter.room(self._collected), missing)
 
     def why_full(self) -> str:
         """What a transition for which there is no room waits for."""
-        limiter = self._run.limiters.get(self._agent_id)
+        limiter = self.run.limiters.get(self.agent_id)
         if limiter is None:
-            return f"the learner of agent {self._agent_id} to say its pace"
+            return f"the learner of agent {self.agent_id} to say its pace"
         return (
-            f"updates of agent {self._agent_id}, whose actors are ahead by as many environment steps as "
+            f"updates of agent {self.agent_id}, whose actors are ahead by as many environment steps as "
             f"train.step_error_buffer allows, {limiter.pace.step_error_buffer}"
         )
 
     def why_no_batch(self, limiter: StepLimiter) -> str | None:
         """What a batch waits for; None if it may be drawn."""
-        agent_id, missing = self._agent_id, limiter.missing(self._collected)
-        if missing and not self._run.attendance.has_actor(agent_id):
+        agent_id, missing = self.agent_id, limiter.missing(self._collected)
+        if missing and not self.run.attendance.has_actor(agent_id):
             return f"an actor of agent {agent_id}: start one with `dase node --role actor --agent {agent_id}`"
         if missing:
             return f"{missing} more environment steps of the actors of agent {agent_id}"
-        latest = self._run.limiters.get(agent_id)
+        latest = self.run.limiters.get(agent_id)
         own = latest is not None and latest.own_rows_only
-        return self._run.store.shortage(self._run.min_size, agent_id=agent_id, own_rows_only=own)
+        return self.run.store.shortage(self.run.min_size, agent_id=agent_id, own_rows_only=own)
 
     @property
     def _collected(self) -> int:
-        return self._run.store.traffic.inserted[self._agent_id]
+        return self.run.store.traffic.inserted[self.agent_id]
