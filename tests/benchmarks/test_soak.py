@@ -12,15 +12,10 @@ def soak(script):
 
 
 def test_the_slope_and_its_error_are_those_of_least_squares(soak):
-    rng = np.random.default_rng(1)
     seconds = np.arange(0.0, 3_600.0, 5.0)
-    found = soak.slope_of(seconds, 7.0 + 2.0 * seconds / 3_600 + rng.normal(0.0, 0.5, len(seconds)))
-    (per_hour, _), covariance = np.polyfit(
-        seconds / 3_600,
-        7.0 + 2.0 * seconds / 3_600 + np.random.default_rng(1).normal(0.0, 0.5, len(seconds)),
-        1,
-        cov=True,
-    )
+    measured = 7.0 + 2.0 * seconds / 3_600 + np.random.default_rng(1).normal(0.0, 0.5, len(seconds))
+    found = soak.slope_of(seconds, measured)
+    (per_hour, _), covariance = np.polyfit(seconds / 3_600, measured, 1, cov=True)
     assert found.per_hour == pytest.approx(per_hour)
     assert found.error == pytest.approx(np.sqrt(covariance[0, 0]))
     assert abs(found.per_hour - 2.0) < 4 * found.error

@@ -37,6 +37,7 @@ def test_an_old_run_is_sound_and_can_be_resumed(old):
     assert verify_here(old / "run", Console()) == 0
 
 
+@pytest.mark.slow
 def test_an_old_run_goes_on_as_the_old_version_went_on_with_it(old):
     resume_here(ResumeOptions(old / "run", steps=RESUMED_STEPS))
     same = (old / "made_on").read_text(encoding="utf-8") == machine()

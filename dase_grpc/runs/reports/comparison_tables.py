@@ -318,9 +318,7 @@ def _run_record(each: EnvironmentResults, cell: CellResults, index: int) -> dict
         "finished": str(run.finished).lower(),
         "last_step": int(run.curve.step[-1]),
         "step": each.last_step,
-        "final": cell.final.values[index],
-        "area": cell.area.values[index],
-        "best": cell.best.values[index],
+        **{key: getattr(cell, key).values[index] for key in ("final", "area", "best")},
         "equal_total_step": cell.equal_total_steps,
         "equal_total": cell.equal_total.values[index],
     }
