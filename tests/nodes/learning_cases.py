@@ -90,8 +90,9 @@ async def until_trained(
             await asyncio.sleep(0.01)
 
 
-async def train(options: LearnerOptions) -> None:
-    await promptly(run_learner(options, asyncio.Event()))
+async def train(options: LearnerOptions) -> bool:
+    """Whether a learner, which must end soon, has taken its last step."""
+    return bool(await promptly(run_learner(options, asyncio.Event())))
 
 
 @asynccontextmanager

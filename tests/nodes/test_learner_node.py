@@ -318,8 +318,7 @@ async def test_a_learner_says_whether_it_has_taken_its_last_step(tmp_path):
         assert await train(options)
         endless = learner_options(replay.address, tmp_path / "cut", train__steps=FOREVER)
         async with training(endless, epoch=2) as (task, stop):
-            stop.set()
-            assert not await promptly(task)
+            assert not await ended(task, stop)
 
 
 @pytest.mark.parametrize(("finished", "code"), [(True, 0), (False, 75)])
