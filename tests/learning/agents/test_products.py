@@ -122,15 +122,6 @@ def test_small_layers_are_exact_to_the_bit(algorithm):
     assert_same(agent.state_dict(), plain.state_dict())
 
 
-def test_everything_that_is_kept_is_float32(algorithm):
-    agent = make(settings(algorithm))
-    update_drawn(agent)
-    plain = make(settings(algorithm, "float32"))
-    assert {n: t.dtype for n, t in agent.state_dict().items()} == {
-        n: t.dtype for n, t in plain.state_dict().items()
-    }
-
-
 def test_equal_agents_stay_equal_to_the_bit_and_a_restored_one_goes_on_so(algorithm):
     first, second = make(settings(algorithm)), make(settings(algorithm))
     for step in range(3):

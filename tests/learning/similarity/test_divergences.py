@@ -111,13 +111,6 @@ def test_rho_is_positive_for_any_other_gaussian(kind, seed, n):
     assert float(divergence(mean, cov, 0.1, kind)) > 0
 
 
-@pytest.mark.parametrize("kind", ["jeffreys", "kl"])
-def test_similarity_vanishes_for_far_policies(kind):
-    for mean, variance in ((2.0, 0.001), (1.9, 0.05)):
-        rho = divergence([mean] * 3, variance * np.eye(3), 0.1, kind)
-        assert math.exp(-float(rho)) < 1e-12
-
-
 def test_true_js_is_never_above_ln_2_so_its_similarity_never_below_one_half():
     for mean in (0.0, 0.5, 2.0, 1e3, 1e100):
         for variance in (1e-12, 0.01, 0.1, 4.0, 1e12):
