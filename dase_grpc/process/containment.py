@@ -56,17 +56,25 @@ def process_kept() -> Iterator[list[str]]:
     (`Surroundings`). The process's variables stay as it left them, for libraries look at them at any time;
     `given_variables` are those from before.
     """
-    changed: list[str] = []
     variables = os.environ.copy()
-    kept = {name: setting.read() for name, setting in PUT_BACK.items()}
     try:
-        with _handlers_and_streams_kept():
+        with _put_back(PUT_BACK) as changed, _handlers_and_streams_kept():
             yield changed
     finally:
-        changed += [name for name, before in kept.items() if PUT_BACK[name].read() != before]
-        for name in changed:
-            PUT_BACK[name].write(kept[name])
         _note_variables(variables)
+
+
+@contextmanager
+def _put_back(known: Mapping[str, Setting]) -> Iterator[list[str]]:
+    """Puts back what has changed of these settings; gives the list of it, as `process_kept` does."""
+    changed: list[str] = []
+    before = {name: setting.read() for name, setting in known.items()}
+    try:
+        yield changed
+    finally:
+        changed += [name for name, value in before.items() if known[name].read() != value]
+        for name in changed:
+            known[name].write(before[name])
 
 
 @contextmanager
@@ -79,15 +87,8 @@ def kept_call(kind: Kind = "call") -> Iterator[list[str]]:
 @contextmanager
 def left_as_found() -> Iterator[None]:
     """For a whole run: what was changed in the midst of it and not noticed then is put back at its end."""
-    known = settings()
-    before = {name: setting.read() for name, setting in known.items()}
-    try:
-        with process_kept():
-            yield
-    finally:
-        for name, value in before.items():
-            if known[name].read() != value:
-                known[name].write(value)
+    with _put_back(settings()), process_kept():
+        yield
 
 
 def given_variables() -> dict[str, str]:

@@ -92,9 +92,6 @@ def _with_torch() -> Mapping[str, Setting]:
             modes.append((torch.inference_mode(on), not on))
             modes[-1][0].__enter__()
 
-    def set_cudnn(setting: tuple[bool, bool, bool]) -> None:
-        cudnn.enabled, cudnn.benchmark, cudnn.deterministic = setting
-
     return {
         **BASIC,
         "default dtype": Setting(torch.get_default_dtype, torch.set_default_dtype, torch.float32),
@@ -107,25 +104,19 @@ def _with_torch() -> Mapping[str, Setting]:
         "products": Setting(
             torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"
         ),
-        "cuDNN": Setting(lambda: (cudnn.enabled, cudnn.benchmark, cudnn.deterministic), set_cudnn),
+        "cuDNN": _attributes(*((cudnn, name) for name in ("enabled", "benchmark", "deterministic"))),
         "anomalies": Setting(torch.is_anomaly_enabled, torch.set_anomaly_enabled, False),
     }
 
 
-def _hooks() -> tuple[Any, ...]:
-    return sys.excepthook, sys.unraisablehook, threading.excepthook
+def _attributes(*places: tuple[object, str]) -> Setting:
+    """Attributes of modules, all together."""
 
+    def write(values: tuple[Any, ...]) -> None:
+        for (owner, name), value in zip(places, values, strict=True):
+            setattr(owner, name, value)
 
-def _set_hooks(hooks: tuple[Any, ...]) -> None:
-    sys.excepthook, sys.unraisablehook, threading.excepthook = hooks
-
-
-def _streams() -> tuple[Any, ...]:
-    return sys.stdin, sys.stdout, sys.stderr
-
-
-def _set_streams(streams: tuple[Any, ...]) -> None:
-    sys.stdin, sys.stdout, sys.stderr = streams
+    return Setting(lambda: tuple(getattr(owner, name) for owner, name in places), write)
 
 
 def _set_collection(setting: tuple[bool, tuple[int, int, int]]) -> None:
@@ -180,8 +171,8 @@ def _raise_recursion_limit(limit: int) -> None:
 
 
 PUT_BACK: Final[Mapping[str, Setting]] = {
-    "hooks": Setting(_hooks, _set_hooks),
-    "streams": Setting(_streams, _set_streams),
+    "hooks": _attributes((sys, "excepthook"), (sys, "unraisablehook"), (threading, "excepthook")),
+    "streams": _attributes(*((sys, name) for name in ("stdin", "stdout", "stderr"))),
     "garbage collection": Setting(lambda: (gc.isenabled(), gc.get_threshold()), _set_collection),
     "recursion limit": Setting(sys.getrecursionlimit, _raise_recursion_limit),
     "switch interval": Setting(sys.getswitchinterval, sys.setswitchinterval),

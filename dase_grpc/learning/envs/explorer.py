@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -25,14 +25,6 @@ REPLAYED_STEPS: Final = 10_000
 _HELD: Final = "held"
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _BrokenOff:
-    """An episode to go on with: its actions and last observation, None if it was too long; its return."""
-
-    kept: tuple[Array, Array] | None
-    return_: str
 
 
 def require_finite_action(action: Array, *, of: str = "the policy") -> None:
@@ -104,7 +96,8 @@ class Explorer:
         self._observed, self.restarts = False, list[str]()
         self._observation: Array | None = None
         self._finite = False
-        self._broken_off: _BrokenOff | None = None
+        # the actions and the last observation of an episode that is gone on with, unless too long; its return
+        self._broken_off: tuple[tuple[Array, Array] | None, str] | None = None
         self._actions, self._return, self._length = list[Array](), 0.0, 0
 
     def observe(self) -> Array:
@@ -221,7 +214,7 @@ class Explorer:
             self._returns.resume(arrays.get(_HELD, self._schema.empty(0)))
         if numbers["within_episode"]:
             kept = (arrays["actions"], arrays["observation"]) if arrays.keys() - {_HELD} else None
-            self._broken_off = _BrokenOff(kept, str(numbers["return"]))
+            self._broken_off = kept, str(numbers["return"])
 
     def replay(self) -> bool:
         """Has the environment play its episode again, up to where `resume` found it; whether it came there.
@@ -237,11 +230,12 @@ class Explorer:
         episode, self._broken_off = self._broken_off, None
         if episode is None:
             return True
-        if episode.kept is None:
+        kept, return_ = episode
+        if kept is None:
             reason = f"its episode had more than {REPLAYED_STEPS:,} steps"
         else:
             try:
-                if self._replays(*episode.kept, episode.return_):
+                if self._replays(*kept, return_):
                     return True
                 reason = "it does not repeat its episode from the same seed and actions"
             except EnvironmentBroke as broke:

@@ -91,9 +91,10 @@ def factory_of(env_id: str) -> Callable[..., object] | None:
     if factory is None:
         if name in gymnasium.registry or (latest_version(name) and not _VERSION.search(name)):
             return None
+        offered = [*_environments(module), *_functions(module), *gymnasium.registry]
         raise EnvironmentSpecError(
             f"the module {module_name!r} neither has {name!r} nor registers an environment of that name"
-            f"{_nearest(name, _offered(module), cutoff=_CUTOFF_IN_MODULE)}; {_told(module)}"
+            f"{_nearest(name, offered, cutoff=_CUTOFF_IN_MODULE)}; {_told(module)}"
         )
     if isinstance(factory, gymnasium.Env) or not callable(factory):
         raise EnvironmentSpecError(
@@ -171,14 +172,10 @@ def _environment_packages() -> list[str]:
     return sorted(found)
 
 
-def _offered(module: ModuleType) -> list[str]:
-    """The environments and functions that a module defines, and every registered id."""
-    return [*_environments(module), *_functions(module), *gymnasium.registry]
-
-
 def _told(module: ModuleType) -> str:
     """The environments of a module, or else its functions, in words."""
-    if found := [*_environments(module), *_registered_by(module)]:
+    registered = [key for key, spec in gymnasium.registry.items() if _within(module, _home(spec.entry_point))]
+    if found := [*_environments(module), *registered]:
         return f"it has {_listed(found)}"
     found = [name for name in _functions(module) if not name.startswith("_")]
     said = "it defines no environment"
@@ -206,11 +203,6 @@ def _functions(module: ModuleType) -> list[str]:
         for name, value in vars(module).items()
         if callable(value) and not inspect.isclass(value) and _within(module, _home(value))
     ]
-
-
-def _registered_by(module: ModuleType) -> list[str]:
-    """The ids of Gymnasium's registry whose environments lie in a module or below it."""
-    return [key for key, spec in gymnasium.registry.items() if _within(module, _home(spec.entry_point))]
 
 
 def _home(value: object) -> str:

@@ -31,7 +31,6 @@ from dase_grpc.learning.training.parts import (
     LearnerParts,
     Publication,
     TransitionSink,
-    to_nobody,
 )
 from dase_grpc.metrics.nodes import LearnerMetrics
 from dase_grpc.schema import TransitionSchema
@@ -109,7 +108,7 @@ def build_learner(
         metrics=metrics,
         clock=time.perf_counter,
         notes=notes,
-        publish=to_nobody if audience is None else Publication(agent, audience).look,
+        publish=(lambda due: None) if audience is None else Publication(agent, audience).look,
         actor_steps=actor_steps,
         memory=memory,
         alone=alone,

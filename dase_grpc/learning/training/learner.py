@@ -17,9 +17,9 @@ from dase_grpc.learning.agents.memory import StackedMemory
 from dase_grpc.learning.training.collection import count_restarts, make_collection
 from dase_grpc.learning.training.parts import LearnerParts, StoppablePolicy
 from dase_grpc.learning.training.state import NOT_YET, Counters, LearnerState, Saved
-from dase_grpc.learning.training.statistics import DeviceTotals, Window, finite, record
+from dase_grpc.learning.training.statistics import DeviceTotals, Diagnosis, Window, finite, record
 from dase_grpc.learning.training.together import StackedUpdate, Taken
-from dase_grpc.learning.training.updates import Look, Updates, require_finite
+from dase_grpc.learning.training.updates import Updates, require_finite
 from dase_grpc.process.containment import Contained
 from dase_grpc.progress import Progress, evaluation_line
 
@@ -176,12 +176,11 @@ class Learner:
         if episode is not None:
             self.progress = replace(self._snapshot(), episode_return=finite(episode.return_))
 
-    def show(self, look: Look | None) -> None:
-        """Takes what a look at an update shows into `progress`."""
-        if look is None:
+    def show(self, seen: Diagnosis | None) -> None:
+        """Takes what an update that was looked at shows into `progress`."""
+        if seen is None:
             return
-        shown, seen = self._snapshot(), look.seen
-        weight, rate = seen.similarity_weight, look.updates_per_second
+        shown, weight, rate = self._snapshot(), seen.similarity_weight, seen.updates_per_second
         self.progress = replace(
             shown,
             similarity={**shown.similarity, **seen.similarity},

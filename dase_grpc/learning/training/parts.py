@@ -94,10 +94,6 @@ class Journal(Protocol):
         ...
 
 
-def to_nobody(due: bool) -> None:
-    """What a learner calls whose policy nobody can follow."""
-
-
 @dataclass(frozen=True)
 class Audience:
     """Where a learner's policy is shown, and whether anybody looks; `followed` is asked at every step.
@@ -206,7 +202,7 @@ class LearnerParts:
     clock: Callable[[], float]
     guide: LearnersGuide
     notes: Callable[[], Mapping[str, Any]] = dict
-    publish: Callable[[bool], None] = to_nobody
+    publish: Callable[[bool], None] = lambda due: None
     actor_steps: ActorSteps | None = None
     memory: Memory = OWN
     alone: StackedMemory | None = None

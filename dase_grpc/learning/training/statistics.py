@@ -116,6 +116,7 @@ class Diagnosis:
     similarity is by collecting agent, without those it could not be measured for, and weighs nothing;
     similarity_weight is the λ that weighed. terms are the summands of the divergence by name, source_terms
     by name and collecting agent. Without external rows the mappings are empty and the weight is None.
+    updates_per_second is None where no time has passed.
     """
 
     losses: Mapping[str, float]
@@ -125,6 +126,7 @@ class Diagnosis:
     effective_batch: float
     similarity_weight: float | None = None
     source_terms: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    updates_per_second: float | None = None
 
     @classmethod
     def read(

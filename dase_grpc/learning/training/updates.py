@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -28,14 +28,6 @@ DIVERGED_AFTER: Final = 100
 """So many steps in a row that had to be left out mean that an agent learns nothing any more."""
 
 _log = logging.getLogger("dase")
-
-
-@dataclass(frozen=True)
-class Look:
-    """What a look at an update shows; updates_per_second is None where no time has passed."""
-
-    seen: Diagnosis
-    updates_per_second: float | None
 
 
 class Updates:
@@ -69,7 +61,7 @@ class Updates:
         self._staging = Staging(parts.schema, batch_size, parts.device)
         self._all_internal = torch.ones(batch_size, dtype=torch.float32, device=parts.device)
         self._timing = UpdateTiming(parts.metrics, parts.clock)
-        self._health = Health(parts.agent, parts.metrics)
+        self._soundness = Soundness(parts.agent, parts.metrics)
         self._settled_at = 0.0
         self._pace_from, self._paced_updates, self._began_with = 0.0, 0, 0
 
@@ -84,10 +76,10 @@ class Updates:
 
     def count_left_out(self) -> None:
         """Counts, in the window, the optimisers' steps that were left out; waits for the device."""
-        self._health.count(self._window)
+        self._soundness.count(self._window)
 
     @with_gradients
-    def update(self) -> Look | None:
+    def update(self) -> Diagnosis | None:
         """One update, if there is a batch for it that weighs anything; every 50th is looked at.
 
         Raises:
@@ -114,7 +106,7 @@ class Updates:
         losses = parts.agent.update(batch, weight, actions=actions)
         return self._seen(taken, batch, weighing, losses)
 
-    def _update_stack(self, stack: StackedUpdate, taken: Taken) -> Look | None:
+    def _update_stack(self, stack: StackedUpdate, taken: Taken) -> Diagnosis | None:
         """`update` of an agent that is a stack of its own."""
         stack.load([taken])
         self._timing.lap("load")
@@ -158,7 +150,7 @@ class Updates:
         weighing: Weighing | None,
         losses: Mapping[str, Tensor],
         sources: Similarity | None,
-    ) -> Look:
+    ) -> Diagnosis:
         """What the update shows; waits for the device.
 
         Args:
@@ -175,8 +167,8 @@ class Updates:
             weighing = sources = None
         seen = Diagnosis.read(losses, weighing, sources, batch_size=len(taken.rows))
         self.count_left_out()
-        if self._health.finding is not None:
-            raise diverged(parts.name_at(at.steps), self._health.finding)
+        if self._soundness.finding is not None:
+            raise diverged(parts.name_at(at.steps), self._soundness.finding)
         fold(window, seen)
         show(parts.metrics, seen)
         updates = parts.agent.updates
@@ -186,7 +178,7 @@ class Updates:
             parts.metrics.sample_age.set(age)
         made, seconds = updates - self._paced_updates, self._settled_at - self._pace_from
         self._pace_from, self._paced_updates = self._settled_at, updates
-        return Look(seen, made / seconds if seconds > 0 else None)
+        return replace(seen, updates_per_second=made / seconds if seconds > 0 else None)
 
     def skip(self, reason: str) -> None:
         """Counts an update that is not made."""
@@ -195,7 +187,7 @@ class Updates:
 
     def _seen(
         self, taken: Taken, batch: Batch, weighing: Weighing | None, losses: Mapping[str, Tensor]
-    ) -> Look | None:
+    ) -> Diagnosis | None:
         if not self.settle():
             return None
         parts, sources = self._parts, None
@@ -241,7 +233,7 @@ class UpdateTiming:
         return now
 
 
-class Health:
+class Soundness:
     """How an agent's updates went; asks the agent, which waits for the device."""
 
     def __init__(self, agent: Agent, metrics: LearnerMetrics) -> None:
