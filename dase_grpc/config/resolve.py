@@ -15,6 +15,7 @@ from dase_grpc.config.sections import (
     EvalConfig,
     MetricsConfig,
     PolicyConfig,
+    PrioritiesConfig,
     ReplayConfig,
     Section,
     TrainConfig,
@@ -69,6 +70,7 @@ class RunConfig(Section):
     dps: DpsConfig = Field(default_factory=DpsConfig)
     dpd: DpdConfig = Field(default_factory=DpdConfig)
     replay: ReplayConfig = Field(default_factory=ReplayConfig)
+    priorities: PrioritiesConfig = Field(default_factory=PrioritiesConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
     policy: PolicyConfig = Field(default_factory=PolicyConfig)
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)
@@ -158,6 +160,12 @@ class RunConfig(Section):
                 "train.method = dpd weighs no transitions of others, so the settings of dps mean nothing; "
                 "leave them out"
             )
+        for name in ("own_share", "sampling"):
+            if getattr(self.replay, name) != "uniform":
+                return (
+                    f"train.method = dpd draws an agent's own transitions alone and uniformly, so "
+                    f"replay.{name} means nothing; leave it out"
+                )
         if self.eval.by == "evaluator":
             return (
                 "eval.by = evaluator is not for train.method = dpd, whose policies are published every "
@@ -169,6 +177,15 @@ class RunConfig(Section):
                 f"it is {' and '.join(f'{each:g}' for each in sorted(discounts))}"
             )
         return None
+
+    @model_validator(mode="after")
+    def _reads_priorities(self) -> Self:
+        if self.replay.sampling == "uniform" and self.priorities != PrioritiesConfig():
+            raise ValueError(
+                "the settings of priorities are read with replay.sampling = prioritised only, and it is "
+                "uniform; leave them out or choose prioritised"
+            )
+        return self
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -206,6 +206,16 @@ class ReplayConfig(Section):
         le=64,
         description="batches the service may send ahead of their use; bounds how stale a batch can be",
     )
+    own_share: float | Literal["uniform"] = Field(
+        "uniform",
+        description="share of each batch that is the agent's own transitions, the rest being all others'; "
+        "`uniform` draws from all alike",
+    )
+    sampling: Literal["uniform", "prioritised"] = Field(
+        "uniform",
+        description="how transitions are drawn: each as likely as any other, or in proportion to priorities "
+        "that each agent has of its own (`prioritised`, section priorities)",
+    )
     storage: Storage = Field(
         "disk",
         description="where `dase train` keeps the buffer of its replay process: in the run's folder (`disk`, "
@@ -218,6 +228,34 @@ class ReplayConfig(Section):
     def _capacity_is_readable(cls, value: int | str) -> int | str:
         transitions(value, row_bytes=1)
         return int(value) if str(value).strip().isdecimal() else value
+
+    @field_validator("own_share", mode="before")
+    @classmethod
+    def _own_share_is_a_share(cls, value: Any) -> Any:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if value != "uniform" and not (number and 0 <= value <= 1):
+            raise ValueError('must be a share from 0 to 1, or "uniform"')
+        return value
+
+
+class PrioritiesConfig(Section):
+    """Prioritised sampling: how TD errors become probabilities and weights (`replay.sampling`)."""
+
+    alpha: float = Field(
+        0.6, ge=0, le=1, description="α; a transition is drawn in proportion to (|TD error| + epsilon) ^ α"
+    )
+    beta: float = Field(
+        0.4,
+        ge=0,
+        le=1,
+        description="β at the first step; a transition weighs (size · probability) ^ −β over the largest of "
+        "its batch",
+    )
+    beta_final: float = Field(1.0, ge=0, le=1, description="β at the last step; in between it grows evenly")
+    epsilon: float = Field(1e-6, ge=0, le=1e30, description="added to each |TD error|")
+    uniform_share: float = Field(
+        0.0, ge=0, le=1, description="share of draws that are uniform whatever the priorities"
+    )
 
 
 class EvalConfig(Section):

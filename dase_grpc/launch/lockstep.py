@@ -28,7 +28,9 @@ from dase_grpc.metrics.nodes import LearnerMetrics
 from dase_grpc.process.containment import Contained
 from dase_grpc.process.watchdog import OnHang, Watch, watchdog
 from dase_grpc.progress import Progress
+from dase_grpc.replay.buffer.priorities import DrawnBatch
 from dase_grpc.replay.buffer.ring import RingBuffer
+from dase_grpc.replay.buffer.sampling import Sampling, Source
 from dase_grpc.replay.buffer.store import ReplayStore
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.files import staged_file, written
@@ -42,14 +44,19 @@ _log = logging.getLogger("dase")
 
 
 class LocalReplay:
-    """One agent's sink and source on a buffer in this process."""
+    """One agent's sink and source on a buffer in this process.
+
+    Attributes:
+        prioritised: how the last batch was drawn, if by priorities.
+    """
 
     def __init__(self, store: ReplayStore, config: RunConfig, agent_id: int) -> None:
         self._store = store
         self._batch_size = config.agent.batch_size
         self._min_size = config.replay.min_size
         self._agent_id = agent_id
-        self._own_rows_only = not config.shares_experience
+        self._source = Source(store, agent_id, Sampling.of(config))
+        self.prioritised: DrawnBatch | None = None
         self._writer = f"learner-{agent_id}"
         self.rng = seeding.generator(config.train.seed, seeding.Purpose.SAMPLING, agent_id, 0)
 
@@ -60,11 +67,12 @@ class LocalReplay:
 
     def next(self) -> tuple[Array, int] | None:
         """Draws a batch; None while the buffer is short of replay.min_size, or of rows to draw from."""
-        store, agent_id, own_rows_only = self._store, self._agent_id, self._own_rows_only
-        if store.shortage(self._min_size, agent_id=agent_id, own_rows_only=own_rows_only) is not None:
+        if self._source.shortage(self._min_size) is not None:
             return None
-        rows = store.sample(self._batch_size, self.rng, agent_id=agent_id, own_rows_only=own_rows_only)
-        return rows, len(store.ring)
+        rows, drawn = self._source.draw(self._batch_size, self.rng)
+        if drawn is not None and (priorities := self._source.priorities) is not None:
+            self.prioritised = DrawnBatch(drawn, priorities)
+        return rows, len(self._store.ring)
 
 
 @dataclass(frozen=True)
@@ -126,6 +134,7 @@ class LockstepRun:
             [seeding.generator_state(replay.rng) for replay in self.replays],
             rows=self.store.ring.slices(),
             total=self.store.ring.total,
+            priorities={agent: each.state() for agent, each in self.store.priorities.items()},
         )
 
 
@@ -270,6 +279,8 @@ def _resume(run: LockstepRun, resumed: ResumedRound, schema: TransitionSchema) -
         run.learners[agent_id].resume(saved, elapsed_s=resumed.elapsed_s[agent_id])
     rows = read_rows(run.directory.replay, whole.round.segments, first=whole.round.first)
     store.ring.take_over(rows, first=whole.round.first)
+    for each in whole.round.priorities:
+        store.priorities[each.agent_id].restore(each.read(run.directory.replay), each.largest)
 
 
 def _shared_schema(

@@ -157,6 +157,7 @@ class LearnerMetrics(ExplorerMetrics):
         self.distillation = DistillationMetrics(registry, agent_id)
         self._evaluations = EvaluationMetrics(registry)
         self._declare_learning()
+        self._declare_sampling()
         self._declare_similarity()
 
     def _declare_learning(self) -> None:
@@ -186,6 +187,22 @@ class LearnerMetrics(ExplorerMetrics):
         self._checkpointed = self._gauges(
             "dase_learner_checkpoint_last_success_timestamp_seconds",
             "When the latest checkpoint was on the disk, in seconds since 1970.",
+        )
+
+    def _declare_sampling(self) -> None:
+        self.own_share = self._gauge(
+            "dase_sample_own_share_ratio", "Share of a batch that is the agent's own transitions."
+        )
+        self.largest_priority = self._gauge(
+            "dase_sample_priority_largest_mass", "The agent's largest mass so far; only with priorities."
+        )
+        self.mean_priority = self._gauge(
+            "dase_sample_priority_mean_mass",
+            "The mean mass of the transitions in the buffer; only with priorities.",
+        )
+        self.priorities_ignored = self._gauge(
+            "dase_sample_priorities_ignored",
+            "Priorities that changed nothing since the replay started; only with priorities.",
         )
 
     def _declare_similarity(self) -> None:

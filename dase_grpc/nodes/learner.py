@@ -28,6 +28,7 @@ from dase_grpc.nodes.results import Results, Resumed, open_results, results_path
 from dase_grpc.process.lifecycle import run_node
 from dase_grpc.process.tasks import watch_loop_lag
 from dase_grpc.progress import Progress, several
+from dase_grpc.replay.buffer.sampling import Sampling
 from dase_grpc.replay.client.admission import (
     Farewell,
     Joined,
@@ -232,7 +233,7 @@ def _link(
         batch_size=own.agent.batch_size,
         prefetch=config.replay.prefetch,
         writer_id=f"learner-{agent_id}",
-        own_rows_only=not config.shares_experience,
+        sampling=Sampling.of(config),
         rng=seeding.generator(config.train.seed, seeding.Purpose.SHARDS, agent_id),
         collected=collected,
         count_acknowledged=metrics.acknowledged.inc,

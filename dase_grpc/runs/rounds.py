@@ -10,6 +10,7 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Self
 
 import numpy as np
@@ -34,7 +35,8 @@ FORMAT_VERSION: Final = 1
 
 _log = logging.getLogger("dase")
 
-PATTERN: Final = "rows-*.npy"
+ROWS: Final = "rows-*.npy"
+PRIORITIES: Final = "priorities-*.npy"
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,26 @@ class Segment:
 
     def read(self, folder: Path) -> Array:
         """Its rows."""
-        path = folder / self.name
-        data = checked_bytes(path, self.sha256, damaged=f"{path} is damaged: its checksum does not match")
-        rows: Array = np.load(io.BytesIO(data), allow_pickle=False)
-        return rows
+        return _read_array(folder / self.name, self.sha256)
+
+
+@dataclass(frozen=True)
+class Masses:
+    """One agent's priorities at a round, the checksum of their file, and the largest mass so far."""
+
+    step: int
+    agent_id: int
+    sha256: str
+    largest: float
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return f"priorities-{self.step:09d}-{self.agent_id}.npy"
+
+    def read(self, folder: Path) -> Array:
+        """The mass of each transition present, the oldest first."""
+        return _read_array(folder / self.name, self.sha256)
 
 
 @dataclass(frozen=True)
@@ -68,6 +86,7 @@ class Round:
         sampling: where each agent's generator for drawing batches stands.
         first, total: the numbers of the oldest transition in the buffer, and of the next one.
         segments: the files that hold them.
+        priorities: of each agent that has some.
     """
 
     steps: tuple[int, ...]
@@ -76,6 +95,7 @@ class Round:
     first: int
     total: int
     segments: tuple[Segment, ...]
+    priorities: tuple[Masses, ...] = ()
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -89,7 +109,14 @@ class Round:
         require_seal(document, f"{path} is damaged: it")
         lists = {key: tuple(document[key]) for key in ("steps", "seals", "sampling")}
         segments = tuple(Segment(**each) for each in document["segments"])
-        return cls(first=document["first"], total=document["total"], segments=segments, **lists)
+        priorities = tuple(Masses(**each) for each in document.get("priorities", ()))
+        first, total = document["first"], document["total"]
+        return cls(first=first, total=total, segments=segments, priorities=priorities, **lists)
+
+    @property
+    def files(self) -> set[str]:
+        """The names of the files beside its own that it needs."""
+        return {each.name for each in self.segments} | {each.name for each in self.priorities}
 
     def write(self, folder: Path) -> Path:
         """Writes the round's file, all at once."""
@@ -128,27 +155,32 @@ class RoundLog:
         *,
         rows: tuple[Array, Array],
         total: int,
+        priorities: Mapping[int, tuple[Array, float]] = MappingProxyType({}),
     ) -> None:
-        """Keeps a round whose agents' checkpoints are on disk: rows are all transitions present, in order."""
+        """Keeps a round whose agents' checkpoints are on disk: rows are all transitions present, in order.
+
+        priorities are the masses of these and the largest so far, by agent id.
+        """
         folder = self._directory.replay
         with written(f"the buffer to {folder}"):
             segments = self._rows.append(rows, total=total)
             folders = [self._directory.agent(agent_id).checkpoints for agent_id in range(len(steps))]
             seals = tuple(map(seal_of, map(checkpoint_path, folders, steps)))
             first = total - sum(map(len, rows))
-            Round(tuple(steps), seals, tuple(sampling), first, total, segments).write(folder)
-            self._prune(segments, newest=max(steps))
+            masses = tuple(_write_masses(folder, max(steps), *each) for each in priorities.items())
+            kept = Round(tuple(steps), seals, tuple(sampling), first, total, segments, masses)
+            kept.write(folder)
+            self._prune(kept.files, newest=max(steps))
 
-    def _prune(self, segments: Sequence[Segment], *, newest: int) -> None:
+    def _prune(self, needed: set[str], *, newest: int) -> None:
         paths = round_paths(self._directory.replay)
         kept = [step for step in paths if step <= newest][-KEEP:]
-        needed = set(segments)
         for step, path in paths.items():
             if step not in kept:
                 path.unlink()
             elif step != newest:
                 try:
-                    needed.update(Round.read(path).segments)
+                    needed |= Round.read(path).files
                 except RunDirectoryError as error:
                     _log.warning("%s", error)
         self._rows.keep(needed)
@@ -188,6 +220,8 @@ def _read_whole(directory: RunDirectory, path: Path, passed_over: tuple[str, ...
         checkpoints.append(checkpoint)
     for segment in found.segments:
         segment.read(directory.replay)
+    for masses in found.priorities:
+        masses.read(directory.replay)
     return WholeRound(path, found, tuple(checkpoints), passed_over)
 
 
@@ -215,22 +249,39 @@ class RowLog:
         self._segments = [each for each in self._segments if each.end > total - present]
         return tuple(self._segments)
 
-    def keep(self, segments: Collection[Segment]) -> None:
-        """Removes all files of rows but those of `segments`, and what a killed writer left unfinished."""
-        names = {each.name for each in segments}
-        for path in (*self._folder.glob(PATTERN), *self._folder.glob(f"{STAGING_PREFIX}*")):
-            if path.name not in names:
-                path.unlink()
+    def keep(self, names: Collection[str]) -> None:
+        """Removes all files of rows and priorities but these, and what a killed writer left unfinished."""
+        for pattern in (ROWS, PRIORITIES, f"{STAGING_PREFIX}*"):
+            for path in self._folder.glob(pattern):
+                if path.name not in names:
+                    path.unlink()
 
     def _write(self, rows: Array, *, first: int, end: int) -> Segment:
-        stream = io.BytesIO()
-        np.save(stream, rows, allow_pickle=False)
-        data = stream.getbuffer()
-        segment = Segment(first, end, hashlib.sha256(data).hexdigest())
-        self._folder.mkdir(parents=True, exist_ok=True)
-        replace_file(self._folder / segment.name, data)
-        sync_directory(self._folder)
-        return segment
+        name = Segment(first, end, "").name
+        return Segment(first, end, _write_array(self._folder / name, rows))
+
+
+def _write_masses(folder: Path, step: int, agent_id: int, state: tuple[Array, float]) -> Masses:
+    masses, largest = state
+    name = Masses(step, agent_id, "", largest).name
+    return Masses(step, agent_id, _write_array(folder / name, masses), largest)
+
+
+def _write_array(path: Path, array: Array) -> str:
+    """Writes an array all at once; the checksum of its file."""
+    stream = io.BytesIO()
+    np.save(stream, array, allow_pickle=False)
+    data = stream.getbuffer()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, data)
+    sync_directory(path.parent)
+    return hashlib.sha256(data).hexdigest()
+
+
+def _read_array(path: Path, sha256: str) -> Array:
+    data = checked_bytes(path, sha256, damaged=f"{path} is damaged: its checksum does not match")
+    array: Array = np.load(io.BytesIO(data), allow_pickle=False)
+    return array
 
 
 def read_rows(folder: Path, segments: Sequence[Segment], *, first: int) -> Iterator[Array]:

@@ -2,6 +2,7 @@
 
 import ast
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,11 @@ def test_each_test_works_in_a_folder_where_nothing_lies(time):
     assert list(here.iterdir()) == []
     assert PROJECT not in here.parents
     Path("left").write_text(time)
+
+
+def test_no_two_modules_of_tests_share_a_name_by_which_pytest_would_mix_them_up():
+    times = Counter(path.name for path in TESTS.rglob("test_*.py"))
+    assert [name for name, count in times.items() if count > 1] == []
 
 
 def test_what_tests_wait_for_has_the_time_that_only_the_dead_need():

@@ -18,7 +18,6 @@ ROOT = {"__main__", "errors", "pace", "progress", "schema", "seeding"}
 PARAGRAPHS = {
     "cli.certs": "commands of their own, below `dase certs`",
     "learning.agents.ddpg": "an algorithm, beside td3 and sac",
-    "learning.agents.td3": "an algorithm, beside ddpg and sac",
 }
 """Modules of fewer lines than a module takes, which one other imports."""
 
@@ -30,10 +29,12 @@ TWO_SIDES = {
     "policies": {"replay.buffer.policies", "replay.client.policies", "replay.service.policies"},
     "sample": {"replay.client.sample", "replay.service.sample"},
     "streams": {"replay.client.streams", "replay.service.streams"},
+    "priorities": {"replay.buffer.priorities", "replay.client.priorities"},
 }
 """File names that are used more than once: the ends or the sides of one thing."""
 
 GERUNDS = {
+    "sampling": "the field's word",
     "seeding": "the field's word",
     "sharding": "the field's word",
     "training": "the field's word",

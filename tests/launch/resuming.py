@@ -15,7 +15,7 @@ from dase_grpc.runs.checkpoint import METADATA_FILE, checkpoints
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.files import json_text, sealed
 from dase_grpc.runs.logs import read_metrics
-from dase_grpc.runs.rounds import PATTERN, Round, read_rows, round_paths
+from dase_grpc.runs.rounds import ROWS, Round, read_rows, round_paths
 
 MEASURED_TIME = {"wall_seconds", "updates_per_second", "steps_per_second"}
 PERIODS = {"train__log_every": 20, "train__checkpoint_every": 30, "eval__every": 30}
@@ -62,6 +62,13 @@ CONFIGS = {
         agent__algorithm="ddpg", agent__normalise_observations=True, train__overlap=True
     ),
     "a pair that distils": config(train__method="dpd", dpd__publish_every=7),
+    "own share": config(replay__own_share=0.3),
+    "priorities": config(
+        replay__sampling="prioritised",
+        replay__own_share=0.5,
+        priorities__uniform_share=0.1,
+        priorities__beta_final=0.4,  # as at the start: else it depends on the run's length
+    ),
     "td3 and sac": resumable("dase"),
     "td3 and sac that distil": resumable("dpd"),
 }
@@ -178,7 +185,7 @@ def files(folder: Path, pattern: str = "*") -> dict[str, bytes]:
 
 def rows_of(directory: RunDirectory) -> list[str]:
     """The names of the buffer's files."""
-    return sorted(path.name for path in directory.replay.glob(PATTERN))
+    return sorted(path.name for path in directory.replay.glob(ROWS))
 
 
 def flip(path: Path) -> None:

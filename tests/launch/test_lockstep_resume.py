@@ -54,7 +54,7 @@ def at_steps(usual: int, slowly: tuple[int, ...], rarely: tuple[int, ...]) -> li
 # -- the same as without a break ----------------------------------------------------------------------
 
 
-USUAL = {"td3", "a pair that distils", "by agent", "ddpg"}
+USUAL = {"td3", "a pair that distils", "by agent", "ddpg", "own share", "priorities"}
 
 
 @pytest.mark.slow

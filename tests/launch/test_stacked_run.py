@@ -22,6 +22,9 @@ CONFIGS = {
     ),
     "sac by transition": config(agent__algorithm="sac", dps__scope="transition"),
     "one agent": config(train__agents=1),
+    "priorities": config(
+        replay__sampling="prioritised", replay__own_share=0.5, priorities__beta=1.0, train__agents=3
+    ),
     "remembered similarity by agent": config(dps__memory=20.0, dps__scope="agent", train__agents=3),
 }
 

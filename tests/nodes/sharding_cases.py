@@ -64,7 +64,8 @@ async def running(link: ReplayLink, shards: Shards) -> AsyncIterator[dict[str, "
 
 async def all_serve(link: ReplayLink) -> None:
     """Returns once batches are drawn from every shard, and not only from those whose streams opened first."""
-    await eventually(lambda: all(part.serves for part in link._fetcher._parts))
+    parts = getattr(link._fetcher, "_parts", ())  # one service alone is not passed over
+    await eventually(lambda: all(part.serves for part in parts))
 
 
 async def rows_until_each_has_one(link: ReplayLink, services: list[Service]) -> int:

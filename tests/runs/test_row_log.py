@@ -5,7 +5,7 @@ import pytest
 
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs.files import STAGING_PREFIX
-from dase_grpc.runs.rounds import PATTERN, RowLog, read_rows
+from dase_grpc.runs.rounds import ROWS, RowLog, read_rows
 
 WIDTH, CAPACITY = 3, 10
 
@@ -38,7 +38,7 @@ def test_only_what_was_added_is_written(tmp_path):
     log.append(present(12, 2), total=12)
     log.append(present(12, 2), total=12)
     log.append(present(40), total=40)
-    assert [path.name for path in sorted(tmp_path.glob(PATTERN))] == [
+    assert [path.name for path in sorted(tmp_path.glob(ROWS))] == [
         "rows-000000000000-000000000007.npy",
         "rows-000000000007-000000000012.npy",
         "rows-000000000030-000000000040.npy",
@@ -51,7 +51,7 @@ def test_files_whose_rows_are_all_gone_are_named_no_more_and_can_be_removed(tmp_
     log.append(present(7), total=7)
     segments = log.append(present(17), total=17)
     (tmp_path / f"{STAGING_PREFIX}rows").write_bytes(b"half")
-    log.keep(segments)
+    log.keep({each.name for each in segments})
     assert [path.name for path in tmp_path.iterdir()] == ["rows-000000000007-000000000017.npy"]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dase_grpc.config.algorithms import AgentConfig
 from dase_grpc.learning.agents.batch import Batch, that_count
-from dase_grpc.learning.agents.equations import NoiseStream
+from dase_grpc.learning.agents.equations import TD_ERROR, NoiseStream, td_error
 from dase_grpc.learning.agents.memory import OWN, Flat, Memory, StackedMemory
 from dase_grpc.learning.agents.networks import Actor, LateActionCritic, Sizes, Start, TwinCritic, restore
 from dase_grpc.learning.agents.optimiser import GuardedSteps, Steps
@@ -42,6 +42,8 @@ class ActorCritic(ABC):
 
     Attributes:
         updates, policy: see Agent.
+        tells_errors: whether updates are to give `td_error`.
+        td_error: of the last update's rows, |Q − y| of each, (B,), and 0 of those that weighed nothing.
         flats: the flat tensors of its networks, "actor", "critic" and "target_" before either.
     """
 
@@ -90,6 +92,8 @@ class ActorCritic(ABC):
         self._write_out()
         self._alone = None if alone is None else self.stack_of(alone)
         self._turn = torch.ones(1, dtype=torch.bool, device=device)
+        self.tells_errors = False
+        self.td_error: Tensor | None = None
 
     def _make_networks(self, sizes: Sizes, start: Start) -> dict[str, nn.Module]:
         self._actor = Actor(sizes, start)
@@ -158,16 +162,24 @@ class ActorCritic(ABC):
         if self._by_autograd:
             return self._learn_alone(batch, weight, noise)
         with torch.no_grad():
-            rows = that_count(weight)
+            rows, whole = that_count(weight), weight
             if rows is not None:
                 batch, weight, noise = batch.at(rows), weight[rows], tuple(drawn[rows] for drawn in noise)
             if self._normaliser is not None:
                 batch = self._normaliser.learned(batch, weight)
                 actions = None  # they answer to observations as they were seen before
             policy = partial(self._actor_pass.again, actions, batch.observation, rows)
-            losses = self._learn(batch, weight / weight.sum(), policy, *noise)
+            losses = dict(self._learn(batch, weight / weight.sum(), policy, *noise))
+            errors = losses.pop(TD_ERROR, None)
+            if errors is not None and rows is not None:
+                errors = torch.zeros_like(whole).index_copy_(0, rows, errors)
+            self.td_error = errors
         self._actor_pass.forget()
         return losses
+
+    def _errors(self, values: Tensor, target: Tensor) -> dict[str, Tensor]:
+        """What `_learn` gives beside losses where somebody asks for it."""
+        return {TD_ERROR: td_error(values, target)} if self.tells_errors else {}
 
     def begin_update(self, noise: Sequence[Tensor]) -> bool:
         """All of an update but its tensor work, drawing into `noise`; whether that is to move the actor."""
@@ -190,7 +202,9 @@ class ActorCritic(ABC):
             live=turn,
             moves=turn if self._moves_actor(self.updates) else None,
         )
-        return {name: values[0] for name, values in losses.items()}
+        if self.tells_errors:
+            self.td_error = losses[TD_ERROR][0] * (weight > 0)
+        return {name: values[0] for name, values in losses.items() if name != TD_ERROR}
 
     def _draw(self, noise: Sequence[Tensor]) -> None:
         if self._noise is not None:

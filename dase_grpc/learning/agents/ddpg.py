@@ -14,7 +14,14 @@ from torch import Tensor
 from dase_grpc.config.algorithms import AgentConfig
 from dase_grpc.learning.agents.actor_critic import ActorCritic
 from dase_grpc.learning.agents.batch import Batch
-from dase_grpc.learning.agents.equations import bellman, critic_gradient, critic_loss, mean
+from dase_grpc.learning.agents.equations import (
+    TD_ERROR,
+    bellman,
+    critic_gradient,
+    critic_loss,
+    mean,
+    td_error,
+)
 from dase_grpc.learning.agents.networks import LateActionCritic
 from dase_grpc.learning.agents.passes import ActorPass, Buffers, LatePass
 from dase_grpc.learning.agents.stack import Kind, Moves, Networks, StackedActor, StackedLate
@@ -41,7 +48,7 @@ def learn(
     target = target_value(networks.target_actor, networks.target_critic, batch, config=networks.config)
     values = networks.critic.value(batch.observation, batch.action)
     loss = moves.critic(critic_loss(values, target, share))
-    losses = {"critic_loss": loss, "q_mean": mean(values.detach(), share)}
+    losses = {"critic_loss": loss, "q_mean": mean(values.detach(), share), TD_ERROR: td_error(values, target)}
     loss = actor_loss(networks.actor, networks.critic, batch.observation, share)
     losses["actor_loss"] = moves.actor(loss)
     moves.follow()
@@ -72,6 +79,7 @@ class DDPG(ActorCritic):
         values = critic.value(batch.observation, batch.action)
         critic.backward(critic_gradient(values, target, share))
         losses = {"critic_loss": critic_loss(values, target, share), "q_mean": values @ share}
+        losses |= self._errors(values, target)
         self._critic_steps.step(losses["critic_loss"])
 
         value = critic.value(batch.observation, policy())

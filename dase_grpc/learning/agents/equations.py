@@ -5,7 +5,7 @@ Both losses of each algorithm are means over the batch weighted by w, as DASE ha
 stack (stack.py): there each tensor of B rows has K in front, (K, B, ...), and what is a number is (K,).
 """
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from torch import Tensor
 from dase_grpc.config.algorithms import AgentConfig
 from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.seeding import Purpose, integer
+
+TD_ERROR: Final = "td_error"
+"""Beside the losses of an update: what `td_error` gives."""
 
 
 def bellman(batch: Batch, next_value: Tensor, *, config: AgentConfig) -> Tensor:
@@ -34,6 +37,12 @@ def critic_loss(values: Tensor, target: Tensor, share: Tensor) -> Tensor:
 def critic_gradient(values: Tensor, target: Tensor, share: Tensor) -> Tensor:
     """The gradient of `critic_loss` in the values, 2 share · (Q − y); in their shape."""
     return (values - target).mul_(share).mul_(2)
+
+
+def td_error(values: Tensor, target: Tensor) -> Tensor:
+    """|Q − y| of each row, of twins the mean of both, (B,); see `critic_loss`."""
+    error = (values.detach() - target).abs_()
+    return error.mean(0) if values.ndim > target.ndim else error
 
 
 def perturbed(action: Tensor, noise: Tensor, *, limit: float) -> Tensor:

@@ -17,11 +17,13 @@ from dase_grpc.config.algorithms import AgentConfig
 from dase_grpc.learning.agents.actor_critic import ActorCritic
 from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.agents.equations import (
+    TD_ERROR,
     bellman,
     critic_gradient,
     critic_loss,
     mean,
     perturbed,
+    td_error,
     through_bounds,
 )
 from dase_grpc.learning.agents.networks import TwinCritic, xavier_bounds
@@ -70,7 +72,7 @@ def learn(
     target = target_value(networks.target_actor, networks.target_critic, batch, next_noise, config=config)
     both = networks.critic.both(batch.state_action)
     loss = moves.critic(critic_loss(both, target, share))
-    losses = {"critic_loss": loss, "q_mean": mean(both.detach()[0], share)}
+    losses = {"critic_loss": loss, "q_mean": mean(both.detach()[0], share), TD_ERROR: td_error(both, target)}
     loss = actor_loss(networks.actor, networks.critic, batch.observation, noise_here, share, config=config)
     losses["actor_loss"] = moves.actor(loss)
     moves.follow()
@@ -107,6 +109,7 @@ class SAC(ActorCritic):
         critic = self._critic_pass
         both = critic.learn(batch.state_action, partial(critic_gradient, target=target, share=share))
         losses = {"critic_loss": critic_loss(both, target, share), "q_mean": both[0] @ share}
+        losses |= self._errors(both, target)
         self._critic_steps.step(losses["critic_loss"])
 
         action = policy()

@@ -9,7 +9,15 @@ from torch import Tensor
 from dase_grpc.config.algorithms import AgentConfig
 from dase_grpc.learning.agents.actor_critic import ActorCritic
 from dase_grpc.learning.agents.batch import Batch
-from dase_grpc.learning.agents.equations import bellman, critic_gradient, critic_loss, mean, perturbed
+from dase_grpc.learning.agents.equations import (
+    TD_ERROR,
+    bellman,
+    critic_gradient,
+    critic_loss,
+    mean,
+    perturbed,
+    td_error,
+)
 from dase_grpc.learning.agents.networks import TwinCritic
 from dase_grpc.learning.agents.passes import ActorPass, Buffers, TwinPass
 from dase_grpc.learning.agents.stack import Kind, Moves, Networks, StackedActor, StackedTwins
@@ -44,7 +52,7 @@ def learn(
     )
     both = networks.critic.both(batch.state_action)
     loss = moves.critic(critic_loss(both, target, share))
-    losses = {"critic_loss": loss, "q_mean": mean(both.detach()[0], share)}
+    losses = {"critic_loss": loss, "q_mean": mean(both.detach()[0], share), TD_ERROR: td_error(both, target)}
     if moves.with_actor:
         loss = actor_loss(networks.actor, networks.critic, batch.observation, share)
         losses["actor_loss"] = moves.actor(loss)
@@ -84,6 +92,7 @@ class TD3(ActorCritic):
         critic = self._critic_pass
         both = critic.learn(batch.state_action, partial(critic_gradient, target=target, share=share))
         losses = {"critic_loss": critic_loss(both, target, share), "q_mean": both[0] @ share}
+        losses |= self._errors(both, target)
         self._critic_steps.step(losses["critic_loss"])
 
         if self._moves_actor(self.updates):

@@ -354,9 +354,12 @@ class StackedLearners:
         for place, (learner, batch) in enumerate(zip(self._learners, taken, strict=True)):
             if batch is None:
                 continue
-            if not made_for[place]:
+            if not made_for[place] or made is None:
                 learner.updates.skip("no_weight")
-            elif learner.updates.settle():
+                batch.tell(None)
+                continue
+            batch.tell(made.errors[place])
+            if learner.updates.settle():
                 looks.append((learner, batch, place))
         if looks and made is not None:
             seen = self._update.see(made)

@@ -46,7 +46,7 @@ class TransitionSink(Protocol):
 
 
 class BatchSource(Protocol):
-    """Where batches come from."""
+    """Where batches come from; one that draws by priorities has `prioritised`, of the last batch, too."""
 
     def next(self) -> tuple[Array, int] | None:
         """A (B, width) batch, read-only, and the number of transitions in the buffer; may block.
@@ -56,6 +56,34 @@ class BatchSource(Protocol):
         Raises:
             Halted: training shall end.
         """
+        ...
+
+
+class PrioritisedBatch(Protocol):
+    """How a batch was drawn by priorities, and where its TD errors go."""
+
+    @property
+    def likelihood(self) -> Array:
+        """How many times as likely as by uniform draws each row was drawn, (B,) float32, above 0."""
+        ...
+
+    @property
+    def largest(self) -> float:
+        """The agent's largest mass so far."""
+        ...
+
+    @property
+    def mean(self) -> float:
+        """The mean mass of the transitions that there are."""
+        ...
+
+    @property
+    def ignored(self) -> int:
+        """How many priorities the agent has told in vain."""
+        ...
+
+    def tell(self, errors: Array) -> None:
+        """Gives the TD errors of the rows, (B,) float32, back; never blocks."""
         ...
 
 

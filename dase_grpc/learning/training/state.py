@@ -21,6 +21,15 @@ NOT_YET: Final = -1
 _EXPLORATION: Final = "exploration."
 _MEASURED_TIME: Final = ("started_at", "started_step", "started_updates")
 
+_ADDED: Final = {
+    "own_share",
+    "effective_sample_size",
+    "largest_priority",
+    "mean_priority",
+    "priorities_ignored",
+}
+"""What the windows of older checkpoints have not."""
+
 
 @dataclass
 class Counters:
@@ -96,8 +105,11 @@ class LearnerState:
         restore(self._tensors(), others)
         self.guide.resumed()
         vars(self.counters).update({**asdict(Counters()), **saved.numbers["counters"]})
+        kept = saved.numbers["window"]
         for name, held in _counted(self.window).items():
-            found = _read(saved.numbers["window"][name])
+            if name in _ADDED and name not in kept:
+                continue
+            found = _read(kept[name])
             if isinstance(held, MutableMapping):
                 held.clear()
                 held.update(found)
@@ -139,4 +151,4 @@ def _read(value: Any) -> Any:
         return Mean(float(value["total"]), int(value["count"]))
     if isinstance(value, list):
         return {key: _read(part) for key, part in value}
-    return int(value)
+    return value if value is None or isinstance(value, float) else int(value)

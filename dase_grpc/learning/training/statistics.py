@@ -57,7 +57,12 @@ class Window:
     source_terms: dict[str, dict[int, Mean]] = field(default_factory=dict)
     external_share: Mean = field(default_factory=Mean)
     effective_batch: Mean = field(default_factory=Mean)
+    own_share: Mean = field(default_factory=Mean)
+    effective_sample_size: Mean = field(default_factory=Mean)
     policy_lag: Mean = field(default_factory=Mean)
+    largest_priority: float | None = None
+    mean_priority: float | None = None
+    priorities_ignored: int | None = None
     refused: Counter[str] = field(default_factory=Counter)
     restarts: Counter[str] = field(default_factory=Counter)
 
@@ -216,6 +221,11 @@ def record(
         **{f"divergence_{name}_by_source": _by_source(by_source.get(name, {})) for name in _TERMS},
         "external_share": window.external_share.value,
         "effective_batch": window.effective_batch.value,
+        "effective_sample_size": window.effective_sample_size.value,
+        "own_share": window.own_share.value,
+        "largest_priority": window.largest_priority,
+        "mean_priority": window.mean_priority,
+        "priorities_ignored": window.priorities_ignored,
         "policy_lag": window.policy_lag.value,
     }
 

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from dase_grpc.learning.agents.actor_critic import ActorCritic
 from dase_grpc.learning.agents.batch import Batch, Staged
+from dase_grpc.learning.agents.equations import TD_ERROR
 from dase_grpc.learning.agents.graphs import Captured, Recorder
 from dase_grpc.learning.agents.memory import StackedMemory
 from dase_grpc.learning.similarity.measure import Similarity
 from dase_grpc.learning.similarity.moments import SIMILARITY, RunningMoments
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher, Weighing, each_tensor
-from dase_grpc.learning.training.parts import LearnerParts
+from dase_grpc.learning.training.parts import LearnerParts, PrioritisedBatch
 from dase_grpc.learning.training.statistics import DeviceTotals
 from dase_grpc.schema import Array
 
@@ -44,18 +45,45 @@ def with_gradients(work: Callable[P, R]) -> Callable[P, R]:
 
 @dataclass(frozen=True)
 class Taken:
-    """A batch for one update: (B, width) packed rows, and which of them, (B,), are the agent's own."""
+    """A batch for one update: (B, width) packed rows, and which of them, (B,), are the agent's own.
+
+    Where it was drawn by priorities, `prioritised` takes the TD errors, and `importance`, (B,) float32, are
+    the weights that correct for it.
+    """
 
     rows: Array
     own: npt.NDArray[np.bool_]
+    prioritised: PrioritisedBatch | None = None
+    importance: Array | None = None
+
+    def effective_size(self, weighing: Weighing | None) -> float:
+        """(Σ w)² / Σ w² of the weights of the loss: how many rows of equal weight are worth as much."""
+        weights = np.ones(len(self.rows)) if weighing is None else weighing.weight.cpu().double().numpy()
+        if self.importance is not None:
+            weights = weights * self.importance
+        squares = float(weights @ weights)
+        return float(weights.sum()) ** 2 / squares if squares else 0.0
+
+    def tell(self, errors: Tensor | None) -> None:
+        """Gives the rows' TD errors, (B,), back where they were drawn by priorities; waits for the device.
+
+        None says that they weighed nothing, as errors of 0 do.
+        """
+        if self.prioritised is not None:
+            none = np.zeros(len(self.rows), np.float32)
+            self.prioritised.tell(none if errors is None else errors.cpu().numpy())
 
 
 @dataclass(frozen=True)
 class Made:
-    """An update of a stack, K in front of all: the weights, None where each row weighed 1, and the losses."""
+    """An update of a stack, K in front of all: the weights, None where each row weighed 1, and the losses.
+
+    errors are the rows' TD errors, (K, B), 0 of those that weighed nothing.
+    """
 
     weighing: Weighing | None
     losses: Mapping[str, Tensor]
+    errors: Tensor
 
 
 @dataclass(frozen=True)
@@ -102,6 +130,9 @@ class StackedUpdate:
         self._flags = Staged((_FLAGS, len(parts)), torch.bool, first.device)
         self._batch = Batch.from_rows(first.schema, self._rows.tensor)
         self._all_internal = torch.ones_like(self._batch.reward)
+        self._importance: Staged | None = None
+        if first.config.replay.sampling == "prioritised":
+            self._importance = Staged(shape[:2], torch.float32, first.device)
         each = (Batch.from_rows(first.schema, rows) for rows in self._rows.tensor)
         rooms = [agent.room_for_noise(batch) for agent, batch in zip(self._agents, each, strict=True)]
         self._noise = [torch.stack(drawn) for drawn in zip(*rooms, strict=True)]
@@ -123,8 +154,14 @@ class StackedUpdate:
                 if each is not None:
                     rows[:] = each.rows
 
+        def write_importance(place: npt.NDArray[Any]) -> None:
+            for weights, each in zip(place, taken, strict=True):
+                weights[:] = 1 if each is None or each.importance is None else each.importance
+
         if any(each is not None for each in taken):
             self._rows.fill(write)
+            if self._importance is not None:
+                self._importance.fill(write_importance)
 
     @with_gradients
     def make(self, taken: Sequence[Taken | None]) -> tuple[list[bool], Made | None]:
@@ -159,7 +196,8 @@ class StackedUpdate:
             actions = self._stack.policy_actions(self._batch.observation)
             sources = each_tensor(self._weigher.by_source(self._batch, actions), Tensor.cpu)
         weighing = None if made.weighing is None else each_tensor(made.weighing, Tensor.cpu)
-        return Seen(Made(weighing, {name: values.cpu() for name, values in made.losses.items()}), sources)
+        losses = {name: values.cpu() for name, values in made.losses.items()}
+        return Seen(Made(weighing, losses, made.errors), sources)
 
     def _recorded(self, with_actor: bool, weighs: bool) -> Captured[Made]:
         kind = with_actor, weighs
@@ -180,10 +218,13 @@ class StackedUpdate:
 
     def _learn(self, weighing: Weighing | None, *, with_actor: bool) -> Made:
         weight = self._all_internal if weighing is None else weighing.weight
+        if self._importance is not None:
+            weight = weight * self._importance.tensor
         flags = self._flags.tensor
         moves = flags[MOVES] if with_actor else None
-        losses = self._stack.learn(self._batch, weight, self._noise, live=flags[LIVE], moves=moves)
-        return Made(weighing, losses)
+        losses = dict(self._stack.learn(self._batch, weight, self._noise, live=flags[LIVE], moves=moves))
+        errors = losses.pop(TD_ERROR) * (weight > 0)
+        return Made(weighing, losses, errors)
 
     def _set(self, flags: Mapping[int, Sequence[bool]]) -> None:
         def write(place: npt.NDArray[np.bool_]) -> None:

@@ -6,20 +6,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from dase_grpc.learning.agents.actor_critic import ActorCritic
 from dase_grpc.learning.agents.batch import Batch, Staging
 from dase_grpc.learning.agents.registry import Agent
 from dase_grpc.learning.envs.explorer import diverged
 from dase_grpc.learning.similarity.measure import Similarity
 from dase_grpc.learning.similarity.weigher import Weighing, weighed
 from dase_grpc.learning.training.collection import Collection
-from dase_grpc.learning.training.parts import LearnerParts
+from dase_grpc.learning.training.parts import LearnerParts, PrioritisedBatch
 from dase_grpc.learning.training.state import Counters
 from dase_grpc.learning.training.statistics import DeviceTotals, Diagnosis, Window, fold, show
 from dase_grpc.learning.training.together import StackedUpdate, Taken, with_gradients
 from dase_grpc.metrics.nodes import LearnerMetrics
+from dase_grpc.schema import Array
 
 DIAGNOSE_EVERY: Final = 50
 """Updates between two looks at losses and similarity; each look waits for the device once."""
@@ -54,6 +57,9 @@ class Updates:
         self._collection = collection
         self._totals = totals
         self._window = window
+        self._priorities = parts.config.priorities if parts.config.replay.sampling == "prioritised" else None
+        if self._priorities is not None and isinstance(parts.agent, ActorCritic):
+            parts.agent.tells_errors = True
         self._stack: StackedUpdate | None = None
         if parts.alone is not None:
             self._stack = StackedUpdate([parts], parts.alone, recorder=parts.recorder)
@@ -101,9 +107,14 @@ class Updates:
             weight = weighing.weight
             if not own.any() and not bool(weight.any()):
                 self.skip("no_weight")
+                taken.tell(None)
                 return None
         self._timing.lap("weigh")
+        if taken.importance is not None:
+            weight = weight * torch.from_numpy(taken.importance)
         losses = parts.agent.update(batch, weight, actions=actions)
+        if isinstance(parts.agent, ActorCritic):
+            taken.tell(parts.agent.td_error)
         return self._seen(taken, batch, weighing, losses)
 
     def _update_stack(self, stack: StackedUpdate, taken: Taken) -> Diagnosis | None:
@@ -113,7 +124,9 @@ class Updates:
         (was_made,), made = stack.make([taken])
         if not was_made or made is None:
             self.skip("no_weight")
+            taken.tell(None)
             return None
+        taken.tell(made.errors[0])
         return self.look(taken, *stack.see(made).of(0)) if self.settle() else None
 
     def take(self) -> Taken | None:
@@ -134,7 +147,18 @@ class Updates:
         got_at = self._timing.lap("sample")
         if parts.agent.updates == self._began_with:
             self._pace_from = got_at
-        return Taken(rows, parts.schema.agent_ids(rows) == parts.agent_id)
+        own = parts.schema.agent_ids(rows) == parts.agent_id
+        if self._priorities is None:
+            return Taken(rows, own)
+        prioritised: PrioritisedBatch = parts.source.prioritised  # type: ignore[attr-defined]  # see BatchSource
+        return Taken(rows, own, prioritised, importance(prioritised.likelihood, self._beta))
+
+    @property
+    def _beta(self) -> float:
+        """β of now: it grows evenly over the run's steps."""
+        assert self._priorities is not None
+        begins, ends = self._priorities.beta, self._priorities.beta_final
+        return begins + (ends - begins) * min(1.0, self._at.steps / self._parts.config.train.steps)
 
     def settle(self) -> bool:
         """Counts the update that was made with what `take` gave; whether a look at it is due."""
@@ -172,6 +196,12 @@ class Updates:
         fold(window, seen)
         show(parts.metrics, seen)
         updates = parts.agent.updates
+        own_share = float(taken.own.mean())
+        window.own_share.add(own_share)
+        window.effective_sample_size.add(taken.effective_size(weighing))
+        parts.metrics.own_share.set(own_share)
+        if taken.prioritised is not None:
+            self._show_priorities(taken.prioritised)
         if taken.own.any():
             age = updates - float(parts.schema.policy_versions(taken.rows[taken.own]).mean())
             window.policy_lag.add(age)
@@ -179,6 +209,14 @@ class Updates:
         made, seconds = updates - self._paced_updates, self._settled_at - self._pace_from
         self._pace_from, self._paced_updates = self._settled_at, updates
         return replace(seen, updates_per_second=made / seconds if seconds > 0 else None)
+
+    def _show_priorities(self, prioritised: PrioritisedBatch) -> None:
+        window, metrics = self._window, self._parts.metrics
+        window.largest_priority, window.priorities_ignored = prioritised.largest, prioritised.ignored
+        window.mean_priority = prioritised.mean
+        metrics.largest_priority.set(prioritised.largest)
+        metrics.mean_priority.set(prioritised.mean)
+        metrics.priorities_ignored.set(prioritised.ignored)
 
     def skip(self, reason: str) -> None:
         """Counts an update that is not made."""
@@ -194,6 +232,16 @@ class Updates:
         if weighing is not None:
             sources = parts.weigher.by_source(batch, parts.agent.policy_actions(batch.observation))
         return self.look(taken, weighing, losses, sources)
+
+
+def importance(likelihood: Array, beta: float) -> Array:
+    """Weights that correct for how transitions were drawn, (B,): likelihood ^ −β, over the largest of them.
+
+    Source: Schaul et al. 2016, arXiv 1511.05952, section 3.4; likelihood is N · P(i).
+    """
+    weights: Array = likelihood ** np.float32(-beta)
+    weights /= weights.max()
+    return weights
 
 
 class UpdateTiming:

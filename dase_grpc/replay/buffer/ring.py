@@ -1,7 +1,7 @@
 """The shared buffer's rows: a ring of slots, first in first out, sampled uniformly."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import numpy as np
@@ -47,6 +47,11 @@ class RingBuffer:
 
     def __len__(self) -> int:
         return self._size
+
+    @property
+    def slots(self) -> int:
+        """How many slots there are, at least `capacity`."""
+        return len(self._slots)
 
     @property
     def size_by_agent(self) -> dict[int, int]:
@@ -102,6 +107,27 @@ class RingBuffer:
     def count_of(self, agent_id: int) -> int:
         """How many of the transitions present this agent collected."""
         return int(self._present[agent_id]) if 0 <= agent_id <= MAX_AGENT_ID else 0
+
+    def evicted_of(self, agent_id: int) -> int:
+        """How many transitions of this agent have made room for newer ones, ever."""
+        return int(self._evicted[agent_id])
+
+    def slots_of(self, first: int, end: int) -> Iterator[tuple[int, int]]:
+        """The slots of transitions first, ..., end - 1 in order, as ranges [start, stop)."""
+        if first < end:
+            start, count = first % len(self._slots), end - first
+            yield start, min(start + count, len(self._slots))
+            if start + count > len(self._slots):
+                yield 0, start + count - len(self._slots)
+
+    def ids_at(self, slots: Numbers) -> npt.NDArray[np.int32]:
+        """Who collected what lies in these slots."""
+        return self.schema.agent_ids(self._slots).take(slots)
+
+    def rows_at(self, slots: Numbers, *, out: Array | None = None) -> Array:
+        """Copies of the transitions in these slots; a new (len, width) array, or `out`."""
+        rows: Array = self._slots.take(slots, axis=0, out=out, mode="wrap")
+        return rows
 
     def sample_of(
         self, agent_id: int, count: int, rng: np.random.Generator, *, out: Array | None = None
@@ -166,12 +192,12 @@ class RingBuffer:
             raise MalformedError(f"agent ids {ids.min()}..{ids.max()} are outside 0..{MAX_AGENT_ID}")
 
     def _add(self, rows: Array) -> None:
-        """Numbers rows as present."""
+        """Counts rows as present."""
         counts = np.bincount(self.schema.agent_ids(rows))
         self._present[: len(counts)] += counts
 
     def _evict(self, rows: Array) -> None:
-        """Numbers rows that were present as gone."""
+        """Counts rows that were present as gone."""
         if len(rows):
             counts = np.bincount(self.schema.agent_ids(rows))
             self._present[: len(counts)] -= counts

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from dase_grpc.errors import MalformedError, SequenceGapError, TooManyWritersError, WriterForgottenError
+from dase_grpc.replay.buffer.priorities import Priorities, Prioritisation
 from dase_grpc.replay.buffer.ring import MAX_AGENT_ID, RingBuffer
 from dase_grpc.schema import Array, TransitionSchema
 
@@ -40,6 +42,13 @@ class Traffic:
     inserted_total: int = 0
     refused_total: int = 0
     sampled_total: int = 0
+
+    def count_sampled(self, agent_id: int, owners: npt.NDArray[np.int32]) -> None:
+        """Counts transitions drawn for an agent, by who collected them."""
+        for source, drawn in enumerate(np.bincount(owners).tolist()):
+            if drawn:
+                self.sampled[agent_id, source] += drawn
+        self.sampled_total += len(owners)
 
     def restore(self, inserted: Sequence[int], refused: Sequence[int]) -> None:
         """Goes on from these totals by agent id; what was sampled is counted from each start."""
@@ -104,6 +113,7 @@ class ReplayStore:
     def __init__(self, ring: RingBuffer, *, max_writers: int = MAX_WRITERS) -> None:
         self.ring = ring
         self.traffic = Traffic()
+        self.priorities: dict[int, Priorities] = {}
         self._max_writers = max_writers
         self._most_at_once = sys.maxsize
         self._committed: dict[WriterKey, int] = {}
@@ -114,6 +124,21 @@ class ReplayStore:
     def schema(self) -> TransitionSchema:
         """The layout of the rows."""
         return self.ring.schema
+
+    def priorities_of(
+        self, agent_id: int, how: Prioritisation | None, *, own_share: float | None
+    ) -> Priorities | None:
+        """An agent's priorities, kept from one stream to the next that draws in the same way.
+
+        Without `how` the agent has none, and those that it had are gone.
+        """
+        kept = self.priorities.pop(agent_id, None)
+        if how is None:
+            return None
+        if kept is None or (kept.how, kept.own_share) != (how, own_share):
+            kept = Priorities(self.ring, agent_id, how, own_share=own_share)
+        self.priorities[agent_id] = kept
+        return kept
 
     def committed(self, writer: str, *, agent_id: int) -> int:
         """The last sequence number that this writer of the agent has committed, 0 if none."""
@@ -189,36 +214,6 @@ class ReplayStore:
 
     def commit(self) -> None:
         """Makes all that was appended outlive the process, where the store can; here that is nothing."""
-
-    def sample(
-        self,
-        count: int,
-        rng: np.random.Generator,
-        *,
-        agent_id: int,
-        own_rows_only: bool = False,
-        out: Array | None = None,
-    ) -> Array:
-        """Draws a batch for one agent, from all or its own transitions; see RingBuffer.sample."""
-        rows = (
-            self.ring.sample_of(agent_id, count, rng, out=out)
-            if own_rows_only
-            else self.ring.sample(count, rng, out=out)
-        )
-        for source, drawn in enumerate(np.bincount(self.schema.agent_ids(rows)).tolist()):
-            if drawn:
-                self.traffic.sampled[agent_id, source] += drawn
-        self.traffic.sampled_total += count
-        return rows
-
-    def shortage(self, min_size: int, *, agent_id: int, own_rows_only: bool = False) -> str | None:
-        """What a batch for the agent has to wait for, in a few words; None if it can be drawn."""
-        size = len(self.ring)
-        if size < min_size:
-            return f"{min_size - size} more transitions ({size} of {min_size})"
-        if own_rows_only and not self.ring.count_of(agent_id):
-            return f"a transition of agent {agent_id} ({size} of others are present)"
-        return None
 
     def _require_next(self, writer: str, first_seq: int, committed: int) -> None:
         if first_seq < 1:

@@ -11,11 +11,13 @@ import numpy as np
 
 from dase_grpc.process.tasks import first_cause
 from dase_grpc.progress import several
+from dase_grpc.replay.buffer.sampling import UNIFORM, Sampling
 from dase_grpc.replay.client.cluster import StreamTarget
 from dase_grpc.replay.client.collected import CollectedSteps
 from dase_grpc.replay.client.connection import Connection, Shards, Stream
 from dase_grpc.replay.client.handoff import Handoff, Wait, Waited, WaitReason
 from dase_grpc.replay.client.insert import WINDOW_ROWS, Inserter, Outbox
+from dase_grpc.replay.client.priorities import Prioritised
 from dase_grpc.replay.client.sample import BatchQueue, OneFetcher
 from dase_grpc.replay.client.sharded_sample import ShardedFetcher
 from dase_grpc.schema import Array
@@ -242,6 +244,9 @@ class ReplayLink(RowLink):
     next is asked for. With `explores_first` it gives none while the buffer holds too little for a first one,
     either. With `collected` the agent's actors explore: batches come at the pace of their steps, and `next`
     waits for them in any case. `rng` splits batches over shards.
+
+    Attributes:
+        prioritised: how the last batch that `next` gave was drawn, if by priorities; the compute thread's.
     """
 
     def __init__(
@@ -251,7 +256,7 @@ class ReplayLink(RowLink):
         batch_size: int,
         prefetch: int,
         writer_id: str,
-        own_rows_only: bool = False,
+        sampling: Sampling = UNIFORM,
         rng: np.random.Generator | None = None,
         collected: CollectedSteps | None = None,
         explores_first: bool = False,
@@ -266,16 +271,17 @@ class ReplayLink(RowLink):
         self._fetcher: OneFetcher | ShardedFetcher
         if len(shards.connections) == 1:
             pacing = None if collected is None else collected.pacing
-            self._fetcher = OneFetcher(shards.first, self._batches, batch_size, own_rows_only, pacing)
+            self._fetcher = OneFetcher(shards.first, self._batches, batch_size, sampling, pacing)
         else:
             self._fetcher = ShardedFetcher(
                 shards,
                 self._batches,
                 batch_size=batch_size,
-                own_rows_only=own_rows_only,
+                sampling=sampling,
                 rng=rng or np.random.default_rng(),
             )
         self._no_batch = Waited(self._timing)
+        self.prioritised: Prioritised | None = None
 
     def next(self) -> tuple[Array, int] | None:
         """The next batch; blocks until it is there, or gives None if it is better to explore meanwhile."""
@@ -283,7 +289,10 @@ class ReplayLink(RowLink):
         batch = self._batches.next(unless=self._explore_on)
         if batch is not None or self._batches.held:
             self._no_batch.end()
-        return batch
+        if batch is None:
+            return None
+        rows, buffer_size, self.prioritised = batch
+        return rows, buffer_size
 
     def begin_anew(self) -> None:
         """`hold_batches`, and counts the steps of the agent's actors from now on."""

@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Self
 
@@ -12,9 +12,11 @@ import numpy as np
 
 from dase_grpc.errors import DaseError, Halted
 from dase_grpc.pace import Pace
+from dase_grpc.replay.buffer.sampling import UNIFORM, Sampling
 from dase_grpc.replay.client.cluster import UNARY_TIMEOUT_S, StreamTarget
 from dase_grpc.replay.client.connection import Connection, Stream
 from dase_grpc.replay.client.handoff import USUAL, Handoff, Times
+from dase_grpc.replay.client.priorities import Drawing, Prioritised, Told, prioritisation_message, taken
 from dase_grpc.replay.client.streams import OneStream, opened_in_time
 from dase_grpc.replay.wire.packed import Frame, Waiting, joined
 from dase_grpc.replay.wire.v1 import replay_pb2
@@ -23,11 +25,15 @@ from dase_grpc.schema import Array
 
 @dataclass(frozen=True)
 class SampledBatch:
-    """(B, width) packed rows, read-only, how many rows the buffer held, and of how many they were drawn."""
+    """(B, width) packed rows, read-only, how many rows the buffer held, and of how many they were drawn.
+
+    `drawing` says how, where that was by priorities.
+    """
 
     rows: Array
     buffer_size: int
     drawn_from: int
+    drawing: Drawing | None = None
 
 
 @dataclass(frozen=True)
@@ -63,12 +69,12 @@ class Sampler(OneStream):
         target: StreamTarget,
         *,
         batch_size: int,
-        own_rows_only: bool = False,
+        sampling: Sampling = UNIFORM,
         batches_per_frame: int = 1,
     ) -> None:
         self._target = target
         self._batch_size = batch_size
-        self._own_rows_only = own_rows_only
+        self._sampling = sampling
         self._batches_per_frame = batches_per_frame
         self._owed: deque[tuple[int, int]] = deque()  # how many rows, at least and at most, come next
         self._here: deque[SampledBatch] = deque()
@@ -79,7 +85,9 @@ class Sampler(OneStream):
         header = replay_pb2.SampleHeader(
             stream=self._target.header(),
             batch_size=self._batch_size,
-            own_rows_only=self._own_rows_only,
+            own_rows_only=self._sampling.own_rows_only,
+            own_share=self._sampling.own_share,
+            prioritisation=prioritisation_message(self._sampling),
             batches_per_frame=self._batches_per_frame,
             pace=None if pacing is None else pacing.message(),
         )
@@ -90,15 +98,31 @@ class Sampler(OneStream):
         self._owed.extend([(self._batch_size, self._batch_size)] * credits)
         return self
 
-    async def grant(self, credits: int, *, used: int = 0) -> None:
-        """Lets the service send this many more batches; with a pace, `used` were taken since the last."""
-        self._owed.extend([(self._batch_size, self._batch_size)] * credits)
-        await self._opened.write(replay_pb2.SampleRequest(credits=credits, used=used))
+    async def grant(
+        self, credits: int, *, used: int = 0, priorities: Sequence[replay_pb2.Priorities] = ()
+    ) -> None:
+        """Lets the service send this many more batches; with a pace, `used` were taken since the last.
 
-    async def ask(self, sizes: Sequence[int]) -> None:
-        """Has the service send a batch of each of these sizes, an empty one where it has nothing."""
+        With priorities it takes TD errors along.
+        """
+        self._owed.extend([(self._batch_size, self._batch_size)] * credits)
+        request = replay_pb2.SampleRequest(credits=credits, used=used, priorities=priorities)
+        await self._opened.write(request)
+
+    async def ask(
+        self,
+        sizes: Sequence[int],
+        *,
+        own_rows: Sequence[int] = (),
+        priorities: Sequence[replay_pb2.Priorities] = (),
+    ) -> None:
+        """Has the service send a batch of each of these sizes, an empty one where it has nothing.
+
+        With an own share `own_rows` says how many of each are the agent's own; see `grant` for priorities.
+        """
         self._owed.extend((0, size) for size in sizes)
-        await self._opened.write(replay_pb2.SampleRequest(rows=sizes))
+        request = replay_pb2.SampleRequest(rows=sizes, own_rows=own_rows, priorities=priorities)
+        await self._opened.write(request)
 
     async def next(self) -> SampledBatch:
         """The next batch; while it is not there, `waiting` says what the service waits for."""
@@ -121,9 +145,14 @@ class Sampler(OneStream):
                 raise DaseError(f"the replay service at {self._target.address} sent what was not asked for")
         rows = np.frombuffer(joined(pieces), np.float32).reshape(-1, self._target.schema.width)
         batches, told = self._batches_in(received), pieces[-1]
-        for batch in np.split(rows, batches) if batches > 1 else (rows,):
+        drawing = None if told.drawing is None else Drawing.read(told.drawing)
+        if drawing is not None and not len(drawing.numbers) == len(drawing.probabilities) == len(rows):
+            raise DaseError(f"the replay service at {self._target.address} did not say how rows were drawn")
+        for number, batch in enumerate(np.split(rows, batches) if batches > 1 else (rows,)):
             self._owed.popleft()
-            self._here.append(SampledBatch(batch, told.buffer_size, told.drawn_from))
+            which = slice(number * len(batch), (number + 1) * len(batch))
+            part = None if drawing is None else drawing.part(which)
+            self._here.append(SampledBatch(batch, told.buffer_size, told.drawn_from, part))
 
     def _batches_in(self, received: int) -> int:
         """How many of the batches that come next these bytes are; 0 if they are not whole ones."""
@@ -159,7 +188,7 @@ class BatchQueue:
         self.held = False
         self.portion = 1 if one_by_one else max(1, prefetch // 2)
         self._prefetch = prefetch
-        self._batches: Handoff[tuple[Array, int]] = Handoff(
+        self._batches: Handoff[tuple[Array, int, Prioritised | None]] = Handoff(
             prefetch, on_change=self._tell, wake_s=timing.wake_s
         )
 
@@ -167,8 +196,8 @@ class BatchQueue:
         """Batches that are here and not used yet."""
         return len(self._batches)
 
-    def next(self, *, unless: Callable[[], bool]) -> tuple[Array, int] | None:
-        """The next batch; blocks until it is there, or gives None as soon as `unless` holds."""
+    def next(self, *, unless: Callable[[], bool]) -> tuple[Array, int, Prioritised | None] | None:
+        """The next batch, see `put`; blocks until it is there, or gives None as soon as `unless` holds."""
         self.held = False
         self.ask()
         return self._batches.get(unless=unless)
@@ -178,10 +207,10 @@ class BatchQueue:
         if not self.asked.is_set():
             self._loop.call_soon_threadsafe(self.asked.set)
 
-    def put(self, rows: Array, buffer_size: int) -> None:
+    def put(self, rows: Array, buffer_size: int, prioritised: Prioritised | None = None) -> None:
         """Adds a batch; never blocks, for no more are asked for than there is room. Halted if closed."""
         self.delivered += 1
-        self._batches.put((rows, buffer_size))
+        self._batches.put((rows, buffer_size, prioritised))
 
     @property
     def taken(self) -> int:
@@ -218,9 +247,10 @@ class OneFetcher:
     connection: Connection
     queue: BatchQueue
     batch_size: int
-    own_rows_only: bool
+    sampling: Sampling
     pacing: Callable[[int, int], Pacing] | None
     _sampler: Sampler | None = None
+    _told: Told = field(default_factory=deque)
 
     @property
     def waiting(self) -> str | None:
@@ -235,22 +265,26 @@ class OneFetcher:
         sampler = Sampler(
             target,
             batch_size=self.batch_size,
-            own_rows_only=self.own_rows_only,
+            sampling=self.sampling,
             batches_per_frame=self.queue.portion,
         )
         self._sampler = sampler
         try:
-            taken = self.queue.taken
-            pacing = self.pacing and self.pacing(taken, self.queue.delivered - taken)
+            used = self.queue.taken
+            pacing = self.pacing and self.pacing(used, self.queue.delivered - used)
             await sampler.open(credits=0, pacing=pacing)
             self.connection.up(Stream.SAMPLE)
             await self.queue.asked.wait()
             async with asyncio.TaskGroup() as tasks:
-                granting = tasks.create_task(self._grant(sampler, taken))
+                granting = tasks.create_task(self._grant(sampler, used))
                 with suppress(Halted):
                     while True:
-                        batch = await sampler.next()
-                        self.queue.put(batch.rows, batch.buffer_size)
+                        batch, prioritised = await sampler.next(), None
+                        if batch.drawing is not None:
+                            own = target.schema.agent_ids(batch.rows) == target.member.agent_id
+                            likelihood = batch.drawing.likelihood(own)
+                            prioritised = Prioritised.of([(batch.drawing, self._told)], likelihood)
+                        self.queue.put(batch.rows, batch.buffer_size, prioritised)
                 granting.cancel()
         finally:
             sampler.cancel()
@@ -261,9 +295,9 @@ class OneFetcher:
         while True:
             due = queue.due(granted)
             if due >= queue.portion:
-                taken = queue.taken
-                await sampler.grant(due, used=taken - told if self.pacing else 0)
-                told = taken
+                used = queue.taken - told if self.pacing else 0
+                told = queue.taken
+                await sampler.grant(due, used=used, priorities=taken(self._told))
                 granted += due
             queue.moved.clear()
             if queue.due(granted) < queue.portion:

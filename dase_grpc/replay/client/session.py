@@ -21,6 +21,7 @@ from dase_grpc.process.lifecycle import HangAlarm
 from dase_grpc.process.tasks import unless
 from dase_grpc.progress import Progress, several
 from dase_grpc.replay.buffer.policies import PolicyBytes
+from dase_grpc.replay.buffer.sampling import Sampling
 from dase_grpc.replay.client.admission import Joined, join_all, leases
 from dase_grpc.replay.client.cluster import Lines
 from dase_grpc.replay.client.compute import LearnerStreams
@@ -79,6 +80,7 @@ class Session:
         batch_size: rows of a batch.
         prefetch: batches drawn ahead of their use.
         own_rows_only: batches hold rows of this agent alone.
+        own_share: this share of each batch is of this agent, the rest of others; None draws from all alike.
         follow: agents whose policies `latest` is asked for.
         credentials: certificate or token, for a replay that asks for one.
         connect_timeout_s: how long a replay that has not answered yet is waited for.
@@ -99,6 +101,7 @@ class Session:
         batch_size: int = 256,
         prefetch: int = 4,
         own_rows_only: bool = False,
+        own_share: float | None = None,
         follow: Collection[int] = (),
         credentials: Credentials = NO_CREDENTIALS,
         connect_timeout_s: float = 60.0,
@@ -119,7 +122,7 @@ class Session:
         )
         self._batch_size = batch_size
         self._prefetch = prefetch
-        self._own_rows_only = own_rows_only
+        self._sampling = Sampling(own_rows_only, own_share)
         self._follow = follow
         self._numbers: dict[str, Any] = {}
         self._stop, self._given_up = asyncio.Event(), asyncio.Event()
@@ -335,7 +338,7 @@ class Session:
             batch_size=self._batch_size,
             prefetch=self._prefetch,
             writer_id=f"learner-{joined.member.agent_id}",
-            own_rows_only=self._own_rows_only,
+            sampling=self._sampling,
             explores_first=True,
         )
         exchange = PolicyExchange(shards.first, follow=self._follow, pack=_packed, unpack=_unpacked)

@@ -1,9 +1,12 @@
 """Sample streams at the service: headers, credits, batches drawn right into the messages that carry them."""
 
 import asyncio
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
+from itertools import zip_longest
 from typing import Any, Final
 
 import grpc
@@ -13,14 +16,26 @@ from dase_grpc import seeding
 from dase_grpc.errors import MalformedError
 from dase_grpc.metrics.buffer import Calls
 from dase_grpc.pace import Pace, StepLimiter
+from dase_grpc.replay.buffer.priorities import Drawn, Prioritisation
 from dase_grpc.replay.buffer.run import SharedRun
+from dase_grpc.replay.buffer.sampling import Sampling, Source
 from dase_grpc.replay.buffer.sharding import WHOLE
 from dase_grpc.replay.service.interceptors import read, read_first
 from dase_grpc.replay.service.streams import Admission, Change, Gate, Streams
-from dase_grpc.replay.wire.packed import FRAME_HEAD_BYTES, ROWS_BYTES, ReusedMemory, frame_head, write_frame
+from dase_grpc.replay.wire.packed import (
+    FRAME_HEAD_BYTES,
+    ROWS_BYTES,
+    ReusedMemory,
+    frame_drawing,
+    frame_head,
+    write_frame,
+)
 from dase_grpc.replay.wire.status import Context
 from dase_grpc.replay.wire.v1 import replay_pb2
 from dase_grpc.schema import Array
+
+Draw = Callable[..., tuple[Array, Drawn | None]]
+"""Draws what was asked for into rows, `out`."""
 
 MAX_BATCH_SIZE: Final = 65_536
 MAX_BATCH_BYTES: Final = 64 * 2**20
@@ -73,21 +88,22 @@ class Samples:
     async def _serve_credits(self, request: Any, batches: "Batches", *, at_once: int) -> None:
         size, clock, waited = batches.header.batch_size, self._calls.clock, self._calls.sample_wait.observe
         while request is not grpc.aio.EOF:
+            batches.take(request.priorities)
             _require_credits(request.credits)
             _require_sizes(request.rows, size)
             for first in range(0, request.credits, at_once):
                 asked = clock()
                 await self._wait_until_ready(batches)
                 waited(clock() - asked)
-                await batches.send(min(at_once, request.credits - first) * size)
-            for wanted in request.rows:
-                await batches.send(wanted)
+                await batches.send(size, batches=min(at_once, request.credits - first))
+            _require_own(request, has_share=batches.header.HasField("own_share"))
+            for wanted, own in zip_longest(request.rows, request.own_rows):
+                await batches.send(wanted, own=own)
             request = await _read_next(batches.context)
 
     async def _wait_until_ready(self, batches: "Batches") -> None:
-        header, store, min_size = batches.header, self._run.store, self._run.min_size
-        agent_id, own = header.stream.agent_id, header.own_rows_only
-        while (missing := store.shortage(min_size, agent_id=agent_id, own_rows_only=own)) is not None:
+        source, store, min_size = batches.source, self._run.store, self._run.min_size
+        while (missing := source.shortage(min_size)) is not None:
             batches.require_valid()
             answer = replay_pb2.SampleResponse()
             answer.waiting.size, answer.waiting.min_size = len(store.ring), min_size
@@ -95,7 +111,7 @@ class Samples:
             await batches.context.write(answer)
             with suppress(TimeoutError):
                 async with asyncio.timeout(WAITING_EVERY_S):
-                    while store.shortage(min_size, agent_id=agent_id, own_rows_only=own) is not None:
+                    while source.shortage(min_size) is not None:
                         await self._changed.next.wait()
 
 
@@ -116,7 +132,8 @@ class Batches:
     ) -> None:
         self.header, self.context = header, context
         self._run, self._rng = run, rng
-        self._agent_id, self._own = header.stream.agent_id, header.own_rows_only
+        self._agent_id = header.stream.agent_id
+        self.source = Source(run.store, self._agent_id, _sampling(header))
         self._clock, self._took = calls.clock, calls.requests("Sample").observe
         self._memory = ReusedMemory()
 
@@ -124,19 +141,21 @@ class Batches:
         """Checks the lease."""
         self._run.leases.require(self._agent_id, self.header.stream.lease_epoch)
 
-    async def send(self, size: int) -> None:
-        """Sends this many transitions, none where there is nothing to draw from."""
-        began, ring = self._clock(), self._run.store.ring
+    async def send(self, size: int, *, batches: int = 1, own: int | None = None) -> None:
+        """Sends batches of this many transitions, none where there is nothing to draw from.
+
+        With an own share `own` may say how many of each are the agent's own.
+        """
+        began, ring, source = self._clock(), self._run.store.ring, self.source
         self.require_valid()
-        present = ring.count_of(self._agent_id) if self._own else len(ring)
-        count = size if present else 0
-        if count * ring.schema.row_bytes <= ROWS_BYTES:
-            await self.context.write(self._frame(count, buffer_size=len(ring), drawn_from=present))
-        else:
-            await self._send_pieces(count, buffer_size=len(ring), drawn_from=present)
+        draw = partial(source.draw, size, self._rng, batches=batches, own=own)
+        count = batches * size if source.present else 0
+        small = source.priorities is None and count * ring.schema.row_bytes <= ROWS_BYTES
+        send = self._send_frame if small else self._send_pieces
+        await send(count, draw, buffer_size=len(ring), drawn_from=source.told)
         self._took(self._clock() - began)
 
-    def _frame(self, count: int, *, buffer_size: int, drawn_from: int) -> bytes:
+    async def _send_frame(self, count: int, draw: Draw, *, buffer_size: int, drawn_from: int) -> None:
         schema = self._run.store.schema
         size_bytes = count * schema.row_bytes
         head = frame_head(size_bytes, last=True, buffer_size=buffer_size, drawn_from=drawn_from)
@@ -144,25 +163,53 @@ class Batches:
         def fill(message: memoryview) -> None:
             message[:FRAME_HEAD_BYTES] = head
             if count:
-                self._draw(schema.from_bytes(message[FRAME_HEAD_BYTES:]))
+                draw(out=schema.from_bytes(message[FRAME_HEAD_BYTES:]))
 
-        return self._memory.message(FRAME_HEAD_BYTES + size_bytes, fill)
+        await self.context.write(self._memory.message(FRAME_HEAD_BYTES + size_bytes, fill))
 
-    async def _send_pieces(self, count: int, *, buffer_size: int, drawn_from: int) -> None:
-        """Sends what is too large for one frame."""
+    async def _send_pieces(self, count: int, draw: Draw, *, buffer_size: int, drawn_from: int) -> None:
+        """Sends what is too large for one frame, and what says how it was drawn."""
         rows = self._run.store.schema.empty(count)
-        self._draw(rows)
-        data = rows.data.cast("B")
-        for start in range(0, len(data), ROWS_BYTES):
+        drawn = draw(out=rows)[1] if count else None
+        drawing = b"" if drawn is None else frame_drawing(self._drawing(drawn))
+        data = rows.data.cast("B") if count else b""
+        for start in range(0, max(1, len(data)), ROWS_BYTES):
             piece, last = data[start : start + ROWS_BYTES], start + ROWS_BYTES >= len(data)
-            await self.context.write(
-                write_frame(piece, last=last, buffer_size=buffer_size, drawn_from=drawn_from)
-            )
+            frame = write_frame(piece, last=last, buffer_size=buffer_size, drawn_from=drawn_from)
+            await self.context.write(frame + drawing if last else frame)
 
-    def _draw(self, rows: Array) -> None:
-        self._run.store.sample(
-            len(rows), self._rng, agent_id=self._agent_id, own_rows_only=self._own, out=rows
+    def _drawing(self, drawn: Drawn) -> replay_pb2.Drawing:
+        priorities = self.source.priorities
+        assert priorities is not None
+        sides = priorities.sides()
+        return replay_pb2.Drawing(
+            numbers=drawn.numbers.tobytes(),
+            probabilities=drawn.probabilities.tobytes(),
+            present=[side.present for side in sides],
+            masses=[side.mass for side in sides],
+            incarnation=self._run.incarnation,
+            largest_mass=priorities.largest,
+            ignored=priorities.ignored.total(),
         )
+
+    def take(self, told: Iterable[replay_pb2.Priorities]) -> None:
+        """Takes the TD errors of a request.
+
+        Raises:
+            MalformedError: the stream has no priorities, or there is not one error for each number.
+        """
+        for each in told:
+            numbers, errors = len(each.numbers) // 8, len(each.errors) // 4
+            priorities = self.source.priorities
+            if priorities is None or len(each.numbers) % 8 or len(each.errors) % 4 or numbers != errors:
+                raise MalformedError(
+                    "priorities are for a stream with a prioritisation, 8 bytes for each number and 4 for "
+                    f"its error; here are {len(each.numbers)} and {len(each.errors)}"
+                )
+            if each.incarnation != self._run.incarnation:
+                priorities.ignored["restart"] += numbers
+                continue
+            priorities.put(np.frombuffer(each.numbers, "<i8"), np.frombuffer(each.errors, "<f4"))
 
 
 class PacedBatches:
@@ -208,8 +255,9 @@ class PacedBatches:
                     await reading
 
     def _take(self, request: replay_pb2.SampleRequest) -> None:
+        self._batches.take(request.priorities)
         _require_credits(request.credits)
-        if request.rows:
+        if request.rows or request.own_rows:
             raise MalformedError("a Sample stream with a pace gives batches for credits, not by size")
         self._credits += request.credits
         if request.used:
@@ -261,6 +309,31 @@ def _limiter(header: replay_pb2.SampleHeader) -> StepLimiter:
     return StepLimiter(pace, used=said.used, held=said.held, own_rows_only=header.own_rows_only)
 
 
+def _sampling(header: replay_pb2.SampleHeader) -> Sampling:
+    """How the batches of a stream are drawn.
+
+    Raises:
+        MalformedError: they cannot be drawn like that.
+    """
+    share = header.own_share if header.HasField("own_share") else None
+    weighed = _prioritisation(header.prioritisation) if header.HasField("prioritisation") else None
+    if header.own_rows_only and (share is not None or weighed is not None):
+        raise MalformedError("a Sample stream with own_rows_only has no own_share and no prioritisation")
+    if share is not None and not 0 <= share <= 1:
+        raise MalformedError(f"own_share is a share of a batch, from 0 to 1, not {share:g}")
+    return Sampling(header.own_rows_only, share, weighed)
+
+
+def _prioritisation(said: replay_pb2.Prioritisation) -> Prioritisation:
+    alpha, epsilon, uniform = said.alpha, said.epsilon, said.uniform_share
+    if not (0 <= alpha <= 1 and 0 <= uniform <= 1 and 0 <= epsilon < math.inf):
+        raise MalformedError(
+            f"priorities take an alpha from 0 to 1, an epsilon of at least 0 and a uniform_share from 0 to "
+            f"1, not {alpha:g}, {epsilon:g} and {uniform:g}"
+        )
+    return Prioritisation(alpha, epsilon, uniform)
+
+
 def _batches_per_frame(header: replay_pb2.SampleHeader, row_bytes: int) -> int:
     """How many batches a frame holds where as many credits are there."""
     if header.own_rows_only:  # what rejection draws depends on how many are drawn at once
@@ -288,3 +361,12 @@ def _require_sizes(sizes: Sequence[int], batch_size: int) -> None:
         raise MalformedError(f"a request asks for at most {MAX_CREDITS} batches by size, not {len(sizes)}")
     if sizes and not 1 <= min(sizes) <= max(sizes) <= batch_size:
         raise MalformedError(f"a batch asked for by size has 1 to {batch_size} transitions on this stream")
+
+
+def _require_own(request: replay_pb2.SampleRequest, *, has_share: bool) -> None:
+    own, sizes = request.own_rows, request.rows
+    if own and not (has_share and len(own) == len(sizes) and all(map(int.__le__, own, sizes))):
+        raise MalformedError(
+            "own_rows says for each batch asked for by size how many of its rows are the agent's own, on a "
+            "stream with an own_share; here it does not"
+        )

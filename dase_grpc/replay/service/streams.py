@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 from dase_grpc.errors import DrainingError, OverloadedError, RefusalError
 from dase_grpc.pace import StepLimiter
 from dase_grpc.replay.buffer.run import SharedRun
+from dase_grpc.replay.buffer.sampling import shortage
 from dase_grpc.replay.buffer.store import ReplayStore
 from dase_grpc.replay.security.door import require_agent
 from dase_grpc.replay.wire.status import Context
@@ -228,7 +229,7 @@ class Gate:
             return f"{missing} more environment steps of the actors of agent {agent_id}"
         latest = self.run.limiters.get(agent_id)
         own = latest is not None and latest.own_rows_only
-        return self.run.store.shortage(self.run.min_size, agent_id=agent_id, own_rows_only=own)
+        return shortage(self.run.store.ring, self.run.min_size, agent_id=agent_id, own_rows_only=own)
 
     @property
     def _collected(self) -> int:

@@ -104,6 +104,7 @@ class Frame:
     last: bool
     buffer_size: int
     drawn_from: int
+    drawing: replay_pb2.Drawing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,12 @@ def frame_head(count: int, *, last: bool, buffer_size: int, drawn_from: int) -> 
     return _FRAME.head(_LAST[last] + sizes, count)
 
 
+def frame_drawing(drawing: replay_pb2.Drawing) -> bytes:
+    """What follows a SampleResponse to say how its rows were drawn: fields that a reader merges with it."""
+    frame = replay_pb2.SampleFrame(drawing=drawing)
+    return replay_pb2.SampleResponse(frame=frame).SerializeToString()
+
+
 def read_response(data: bytes) -> Frame | Waiting:
     """A SampleResponse; without a copy of the rows where its head is a `frame_head`. May be a DecodeError."""
     fields = _FRAME.fields(data)
@@ -143,7 +150,8 @@ def joined(pieces: Sequence[Frame]) -> memoryview | bytes:
 
 
 def _frame(head: replay_pb2.SampleFrame, rows: memoryview) -> Frame:
-    return Frame(rows, head.last, head.buffer_size, head.drawn_from)
+    drawing = head.drawing if head.HasField("drawing") else None
+    return Frame(rows, head.last, head.buffer_size, head.drawn_from, drawing)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from learning.td3_cases import CPU, SCHEMA, B, N
 from learning.tracing import Traces
 
 from dase_grpc.config.algorithms import DpsConfig
+from dase_grpc.config.sections import ReplayConfig
 from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.agents.graphs import REHEARSALS, Captured
 from dase_grpc.learning.agents.memory import StackedMemory
@@ -61,7 +62,7 @@ class Case:
         self.ids, self.memory = ids, StackedMemory(len(ids))
         self.exact = exact
         self.make = partial(AGENTS[config.algorithm], config, SCHEMA, seed=1)
-        run = SimpleNamespace(agent=config, train=SimpleNamespace(agents=K))
+        run = SimpleNamespace(agent=config, train=SimpleNamespace(agents=K), replay=ReplayConfig())
         rows = [self.memory.of(place) for place in range(len(ids))]
         self.totals = [DeviceTotals.zero(device, memory=row) for row in rows]
         parts = [

@@ -10,6 +10,7 @@ from scipy import stats
 from store_cases import SCHEMA, rows_of, serials_of
 
 from dase_grpc.replay.buffer.ring import RARE, RingBuffer
+from dase_grpc.replay.buffer.sampling import Sampling, Source
 from dase_grpc.replay.buffer.store import ReplayStore
 
 
@@ -120,7 +121,7 @@ def store_of(agents) -> ReplayStore:
 
 def test_what_an_agent_draws_of_its_own_is_counted_as_such():
     store = store_of([0, 1, 0, 0])
-    rows = store.sample(32, np.random.default_rng(0), agent_id=1, own_rows_only=True)
+    rows = Source(store, 1, Sampling(own_rows_only=True)).draw(32, np.random.default_rng(0))[0]
     assert set(serials_of(rows)) == {1}
     assert store.traffic.sampled == {(1, 1): 32}
     assert store.traffic.sampled_total == 32
@@ -137,5 +138,5 @@ def test_what_an_agent_draws_of_its_own_is_counted_as_such():
 )
 def test_a_batch_waits_for_min_size_and_for_a_row_to_draw_from(agents, min_size, of_all, of_own):
     store = store_of(agents)
-    assert store.shortage(min_size, agent_id=1) == of_all
-    assert store.shortage(min_size, agent_id=1, own_rows_only=True) == of_own
+    assert Source(store, 1).shortage(min_size) == of_all
+    assert Source(store, 1, Sampling(own_rows_only=True)).shortage(min_size) == of_own

@@ -8,6 +8,7 @@ from contracts.sentences import assert_one_sentence, refuses
 from store_cases import BACKENDS, SCHEMA, WIDER, rows_of, serials_of, store_on
 
 from dase_grpc.errors import MalformedError, SequenceGapError, TooManyWritersError
+from dase_grpc.replay.buffer.sampling import Source
 from dase_grpc.replay.buffer.store import ReplayStore
 
 
@@ -130,7 +131,7 @@ def test_evictions_are_counted_by_the_agent_whose_transitions_left(store):
 def test_sampling_counts_who_drew_whose_transitions(store):
     store.append("a", 1, rows_of([1], 0), agent_id=0)
     store.append("b", 1, rows_of([101], 7), agent_id=7)
-    drawn = store.sample(100, np.random.default_rng(0), agent_id=7)
+    drawn = Source(store, 7).draw(100, np.random.default_rng(0))[0]
     own = np.count_nonzero(SCHEMA.agent_ids(drawn) == 7)
     assert store.traffic.sampled == {(7, 0): 100 - own, (7, 7): own}
     assert store.traffic.sampled_total == 100

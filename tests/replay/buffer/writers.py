@@ -10,6 +10,7 @@ from store_cases import SCHEMA, rows_of, serials_of
 
 from dase_grpc.errors import MalformedError, SequenceGapError, TooManyWritersError, WriterForgottenError
 from dase_grpc.replay.buffer.ring import RingBuffer
+from dase_grpc.replay.buffer.sampling import Source
 from dase_grpc.replay.buffer.store import ReplayStore
 
 CAPACITY = 7
@@ -113,7 +114,7 @@ class Writers(RuleBasedStateMachine):
     @precondition(lambda self: self.present)
     @rule(agent=st.integers(0, 1), count=st.integers(1, 20))
     def sample(self, agent: int, count: int) -> None:
-        drawn = serials_of(self.store.sample(count, self.rng, agent_id=agent))
+        drawn = serials_of(Source(self.store, agent).draw(count, self.rng)[0])
         assert len(drawn) == count
         assert set(drawn) <= {serial for serial, _ in self.present}
         self.drawn[agent] += count

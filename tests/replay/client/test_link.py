@@ -211,9 +211,9 @@ async def test_batches_are_asked_for_by_portions_that_come_in_one_message(servic
     granted, read = [], []
     grant, receive = Sampler.grant, Sampler._receive
 
-    async def noted(self, credits, *, used=0):
+    async def noted(self, credits, **told):
         granted.append(credits)
-        await grant(self, credits, used=used)
+        await grant(self, credits, **told)
 
     async def counted(self):
         before = len(self._here)

@@ -21,6 +21,7 @@ from scipy import stats
 
 from dase_grpc.errors import StaleLeaseError
 from dase_grpc.progress import Progress
+from dase_grpc.replay.buffer.sampling import Sampling
 from dase_grpc.replay.client.connection import Away, Outage
 from dase_grpc.replay.service.sample import Batches
 
@@ -80,7 +81,7 @@ async def test_own_rows_are_drawn_uniformly_over_the_shards_and_nobody_elses():
         for service in services:  # more of another agent's where there are fewer of its own
             others = rows_of(1, 200, 1)
             service.run.store.append("other", 1, others[: 200 if service is services[1] else 5], agent_id=1)
-        link = link_over(shards, batch_size=32, own_rows_only=True)
+        link = link_over(shards, batch_size=32, sampling=Sampling(own_rows_only=True))
         async with running(link, shards):
             await all_serve(link)
             batches = await take(link, 100)
@@ -128,7 +129,7 @@ async def test_a_shard_that_has_nothing_any_more_is_passed_over():
         async with running(link, shards):
             part = link._fetcher._parts[1]
             await eventually(lambda: part.serves)
-            part._heard, part._known = part.connection.buffer, 1_000  # what it was last heard to hold
+            part._heard, part._known = part.connection.buffer, (1_000,)  # what it was last heard to hold
             batches = await take(link, 20)
     assert all(set(serials_of(batch)) <= set(range(1, 31)) for batch in batches)
 
@@ -188,10 +189,10 @@ async def test_rows_that_a_silent_shard_owes_are_drawn_from_the_others(monkeypat
         silent = asyncio.Event()
         send = Batches.send
 
-        async def send_late(self, size):
+        async def send_late(self, size, **options):
             if self._run is services[1].run:
                 await silent.wait()
-            await send(self, size)
+            await send(self, size, **options)
 
         monkeypatch.setattr(Batches, "send", send_late)
         async with running(link, shards):

@@ -19,6 +19,7 @@ from replay.wire.services import (
 
 from dase_grpc import seeding
 from dase_grpc.errors import DaseError, UnreachableError
+from dase_grpc.replay.buffer.sampling import Sampling
 from dase_grpc.replay.client.cluster import StreamTarget
 from dase_grpc.replay.client.insert import Inserter
 from dase_grpc.replay.client.sample import Sampler
@@ -188,7 +189,7 @@ async def test_a_batch_of_own_rows_holds_no_others(service):
     service.fill(50, agent_id=0)
     service.fill(3, agent_id=1)
     for agent_id, target in targets.items():
-        sampler = await Sampler(target, batch_size=200, own_rows_only=True).open(credits=2)
+        sampler = await Sampler(target, batch_size=200, sampling=Sampling(own_rows_only=True)).open(credits=2)
         rng = seeding.generator(7, seeding.Purpose.SAMPLING, agent_id, 0)
         for _ in range(2):
             batch = await sampler.next()
@@ -202,7 +203,7 @@ async def test_own_rows_are_waited_for_although_others_are_there(monkeypatch):
     async with serving(min_size=2) as service:
         target = await service.target(1)
         service.fill(5, agent_id=0)
-        sampler = await Sampler(target, batch_size=4, own_rows_only=True).open(credits=1)
+        sampler = await Sampler(target, batch_size=4, sampling=Sampling(own_rows_only=True)).open(credits=1)
         batch = asyncio.ensure_future(sampler.next())
         await eventually(lambda: sampler.waiting is not None)
         assert sampler.waiting == "waiting for a transition of agent 1 (5 of others are present)"
@@ -321,7 +322,11 @@ async def test_batches_granted_together_may_share_a_frame_and_are_those_of_frame
 
 @pytest.mark.parametrize(
     ("options", "batches"),
-    [({"batches_per_frame": 3}, [3, 3, 1]), ({}, [1] * 7), ({"own_rows_only": True}, [1] * 7)],
+    [
+        ({"batches_per_frame": 3}, [3, 3, 1]),
+        ({}, [1] * 7),
+        ({"own_rows_only": True}, [1] * 7),
+    ],
     ids=["three at once", "not asked for", "own rows"],
 )
 async def test_as_many_batches_share_a_frame_as_the_client_says(service, options, batches):

@@ -245,6 +245,8 @@ class SampleRequest(_message.Message):
     CREDITS_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     USED_FIELD_NUMBER: _builtins.int
+    OWN_ROWS_FIELD_NUMBER: _builtins.int
+    PRIORITIES_FIELD_NUMBER: _builtins.int
     credits: _builtins.int
     """How many more batches the server may send."""
     used: _builtins.int
@@ -260,6 +262,14 @@ class SampleRequest(_message.Message):
         put a batch together from several services (docs/sharding.md).
         """
 
+    @_builtins.property
+    def own_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """With an own_share, as many as `rows`: how many of each of those batches are the agent's own."""
+
+    @_builtins.property
+    def priorities(self) -> _containers.RepeatedCompositeFieldContainer[Global___Priorities]:
+        """On a stream with priorities: TD errors of transitions that came on it, some batches late."""
+
     def __init__(
         self,
         *,
@@ -267,14 +277,47 @@ class SampleRequest(_message.Message):
         credits: _builtins.int = ...,
         rows: _abc.Iterable[_builtins.int] | None = ...,
         used: _builtins.int = ...,
+        own_rows: _abc.Iterable[_builtins.int] | None = ...,
+        priorities: _abc.Iterable[Global___Priorities] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credits", b"credits", "header", b"header", "rows", b"rows", "used", b"used"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credits", b"credits", "header", b"header", "own_rows", b"own_rows", "priorities", b"priorities", "rows", b"rows", "used", b"used"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SampleRequest: _TypeAlias = SampleRequest  # noqa: Y015
+
+@_typing.final
+class Priorities(_message.Message):
+    """TD errors of transitions. Those of transitions that are gone, of another incarnation of the service, and
+    those that are not finite change nothing; they are counted (Drawing.ignored).
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    NUMBERS_FIELD_NUMBER: _builtins.int
+    ERRORS_FIELD_NUMBER: _builtins.int
+    incarnation: _builtins.str
+    """As Drawing said them."""
+    numbers: _builtins.bytes
+    errors: _builtins.bytes
+    """A float32 for each number, little-endian; its sign does not count."""
+    def __init__(
+        self,
+        *,
+        incarnation: _builtins.str = ...,
+        numbers: _builtins.bytes = ...,
+        errors: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["errors", b"errors", "incarnation", b"incarnation", "numbers", b"numbers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Priorities: _TypeAlias = Priorities  # noqa: Y015
 
 @_typing.final
 class SampleHeader(_message.Message):
@@ -285,6 +328,8 @@ class SampleHeader(_message.Message):
     OWN_ROWS_ONLY_FIELD_NUMBER: _builtins.int
     BATCHES_PER_FRAME_FIELD_NUMBER: _builtins.int
     PACE_FIELD_NUMBER: _builtins.int
+    OWN_SHARE_FIELD_NUMBER: _builtins.int
+    PRIORITISATION_FIELD_NUMBER: _builtins.int
     batch_size: _builtins.int
     own_rows_only: _builtins.bool
     """Draw only from what the stream's agent collected; else from the whole buffer."""
@@ -292,11 +337,20 @@ class SampleHeader(_message.Message):
     """Credits granted in one request may come as frames of up to this many whole batches, drawn together, as far
     as they fit; 0 and 1 mean that each comes in frames of its own. Such a frame is cut every batch_size rows.
     """
+    own_share: _builtins.float
+    """Draw this share of each batch, 0 to 1, from what the stream's agent collected, rounded at random so that
+    it is exact on average, and the rest from what all others did, each uniformly. Where one side is empty
+    the other fills in. Absent: from all alike. Not with own_rows_only.
+    """
     @_builtins.property
     def stream(self) -> Global___StreamHeader: ...
     @_builtins.property
     def pace(self) -> Global___Pace:
         """Set where the agent's actors collect all of its transitions: keeps these and its updates in proportion."""
+
+    @_builtins.property
+    def prioritisation(self) -> Global___Prioritisation:
+        """Draw in proportion to priorities instead of uniformly. Not with own_rows_only."""
 
     def __init__(
         self,
@@ -306,14 +360,51 @@ class SampleHeader(_message.Message):
         own_rows_only: _builtins.bool = ...,
         batches_per_frame: _builtins.int = ...,
         pace: Global___Pace | None = ...,
+        own_share: _builtins.float | None = ...,
+        prioritisation: Global___Prioritisation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["pace", b"pace", "stream", b"stream"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_own_share", b"_own_share", "own_share", b"own_share", "pace", b"pace", "prioritisation", b"prioritisation", "stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "batches_per_frame", b"batches_per_frame", "own_rows_only", b"own_rows_only", "pace", b"pace", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_own_share", b"_own_share", "batch_size", b"batch_size", "batches_per_frame", b"batches_per_frame", "own_rows_only", b"own_rows_only", "own_share", b"own_share", "pace", b"pace", "prioritisation", b"prioritisation", "stream", b"stream"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__own_share: _TypeAlias = _typing.Literal["own_share"]  # noqa: Y015
+    _WhichOneofArgType__own_share: _TypeAlias = _typing.Literal["_own_share", b"_own_share"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__own_share) -> _WhichOneofReturnType__own_share | None: ...
+
+Global___SampleHeader: _TypeAlias = SampleHeader  # noqa: Y015
+
+@_typing.final
+class Prioritisation(_message.Message):
+    """How TD errors become probabilities: a transition has the mass (|TD error| + epsilon) ^ alpha and is drawn in
+    proportion to it, but for a share of draws that are uniform (Schaul et al. 2016, arXiv 1511.05952). The
+    service keeps the masses of each agent by themselves. A new transition has the largest mass so far.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ALPHA_FIELD_NUMBER: _builtins.int
+    EPSILON_FIELD_NUMBER: _builtins.int
+    UNIFORM_SHARE_FIELD_NUMBER: _builtins.int
+    alpha: _builtins.float
+    """0 to 1."""
+    epsilon: _builtins.float
+    """At least 0."""
+    uniform_share: _builtins.float
+    """0 to 1."""
+    def __init__(
+        self,
+        *,
+        alpha: _builtins.float = ...,
+        epsilon: _builtins.float = ...,
+        uniform_share: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha", b"alpha", "epsilon", b"epsilon", "uniform_share", b"uniform_share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SampleHeader: _TypeAlias = SampleHeader  # noqa: Y015
+Global___Prioritisation: _TypeAlias = Prioritisation  # noqa: Y015
 
 @_typing.final
 class Pace(_message.Message):
@@ -395,13 +486,18 @@ class SampleFrame(_message.Message):
     LAST_FIELD_NUMBER: _builtins.int
     BUFFER_SIZE_FIELD_NUMBER: _builtins.int
     DRAWN_FROM_FIELD_NUMBER: _builtins.int
+    DRAWING_FIELD_NUMBER: _builtins.int
     rows: _builtins.bytes
     last: _builtins.bool
     """Set on the last frame of a batch."""
     buffer_size: _builtins.int
     """Transitions in the buffer when the batch was drawn."""
     drawn_from: _builtins.int
-    """How many of these it was drawn from: all, or the agent's own."""
+    """How many of these it was drawn from: all, or with own_rows_only the agent's own."""
+    @_builtins.property
+    def drawing(self) -> Global___Drawing:
+        """On a stream with priorities, with the last frame of a batch."""
+
     def __init__(
         self,
         *,
@@ -409,14 +505,64 @@ class SampleFrame(_message.Message):
         last: _builtins.bool = ...,
         buffer_size: _builtins.int = ...,
         drawn_from: _builtins.int = ...,
+        drawing: Global___Drawing | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drawing", b"drawing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_size", b"buffer_size", "drawn_from", b"drawn_from", "last", b"last", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_size", b"buffer_size", "drawing", b"drawing", "drawn_from", b"drawn_from", "last", b"last", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SampleFrame: _TypeAlias = SampleFrame  # noqa: Y015
+
+@_typing.final
+class Drawing(_message.Message):
+    """How a batch, or several, were drawn. Sides are drawn from apart: all transitions, or with an own_share the
+    agent's own (side 0) and all others' (side 1).
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBERS_FIELD_NUMBER: _builtins.int
+    PROBABILITIES_FIELD_NUMBER: _builtins.int
+    PRESENT_FIELD_NUMBER: _builtins.int
+    MASSES_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    LARGEST_MASS_FIELD_NUMBER: _builtins.int
+    IGNORED_FIELD_NUMBER: _builtins.int
+    numbers: _builtins.bytes
+    """The number of each row's transition, an int64, little-endian; it means nothing to another incarnation."""
+    probabilities: _builtins.bytes
+    """A float32 for each row, little-endian: the probability of one draw from its side."""
+    incarnation: _builtins.str
+    """BufferState.incarnation of the service."""
+    largest_mass: _builtins.float
+    """The agent's largest mass so far, and how many priorities it has told in vain since the service started."""
+    ignored: _builtins.int
+    @_builtins.property
+    def present(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Transitions that were present, and the sum of their masses, of each side."""
+
+    @_builtins.property
+    def masses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        numbers: _builtins.bytes = ...,
+        probabilities: _builtins.bytes = ...,
+        present: _abc.Iterable[_builtins.int] | None = ...,
+        masses: _abc.Iterable[_builtins.float] | None = ...,
+        incarnation: _builtins.str = ...,
+        largest_mass: _builtins.float = ...,
+        ignored: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ignored", b"ignored", "incarnation", b"incarnation", "largest_mass", b"largest_mass", "masses", b"masses", "numbers", b"numbers", "present", b"present", "probabilities", b"probabilities"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Drawing: _TypeAlias = Drawing  # noqa: Y015
 
 @_typing.final
 class SampleWaiting(_message.Message):

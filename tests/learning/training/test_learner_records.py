@@ -15,6 +15,7 @@ KEYS = """
 step wall_seconds updates updates_per_second steps_per_second episode_return episodes critic_loss actor_loss
 q_mean skipped_updates degenerate_updates refused env_restarts similarity similarity_weight
 divergence_covariance divergence_mean divergence_covariance_by_source divergence_mean_by_source external_share
+effective_sample_size own_share largest_priority mean_priority priorities_ignored
 effective_batch policy_lag buffer_size
 """
 

@@ -1,0 +1,57 @@
+"""A run in one process whose agents draw by priorities: weights, TD errors, and what is written of it."""
+
+import numpy as np
+import pytest
+from launch.resuming import assert_equal, config, records, train
+
+from dase_grpc.learning.training.updates import Updates, importance
+from dase_grpc.replay.buffer.priorities import Priorities
+
+SETTINGS = {"replay__sampling": "prioritised", "priorities__beta": 0.4, "train__log_every": 60}
+
+
+def test_importance_is_the_likelihood_to_the_minus_beta_over_the_largest():
+    likelihood = np.array([0.25, 1.0, 4.0], np.float32)
+    assert importance(likelihood, 0.5) == pytest.approx([1.0, 0.5, 0.25])
+    assert importance(likelihood, 0.0).tolist() == [1.0, 1.0, 1.0]
+    assert importance(likelihood, 1.0) == pytest.approx([1.0, 0.25, 0.0625])
+
+
+@pytest.mark.parametrize("mode", ["lockstep", "stack"])
+def test_every_batchs_errors_are_told_and_weights_follow_beta_over_the_run(tmp_path, monkeypatch, mode):
+    told, betas = [], []
+    put, beta = Priorities.put, Updates._beta.fget
+
+    def noted(self, numbers, errors):
+        told.append(errors)
+        put(self, numbers, errors)
+
+    def seen(self):
+        betas.append((self._at.steps, beta(self)))
+        return betas[-1][1]
+
+    monkeypatch.setattr(Priorities, "put", noted)
+    monkeypatch.setattr(Updates, "_beta", property(seen))
+    directory = train(tmp_path, config(**SETTINGS), mode=mode)
+    assert betas[0] == (20, pytest.approx(0.4 + 0.6 * 20 / 120))
+    assert betas[-1] == (120, pytest.approx(1.0))
+    assert len(told) == len(betas)
+    assert all(len(errors) == 32 and np.isfinite(errors).all() for errors in told)
+    assert any(errors.any() for errors in told)
+    last = records(directory.agent(0))[-1]
+    assert 0 < last["own_share"] < 1
+    assert 0 < last["effective_sample_size"] < 32
+    assert last["largest_priority"] >= last["mean_priority"] > 0
+    assert last["priorities_ignored"] == 0
+
+
+def test_a_run_is_the_same_each_time(tmp_path):
+    runs = [train(tmp_path, config(**SETTINGS, replay__own_share=0.25), name) for name in ("one", "two")]
+    assert_equal(*runs)
+
+
+def test_rows_that_weigh_nothing_do_not_stay_the_likeliest(tmp_path):
+    """Else an agent that shares nothing would draw others' new transitions again and again."""
+    directory = train(tmp_path, config(**SETTINGS, dps__divergence="isolated"))
+    shares = [record["own_share"] for record in records(directory.agent(0)) if record["own_share"]]
+    assert shares[-1] > 0.5
