@@ -295,9 +295,10 @@ class OneFetcher:
         while True:
             due = queue.due(granted)
             if due >= queue.portion:
-                used = queue.taken - told if self.pacing else 0
-                told = queue.taken
+                now = queue.taken  # read once: the compute thread may take another batch at any time
+                used = now - told if self.pacing else 0
                 await sampler.grant(due, used=used, priorities=taken(self._told))
+                told = now
                 granted += due
             queue.moved.clear()
             if queue.due(granted) < queue.portion:

@@ -347,8 +347,9 @@ class Session:
 
     def _shown(self) -> Progress:
         link = self._streams.link
+        wait = link.wait  # asked once: the compute thread may end it at any time
         progress = replace(Progress(step=link.stored, state="training"), **self._numbers)
-        return progress if link.wait is None else replace(progress, state=link.wait.state)
+        return progress if wait is None else replace(progress, state=wait.state)
 
 
 def _packed(policy: bytes | Arrays) -> bytes:
