@@ -66,15 +66,19 @@ def process_kept() -> Iterator[list[str]]:
 
 @contextmanager
 def _put_back(known: Mapping[str, Setting]) -> Iterator[list[str]]:
-    """Puts back what has changed of these settings; gives the list of it, as `process_kept` does."""
+    """Puts back what has changed of these settings; gives the list of it, as `process_kept` does.
+
+    One after the other: to put one back may change what another is (settings.py).
+    """
     changed: list[str] = []
     before = {name: setting.read() for name, setting in known.items()}
     try:
         yield changed
     finally:
-        changed += [name for name, value in before.items() if known[name].read() != value]
-        for name in changed:
-            known[name].write(before[name])
+        for name, value in before.items():
+            if known[name].read() != value:
+                known[name].write(value)
+                changed.append(name)
 
 
 @contextmanager

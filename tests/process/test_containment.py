@@ -8,7 +8,8 @@ import gymnasium
 import pytest
 
 from dase_grpc.learning.envs.make import make_env
-from dase_grpc.process.containment import left_as_found, process_kept
+from dase_grpc.process.containment import _put_back, left_as_found, process_kept
+from dase_grpc.process.settings import Setting
 from dase_grpc.process.signals import heeding
 
 
@@ -97,3 +98,20 @@ def test_what_an_environment_sets_does_not_stay(handlers):
         with process_kept():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         assert signal.getsignal(signal.SIGTERM) is heeded
+
+
+def test_a_setting_that_another_one_changes_when_it_is_put_back_is_put_back_after_it():
+    """As torch's gradients, which are on or off by the inference mode, whoever has set that."""
+    now = {"mode": False, "gradients": False}
+
+    def set_mode(on):
+        now.update(mode=on, gradients=not on)
+
+    known = {
+        "mode": Setting(lambda: now["mode"], set_mode),
+        "gradients": Setting(lambda: now["gradients"], lambda on: now.update(gradients=on)),
+    }
+    with _put_back(known) as changed:
+        now["mode"] = True
+    assert now == {"mode": False, "gradients": False}
+    assert changed == ["mode", "gradients"]
