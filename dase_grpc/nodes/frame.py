@@ -84,7 +84,7 @@ async def framed(
     """The frame of a node whose environments are `owner`'s; closed at the end of the block.
 
     Without `keeps_envs` the environments are made for the run's schema alone. EnvironmentHangsError if a call
-    into one does not return: its thread goes on hanging, so the process cannot end but by `ending.end_now`.
+    into one does not return: its thread goes on hanging, so the process cannot end but by `ends.end_now`.
     """
     here = Path.cwd()
     options.credentials.require_usable()

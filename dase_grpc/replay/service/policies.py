@@ -110,9 +110,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         sent: dict[int, tuple[int, int, int]] = {}
         with self._run.policies.following(wanted):
             while True:
-                published = (
-                    self._published.next
-                )  # taken before the look, so that nothing is missed in between
+                published = self._published.next  # before the look, so that nothing is missed in between
                 for agent_id in sorted(wanted) or self._run.policies.agents():  # each in turn: none starves
                     await self._send_if_newer(context, agent_id, sent)
                 await published.wait()
