@@ -10,14 +10,13 @@ from functools import partial
 from itertools import accumulate, zip_longest
 from pathlib import Path
 from textwrap import wrap
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 from rich.text import Text
 
-from dase_grpc.runs.reports.compare import compare
-from dase_grpc.runs.reports.comparison_tables import definitions, tables, write_comparison
-from dase_grpc.runs.reports.html import Table
+if TYPE_CHECKING:
+    from dase_grpc.runs.reports.html import Table
 
 _GAP: Final = "  "
 
@@ -66,6 +65,10 @@ def compare_here(
     paths: Sequence[Path], folder: Path, *, unfinished: bool, console: Console, warnings: Console
 ) -> None:
     """Compares runs: tables and names of files to `console`, what to be careful about to `warnings`."""
+    # matplotlib takes a while to import, and other commands do without it
+    from dase_grpc.runs.reports.compare import compare
+    from dase_grpc.runs.reports.comparison_tables import definitions, tables, write_comparison
+
     comparison = compare(paths, unfinished=unfinished)
     for left_out in comparison.left_out:
         say(warnings, f"warning: {left_out}")
@@ -87,7 +90,7 @@ def compare_here(
 _words_wrapped = partial(wrap, break_long_words=False, break_on_hyphens=False)
 
 
-def lines(table: Table, width: int) -> Iterator[str]:
+def lines(table: "Table", width: int) -> Iterator[str]:
     """The table in lines of at most `width` characters; only a single word that is longer stands out.
 
     Columns for which there is no room follow below, beside the first column once more.

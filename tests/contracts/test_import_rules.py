@@ -136,6 +136,7 @@ def test_imports_are_absolute():
         ("nodes.replay", LEARNING),
         ("replay.service.server", LEARNING),
         ("observe.top", LEARNING),
+        ("launch.console", LEARNING | NETWORK),
         ("replay.buffer.run", LEARNING | NETWORK),
         ("schema", NETWORK),
         ("config.resolve", NETWORK),
