@@ -20,7 +20,7 @@ def stage(name: str) -> str:
 def learners() -> Dashboard:
     """Speed, waits, losses and troubles of each agent."""
     made = dashboard("dase-learners", "DASE learners", __doc__ or "", ("learner", "agent"))
-    for panel in (*_speed(), *_waits(), *_learning(), *_keeping(), *_troubles(), *_machine()):
+    for panel in (*_speed(), *_waits(), *_learning(), *_sampling(), *_keeping(), *_troubles(), *_machine()):
         made.with_panel(panel)
     return made
 
@@ -119,6 +119,32 @@ def _learning() -> list[timeseries.Panel]:
                 )
             ],
             unit="s",
+        ),
+    ]
+
+
+def _sampling() -> list[timeseries.Panel]:
+    """What its batches hold."""
+    return [
+        lines(
+            "Own share of batches",
+            "Share of a batch that the agent collected itself (`replay.own_share`).",
+            [(f"dase_sample_own_share_ratio{SELECTED}", "agent {{agent_id}}")],
+            unit="percentunit",
+        ),
+        lines(
+            "Priorities",
+            'Largest and mean mass, (|TD error| + ε)^α; empty unless `replay.sampling = "prioritised"`.',
+            [
+                (f"dase_sample_priority_largest_mass{SELECTED} > 0", "agent {{agent_id}} largest"),
+                (f"dase_sample_priority_mean_mass{SELECTED} > 0", "agent {{agent_id}} mean"),
+            ],
+            logarithmic=True,
+        ),
+        lines(
+            "Priorities ignored",
+            "TD errors of transitions that were gone, or that were not finite, since the replay started.",
+            [(f"dase_sample_priorities_ignored{SELECTED}", "agent {{agent_id}}")],
         ),
     ]
 

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from dase_grpc.errors import Halted
 from dase_grpc.process.tasks import first_cause
+from dase_grpc.replay.buffer.priorities import Chances
 from dase_grpc.replay.buffer.sampling import Sampling
 from dase_grpc.replay.buffer.shares import OWN, own_counts
-from dase_grpc.replay.buffer.sumtree import Chances
 from dase_grpc.replay.client.cluster import StreamTarget
 from dase_grpc.replay.client.connection import Connection, Shards, Stream
 from dase_grpc.replay.client.priorities import Drawing, Prioritised, Told, taken

@@ -147,6 +147,18 @@ def sharing(agents: Mapping[int, Records], batch_sizes: Collection[int], *, name
     return _panels(agents, keys, name=name, finish=bounded)
 
 
+def sampling(agents: Mapping[int, Records], *, name: Names) -> str | None:
+    """What batches hold over time: the share of own transitions, and the effective sample of the loss."""
+    keys = {"own share of a batch": "own_share", "effective sample size": "effective_sample_size"}
+    return _panels(agents, keys, name=name, finish=lambda axes: axes[0].set_ylim(-0.02, 1.02))
+
+
+def priorities(agents: Mapping[int, Records], *, name: Names) -> str | None:
+    """The largest and the mean priority of each agent over time; None where it has none."""
+    keys = {"largest priority": "largest_priority", "mean priority": "mean_priority"}
+    return _panels(agents, keys, name=name, share_y=True, positive=True)
+
+
 def throughput(agents: Mapping[int, Records], *, name: Names) -> str | None:
     """Updates and environment steps per second of each agent over time."""
     rates = {"updates per second": "updates_per_second", "environment steps per second": "steps_per_second"}

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from store_cases import ring_on, rows_of, serials_of
 
-from dase_grpc.replay.buffer.priorities import HEAVIEST, OTHERS, OWN, Priorities, Prioritisation
+from dase_grpc.replay.buffer.priorities import HEAVIEST, Prioritisation, Priorities, SumTree
 from dase_grpc.replay.buffer.ring import RingBuffer
-from dase_grpc.replay.buffer.shares import OwnShare
-from dase_grpc.replay.buffer.sumtree import SumTree
+from dase_grpc.replay.buffer.shares import OTHERS, OWN, OwnShare
 
 PLAIN = Prioritisation(alpha=0.6, epsilon=1e-2, uniform=0.0)
 MIXED = Prioritisation(alpha=1.0, epsilon=1e-6, uniform=0.25)
