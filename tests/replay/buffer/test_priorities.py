@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from store_cases import ring_on, rows_of, serials_of
 
-from dase_grpc.replay.buffer.priorities import HEAVIEST, Prioritisation, Priorities, SumTree
+from dase_grpc.replay.buffer.priorities import HEAVIEST, Priorities, Prioritisation, SumTree
 from dase_grpc.replay.buffer.ring import RingBuffer
 from dase_grpc.replay.buffer.shares import OTHERS, OWN, OwnShare
 
