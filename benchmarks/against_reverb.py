@@ -42,13 +42,18 @@ from measuring import (
 )
 
 from dase_grpc.process.ends import keep_freed_memory
+from dase_grpc.replay.buffer.priorities import Prioritisation
+from dase_grpc.replay.buffer.sampling import Sampling
 
 ROOT: Final = Path(__file__).parents[1]
 REVERB_PYTHON: Final = ROOT / ".cache/reverb/bin/python"
 FILL: Final = 100_000
 
-SAMPLE, INSERT = "batches/s", "inserts/s"
+SAMPLE, INSERT, LEARN = "batches/s", "inserts/s", "prioritised batches/s"
 MEMORY, ALL_MEMORY = "bytes per transition", "bytes per transition, messages included"
+WAYS = "batches/s, by how they are drawn"
+SHARE, PRIORITIES = "DASE, own share 0.5", "DASE, prioritised, errors returned"
+BY_PRIORITY: Final = Sampling(prioritisation=Prioritisation(alpha=0.6, epsilon=1e-6, uniform=0.0))
 OURS, OURS_NAMED, TCP, ROW = "DASE", "DASE, from named columns", "bare TCP", "the row itself"
 FORMS: Final = {"named": "Reverb, named columns", "packed": "Reverb, packed by hand"}
 INSERT_METHODS: Final = ("structured", "writer")
@@ -58,6 +63,8 @@ ASKED: Final = {
     (SAMPLE, "wide"): {"named": 5.0, "packed": 3.0, TCP: 0.75},
     (INSERT, "narrow"): {"named": 12.0, "packed": 4.0},
     (INSERT, "wide"): {"named": 12.0, "packed": 4.0},
+    (LEARN, "narrow"): {"named": 5.0, "packed": 5.0},
+    (LEARN, "wide"): {"named": 3.0, "packed": 3.0},
 }
 """How many times as fast as each of them the replay is meant to be."""
 
@@ -88,7 +95,35 @@ def measure(
             sampling += [Entry(f"{called}, {how}", partial(reverb.sample, how)) for how in SAMPLE_METHODS]
             inserting += [Entry(f"{called}, {how}", partial(reverb.insert, how)) for how in INSERT_METHODS]
         yield from take_turns(sampling, subject=task, what=SAMPLE, turns=turns, seconds=seconds)
+        yield from take_turns(ways(ours), subject=task, what=WAYS, turns=turns, seconds=seconds)
         yield from take_turns(inserting, subject=task, what=INSERT, turns=turns, seconds=seconds)
+
+
+def ways(ours: Ours) -> list[Entry]:
+    """The replay's own ways to draw: an own share is to cost a tenth at most."""
+    return [
+        Entry(OURS, ours.sample),
+        Entry(SHARE, partial(ours.sample_by, Sampling(own_share=0.5))),
+        Entry(PRIORITIES, partial(ours.sample_by, BY_PRIORITY)),
+    ]
+
+
+def measure_priorities(
+    runner: asyncio.Runner, task: str, python: Path | None, *, turns: int, seconds: float, fill: int
+) -> list[Figure]:
+    """Batches by priorities, each of whose transitions is given a new one."""
+    m, n = TASKS[task]
+    with ExitStack() as started:
+        ours = started.enter_context(Ours(runner, m, n, capacity=fill))
+        ours.fill(fill)
+        entries = [Entry(OURS, partial(ours.sample_by, BY_PRIORITY))]
+        for form in FORMS:
+            if python is None:
+                break
+            reverb = started.enter_context(Reverb(python, m, n, form, "prioritised"))
+            reverb.fill(fill)
+            entries += [Entry(f"{FORMS[form]}, {how}", partial(reverb.learn, how)) for how in SAMPLE_METHODS]
+        return take_turns(entries, subject=task, what=LEARN, turns=turns, seconds=seconds)
 
 
 def memory_of(filled: "Ours | Reverb", who: str, task: str, fill: int) -> Iterator[Figure]:
@@ -116,7 +151,7 @@ def tables(figures: Sequence[Figure]) -> str:
 def rates(figures: Sequence[Figure]) -> str:
     """What was measured, each on a line."""
     rows = []
-    for what in (SAMPLE, INSERT):
+    for what in (SAMPLE, WAYS, INSERT, LEARN):
         for task in TASKS:
             for who in dict.fromkeys(f.who for f in values(figures, what=what, subject=task)):
                 found = values(figures, what=what, subject=task, who=who)
@@ -209,7 +244,8 @@ def measure_and_keep(given: argparse.Namespace) -> list[Figure]:
     found: list[Figure] = []
     with asyncio.Runner() as runner:
         for task in (given.task,) if given.task else TASKS:
-            found += measure(runner, task, python, turns=turns, seconds=seconds, fill=fill)
+            for part in (measure, measure_priorities):
+                found += part(runner, task, python, turns=turns, seconds=seconds, fill=fill)
             if given.results:
                 write_figures(given.results, found)
     return found

@@ -21,6 +21,7 @@ from measuring import Round, cpu_s
 from replay import random_rows, replay_process
 
 from dase_grpc.errors import DaseError
+from dase_grpc.replay.buffer.sampling import UNIFORM, Sampling
 from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget, open_channel
 from dase_grpc.replay.client.insert import Inserter
 from dase_grpc.replay.client.sample import Sampler
@@ -94,17 +95,21 @@ class Ours:
         """Takes batches."""
         return self._timed(self._sample(time.perf_counter() + seconds))
 
+    def sample_by(self, sampling: Sampling, seconds: float) -> Round:
+        """Takes batches that are drawn like that; with priorities it gives each row a TD error."""
+        return self._timed(self._sample_by(sampling, time.perf_counter() + seconds))
+
     async def _connect(self) -> None:
         self._channel = open_channel(self._address)
         member = await ClusterClient(self._channel, str(self._address)).join(
             node_name="benchmark", schema=self.schema, agent_id=None
         )
         self._target = StreamTarget(self._channel, str(self._address), member, self.schema)
-        self._sampler: Sampler | None = None
+        self._samplers: dict[Sampling, Sampler] = {}
 
     async def _disconnect(self) -> None:
-        if self._sampler is not None:
-            self._sampler.cancel()
+        for sampler in self._samplers.values():
+            sampler.cancel()
         await self._channel.close()
 
     async def _fill(self, count: int) -> None:
@@ -160,15 +165,30 @@ class Ours:
 
         return write
 
+    async def _stream(self, sampling: Sampling) -> Sampler:
+        if sampling not in self._samplers:
+            made = Sampler(
+                self._target, batch_size=self._batch, sampling=sampling, batches_per_frame=TOGETHER
+            )
+            self._samplers[sampling] = await made.open(credits=AHEAD)
+        return self._samplers[sampling]
+
     async def _sample(self, until: float) -> int:
-        if self._sampler is None:
-            made = Sampler(self._target, batch_size=self._batch, batches_per_frame=TOGETHER)
-            self._sampler = await made.open(credits=AHEAD)
-        done = 0
+        sampler, done = await self._stream(UNIFORM), 0
         while time.perf_counter() < until:
             for _ in range(TOGETHER):
-                await self._sampler.next()
-            await self._sampler.grant(TOGETHER)
+                await sampler.next()
+            await sampler.grant(TOGETHER)
+            done += TOGETHER
+        return done
+
+    async def _sample_by(self, sampling: Sampling, until: float) -> int:
+        sampler, done = await self._stream(sampling), 0
+        errors = np.random.default_rng(0).exponential(size=self._batch).astype(np.float32)
+        while time.perf_counter() < until:
+            drawings = [(await sampler.next()).drawing for _ in range(TOGETHER)]
+            told = [drawing.message(errors) for drawing in drawings if drawing is not None]
+            await sampler.grant(TOGETHER, priorities=told)
             done += TOGETHER
         return done
 
@@ -216,14 +236,16 @@ class Reverb:
     """A Reverb server and client, processes of its own virtual environment.
 
     form: `named` columns, as everybody uses it, or `packed` into one vector by the user.
+    sampling: `uniform`, or `prioritised`.
     """
 
-    def __init__(self, python: Path, m: int, n: int, form: str) -> None:
+    def __init__(self, python: Path, m: int, n: int, form: str, sampling: str = "uniform") -> None:
         self._command = [str(python), str(REVERB)]
         self._task = [str(m), str(n), form]
+        self._sampling = sampling
 
     def __enter__(self) -> Self:
-        self._server = self._start("server", *self._task)
+        self._server = self._start("server", *self._task, self._sampling)
         self.server_pid = self._server.pid
         port = first_line(self._server)
         self._client = self._start("client", *self._task, port, str(self.server_pid))
@@ -248,6 +270,10 @@ class Reverb:
     def sample(self, method: str, seconds: float) -> Round:
         """Takes batches."""
         return Round(**self._tell("sample", method, str(seconds)))
+
+    def learn(self, method: str, seconds: float) -> Round:
+        """Takes batches, and gives their transitions new priorities."""
+        return Round(**self._tell("learn", method, str(seconds)))
 
     def _start(self, *given: str) -> "subprocess.Popen[str]":
         return subprocess.Popen(

@@ -2,13 +2,14 @@
 
 Runs in Reverb's own virtual environment (scripts/get_reverb.sh) and so imports nothing of this project.
 
-python reverb_process.py server M N named|packed    prints the port once it listens
+python reverb_process.py server M N named|packed uniform|prioritised    prints the port once it listens
 python reverb_process.py client M N named|packed PORT SERVER_PID
 
 The client reads one command a line and answers each with a line of JSON: `insert METHOD SECONDS`,
-`sample METHOD SECONDS`, `fill COUNT`, `empty`. A transition is six named columns or, packed by its user, one
-vector. Methods are the fastest found for Reverb: items of one step, many in flight, and batches made by
-tf.data, in one stream or in two that are interleaved.
+`sample METHOD SECONDS`, `learn METHOD SECONDS`, `fill COUNT`, `empty`. What is learned from gets new
+priorities. A transition is six named columns or, packed by its user, one vector. Methods are the fastest found
+for Reverb: items of one step, many in flight, and batches made by tf.data, in one stream or in two that are
+interleaved.
 """
 
 import json
@@ -36,6 +37,7 @@ STEPS_A_LOOK = 64
 STRUCTURED_IN_FLIGHT = 256
 WRITER_IN_FLIGHT = 2000
 FLUSH_EVERY = 32
+PRIORITY_EXPONENT = 0.6
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -54,11 +56,15 @@ def steps_of(sizes: dict[str, int]) -> list[dict[str, Any]]:
     ]
 
 
-def serve(sizes: dict[str, int]) -> None:
+def serve(sizes: dict[str, int], sampling: str) -> None:
     """Runs a server until it is killed: while it waits, it ignores SIGTERM."""
+    selectors = {
+        "uniform": reverb.selectors.Uniform,
+        "prioritised": lambda: reverb.selectors.Prioritized(PRIORITY_EXPONENT),
+    }
     table = reverb.Table(
         TABLE,
-        sampler=reverb.selectors.Uniform(),
+        sampler=selectors[sampling](),
         remover=reverb.selectors.Fifo(),
         max_size=CAPACITY,
         rate_limiter=reverb.rate_limiters.MinSize(1),
@@ -139,8 +145,7 @@ def batches(port: int, method: str) -> Iterator[Any]:
             dataset, cycle_length=streams, num_parallel_calls=streams, deterministic=False
         )
     )
-    for sample in found.prefetch(PREFETCHED_BATCHES).as_numpy_iterator():
-        yield sample.data
+    yield from found.prefetch(PREFETCHED_BATCHES).as_numpy_iterator()
 
 
 def cpu_s(pid: int) -> float:
@@ -175,7 +180,19 @@ class Client:
             return self._timed(
                 lambda until: self._inserting.rounds(method, lambda done: time.perf_counter() < until), amount
             )
-        return self._timed(lambda until: self._sample(method, until), amount)
+        take = {"sample": self._sample, "learn": self._learn}[command]
+        return self._timed(lambda until: take(method, until), amount)
+
+    def _learn(self, method: str, until: float) -> int:
+        """Takes batches, and gives each of their transitions a new priority."""
+        stream = self._streams.setdefault(method, batches(self._port, method))
+        errors = np.random.default_rng(0).exponential(size=BATCH).tolist()
+        done = 0
+        while time.perf_counter() < until:
+            keys = next(stream).info.key.tolist()
+            self._client.mutate_priorities(TABLE, updates=dict(zip(keys, errors, strict=True)))
+            done += 1
+        return done
 
     def _sample(self, method: str, until: float) -> int:
         stream = self._streams.setdefault(method, batches(self._port, method))
@@ -199,7 +216,7 @@ def main() -> None:
     role, m, n, form, *where = sys.argv[1:]
     sizes = column_sizes(int(m), int(n), form)
     if role == "server":
-        serve(sizes)
+        serve(sizes, *where)
         return
     client = Client(sizes, *map(int, where))
     print("{}", flush=True)
