@@ -7,9 +7,9 @@ python reverb_process.py client M N named|packed PORT SERVER_PID
 
 The client reads one command a line and answers each with a line of JSON: `insert METHOD SECONDS`,
 `sample METHOD SECONDS`, `learn METHOD SECONDS`, `fill COUNT`, `empty`. What is learned from gets new
-priorities. A transition is six named columns or, packed by its user, one vector. Methods are the fastest found
-for Reverb: items of one step, many in flight, and batches made by tf.data, in one stream or in two that are
-interleaved.
+priorities. A transition is six named columns or, packed by its user, one vector. Methods are the fastest
+found for Reverb: items of one step, many in flight, and batches made by tf.data, in one stream or in two that
+are interleaved.
 """
 
 import json
