@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
@@ -187,8 +188,8 @@ class Ours:
         errors = np.random.default_rng(0).exponential(size=self._batch).astype(np.float32)
         while time.perf_counter() < until:
             drawings = [(await sampler.next()).drawing for _ in range(TOGETHER)]
-            told = [drawing.message(errors) for drawing in drawings if drawing is not None]
-            await sampler.grant(TOGETHER, priorities=told)
+            await sampler.tell(deque(each.message(errors) for each in drawings if each is not None))
+            await sampler.grant(TOGETHER)
             done += TOGETHER
         return done
 

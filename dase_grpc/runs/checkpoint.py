@@ -175,9 +175,10 @@ def save_checkpoint(
 def load_checkpoint(path: Path) -> Checkpoint:
     """Reads one checkpoint directory and verifies its checksum."""
     metadata = _read_metadata(path / METADATA_FILE)
-    if metadata.get("format_version") != FORMAT_VERSION:
+    version = metadata.get("format_version", FORMAT_VERSION)  # without one it is damaged, which the seal says
+    if version != FORMAT_VERSION:
         raise RunDirectoryError(
-            f"the checkpoint {path} has format {metadata.get('format_version')!r}, "
+            f"the checkpoint {path} has format {version!r}, "
             f"this version of dase reads format {FORMAT_VERSION}"
         )
     require_seal(metadata, f"the checkpoint {path} is damaged: {METADATA_FILE}")

@@ -101,10 +101,10 @@ class Round:
     def read(cls, path: Path) -> Self:
         """Reads one round's file."""
         document = read_document(path)
-        if document.get("format_version") != FORMAT_VERSION:
+        version = document.get("format_version", FORMAT_VERSION)  # without one it is damaged: see the seal
+        if version != FORMAT_VERSION:
             raise RunDirectoryError(
-                f"{path} has format {document.get('format_version')!r}, this version of dase reads format "
-                f"{FORMAT_VERSION}"
+                f"{path} has format {version!r}, this version of dase reads format {FORMAT_VERSION}"
             )
         require_seal(document, f"{path} is damaged: it")
         lists = {key: tuple(document[key]) for key in ("steps", "seals", "sampling")}

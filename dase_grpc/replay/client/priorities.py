@@ -1,7 +1,7 @@
 """Priorities at the client: how a batch was drawn by them, and the TD errors that go back."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from dase_grpc.replay.buffer.priorities import Side
 from dase_grpc.replay.buffer.sampling import Sampling
 from dase_grpc.replay.buffer.shares import OTHERS, OWN
+from dase_grpc.replay.wire.packed import ROWS_BYTES
 from dase_grpc.replay.wire.v1 import replay_pb2
 from dase_grpc.schema import Array
 
@@ -114,9 +115,15 @@ class Prioritised:
             start = end
 
 
-def taken(told: Told) -> list[replay_pb2.Priorities]:
-    """Takes what is there, for the next request."""
-    return [told.popleft() for _ in range(len(told))]
+def taken(told: Told) -> Iterator[list[replay_pb2.Priorities]]:
+    """Takes what is there, in portions for one request each, of about `ROWS_BYTES` at most."""
+    while told:
+        portion = [told.popleft()]
+        size = len(portion[0].numbers)
+        while told and size + len(told[0].numbers) <= ROWS_BYTES // 2:  # errors take half as much again
+            size += len(told[0].numbers)
+            portion.append(told.popleft())
+        yield portion
 
 
 def prioritisation_message(sampling: Sampling) -> replay_pb2.Prioritisation | None:

@@ -98,31 +98,23 @@ class Sampler(OneStream):
         self._owed.extend([(self._batch_size, self._batch_size)] * credits)
         return self
 
-    async def grant(
-        self, credits: int, *, used: int = 0, priorities: Sequence[replay_pb2.Priorities] = ()
-    ) -> None:
-        """Lets the service send this many more batches; with a pace, `used` were taken since the last.
-
-        With priorities it takes TD errors along.
-        """
+    async def grant(self, credits: int, *, used: int = 0) -> None:
+        """Lets the service send this many more batches; with a pace, `used` were taken since the last."""
         self._owed.extend([(self._batch_size, self._batch_size)] * credits)
-        request = replay_pb2.SampleRequest(credits=credits, used=used, priorities=priorities)
-        await self._opened.write(request)
+        await self._opened.write(replay_pb2.SampleRequest(credits=credits, used=used))
 
-    async def ask(
-        self,
-        sizes: Sequence[int],
-        *,
-        own_rows: Sequence[int] = (),
-        priorities: Sequence[replay_pb2.Priorities] = (),
-    ) -> None:
+    async def ask(self, sizes: Sequence[int], *, own_rows: Sequence[int] = ()) -> None:
         """Has the service send a batch of each of these sizes, an empty one where it has nothing.
 
-        With an own share `own_rows` says how many of each are the agent's own; see `grant` for priorities.
+        With an own share `own_rows` says how many of each are the agent's own.
         """
         self._owed.extend((0, size) for size in sizes)
-        request = replay_pb2.SampleRequest(rows=sizes, own_rows=own_rows, priorities=priorities)
-        await self._opened.write(request)
+        await self._opened.write(replay_pb2.SampleRequest(rows=sizes, own_rows=own_rows))
+
+    async def tell(self, told: Told) -> None:
+        """Gives the service the TD errors that are there."""
+        for portion in taken(told):
+            await self._opened.write(replay_pb2.SampleRequest(priorities=portion))
 
     async def next(self) -> SampledBatch:
         """The next batch; while it is not there, `waiting` says what the service waits for."""
@@ -297,8 +289,9 @@ class OneFetcher:
             if due >= queue.portion:
                 now = queue.taken  # read once: the compute thread may take another batch at any time
                 used = now - told if self.pacing else 0
-                await sampler.grant(due, used=used, priorities=taken(self._told))
                 told = now
+                await sampler.tell(self._told)
+                await sampler.grant(due, used=used)
                 granted += due
             queue.moved.clear()
             if queue.due(granted) < queue.portion:

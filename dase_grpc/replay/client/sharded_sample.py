@@ -17,7 +17,7 @@ from dase_grpc.replay.buffer.sampling import Sampling
 from dase_grpc.replay.buffer.shares import OWN, own_counts
 from dase_grpc.replay.client.cluster import StreamTarget
 from dase_grpc.replay.client.connection import Connection, Shards, Stream
-from dase_grpc.replay.client.priorities import Drawing, Prioritised, Told, taken
+from dase_grpc.replay.client.priorities import Drawing, Prioritised, Told
 from dase_grpc.replay.client.sample import BatchQueue, SampledBatch, Sampler
 from dase_grpc.schema import Array
 
@@ -248,7 +248,8 @@ class _Part:
             counts, self._counts = self._counts, []
             own = [] if self._sampling.own_share is None else [each[OWN] for each in counts]
             sizes = [sum(each) for each in counts]
-            await sampler.ask(sizes, own_rows=own, priorities=taken(self.told))
+            await sampler.tell(self.told)
+            await sampler.ask(sizes, own_rows=own)
 
     def received(self, batch: SampledBatch) -> tuple[_Filling, Counts, Sequence[float]]:
         """Notes that rows have come; what `ask` was given for them."""

@@ -9,6 +9,7 @@ from learning.td3_cases import CPU, SCHEMA, B, assert_same, columns
 from learning.tracing import Traces
 
 from dase_grpc.config.algorithms import DpsConfig
+from dase_grpc.config.sections import ReplayConfig
 from dase_grpc.learning.agents.memory import OWN as OWN_MEMORY
 from dase_grpc.learning.agents.memory import StackedMemory
 from dase_grpc.learning.agents.sac import SAC
@@ -55,7 +56,9 @@ class Side:
             agent_id=OWN,
             schema=SCHEMA,
             device=CPU,
-            config=SimpleNamespace(agent=SimpleNamespace(batch_size=B), train=SimpleNamespace(agents=3)),
+            config=SimpleNamespace(
+                agent=SimpleNamespace(batch_size=B), train=SimpleNamespace(agents=3), replay=ReplayConfig()
+            ),
             weigher=SimilarityWeigher(DpsConfig(), own_id=OWN, agents=3, masked=True, memory=memory),
             source=SimpleNamespace(next=lambda: (next(waiting), 100)),
             metrics=LearnerMetrics(self.registry, OWN),

@@ -51,7 +51,7 @@ async def test_new_certificates_are_used_by_new_clients_and_the_next_call_while_
             tasks.create_task(inserter.receive())
             await inserter.append(rows)
             await promptly(inserter.finish())
-        assert inserter.acknowledged_rows == 1
+        assert inserter.acknowledged_seq == 1
 
 
 async def test_a_line_of_before_is_closed_once_its_last_call_has_ended(keyring, tmp_path):

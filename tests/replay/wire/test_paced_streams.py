@@ -189,6 +189,9 @@ class Interrupted:
     def require_valid(self):
         pass
 
+    def take(self, told):
+        assert not told
+
     async def send(self, _):
         self.drawn.set()
 

@@ -1,6 +1,7 @@
 """Batches drawn by priorities over the wire: what frames say of them, and TD errors that come back."""
 
 import asyncio
+from collections import deque
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from scipy import stats
 from dase_grpc.errors import MalformedError
 from dase_grpc.replay.buffer.priorities import Prioritisation
 from dase_grpc.replay.buffer.sampling import Sampling
+from dase_grpc.replay.client.priorities import taken
 from dase_grpc.replay.client.sample import Sampler
 from dase_grpc.replay.wire.v1 import replay_pb2
 
@@ -51,7 +53,7 @@ async def tell(sampler, drawing, errors: dict[int, float], *, incarnation: str |
         numbers=numbers_of(list(errors)).tobytes(),
         errors=np.array(list(errors.values()), np.float32).tobytes(),
     )
-    await sampler.grant(0, priorities=[message])
+    await sampler.tell(deque([message]))
 
 
 async def test_a_batch_says_how_its_rows_were_drawn_and_errors_change_what_is_drawn_next(service):
@@ -87,6 +89,15 @@ async def test_what_is_told_in_vain_is_counted(service):
     later = (await batch_of(sampler)).drawing
     assert (later.ignored, later.largest) == (3, pytest.approx(1.01**HOW.alpha))
     assert service.run.store.priorities[0].ignored == {"evicted": 1, "not_finite": 1, "restart": 1}
+
+
+def test_errors_of_many_large_batches_go_in_portions_that_a_message_can_hold():
+    each = replay_pb2.Priorities(numbers=bytes(8 * 30_000), errors=bytes(4 * 30_000))
+    told = deque([each] * 7)
+    portions = list(taken(told))
+    assert [len(portion) for portion in portions] == [2, 2, 2, 1]
+    assert all(replay_pb2.SampleRequest(priorities=portion).ByteSize() < 2**20 for portion in portions)
+    assert not told
 
 
 async def test_several_batches_of_a_frame_are_told_apart(service):
@@ -129,7 +140,8 @@ async def test_priorities_outlive_a_stream_and_end_with_one_that_draws_otherwise
 async def test_priorities_that_a_stream_cannot_take_are_refused(service, sampling, fields):
     sampler = await sampler_of(service, sampling, rows=5)
     told = replay_pb2.Priorities(**{"numbers": b"12345678", "errors": b"1234", **fields})
-    await sampler.grant(1, priorities=[told])
+    await sampler.tell(deque([told]))
+    await sampler.grant(1)
     with pytest.raises(MalformedError, match="priorities are for a stream"):
         await promptly(sampler.next())
 
