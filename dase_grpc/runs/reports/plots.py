@@ -149,8 +149,7 @@ def sharing(agents: Mapping[int, Records], batch_sizes: Collection[int], *, name
 
 def sampling(agents: Mapping[int, Records], *, name: Names) -> str | None:
     """What batches hold over time: the share of own transitions, and the effective sample of the loss."""
-    keys = {"own share of a batch": "own_share", "effective sample size": "effective_sample_size"}
-    return _panels(agents, keys, name=name, finish=lambda axes: axes[0].set_ylim(-0.02, 1.02))
+    return _panels(agents, {"own share": "own_share", "effective sample": "effective_sample_size"}, name=name)
 
 
 def priorities(agents: Mapping[int, Records], *, name: Names) -> str | None:
