@@ -65,13 +65,13 @@ class Samples:
         at_once = 1 if paced else _batches_per_frame(header, row_bytes)
         with self._admission.stream(agent_id, held_bytes=at_once * header.batch_size * row_bytes):
             before, limiter = self._run.limiters.get(agent_id), _limiter(header) if paced else None
+            batches = Batches(self._run, header, self._rng(agent_id), context, calls=self._calls)
             if limiter is not None:
                 self._run.limiters[agent_id] = limiter
             elif before is not None:
                 del self._run.limiters[agent_id]
             if limiter is not before:
                 self._changed.tell()
-            batches = Batches(self._run, header, self._rng(agent_id), context, calls=self._calls)
             if limiter is None:
                 await self._serve_credits(request, batches, at_once=at_once)
             else:
