@@ -36,13 +36,16 @@ class TakenAtEachLook:
 async def test_each_batch_that_was_used_is_told_once_though_the_thread_takes_more_meanwhile():
     queue, told = TakenAtEachLook(), []
 
-    async def grant(credits, *, used, priorities):
+    async def tell(errors):
+        pass
+
+    async def grant(credits, *, used):
         told.append(used)
         if len(told) == GRANTS:
             raise Halted
 
     fetcher = OneFetcher(None, queue, 1, UNIFORM, pacing=lambda taken, held: None)
-    granting = asyncio.ensure_future(fetcher._grant(SimpleNamespace(grant=grant), 0))
+    granting = asyncio.ensure_future(fetcher._grant(SimpleNamespace(tell=tell, grant=grant), 0))
     await asyncio.wait({granting})
     assert isinstance(granting.exception(), Halted)
     assert sum(told) == queue.last_read
