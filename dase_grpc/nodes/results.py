@@ -156,7 +156,7 @@ def as_run(config: RunConfig, schema: TransitionSchema, *, capacity: int, min_si
 def evaluated_run(path: Path, config: RunConfig, *, command: Sequence[str]) -> RunDirectory:
     """The run directory at `path`, made if it is missing; UsageError if it is not an evaluator's to write.
 
-    It has other settings, those of the buffer aside, or belongs to learners that evaluate themselves.
+    That is one of other settings, those of the buffer aside, or of learners that evaluate themselves.
     """
     if not (path / RUN_FILE).exists():
         return RunDirectory.ensure(path.parent, path.name, config, mode=EVALUATOR_MODE, command=command)

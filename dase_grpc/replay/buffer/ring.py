@@ -209,12 +209,12 @@ def _positive(counts: Numbers) -> dict[int, int]:
 
 
 def require_reservable(capacity: int | str, *, row_bytes: int) -> None:
-    """Checks as a ring of such rows does that memory for it can be reserved; none is taken."""
+    """Checks that memory for a ring of such rows can be reserved, as the ring does; none is taken."""
     _reserve(capacity, row_bytes // _COLUMN_BYTES)
 
 
 def transitions_in(capacity: int | str, *, row_bytes: int) -> int:
-    """How many transitions a capacity is, which a CapacityError says is unreadable."""
+    """How many transitions a capacity is; a CapacityError where it is unreadable."""
     try:
         return transitions(capacity, row_bytes=row_bytes)
     except ValueError as error:
