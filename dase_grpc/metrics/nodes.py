@@ -202,7 +202,7 @@ class LearnerMetrics(ExplorerMetrics):
         )
         self.priorities_ignored = self._gauge(
             "dase_sample_priorities_ignored",
-            "Priorities that changed nothing since the replay started; only with priorities.",
+            "Priorities that changed nothing since they began; only with priorities.",
         )
 
     def _declare_similarity(self) -> None:

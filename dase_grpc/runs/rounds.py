@@ -59,9 +59,12 @@ class Segment:
 
 @dataclass(frozen=True)
 class Masses:
-    """One agent's priorities at a round, the checksum of their file, and the largest mass so far."""
+    """One agent's priorities at a round, the checksum of their file, and the largest mass so far.
 
-    step: int
+    total is the number of the transition that comes next.
+    """
+
+    total: int
     agent_id: int
     sha256: str
     largest: float
@@ -69,7 +72,7 @@ class Masses:
     @property
     def name(self) -> str:
         """The file's name."""
-        return f"priorities-{self.step:09d}-{self.agent_id}.npy"
+        return f"priorities-{self.total:012d}-{self.agent_id}.npy"
 
     def read(self, folder: Path) -> Array:
         """The mass of each transition present, the oldest first."""
@@ -167,7 +170,7 @@ class RoundLog:
             folders = [self._directory.agent(agent_id).checkpoints for agent_id in range(len(steps))]
             seals = tuple(map(seal_of, map(checkpoint_path, folders, steps)))
             first = total - sum(map(len, rows))
-            masses = tuple(_write_masses(folder, max(steps), *each) for each in priorities.items())
+            masses = tuple(_write_masses(folder, total, *each) for each in priorities.items())
             kept = Round(tuple(steps), seals, tuple(sampling), first, total, segments, masses)
             kept.write(folder)
             self._prune(kept.files, newest=max(steps))
@@ -261,10 +264,10 @@ class RowLog:
         return Segment(first, end, _write_array(self._folder / name, rows))
 
 
-def _write_masses(folder: Path, step: int, agent_id: int, state: tuple[Array, float]) -> Masses:
+def _write_masses(folder: Path, total: int, agent_id: int, state: tuple[Array, float]) -> Masses:
     masses, largest = state
-    name = Masses(step, agent_id, "", largest).name
-    return Masses(step, agent_id, _write_array(folder / name, masses), largest)
+    name = Masses(total, agent_id, "", largest).name
+    return Masses(total, agent_id, _write_array(folder / name, masses), largest)
 
 
 def _write_array(path: Path, array: Array) -> str:

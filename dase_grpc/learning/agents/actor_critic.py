@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dase_grpc.config.algorithms import AgentConfig
-from dase_grpc.learning.agents.batch import Batch, that_count
+from dase_grpc.learning.agents.batch import Batch, counted, that_count
 from dase_grpc.learning.agents.equations import TD_ERROR, NoiseStream, td_error
 from dase_grpc.learning.agents.memory import OWN, Flat, Memory, StackedMemory
 from dase_grpc.learning.agents.networks import Actor, LateActionCritic, Sizes, Start, TwinCritic, restore
@@ -203,7 +203,7 @@ class ActorCritic(ABC):
             moves=turn if self._moves_actor(self.updates) else None,
         )
         if self.tells_errors:
-            self.td_error = losses[TD_ERROR][0] * (weight > 0)
+            self.td_error = counted(losses[TD_ERROR][0], weight)
         return {name: values[0] for name, values in losses.items() if name != TD_ERROR}
 
     def _draw(self, noise: Sequence[Tensor]) -> None:

@@ -83,6 +83,11 @@ class Batch:
 _COPIED: Final = tuple(field.name for field in fields(Batch) if field.name not in ("observation", "action"))
 
 
+def counted(errors: Tensor, weight: Tensor) -> Tensor:
+    """TD errors, (..., B), with 0 for rows whose weight does not count."""
+    return errors * (weight > NEGLIGIBLE * weight.amax(-1, keepdim=True))
+
+
 def that_count(weight: Tensor) -> Tensor | None:
     """The (k,) int64 indices of the rows that count, in order; None if all do, or all weights are 0.
 

@@ -350,6 +350,9 @@ class StackedLearners:
 
     def _learn(self, taken: Sequence[Taken | None]) -> None:
         made_for, made = self._update(taken)
+        errors = None
+        if made is not None and any(each is not None and each.prioritised is not None for each in taken):
+            errors = made.errors.cpu()  # of all agents at once
         looks: list[tuple[Learner, Taken, int]] = []
         for place, (learner, batch) in enumerate(zip(self._learners, taken, strict=True)):
             if batch is None:
@@ -358,7 +361,8 @@ class StackedLearners:
                 learner.updates.skip("no_weight")
                 batch.tell(None)
                 continue
-            batch.tell(made.errors[place])
+            if errors is not None:
+                batch.tell(errors[place])
             if learner.updates.settle():
                 looks.append((learner, batch, place))
         if looks and made is not None:

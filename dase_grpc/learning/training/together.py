@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dase_grpc.learning.agents.actor_critic import ActorCritic
-from dase_grpc.learning.agents.batch import Batch, Staged
+from dase_grpc.learning.agents.batch import Batch, Staged, counted
 from dase_grpc.learning.agents.equations import TD_ERROR
 from dase_grpc.learning.agents.graphs import Captured, Recorder
 from dase_grpc.learning.agents.memory import StackedMemory
@@ -223,7 +223,7 @@ class StackedUpdate:
         flags = self._flags.tensor
         moves = flags[MOVES] if with_actor else None
         losses = dict(self._stack.learn(self._batch, weight, self._noise, live=flags[LIVE], moves=moves))
-        errors = losses.pop(TD_ERROR) * (weight > 0)
+        errors = counted(losses.pop(TD_ERROR), weight)
         return Made(weighing, losses, errors)
 
     def _set(self, flags: Mapping[int, Sequence[bool]]) -> None:

@@ -4,14 +4,15 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from dase_grpc.learning.agents.actor_critic import ActorCritic
-from dase_grpc.learning.agents.batch import Batch, Staging
+from dase_grpc.learning.agents.batch import Batch, Staged, Staging
 from dase_grpc.learning.agents.registry import Agent
 from dase_grpc.learning.envs.explorer import diverged
 from dase_grpc.learning.similarity.measure import Similarity
@@ -65,6 +66,9 @@ class Updates:
             self._stack = StackedUpdate([parts], parts.alone, recorder=parts.recorder)
         batch_size = parts.config.agent.batch_size
         self._staging = Staging(parts.schema, batch_size, parts.device)
+        self._importance: Staged | None = None
+        if self._priorities is not None:
+            self._importance = Staged((batch_size,), torch.float32, parts.device)
         self._all_internal = torch.ones(batch_size, dtype=torch.float32, device=parts.device)
         self._timing = UpdateTiming(parts.metrics, parts.clock)
         self._soundness = Soundness(parts.agent, parts.metrics)
@@ -110,8 +114,8 @@ class Updates:
                 taken.tell(None)
                 return None
         self._timing.lap("weigh")
-        if taken.importance is not None:
-            weight = weight * torch.from_numpy(taken.importance)
+        if taken.importance is not None and self._importance is not None:
+            weight = weight * _filled(self._importance, taken.importance)
         losses = parts.agent.update(batch, weight, actions=actions)
         if isinstance(parts.agent, ActorCritic):
             taken.tell(parts.agent.td_error)
@@ -232,6 +236,16 @@ class Updates:
         if weighing is not None:
             sources = parts.weigher.by_source(batch, parts.agent.policy_actions(batch.observation))
         return self.look(taken, weighing, losses, sources)
+
+
+def _filled(staged: Staged, values: Array) -> Tensor:
+    """The values beside the batch, on its device."""
+
+    def write(place: npt.NDArray[Any]) -> None:
+        place[:] = values
+
+    staged.fill(write)
+    return staged.tensor
 
 
 def importance(likelihood: Array, beta: float) -> Array:

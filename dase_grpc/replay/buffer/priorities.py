@@ -60,9 +60,9 @@ class SumTree:
         self._levels[0][slots] = masses
         self._sum_up(slots // FAN)
 
-    def put_range(self, first: int, end: int, mass: float) -> None:
-        """Sets the masses of slots first, ..., end - 1."""
-        self._levels[0][first:end] = mass
+    def put_range(self, first: int, end: int, masses: Array | float) -> None:
+        """Sets the masses of slots first, ..., end - 1; one for all, or (end - first,)."""
+        self._levels[0][first:end] = masses
         self._sum_up(np.arange(first // FAN, -(-end // FAN)))
 
     def draw(self, chances: Chances) -> Slots:
@@ -190,7 +190,7 @@ class Priorities:
         self._agent_id = agent_id
         self._end = self._first = ring.total - len(ring)
         self._index = None if own_share is None else OwnIndex(ring, agent_id)
-        self._trees = [SumTree(ring.slots) for _ in ("all",) * (1 if own_share is None else 2)]
+        self._trees = [SumTree(ring.slots) for _ in range(1 if own_share is None else 2)]
 
     def sides(self) -> list[Side]:
         """All transitions present, or the agent's own and all others': how many, and their masses' sum."""
@@ -295,8 +295,10 @@ class Priorities:
         for start, end in ring.slots_of(max(first, self._end), ring.total):
             if self._index is None:
                 self._trees[0].put_range(start, end, self.largest)
-            else:
-                self._put(np.arange(start, end), np.full(end - start, self.largest, np.float32))
+                continue
+            own = ring.ids_at(np.arange(start, end)) == self._agent_id
+            for tree, its in zip(self._trees, (own, ~own), strict=True):
+                tree.put_range(start, end, np.where(its, np.float32(self.largest), np.float32(0)))
         self._first, self._end = first, ring.total
 
     def _put(self, slots: Slots, masses: Array) -> None:

@@ -99,7 +99,8 @@ class OwnShare:
 
 def own_counts(share: float, batches: int, batch_size: int, rng: np.random.Generator) -> Slots:
     """How many of each batch are own, rounded up or down at random so that the mean is exact."""
-    return np.floor(share * batch_size + rng.random(batches)).astype(np.int64)
+    counts = np.floor(share * batch_size + rng.random(batches)).astype(np.int64)
+    return np.minimum(counts, batch_size)  # the sum may be rounded up to one more
 
 
 class _Slots:

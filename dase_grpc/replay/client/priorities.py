@@ -43,14 +43,19 @@ class Drawing:
     @classmethod
     def read(cls, told: replay_pb2.Drawing) -> Self:
         """What a frame says."""
+        whole = len(told.numbers) // 8 * 8, len(told.probabilities) // 4 * 4
         return cls(
-            np.frombuffer(told.numbers, "<i8"),
-            np.frombuffer(told.probabilities, "<f4"),
+            np.frombuffer(told.numbers[: whole[0]], "<i8"),
+            np.frombuffer(told.probabilities[: whole[1]], "<f4"),
             tuple(map(Side, told.present, told.masses)),
             told.incarnation,
             told.largest_mass,
             told.ignored,
         )
+
+    def fits(self, rows: int, sides: int) -> bool:
+        """Whether it says something of so many rows and sides."""
+        return len(self.numbers) == len(self.probabilities) == rows and len(self.sides) == sides
 
     def part(self, which: slice) -> Self:
         """That of these rows alone."""
@@ -62,9 +67,14 @@ class Drawing:
         Args:
             own: which of them, (B,), are the agent's own.
             scales: how many transitions each side has, times the probability that this service was drawn
-                from; None where it is alone.
+                from; None where it is alone, 0 of a side that was thought to be empty.
         """
-        each = [side.present for side in self.sides] if scales is None else scales
+        present = [side.present for side in self.sides]
+        each = (
+            present
+            if scales is None
+            else [scale or here for scale, here in zip(scales, present, strict=True)]
+        )
         if len(each) == 1:
             return self.probabilities * np.float32(each[0])
         return self.probabilities * np.where(own, each[OWN], each[OTHERS]).astype(np.float32)
@@ -95,14 +105,14 @@ class Prioritised:
     _parts: tuple[tuple[Drawing, Told], ...]
 
     @classmethod
-    def of(cls, parts: Sequence[tuple[Drawing, Told]], likelihood: Array) -> Self:
+    def of(cls, parts: Sequence[tuple[Drawing, Told]], likelihood: Array, *, ignored: int) -> Self:
         """Of a batch put together from these, in their order."""
         sides = [side for drawing, _ in parts for side in drawing.sides]
         return cls(
             likelihood,
             max(drawing.largest for drawing, _ in parts),
             sum(side.mass for side in sides) / sum(side.present for side in sides),
-            sum(drawing.ignored for drawing, _ in parts),
+            ignored,
             tuple(parts),
         )
 

@@ -137,14 +137,29 @@ class Sampler(OneStream):
                 raise DaseError(f"the replay service at {self._target.address} sent what was not asked for")
         rows = np.frombuffer(joined(pieces), np.float32).reshape(-1, self._target.schema.width)
         batches, told = self._batches_in(received), pieces[-1]
-        drawing = None if told.drawing is None else Drawing.read(told.drawing)
-        if drawing is not None and not len(drawing.numbers) == len(drawing.probabilities) == len(rows):
-            raise DaseError(f"the replay service at {self._target.address} did not say how rows were drawn")
+        drawing = self._drawn(rows, told)
         for number, batch in enumerate(np.split(rows, batches) if batches > 1 else (rows,)):
             self._owed.popleft()
             which = slice(number * len(batch), (number + 1) * len(batch))
             part = None if drawing is None else drawing.part(which)
             self._here.append(SampledBatch(batch, told.buffer_size, told.drawn_from, part))
+
+    def _drawn(self, rows: Array, told: Frame) -> Drawing | None:
+        """How rows were drawn; checks that it was as the stream asked for."""
+        sampling, target = self._sampling, self._target
+        own_ones = len(rows) and (target.schema.agent_ids(rows) == target.member.agent_id).all()
+        ignores_share = len(rows) and not own_ones and told.drawn_from == told.buffer_size
+        drawing = None if told.drawing is None else Drawing.read(told.drawing)
+        sides = 1 if sampling.own_share is None else 2
+        fits = drawing is not None and drawing.fits(len(rows), sides)
+        if (sampling.own_share is not None and ignores_share) or (
+            sampling.prioritisation is not None and len(rows) and not fits
+        ):
+            raise DaseError(
+                f"the replay service at {target.address} does not draw by own_share or priorities as the stream "
+                f"asks for; it is older than this node: update it"
+            )
+        return drawing
 
     def _batches_in(self, received: int) -> int:
         """How many of the batches that come next these bytes are; 0 if they are not whole ones."""
@@ -275,7 +290,8 @@ class OneFetcher:
                         if batch.drawing is not None:
                             own = target.schema.agent_ids(batch.rows) == target.member.agent_id
                             likelihood = batch.drawing.likelihood(own)
-                            prioritised = Prioritised.of([(batch.drawing, self._told)], likelihood)
+                            drawn, ignored = [(batch.drawing, self._told)], batch.drawing.ignored
+                            prioritised = Prioritised.of(drawn, likelihood, ignored=ignored)
                         self.queue.put(batch.rows, batch.buffer_size, prioritised)
                 granting.cancel()
         finally:

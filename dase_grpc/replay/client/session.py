@@ -220,7 +220,7 @@ class Session:
             streams.link.store(own[0])
 
     def next(self) -> tuple[Array, int] | None:
-        """A uniformly drawn batch, (B, width) float32 and read-only, and how many rows the buffer holds.
+        """A batch, (B, width) float32 and read-only, and how many rows the buffer holds.
 
         Blocks until it is there. None if it is better to go on exploring: the buffer does not hold enough
         yet, or the replay is away and rows can still be kept for it.

@@ -116,9 +116,10 @@ class ShardedFetcher:
         """How likely a draw by priorities is to be from each shard; None where draws are uniform."""
         if (how := self._sampling.prioritisation) is None:
             return None
-        known = [part.means[side] for part in self._parts if part.means]
+        told = [part.means[side] if part.means else None for part in self._parts]
+        known = [mean for mean in told if mean is not None]
         usual = sum(known) / len(known) if known else 1.0
-        means = [part.means[side] if part.means else usual for part in self._parts]
+        means = [usual if mean is None else mean for mean in told]
         masses, counts = np.array(sizes) * np.array(means), np.array(sizes)
         shares: Chances = (1 - how.uniform) * masses / masses.sum() + how.uniform * counts / counts.sum()
         return shares
@@ -172,7 +173,8 @@ class ShardedFetcher:
             own = part.own(batch.rows)
             filling.likelihood.append(batch.drawing.likelihood(own, scales))
         if (whole := filling.add(batch.rows)) is not None:
-            self._queue.put(whole, self._shards.buffer_size, filling.prioritised)
+            prioritised = filling.prioritised(ignored=sum(each.ignored for each in self._parts))
+            self._queue.put(whole, self._shards.buffer_size, prioritised)
 
 
 class _Filling:
@@ -183,10 +185,11 @@ class _Filling:
         self.drawn: list[tuple[Drawing, Told]] = []
         self.likelihood: list[Array] = []
 
-    @property
-    def prioritised(self) -> Prioritised | None:
-        """How it was drawn, if that was by priorities."""
-        return Prioritised.of(self.drawn, np.concatenate(self.likelihood)) if self.drawn else None
+    def prioritised(self, *, ignored: int) -> Prioritised | None:
+        """How it was drawn, if that was by priorities; `ignored` are those told in vain to all shards."""
+        if not self.drawn:
+            return None
+        return Prioritised.of(self.drawn, np.concatenate(self.likelihood), ignored=ignored)
 
     def add(self, rows: Array) -> Array | None:
         """Takes (N, width) rows; returns the batch once it is full, read-only."""
@@ -211,11 +214,14 @@ class _Part:
         self._sampling = sampling
         self._owed: deque[tuple[_Filling, Counts, Sequence[float]]] = deque()
         self.told: Told = deque()
-        self.means: tuple[float, ...] = ()
+        self.means: tuple[float | None, ...] = ()  # of each side's masses, None of an empty one
+        self.ignored = 0
         self._counts: list[Counts] = []
         self._asked = asyncio.Event()
         self._heard = connection.buffer
         self._known = self._sides(connection.buffer_size, 0)
+        if sampling.own_share is not None:  # nothing is known of its sides before the first heartbeat
+            self._known = (0, 0)
 
     @property
     def serves(self) -> bool:
@@ -254,7 +260,10 @@ class _Part:
     def received(self, batch: SampledBatch) -> tuple[_Filling, Counts, Sequence[float]]:
         """Notes that rows have come; what `ask` was given for them."""
         if batch.drawing is not None:
-            self.means = tuple(side.mass / max(1, side.present) for side in batch.drawing.sides)
+            self.means = tuple(
+                side.mass / side.present if side.present else None for side in batch.drawing.sides
+            )
+            self.ignored = batch.drawing.ignored
         self._heard = self.connection.buffer
         self._known = self._sides(batch.buffer_size, batch.drawn_from)
         self.connection.buffer_size = batch.buffer_size

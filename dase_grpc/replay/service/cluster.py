@@ -77,6 +77,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def Leave(self, request: cluster_pb2.LeaveRequest, context: Context) -> cluster_pb2.LeaveResponse:
         self._require_here(request)
         self.run.leases.leave(request.agent_id, request.epoch, because=shown(request.reason))
+        if self.run.opened:
+            self.run.store.priorities.pop(request.agent_id, None)
         self.on_event(f"agent {request.agent_id} left: {shown(request.reason)}")
         return cluster_pb2.LeaveResponse()
 

@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import zip_longest
@@ -61,11 +61,11 @@ class Samples:
         header, agent_id = request.header, request.header.stream.agent_id
         row_bytes = self._streams.admit(context, header.stream).schema.row_bytes
         _require_batch_size(header.batch_size, row_bytes=row_bytes)
-        paced = header.HasField("pace")
+        sampling, paced = _sampling(header), header.HasField("pace")
         at_once = 1 if paced else _batches_per_frame(header, row_bytes)
         with self._admission.stream(agent_id, held_bytes=at_once * header.batch_size * row_bytes):
             before, limiter = self._run.limiters.get(agent_id), _limiter(header) if paced else None
-            batches = Batches(self._run, header, self._rng(agent_id), context, calls=self._calls)
+            batches = Batches(self._run, header, sampling, self._rng(agent_id), context, calls=self._calls)
             if limiter is not None:
                 self._run.limiters[agent_id] = limiter
             elif before is not None:
@@ -91,12 +91,12 @@ class Samples:
             batches.take(request.priorities)
             _require_credits(request.credits)
             _require_sizes(request.rows, size)
+            _require_own(request, has_share=batches.header.HasField("own_share"))
             for first in range(0, request.credits, at_once):
                 asked = clock()
                 await self._wait_until_ready(batches)
                 waited(clock() - asked)
                 await batches.send(size, batches=min(at_once, request.credits - first))
-            _require_own(request, has_share=batches.header.HasField("own_share"))
             for wanted, own in zip_longest(request.rows, request.own_rows):
                 await batches.send(wanted, own=own)
             request = await _read_next(batches.context)
@@ -125,6 +125,7 @@ class Batches:
         self,
         run: SharedRun,
         header: replay_pb2.SampleHeader,
+        sampling: Sampling,
         rng: np.random.Generator,
         context: Context,
         *,
@@ -133,13 +134,19 @@ class Batches:
         self.header, self.context = header, context
         self._run, self._rng = run, rng
         self._agent_id = header.stream.agent_id
-        self.source = Source(run.store, self._agent_id, _sampling(header))
+        self.source = Source(run.store, self._agent_id, sampling)
         self._clock, self._took = calls.clock, calls.requests("Sample").observe
         self._memory = ReusedMemory()
 
     def require_valid(self) -> None:
         """Checks the lease."""
         self._run.leases.require(self._agent_id, self.header.stream.lease_epoch)
+        priorities = self._run.store.priorities.get(self._agent_id)
+        if self.source.priorities is not None and priorities is not self.source.priorities:
+            raise MalformedError(
+                f"another Sample stream of agent {self._agent_id} draws in another way, so the priorities of "
+                f"this one are gone; close it and open another"
+            )
 
     async def send(self, size: int, *, batches: int = 1, own: int | None = None) -> None:
         """Sends batches of this many transitions, none where there is nothing to draw from.
@@ -192,12 +199,14 @@ class Batches:
             ignored=priorities.ignored.total(),
         )
 
-    def take(self, told: Iterable[replay_pb2.Priorities]) -> None:
+    def take(self, told: Sequence[replay_pb2.Priorities]) -> None:
         """Takes the TD errors of a request.
 
         Raises:
             MalformedError: the stream has no priorities, or there is not one error for each number.
         """
+        if told:
+            self.require_valid()
         for each in told:
             numbers, errors = len(each.numbers) // 8, len(each.errors) // 4
             priorities = self.source.priorities

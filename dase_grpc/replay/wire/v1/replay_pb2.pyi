@@ -537,7 +537,7 @@ class Drawing(_message.Message):
     incarnation: _builtins.str
     """BufferState.incarnation of the service."""
     largest_mass: _builtins.float
-    """The agent's largest mass so far, and how many priorities it has told in vain since the service started."""
+    """The agent's largest mass so far, and how many priorities it has told in vain since they began."""
     ignored: _builtins.int
     @_builtins.property
     def present(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
