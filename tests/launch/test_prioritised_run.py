@@ -50,8 +50,29 @@ def test_a_run_is_the_same_each_time(tmp_path):
     assert_equal(*runs)
 
 
-def test_rows_that_weigh_nothing_do_not_stay_the_likeliest(tmp_path):
+@pytest.mark.parametrize("mode", ["lockstep", "stack"])
+def test_rows_that_weigh_nothing_do_not_stay_the_likeliest(tmp_path, mode):
     """Else an agent that shares nothing would draw others' new transitions again and again."""
-    directory = train(tmp_path, config(**SETTINGS, dps__divergence="isolated"))
+    directory = train(tmp_path, config(**SETTINGS, dps__divergence="isolated"), mode=mode)
     shares = [record["own_share"] for record in records(directory.agent(0)) if record["own_share"]]
     assert shares[-1] > 0.5
+
+
+@pytest.mark.parametrize("mode", ["lockstep", "stack"])
+def test_losses_are_weighed_by_importance(tmp_path, monkeypatch, mode):
+    """A weight that is the same for every row changes nothing, and one that is not does."""
+
+    def run(name, weights):
+        monkeypatch.setattr("dase_grpc.learning.training.updates.importance", weights)
+        agent = train(tmp_path, config(**SETTINGS, dps__divergence="none"), name, mode=mode).agent(0)
+        return [record["critic_loss"] for record in records(agent) if record["critic_loss"]]
+
+    def of_first(likelihood, beta):
+        return np.r_[1.0, np.full(len(likelihood) - 1, 1e-3)].astype(np.float32)
+
+    ones = run("ones", lambda likelihood, beta: np.ones_like(likelihood))
+    assert ones
+    assert ones == pytest.approx(
+        run("halves", lambda likelihood, beta: np.full_like(likelihood, 0.5)), rel=1e-3
+    )
+    assert ones != pytest.approx(run("first", of_first), rel=1e-2)

@@ -156,8 +156,8 @@ class Sampler(OneStream):
             sampling.prioritisation is not None and len(rows) and not fits
         ):
             raise DaseError(
-                f"the replay service at {target.address} does not draw by own_share or priorities as the stream "
-                f"asks for; it is older than this node: update it"
+                f"the replay service at {target.address} does not draw by own_share or priorities as the "
+                f"stream asks for; it is older than this node: update it"
             )
         return drawing
 

@@ -1,11 +1,15 @@
 """TD errors beside an update: those of the definition, alike in both forms of an update."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from learning.agent_cases import CONFIGS, ORACLES, make, update_drawn
 from learning.ddpg_oracle import late_forward
 from learning.td3_cases import B, columns, weights
+
+from dase_grpc.learning.agents.equations import td_error
 
 
 def told(config, weight, **options) -> torch.Tensor:
@@ -35,13 +39,32 @@ def test_it_is_the_distance_of_the_value_from_the_target():
 
 
 def test_of_twins_it_is_the_mean_of_both():
-    config, weight = CONFIGS["td3"], np.zeros(B)
-    weight[2] = 1.0  # then the loss is the sum of both squared errors of this row
-    agent = make(config, dtype=torch.float64)
-    agent.tells_errors = True
-    loss = update_drawn(agent, 3, torch.from_numpy(weight), torch.float64)["critic_loss"]
-    error = agent.td_error[2]
-    assert loss / 4 <= error**2 <= loss / 2 + 1e-12
+    config = CONFIGS["td3"]
+    of_each = []
+    for which in range(2):  # with one twin as good as its target only the other one is wrong
+        agent = make(config, dtype=torch.float64)
+        agent.tells_errors = True
+        with torch.no_grad():
+            for network in (agent._critic, agent._target_critic):
+                for parameter in network.parameters():
+                    parameter[1 - which] = parameter[which]
+        weight = np.zeros(B)
+        weight[2] = 1.0
+        loss = update_drawn(agent, 3, torch.from_numpy(weight), torch.float64)["critic_loss"]
+        of_each.append((float(agent.td_error[2]), float(loss)))
+    for error, loss in of_each:  # twins that are alike: the loss is twice the squared error
+        assert error == pytest.approx(math.sqrt(loss / 2))
+    values, target = torch.tensor([[1.0, 5.0], [4.0, 5.5]]), torch.tensor([2.0, 5.0])
+    assert td_error(values, target).tolist() == [1.5, 0.25]
+
+
+@pytest.mark.parametrize("autograd", [False, True])
+def test_a_row_that_hardly_weighs_has_none(autograd):
+    weight = np.ones(B)
+    weight[4] = 2.0**-41
+    error = told(CONFIGS["td3"], weight, autograd=autograd)
+    assert error[4] == 0
+    assert (error[:4] > 0).all()
 
 
 def test_who_does_not_ask_pays_nothing():

@@ -13,6 +13,15 @@ from dase_grpc.replay.buffer.priorities import HEAVIEST, Priorities, Prioritisat
 from dase_grpc.replay.buffer.ring import RingBuffer
 from dase_grpc.replay.buffer.shares import OTHERS, OWN, OwnShare
 
+
+@pytest.fixture(autouse=True, scope="module")
+def little_room():
+    """Has the lists of slots make room again and again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dase_grpc.replay.buffer.shares._FIRST_ROOM", 2)
+        yield
+
+
 PLAIN = Prioritisation(alpha=0.6, epsilon=1e-2, uniform=0.0)
 MIXED = Prioritisation(alpha=1.0, epsilon=1e-6, uniform=0.25)
 

@@ -6,14 +6,15 @@ from collections import deque
 import numpy as np
 import pytest
 from nodes.sharding_cases import all_serve, connections_to, link_over, running, shards_serving
-from replay.wire.services import promptly, rows_of, serials_of
+from replay.wire.services import SCHEMA, promptly, rows_of, serials_of
 from scipy import stats
 
-from dase_grpc.errors import MalformedError
+from dase_grpc.errors import DaseError, MalformedError, StaleLeaseError
+from dase_grpc.pace import Pace
 from dase_grpc.replay.buffer.priorities import Prioritisation
 from dase_grpc.replay.buffer.sampling import Sampling
 from dase_grpc.replay.client.priorities import taken
-from dase_grpc.replay.client.sample import Sampler
+from dase_grpc.replay.client.sample import Pacing, Sampler
 from dase_grpc.replay.wire.v1 import replay_pb2
 
 SURE = 1e-4
@@ -163,6 +164,12 @@ async def test_a_prioritisation_that_is_none_is_refused(service, how):
         await promptly(sampler.next())
 
 
+def drawn_of(masses: dict[int, float], these: list[int], among: list[int]) -> float:
+    """How likely one of these is to be drawn from among those."""
+    share = sum(masses[n] for n in these) / sum(masses[n] for n in among)
+    return (1 - HOW.uniform) * share + HOW.uniform * len(these) / len(among)
+
+
 @pytest.mark.parametrize("share", [None, 0.5])
 @pytest.mark.parametrize("shards", [1, 3])
 async def test_errors_of_a_batch_reach_the_services_that_drew_it_and_likelihoods_are_those_of_the_whole(
@@ -205,6 +212,77 @@ async def test_errors_of_a_batch_reach_the_services_that_drew_it_and_likelihoods
             masses = {n: float(HOW.masses(np.array([e], np.float32))[0]) for n, e in errors.items()}
             for serial, likelihood in zip(serials_of(rows), link.prioritised.likelihood, strict=True):
                 side = [n for n in owners if share is None or owners[n] == owners[serial]]
-                chance = (1 - HOW.uniform) * masses[serial] / sum(masses[n] for n in side)
-                chance += HOW.uniform / len(side)
-                assert likelihood == pytest.approx(chance * len(side), rel=0.02 if shards > 1 else 1e-4)
+                here = [n for n in side if n % shards == serial % shards]
+                chance = drawn_of(masses, here, side) * drawn_of(masses, [serial], here)
+                assert likelihood == pytest.approx(chance * len(side), rel=1e-3)
+
+
+async def test_a_stream_with_a_pace_takes_errors_too(service):
+    target = await service.target()
+    service.fill(20)
+    pacing = Pacing(Pace(1.0, 4, first_steps=1), used=0, held=0)
+    sampler = await Sampler(target, batch_size=8, sampling=PLAIN).open(credits=1, pacing=pacing)
+    first = await promptly(sampler.next())
+    await tell(sampler, first.drawing, {1: 50.0})
+    await sampler.grant(1, used=1)
+    assert (await promptly(sampler.next())).drawing.largest == pytest.approx(50.01**HOW.alpha)
+
+
+async def test_a_stream_that_draws_otherwise_ends_the_priorities_of_those_before_it(service):
+    target = await service.target()
+    service.fill(5)
+    before = await Sampler(target, batch_size=8, sampling=PLAIN).open(credits=1)
+    await promptly(before.next())
+    other = Sampling(prioritisation=Prioritisation(alpha=1.0, epsilon=0.1, uniform=0.0))
+    after = await Sampler(target, batch_size=8, sampling=other).open(credits=1)
+    await promptly(after.next())
+    await before.grant(1)
+    with pytest.raises(MalformedError, match="draws in another way"):
+        await promptly(before.next())
+
+
+async def test_who_has_lost_the_lease_tells_nothing(service):
+    target = await service.target()
+    service.fill(5)
+    sampler = await Sampler(target, batch_size=8, sampling=PLAIN).open(credits=1)
+    drawing = (await promptly(sampler.next())).drawing
+    await service.client.leave(target.member, reason="test")
+    assert service.run.store.priorities == {}
+    await tell(sampler, drawing, {1: 50.0})
+    with pytest.raises(StaleLeaseError):
+        await promptly(sampler.next())
+
+
+@pytest.mark.parametrize("sampling", [PLAIN, Sampling(own_share=0.5)])
+async def test_a_service_that_draws_otherwise_than_asked_for_is_noticed(service, monkeypatch, sampling):
+    monkeypatch.setattr("dase_grpc.replay.service.sample._sampling", lambda header: Sampling())
+    target = await service.target()
+    service.fill(5)
+    service.fill(5, agent_id=1)
+    sampler = await Sampler(target, batch_size=64, sampling=sampling).open(credits=1)
+    with pytest.raises(DaseError, match="older than this node"):
+        await promptly(sampler.next())
+
+
+async def test_sides_are_drawn_from_once_they_are_known_and_one_that_was_empty_may_fill():
+    sampling = Sampling(own_share=0.5, prioritisation=HOW)
+    async with shards_serving(2) as services:
+        connections = await connections_to(services)
+        for service in services:
+            service.run.store.append("w", 1, rows_of(1, 20, 0), agent_id=0)
+        link = link_over(connections, batch_size=32, sampling=sampling)
+        async with running(link, connections):
+            await all_serve(link)
+            rows, _ = await promptly(asyncio.to_thread(link.next))
+            assert (SCHEMA.agent_ids(rows) == 0).all()
+            assert (link.prioritised.likelihood > 0).all()
+            for service in services:
+                service.run.store.append("v", 1, rows_of(1, 20, 1), agent_id=1)
+
+            async def has_others() -> bool:
+                rows, _ = await promptly(asyncio.to_thread(link.next))
+                assert (link.prioritised.likelihood > 0).all()
+                return bool((SCHEMA.agent_ids(rows) == 1).any())
+
+            while not await has_others():
+                pass
