@@ -145,16 +145,16 @@ class Sampler(OneStream):
             self._here.append(SampledBatch(batch, told.buffer_size, told.drawn_from, part))
 
     def _drawn(self, rows: Array, told: Frame) -> Drawing | None:
-        """How rows were drawn; checks that it was as the stream asked for."""
+        """How rows were drawn by priorities; checks that they were drawn as the stream asked for."""
         sampling, target = self._sampling, self._target
-        own_ones = len(rows) and (target.schema.agent_ids(rows) == target.member.agent_id).all()
-        ignores_share = len(rows) and not own_ones and told.drawn_from == told.buffer_size
+        if not len(rows) or (sampling.own_share is None and sampling.prioritisation is None):
+            return None
         drawing = None if told.drawing is None else Drawing.read(told.drawing)
-        sides = 1 if sampling.own_share is None else 2
-        fits = drawing is not None and drawing.fits(len(rows), sides)
-        if (sampling.own_share is not None and ignores_share) or (
-            sampling.prioritisation is not None and len(rows) and not fits
-        ):
+        as_asked = drawing is not None and drawing.fits(len(rows), 1 if sampling.own_share is None else 2)
+        if sampling.prioritisation is None:  # then `drawn_from` counts the agent's own
+            own = target.schema.agent_ids(rows) == target.member.agent_id
+            as_asked = told.drawn_from < told.buffer_size or bool(own.all())
+        if not as_asked:
             raise DaseError(
                 f"the replay service at {target.address} does not draw by own_share or priorities as the "
                 f"stream asks for; it is older than this node: update it"
