@@ -119,8 +119,15 @@ def read_screen(screen: int) -> str:
         return ""
 
 
-def test_a_killed_learner_and_a_killed_replay_are_started_again_and_the_run_reaches_its_end(train):
-    run = train(*small_flags(train__steps=1_500, train__checkpoint_every=100, eval__every=400))
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        pytest.param({"replay__sampling": "prioritised", "replay__own_share": 0.5}, id="prioritised"),
+        pytest.param({}, id="uniform", marks=pytest.mark.long),
+    ],
+)
+def test_a_killed_learner_and_a_killed_replay_are_started_again_and_the_run_reaches_its_end(train, sampling):
+    run = train(*small_flags(train__steps=1_500, train__checkpoint_every=100, eval__every=400, **sampling))
     run.until(lambda: all(latest(run.agent(each).checkpoints) for each in (0, 1)))
     os.kill(run.nodes()["agent=1"], signal.SIGKILL)
     run.until(lambda: "learner-1 ended (killed by SIGKILL); it is started again in 1 s" in run.output)
@@ -149,6 +156,8 @@ def test_a_killed_learner_and_a_killed_replay_are_started_again_and_the_run_reac
         kept = load_checkpoint(latest(run.agent(agent_id).checkpoints))
         assert kept.step == 1_500
         assert run.curve(agent_id).step.tolist() == [0, 400, 800, 1_200, 1_500]
+        found = [record["largest_priority"] for record in read_metrics(run.agent(agent_id).metrics.path)]
+        assert any(found) == bool(sampling)
     assert "started again once (killed by SIGKILL)" in run.directory.report.read_text()
 
 

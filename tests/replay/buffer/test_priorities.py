@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runs_on_disk import Runs
 from scipy import stats
-from store_cases import ring_on, rows_of, serials_of
+from store_cases import SCHEMA, ring_on, rows_of, serials_of
 
 from dase_grpc.replay.buffer.priorities import HEAVIEST, Priorities, Prioritisation, SumTree
 from dase_grpc.replay.buffer.ring import RingBuffer
+from dase_grpc.replay.buffer.sampling import Sampling, Source
 from dase_grpc.replay.buffer.shares import OTHERS, OWN, OwnShare
 
 
@@ -245,3 +247,27 @@ def test_a_range_of_masses_is_as_its_masses_one_by_one():
     chances = np.random.default_rng(0).random(1_000)
     assert ranged.total == single.total
     assert ranged.draw(chances).tolist() == single.draw(chances).tolist()
+
+
+@pytest.mark.parametrize("share", [None, 0.5])
+def test_after_a_kill_on_disk_every_row_is_new_again_and_the_trees_hold_what_the_rows_say(tmp_path, share):
+    runs, sampling = Runs(tmp_path), Sampling(own_share=share, prioritisation=PLAIN)
+    run = runs.start(capacity=40)
+    run.join("a", wanted=0, run_id="", schema=SCHEMA, now=0.0)
+    for agent in (0, 1):
+        run.store.append("w", 1, rows_of(range(30), agent), agent_id=agent)
+    source = Source(run.store, 0, sampling)
+    source.priorities.put(np.arange(20, 60), np.full(40, 9.0, np.float32))
+    runs.kill(run)
+    again = runs.start(capacity=40)
+    source = Source(again.store, 0, sampling)
+    masses, largest = source.priorities.state()
+    assert masses.tolist() == [np.float32(largest)] * 40 == [PLAIN.masses(np.ones(1, np.float32))[0]] * 40
+    own = again.store.ring.count_of(0)
+    assert [side.present for side in source.priorities.sides()] == (
+        [40] if share is None else [own, 40 - own]
+    )
+    rows, drawn = source.draw(64, np.random.default_rng(0))
+    assert (drawn.numbers >= 20).all()
+    assert rows.tobytes() == again.store.ring.rows_at(drawn.slots).tobytes()
+    runs.kill(again)
