@@ -6,12 +6,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tests run side by side, one on each core
 # Before grpc, which some tests import ahead of dase_grpc, whose __init__.py says why.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
+hypothesis.settings.register_profile("dase", deadline=None)  # how long an example takes is the machine's
+hypothesis.settings.load_profile("dase")
 
 
 def pytest_configure(config: pytest.Config) -> None:

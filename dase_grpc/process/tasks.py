@@ -17,7 +17,13 @@ LOOK_EVERY_S: Final = 0.25
 
 
 async def unless(stop: asyncio.Event, awaited: Coroutine[Any, Any, T]) -> T | None:
-    """What `awaited` gives, or None if `stop` is set first; then `awaited` is cancelled and has ended."""
+    """What `awaited` gives, or None if `stop` is set first; then `awaited` is cancelled and has ended.
+
+    Where `stop` is set already it does not begin.
+    """
+    if stop.is_set():
+        awaited.close()
+        return None
     work = asyncio.ensure_future(awaited)
     stopped = asyncio.ensure_future(stop.wait())
     try:

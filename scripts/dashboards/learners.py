@@ -134,10 +134,10 @@ def _sampling() -> list[timeseries.Panel]:
         ),
         lines(
             "Priorities",
-            'Largest and mean mass, (|TD error| + ε)^α; empty unless `replay.sampling = "prioritised"`.',
+            'Largest and mean mass, (|TD error| + ε)^α; 0 unless `replay.sampling = "prioritised"`.',
             [
-                (f"dase_sample_priority_largest_mass{SELECTED} > 0", "agent {{agent_id}} largest"),
-                (f"dase_sample_priority_mean_mass{SELECTED} > 0", "agent {{agent_id}} mean"),
+                (f"dase_sample_priority_largest_mass{SELECTED}", "agent {{agent_id}} largest"),
+                (f"dase_sample_priority_mean_mass{SELECTED}", "agent {{agent_id}} mean"),
             ],
             logarithmic=True,
         ),

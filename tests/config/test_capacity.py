@@ -12,21 +12,19 @@ UNITS |= {"KiB": 2**10, "mib": 2**20, "GiB": 2**30, "TIB": 2**40}
 
 
 @pytest.mark.parametrize("unit", UNITS)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(number=st.integers(1, 10**12))
 def test_a_size_is_exact_in_every_unit(unit, number):
     assert transitions(f"{number}{unit}", row_bytes=1) == number * UNITS[unit]
     assert transitions(f" {number} {unit} ", row_bytes=1) == number * UNITS[unit]
 
 
-@settings(deadline=None)
 @given(number=st.integers(1, 10**30 - 1), row_bytes=st.integers(1, 10**6))
 def test_a_count_does_not_depend_on_the_rows_size(number, row_bytes):
     assert transitions(number, row_bytes=row_bytes) == number
     assert transitions(f"{number}", row_bytes=row_bytes) == number
 
 
-@settings(deadline=None)
 @given(size=st.integers(1, 10**9), row_bytes=st.integers(1, 10**4))
 def test_only_whole_transitions_count(size, row_bytes):
     if size < row_bytes:

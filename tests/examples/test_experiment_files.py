@@ -9,7 +9,13 @@ from dase_grpc.launch.experiments.file import read_experiment
 from dase_grpc.launch.experiments.matrix import RunCell, cells_of
 
 FOLDER = Path(__file__).parents[2] / "examples" / "experiments"
-COUNTS = {"two-minutes": 6, "paper-td3-small-buffer": 160, "ablation-divergences": 120, "bfloat16": 12}
+COUNTS = {
+    "two-minutes": 6,
+    "paper-td3-small-buffer": 160,
+    "ablation-divergences": 120,
+    "bfloat16": 12,
+    "own-share": 15,
+}
 
 
 def cells(name: str) -> list[RunCell]:

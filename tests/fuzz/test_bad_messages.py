@@ -185,7 +185,6 @@ def examples(count: int) -> Callable[[Any], Any]:
     return settings(
         max_examples=EXAMPLES or count,
         derandomize=not EXAMPLES,
-        deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
     )

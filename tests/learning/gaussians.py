@@ -11,7 +11,7 @@ MEASURED = ("jeffreys", "js", "kl")
 
 JS_ERROR = 3e-3
 
-quick = settings(max_examples=25, deadline=None)
+quick = settings(max_examples=25)
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -58,7 +58,7 @@ def test_rows_count_by_their_weights():
     )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(order=st.permutations(range(6)))
 def test_the_order_of_the_batches_does_not_matter(order):
     data = batches(6)

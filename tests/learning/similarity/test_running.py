@@ -36,7 +36,7 @@ def history_oracle(batches, group, half_life):
     return mean, cov, weight.sum() ** 2 / (weight**2).sum()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=seeds,
     n=sizes,

@@ -147,7 +147,7 @@ def test_leases_are_listed_by_agent_id(table):
     assert [lease.agent_id for lease in table.all()] == [0, 1, 2]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     st.lists(
         st.tuples(

@@ -26,7 +26,7 @@ def present_of(ring: RingBuffer, agent_id: int) -> list[int]:
     return serials_of(rows[SCHEMA.agent_ids(rows) == agent_id])
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     capacity=st.integers(1, 40),
     agents=st.lists(st.integers(0, 2), max_size=100),

@@ -144,4 +144,4 @@ class Publishers(RuleBasedStateMachine):
 
 
 TestPublishers = Publishers.TestCase
-TestPublishers.settings = settings(deadline=None, max_examples=60, stateful_step_count=30)
+TestPublishers.settings = settings(max_examples=60, stateful_step_count=30)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from runs_on_disk import Runs
 from scipy import stats
@@ -83,7 +83,6 @@ STEP = st.one_of(
 
 @pytest.mark.parametrize("share", [None, 0.3])
 @given(steps=st.lists(STEP, max_size=40), capacity=st.integers(1, 23), uniform=st.sampled_from([0.0, 0.25]))
-@settings(deadline=None)
 def test_whatever_happens_priorities_are_those_of_a_dictionary(steps, capacity, uniform, share):
     ring, how = filled(capacity), Prioritisation(alpha=0.7, epsilon=1e-3, uniform=uniform)
     model, rng = Model(ring, how), np.random.default_rng(3)

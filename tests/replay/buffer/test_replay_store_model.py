@@ -141,7 +141,7 @@ class WritersOnDisk(Writers):
 def machine(cls: type[Writers], *, examples: int) -> type:
     """The test case of a machine."""
     case = cls.TestCase
-    case.settings = settings(deadline=None, max_examples=examples, stateful_step_count=30)
+    case.settings = settings(max_examples=examples, stateful_step_count=30)
     return case
 
 

@@ -21,7 +21,7 @@ def appends(draw: st.DrawFn) -> tuple[int, list[list[int]]]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(case=appends())
 def test_a_ring_is_a_bounded_queue_whatever_the_sizes_of_its_appends(backend, case):
     capacity, chunks = case
@@ -44,7 +44,7 @@ def test_a_ring_is_a_bounded_queue_whatever_the_sizes_of_its_appends(backend, ca
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(case=appends())
 def test_how_rows_are_cut_into_appends_does_not_matter(backend, case):
     capacity, chunks = case
@@ -65,7 +65,7 @@ def test_how_rows_are_cut_into_appends_does_not_matter(backend, case):
         assert ring.evicted_by_agent == at_once.evicted_by_agent
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(appends())
 @pytest.mark.slow
 def test_the_same_generator_draws_the_same_rows_wherever_they_lie(case):

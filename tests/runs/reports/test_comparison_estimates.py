@@ -73,7 +73,7 @@ def counted(better: list[float], worse: list[float]) -> float:
     return float(wins / (len(better) * len(worse)))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(SCORES, SCORES)
 def test_improvement_is_the_share_of_pairs_won_and_mann_whitneys_u(
     better: list[float], worse: list[float]
