@@ -8,7 +8,7 @@ import pytest
 from patience import PATIENCE_S
 
 from dase_grpc.errors import AddressError, ConfigError, DaseError, DrainingError, UnreachableError
-from dase_grpc.process.tasks import first_cause, loop_turns, watch_loop_lag
+from dase_grpc.process.tasks import first_cause, loop_turns, unless, watch_loop_lag
 
 REFUSALS = [DrainingError("a"), UnreachableError("b")]
 BUG, OTHER_BUG = ZeroDivisionError("c"), KeyError("d")
@@ -80,3 +80,14 @@ async def test_a_loop_that_is_held_up_is_late_by_that_long():
     await asyncio.gather(watching, return_exceptions=True)
     assert lags[0] >= 0.18
     assert min(lags) >= 0.0
+
+
+async def test_nothing_begins_once_a_stop_is_there():
+    begun, stop = [], asyncio.Event()
+    stop.set()
+
+    async def work() -> None:
+        begun.append(True)
+
+    assert await unless(stop, work()) is None
+    assert begun == []
