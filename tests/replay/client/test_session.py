@@ -195,16 +195,17 @@ async def test_a_sharded_replay_works_alike():
 
         def program():
             with session_at(one, other) as session:
-                store_all(session, rows_of(1, 600))
+                stored = 0
+                while not all(each.run.opened and len(each.run.store.ring) for each in (one, other)):
+                    stored += 100  # streams to both do not open at one moment
+                    store_all(session, rows_of(stored - 99, stored))
                 while (batch := session.next()) is None:
                     pass
-            return batch, session.unacknowledged
+                return batch, stored, session
 
-        (rows, size), left = await user(program)
-    assert (rows.shape, size > 0, left) == ((4, SCHEMA.width), True, 0)
-    assert sorted(one.stored() + other.stored()) == list(range(1, 601))
-    assert one.stored()
-    assert other.stored()
+        (rows, size), stored, session = await user(program)
+    assert (rows.shape, size > 0, session.unacknowledged) == ((4, SCHEMA.width), True, 0)
+    assert sorted(one.stored() + other.stored()) == list(range(1, stored + 1))
 
 
 @pytest.mark.slow
