@@ -191,7 +191,8 @@ async def test_the_cluster_sees_the_progress_that_is_set(service):
 
 
 async def test_a_sharded_replay_works_alike():
-    async with serving(shard=Shard(0, 2)) as one, serving(shard=Shard(1, 2)) as other:
+    room = {"capacity": 100_000}
+    async with serving(shard=Shard(0, 2), **room) as one, serving(shard=Shard(1, 2), **room) as other:
 
         def program():
             with session_at(one, other) as session:
@@ -199,6 +200,8 @@ async def test_a_sharded_replay_works_alike():
                 while not all(each.run.opened and len(each.run.store.ring) for each in (one, other)):
                     stored += 100  # streams to both do not open at one moment
                     store_all(session, rows_of(stored - 99, stored))
+                    while session.unacknowledged:
+                        pass
                 while (batch := session.next()) is None:
                     pass
                 return batch, stored, session
