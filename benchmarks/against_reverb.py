@@ -76,11 +76,7 @@ def measure(
     m, n = TASKS[task]
     with ExitStack() as started:
         ours = started.enter_context(Ours(runner, m, n, capacity=fill))
-        reverbs = (
-            {}
-            if python is None
-            else {form: started.enter_context(Reverb(python, m, n, form)) for form in FORMS}
-        )
+        reverbs = reverbs_for(started, python, m, n, "uniform")
         row_bytes = ours.schema.row_bytes
         for what in (MEMORY, ALL_MEMORY):
             yield Figure(machine(), os.getloadavg()[0], task, what, ROW, 0, row_bytes)
@@ -97,6 +93,13 @@ def measure(
         yield from take_turns(sampling, subject=task, what=SAMPLE, turns=turns, seconds=seconds)
         yield from take_turns(ways(ours), subject=task, what=WAYS, turns=turns, seconds=seconds)
         yield from take_turns(inserting, subject=task, what=INSERT, turns=turns, seconds=seconds)
+
+
+def reverbs_for(started: ExitStack, python: Path | None, m: int, n: int, sampling: str) -> dict[str, Reverb]:
+    """Reverb by the form of its transitions; none where it is not there."""
+    if python is None:
+        return {}
+    return {form: started.enter_context(Reverb(python, m, n, form, sampling)) for form in FORMS}
 
 
 def ways(ours: Ours) -> list[Entry]:
@@ -117,10 +120,7 @@ def measure_priorities(
         ours = started.enter_context(Ours(runner, m, n, capacity=fill))
         ours.fill(fill)
         entries = [Entry(OURS, partial(ours.sample_by, BY_PRIORITY))]
-        for form in FORMS:
-            if python is None:
-                break
-            reverb = started.enter_context(Reverb(python, m, n, form, "prioritised"))
+        for form, reverb in reverbs_for(started, python, m, n, "prioritised").items():
             reverb.fill(fill)
             entries += [Entry(f"{FORMS[form]}, {how}", partial(reverb.learn, how)) for how in SAMPLE_METHODS]
         return take_turns(entries, subject=task, what=LEARN, turns=turns, seconds=seconds)

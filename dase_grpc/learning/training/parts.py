@@ -45,20 +45,6 @@ class TransitionSink(Protocol):
         ...
 
 
-class BatchSource(Protocol):
-    """Where batches come from; one that draws by priorities has `prioritised`, of the last batch, too."""
-
-    def next(self) -> tuple[Array, int] | None:
-        """A (B, width) batch, read-only, and the number of transitions in the buffer; may block.
-
-        None where the buffer holds too little and waiting would not change that: the update is left out.
-
-        Raises:
-            Halted: training shall end.
-        """
-        ...
-
-
 class PrioritisedBatch(Protocol):
     """How a batch was drawn by priorities, and where its TD errors go."""
 
@@ -84,6 +70,25 @@ class PrioritisedBatch(Protocol):
 
     def tell(self, errors: Array) -> None:
         """Gives the TD errors of the rows, (B,) float32, back; never blocks."""
+        ...
+
+
+class BatchSource(Protocol):
+    """Where batches come from."""
+
+    @property
+    def prioritised(self) -> PrioritisedBatch | None:
+        """How the last batch was drawn, if that was by priorities."""
+        ...
+
+    def next(self) -> tuple[Array, int] | None:
+        """A (B, width) batch, read-only, and the number of transitions in the buffer; may block.
+
+        None where the buffer holds too little and waiting would not change that: the update is left out.
+
+        Raises:
+            Halted: training shall end.
+        """
         ...
 
 

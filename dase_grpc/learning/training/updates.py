@@ -154,7 +154,8 @@ class Updates:
         own = parts.schema.agent_ids(rows) == parts.agent_id
         if self._priorities is None:
             return Taken(rows, own)
-        prioritised: PrioritisedBatch = parts.source.prioritised  # type: ignore[attr-defined]  # see BatchSource
+        prioritised = parts.source.prioritised
+        assert prioritised is not None, "a source draws as its configuration says"
         return Taken(rows, own, prioritised, importance(prioritised.likelihood, self._beta))
 
     @property

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dase_grpc.replay.buffer.ring import RingBuffer
-from dase_grpc.replay.buffer.shares import OTHERS, OWN, OwnIndex, Slots, own_counts
+from dase_grpc.replay.buffer.shares import OTHERS, OWN, OwnIndex, Slots
 from dase_grpc.schema import Array
 
 Numbers = npt.NDArray[np.int64]
@@ -175,7 +175,6 @@ class Priorities:
     Attributes:
         ignored: priorities that were told in vain, by reason.
         largest: the largest mass so far.
-        filled_in: transitions that were drawn from the other side because theirs was empty.
     """
 
     def __init__(
@@ -185,12 +184,16 @@ class Priorities:
         self.own_share = own_share
         self.ignored: Counter[Ignored] = Counter()
         self.largest = float(how.masses(np.full(1, FIRST_PRIORITY, np.float32))[0])
-        self.filled_in = 0
         self._ring = ring
         self._agent_id = agent_id
         self._end = self._first = ring.total - len(ring)
         self._index = None if own_share is None else OwnIndex(ring, agent_id)
         self._trees = [SumTree(ring.slots) for _ in range(1 if own_share is None else 2)]
+
+    @property
+    def filled_in(self) -> int:
+        """Transitions that were drawn from the other side because theirs was empty."""
+        return 0 if self._index is None else self._index.filled_in
 
     def sides(self) -> list[Side]:
         """All transitions present, or the agent's own and all others': how many, and their masses' sum."""
@@ -200,34 +203,27 @@ class Priorities:
     def draw(
         self, batches: int, batch_size: int, rng: np.random.Generator, *, own: int | None = None
     ) -> Drawn:
-        """So many batches, one after the other; with an own share each with its own ones first.
-
-        `own` says how many these are in each, else the share does.
+        """So many batches, one after the other; with an own share see OwnIndex.deal.
 
         Raises:
             IndexError: the ring is empty.
         """
         self._follow()
-        total, counts = batches * batch_size, self._counts()
-        if not sum(counts):
-            raise IndexError("an empty ring cannot be sampled")
-        if self.own_share is None:
-            return self.draw_of(0, total, rng)
-        drawn = own_counts(self.own_share, batches, batch_size, rng)
-        wanted = drawn if own is None else np.full(batches, own)
-        count = int(wanted.sum())
-        if not all(counts):
-            self.filled_in += count if counts[OTHERS] else total - count
-            return self.draw_of(OWN if counts[OWN] else OTHERS, total, rng)
-        order = np.argsort(~(np.arange(batch_size) < wanted[:, np.newaxis]).ravel(), kind="stable")
-        place = np.empty(total, np.int64)
-        place[order] = np.arange(total)
-        first, rest = self.draw_of(OWN, count, rng), self.draw_of(OTHERS, total - count, rng)
+        if self._index is None or self.own_share is None:
+            if not len(self._ring):
+                raise IndexError("an empty ring cannot be sampled")
+            return self.draw_of(0, batches * batch_size, rng)
+        first = self._index.deal(self.own_share, batches, batch_size, rng, own=own)
+        count = int(np.count_nonzero(first))
+        counts = {OWN: count, OTHERS: len(first) - count}
+        parts = [self.draw_of(side, wanted, rng) for side, wanted in counts.items() if wanted]
+        place = np.empty(len(first), np.int64)
+        place[np.argsort(~first, kind="stable")] = np.arange(len(first))
         return Drawn(
-            np.concatenate([first.slots, rest.slots])[place],
-            np.concatenate([first.numbers, rest.numbers])[place],
-            np.concatenate([first.probabilities, rest.probabilities])[place],
-            np.concatenate([first.present, rest.present])[place],
+            np.concatenate([part.slots for part in parts])[place],
+            np.concatenate([part.numbers for part in parts])[place],
+            np.concatenate([part.probabilities for part in parts])[place],
+            np.concatenate([part.present for part in parts])[place],
         )
 
     def draw_of(self, side: int, count: int, rng: np.random.Generator) -> Drawn:

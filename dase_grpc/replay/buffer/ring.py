@@ -122,7 +122,7 @@ class RingBuffer:
 
     def ids_at(self, slots: Numbers) -> npt.NDArray[np.int32]:
         """Who collected what lies in these slots."""
-        return self.schema.agent_ids(self._slots).take(slots)
+        return self.schema.agent_ids(self._slots).take(slots, mode="wrap")
 
     def rows_at(self, slots: Numbers, *, out: Array | None = None) -> Array:
         """Copies of the transitions in these slots; a new (len, width) array, or `out`."""
@@ -161,12 +161,11 @@ class RingBuffer:
 
     def _take(self, drawn: Numbers, out: Array | None) -> Array:
         """Copies of the transitions that are the 0th, 1st, ... oldest, as `drawn` says; new, or in `out`."""
-        return self._slots.take(drawn + self._oldest(), axis=0, out=out, mode="wrap")
+        return self.rows_at(drawn + self._oldest(), out=out)
 
     def _of(self, agent_id: int, drawn: Numbers) -> Numbers:
         """Those of `drawn` that are transitions of this agent."""
-        ids = self.schema.agent_ids(self._slots)
-        own: Numbers = drawn[ids.take(drawn + self._oldest(), mode="wrap") == agent_id]
+        own: Numbers = drawn[self.ids_at(drawn + self._oldest()) == agent_id]
         return own
 
     def _oldest(self) -> int:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from dase_grpc.replay.buffer.ring import RingBuffer
 
 Slots = npt.NDArray[np.int64]
+Places = npt.NDArray[np.bool_]
 
 OWN, OTHERS = 0, 1
 """The sides that are drawn from apart, where there is an own share."""
@@ -20,6 +21,9 @@ class OwnIndex:
 
     Reads what has come and gone when it is asked, so a ring that nobody samples by share pays nothing. At
     most 16 bytes for each transition present.
+
+    Attributes:
+        filled_in: transitions that were to be drawn from the other side because theirs was empty.
     """
 
     def __init__(self, ring: RingBuffer, agent_id: int) -> None:
@@ -29,6 +33,7 @@ class OwnIndex:
         self._evicted = ring.evicted_of(agent_id)
         self._evicted_total = self._end
         self._own, self._others = _Slots(), _Slots()
+        self.filled_in = 0
 
     def counts(self) -> tuple[int, int]:
         """How many transitions present are the agent's own, and how many are others'; O(what is new)."""
@@ -46,8 +51,28 @@ class OwnIndex:
             self._end = ring.total
         return len(self._own), len(self._others)
 
+    def deal(
+        self, share: float, batches: int, batch_size: int, rng: np.random.Generator, *, own: int | None = None
+    ) -> Places:
+        """Which places of so many batches, one after the other, are own; those come first in each.
+
+        `own` says how many in each, else the share does. Where one side is empty all are the other's.
+
+        Raises:
+            IndexError: the ring is empty.
+        """
+        mine, others = self.counts()
+        if not mine + others:
+            raise IndexError("an empty ring cannot be sampled")
+        wanted = own_counts(share, batches, batch_size, rng) if own is None else np.full(batches, own)
+        if not (mine and others):
+            count, total = int(wanted.sum()), batches * batch_size
+            self.filled_in += count if others else total - count
+            wanted = np.full(batches, batch_size if mine else 0)
+        return (np.arange(batch_size) < wanted[:, np.newaxis]).ravel()
+
     def own(self, count: int, rng: np.random.Generator) -> Slots:
-        """Slots of `count` of the agent's own, uniform with replacement; there are some."""
+        """Slots of `count` of the agent's own, uniform with replacement; there are some if any is wanted."""
         return self._own.draw(count, rng)
 
     def others(self, count: int, rng: np.random.Generator) -> Slots:
@@ -60,41 +85,27 @@ class OwnShare:
 
     The number of own ones is rounded at random, so that the share is exact on average. Where one side is
     empty the other fills in.
-
-    Attributes:
-        filled_in: transitions that were drawn from the other side because theirs was empty.
     """
 
     def __init__(self, ring: RingBuffer, agent_id: int, share: float) -> None:
         self._index = OwnIndex(ring, agent_id)
         self._share = share
-        self.filled_in = 0
+
+    @property
+    def filled_in(self) -> int:
+        """Transitions that were drawn from the other side because theirs was empty."""
+        return self._index.filled_in
 
     def draw(
         self, batches: int, batch_size: int, rng: np.random.Generator, *, own: int | None = None
     ) -> Slots:
-        """Slots of so many batches, one after the other, each with its own ones first; O(batch).
-
-        `own` says how many these are in each, else the share does.
-
-        Raises:
-            IndexError: the ring is empty.
-        """
-        mine, others = self._index.counts()
-        if not mine + others:
-            raise IndexError("an empty ring cannot be sampled")
-        wanted = own_counts(self._share, batches, batch_size, rng) if own is None else np.full(batches, own)
-        count, total = int(wanted.sum()), batches * batch_size
-        if not (mine and others):
-            self.filled_in += count if others else total - count
-            return self._index.own(total, rng) if mine else self._index.others(total, rng)
-        drawn = self._index.own(count, rng), self._index.others(total - count, rng)
-        if batches == 1:
-            return np.concatenate(drawn)
-        slots = np.empty((batches, batch_size), np.int64)
-        first = np.arange(batch_size) < wanted[:, np.newaxis]
-        slots[first], slots[~first] = drawn
-        return slots.ravel()
+        """Slots of so many batches, one after the other; see OwnIndex.deal. O(batch)."""
+        first = self._index.deal(self._share, batches, batch_size, rng, own=own)
+        count = int(np.count_nonzero(first))
+        slots = np.empty(len(first), np.int64)
+        slots[first] = self._index.own(count, rng)
+        slots[~first] = self._index.others(len(first) - count, rng)
+        return slots
 
 
 def own_counts(share: float, batches: int, batch_size: int, rng: np.random.Generator) -> Slots:
@@ -114,6 +125,8 @@ class _Slots:
         return self._end - self._start
 
     def draw(self, count: int, rng: np.random.Generator) -> Slots:
+        if not count:  # nor need there be any
+            return np.empty(0, np.int64)
         return self._data[rng.integers(self._start, self._end, size=count)].astype(np.int64)
 
     def drop(self, count: int) -> None:

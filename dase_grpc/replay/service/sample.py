@@ -141,8 +141,8 @@ class Batches:
     def require_valid(self) -> None:
         """Checks the lease."""
         self._run.leases.require(self._agent_id, self.header.stream.lease_epoch)
-        priorities = self._run.store.priorities.get(self._agent_id)
-        if self.source.priorities is not None and priorities is not self.source.priorities:
+        ours = self.source.priorities
+        if ours is not None and self._run.store.priorities.get(self._agent_id) is not ours:
             raise MalformedError(
                 f"another Sample stream of agent {self._agent_id} draws in another way, so the priorities of "
                 f"this one are gone; close it and open another"

@@ -7,26 +7,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from contracts.sentences import assert_one_sentence, refuses
 
-from dase_grpc.cli.main import main
 from dase_grpc.errors import CredentialsError
 from dase_grpc.replay.security.certificates import issue, make_authority
 from dase_grpc.replay.security.dialler import Credentials
 from dase_grpc.replay.security.identity import Identity
 from dase_grpc.replay.security.tokens import read_secret
-
-
-@pytest.fixture
-def dase(monkeypatch, capsys):
-    """Runs a command line in this process; gives exit code, stdout and stderr."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["dase", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
 
 
 def test_an_authority_issues_a_folder_that_a_node_takes(dase, tmp_path):
