@@ -49,6 +49,10 @@ class EnvironmentSpecError(UsageError):
     """An environment is missing, or its spaces cannot be used."""
 
 
+class MeasureError(UsageError):
+    """A measure of similarity is missing, or does not give one weight for each external transition."""
+
+
 class DeviceError(UsageError):
     """The requested device does not exist on this machine, or cannot compute what is asked of it."""
 

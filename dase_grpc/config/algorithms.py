@@ -25,6 +25,17 @@ Scope = Literal["pooled", "agent", "transition"]
 DIVERGENCES: Final[tuple[str, ...]] = get_args(Divergence)
 SCOPES: Final[tuple[str, ...]] = get_args(Scope)
 
+SIMILARITY: Final = "similarity"
+MEASURES: Final[Mapping[str, frozenset[str]]] = {
+    SIMILARITY: frozenset(
+        ("divergence", "scope", "reference_variance", "floor", "shrinkage", "debias", "normalise", "memory")
+    ),
+    "relative": frozenset(("normalise",)),
+    "relative_rows": frozenset(),
+    "advantage": frozenset(),
+}
+"""The measures that there are by name, and the options of section `dps` that each reads."""
+
 LARGEST: Final = 1e30
 """Of a factor: sums over a batch of what it weighs are numbers in float32 still."""
 
@@ -101,6 +112,11 @@ class AgentConfig(Section):
 class DpsConfig(Section):
     """Deterministic policy similarity: how external transitions are weighted (docs/dps.md)."""
 
+    measure: str = Field(
+        SIMILARITY,
+        description="what weighs external rows: the similarity that the other settings describe, `relative`, "
+        "`relative_rows`, `advantage` (docs/dps.md), or `package.module:name` of your own (docs/measures.md)",
+    )
     divergence: Divergence = Field("jeffreys", description="the divergence ρ; λ = exp(−ρ)")
     scope: Scope = Field(
         "pooled",
@@ -126,9 +142,29 @@ class DpsConfig(Section):
     )
 
     @property
+    def is_paper(self) -> bool:
+        """Whether λ is the paper's, by whatever reference variance."""
+        others = set(DpsConfig.model_fields) - {"reference_variance"}
+        return all(getattr(self, key) == DpsConfig.model_fields[key].default for key in others)
+
+    @property
     def regularised(self) -> bool:
         """Whether Σ is changed before it is judged, so that any number of rows will do."""
         return self.floor or self.shrinkage > 0
+
+    @model_validator(mode="after")
+    def _sets_nothing_in_vain(self) -> Self:
+        read = MEASURES.get(self.measure)
+        if read is None and ":" not in self.measure:
+            raise ValueError(
+                f"measure = {self.measure!r} is not one of {', '.join(MEASURES)}; name one of these, or one "
+                f"of your own as package.module:name"
+            )
+        for key, field in DpsConfig.model_fields.items():
+            value = getattr(self, key)
+            if read is not None and key not in read and key != "measure" and value != field.default:
+                raise ValueError(f"{key} = {value} is not read by measure = {self.measure}; leave one out")
+        return self
 
     @model_validator(mode="after")
     def _has_what_it_is_computed_from(self) -> Self:

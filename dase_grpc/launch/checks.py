@@ -57,7 +57,8 @@ def check(config: RunConfig, *, gpu: int | None = None, starts_actors: bool = Fa
     `starts_actors` says whether the caller starts the actors that the settings ask for.
 
     Raises:
-        UsageError: the device, the environment or a capacity in bytes does not go together with the settings.
+        UsageError: the device, the environment, a measure or a capacity in bytes does not go together with
+            the settings.
     """
     if not config.train.explore and not (starts_actors and config.train.actors):
         told = (
@@ -69,6 +70,7 @@ def check(config: RunConfig, *, gpu: int | None = None, starts_actors: bool = Fa
     check_device(config, gpu)
     schema = probed(config.env)
     check_capacity(config, schema)
+    check_measure(config, schema)
     return schema
 
 
@@ -78,6 +80,14 @@ def check_device(config: RunConfig, gpu: int | None = None) -> None:
         from dase_grpc.learning.agents.device import pick_device  # torch takes seconds to import
 
         pick_device(gpu, config.distinct_agents)
+
+
+def check_measure(config: RunConfig, schema: TransitionSchema) -> None:
+    """Tries out a measure of the user's, with made-up batches."""
+    if ":" in config.dps.measure:
+        from dase_grpc.learning.similarity.measured import try_out  # torch takes seconds to import
+
+        try_out(config.dps, schema, agents=config.train.agents)
 
 
 def vain_products(config: RunConfig) -> str | None:

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from pydantic import TypeAdapter
 
-from dase_grpc.config.algorithms import DpdConfig, DpsConfig
+from dase_grpc.config.algorithms import SIMILARITY, DpdConfig, DpsConfig
 from dase_grpc.config.presets import paper_preset, preset
 from dase_grpc.config.resolve import RunConfig, resolve
 
@@ -116,6 +116,8 @@ def published_method(config: RunConfig) -> str | None:
     """What the published table calls the run's way of sharing; None for a way that is not in it."""
     if config.method != "dase":
         return config.method
+    if config.dps.measure != SIMILARITY:
+        return None
     return _METHODS.get((config.dps.divergence, config.train.agents))
 
 

@@ -68,6 +68,10 @@ class Batch:
         """The batch of a stack of one; views."""
         return type(self)(**{field.name: getattr(self, field.name)[None] for field in fields(self)})
 
+    def of(self, place: int) -> Self:
+        """The batch of the agent at this place of a stack; views."""
+        return type(self)(**{field.name: getattr(self, field.name)[place] for field in fields(self)})
+
     def at(self, rows: Tensor) -> Self:
         """The batch of some rows alone, copied; rows is (k,) int64."""
         gathered = {name: getattr(self, name).index_select(0, rows) for name in _COPIED}

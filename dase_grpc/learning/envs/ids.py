@@ -2,14 +2,11 @@
 
 import difflib
 import functools
-import importlib
 import importlib.metadata
 import inspect
 import logging
 import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Final
 
@@ -17,8 +14,8 @@ import gymnasium
 
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import EnvironmentSpecError
-from dase_grpc.learning.envs.answers import RAISED, kind, summary
-from dase_grpc.process.containment import kept_call
+from dase_grpc.learning.envs.answers import kind
+from dase_grpc.learning.envs.imports import module_of, module_remedy, names_file
 
 _CUTOFF_IN_MODULE: Final = 0.75
 """How alike (difflib's ratio) a module's name must be to be suggested; most are no environments."""
@@ -54,8 +51,8 @@ def resolve_id(env_id: str) -> str:
         EnvironmentSpecError: there is nothing of that name, or the module cannot be imported.
     """
     module_name, colon, name = env_id.rpartition(":")
-    if "/" in module_name or "\\" in module_name or f"{module_name or name}".endswith(".py"):
-        raise EnvironmentSpecError(_path_remedy(env_id, module_name or name, name if colon else "MyEnv"))
+    if names_file(env_id):
+        raise EnvironmentSpecError(module_remedy(env_id, what="environment", name="MyEnv"))
     if colon and factory_of(env_id) is not None:
         return env_id
     latest = latest_version(name)
@@ -86,7 +83,7 @@ def factory_of(env_id: str) -> Callable[..., object] | None:
     module_name, colon, name = env_id.rpartition(":")
     if not colon:
         return None
-    module = _import(env_id, module_name)
+    module = module_of(env_id, what="environment", error=EnvironmentSpecError)
     factory = getattr(module, name, None)
     if factory is None:
         if name in gymnasium.registry or (latest_version(name) and not _VERSION.search(name)):
@@ -110,40 +107,6 @@ def continuous_variant(env_id: str) -> str | None:
     """
     name = env_id.rpartition(":")[2]
     return latest_version(f"{_VERSION.sub('', name)}Continuous") if name in gymnasium.registry else None
-
-
-def _path_remedy(env_id: str, path: str, name: str) -> str:
-    parts = PurePosixPath(path.replace("\\", "/").removesuffix(".py")).parts
-    module = ".".join(parts) if all(part.isidentifier() for part in parts) else parts[-1]
-    return (
-        f"{env_id!r} names a file, but environments are named by their module, so write {module}:{name} "
-        f"and run in the folder from which it can be imported"
-    )
-
-
-def _import(env_id: str, module_name: str) -> ModuleType:
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    if module_name in sys.modules:
-        return importlib.import_module(module_name)
-    try:
-        with kept_call("import"):
-            return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and f"{module_name}.".startswith(f"{error.name}."):
-            raise EnvironmentSpecError(
-                f"there is no module {error.name!r} for the environment {env_id!r}, so run in the folder "
-                f"that holds it ({here} does not) or install its package"
-            ) from error
-        raise EnvironmentSpecError(
-            f"the module {module_name!r} of the environment {env_id!r} needs {error.name!r}, "
-            f"which is not installed, so install it"
-        ) from error
-    except RAISED as error:
-        raise EnvironmentSpecError(
-            f"importing {module_name!r} for the environment {env_id!r} failed with {summary(error)}"
-        ) from error
 
 
 def _unknown(env_id: str, name: str) -> str:

@@ -1,12 +1,12 @@
 """SimilarityWeigher: weights of a learner's batches by DPS, and how similar each peer is."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Final, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -14,7 +14,6 @@ from dase_grpc.config.algorithms import DpsConfig
 from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.agents.memory import OWN, Memory
 from dase_grpc.learning.agents.registry import Agent
-from dase_grpc.learning.similarity.divergences import PIVOT_ROUNDING
 from dase_grpc.learning.similarity.measure import (
     Similarity,
     by_row,
@@ -22,6 +21,7 @@ from dase_grpc.learning.similarity.measure import (
     means,
     measure,
     measure_rows,
+    pooled_terms,
     row_weights,
 )
 from dase_grpc.learning.similarity.moments import RunningMoments, sound
@@ -69,7 +69,50 @@ class Weighing(Similarity):
         return self.weight.sum(-1, dtype=torch.float64)
 
 
-class SimilarityWeigher:
+class Weigher(ABC):
+    """What weighs the batches of one agent, or of the K of a stack, whose batches have K in front.
+
+    Attributes:
+        options: section `dps` of the configuration.
+    """
+
+    options: DpsConfig
+
+    @property
+    def records(self) -> bool:
+        """Whether `weigh` may be recorded with an update: it runs nothing on the host."""
+        return False
+
+    def rows_to_judge(self, batch: Batch) -> Tensor | None:
+        """The (E,) int64 indices of the external rows, if `weigh` takes their actions alone."""
+        return None
+
+    @abstractmethod
+    def weigh(
+        self, batch: Batch, policy_actions: Tensor, *, rows: Tensor | None = None, live: Tensor | None = None
+    ) -> Weighing:
+        """The weights for one update; policy_actions is this agent's π(s) on the batch's device.
+
+        They are (B, n), or (E, n) where `rows` are given, what `rows_to_judge` gave. Of a stack, batches of
+        agents for whom `live` is false, (K,) bool, are not to be weighed.
+        """
+
+    @abstractmethod
+    def by_source(self, batch: Batch, policy_actions: Tensor) -> Similarity:
+        """How similar each collecting agent is by its own rows of the batch that was weighed last, (K,).
+
+        Skip an agent with count 0, without rows. The weigher's own id has similarity 1, ρ 0 and both terms 0.
+        """
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint has to keep, the tensors themselves: nothing before the first `weigh`."""
+        return {}
+
+    def make_room(self, saved: Mapping[str, Tensor], device: torch.device) -> None:  # noqa: B027  # most keep nothing
+        """Lets `tensors` be those that `saved` can be copied into."""
+
+
+class SimilarityWeigher(Weigher):
     """DPS with fixed options for one agent, or for the K of a stack, whose batches have K in front.
 
     Without `dps.memory` it holds no state, and any thread may call it. With it, each `weigh` takes a batch
@@ -96,27 +139,27 @@ class SimilarityWeigher:
         self.options = options
         self._own_id = own_id
         self._agents = agents
-        more = options.regularised or options.debias or options.normalise or options.memory
-        paper = (options.divergence, options.scope) == ("jeffreys", "pooled") and not more
-        self._by_pooled = paper and not masked
+        self._by_pooled = options.is_paper and not masked
         self._memory = memory
         self._running = running
 
+    @property
+    def records(self) -> bool:
+        """See Weigher."""
+        return True
+
     def rows_to_judge(self, batch: Batch) -> Tensor | None:
-        """The (E,) int64 indices of the external rows, which are all that `weigh` needs; on a CPU only."""
-        if batch.agent_id.device.type != "cpu":
-            return None
-        return torch.from_numpy((batch.agent_id.numpy() != self._own_id).nonzero()[0])
+        """See Weigher; on a CPU only."""
+        return external_rows(batch, self._own_id)
 
     def weigh(
         self, batch: Batch, policy_actions: Tensor, *, rows: Tensor | None = None, live: Tensor | None = None
     ) -> Weighing:
-        """The weights for one update; policy_actions is this agent's π(s) on the batch's device.
+        """See Weigher.
 
-        They are (B, n), or (E, n) where `rows` are given, what `rows_to_judge` gave. With scope `agent`,
-        external rows of agents outside 0..K-1 weigh 0 and count as degenerate. With `dps.memory`, the batch
-        becomes part of the running moments first; of a stack, that of each agent for whom `live` is true,
-        (K,) bool. Never synchronises with the host if that is another device.
+        With scope `agent`, external rows of agents outside 0..K-1 weigh 0 and count as degenerate. With
+        `dps.memory`, the batch becomes part of the running moments first; of a stack, that of each agent for
+        whom `live` is true. Never synchronises with the host if that is another device.
         """
         if self._by_pooled and batch.action.device.type == "cpu":
             return self._weigh_pooled(batch, policy_actions.detach(), rows)
@@ -167,12 +210,11 @@ class SimilarityWeigher:
         )
 
     def by_source(self, batch: Batch, policy_actions: Tensor) -> Similarity:
-        """How similar each collecting agent is by its own rows, (K,).
+        """See Weigher.
 
         With scope `agent` these are the similarities that weigh; with `transition` they are the means over
         each agent's rows, and with `pooled` a diagnostic that weighs nothing. With `dps.memory` they come
-        from the running moments, which only `weigh` changes. Skip an agent with count 0, without rows. The
-        weigher's own id has similarity 1, ρ 0 and both terms 0. Rows of agents outside 0..K-1 belong to
+        from the running moments, which only `weigh` changes. Rows of agents outside 0..K-1 belong to
         nobody here. Never synchronises with the host.
         """
         member = self._sources(batch)
@@ -183,16 +225,14 @@ class SimilarityWeigher:
             found = self._remembered(deviation, member)
         else:
             found = measure(deviation, member, self.options)
-        own = torch.arange(self._agents, device=member.device) == self._own_id
-        filled = {name: getattr(found, name).masked_fill(own, value) for name, value in _OF_OWN.items()}
-        return replace(found, **filled, degenerate=found.degenerate & ~own)
+        return of_own(found, torch.arange(self._agents, device=member.device) == self._own_id)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint has to keep, the tensors themselves: nothing before the first `weigh`."""
+        """See Weigher."""
         return {} if self._running is None else self._running.tensors()
 
     def make_room(self, saved: Mapping[str, Tensor], device: torch.device) -> None:
-        """Lets `tensors` be those that `saved` can be copied into."""
+        """See Weigher."""
         if saved:
             self.remember(saved["mean"].shape[1], device, groups=len(saved["weight"]))
 
@@ -226,6 +266,19 @@ class SimilarityWeigher:
         return judge(mean, cov, rows=rows, count=member.sum(-1), options=self.options)
 
 
+def external_rows(batch: Batch, own_id: int | Tensor) -> Tensor | None:
+    """The (E,) int64 indices of the rows that others collected; on a CPU only."""
+    if batch.agent_id.device.type != "cpu":
+        return None
+    return torch.from_numpy((batch.agent_id.numpy() != own_id).nonzero()[0])
+
+
+def of_own(found: Similarity, own: Tensor) -> Similarity:
+    """The similarities of collecting agents with those of the weigher's own id, where `own` is true."""
+    filled = {name: getattr(found, name).masked_fill(own, value) for name, value in _OF_OWN.items()}
+    return replace(found, **filled, degenerate=found.degenerate & ~own)
+
+
 def _difference(batch: Batch, policy_actions: Tensor) -> Tensor:
     return batch.action.detach().double() - policy_actions.detach().double()
 
@@ -233,37 +286,6 @@ def _difference(batch: Batch, policy_actions: Tensor) -> Tensor:
 def _summary(external: Tensor, rows: Similarity) -> Weighing:
     """The weights out of each row's similarity, and its means over the external rows."""
     return Weighing.of(row_weights(external, rows.similarity), means(rows, external[..., None, :]))
-
-
-def pooled_terms(deviation: npt.NDArray[np.float64], reference_variance: float) -> tuple[float, float]:
-    """The covariance's and the mean's summand of ρ for (e, n) rows that share one λ; infinite if unknown.
-
-    What `measure`, the reference twin, finds for a group of these rows, up to the order of float64 sums.
-    """
-    count, size = deviation.shape
-    unknown = math.inf, math.inf
-    if count <= size + 1:
-        return unknown
-    with np.errstate(all="ignore"):  # what is not finite makes the result infinite
-        mean = deviation.sum(0) / count
-        centred = deviation - mean
-        left = centred.sum(0) / count  # as in moments.scatter
-        mean += left
-        centred -= left
-        scaled = centred.T @ centred
-        scaled /= (count - 1) * reference_variance
-        try:
-            factor = np.linalg.cholesky(scaled)
-        except np.linalg.LinAlgError:
-            return unknown
-        if not (np.square(factor.diagonal()) > PIVOT_ROUNDING * size * scaled.diagonal()).all():
-            return unknown
-        inverse = np.linalg.inv(factor)
-        shift = mean / math.sqrt(reference_variance)
-        solved = inverse @ shift
-        found = np.square(factor - inverse.T).sum() / 4, (shift @ shift + solved @ solved) / 4
-    covariance_term, mean_term = (float(each) if math.isfinite(each) else math.inf for each in found)
-    return covariance_term, mean_term
 
 
 T = TypeVar("T", bound=Similarity)
@@ -274,7 +296,7 @@ def each_tensor(found: T, change: Callable[[Tensor], Tensor]) -> T:
     return type(found)(*(change(getattr(found, field.name)) for field in fields(found)))
 
 
-def weighed(agent: Agent, weigher: SimilarityWeigher, batch: Batch) -> tuple[Weighing, Tensor | None]:
+def weighed(agent: Agent, weigher: Weigher, batch: Batch) -> tuple[Weighing, Tensor | None]:
     """The weights, and π(s) of the batch if `update` goes on from it, else asked of external rows only."""
     rows = None if agent.uses_actions else weigher.rows_to_judge(batch)
     if rows is None:

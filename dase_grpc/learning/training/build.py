@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dase_grpc import seeding
+from dase_grpc.config.algorithms import SIMILARITY
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.learning.agents.actor_critic import ActorCritic
 from dase_grpc.learning.agents.dpd import DPD, Pairing
@@ -21,7 +22,8 @@ from dase_grpc.learning.envs.evaluation import Evaluator
 from dase_grpc.learning.envs.explorer import Explorer
 from dase_grpc.learning.envs.make import Environment, make_env
 from dase_grpc.learning.envs.restarts import WatchedEnv, evaluation_env
-from dase_grpc.learning.similarity.weigher import SimilarityWeigher
+from dase_grpc.learning.similarity.measured import MeasureWeigher, try_out
+from dase_grpc.learning.similarity.weigher import SimilarityWeigher, Weigher
 from dase_grpc.learning.training.learner import Learner
 from dase_grpc.learning.training.parts import (
     ActorSteps,
@@ -101,7 +103,7 @@ def build_learner(
         agent=agent,
         explorer=_explorer(config, schema, env, agent_id) if config.train.explore else None,
         evaluator=build_evaluator(config, schema, agent_id=agent_id, make=_evaluated(config, env)),
-        weigher=SimilarityWeigher(config.dps, own_id=agent_id, agents=config.train.agents, memory=memory),
+        weigher=_weigher(config, schema, agent_id, agent=agent, memory=memory),
         sink=sink,
         source=source,
         journal=journal,
@@ -116,6 +118,24 @@ def build_learner(
         guide=_guide(config, schema, agent, device),
     )
     return Learner(parts)
+
+
+def _weigher(
+    config: RunConfig, schema: TransitionSchema, agent_id: int, *, agent: ActorCritic | DPD, memory: Memory
+) -> Weigher:
+    """What weighs the agent's batches; a measure of a user's is tried out first."""
+    options, agents = config.dps, config.train.agents
+    if options.measure == SIMILARITY:
+        return SimilarityWeigher(options, own_id=agent_id, agents=agents, memory=memory)
+    try_out(options, schema, agents=agents)
+    return MeasureWeigher(
+        options,
+        own_id=agent_id,
+        agents=agents,
+        policy=agent.policy_actions,
+        q=agent.value,
+        version=lambda: agent.updates,
+    )
 
 
 def _evaluated(config: RunConfig, env: Environment) -> Callable[[], Environment]:

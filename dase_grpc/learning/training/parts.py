@@ -25,7 +25,7 @@ from dase_grpc.learning.agents.registry import Agent
 from dase_grpc.learning.agents.snapshots import LearnersGuide
 from dase_grpc.learning.envs.evaluation import Evaluator
 from dase_grpc.learning.envs.explorer import Explorer, Policy, require_finite_action
-from dase_grpc.learning.similarity.weigher import SimilarityWeigher
+from dase_grpc.learning.similarity.weigher import Weigher
 from dase_grpc.learning.training.state import Saved
 from dase_grpc.metrics.nodes import LearnerMetrics
 from dase_grpc.pace import Origin
@@ -227,7 +227,7 @@ class LearnerParts:
     agent: Agent
     explorer: Explorer | None
     evaluator: Evaluator
-    weigher: SimilarityWeigher
+    weigher: Weigher
     sink: TransitionSink
     source: BatchSource
     journal: Journal

@@ -14,7 +14,7 @@ from dase_grpc.learning.agents.networks import restore
 from dase_grpc.learning.agents.registry import Agent
 from dase_grpc.learning.agents.snapshots import LearnersGuide
 from dase_grpc.learning.envs.explorer import Explorer
-from dase_grpc.learning.similarity.weigher import SimilarityWeigher
+from dase_grpc.learning.similarity.weigher import Weigher
 from dase_grpc.learning.training.statistics import DeviceTotals, Mean, Window
 
 NOT_YET: Final = -1
@@ -74,7 +74,7 @@ class LearnerState:
     window: Window
     totals: DeviceTotals
     explorer: Explorer | None
-    weigher: SimilarityWeigher
+    weigher: Weigher
     guide: LearnersGuide
 
     def save(self, agent: Agent) -> Saved:

@@ -17,8 +17,9 @@ from dase_grpc.learning.agents.equations import TD_ERROR
 from dase_grpc.learning.agents.graphs import Captured, Recorder
 from dase_grpc.learning.agents.memory import StackedMemory
 from dase_grpc.learning.similarity.measure import Similarity
+from dase_grpc.learning.similarity.measured import StackedWeighers
 from dase_grpc.learning.similarity.moments import SIMILARITY, RunningMoments
-from dase_grpc.learning.similarity.weigher import SimilarityWeigher, Weighing, each_tensor
+from dase_grpc.learning.similarity.weigher import SimilarityWeigher, Weigher, Weighing, each_tensor
 from dase_grpc.learning.training.parts import LearnerParts, PrioritisedBatch
 from dase_grpc.learning.training.statistics import DeviceTotals
 from dase_grpc.schema import Array
@@ -173,7 +174,8 @@ class StackedUpdate:
         live = [each is not None for each in taken]
         external = [each is not None and not each.own.all() for each in taken]
         weighing = None
-        if any(each is not None and not each.own.any() for each in taken):
+        aside = any(external) and not self._weigher.records
+        if aside or any(each is not None and not each.own.any() for each in taken):
             self._set({EXTERNAL: external})
             weighing = self._weigh()
             weighs = weighing.weight.any(-1).tolist()
@@ -240,10 +242,12 @@ def _learns_by_itself(parts: LearnerParts) -> ActorCritic:
     return parts.agent
 
 
-def _joint(parts: Sequence[LearnerParts], memory: StackedMemory) -> SimilarityWeigher:
+def _joint(parts: Sequence[LearnerParts], memory: StackedMemory) -> Weigher:
     """The weigher of all, whose running moments are those of each, if there are any."""
     first = parts[0]
     for each in parts:
+        if not isinstance(each.weigher, SimilarityWeigher):
+            return StackedWeighers([each.weigher for each in parts])
         each.weigher.remember(first.schema.action_size, first.device)
     options, running = first.weigher.options, None
     if options.memory:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import tomli_w
 
+from dase_grpc.config.algorithms import SIMILARITY
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.progress import duration, several
@@ -82,7 +83,9 @@ def method(config: RunConfig) -> str:
         return f"{algorithm}, a pair that distils each other's policies (DPD)"
     if config.train.agents == 1:
         return f"{algorithm}, one agent"
-    return f"{algorithm} with K = {several(config.train.agents, 'agent')}, {_METHODS[config.dps.divergence]}"
+    dps = config.dps
+    how = _METHODS[dps.divergence] if dps.measure == SIMILARITY else f"weighed by the measure {dps.measure}"
+    return f"{algorithm} with K = {several(config.train.agents, 'agent')}, {how}"
 
 
 def _algorithms(config: RunConfig) -> str:
@@ -123,6 +126,8 @@ def _how_they_learn_from_each_other(config: RunConfig) -> dict[str, str]:
         each = "after each update" if dpd.distil_every == 1 else f"every {dpd.distil_every:,} updates"
         return {"Distillation": f"{dpd.states} states, α = {dpd.alpha:g}, {each}"}
     dps = config.dps
+    if dps.measure != SIMILARITY:
+        return {"Measure": dps.measure}
     return {"Similarity": f"{dps.divergence}, {dps.scope}, r = {dps.reference_variance:g}"}
 
 
