@@ -15,6 +15,7 @@ COUNTS = {
     "ablation-divergences": 120,
     "bfloat16": 12,
     "own-share": 15,
+    "sharing": 255,
 }
 
 

@@ -30,7 +30,7 @@ SHORT: Final[Mapping[str, str]] = {
 SEEDS: Final = "seeds"
 MAX_CELLS: Final = 10_000
 """Combinations of a matrix; each is resolved before anything starts."""
-_KEYS: Final = ("name", "mode", "keep_buffers", "set", "matrix", "exclude", "include")
+_KEYS: Final = ("name", "mode", "keep_buffers", "set", "matrix", "variant", "exclude", "include")
 
 Settings = Mapping[str, Any]
 """Values by `section.key`, or by `method` and `preset`."""
@@ -38,7 +38,10 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ExperimentFile:
-    """What the file says: common settings, axes in its order, combinations left out, further single cells."""
+    """What the file says: common settings, axes in its order, combinations left out, further single cells.
+
+    Each of `variants` is crossed with the axes, and may set what the common settings do.
+    """
 
     name: str
     mode: Mode
@@ -46,6 +49,7 @@ class ExperimentFile:
     axes: Mapping[str, Sequence[Any]]
     exclude: Sequence[Settings]
     include: Sequence[Settings]
+    variants: Sequence[Settings] = ()
     keep_buffers: bool = False
 
 
@@ -86,13 +90,18 @@ def parse_experiment(tables: Mapping[str, Any], *, name: str) -> ExperimentFile:
     for key in axes:
         if key in common:
             raise ConfigError(f"{key} is in [set] and in [matrix]; leave it out of one of them")
-    exclude, include = (_list(key, tables.get(key, [])) for key in ("exclude", "include"))
+    variants, exclude, include = (
+        _list(key, tables.get(key, [])) for key in ("variant", "exclude", "include")
+    )
+    for key in axes:
+        if any(key in variant for variant in variants):
+            raise ConfigError(f"{key} is in [matrix] and in a [[variant]]; leave it out of one of them")
     for combination in exclude:
-        _require_values_of_axes(combination, axes)
-    _require_size(axes)
-    if not axes and not include:
+        _require_values_of_axes(combination, axes, variants)
+    _require_size(axes, len(variants))
+    if not axes and not variants and not include:
         raise ConfigError("there are no cells: give a [matrix] of lists, or an [[include]] for each cell")
-    return ExperimentFile(name, mode, common, axes, exclude, include, keep_buffers)
+    return ExperimentFile(name, mode, common, axes, exclude, include, variants, keep_buffers)
 
 
 def _axes(table: Any) -> dict[str, Sequence[Any]]:
@@ -141,11 +150,11 @@ def _settings(table_name: str, table: Any) -> dict[str, Any]:
     return found
 
 
-def _require_size(axes: Mapping[str, Sequence[Any]]) -> None:
+def _require_size(axes: Mapping[str, Sequence[Any]], variants: int) -> None:
     """Lists multiply, so a few long ones are more than any machine can train, or even write down."""
-    combinations = math.prod(map(len, axes.values()))
-    if combinations > MAX_CELLS:
-        lengths = " x ".join(str(len(values)) for values in axes.values())
+    counts = [*map(len, axes.values()), *([variants] if variants else [])]
+    if math.prod(counts) > MAX_CELLS:
+        lengths = " x ".join(map(str, counts))
         raise ConfigError(
             f"[matrix] has {lengths} combinations, more than {MAX_CELLS:,}; shorten its lists, or write "
             f"several files"
@@ -158,12 +167,15 @@ def _list(name: str, tables: Any) -> list[Settings]:
     return [_settings(name, each) for each in tables]
 
 
-def _require_values_of_axes(combination: Settings, axes: Mapping[str, Sequence[Any]]) -> None:
+def _require_values_of_axes(
+    combination: Settings, axes: Mapping[str, Sequence[Any]], variants: Sequence[Settings]
+) -> None:
     """An exclusion that cannot match anything is a slip of the pen."""
     if not combination:
         raise ConfigError("[[exclude]] names no setting, so it would leave out everything")
     for key, value in combination.items():
-        if key not in axes:
+        values = [*axes.get(key, ()), *(variant[key] for variant in variants if key in variant)]
+        if not values:
             raise ConfigError(f"[[exclude]] names {key}, which is not in [matrix]")
-        if value not in axes[key]:
+        if value not in values:
             raise ConfigError(f"[[exclude]] names {key} = {value!r}, which is not in [matrix]")

@@ -97,9 +97,13 @@ def cells_of(file: ExperimentFile) -> Matrix:
 
 
 def _combinations(file: ExperimentFile) -> list[Settings]:
-    """What each cell sets beyond the common settings; the last axis varies fastest."""
-    crossed = itertools.product(*file.axes.values()) if file.axes else ()
-    combinations: list[Settings] = [dict(zip(file.axes, values, strict=True)) for values in crossed]
+    """What each cell sets beyond the common settings; variants vary fastest, then the last axis."""
+    crossed = itertools.product(*file.axes.values(), file.variants or [{}])
+    combinations: list[Settings] = []
+    if file.axes or file.variants:
+        combinations = [
+            {**dict(zip(file.axes, values, strict=True)), **variant} for *values, variant in crossed
+        ]
     kept = [each for each in combinations if not any(out.items() <= each.items() for out in file.exclude)]
     return [*kept, *file.include]
 

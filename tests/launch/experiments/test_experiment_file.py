@@ -102,6 +102,14 @@ REFUSED = {
         {"matrix": ONE, "exclude": [{"seed": 7}]},
         "[[exclude]] names train.seed = 7, which is not in [matrix]",
     ),
+    "a setting of a variant that is in the matrix too": (
+        {"matrix": ONE, "variant": [{"seed": 3}]},
+        "train.seed is in [matrix] and in a [[variant]]; leave it out of one of them",
+    ),
+    "an exclusion of a value that no variant has": (
+        {"matrix": ONE, "variant": [{"agents": 2}], "exclude": [{"agents": 3}]},
+        "[[exclude]] names train.agents = 3, which is not in [matrix]",
+    ),
     "an empty exclusion": ({"matrix": ONE, "exclude": [{}]}, "[[exclude]] names no setting"),
     "no cells": ({"set": {"steps": 1}}, "there are no cells"),
     "an empty matrix": ({"matrix": {}}, "there are no cells"),

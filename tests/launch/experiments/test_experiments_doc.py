@@ -20,7 +20,8 @@ def first_column(heading: str) -> list[str]:
 
 
 def test_the_documented_file_is_an_experiment_with_the_documented_names():
-    (block,) = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
+    block, variants = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
+    assert len(cells_of(parse_experiment(tomllib.loads(variants), name="e")).cells) == 2
     matrix = cells_of(parse_experiment(tomllib.loads(block), name="e"))
     names = [cell.name for cell in matrix.cells]
     assert "td3_dase_Hopper-v5_capacity-100000_divergence-none_seed-0" in names

@@ -43,6 +43,21 @@ def test_further_cells_have_the_common_settings_and_their_own():
     ]
 
 
+def test_each_variant_is_crossed_with_the_axes_and_may_set_what_all_cells_do():
+    found = matrix_of(
+        set={"env": "Pendulum-v1", "steps": 10},
+        matrix={"seed": [0, 1]},
+        variant=[{"method": "single", "steps": 20}, {"method": "dase", "agents": 3}],
+        exclude=[{"agents": 3, "seed": 1}],
+    ).cells
+    told = [(cell.config.train.seed, cell.config.train.agents, cell.config.train.steps) for cell in found]
+    assert told == [(0, 1, 20), (0, 3, 10), (1, 1, 20)]
+
+
+def test_variants_alone_are_cells():
+    assert len(matrix_of(set={"steps": 10}, variant=[{"method": "single"}, {"method": "dase"}]).cells) == 2
+
+
 def test_an_experiment_of_which_all_is_excluded_has_no_cells():
     with pytest.raises(ConfigError, match="leaves no cell"):
         matrix_of(matrix={"seed": [0]}, exclude=[{"seed": 0}])
