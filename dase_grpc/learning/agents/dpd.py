@@ -107,10 +107,6 @@ class DPD:
         """See Agent."""
         return self._own.policy_actions(observation)
 
-    def value(self, observation: Tensor, action: Tensor) -> Tensor:
-        """The agent's own Q(s, a); see ActorCritic."""
-        return self._own.value(observation, action)
-
     @property
     def uses_actions(self) -> bool:
         """See Agent."""

@@ -127,6 +127,7 @@ def _weigher(
     options, agents = config.dps, config.train.agents
     if options.measure == SIMILARITY:
         return SimilarityWeigher(options, own_id=agent_id, agents=agents, memory=memory)
+    assert isinstance(agent, ActorCritic), "a pair that distils has no settings of dps"
     try_out(options, schema, agents=agents)
     return MeasureWeigher(
         options,
