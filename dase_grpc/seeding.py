@@ -22,6 +22,7 @@ class Purpose(IntEnum):
     ACTOR_EXPLORATION = 6
     ACTOR_ENVIRONMENT = 7
     SHARDS = 8
+    SCORE = 9
 
 
 def sequence(seed: int, purpose: Purpose, *key: int) -> np.random.SeedSequence:
@@ -37,10 +38,10 @@ def generator(seed: int, purpose: Purpose, *key: int) -> np.random.Generator:
 def integer(seed: int, purpose: Purpose, *key: int) -> int:
     """A 31-bit integer seed for libraries that take one (torch, Gymnasium).
 
-    Evaluation seeds are odd and all others even, so that no evaluation ever meets a training seed.
+    Seeds of evaluations and scores are odd and all others even, so that none ever meets a training seed.
     """
     state = int(sequence(seed, purpose, *key).generate_state(1)[0]) >> 1
-    return (state | 1) if purpose is Purpose.EVALUATION else (state & ~1)
+    return (state | 1) if purpose in (Purpose.EVALUATION, Purpose.SCORE) else (state & ~1)
 
 
 def generator_state(rng: np.random.Generator) -> dict[str, Any]:

@@ -242,12 +242,21 @@ def evaluate(
     video: Annotated[
         Path | None, flags.option("--video", "Film the best agent's first episode (.mp4 or .gif).")
     ] = None,
-    agent: Annotated[int | None, flags.option("--agent", "This agent alone; else all.", min=0)] = None,
+    agent: Annotated[
+        str | None,
+        flags.option(
+            "--agent",
+            "This agent alone, the best (chosen by other episodes than these), or the ensemble, which acts "
+            "by all critics; else all.",
+            metavar="N|best|ensemble",
+        ),
+    ] = None,
 ) -> None:
     """Evaluates the latest checkpoints of a run, or one checkpoint, without noise."""
-    from dase_grpc.launch.evaluate import evaluate_checkpoint, note_on_film
+    from dase_grpc.launch.evaluate import agent_choice, evaluate_checkpoint, note_on_film
 
-    results = evaluate_checkpoint(target, episodes=episodes, seed=seed, video=video, best=best, agent=agent)
+    chosen = agent_choice(agent)
+    results = evaluate_checkpoint(target, episodes=episodes, seed=seed, video=video, best=best, agent=chosen)
     for result in results:
         typer.echo(str(result))
     if note := note_on_film(results):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from contracts.sentences import refuses
 from PIL import Image
 from worlds import PointGoal
 
@@ -21,12 +22,13 @@ from dase_grpc.errors import (
 )
 from dase_grpc.launch.evaluate import (
     EvaluatedCheckpoint,
-    choose_mujoco_backend,
+    agent_choice,
     evaluate_checkpoint,
     find_checkpoints,
     note_on_film,
-    write_video,
 )
+from dase_grpc.launch.films import choose_mujoco_backend, write_video
+from dase_grpc.learning.agents.ensemble import EnsemblePolicy
 from dase_grpc.learning.agents.registry import make_agent
 from dase_grpc.learning.envs.evaluation import Evaluation, Evaluator
 from dase_grpc.learning.envs.make import make_env, schema_of
@@ -104,6 +106,61 @@ def test_the_episodes_are_those_of_training_unless_a_seed_is_given(run):
     assert same.evaluation == evaluator.evaluate(fresh(run.config.agent, schema))
     assert same.evaluation.returns != other.evaluation.returns
     assert other.seed == 7
+
+
+def test_the_best_agent_is_chosen_by_the_trainings_episodes_and_scored_by_others(run):
+    choosing = evaluate_checkpoint(run.path, run.config.eval.episodes)
+    best = max(choosing, key=lambda result: result.evaluation.return_mean)
+    (scored,) = evaluate_checkpoint(run.path, 3, agent="best")
+    assert scored.agent_id == best.agent_id
+    assert scored.agent_name == f"agent {best.agent_id}, the best of 2,"
+    assert scored.seed == integer(3, Purpose.SCORE) != integer(3, Purpose.EVALUATION)
+    (alone,) = evaluate_checkpoint(run.agent(best.agent_id).path, 3, seed=scored.seed)
+    assert scored.evaluation == alone.evaluation
+
+
+@pytest.mark.parametrize("offset", [0, 18, -4])
+def test_no_episode_that_the_best_is_chosen_by_is_reported(run, offset):
+    seed = integer(3, Purpose.EVALUATION) + offset
+    with refuses(UsageError, f"--seed {seed} would report episodes that --agent best is chosen by"):
+        evaluate_checkpoint(run.path, 3, seed=seed, agent="best")
+    evaluate_checkpoint(run.path, 3, seed=integer(3, Purpose.EVALUATION) + 20, agent="best")
+
+
+def test_the_ensemble_is_one_policy_of_all_agents(run, tmp_path):
+    (result,) = evaluate_checkpoint(run.path, 3, agent="ensemble", video=tmp_path / "film.gif")
+    assert (result.agent_id, result.step, result.checkpoint) == (None, 1000, run.path)
+    assert str(result).startswith("the ensemble of 2 agents in worlds:PointGoal after 1,000 steps: mean ")
+    assert result.seed == integer(3, Purpose.SCORE)
+    schema = described("worlds:PointGoal")
+    policy = EnsemblePolicy([fresh(run.config.agent, schema, agent_id=agent) for agent in range(2)])
+    evaluator = Evaluator(PointGoal, schema, episodes=3, max_episode_steps=100, seed=result.seed)
+    assert result.evaluation == evaluator.evaluate(policy)
+    assert (tmp_path / "film.gif").exists()
+
+
+def test_an_ensemble_needs_critics(run):
+    for agent in run.agents()[:2]:
+        schema = described("worlds:PointGoal")
+        policy = fresh(run.config.agent, schema, agent_id=agent.agent_id).policy
+        metadata = describe(run.config, schema, agent_id=agent.agent_id)
+        save_checkpoint(agent.checkpoints, step=2000, tensors=dict(policy.named_tensors()), metadata=metadata)
+    evaluate_checkpoint(run.path, 1, agent="best")
+    with refuses(RunDirectoryError, "does not hold the agent, critics and all, its configuration describes"):
+        evaluate_checkpoint(run.path, 1, agent="ensemble")
+
+
+def test_an_agent_is_named_by_its_id_best_or_ensemble():
+    assert [agent_choice(text) for text in (None, "0", "12", "best", "ensemble")] == [
+        None,
+        0,
+        12,
+        "best",
+        "ensemble",
+    ]
+    for text in ("-1", "1.5", "worst", ""):
+        with refuses(UsageError, f"--agent {text} is neither an agent's id, best nor ensemble"):
+            agent_choice(text)
 
 
 def test_a_result_reads_as_one_line_that_names_the_algorithm_of_a_mixed_ensemble(run, tmp_path):
