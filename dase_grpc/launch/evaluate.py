@@ -1,6 +1,7 @@
 """`dase evaluate`: checkpoints evaluated by the run's own protocol, without its services, and filmed."""
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +24,7 @@ from dase_grpc.progress import number, several
 from dase_grpc.runs.checkpoint import METADATA_FILE, Checkpoint, latest, load_checkpoint
 from dase_grpc.runs.checkpoint import best as best_of
 from dase_grpc.runs.directory import RUN_FILE, AgentDirectory, RunDirectory
+from dase_grpc.runs.logs import Score, append_score
 from dase_grpc.runs.lookup import require_policies
 from dase_grpc.seeding import Purpose, integer
 
@@ -140,7 +142,7 @@ def evaluate_checkpoint(
 
     The agent "best" is the one with the highest mean return over eval.episodes episodes with the training's
     evaluation seeds, and "ensemble" the policy of all (`EnsemblePolicy`); unless `seed` is given, what is
-    reported of them comes from other seeds, those of the run's purpose SCORE.
+    reported of them comes from other seeds, those of the run's purpose SCORE, and is noted in scores.jsonl.
 
     Raises:
         RunDirectoryError: no checkpoint there, or a damaged one.
@@ -163,6 +165,8 @@ def evaluate_checkpoint(
     if agent == "best":
         contestants = [_chosen(contestants)]
     results = [_evaluate(each, episodes, seed=seed) for each in contestants]
+    if agent in CHOICES and (target / RUN_FILE).exists():
+        _note_score(RunDirectory.open(target), str(agent), results[0])
     return results if video is None else _film_best(contestants, results, video, here=here)
 
 
@@ -184,6 +188,20 @@ def _chosen(contestants: Sequence[Contestant]) -> Contestant:
     results = [_evaluate(each, config.eval.episodes, seed=seed) for each in contestants]
     chosen = contestants[_highest(results)]
     return replace(chosen, name=f"{chosen.name}, the best of {len(contestants)},")
+
+
+def _note_score(run: RunDirectory, policy: str, result: EvaluatedCheckpoint) -> None:
+    """Notes a score for the report; where the run cannot be written, a warning says so."""
+    found = result.evaluation
+    if not math.isfinite(found.return_mean) or not math.isfinite(found.return_std):
+        return
+    score = Score(
+        policy, result.agent_id, result.step, result.seed, found.episodes, found.return_mean, found.return_std
+    )
+    try:
+        append_score(run.scores, score)
+    except RunDirectoryError as error:
+        _log.warning("the report will not show this score: %s", error)
 
 
 def _require_others(seed: int, episodes: int, checkpoint: Checkpoint) -> None:

@@ -2,7 +2,7 @@
 
 run.toml                     the resolved configuration, [run] and [versions]
 agents/<i>/evaluations.csv   metrics.jsonl   checkpoints/   tensorboard/
-logs/  replay/               restarts.jsonl   report.html
+logs/  replay/               restarts.jsonl   scores.jsonl   report.html
 """
 
 import platform
@@ -237,6 +237,11 @@ class RunDirectory:
     def restarts(self) -> Path:
         """What the launcher of a local cluster notes of nodes that failed."""
         return self.path / "restarts.jsonl"
+
+    @property
+    def scores(self) -> Path:
+        """What `dase evaluate` notes of policies of all agents together."""
+        return self.path / "scores.jsonl"
 
     @property
     def report(self) -> Path:

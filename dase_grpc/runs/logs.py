@@ -216,3 +216,37 @@ def _restart(value: Any) -> Restart:
     if not all(each is None or isinstance(each, (int, float)) for each in numbers):
         raise TypeError("not a number")
     return restart
+
+
+@dataclass(frozen=True)
+class Score:
+    """One line of scores.jsonl: an evaluation of a policy that came out of the run, by `dase evaluate`.
+
+    policy is "best" or "ensemble"; agent the agent's id, None for all together; step the environment steps of
+    the agent that was least far; seed that of the first episode.
+    """
+
+    policy: str
+    agent: int | None
+    step: int
+    seed: int
+    episodes: int
+    return_mean: float
+    return_std: float
+
+
+def append_score(path: Path, score: Score) -> None:
+    """Adds a line."""
+    append_line(path, json.dumps(asdict(score)))
+
+
+def read_scores(path: Path) -> list[Score]:
+    """All scores in order; as `read_metrics` takes damage."""
+    return _parsed(path, _score, "no score of a policy")
+
+
+def _score(value: Any) -> Score:
+    score = Score(**value)
+    if not isinstance(score.policy, str) or not all(map(_is_number, (score.return_mean, score.return_std))):
+        raise TypeError("a field of another kind")
+    return score

@@ -19,7 +19,7 @@ from dase_grpc.runs.directory import (
     round_paths,
 )
 from dase_grpc.runs.files import unfinished_line, whole_lines
-from dase_grpc.runs.logs import COLUMNS, read_evaluations, read_metrics, read_restarts
+from dase_grpc.runs.logs import COLUMNS, read_evaluations, read_metrics, read_restarts, read_scores
 from dase_grpc.runs.lookup import require_run
 from dase_grpc.runs.rewind import require_same_settings
 from dase_grpc.runs.rounds import Round, Segment, newest_whole_round
@@ -68,7 +68,8 @@ def verify(path: Path, *, kept_buffer: Callable[[Path], str | None] = lambda fol
     kept = _checked(run.replay, lambda: kept_buffer(run.replay) or "")
     buffer = [kept] if kept.content or kept.problem else []
     restarts = [_checked(run.restarts, partial(_restarts, run))] if run.restarts.exists() else []
-    findings = (settings, *agents, *_of_buffer(run), *buffer, *restarts)
+    scores = [_checked(run.scores, partial(_scores, run))] if run.scores.exists() else []
+    findings = (settings, *agents, *_of_buffer(run), *buffer, *restarts, *scores)
     try:
         return Verification(findings, _resumable(run, buffer), "")
     except DaseError as error:
@@ -120,6 +121,10 @@ def _checked(path: Path, read: Callable[[], str]) -> Finding:
         return Finding(path, read())
     except DaseError as error:
         return Finding(path, "", str(error))
+
+
+def _scores(run: RunDirectory) -> str:
+    return several(len(read_scores(run.scores)), "score")
 
 
 def _restarts(run: RunDirectory) -> str:

@@ -16,8 +16,10 @@ from small import small_flags
 
 from dase_grpc.replay.wire.addresses import parse_address
 from dase_grpc.runs.directory import RunDirectory
+from dase_grpc.runs.logs import read_metrics
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+DOCS = EXAMPLES.parent / "docs"
 
 pytestmark = pytest.mark.slow
 
@@ -50,6 +52,18 @@ def run(tmp_path_factory) -> RunDirectory:
 def test_the_own_environment_trains(run):
     assert run.config.env.id == "my_env:Cart"
     assert run.report.is_file()
+
+
+def test_the_own_measure_weighs_by_age_and_is_what_its_page_shows(tmp_path):
+    flags = small_flags("my_env:Cart"), "--set=dps.measure=my_measure:fresh", "--set=dps.divergence=none"
+    command = "-m", "dase_grpc", "train", "--lockstep", "--name=fresh", *flags[0], *flags[1:]
+    python(*command, folder=tmp_path)
+    (agent, *_) = RunDirectory.open(tmp_path / "runs" / "fresh").agents()
+    weight = read_metrics(agent.metrics.path)[-1]["similarity_weight"]
+    assert 2 ** (-120 / 1_000) < weight < 1  # of λ = 1, after 120 updates at most
+    (shown,) = re.findall(r"```python\n(.*?)```", (DOCS / "measures.md").read_text(), re.DOTALL)
+    text = (EXAMPLES / "my_measure.py").read_text()
+    assert [line for line in shown.splitlines() if line not in text.splitlines()] == []
 
 
 def test_a_trained_policy_can_be_used(run):

@@ -34,6 +34,8 @@ from dase_grpc.learning.envs.evaluation import Evaluation, Evaluator
 from dase_grpc.learning.envs.make import make_env, schema_of
 from dase_grpc.runs.checkpoint import describe, save_checkpoint
 from dase_grpc.runs.directory import RunDirectory
+from dase_grpc.runs.logs import read_scores
+from dase_grpc.runs.reports.report import write_report
 from dase_grpc.schema import TransitionSchema
 from dase_grpc.seeding import Purpose, integer
 
@@ -137,6 +139,27 @@ def test_the_ensemble_is_one_policy_of_all_agents(run, tmp_path):
     evaluator = Evaluator(PointGoal, schema, episodes=3, max_episode_steps=100, seed=result.seed)
     assert result.evaluation == evaluator.evaluate(policy)
     assert (tmp_path / "film.gif").exists()
+
+
+def test_the_report_shows_the_latest_score_of_each(run):
+    assert "--agent best or --agent ensemble" in write_report(run).read_text()
+    for agent in ("best", "ensemble", "best"):
+        (last,) = evaluate_checkpoint(run.path, 3, agent=agent)
+    evaluate_checkpoint(run.path, 3)
+    assert [score.policy for score in read_scores(run.scores)] == ["best", "ensemble", "best"]
+    found = read_scores(run.scores)[-1]
+    assert (found.agent, found.step, found.seed, found.episodes) == (last.agent_id, 1000, last.seed, 3)
+    assert (found.return_mean, found.return_std) == (last.evaluation.return_mean, last.evaluation.return_std)
+    text = write_report(run).read_text()
+    assert text.count(f"best: agent {last.agent_id}") == 1
+    assert "<td>ensemble" in text or "ensemble</t" in text
+
+
+def test_a_score_of_a_run_that_cannot_be_written_is_reported_all_the_same(run, caplog):
+    run.scores.mkdir()
+    (result,) = evaluate_checkpoint(run.path, 2, agent="ensemble")
+    assert result.evaluation.episodes == 2
+    assert any("the report will not show this score" in message for message in caplog.messages)
 
 
 def test_an_ensemble_needs_critics(run):

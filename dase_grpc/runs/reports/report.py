@@ -30,7 +30,7 @@ from dase_grpc.runs.curves import (
 )
 from dase_grpc.runs.directory import EVALUATOR_MODE, IN_ROUNDS, RunDirectory
 from dase_grpc.runs.files import replace_file, utf8
-from dase_grpc.runs.logs import read_restarts, told
+from dase_grpc.runs.logs import Score, read_restarts, read_scores, told
 from dase_grpc.runs.reference import PublishedRow, comparable, published_method
 from dase_grpc.runs.reports import html, plots
 
@@ -65,6 +65,7 @@ def write_report(run: RunDirectory) -> Path:
         capacity=capacity if isinstance(capacity, int) else None,
         batch_sizes={each.batch_size for each in config.distinct_agents},
         made=_made(run),
+        policies=_policies(read_scores(run.scores)),
         settings=tomli_w.dumps(config.model_dump(mode="json")),
         **_of_curves(config, {agent: returns(files.evaluations) for agent, files in agents.items()}),
         **_of_exchange(records),
@@ -175,6 +176,22 @@ def _scores(
         for name, values, count in zip(names, scores.tolist(), counts, strict=True)
     ]
     return html.Table("", columns, rows)
+
+
+def _policies(scores: Sequence[Score]) -> html.Table:
+    """The latest score of each policy that `dase evaluate` makes of all agents."""
+    latest = {score.policy: score for score in scores}
+    digits = html.digits(np.array([each.return_mean for each in latest.values()]))
+    rows = [
+        (
+            each.policy if each.agent is None else f"{each.policy}: agent {each.agent}",
+            f"{html.number(each.return_mean, digits)} ± {html.number(each.return_std, digits)}",
+            str(each.episodes),
+            f"{each.step:,}",
+        )
+        for each in latest.values()
+    ]
+    return html.Table("", ("policy", "return", "episodes", "after steps"), rows)
 
 
 def _score(curve: Series, final: float) -> tuple[float, ...]:
