@@ -18,6 +18,7 @@ ROOT = {"__main__", "errors", "pace", "progress", "schema", "seeding"}
 PARAGRAPHS = {
     "cli.certs": "commands of their own, below `dase certs`",
     "learning.agents.ddpg": "an algorithm, beside td3 and sac",
+    "learning.agents.ensemble": "a policy, beside that of one agent",
 }
 """Modules of fewer lines than a module takes, which one other imports."""
 
