@@ -206,6 +206,11 @@ class LearnerMetrics(ExplorerMetrics):
         )
 
     def _declare_similarity(self) -> None:
+        self._measure = self._gauges(
+            "dase_similarity_measure_info",
+            "Constant 1, labelled by what weighs the transitions of other agents (dps.measure).",
+            "measure",
+        )
         self.external_share = self._gauge(
             "dase_similarity_external_share_ratio",
             "Share of the loss weights that external transitions have.",
@@ -238,6 +243,10 @@ class LearnerMetrics(ExplorerMetrics):
             "source_agent_id",
             "term",
         )
+
+    def measured_by(self, measure: str) -> None:
+        """Shows what weighs the transitions of other agents."""
+        self._measure.labels(self._agent, measure).set(1)
 
     def skipped(self, reason: str, count: int = 1) -> None:
         """Counts updates that were skipped."""

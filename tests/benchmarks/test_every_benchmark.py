@@ -37,6 +37,7 @@ NOT_HERE = {
     "gpu": "test_gpu_benchmark.py runs it and looks at more",
     "reverb_process": "needs Reverb",
     "stack": "test_gpu_benchmark.py runs it and looks at more",
+    "studies": "test_studies.py runs it on an experiment",
     "tcp_gather": "against_reverb.py starts it",
 }
 

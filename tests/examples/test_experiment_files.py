@@ -15,7 +15,7 @@ COUNTS = {
     "ablation-divergences": 120,
     "bfloat16": 12,
     "own-share": 15,
-    "sharing": 255,
+    "sharing": 225,
 }
 
 

@@ -92,6 +92,8 @@ def build_learner(
     recorded by whoever makes them.
     """
     recorder = None if memory.stacked else recorder_of(config, device)
+    if config.train.agents > 1 and pair is None:
+        metrics.measured_by(config.dps.measure)
     alone = None if recorder is None or pair is not None else StackedMemory(1)
     memory = memory if alone is None else alone.of(0)
     agent, notes = _agent(config, schema, agent_id, device=device, pair=pair, metrics=metrics, memory=memory)

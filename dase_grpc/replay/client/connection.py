@@ -4,7 +4,6 @@ import asyncio
 import logging
 import random
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -86,7 +85,7 @@ class Outage:
         return self if gone else replace(self, why=why)
 
 
-class Connection(ABC):
+class Connection:
     """What all streams of a node to one shard share: who it is there, and what to do when one breaks.
 
     What the end of a lease or of a buffer means is each role's own (membership.py); here it is the end.
@@ -206,13 +205,12 @@ class Connection(ABC):
             self._heard(answer)
             await asyncio.sleep(min(self.timing.beat_s, self.target.member.ttl_s / 4))
 
-    @abstractmethod
     async def _report(self, said: Any) -> Any:
         """Reports what the node does, and returns what `_heard` takes."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _heard(self, answer: Any) -> None:
-        """Takes up what the replay answered."""
+        raise NotImplementedError
 
     async def _replaced(self, target: StreamTarget, error: StaleLeaseError) -> None:
         """Ends the node, or finds it another lease than that of `target`, which is not valid any more."""

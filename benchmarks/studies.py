@@ -1,0 +1,245 @@
+"""Keeps what the runs of an experiment came to, and prints a study's tables from what is kept.
+
+python benchmarks/studies.py keep runs/own-share docs/results/own-share
+python benchmarks/studies.py tables docs/results/own-share --reference "TD3, single" --at 8000
+
+`keep` copies, of each finished run that is not kept yet, its run.toml, finished.json and evaluations, and
+evaluates its last policies in episodes that training has not seen: each agent, the best of them, which is
+chosen by other episodes, and the ensemble (policies.csv). An experiment that was kept goes on elsewhere
+from a copy of the folder: its finished cells are not run again.
+
+`tables` prints Markdown for each environment. The final score is the mean of the last 3 evaluations up to
+the step, over a run's agents; the area that under the mean curve, over its steps. Estimates are interquartile
+means over runs with 95 % bootstrap intervals, as `dase compare` has them; differences are by seed.
+"""
+
+import argparse
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from results_files import read_lines, write_lines
+
+from dase_grpc.errors import DaseError
+from dase_grpc.launch.evaluate import EvaluatedCheckpoint, evaluate_checkpoint
+from dase_grpc.launch.experiments.folder import FINISHED_FILE
+from dase_grpc.runs.curves import Series, area
+from dase_grpc.runs.directory import RUN_FILE, RunDirectory
+from dase_grpc.runs.reports.estimates import Estimate, estimate, improvement
+from dase_grpc.runs.reports.sources import Group, SourceRun, find_runs, grouped, labels, read_runs
+from dase_grpc.seeding import Purpose, integer
+
+LAST: Final = 3
+EPISODES: Final = 10
+POLICIES_FILE: Final = "policies.csv"
+MEAN, BEST, ENSEMBLE = "mean of agents", "best", "ensemble"
+
+
+@dataclass(frozen=True)
+class PolicyScore:
+    """The mean return of one policy: an agent's by its id, "best" or "ensemble"."""
+
+    policy: str
+    return_mean: float
+    return_std: float
+    episodes: int
+
+
+# -- keeping ------------------------------------------------------------------------------------------
+
+
+def keep(experiment: Path, kept: Path) -> list[Path]:
+    """Keeps what finished runs came to; the new folders."""
+    done = sorted(path.parent for path in experiment.glob(f"*/{FINISHED_FILE}"))
+    return [_keep(run, kept / run.name) for run in done if not (kept / run.name / POLICIES_FILE).exists()]
+
+
+def _keep(run: Path, place: Path) -> Path:
+    scores = policy_scores(run)
+    for file in (run / RUN_FILE, run / FINISHED_FILE, *run.glob("agents/*/evaluations.csv")):
+        copy = place / file.relative_to(run)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
+    write_lines(place / POLICIES_FILE, list(PolicyScore.__annotations__), map(vars, scores))
+    return place
+
+
+def policy_scores(run: Path) -> list[PolicyScore]:
+    """The policies of a run in the same fresh episodes: each agent's, and of several both of all."""
+    config = RunDirectory.open(run).config
+    seed = integer(config.train.seed, Purpose.SCORE)
+    found = {str(each.agent_id): each for each in evaluate_checkpoint(run, EPISODES, seed=seed)}
+    if len(found) > 1:
+        (found[BEST],) = evaluate_checkpoint(run, EPISODES, agent="best")
+        (found[ENSEMBLE],) = evaluate_checkpoint(run, EPISODES, agent="ensemble")
+    return [_score(policy, each) for policy, each in found.items()]
+
+
+def _score(policy: str, found: EvaluatedCheckpoint) -> PolicyScore:
+    result = found.evaluation
+    return PolicyScore(policy, result.return_mean, result.return_std, result.episodes)
+
+
+# -- tables -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to train, up to a step: what its runs came to, by seed."""
+
+    label: str
+    step: int
+    final: Mapping[int, float]
+    area: Mapping[int, float]
+    policies: Mapping[str, Sequence[float]]
+
+
+def rows_of(groups: Sequence[Group], at: Sequence[int]) -> list[Row]:
+    """A row for each group of one environment and each step that all its runs reach."""
+    return [
+        Row(
+            label,
+            step,
+            {run.seed: _final(_until(run.curve, step)) for run in group.runs},
+            {run.seed: area(_until(run.curve, step)) for run in group.runs},
+            _policies(group.runs) if step == group.runs[0].config.train.steps else {},
+        )
+        for group, label in zip(groups, labels(groups), strict=True)
+        for step in at
+        if all(run.curve.step[-1] >= step for run in group.runs)
+    ]
+
+
+def _until(curve: Series, step: int) -> Series:
+    reached = curve.step <= step
+    return Series(curve.step[reached], curve.value[reached])
+
+
+def _final(curve: Series) -> float:
+    return float(curve.value[-LAST:].mean())
+
+
+def _policies(runs: Iterable[SourceRun]) -> dict[str, list[float]]:
+    """The returns of each kind of policy, one for each run that has it."""
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        scores = {each.policy: each.return_mean for each in read_lines(run.path / POLICIES_FILE, PolicyScore)}
+        agents = [scores[name] for name in scores if name not in (BEST, ENSEMBLE)]
+        for name, value in {MEAN: float(np.mean(agents)), **scores}.items():
+            if name in (MEAN, BEST, ENSEMBLE):
+                found.setdefault(name, []).append(value)
+    return found
+
+
+def score_table(rows: Sequence[Row], references: Sequence[Row]) -> str:
+    """Final score and area of each row, and the differences to each reference by seed."""
+    heads = ["trained", "steps", "runs", "final", "area"]
+    for reference in references:
+        heads += [f"final − {reference.label}", f"area − {reference.label}", f"P(> {reference.label})"]
+    body = []
+    for row in sorted(rows, key=lambda row: -estimate([*row.final.values()]).iqm):
+        cells = [row.label, f"{row.step:,}", str(len(row.final))]
+        cells += [_shown([*values.values()]) for values in (row.final, row.area)]
+        for reference in references:
+            cells += _against(row, reference)
+        body.append(cells)
+    return _markdown(heads, body)
+
+
+def _against(row: Row, reference: Row) -> list[str]:
+    if row is reference:
+        return ["–", "–", "–"]
+    chance = improvement([*row.final.values()], [*reference.final.values()])
+    return [
+        _difference(row.final, reference.final),
+        _difference(row.area, reference.area),
+        f"{chance.probability:.2f}",
+    ]
+
+
+def _difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> str:
+    shared = sorted(ours.keys() & theirs.keys())
+    return _shown([ours[seed] - theirs[seed] for seed in shared]) if shared else "–"
+
+
+def policy_table(rows: Sequence[Row]) -> str:
+    """What one policy out of several agents is worth, over the runs of each row that have it."""
+    kinds = (MEAN, BEST, ENSEMBLE)
+    body = [
+        [
+            row.label,
+            f"{row.step:,}",
+            str(len(row.policies[MEAN])),
+            *(_shown(row.policies[kind]) for kind in kinds),
+        ]
+        for row in rows
+        if ENSEMBLE in row.policies
+    ]
+    return _markdown(["trained", "steps", "runs", *kinds], body) if body else ""
+
+
+def _shown(values: Sequence[float]) -> str:
+    found: Estimate = estimate(values)
+    if found.interval is None:
+        return f"{found.iqm:,.0f}"
+    return f"{found.iqm:,.0f} [{found.interval.low:,.0f}, {found.interval.high:,.0f}]".replace("-", "−")
+
+
+def _markdown(heads: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *body]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def tables(kept: Path, references: Sequence[str], at: Sequence[int]) -> str:
+    """The tables of every environment, as Markdown.
+
+    Raises:
+        DaseError: a reference names no row of an environment.
+    """
+    runs, _ = read_runs(find_runs([kept]))
+    parts = []
+    for environment in dict.fromkeys(group.environment for group in grouped(runs)):
+        groups = [group for group in grouped(runs) if group.environment == environment]
+        rows = rows_of(groups, at)
+        chosen = [_named(rows, name, environment) for name in references]
+        parts += [f"### {environment}\n", score_table(rows, chosen), policy_table(rows)]
+    return "\n".join(filter(None, parts))
+
+
+def _named(rows: Sequence[Row], name: str, environment: str) -> Row:
+    for row in rows:
+        if row.label == name:
+            return row
+    known = ", ".join(dict.fromkeys(row.label for row in rows))
+    raise DaseError(f"{environment} has no {name!r}; there are {known}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    keeping = commands.add_parser("keep")
+    keeping.add_argument("experiment", type=Path)
+    keeping.add_argument("kept", type=Path)
+    keeping.set_defaults(run=lambda o: "".join(f"{path}\n" for path in keep(o.experiment, o.kept)))
+    printing = commands.add_parser("tables")
+    printing.add_argument("kept", type=Path)
+    printing.add_argument("--reference", action="append", default=[], metavar="LABEL")
+    printing.add_argument("--at", type=int, nargs="+", required=True, metavar="STEP")
+    printing.set_defaults(run=lambda o: tables(o.kept, o.reference, o.at))
+    options = parser.parse_args(arguments)
+    run: Callable[[argparse.Namespace], str] = options.run
+    try:
+        sys.stdout.write(run(options))
+    except DaseError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

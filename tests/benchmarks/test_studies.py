@@ -1,0 +1,113 @@
+"""A study: what finished runs came to is kept once, goes on elsewhere, and becomes tables."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from dase_grpc.cli.main import app
+from dase_grpc.launch.experiments.folder import FINISHED_FILE
+from dase_grpc.runs.directory import RUN_FILE, RunDirectory
+from dase_grpc.runs.logs import read_evaluations
+
+FILE = """
+name = "tiny"
+[set]
+env = "worlds:PointGoal"
+steps = 60
+agent.start_steps = 20
+agent.hidden = [8]
+agent.batch_size = 16
+eval.every = 20
+eval.episodes = 2
+train.checkpoint_every = 60
+[matrix]
+seeds = 2
+[[variant]]
+method = "single"
+[[variant]]
+method = "dase"
+agents = 2
+dps.divergence = "none"
+"""
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def studies(script):
+    return script("studies")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("study")
+    (folder / "tiny.toml").write_text(FILE)
+    ended = CliRunner().invoke(app, ["experiment", str(folder / "tiny.toml"), "--runs", str(folder)])
+    assert ended.exit_code == 0, ended.output
+    return folder / "tiny"
+
+
+def states(runs: Path) -> str:
+    experiment = runs.parent / "tiny.toml"
+    return (
+        CliRunner()
+        .invoke(app, ["experiment", str(experiment), "--runs", str(runs.parent), "--dry-run"])
+        .output
+    )
+
+
+def test_finished_runs_are_kept_once_and_are_not_run_again_elsewhere(studies, runs, tmp_path):
+    kept = tmp_path / "elsewhere" / "tiny"
+    assert len(studies.keep(runs, kept)) == 4
+    assert studies.keep(runs, kept) == []
+    names = {path.name for path in kept.rglob("*") if path.is_file()}
+    assert names == {RUN_FILE, FINISHED_FILE, "evaluations.csv", studies.POLICIES_FILE}
+    shutil.copy(runs.parent / "tiny.toml", kept.parent)
+    assert "4 cells: 4 finished" in states(kept)
+
+
+def test_what_has_not_finished_is_not_kept(studies, runs, tmp_path):
+    copy = tmp_path / "tiny"
+    shutil.copytree(runs, copy)
+    for finished in sorted(copy.glob(f"*/{FINISHED_FILE}"))[1:]:
+        finished.unlink()
+    assert len(studies.keep(copy, tmp_path / "kept")) == 1
+
+
+def test_the_tables_say_what_the_evaluations_do(studies, runs, tmp_path, capsys):
+    kept = tmp_path / "kept"
+    studies.keep(runs, kept)
+    assert studies.main(["tables", str(kept), "--reference", "single", "--at", "40", "60"]) in (0, 1, 2)
+    error = capsys.readouterr().err
+    (reference,) = {name for name in error.partition("there are ")[2].strip().split(", ") if "single" in name}
+    assert studies.main(["tables", str(kept), "--reference", reference, "--at", "40", "60"]) == 0
+    text = capsys.readouterr().out
+    assert "### worlds:PointGoal" in text
+    finals = {}
+    for path in kept.iterdir():
+        run = RunDirectory.open(path)
+        curve = np.mean([read_evaluations(a.evaluations.path).return_mean for a in run.agents()], axis=0)
+        finals.setdefault(run.config.train.agents, []).append(curve[-3:].mean())
+    for values in finals.values():
+        (line,) = [
+            each
+            for each in text.splitlines()
+            if "| 60 | 2 |" in each and f"{np.mean(values):,.0f} [" in each.replace("−", "-")
+        ]
+        assert line.count("|") == 9
+    assert "| mean of agents | best | ensemble |" in text
+
+
+def test_scores_of_policies_come_from_the_same_fresh_episodes(studies, runs):
+    (pair,) = [path for path in runs.iterdir() if path.name.startswith("seed-0_dase")]
+    scores = {each.policy: each for each in studies.policy_scores(pair)}
+    assert list(scores) == ["0", "1", "best", "ensemble"]
+    assert scores["best"].return_mean in (scores["0"].return_mean, scores["1"].return_mean)
+    noted = [json.loads(line) for line in (pair / "scores.jsonl").read_text().splitlines()]
+    assert noted[-1]["return_mean"] == scores["ensemble"].return_mean
+    (alone,) = [path for path in runs.iterdir() if path.name.startswith("seed-0_single")]
+    assert [each.policy for each in studies.policy_scores(alone)] == ["0"]
