@@ -92,8 +92,6 @@ def build_learner(
     recorded by whoever makes them.
     """
     recorder = None if memory.stacked else recorder_of(config, device)
-    if config.train.agents > 1 and pair is None:
-        metrics.measured_by(config.dps.measure)
     alone = None if recorder is None or pair is not None else StackedMemory(1)
     memory = memory if alone is None else alone.of(0)
     agent, notes = _agent(config, schema, agent_id, device=device, pair=pair, metrics=metrics, memory=memory)
@@ -105,7 +103,7 @@ def build_learner(
         agent=agent,
         explorer=_explorer(config, schema, env, agent_id) if config.train.explore else None,
         evaluator=build_evaluator(config, schema, agent_id=agent_id, make=_evaluated(config, env)),
-        weigher=_weigher(config, schema, agent_id, agent=agent, memory=memory),
+        weigher=_weigher(config, schema, agent_id, agent=agent, memory=memory, metrics=metrics),
         sink=sink,
         source=source,
         journal=journal,
@@ -123,10 +121,18 @@ def build_learner(
 
 
 def _weigher(
-    config: RunConfig, schema: TransitionSchema, agent_id: int, *, agent: ActorCritic | DPD, memory: Memory
+    config: RunConfig,
+    schema: TransitionSchema,
+    agent_id: int,
+    *,
+    agent: ActorCritic | DPD,
+    memory: Memory,
+    metrics: LearnerMetrics,
 ) -> Weigher:
     """What weighs the agent's batches; a measure of a user's is tried out first."""
     options, agents = config.dps, config.train.agents
+    if agents > 1 and isinstance(agent, ActorCritic):
+        metrics.measured_by(options.measure)
     if options.measure == SIMILARITY:
         return SimilarityWeigher(options, own_id=agent_id, agents=agents, memory=memory)
     assert isinstance(agent, ActorCritic), "a pair that distils has no settings of dps"
