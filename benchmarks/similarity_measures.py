@@ -43,6 +43,10 @@ NAMED: Final[Mapping[str, Mapping[str, Any]]] = {
     "agent+floor+normalise": {"scope": "agent", "floor": True, "normalise": True},
     "memory": {"memory": 10.0},
     "agent+memory": {"scope": "agent", "memory": 10.0},
+    "relative": {"measure": "relative"},
+    "relative+normalise": {"measure": "relative", "normalise": True},
+    "relative_rows": {"measure": "relative_rows"},
+    "advantage": {"measure": "advantage"},
 }
 """Measures that have a name, the `dps` settings of each; what is not said is the default."""
 
