@@ -1,12 +1,13 @@
 """Keeps what the runs of an experiment came to, and prints a study's tables from what is kept.
 
 python benchmarks/studies.py keep runs/own-share docs/results/own-share
-python benchmarks/studies.py tables docs/results/own-share --reference "TD3, single" --at 8000
+python benchmarks/studies.py restore docs/results/own-share runs/own-share
+python benchmarks/studies.py tables docs/results/own-share --reference single --at 8000
 
 `keep` copies, of each finished run that is not kept yet, its run.toml, finished.json and evaluations, and
 evaluates its last policies in episodes that training has not seen: each agent, the best of them, which is
-chosen by other episodes, and the ensemble (policies.csv). An experiment that was kept goes on elsewhere
-from a copy of the folder: its finished cells are not run again.
+chosen by other episodes, and the ensemble (policies.csv). `restore` puts what is kept where `dase experiment`
+looks for it, which then runs none of these cells again.
 
 `tables` prints Markdown for each environment. The final score is the mean of the last 3 evaluations up to
 the step, over a run's agents; the area that under the mean curve, over its steps. Estimates are interquartile
@@ -18,6 +19,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -28,7 +30,7 @@ from dase_grpc.errors import DaseError
 from dase_grpc.launch.evaluate import EvaluatedCheckpoint, evaluate_checkpoint
 from dase_grpc.launch.experiments.folder import FINISHED_FILE
 from dase_grpc.runs.curves import Series, area
-from dase_grpc.runs.directory import RUN_FILE, RunDirectory
+from dase_grpc.runs.directory import RUN_FILE, RunDirectory, checkpoint_path
 from dase_grpc.runs.reports.estimates import Estimate, estimate, improvement
 from dase_grpc.runs.reports.sources import Group, SourceRun, find_runs, grouped, labels, read_runs
 from dase_grpc.seeding import Purpose, integer
@@ -65,6 +67,20 @@ def _keep(run: Path, place: Path) -> Path:
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
     write_lines(place / POLICIES_FILE, list(PolicyScore.__annotations__), map(vars, scores))
+    return place
+
+
+def restore(kept: Path, experiment: Path) -> list[Path]:
+    """Puts kept runs in the place of an experiment's, as finished ones without their policies."""
+    found = sorted(path.parent for path in kept.glob(f"*/{FINISHED_FILE}"))
+    return [_restore(run, experiment / run.name) for run in found if not (experiment / run.name).exists()]
+
+
+def _restore(run: Path, place: Path) -> Path:
+    shutil.copytree(run, place)
+    directory = RunDirectory.open(place)
+    for agent in directory.agents():
+        checkpoint_path(agent.checkpoints, directory.config.train.steps).mkdir(parents=True)
     return place
 
 
@@ -218,14 +234,22 @@ def _named(rows: Sequence[Row], name: str, environment: str) -> Row:
     raise DaseError(f"{environment} has no {name!r}; there are {known}")
 
 
+def _copied(work: Callable[..., list[Path]], places: Sequence[str], options: argparse.Namespace) -> str:
+    return "".join(f"{path}\n" for path in work(*(getattr(options, place) for place in places)))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    keeping = commands.add_parser("keep")
-    keeping.add_argument("experiment", type=Path)
-    keeping.add_argument("kept", type=Path)
-    keeping.set_defaults(run=lambda o: "".join(f"{path}\n" for path in keep(o.experiment, o.kept)))
+    for name, places, work in (
+        ("keep", ("experiment", "kept"), keep),
+        ("restore", ("kept", "experiment"), restore),
+    ):
+        copying = commands.add_parser(name)
+        for place in places:
+            copying.add_argument(place, type=Path)
+        copying.set_defaults(run=partial(_copied, work, places))
     printing = commands.add_parser("tables")
     printing.add_argument("kept", type=Path)
     printing.add_argument("--reference", action="append", default=[], metavar="LABEL")

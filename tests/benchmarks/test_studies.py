@@ -16,13 +16,14 @@ from dase_grpc.runs.logs import read_evaluations
 FILE = """
 name = "tiny"
 [set]
-env = "worlds:PointGoal"
+env = "Pendulum-v1"
 steps = 60
 agent.start_steps = 20
 agent.hidden = [8]
 agent.batch_size = 16
 eval.every = 20
 eval.episodes = 2
+eval.max_episode_steps = 20
 train.checkpoint_every = 60
 [matrix]
 seeds = 2
@@ -61,13 +62,15 @@ def states(runs: Path) -> str:
 
 
 def test_finished_runs_are_kept_once_and_are_not_run_again_elsewhere(studies, runs, tmp_path):
-    kept = tmp_path / "elsewhere" / "tiny"
+    kept, elsewhere = tmp_path / "kept", tmp_path / "elsewhere" / "tiny"
     assert len(studies.keep(runs, kept)) == 4
     assert studies.keep(runs, kept) == []
     names = {path.name for path in kept.rglob("*") if path.is_file()}
     assert names == {RUN_FILE, FINISHED_FILE, "evaluations.csv", studies.POLICIES_FILE}
-    shutil.copy(runs.parent / "tiny.toml", kept.parent)
-    assert "4 cells: 4 finished" in states(kept)
+    assert studies.main(["restore", str(kept), str(elsewhere)]) == 0
+    shutil.copy(runs.parent / "tiny.toml", elsewhere.parent)
+    assert "4 cells: 4 finished" in states(elsewhere)
+    assert studies.restore(kept, elsewhere) == []
 
 
 def test_what_has_not_finished_is_not_kept(studies, runs, tmp_path):
@@ -81,24 +84,31 @@ def test_what_has_not_finished_is_not_kept(studies, runs, tmp_path):
 def test_the_tables_say_what_the_evaluations_do(studies, runs, tmp_path, capsys):
     kept = tmp_path / "kept"
     studies.keep(runs, kept)
-    assert studies.main(["tables", str(kept), "--reference", "single", "--at", "40", "60"]) in (0, 1, 2)
-    error = capsys.readouterr().err
-    (reference,) = {name for name in error.partition("there are ")[2].strip().split(", ") if "single" in name}
-    assert studies.main(["tables", str(kept), "--reference", reference, "--at", "40", "60"]) == 0
+    assert studies.main(["tables", str(kept), "--reference", "nobody", "--at", "60"]) == 1
+    assert "Pendulum-v1 has no 'nobody'; there are single, DASE K=2" in capsys.readouterr().err
+    assert studies.main(["tables", str(kept), "--reference", "single", "--at", "40", "60"]) == 0
     text = capsys.readouterr().out
-    assert "### worlds:PointGoal" in text
-    finals = {}
+    assert "### Pendulum-v1" in text
+    finals: dict[str, dict[int, float]] = {"DASE K=2": {}, "single": {}}
     for path in kept.iterdir():
         run = RunDirectory.open(path)
         curve = np.mean([read_evaluations(a.evaluations.path).return_mean for a in run.agents()], axis=0)
-        finals.setdefault(run.config.train.agents, []).append(curve[-3:].mean())
-    for values in finals.values():
+        name = "single" if run.config.train.agents == 1 else "DASE K=2"
+        finals[name][run.config.train.seed] = curve[-3:].mean()
+    for name, values in finals.items():
         (line,) = [
             each
             for each in text.splitlines()
-            if "| 60 | 2 |" in each and f"{np.mean(values):,.0f} [" in each.replace("−", "-")
+            if each.startswith(f"| {name} | 60 | 2 | ") and each.count("|") == 9
         ]
-        assert line.count("|") == 9
+        assert f"{np.mean([*values.values()]):,.0f} [".replace("-", "−") in line
+    gained = np.mean([finals["DASE K=2"][seed] - finals["single"][seed] for seed in (0, 1)])
+    (line,) = [
+        each
+        for each in text.splitlines()
+        if each.startswith("| DASE K=2 | 60 | 2 | ") and each.count("|") == 9
+    ]
+    assert f"| {gained:,.0f} [".replace("-", "−") in line
     assert "| mean of agents | best | ensemble |" in text
 
 
