@@ -2,7 +2,7 @@
 
 DaseError
 ├── UsageError: what this machine's user asked for cannot be done
-│   ├── ConfigError, EnvironmentSpecError, DeviceError, AddressError, CredentialsError
+│   ├── ConfigError, EnvironmentSpecError, MeasureError, DeviceError, AddressError, CredentialsError
 │   ├── RunDirectoryError
 │   │   └── DiskFullError
 │   └── DataDirectoryError

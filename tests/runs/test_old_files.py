@@ -44,7 +44,8 @@ def test_an_old_run_goes_on_as_the_old_version_went_on_with_it(old):
     for agent in (0, 1):
         then, now = columns(old / "resumed", agent), columns(old / "run", agent)
         assert then[0].max() == RESUMED_STEPS
-        np.testing.assert_allclose(now, then, rtol=0 if same else 1e-3)
+        # A machine of the same name may multiply in another order, and rounding grows while agents learn.
+        np.testing.assert_allclose(now, then, rtol=1e-6 if same else 1e-3)
     assert verify(old / "run").damaged == []
     assert RunDirectory.open(old / "run").run["resumed"][0]["from_steps"] == [STEPS, STEPS]
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from pydantic import ValidationError
@@ -22,7 +21,6 @@ from dase_grpc.config.resolve import sentence
 from dase_grpc.errors import ConfigError
 from dase_grpc.learning.similarity.divergences import (
     EQUATIONS,
-    PIVOT_ROUNDING,
     RelativeGaussian,
     covariance_term,
     mean_term,
@@ -198,37 +196,6 @@ def _judge(
         if options.normalise:
             rho = rho / estimate.size
     return Similarity((-rho).exp(), rho, covariance_part, mean_part, count, degenerate)
-
-
-def pooled_terms(deviation: npt.NDArray[np.float64], reference_variance: float) -> tuple[float, float]:
-    """The covariance's and the mean's summand of ρ for (e, n) rows that share one λ; infinite if unknown.
-
-    What `measure`, the reference twin, finds for a group of these rows, up to the order of float64 sums.
-    """
-    count, size = deviation.shape
-    unknown = math.inf, math.inf
-    if count <= size + 1:
-        return unknown
-    with np.errstate(all="ignore"):  # what is not finite makes the result infinite
-        mean = deviation.sum(0) / count
-        centred = deviation - mean
-        left = centred.sum(0) / count  # as in moments.scatter
-        mean += left
-        centred -= left
-        scaled = centred.T @ centred
-        scaled /= (count - 1) * reference_variance
-        try:
-            factor = np.linalg.cholesky(scaled)
-        except np.linalg.LinAlgError:
-            return unknown
-        if not (np.square(factor.diagonal()) > PIVOT_ROUNDING * size * scaled.diagonal()).all():
-            return unknown
-        inverse = np.linalg.inv(factor)
-        shift = mean / math.sqrt(reference_variance)
-        solved = inverse @ shift
-        found = np.square(factor - inverse.T).sum() / 4, (shift @ shift + solved @ solved) / 4
-    covariance_term, mean_term = (float(each) if math.isfinite(each) else math.inf for each in found)
-    return covariance_term, mean_term
 
 
 def expected_rho(rows: Tensor, size: int, options: DpsConfig) -> Tensor:

@@ -19,8 +19,9 @@ from dase_grpc.learning.similarity.divergences import (
     jeffreys,
     relative_gaussian,
 )
-from dase_grpc.learning.similarity.measure import measure, measure_rows, pooled_terms
+from dase_grpc.learning.similarity.measure import measure, measure_rows
 from dase_grpc.learning.similarity.moments import moments
+from dase_grpc.learning.similarity.weigher import pooled_terms
 
 Q = Callable[[Tensor, Tensor], Tensor]
 Policy = Callable[[Tensor], Tensor]

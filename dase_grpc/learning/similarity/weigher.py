@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Final, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from dase_grpc.config.algorithms import DpsConfig
 from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.agents.memory import OWN, Memory
 from dase_grpc.learning.agents.registry import Agent
+from dase_grpc.learning.similarity.divergences import PIVOT_ROUNDING
 from dase_grpc.learning.similarity.measure import (
     Similarity,
     by_row,
@@ -21,7 +23,6 @@ from dase_grpc.learning.similarity.measure import (
     means,
     measure,
     measure_rows,
-    pooled_terms,
     row_weights,
 )
 from dase_grpc.learning.similarity.moments import RunningMoments, sound
@@ -286,6 +287,37 @@ def _difference(batch: Batch, policy_actions: Tensor) -> Tensor:
 def _summary(external: Tensor, rows: Similarity) -> Weighing:
     """The weights out of each row's similarity, and its means over the external rows."""
     return Weighing.of(row_weights(external, rows.similarity), means(rows, external[..., None, :]))
+
+
+def pooled_terms(deviation: npt.NDArray[np.float64], reference_variance: float) -> tuple[float, float]:
+    """The covariance's and the mean's summand of ρ for (e, n) rows that share one λ; infinite if unknown.
+
+    What `measure`, the reference twin, finds for a group of these rows, up to the order of float64 sums.
+    """
+    count, size = deviation.shape
+    unknown = math.inf, math.inf
+    if count <= size + 1:
+        return unknown
+    with np.errstate(all="ignore"):  # what is not finite makes the result infinite
+        mean = deviation.sum(0) / count
+        centred = deviation - mean
+        left = centred.sum(0) / count  # as in moments.scatter
+        mean += left
+        centred -= left
+        scaled = centred.T @ centred
+        scaled /= (count - 1) * reference_variance
+        try:
+            factor = np.linalg.cholesky(scaled)
+        except np.linalg.LinAlgError:
+            return unknown
+        if not (np.square(factor.diagonal()) > PIVOT_ROUNDING * size * scaled.diagonal()).all():
+            return unknown
+        inverse = np.linalg.inv(factor)
+        shift = mean / math.sqrt(reference_variance)
+        solved = inverse @ shift
+        found = np.square(factor - inverse.T).sum() / 4, (shift @ shift + solved @ solved) / 4
+    covariance_term, mean_term = (float(each) if math.isfinite(each) else math.inf for each in found)
+    return covariance_term, mean_term
 
 
 T = TypeVar("T", bound=Similarity)
