@@ -170,6 +170,17 @@ def evaluate_checkpoint(
     return results if video is None else _film_best(contestants, results, video, here=here)
 
 
+def chosen_policy(target: Path, agent: int | Choice) -> tuple[Policy, Checkpoint]:
+    """The policy of one agent's latest checkpoint, of the best agent's, or of all, and whose run it is.
+
+    Raises:
+        RunDirectoryError, EnvironmentSpecError: as `evaluate_checkpoint`.
+    """
+    contestants = _contestants([load_checkpoint(path) for path in find_checkpoints(target)], target, agent)
+    contestant = _chosen(contestants) if agent == "best" else contestants[0]
+    return contestant.policy(), contestant.first
+
+
 def _contestants(found: Sequence[Checkpoint], target: Path, agent: int | Choice | None) -> list[Contestant]:
     if agent == "ensemble":
         name = f"the ensemble of {several(len(found), 'agent')}"

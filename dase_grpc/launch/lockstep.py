@@ -1,7 +1,7 @@
 """All agents in one process, round-robin or as a stack, bit-for-bit reproducible from the run's seed."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from threading import Event
@@ -161,9 +161,10 @@ def open_lockstep(
     """
     configs = configs or [config.for_agent(agent_id) for agent_id in range(config.train.agents)]
     device = pick_device(gpu, [each.agent for each in configs])
-    torch.set_num_threads(config.train.threads)
     memory = StackedMemory(len(configs)) if stacked else None
     with ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(config.train.threads)
         watches = [Watch(f"agent {agent_id}") for agent_id in range(len(configs))]
         if on_hang is not None:
             stack.enter_context(watchdog(watches, timeout_s=config.env.timeout_s, on_hang=on_hang))
@@ -221,10 +222,16 @@ def _learners(
 
 
 def run_lockstep(run: LockstepRun, halt: Event, on_round: Callable[[], None]) -> None:
+    """Trains as `rounds` does to the end; `on_round` is called after each round."""
+    for _ in rounds(run, halt):
+        on_round()
+
+
+def rounds(run: LockstepRun, halt: Event) -> Generator[None]:
     """Trains all agents to their budget, or until `halt`; each takes one step per round, in order.
 
-    `on_round` is called after each round. Every train.checkpoint_every rounds and at the end the agents'
-    checkpoints are written and what the buffer has got since; at the end also replay/buffer.npy.
+    Every train.checkpoint_every rounds and at the end the agents' checkpoints are written and what the buffer
+    has got since; at the end also replay/buffer.npy. To close the iterator is to halt.
 
     Raises:
         EnvironmentFailedError: an environment raised too often; what all agents have until then is kept as
@@ -236,13 +243,29 @@ def run_lockstep(run: LockstepRun, halt: Event, on_round: Callable[[], None]) ->
         for learner in run.learners:
             learner.prepare()
     try:
-        with Contained(), suppress(Halted):
-            run.begin(halt)
-            while not halt.is_set() and not all(learner.done for learner in run.learners):
-                run.step()
-                on_round()
+        going = _goes_on(lambda: run.begin(halt))
+        while going and not halt.is_set() and not all(learner.done for learner in run.learners):
+            going = _goes_on(run.step)
+            if going:
+                yield
     except EnvironmentFailedError as error:
         failed = error
+    except GeneratorExit:
+        _keep_last(run, failed)
+        raise
+    _keep_last(run, failed)
+
+
+def _goes_on(work: Callable[[], None]) -> bool:
+    """Does the work; whether training was not told to end meanwhile."""
+    with Contained(), suppress(Halted):
+        work()
+        return True
+    return False
+
+
+def _keep_last(run: LockstepRun, failed: EnvironmentFailedError | None) -> None:
+    """Keeps what there is of each agent at the end, and of the buffer; raises what has failed before."""
     try:
         for learner in run.learners:
             learner.finish()

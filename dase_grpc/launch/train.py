@@ -5,8 +5,8 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -93,9 +93,23 @@ def train_here(options: TrainOptions) -> None:
         NodeFailedError: a node ended before its time and was not, or could not be, started again.
     """
     console = PatientConsole()
+    with new_run(options) as (options_here, directory, buffer):
+        _say_begin(directory.config, console, buffer=buffer)
+        run_here(options_here, directory, console, shown=options.root / directory.path.name)
+
+
+@contextmanager
+def new_run(options: TrainOptions) -> Iterator[tuple[TrainOptions, RunDirectory, str | None]]:
+    """Checks what was asked for and makes the run's directory, which nobody else works on within the block.
+
+    Gives the options with what was resolved, the directory, and where a buffer on disk lies, in words.
+
+    Raises:
+        UsageError: the environment or the settings cannot be used; nothing was made.
+    """
     root = options.root.absolute()  # before there is an environment, which may move
     config = with_resolved_id(options.config)
-    shown, options = options.root, replace(options, root=root, config=config)
+    options = replace(options, root=root, config=config)
     in_rounds, buffer = options.mode in IN_ROUNDS, None
     if in_rounds:
         _require_one_process(options)
@@ -106,8 +120,7 @@ def train_here(options: TrainOptions) -> None:
         buffer = checks.reserve(config, schema, root)
     directory = _new_directory(options)
     with closing(FolderLock.acquire(directory.path)):
-        _say_begin(config, console, buffer=buffer)
-        run_here(options, directory, console, shown=shown / directory.path.name)
+        yield options, directory, buffer
 
 
 def _require_one_process(options: TrainOptions) -> None:

@@ -234,3 +234,17 @@ def _kill_all_of_us() -> None:
     if os.getpgid(0) == os.getpid():  # a session of its own, with what the environment has started
         os.killpg(0, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def interrupt_deferred() -> Iterator[threading.Event]:
+    """A block that Ctrl-C does not break off: it sets the event. Off the main thread Ctrl-C does nothing."""
+    came = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.set())
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,430 @@
+"""The public Python interface: `train` and `iterate` a run, `load` one, and its policies.
+
+    import dase_grpc as dase
+
+    run = dase.train(env="Hopper-v5", agents=2, steps=20_000, mode="lockstep")
+    action = run.policy("best").act(observation)
+
+What is here stays as it is from version to version; other modules may change.
+"""
+
+import html
+import importlib
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from dase_grpc.config.presets import ALGORITHM, layered
+from dase_grpc.config.resolve import RunConfig, setting_names, unknown_setting
+from dase_grpc.errors import ConfigError
+from dase_grpc.launch.child import ChildRun, configured
+from dase_grpc.launch.evaluate import Choice, EvaluatedCheckpoint, chosen_policy, evaluate_checkpoint
+from dase_grpc.launch.events import Began, Ended, Evaluated, Event, Kept, RunFollower, Stepped, Updated
+from dase_grpc.launch.lockstep import open_lockstep, rounds
+from dase_grpc.launch.train import TrainOptions, new_run, run_name
+from dase_grpc.learning.envs.answers import ActionMap, to_float32
+from dase_grpc.learning.envs.explorer import Policy as Acting
+from dase_grpc.learning.envs.flat import FlatObservation
+from dase_grpc.learning.envs.make import Environment, close_env, make_env
+from dase_grpc.process.containment import left_as_found
+from dase_grpc.process.signals import interrupt_deferred
+from dase_grpc.progress import number, several
+from dase_grpc.runs.checkpoint import Checkpoint
+from dase_grpc.runs.directory import RUN_FILE, RunDirectory
+from dase_grpc.runs.logs import Evaluations, read_evaluations, read_metrics
+from dase_grpc.runs.reports.report import write_report
+
+__all__ = [
+    "Began",
+    "Ended",
+    "Evaluated",
+    "Event",
+    "Kept",
+    "Policy",
+    "Run",
+    "Stepped",
+    "Updated",
+    "iterate",
+    "load",
+    "train",
+]
+
+Mode = Literal["processes", "lockstep", "stack"]
+MODES: Final[tuple[str, ...]] = get_args(Mode)
+Env = str | Callable[..., Any] | Mapping[str, Any]
+
+_OVER: Final = object()
+
+POLL_S: Final = 0.2
+"""How often the files of a run in other processes are looked at."""
+
+GIVEN: Final = "dase_given_env"
+"""The module under which an environment is found that was given as a callable nobody could import."""
+
+
+# -- training -----------------------------------------------------------------------------------------
+
+
+def train(
+    env: Env | None = None,
+    *,
+    agents: int | None = None,
+    steps: int | None = None,
+    seed: int | None = None,
+    algo: str | None = None,
+    method: str | None = None,
+    preset: str | None = None,
+    mode: Mode = "processes",
+    runs: str | Path = "runs",
+    name: str | None = None,
+    gpu: int | None = None,
+    verbose: bool = True,
+    **settings: Any,
+) -> "Run":
+    """Trains agents to their last step and returns the run.
+
+    The names are those of `dase train`, and so are the defaults: without any, the quick start. Ctrl-C keeps a
+    checkpoint of each agent and then raises KeyboardInterrupt.
+
+    `env` is an id as on the command line, the section `env`, or a class or function that makes the
+    environment; one that other processes cannot import needs a mode of one process. `mode` is "processes",
+    one replay and a learner for each agent, "lockstep", all in this process and the same to the bit each
+    time, or "stack", in this process and updated at once. `runs` and `name` say where the run's directory is
+    made, `gpu` where it trains, None for the CPU. A `verbose` run in other processes prints what it says.
+    Further settings go by dotted names, as in `**{"agent.batch_size": 64}`, or by sections, as in
+    `agent={"batch_size": 64}`.
+
+    Raises:
+        UsageError: in one sentence, before anything is made, where what was asked for cannot be done.
+        DaseError: the run failed.
+    """
+    given = {"agents": agents, "steps": steps, "seed": seed, "algo": algo, "method": method, "preset": preset}
+    place = {"mode": mode, "runs": runs, "name": name, "gpu": gpu, "verbose": verbose}
+    path: Path | None = None
+    for event in iterate(env, **given, **place, **settings):  # type: ignore[arg-type]  # as they were given
+        if isinstance(event, Began):
+            path = event.path
+    assert path is not None
+    return load(path)
+
+
+def iterate(
+    env: Env | None = None,
+    *,
+    agents: int | None = None,
+    steps: int | None = None,
+    seed: int | None = None,
+    algo: str | None = None,
+    method: str | None = None,
+    preset: str | None = None,
+    mode: Mode = "processes",
+    runs: str | Path = "runs",
+    name: str | None = None,
+    gpu: int | None = None,
+    verbose: bool = False,
+    **settings: Any,
+) -> Iterator[Event]:
+    """Trains as `train` does while its events are taken: `Began`, then what comes, and `Ended` last.
+
+    A run in this process trains only while the next event is awaited. Leaving the loop, or closing the
+    iterator, keeps a checkpoint of each agent and leaves no process; `Ended` does not come then.
+
+    Raises:
+        UsageError: at once, where the settings cannot be used; of the environment with the first event.
+        DaseError: the run failed.
+    """
+    if mode not in MODES:
+        raise ConfigError(f"mode = {mode!r} is none of {', '.join(MODES)}")
+    named: dict[str, Any] = {
+        "train.agents": agents,
+        "train.steps": steps,
+        "train.seed": seed,
+        ALGORITHM: algo,
+    }
+    if isinstance(env, Mapping):
+        settings["env"] = env
+    elif env is not None:
+        named["env.id"] = _env_id(env, mode)
+    given = {**named, **_by_name(settings)}
+    config = layered(preset_name=preset, flags=given, method=method)
+    root, told = Path(runs), ["dase.train"]
+    options = TrainOptions(
+        config, root, name=name, gpu=gpu, lockstep=mode == "lockstep", stack=mode == "stack", command=told
+    )
+    return _in_processes(options, print if verbose else _unheard) if mode == "processes" else _here(options)
+
+
+def _by_name(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by `section.key`, whether they were given so or as a section's mapping."""
+    known = setting_names()
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        is_section = key not in known and isinstance(value, Mapping)
+        found |= {f"{key}.{part}": each for part, each in value.items()} if is_section else {key: value}
+    for name, value in found.items():
+        if name not in known:
+            raise ConfigError(unknown_setting(name, value, known))
+    return found
+
+
+def _env_id(env: str | Callable[..., Any], mode: Mode) -> str:
+    """What names the environment: of a callable its path where it can be imported from there."""
+    if isinstance(env, str):
+        return env
+    module, name = getattr(env, "__module__", None), getattr(env, "__qualname__", "")
+    if module not in (None, "__main__") and getattr(sys.modules.get(module), name, None) is env:
+        return f"{module}:{name}"
+    if mode == "processes":
+        raise ConfigError(
+            f"env = {name or env!r} cannot be imported by other processes; put it into a module and name it "
+            f"as package.module:Name, or choose mode = 'lockstep' or 'stack'"
+        )
+    place = sys.modules.setdefault(GIVEN, ModuleType(GIVEN))
+    name = name if name.isidentifier() else "env"
+    setattr(place, name, env)
+    return f"{GIVEN}:{name}"
+
+
+def _unheard(line: str) -> None:
+    """Says nothing."""
+
+
+def _in_processes(options: TrainOptions, say: Callable[[str], None]) -> Iterator[Event]:
+    root = options.root.absolute()
+    name = options.name or _free_name(root, run_name(options.config))
+    flags = [f"--runs={root}", f"--name={name}", *([] if options.gpu is None else [f"--gpu={options.gpu}"])]
+    with configured(options.config) as file:
+        arguments = ("train", "--stdin-is-leash", f"--config={file}", *flags)
+        yield from _followed(arguments, root / name, say)
+
+
+def _free_name(root: Path, name: str) -> str:
+    count = 1
+    while (root / (tried := name if count == 1 else f"{name}-{count}")).exists():
+        count += 1
+    return tried
+
+
+def _followed(arguments: Sequence[str], path: Path, say: Callable[[str], None]) -> Iterator[Event]:
+    """The events of a run that another process trains, from now on."""
+    follower, begun = RunFollower(path), False
+    with ChildRun(arguments, say=say) as child:
+        while True:
+            ended = child.wait(POLL_S)
+            if not begun and (path / RUN_FILE).exists():
+                begun = True
+                yield Began(path)
+            yield from follower.news()
+            if ended:
+                break
+        child.require_success()
+    yield follower.end()
+
+
+def _here(options: TrainOptions) -> Iterator[Event]:
+    """The events of a run that trains in this process, one round after the other."""
+    with ExitStack() as stack:
+        options, directory, _ = stack.enter_context(new_run(options))
+        config = directory.config
+        stack.enter_context(left_as_found())
+        run = stack.enter_context(open_lockstep(config, directory, gpu=options.gpu, stacked=options.stack))
+        follower, halt = RunFollower(directory.path), threading.Event()
+        yield Began(directory.path)
+        trained = rounds(run, halt)
+        stack.callback(trained.close)
+        often = math.gcd(config.eval.every, config.train.log_every, config.train.checkpoint_every)
+        while True:
+            with interrupt_deferred() as came:
+                ended = next(trained, _OVER) is _OVER
+            if came.is_set():
+                raise KeyboardInterrupt
+            if ended:
+                break
+            if min(learner.steps for learner in run.learners) % often == 0:
+                yield from follower.news()
+    yield from follower.news()
+    write_report(directory)
+    yield follower.end()
+
+
+# -- a run that is there ------------------------------------------------------------------------------
+
+
+def load(path: str | Path) -> "Run":
+    """The run in a directory.
+
+    Raises:
+        RunDirectoryError: there is none, or it is damaged.
+    """
+    return Run(Path(path))
+
+
+class Run:
+    """A run on disk; everything is read when it is asked for, so one that is going on may be looked at."""
+
+    def __init__(self, path: Path) -> None:
+        self._directory = RunDirectory.open(path)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def path(self) -> Path:
+        """Its directory."""
+        return self._directory.path
+
+    @property
+    def config(self) -> RunConfig:
+        """Every setting."""
+        return self._directory.config
+
+    @property
+    def evaluations(self) -> dict[int, Evaluations]:
+        """By agent: the columns step, return_mean, return_std, episodes and wall_seconds, (N,) each."""
+        return {each.agent_id: read_evaluations(each.evaluations.path) for each in self._directory.agents()}
+
+    @property
+    def metrics(self) -> dict[int, dict[str, npt.NDArray[np.float64]]]:
+        """By agent: the numbers of metrics.jsonl, (N,) each, NaN for what was not measured.
+
+        What is told by agent or reason has their names behind a dot, as "similarity.1".
+        """
+        return {each.agent_id: _columns(read_metrics(each.metrics.path)) for each in self._directory.agents()}
+
+    def frame(self, of: Literal["evaluations", "metrics"] = "evaluations") -> Any:
+        """The evaluations or metrics of all agents as one pandas frame, with the column `agent`.
+
+        Raises:
+            ConfigError: pandas is not installed, or there is no such table.
+        """
+        if of not in ("evaluations", "metrics"):
+            raise ConfigError(f"frame({of!r}) is neither evaluations nor metrics")
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError:
+            raise ConfigError("frames need pandas; install it with: pip install pandas") from None
+        tables = self.metrics if of == "metrics" else {k: vars(v) for k, v in self.evaluations.items()}
+        frames = [pandas.DataFrame({"agent": agent, **columns}) for agent, columns in tables.items()]
+        return pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame()
+
+    def policy(self, agent: int | Choice = 0) -> "Policy":
+        """The latest policy of an agent, of the best one, or that of all (`dase evaluate --agent`).
+
+        Raises:
+            RunDirectoryError: there is no checkpoint of it.
+            EnvironmentSpecError: the environment is missing here, or has changed.
+        """
+        acting, checkpoint = chosen_policy(self.path, agent)
+        return Policy(acting, checkpoint)
+
+    def evaluate(
+        self, episodes: int = 10, *, agent: int | Choice | None = None, seed: int | None = None
+    ) -> list[EvaluatedCheckpoint]:
+        """Plays episodes without noise: of each agent, of one, of the best or of all together.
+
+        Raises:
+            UsageError: as `dase evaluate` refuses.
+        """
+        return evaluate_checkpoint(self.path, episodes, agent=agent, seed=seed)
+
+    def report(self) -> Path:
+        """Writes report.html and returns its path."""
+        return write_report(self._directory)
+
+    def resume(self, steps: int | None = None, *, verbose: bool = True) -> "Run":
+        """Goes on to the run's last step, or to a new total of each agent, in other processes.
+
+        Raises:
+            UsageError: it cannot be gone on with.
+            DaseError: it failed.
+        """
+        total = [] if steps is None else [f"--steps={steps}"]
+        arguments = ["resume", "--stdin-is-leash", *total, "--", str(self.path)]
+        for _ in _followed(arguments, self.path, print if verbose else _unheard):
+            pass
+        return load(self.path)
+
+    def _repr_html_(self) -> str:
+        config = self.config
+        rows = "".join(
+            f"<tr><td>{html.escape(config.agent_name(agent))}</td><td>{int(found.step[-1]):,}</td>"
+            f"<td>{number(float(found.return_mean[-1]))}</td></tr>"
+            for agent, found in self.evaluations.items()
+            if len(found)
+        )
+        return (
+            f"<b>{html.escape(self._directory.name)}</b>: {html.escape(config.env.id)}, "
+            f"{several(config.train.agents, 'agent')}, {several(config.train.steps, 'step')} each"
+            f"<table><tr><th>agent</th><th>step</th><th>evaluation return</th></tr>{rows}</table>"
+        )
+
+
+class Policy:
+    """A trained policy in the environment's own shapes and units."""
+
+    def __init__(self, policy: Acting, checkpoint: Checkpoint) -> None:
+        env = checkpoint.config.env
+        made = make_env(env.id, env.kwargs)
+        try:
+            self.observation_space, self._flat = _raw_space(made)
+            self.action_space = made.action_space
+        finally:
+            close_env(made, owner="the policy")
+        self._policy = policy
+        self._size = checkpoint.schema.observation_size
+        self._to_env = ActionMap(self.action_space)
+        self.step = checkpoint.step
+
+    def act(self, observation: Any) -> npt.NDArray[Any]:
+        """The action without noise, of the action space's shape and dtype.
+
+        Of a batch, an array with one dimension more than the observation space's or a list of observations,
+        the actions of each, stacked.
+
+        Raises:
+            EnvironmentSpecError: the observation is not one of the space.
+        """
+        shape = getattr(self.observation_space, "shape", None)
+        single = not isinstance(observation, list) and (shape is None or np.ndim(observation) == len(shape))
+        rows = np.stack([self._row(each) for each in ([observation] if single else observation)])
+        actions = np.stack([self._to_env(action) for action in self._policy.act(rows)])
+        return actions[0] if single else actions
+
+    def _row(self, observation: Any) -> npt.NDArray[np.float32]:
+        if self._flat is not None:
+            observation = self._flat.observation(observation)
+        return to_float32(observation, self._size)
+
+
+def _raw_space(env: Environment) -> tuple[Any, FlatObservation | None]:
+    """The observation space as the user's environment has it, and what flattens its observations."""
+    layer: Any = env
+    while layer is not None:
+        if isinstance(layer, FlatObservation):
+            return layer.env.observation_space, layer
+        layer = getattr(layer, "env", None)
+    return env.observation_space, None
+
+
+def _columns(records: Sequence[Mapping[str, Any]]) -> dict[str, npt.NDArray[np.float64]]:
+    flat = [dict(_numbers(record)) for record in records]
+    names = dict.fromkeys(name for record in flat for name in record)
+    return {name: np.array([record.get(name, np.nan) for record in flat], np.float64) for name in names}
+
+
+def _numbers(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    for key, value in record.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{prefix}{key}.")
+        elif isinstance(value, (int, float)):
+            yield f"{prefix}{key}", float(value)
+        elif value is None:
+            yield f"{prefix}{key}", np.nan

@@ -1,0 +1,121 @@
+"""ChildRun: a run of `dase train` or `dase resume` in a process of its own, followed and ended from here."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import tomli_w
+
+from dase_grpc.config.resolve import RunConfig
+from dase_grpc.errors import USAGE_CODE, DaseError, UsageError
+from dase_grpc.launch.processes import PROGRAM
+from dase_grpc.process.containment import given_variables
+
+ERROR: Final = "error: "
+STOP_S: Final = 90.0
+"""How long a run may take to keep its checkpoints; then it is killed."""
+
+_SHOWN: Final = 20
+
+
+class ChildRun:
+    """A process whose stdin is its leash: it keeps its checkpoints and ends when this one does, however.
+
+    What it says is passed on line by line, from a thread. Any thread may start one; no signal handler of
+    this process changes. As a context manager it does not outlive its block.
+    """
+
+    def __init__(self, arguments: Sequence[str], *, say: Callable[[str], None]) -> None:
+        self._said: deque[str] = deque(maxlen=_SHOWN)
+        self._process = subprocess.Popen(
+            [*PROGRAM, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            env=given_variables() | {"PYTHONUNBUFFERED": "1"},
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, args=(say,), name="dase child", daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def runs(self) -> bool:
+        """Whether the process has not ended yet."""
+        return self._process.poll() is None
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Waits for its end, at most so long; whether it has ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        return not self.runs
+
+    def stop(self) -> None:
+        """Has the run keep its checkpoints and end, and waits for that; interrupted, it kills."""
+        try:
+            if self.runs:
+                self._process.send_signal(signal.SIGTERM)
+                self.wait(STOP_S)
+        finally:
+            if self.runs:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+            self._reader.join()
+            for stream in (self._process.stdin, self._process.stdout):
+                if stream is not None:
+                    stream.close()
+
+    def require_success(self) -> None:
+        """Checks how it ended.
+
+        Raises:
+            UsageError: what was asked cannot be done, in its own sentence.
+            DaseError: it failed; with the end of what it said.
+        """
+        code = self._process.returncode
+        self._reader.join()
+        if code == 0:
+            return
+        sentences = [line.removeprefix(ERROR) for line in self._said if line.startswith(ERROR)]
+        if code == USAGE_CODE and sentences:
+            raise UsageError(sentences[-1])
+        raise DaseError(sentences[-1] if sentences else f"the run ended with code {code}:\n{self.last_words}")
+
+    @property
+    def last_words(self) -> str:
+        """The end of what it said."""
+        return "\n".join(self._said)
+
+    def _read(self, say: Callable[[str], None]) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._said.append(line.rstrip("\n"))
+            say(line.rstrip("\n"))
+
+
+@contextlib.contextmanager
+def configured(config: RunConfig) -> Iterator[Path]:
+    """A file that a child reads its whole configuration from, for the time of the block."""
+    with tempfile.TemporaryDirectory(prefix="dase-") as folder:
+        path = Path(folder) / "config.toml"
+        path.write_text(tomli_w.dumps(config.model_dump(mode="json")), encoding="utf-8")
+        yield path

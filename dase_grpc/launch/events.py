@@ -1,0 +1,125 @@
+"""Events of a run as its files tell of them: steps, evaluations, updates, checkpoints, its end."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dase_grpc.runs.directory import AgentDirectory, RunDirectory, checkpoint_paths
+from dase_grpc.runs.logs import read_evaluations, read_metrics
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Began:
+    """The run's directory is there."""
+
+    path: Path
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """The agents have come this far: environment steps by agent id, of `total` each."""
+
+    steps: Mapping[int, int]
+    total: int
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """An agent's policy was evaluated, without noise."""
+
+    agent: int
+    step: int
+    return_mean: float
+    return_std: float
+    episodes: int
+
+
+@dataclass(frozen=True)
+class Updated:
+    """What an agent's updates came to since the last time: a line of metrics.jsonl."""
+
+    agent: int
+    step: int
+    metrics: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """An agent's checkpoint lies on the disk."""
+
+    agent: int
+    step: int
+    path: Path
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The run is over; `finished` says whether every agent has had its last step."""
+
+    steps: Mapping[int, int]
+    finished: bool
+
+
+Event = Began | Stepped | Evaluated | Updated | Kept | Ended
+
+
+class RunFollower:
+    """Tells of what is new in the files of a run, which may not be there yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._total = 0
+        self._seen: dict[Path, tuple[int, int]] = {}
+        self._kept: dict[int, set[int]] = {}
+        self._steps: dict[int, int] = {}
+
+    def news(self) -> Iterator[Event]:
+        """What has come since the last call, agent by agent, and then how far they are, if that is new."""
+        before = dict(self._steps)
+        if not self._path.exists():
+            return
+        directory = RunDirectory.open(self._path)
+        self._total = directory.config.train.steps
+        for agent in directory.agents():
+            yield from self._of_agent(agent)
+        if self._steps != before:
+            yield Stepped(dict(sorted(self._steps.items())), self._total)
+
+    def end(self) -> Ended:
+        """The last event."""
+        steps = dict(sorted(self._steps.items()))
+        return Ended(steps, bool(steps) and min(steps.values()) >= self._total)
+
+    def _of_agent(self, agent: AgentDirectory) -> Iterator[Event]:
+        number = agent.agent_id
+        for row in self._new(agent.evaluations.path, _evaluations):
+            yield self._at(number, Evaluated(number, *row))
+        for record in self._new(agent.metrics.path, read_metrics):
+            yield self._at(number, Updated(number, int(record["step"]), record))
+        kept = checkpoint_paths(agent.checkpoints)
+        for step in sorted(kept.keys() - self._kept.setdefault(number, set())):
+            self._kept[number].add(step)
+            yield self._at(number, Kept(number, step, kept[step]))
+
+    def _at(self, agent: int, event: Evaluated | Updated | Kept) -> Event:
+        self._steps[agent] = max(event.step, self._steps.get(agent, 0))
+        return event
+
+    def _new(self, path: Path, read: Callable[[Path], list[T]]) -> list[T]:
+        """The lines of a log that were not there before; it is read only where it has grown."""
+        size, lines = self._seen.get(path, (0, 0))
+        now = path.stat().st_size if path.exists() else 0
+        if now == size:
+            return []
+        found = read(path)
+        self._seen[path] = now, len(found)
+        return found[lines:]
+
+
+def _evaluations(path: Path) -> list[tuple[int, float, float, int]]:
+    found = read_evaluations(path)
+    columns = found.step, found.return_mean, found.return_std, found.episodes
+    return list(zip(*(column.tolist() for column in columns), strict=True))
