@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import gymnasium
@@ -244,9 +245,23 @@ def test_frames_need_pandas(run, monkeypatch):
         run.frame("curves")
 
 
-def test_a_frame_holds_all_agents():
-    pandas = pytest.importorskip("pandas")
-    assert pandas
+def test_a_frame_holds_the_columns_of_all_agents(run, monkeypatch):
+    class Pandas(ModuleType):
+        """As much of pandas as makes frames out of columns."""
+
+        @staticmethod
+        def DataFrame(columns: dict[str, Any]) -> dict[str, Any]:
+            return columns
+
+        @staticmethod
+        def concat(frames: list[dict[str, Any]], *, ignore_index: bool) -> list[dict[str, Any]]:
+            assert ignore_index
+            return frames
+
+    monkeypatch.setitem(sys.modules, "pandas", Pandas("pandas"))
+    assert [frame["agent"] for frame in run.frame()] == [0, 1]
+    assert run.frame()[1]["step"].tolist() == [0, 60, 120]
+    assert run.frame("metrics")[0]["step"].tolist() == [30, 60, 90, 120]
 
 
 def test_a_policy_acts_in_the_environments_own_shapes_and_units(run):
