@@ -290,6 +290,37 @@ def compare(
 
 
 @app.command()
+def doctor(
+    *,
+    runs: Annotated[Path, flags.option("--runs", "Where runs are to be kept; else runs.")] = Path("runs"),
+    as_json: flags.AsJson = False,
+) -> None:
+    """Says what this machine can do, what will fail on it, and what helps."""
+    from rich.console import Console
+
+    from dase_grpc.launch.doctor import doctor_here
+
+    raise typer.Exit(doctor_here(runs, Console(), as_json=as_json))
+
+
+@app.command("check-env")
+def check_env(
+    env: Annotated[str, typer.Argument(metavar="ID", help="An environment, as for --env.")],
+    *,
+    settings: Annotated[
+        list[str] | None,
+        flags.option("--set", "Settings of env, as env.kwargs={length=30}.", metavar="KEY=VALUE"),
+    ] = None,
+) -> None:
+    """Tries an environment by every rule that training holds it to, and says what it found."""
+    from rich.console import Console
+
+    from dase_grpc.launch.env_check import check_env_here
+
+    raise typer.Exit(check_env_here(env, settings or [], Console()))
+
+
+@app.command()
 def version() -> None:
     """Prints the version."""
     from importlib.metadata import version as installed

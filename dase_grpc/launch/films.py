@@ -33,7 +33,7 @@ _DEFAULT_FPS: Final = 30
 _GIF_FPS: Final = 25
 """Browsers slow down pictures that are shorter than 20 ms."""
 
-_INSTALL_GL: Final = (
+INSTALL_GL: Final = (
     "install a software renderer (Debian, Ubuntu: apt-get install libegl1 libgl1-mesa-dri, or libosmesa6 "
     "and MUJOCO_GL=osmesa)"
 )
@@ -58,7 +58,7 @@ def prepare_video(path: Path) -> None:
     except Exception as error:  # PyOpenGL fails with whatever its missing library makes of it
         raise EnvironmentSpecError(
             f"MuJoCo cannot draw with MUJOCO_GL={os.environ.get('MUJOCO_GL')} on this machine "
-            f"({_summary(error)}), so unset it or {_INSTALL_GL}"
+            f"({_summary(error)}), so unset it or {INSTALL_GL}"
         ) from error
 
 
@@ -157,8 +157,7 @@ def filmed(
         if error.__cause__ is None or not _is_mujoco(env):
             raise
         raise EnvironmentSpecError(
-            f"MuJoCo cannot draw {config.id!r} on this machine ({_summary(error.__cause__)}), "
-            f"so {_INSTALL_GL}"
+            f"MuJoCo cannot draw {config.id!r} on this machine ({_summary(error.__cause__)}), so {INSTALL_GL}"
         ) from error
     finally:
         env.close()

@@ -45,6 +45,11 @@ def _multiplies_bfloat16() -> bool:
     return any(found.get(name) for name in BFLOAT16_CAPABILITIES)
 
 
+def gpu_names() -> list[str]:
+    """The GPUs that torch sees, by index."""
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+
 def use(device: torch.device) -> None:
     """Makes a CUDA device the calling thread's current one, which each thread has of its own."""
     if device.type == "cuda":

@@ -1,0 +1,228 @@
+"""`dase doctor`: what this machine can do and what will fail on it, each finding with its remedy."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dase_grpc.launch.checks import free_disk, free_memory, shown_size
+from dase_grpc.process.ends import MORE_FILES, too_few_files
+
+Verdict = Literal["good", "note", "bad"]
+
+PACKAGE: Final = "dase-grpc"
+SHARED_MEMORY: Final = Path("/dev/shm")
+ASKED_S: Final = 60.0
+"""How long another program may take to answer."""
+SKEW_S: Final = 2.0
+"""By so much the clock of a file system may differ from this machine's."""
+MANY_FILES: Final = 1024
+RUN_BYTES: Final = 256 * 2**20
+PROXIES: Final = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
+
+_GL: Final = "import mujoco; context = mujoco.GLContext(8, 8); context.make_current(); context.free()"
+_STYLES: Final[Mapping[Verdict, str]] = {"good": "green", "note": "yellow", "bad": "bold red"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at; the remedy is empty where there is nothing to do."""
+
+    subject: str
+    found: str
+    verdict: Verdict = "good"
+    remedy: str = ""
+
+
+def examine(runs: Path, environ: Mapping[str, str] = os.environ) -> list[Finding]:
+    """Looks at this machine; `runs` is where runs are to be kept. Takes seconds, and changes nothing."""
+    looks: list[Callable[[], Iterable[Finding]]] = [
+        python,
+        packages,
+        lambda: cores(environ),
+        gpus,
+        lambda: rendering(environ),
+        memory,
+        lambda: disk(runs),
+        open_files,
+        lambda: proxies(environ),
+        lambda: writing(runs),
+    ]
+    return [finding for look in looks for finding in look()]
+
+
+def doctor_here(runs: Path, console: Console, *, as_json: bool) -> int:
+    """Prints what was found as a table or as JSON; 1 where something will fail, else 0."""
+    found = examine(runs)
+    if as_json:
+        console.print_json(json.dumps([asdict(each) for each in found]))
+    else:
+        table = Table("", "found", "what to do", box=None)
+        for each in found:
+            table.add_row(Text(each.subject, style=_STYLES[each.verdict]), each.found, each.remedy)
+        console.print(table)
+    return int(any(each.verdict == "bad" for each in found))
+
+
+def python() -> Iterator[Finding]:
+    """The interpreter against the versions that the package supports."""
+    wanted = SpecifierSet(str(importlib.metadata.metadata(PACKAGE)["Requires-Python"]))
+    fits = Version(platform.python_version()) in wanted
+    remedy = "" if fits else f"install Python {wanted}"
+    yield Finding("Python", f"{platform.python_version()} on {platform.platform()}", _good(fits), remedy)
+
+
+def packages(
+    required: Iterable[str] | None = None, installed: Callable[[str], str] = importlib.metadata.version
+) -> Iterator[Finding]:
+    """Each library that the package needs against the versions it supports."""
+    names = importlib.metadata.requires(PACKAGE) if required is None else required
+    for requirement in map(Requirement, names or ()):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        wanted = f"{requirement.name}{requirement.specifier}"
+        try:
+            version = installed(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding(requirement.name, "is not installed", "bad", f'pip install "{wanted}"')
+            continue
+        fits = requirement.specifier.contains(version, prereleases=True)
+        yield Finding(requirement.name, version, _good(fits), "" if fits else f'pip install "{wanted}"')
+
+
+def cores(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """The cores that this process may use."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = environ.get("OMP_NUM_THREADS")
+    told = f", OMP_NUM_THREADS = {threads}" if threads else ""
+    few = usable < 2
+    remedy = "two agents and a replay share one core: --lockstep costs less there" if few else ""
+    yield Finding("cores", f"{usable}{told}", "note" if few else "good", remedy)
+
+
+def gpus() -> Iterator[Finding]:
+    """What torch sees of GPUs, and what the driver does."""
+    from dase_grpc.learning.agents.device import gpu_names  # torch takes seconds to import
+
+    yield gpu(gpu_names(), _driver())
+
+
+def gpu(names: Sequence[str], driver: str | None) -> Finding:
+    """What there is to say of the GPUs that torch sees, and of the driver's version, None without one."""
+    if names:
+        return Finding("GPU", f"{', '.join(names)}; driver {driver or 'not known'}")
+    if driver is None:
+        return Finding("GPU", "none; agents train on the CPU")
+    what = f"driver {driver}, but torch {importlib.metadata.version('torch')} sees no GPU"
+    return Finding("GPU", what, "note", "install a torch that is made for CUDA, or a newer driver")
+
+
+def _driver() -> str | None:
+    if shutil.which("nvidia-smi") is None:
+        return None
+    asked = _answer(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
+    return asked.splitlines()[0].strip() if asked else None
+
+
+def rendering(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Whether MuJoCo can draw, as `dase evaluate --video` has it do."""
+    from dase_grpc.launch.films import INSTALL_GL, choose_mujoco_backend
+
+    chosen = dict(environ)
+    choose_mujoco_backend(chosen)
+    backend = chosen.get("MUJOCO_GL", "the display's")
+    draws = _answer([sys.executable, "-c", _GL], env=chosen) is not None
+    what = f"MuJoCo {'draws' if draws else 'cannot draw'} with {backend}"
+    yield Finding("films", what, "good" if draws else "note", "" if draws else f"for --video {INSTALL_GL}")
+
+
+def memory() -> Iterator[Finding]:
+    """Free memory and shared memory."""
+    yield Finding("memory", f"{shown_size(free_memory())} available")
+    if SHARED_MEMORY.is_dir():
+        free = free_disk(SHARED_MEMORY)
+        low = free < 64 * 2**20
+        remedy = "give the container more, as with --shm-size" if low else ""
+        yield Finding("shared memory", f"{shown_size(free)} free", "note" if low else "good", remedy)
+
+
+def disk(runs: Path) -> Iterator[Finding]:
+    """Free disk, against what a run with a million transitions of HalfCheetah keeps there."""
+    free = free_disk(runs)
+    short = free < RUN_BYTES
+    remedy = "free space, or give --set replay.storage=memory" if short else ""
+    yield Finding(
+        "disk", f"{shown_size(free)} free in {runs.absolute()}", "note" if short else "good", remedy
+    )
+
+
+def open_files() -> Iterator[Finding]:
+    """How many files a process may open."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = too_few_files() is not None
+    verdict: Verdict = "bad" if few else "note" if 0 <= limit < MANY_FILES else "good"
+    told = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,}"
+    yield Finding("open files", told, verdict, "" if verdict == "good" else MORE_FILES)
+
+
+def proxies(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Proxies in the environment, which nodes do not go through."""
+    given = [name for name in environ if name.lower() in PROXIES and environ[name]]
+    if given:
+        what = f"{', '.join(sorted(given))}; nodes connect directly"
+        remedy = "where the replay can be reached through a proxy only, forward a port to it"
+        yield Finding("proxies", what, "note", remedy)
+    else:
+        yield Finding("proxies", "none")
+
+
+def writing(runs: Path) -> Iterator[Finding]:
+    """Whether runs can be written, and whether their disk has this machine's time."""
+    existing = next(each for each in (runs.absolute(), *runs.absolute().parents) if each.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing) as file:
+            file.write(b"\0")
+            file.flush()
+            skew = os.fstat(file.fileno()).st_mtime - time.time()
+    except OSError as error:
+        yield Finding("runs", f"{existing}: {error.strerror}", "bad", "choose another folder with --runs")
+        return
+    yield Finding("runs", f"{existing} can be written")
+    off = abs(skew) > SKEW_S
+    remedy = "synchronise both clocks, as by NTP" if off else ""
+    yield Finding(
+        "clock",
+        f"{time.strftime('%Y-%m-%d %H:%M:%S %Z')}, the disk's {skew:+.1f} s",
+        "note" if off else "good",
+        remedy,
+    )
+
+
+def _good(fits: bool) -> Verdict:
+    return "good" if fits else "bad"
+
+
+def _answer(command: list[str], env: Mapping[str, str] | None = None) -> str | None:
+    """What a program prints; None where it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ASKED_S, check=True, env=env)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout

@@ -1,0 +1,151 @@
+"""`dase check-env`: an environment by every rule that training holds it to, as a table."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dase_grpc.config.presets import layered
+from dase_grpc.config.sections import EnvConfig
+from dase_grpc.errors import EnvironmentSpecError
+from dase_grpc.launch.checks import end_hanging
+from dase_grpc.learning.envs.answers import ActionMap, summary, to_float32
+from dase_grpc.learning.envs.ids import resolve_id
+from dase_grpc.learning.envs.make import Environment, close_env, make_env, try_out
+from dase_grpc.process.watchdog import Watch, watchdog
+from dase_grpc.schema import Array, TransitionSchema
+
+Verdict = Literal["good", "note", "bad"]
+
+STEPS: Final = 200
+"""Environment steps by random actions."""
+
+_STYLES: Final = {"good": "green", "note": "yellow", "bad": "bold red"}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule, and what the environment makes of it."""
+
+    name: str
+    verdict: Verdict
+    found: str
+
+
+def check_env_here(env_id: str, assignments: Sequence[str], console: Console) -> int:
+    """Prints a table; 1 where agents cannot train in the environment, else 0.
+
+    A call that does not return within `env.timeout_s` ends the process, with one sentence.
+
+    Raises:
+        ConfigError: a setting is unknown or out of range.
+    """
+    config = layered(flags={"env.id": env_id}, assignments=assignments).env
+    watch = Watch("the environment that is checked")
+    with watchdog([watch], timeout_s=config.timeout_s, on_hang=end_hanging):
+        rules = list(rules_of(config, watch))
+    table = Table("rule", "is", "found", box=None)
+    for rule in rules:
+        table.add_row(rule.name, Text(rule.verdict, style=_STYLES[rule.verdict]), rule.found)
+    console.print(table)
+    return int(any(rule.verdict == "bad" for rule in rules))
+
+
+def rules_of(config: EnvConfig, watch: Watch) -> Iterator[Rule]:
+    """What each rule finds; the later ones only where the environment holds the first."""
+    try:
+        name = resolve_id(config.id)
+    except EnvironmentSpecError as error:
+        yield Rule("there is such an environment", "bad", str(error))
+        return
+    yield Rule("there is such an environment", "good", name)
+    result = try_out(config, watch)
+    for finding in result.findings:
+        yield Rule("Gymnasium's interface, spaces we can use", "bad", str(finding))
+    if result.findings or result.schema is None:
+        return
+    yield Rule("Gymnasium's interface, spaces we can use", "good", _described(result.schema))
+    for note in result.notes:
+        yield Rule("finite numbers", "note", note)
+    yield from _played(config, result.schema, watch)
+
+
+def _described(schema: TransitionSchema) -> str:
+    bounds = f"[{min(schema.action_low):g}, {max(schema.action_high):g}]"
+    return f"{schema.observation_size} observation and {schema.action_size} action components in {bounds}"
+
+
+def _played(config: EnvConfig, schema: TransitionSchema, watch: Watch) -> Iterator[Rule]:
+    """Plays by random actions, twice from the same seed."""
+    with watch.during("making"):
+        env = make_env(config.id, config.kwargs)
+    try:
+        try:
+            first, again = (Episode.play(env, schema, watch) for _ in range(2))
+        except Exception as error:  # noqa: BLE001 - someone else's environment
+            yield Rule("steps by random actions", "bad", f"raised {summary(error)}")
+            return
+        yield Rule("steps by random actions", "good", str(first))
+        wrong = not (np.isfinite(first.observations).all() and np.isfinite(first.rewards).all())
+        yield Rule(
+            "finite numbers",
+            "note" if wrong else "good",
+            "transitions that are not finite will be left out" if wrong else "all of them",
+        )
+        same = first.is_as(again)
+        yield Rule(
+            "the same seed plays the same episode",
+            "good" if same else "note",
+            "observations and rewards are equal"
+            if same
+            else "it does not: lockstep runs will differ, and a resumed run cannot be as without its break",
+        )
+    finally:
+        with watch.during("close"):
+            close_env(env, owner="the environment that was checked")
+
+
+@dataclass(frozen=True)
+class Episode:
+    """Steps from a reset with seed 0: observations (N + 1, m), rewards (N,), its end, and the seconds it took."""
+
+    observations: Array
+    rewards: Array
+    ended: str
+    seconds: float
+
+    def __str__(self) -> str:
+        """One line for a person to read."""
+        count = len(self.rewards)
+        return f"{count} steps, {self.ended}; {count / max(self.seconds, 1e-9):,.0f} steps/s"
+
+    @classmethod
+    def play(cls, env: Environment, schema: TransitionSchema, watch: Watch) -> "Episode":
+        """Plays until the episode ends, `STEPS` steps at most."""
+        rng, act = np.random.default_rng(0), ActionMap(env.action_space)
+        with watch.during("reset"):
+            observation, _ = env.reset(seed=0)
+        seen, rewards, ended, began = (
+            [to_float32(observation, schema.observation_size)],
+            [],
+            "goes on",
+            time.perf_counter(),
+        )
+        while len(rewards) < STEPS and ended == "goes on":
+            action = act(rng.uniform(-1, 1, schema.action_size).astype(np.float32))
+            with watch.during("step"):
+                observation, reward, terminated, truncated, _ = env.step(action)
+            seen.append(to_float32(observation, schema.observation_size))
+            rewards.append(float(reward))
+            ended = "terminated" if terminated else "truncated" if truncated else ended
+        return cls(np.stack(seen), np.array(rewards, np.float32), ended, time.perf_counter() - began)
+
+    def is_as(self, other: "Episode") -> bool:
+        """Whether the two are equal to the bit."""
+        ours, theirs = (self.observations, self.rewards), (other.observations, other.rewards)
+        return all(np.array_equal(x, y, equal_nan=True) for x, y in zip(ours, theirs, strict=True))
