@@ -25,6 +25,8 @@ Verdict = Literal["good", "note", "bad"]
 STEPS: Final = 200
 """Environment steps by random actions."""
 
+GOES_ON: Final = "goes on"
+
 _STYLES: Final = {"good": "green", "note": "yellow", "bad": "bold red"}
 
 
@@ -112,7 +114,7 @@ def _played(config: EnvConfig, schema: TransitionSchema, watch: Watch) -> Iterat
 
 @dataclass(frozen=True)
 class Episode:
-    """Steps from a reset with seed 0: observations (N + 1, m), rewards (N,), its end, and the seconds it took."""
+    """Steps from a reset with seed 0: observations (N + 1, m), rewards (N,), how and how fast it ended."""
 
     observations: Array
     rewards: Array
@@ -130,13 +132,9 @@ class Episode:
         rng, act = np.random.default_rng(0), ActionMap(env.action_space)
         with watch.during("reset"):
             observation, _ = env.reset(seed=0)
-        seen, rewards, ended, began = (
-            [to_float32(observation, schema.observation_size)],
-            [],
-            "goes on",
-            time.perf_counter(),
-        )
-        while len(rewards) < STEPS and ended == "goes on":
+        seen, rewards = [to_float32(observation, schema.observation_size)], list[float]()
+        ended, began = GOES_ON, time.perf_counter()
+        while len(rewards) < STEPS and ended == GOES_ON:
             action = act(rng.uniform(-1, 1, schema.action_size).astype(np.float32))
             with watch.during("step"):
                 observation, reward, terminated, truncated, _ = env.step(action)
