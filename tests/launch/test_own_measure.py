@@ -13,6 +13,7 @@ from dase_grpc.cli.main import app
 from dase_grpc.errors import MeasureError
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.logs import read_evaluations
+from dase_grpc.runs.reports.report import write_report
 
 MINE = '''
 import torch
@@ -103,8 +104,10 @@ def test_weights_are_written_under_the_measures_name(mine, tmp_path, measure):
     last = records(run.agent(0))[-1]
     assert last["similarity_weight"] > 0
     assert last["similarity"]["1"] > 0 == last["degenerate_updates"]
-    report = RunDirectory.open(run.path)
-    assert report.config.dps.measure == measure
+    assert RunDirectory.open(run.path).config.dps.measure == measure
+    text = write_report(run).read_text(encoding="utf-8")
+    assert f"the mean weight of the external transitions by the measure {measure}" in " ".join(text.split())
+    assert "The two summands of ρ" not in text
 
 
 @pytest.mark.parametrize("mode", ["--lockstep", "--stack", "--agents=2"])
