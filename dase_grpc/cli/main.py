@@ -264,6 +264,22 @@ def evaluate(
 
 
 @app.command()
+def export(
+    target: flags.PoliciesArgument,
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="What to write: FILE.onnx or FILE.pt.")],
+    *,
+    agent: Annotated[
+        str, flags.option("--agent", "Whose policy; else the best's.", metavar="N|best")
+    ] = "best",
+) -> None:
+    """Writes a trained policy as one ONNX (.onnx) or TorchScript (.pt) file, for use without DASE."""
+    from dase_grpc.launch.evaluate import agent_choice
+    from dase_grpc.launch.export import export_policy
+
+    typer.echo(export_policy(target, out, agent=agent_choice(agent) or 0))
+
+
+@app.command()
 def report(run: flags.RunArgument) -> None:
     """Writes RUN/report.html: learning curves, similarity, throughput."""
     from dase_grpc.runs.directory import RunDirectory

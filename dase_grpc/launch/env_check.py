@@ -83,30 +83,29 @@ def _described(schema: TransitionSchema) -> str:
 
 
 def _played(config: EnvConfig, schema: TransitionSchema, watch: Watch) -> Iterator[Rule]:
-    """Plays by random actions, twice from the same seed."""
+    """Plays by random actions, in two environments from the same seed: so a resumed run repeats an episode."""
+    try:
+        first, again = (_episode(config, schema, watch) for _ in range(2))
+    except Exception as error:  # noqa: BLE001 - someone else's environment
+        yield Rule("steps by random actions", "bad", f"raised {summary(error)}")
+        return
+    yield Rule("steps by random actions", "good", str(first))
+    if np.isfinite(first.observations).all() and np.isfinite(first.rewards).all():
+        yield Rule("finite numbers", "good", "all of them")
+    else:
+        yield Rule("finite numbers", "note", "transitions that are not finite will be left out")
+    if first.is_as(again):
+        yield Rule("the same seed plays the same episode", "good", "observations and rewards are equal")
+    else:
+        what = "it does not: lockstep runs will differ, and no resumed run is as without its break"
+        yield Rule("the same seed plays the same episode", "note", what)
+
+
+def _episode(config: EnvConfig, schema: TransitionSchema, watch: Watch) -> "Episode":
     with watch.during("making"):
         env = make_env(config.id, config.kwargs)
     try:
-        try:
-            first, again = (Episode.play(env, schema, watch) for _ in range(2))
-        except Exception as error:  # noqa: BLE001 - someone else's environment
-            yield Rule("steps by random actions", "bad", f"raised {summary(error)}")
-            return
-        yield Rule("steps by random actions", "good", str(first))
-        wrong = not (np.isfinite(first.observations).all() and np.isfinite(first.rewards).all())
-        yield Rule(
-            "finite numbers",
-            "note" if wrong else "good",
-            "transitions that are not finite will be left out" if wrong else "all of them",
-        )
-        same = first.is_as(again)
-        yield Rule(
-            "the same seed plays the same episode",
-            "good" if same else "note",
-            "observations and rewards are equal"
-            if same
-            else "it does not: lockstep runs will differ, and a resumed run cannot be as without its break",
-        )
+        return Episode.play(env, schema, watch)
     finally:
         with watch.during("close"):
             close_env(env, owner="the environment that was checked")

@@ -1,0 +1,123 @@
+"""`dase export`: one file with a trained policy, checked against the policy before it is kept."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from dase_grpc.errors import ConfigError, DaseError, UsageError
+from dase_grpc.launch.evaluate import Choice, chosen_policy
+from dase_grpc.learning.agents.exported import (
+    ACTION,
+    OBSERVATION,
+    Recipe,
+    export_library,
+    run_torchscript,
+    write_onnx,
+    write_torchscript,
+)
+from dase_grpc.learning.agents.policy import ActorPolicy
+from dase_grpc.learning.envs.answers import ActionMap
+from dase_grpc.learning.envs.make import close_env, make_env
+from dase_grpc.runs.checkpoint import Checkpoint
+from dase_grpc.schema import Array
+
+CHECKED: Final = 1_000
+"""Observations for which the file has to act as the policy does."""
+TOLERANCE: Final = 1e-6
+"""By so much of the action's range it may differ."""
+
+Acting = Callable[[Array], npt.NDArray[Any]]
+
+
+def export_policy(target: Path, out: Path, *, agent: int | Choice = "best") -> Path:
+    """Writes the policy of an agent, or of the best one, with all between observation and action.
+
+    What was written is read again and compared on 1 000 observations; only then it appears under its name.
+
+    Raises:
+        RunDirectoryError, EnvironmentSpecError: there is no such policy, or its environment is missing here.
+        UsageError: the format needs a library, or the file cannot be written.
+        DaseError: the file does not act as the policy does.
+    """
+    if agent == "ensemble":
+        raise ConfigError(
+            "the ensemble acts by K policies and critics, which no one file holds; export the best"
+        )
+    if out.suffix not in _WAYS:
+        raise ConfigError(
+            f"{out} ends in none of {', '.join(_WAYS)}, which says the format: ONNX or TorchScript"
+        )
+    policy, checkpoint = chosen_policy(target, agent)
+    assert isinstance(policy, ActorPolicy)
+    env = make_env(checkpoint.config.env.id, checkpoint.config.env.kwargs)
+    try:
+        space: Any = env.action_space
+        recipe = Recipe.of(policy, low=space.low, high=space.high)
+        to_env = ActionMap(space)
+    finally:
+        close_env(env, owner="the export")
+    write, read = _WAYS[out.suffix]
+    try:
+        with tempfile.TemporaryDirectory(dir=out.absolute().parent, prefix=".export-") as folder:
+            file = Path(folder) / out.name
+            write(recipe, file, _metadata(checkpoint, agent))
+            _require_alike(
+                lambda rows: np.stack([to_env(each) for each in policy.act(rows)]), read(file), recipe
+            )
+            file.replace(out)
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error.strerror or error}") from None
+    return out
+
+
+def _metadata(checkpoint: Checkpoint, agent: int | Choice) -> dict[str, Any]:
+    config, schema = checkpoint.config, checkpoint.schema
+    return {
+        "environment": config.env.id,
+        "environment_arguments": config.env.kwargs,
+        "observation_size": schema.observation_size,
+        "action_low": list(schema.action_low),
+        "action_high": list(schema.action_high),
+        "algorithm": config.agent.algorithm,
+        "agent": checkpoint.agent_id,
+        "chosen": str(agent),
+        "step": checkpoint.step,
+        "scores": checkpoint.metadata.get("scores"),
+        "seed": config.train.seed,
+        "checkpoint": checkpoint.seal,
+    }
+
+
+def _require_alike(policy: Acting, file: Acting, recipe: Recipe) -> None:
+    rng = np.random.default_rng(0)
+    scale = 10.0 ** rng.uniform(-2, 2, (CHECKED, 1))
+    rows = (scale * rng.standard_normal((CHECKED, recipe.size))).astype(np.float32)
+    expected, found = policy(rows), file(rows)
+    if expected.shape != found.shape or expected.dtype != found.dtype:
+        raise DaseError(f"the file gives {found.dtype} of shape {found.shape[1:]}; it was not kept")
+    width = np.broadcast_to(recipe.high - recipe.low, (CHECKED, len(recipe.low))).reshape(expected.shape)
+    worst = float((np.abs(expected.astype(np.float64) - found) / width).max())
+    if not worst <= TOLERANCE:
+        raise DaseError(f"the file's actions differ by {worst:.1e} of their range; it was not kept")
+
+
+def _read_onnx(path: Path) -> Acting:
+    onnxruntime = export_library("onnxruntime")
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+    def act(rows: Array) -> npt.NDArray[Any]:
+        (actions,) = session.run([ACTION], {OBSERVATION: rows})
+        found: npt.NDArray[Any] = actions
+        return found
+
+    return act
+
+
+_WAYS: Final[dict[str, tuple[Callable[..., None], Callable[[Path], Acting]]]] = {
+    ".onnx": (write_onnx, _read_onnx),
+    ".pt": (write_torchscript, run_torchscript),
+}
