@@ -83,7 +83,7 @@ def _described(schema: TransitionSchema) -> str:
 
 
 def _played(config: EnvConfig, schema: TransitionSchema, watch: Watch) -> Iterator[Rule]:
-    """Plays by random actions, in two environments from the same seed: so a resumed run repeats an episode."""
+    """Plays by random actions, twice from the same seed in new environments, as a resumed run repeats it."""
     try:
         first, again = (_episode(config, schema, watch) for _ in range(2))
     except Exception as error:  # noqa: BLE001 - someone else's environment
