@@ -1,7 +1,8 @@
 """DASE: K deterministic actor-critics on one shared replay buffer over gRPC."""
 
+import importlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 # gRPC would restart its poller in every child that is forked, also in one that is about to become another
 # program: such a child can die before it has (https://github.com/grpc/grpc/issues/43055). Nothing here forks
@@ -16,22 +17,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 # spin between two of them; read while numpy is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-if TYPE_CHECKING:
-    from dase_grpc.api import (
-        Began,
-        Ended,
-        Evaluated,
-        Event,
-        Kept,
-        Policy,
-        Run,
-        Stepped,
-        Updated,
-        iterate,
-        load,
-        train,
-    )
-    from dase_grpc.replay.client.session import Session
+_PLACES = {"Session": "dase_grpc.replay.client.session"}
+"""Where a public name is, if not in api.py."""
 
 __all__ = [
     "Began",
@@ -39,10 +26,10 @@ __all__ = [
     "Evaluated",
     "Event",
     "Kept",
-    "Policy",
     "Run",
     "Session",
     "Stepped",
+    "TrainedPolicy",
     "Updated",
     "iterate",
     "load",
@@ -51,16 +38,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The public interface, loaded when it is first asked for: a replay node needs none of it."""
+    """The public interface, loaded when it is first asked for: a replay node needs none of it.
+
+    Its types are in `__init__.pyi`.
+    """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "Session":
-        from dase_grpc.replay.client.session import Session
-
-        return Session
-    from dase_grpc import api
-
-    return getattr(api, name)
+    return getattr(importlib.import_module(_PLACES.get(name, "dase_grpc.api")), name)
 
 
 def __dir__() -> list[str]:

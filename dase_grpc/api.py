@@ -10,11 +10,8 @@ What is here stays as it is from version to version; other modules may change.
 
 import html
 import importlib
-import math
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Literal, get_args
@@ -25,20 +22,28 @@ import numpy.typing as npt
 from dase_grpc.config.presets import ALGORITHM, layered
 from dase_grpc.config.resolve import RunConfig, setting_names, unknown_setting
 from dase_grpc.errors import ConfigError
-from dase_grpc.launch.child import ChildRun, configured
 from dase_grpc.launch.evaluate import Choice, EvaluatedCheckpoint, chosen_policy, evaluate_checkpoint
-from dase_grpc.launch.events import Began, Ended, Evaluated, Event, Kept, RunFollower, Stepped, Updated
-from dase_grpc.launch.lockstep import open_lockstep, rounds
-from dase_grpc.launch.train import TrainOptions, new_run, run_name
+from dase_grpc.launch.events import (
+    Began,
+    Ended,
+    Evaluated,
+    Event,
+    Kept,
+    Stepped,
+    Updated,
+    followed,
+    in_processes,
+    in_rounds,
+    unheard,
+)
+from dase_grpc.launch.train import TrainOptions
 from dase_grpc.learning.envs.answers import ActionMap, to_float32
 from dase_grpc.learning.envs.explorer import Policy as Acting
 from dase_grpc.learning.envs.flat import FlatObservation
 from dase_grpc.learning.envs.make import Environment, close_env, make_env
-from dase_grpc.process.containment import left_as_found
-from dase_grpc.process.signals import interrupt_deferred
 from dase_grpc.progress import number, several
 from dase_grpc.runs.checkpoint import Checkpoint
-from dase_grpc.runs.directory import RUN_FILE, RunDirectory
+from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.logs import Evaluations, read_evaluations, read_metrics
 from dase_grpc.runs.reports.report import write_report
 
@@ -48,9 +53,9 @@ __all__ = [
     "Evaluated",
     "Event",
     "Kept",
-    "Policy",
     "Run",
     "Stepped",
+    "TrainedPolicy",
     "Updated",
     "iterate",
     "load",
@@ -60,11 +65,6 @@ __all__ = [
 Mode = Literal["processes", "lockstep", "stack"]
 MODES: Final[tuple[str, ...]] = get_args(Mode)
 Env = str | Callable[..., Any] | Mapping[str, Any]
-
-_OVER: Final = object()
-
-POLL_S: Final = 0.2
-"""How often the files of a run in other processes are looked at."""
 
 GIVEN: Final = "dase_given_env"
 """The module under which an environment is found that was given as a callable nobody could import."""
@@ -159,7 +159,8 @@ def iterate(
     options = TrainOptions(
         config, root, name=name, gpu=gpu, lockstep=mode == "lockstep", stack=mode == "stack", command=told
     )
-    return _in_processes(options, print if verbose else _unheard) if mode == "processes" else _here(options)
+    said = print if verbose else unheard
+    return in_processes(options, said) if mode == "processes" else in_rounds(options)
 
 
 def _by_name(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,68 +192,6 @@ def _env_id(env: str | Callable[..., Any], mode: Mode) -> str:
     name = name if name.isidentifier() else "env"
     setattr(place, name, env)
     return f"{GIVEN}:{name}"
-
-
-def _unheard(line: str) -> None:
-    """Says nothing."""
-
-
-def _in_processes(options: TrainOptions, say: Callable[[str], None]) -> Iterator[Event]:
-    root = options.root.absolute()
-    name = options.name or _free_name(root, run_name(options.config))
-    flags = [f"--runs={root}", f"--name={name}", *([] if options.gpu is None else [f"--gpu={options.gpu}"])]
-    with configured(options.config) as file:
-        arguments = ("train", "--stdin-is-leash", f"--config={file}", *flags)
-        yield from _followed(arguments, root / name, say)
-
-
-def _free_name(root: Path, name: str) -> str:
-    count = 1
-    while (root / (tried := name if count == 1 else f"{name}-{count}")).exists():
-        count += 1
-    return tried
-
-
-def _followed(arguments: Sequence[str], path: Path, say: Callable[[str], None]) -> Iterator[Event]:
-    """The events of a run that another process trains, from now on."""
-    follower, begun = RunFollower(path), False
-    with ChildRun(arguments, say=say) as child:
-        while True:
-            ended = child.wait(POLL_S)
-            if not begun and (path / RUN_FILE).exists():
-                begun = True
-                yield Began(path)
-            yield from follower.news()
-            if ended:
-                break
-        child.require_success()
-    yield follower.end()
-
-
-def _here(options: TrainOptions) -> Iterator[Event]:
-    """The events of a run that trains in this process, one round after the other."""
-    with ExitStack() as stack:
-        options, directory, _ = stack.enter_context(new_run(options))
-        config = directory.config
-        stack.enter_context(left_as_found())
-        run = stack.enter_context(open_lockstep(config, directory, gpu=options.gpu, stacked=options.stack))
-        follower, halt = RunFollower(directory.path), threading.Event()
-        yield Began(directory.path)
-        trained = rounds(run, halt)
-        stack.callback(trained.close)
-        often = math.gcd(config.eval.every, config.train.log_every, config.train.checkpoint_every)
-        while True:
-            with interrupt_deferred() as came:
-                ended = next(trained, _OVER) is _OVER
-            if came.is_set():
-                raise KeyboardInterrupt
-            if ended:
-                break
-            if min(learner.steps for learner in run.learners) % often == 0:
-                yield from follower.news()
-    yield from follower.news()
-    write_report(directory)
-    yield follower.end()
 
 
 # -- a run that is there ------------------------------------------------------------------------------
@@ -315,7 +254,7 @@ class Run:
         frames = [pandas.DataFrame({"agent": agent, **columns}) for agent, columns in tables.items()]
         return pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame()
 
-    def policy(self, agent: int | Choice = 0) -> "Policy":
+    def policy(self, agent: int | Choice = 0) -> "TrainedPolicy":
         """The latest policy of an agent, of the best one, or that of all (`dase evaluate --agent`).
 
         Raises:
@@ -323,7 +262,7 @@ class Run:
             EnvironmentSpecError: the environment is missing here, or has changed.
         """
         acting, checkpoint = chosen_policy(self.path, agent)
-        return Policy(acting, checkpoint)
+        return TrainedPolicy(acting, checkpoint)
 
     def evaluate(
         self, episodes: int = 10, *, agent: int | Choice | None = None, seed: int | None = None
@@ -348,7 +287,7 @@ class Run:
         """
         total = [] if steps is None else [f"--steps={steps}"]
         arguments = ["resume", "--stdin-is-leash", *total, "--", str(self.path)]
-        for _ in _followed(arguments, self.path, print if verbose else _unheard):
+        for _ in followed(arguments, self.path, print if verbose else unheard):
             pass
         return load(self.path)
 
@@ -367,7 +306,7 @@ class Run:
         )
 
 
-class Policy:
+class TrainedPolicy:
     """A trained policy in the environment's own shapes and units."""
 
     def __init__(self, policy: Acting, checkpoint: Checkpoint) -> None:

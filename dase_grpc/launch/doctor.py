@@ -42,7 +42,7 @@ _STYLES: Final[Mapping[Verdict, str]] = {"good": "green", "note": "yellow", "bad
 
 
 @dataclass(frozen=True)
-class Finding:
+class Symptom:
     """One thing that was looked at; the remedy is empty where there is nothing to do."""
 
     subject: str
@@ -51,9 +51,9 @@ class Finding:
     remedy: str = ""
 
 
-def examine(runs: Path, environ: Mapping[str, str] = os.environ) -> list[Finding]:
+def examine(runs: Path, environ: Mapping[str, str] = os.environ) -> list[Symptom]:
     """Looks at this machine; `runs` is where runs are to be kept. Takes seconds, and changes nothing."""
-    looks: list[Callable[[], Iterable[Finding]]] = [
+    looks: list[Callable[[], Iterable[Symptom]]] = [
         python,
         packages,
         lambda: cores(environ),
@@ -81,17 +81,17 @@ def doctor_here(runs: Path, console: Console, *, as_json: bool) -> int:
     return int(any(each.verdict == "bad" for each in found))
 
 
-def python() -> Iterator[Finding]:
+def python() -> Iterator[Symptom]:
     """The interpreter against the versions that the package supports."""
     wanted = SpecifierSet(str(importlib.metadata.metadata(PACKAGE)["Requires-Python"]))
     fits = Version(platform.python_version()) in wanted
     remedy = "" if fits else f"install Python {wanted}"
-    yield Finding("Python", f"{platform.python_version()} on {platform.platform()}", _good(fits), remedy)
+    yield Symptom("Python", f"{platform.python_version()} on {platform.platform()}", _good(fits), remedy)
 
 
 def packages(
     required: Iterable[str] | None = None, installed: Callable[[str], str] = importlib.metadata.version
-) -> Iterator[Finding]:
+) -> Iterator[Symptom]:
     """Each library that the package needs against the versions it supports."""
     names = importlib.metadata.requires(PACKAGE) if required is None else required
     for requirement in map(Requirement, names or ()):
@@ -101,37 +101,37 @@ def packages(
         try:
             version = installed(requirement.name)
         except importlib.metadata.PackageNotFoundError:
-            yield Finding(requirement.name, "is not installed", "bad", f'pip install "{wanted}"')
+            yield Symptom(requirement.name, "is not installed", "bad", f'pip install "{wanted}"')
             continue
         fits = requirement.specifier.contains(version, prereleases=True)
-        yield Finding(requirement.name, version, _good(fits), "" if fits else f'pip install "{wanted}"')
+        yield Symptom(requirement.name, version, _good(fits), "" if fits else f'pip install "{wanted}"')
 
 
-def cores(environ: Mapping[str, str]) -> Iterator[Finding]:
+def cores(environ: Mapping[str, str]) -> Iterator[Symptom]:
     """The cores that this process may use."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = environ.get("OMP_NUM_THREADS")
     told = f", OMP_NUM_THREADS = {threads}" if threads else ""
     few = usable < 2
     remedy = "two agents and a replay share one core: --lockstep costs less there" if few else ""
-    yield Finding("cores", f"{usable}{told}", "note" if few else "good", remedy)
+    yield Symptom("cores", f"{usable}{told}", "note" if few else "good", remedy)
 
 
-def gpus() -> Iterator[Finding]:
+def gpus() -> Iterator[Symptom]:
     """What torch sees of GPUs, and what the driver does."""
     from dase_grpc.learning.agents.device import gpu_names  # torch takes seconds to import
 
     yield gpu(gpu_names(), _driver())
 
 
-def gpu(names: Sequence[str], driver: str | None) -> Finding:
+def gpu(names: Sequence[str], driver: str | None) -> Symptom:
     """What there is to say of the GPUs that torch sees, and of the driver's version, None without one."""
     if names:
-        return Finding("GPU", f"{', '.join(names)}; driver {driver or 'not known'}")
+        return Symptom("GPU", f"{', '.join(names)}; driver {driver or 'not known'}")
     if driver is None:
-        return Finding("GPU", "none; agents train on the CPU")
+        return Symptom("GPU", "none; agents train on the CPU")
     what = f"driver {driver}, but torch {importlib.metadata.version('torch')} sees no GPU"
-    return Finding("GPU", what, "note", "install a torch that is made for CUDA, or a newer driver")
+    return Symptom("GPU", what, "note", "install a torch that is made for CUDA, or a newer driver")
 
 
 def _driver() -> str | None:
@@ -141,7 +141,7 @@ def _driver() -> str | None:
     return asked.splitlines()[0].strip() if asked else None
 
 
-def rendering(environ: Mapping[str, str]) -> Iterator[Finding]:
+def rendering(environ: Mapping[str, str]) -> Iterator[Symptom]:
     """Whether MuJoCo can draw, as `dase evaluate --video` has it do."""
     from dase_grpc.launch.films import INSTALL_GL, choose_mujoco_backend
 
@@ -150,50 +150,50 @@ def rendering(environ: Mapping[str, str]) -> Iterator[Finding]:
     backend = chosen.get("MUJOCO_GL", "the display's")
     draws = _answer([sys.executable, "-c", _GL], env=chosen) is not None
     what = f"MuJoCo {'draws' if draws else 'cannot draw'} with {backend}"
-    yield Finding("films", what, "good" if draws else "note", "" if draws else f"for --video {INSTALL_GL}")
+    yield Symptom("films", what, "good" if draws else "note", "" if draws else f"for --video {INSTALL_GL}")
 
 
-def memory() -> Iterator[Finding]:
+def memory() -> Iterator[Symptom]:
     """Free memory and shared memory."""
-    yield Finding("memory", f"{shown_size(free_memory())} available")
+    yield Symptom("memory", f"{shown_size(free_memory())} available")
     if SHARED_MEMORY.is_dir():
         free = free_disk(SHARED_MEMORY)
         low = free < 64 * 2**20
         remedy = "give the container more, as with --shm-size" if low else ""
-        yield Finding("shared memory", f"{shown_size(free)} free", "note" if low else "good", remedy)
+        yield Symptom("shared memory", f"{shown_size(free)} free", "note" if low else "good", remedy)
 
 
-def disk(runs: Path) -> Iterator[Finding]:
+def disk(runs: Path) -> Iterator[Symptom]:
     """Free disk, against what a run with a million transitions of HalfCheetah keeps there."""
     free = free_disk(runs)
     short = free < RUN_BYTES
     remedy = "free space, or give --set replay.storage=memory" if short else ""
-    yield Finding(
+    yield Symptom(
         "disk", f"{shown_size(free)} free in {runs.absolute()}", "note" if short else "good", remedy
     )
 
 
-def open_files() -> Iterator[Finding]:
+def open_files() -> Iterator[Symptom]:
     """How many files a process may open."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = too_few_files() is not None
     verdict: Verdict = "bad" if few else "note" if 0 <= limit < MANY_FILES else "good"
     told = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,}"
-    yield Finding("open files", told, verdict, "" if verdict == "good" else MORE_FILES)
+    yield Symptom("open files", told, verdict, "" if verdict == "good" else MORE_FILES)
 
 
-def proxies(environ: Mapping[str, str]) -> Iterator[Finding]:
+def proxies(environ: Mapping[str, str]) -> Iterator[Symptom]:
     """Proxies in the environment, which nodes do not go through."""
     given = [name for name in environ if name.lower() in PROXIES and environ[name]]
     if given:
         what = f"{', '.join(sorted(given))}; nodes connect directly"
         remedy = "where the replay can be reached through a proxy only, forward a port to it"
-        yield Finding("proxies", what, "note", remedy)
+        yield Symptom("proxies", what, "note", remedy)
     else:
-        yield Finding("proxies", "none")
+        yield Symptom("proxies", "none")
 
 
-def writing(runs: Path) -> Iterator[Finding]:
+def writing(runs: Path) -> Iterator[Symptom]:
     """Whether runs can be written, and whether their disk has this machine's time."""
     existing = next(each for each in (runs.absolute(), *runs.absolute().parents) if each.exists())
     try:
@@ -202,12 +202,12 @@ def writing(runs: Path) -> Iterator[Finding]:
             file.flush()
             skew = os.fstat(file.fileno()).st_mtime - time.time()
     except OSError as error:
-        yield Finding("runs", f"{existing}: {error.strerror}", "bad", "choose another folder with --runs")
+        yield Symptom("runs", f"{existing}: {error.strerror}", "bad", "choose another folder with --runs")
         return
-    yield Finding("runs", f"{existing} can be written")
+    yield Symptom("runs", f"{existing} can be written")
     off = abs(skew) > SKEW_S
     remedy = "synchronise both clocks, as by NTP" if off else ""
-    yield Finding(
+    yield Symptom(
         "clock",
         f"{time.strftime('%Y-%m-%d %H:%M:%S %Z')}, the disk's {skew:+.1f} s",
         "note" if off else "good",

@@ -101,18 +101,18 @@ def _played(config: EnvConfig, schema: TransitionSchema, watch: Watch) -> Iterat
         yield Rule("the same seed plays the same episode", "note", what)
 
 
-def _episode(config: EnvConfig, schema: TransitionSchema, watch: Watch) -> "Episode":
+def _episode(config: EnvConfig, schema: TransitionSchema, watch: Watch) -> "PlayedEpisode":
     with watch.during("making"):
         env = make_env(config.id, config.kwargs)
     try:
-        return Episode.play(env, schema, watch)
+        return PlayedEpisode.play(env, schema, watch)
     finally:
         with watch.during("close"):
             close_env(env, owner="the environment that was checked")
 
 
 @dataclass(frozen=True)
-class Episode:
+class PlayedEpisode:
     """Steps from a reset with seed 0: observations (N + 1, m), rewards (N,), how and how fast it ended."""
 
     observations: Array
@@ -126,7 +126,7 @@ class Episode:
         return f"{count} steps, {self.ended}; {count / max(self.seconds, 1e-9):,.0f} steps/s"
 
     @classmethod
-    def play(cls, env: Environment, schema: TransitionSchema, watch: Watch) -> "Episode":
+    def play(cls, env: Environment, schema: TransitionSchema, watch: Watch) -> "PlayedEpisode":
         """Plays until the episode ends, `STEPS` steps at most."""
         rng, act = np.random.default_rng(0), ActionMap(env.action_space)
         with watch.during("reset"):
@@ -142,7 +142,7 @@ class Episode:
             ended = "terminated" if terminated else "truncated" if truncated else ended
         return cls(np.stack(seen), np.array(rewards, np.float32), ended, time.perf_counter() - began)
 
-    def is_as(self, other: "Episode") -> bool:
+    def is_as(self, other: "PlayedEpisode") -> bool:
         """Whether the two are equal to the bit."""
         ours, theirs = (self.observations, self.rewards), (other.observations, other.rewards)
         return all(np.array_equal(x, y, equal_nan=True) for x, y in zip(ours, theirs, strict=True))

@@ -1,12 +1,27 @@
-"""Events of a run as its files tell of them: steps, evaluations, updates, checkpoints, its end."""
+"""Events of a run as its files tell of them, and new runs that train while their events are taken."""
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
-from dase_grpc.runs.directory import AgentDirectory, RunDirectory, checkpoint_paths
+from dase_grpc.launch.child import ChildRun, configured
+from dase_grpc.launch.lockstep import open_lockstep, rounds
+from dase_grpc.launch.train import TrainOptions, new_run, run_name
+from dase_grpc.process.containment import left_as_found
+from dase_grpc.process.signals import interrupt_deferred
+from dase_grpc.runs.directory import RUN_FILE, AgentDirectory, RunDirectory, checkpoint_paths
 from dase_grpc.runs.logs import read_evaluations, read_metrics
+from dase_grpc.runs.reports.report import write_report
+
+POLL_S: Final = 0.2
+"""How often the files of a run in other processes are looked at."""
+
+_OVER: Final = object()
+
 
 T = TypeVar("T")
 
@@ -123,3 +138,83 @@ def _evaluations(path: Path) -> list[tuple[int, float, float, int]]:
     found = read_evaluations(path)
     columns = found.step, found.return_mean, found.return_std, found.episodes
     return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+# -- streams ------------------------------------------------------------------------------------------
+
+
+def unheard(line: str) -> None:
+    """Says nothing."""
+
+
+def in_processes(options: TrainOptions, say: Callable[[str], None]) -> Iterator[Event]:
+    """The events of a new run of `dase train`; `say` gets what that says, line by line, from another thread.
+
+    Closed before its end, it has the run keep its checkpoints.
+
+    Raises:
+        UsageError: what was asked for cannot be done.
+        DaseError: the run failed.
+    """
+    root = options.root.absolute()
+    name = options.name or _free_name(root, run_name(options.config))
+    flags = [f"--runs={root}", f"--name={name}", *([] if options.gpu is None else [f"--gpu={options.gpu}"])]
+    with configured(options.config) as file:
+        arguments = ("train", "--stdin-is-leash", f"--config={file}", *flags)
+        yield from followed(arguments, root / name, say)
+
+
+def _free_name(root: Path, name: str) -> str:
+    count = 1
+    while (root / (tried := name if count == 1 else f"{name}-{count}")).exists():
+        count += 1
+    return tried
+
+
+def followed(arguments: Sequence[str], path: Path, say: Callable[[str], None]) -> Iterator[Event]:
+    """The events, from now on, of the run in `path` that `dase` trains with these arguments; raises alike."""
+    follower, begun = RunFollower(path), False
+    with ChildRun(arguments, say=say) as child:
+        while True:
+            ended = child.wait(POLL_S)
+            if not begun and (path / RUN_FILE).exists():
+                begun = True
+                yield Began(path)
+            yield from follower.news()
+            if ended:
+                break
+        child.require_success()
+    yield follower.end()
+
+
+def in_rounds(options: TrainOptions) -> Iterator[Event]:
+    """The events of a new run in this process, which trains only while the next one is awaited.
+
+    Closed before its end, or interrupted by Ctrl-C, it keeps a checkpoint of each agent.
+
+    Raises:
+        UsageError: what was asked for cannot be done.
+        DaseError: the run failed.
+    """
+    with ExitStack() as stack:
+        options, directory, _ = stack.enter_context(new_run(options))
+        config = directory.config
+        stack.enter_context(left_as_found())
+        run = stack.enter_context(open_lockstep(config, directory, gpu=options.gpu, stacked=options.stack))
+        follower, halt = RunFollower(directory.path), threading.Event()
+        yield Began(directory.path)
+        trained = rounds(run, halt)
+        stack.callback(trained.close)
+        often = math.gcd(config.eval.every, config.train.log_every, config.train.checkpoint_every)
+        while True:
+            with interrupt_deferred() as came:
+                ended = next(trained, _OVER) is _OVER
+            if came.is_set():
+                raise KeyboardInterrupt
+            if ended:
+                break
+            if min(learner.steps for learner in run.learners) % often == 0:
+                yield from follower.news()
+    yield from follower.news()
+    write_report(directory)
+    yield follower.end()

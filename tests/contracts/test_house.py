@@ -12,8 +12,8 @@ from contracts.source import imports, modules, sources
 MODULES_IN_A_ROOM = 25
 LINES_OF_A_PARAGRAPH = 100
 
-ROOT = {"__main__", "errors", "pace", "progress", "schema", "seeding"}
-"""The nouns that every room may use, and the process."""
+ROOT = {"__main__", "api", "errors", "pace", "progress", "schema", "seeding"}
+"""The nouns that every room may use, the public interface, and the process."""
 
 PARAGRAPHS = {
     "cli.certs": "commands of their own, below `dase certs`",

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from dase_grpc.cli.main import app
 from dase_grpc.launch import doctor
-from dase_grpc.launch.doctor import Finding
+from dase_grpc.launch.doctor import Symptom
 
 
 def test_this_machine_can_train():
@@ -33,8 +33,8 @@ def test_this_machine_can_train():
 
 
 def test_the_table_names_what_to_do(monkeypatch):
-    bad = Finding("disk", "none", "bad", "free space")
-    monkeypatch.setattr(doctor, "examine", lambda runs: [Finding("Python", "3.11"), bad])
+    bad = Symptom("disk", "none", "bad", "free space")
+    monkeypatch.setattr(doctor, "examine", lambda runs: [Symptom("Python", "3.11"), bad])
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == 1
     assert "free space" in done.output
@@ -49,9 +49,9 @@ def test_libraries_are_held_to_what_the_package_asks_for():
     required = ["old>=2", "fine>=2,<3", "absent>=1", "extra>=1; extra == 'dev'"]
     found = list(doctor.packages(required, installed))
     assert found == [
-        Finding("old", "1.0", "bad", 'pip install "old>=2"'),
-        Finding("fine", "2.5"),
-        Finding("absent", "is not installed", "bad", 'pip install "absent>=1"'),
+        Symptom("old", "1.0", "bad", 'pip install "old>=2"'),
+        Symptom("fine", "2.5"),
+        Symptom("absent", "is not installed", "bad", 'pip install "absent>=1"'),
     ]
 
 
@@ -81,7 +81,7 @@ def test_a_folder_that_cannot_be_written_is_bad(tmp_path, monkeypatch):
 
     monkeypatch.setattr(doctor.tempfile, "TemporaryFile", refuse)
     (found,) = doctor.writing(tmp_path / "a" / "b")
-    assert found == Finding(
+    assert found == Symptom(
         "runs", f"{tmp_path}: Permission denied", "bad", "choose another folder with --runs"
     )
 
