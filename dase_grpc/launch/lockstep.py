@@ -222,9 +222,13 @@ def _learners(
 
 
 def run_lockstep(run: LockstepRun, halt: Event, on_round: Callable[[], None]) -> None:
-    """Trains as `rounds` does to the end; `on_round` is called after each round."""
-    for _ in rounds(run, halt):
-        on_round()
+    """Trains as `rounds` does to the end; `on_round` is called after each round, and may raise as a round."""
+    trained = rounds(run, halt)
+    for _ in trained:
+        try:
+            on_round()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the round has failed by it
+            trained.throw(error)
 
 
 def rounds(run: LockstepRun, halt: Event) -> Generator[None]:
