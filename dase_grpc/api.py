@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dase_grpc.config.presets import ALGORITHM, layered
-from dase_grpc.config.resolve import RunConfig, setting_names, unknown_setting
+from dase_grpc.config.resolve import RunConfig, dotted, setting_names, unknown_setting
 from dase_grpc.errors import ConfigError
 from dase_grpc.launch.evaluate import Choice, EvaluatedCheckpoint, chosen_policy, evaluate_checkpoint
 from dase_grpc.launch.events import (
@@ -40,7 +40,7 @@ from dase_grpc.launch.train import TrainOptions
 from dase_grpc.learning.envs.answers import ActionMap, to_float32
 from dase_grpc.learning.envs.explorer import Policy as Acting
 from dase_grpc.learning.envs.flat import FlatObservation
-from dase_grpc.learning.envs.make import Environment, close_env, make_env
+from dase_grpc.learning.envs.make import Environment, borrowed_env
 from dase_grpc.progress import number, several
 from dase_grpc.runs.checkpoint import Checkpoint
 from dase_grpc.runs.directory import RunDirectory
@@ -166,10 +166,7 @@ def iterate(
 def _by_name(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by `section.key`, whether they were given so or as a section's mapping."""
     known = setting_names()
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        is_section = key not in known and isinstance(value, Mapping)
-        found |= {f"{key}.{part}": each for part, each in value.items()} if is_section else {key: value}
+    found = dict(dotted(settings, known))
     for name, value in found.items():
         if name not in known:
             raise ConfigError(unknown_setting(name, value, known))
@@ -310,13 +307,9 @@ class TrainedPolicy:
     """A trained policy in the environment's own shapes and units."""
 
     def __init__(self, policy: Acting, checkpoint: Checkpoint) -> None:
-        env = checkpoint.config.env
-        made = make_env(env.id, env.kwargs)
-        try:
-            self.observation_space, self._flat = _raw_space(made)
-            self.action_space = made.action_space
-        finally:
-            close_env(made, owner="the policy")
+        with borrowed_env(checkpoint.config.env, owner="the policy") as env:
+            self.observation_space, self._flat = _raw_space(env)
+            self.action_space = env.action_space
         self._policy = policy
         self._size = checkpoint.schema.observation_size
         self._to_env = ActionMap(self.action_space)

@@ -144,8 +144,7 @@ class DpsConfig(Section):
     @property
     def is_paper(self) -> bool:
         """Whether λ is the paper's, by whatever reference variance."""
-        others = set(DpsConfig.model_fields) - {"reference_variance"}
-        return all(getattr(self, key) == DpsConfig.model_fields[key].default for key in others)
+        return self == DpsConfig(reference_variance=self.reference_variance)
 
     @property
     def regularised(self) -> bool:

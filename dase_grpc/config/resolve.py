@@ -2,7 +2,7 @@
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -303,6 +303,16 @@ def sections() -> dict[str, type[Section]]:
 def setting_names() -> list[str]:
     """Every setting as `section.key`, in order."""
     return [f"{name}.{key}" for name, section in sections().items() for key in section.model_fields]
+
+
+def dotted(values: Mapping[str, Any], known: Sequence[str], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each value by its name with dots, however it is nested; the value of a `known` setting stays whole."""
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and name not in known:
+            yield from dotted(value, known, f"{name}.")
+        else:
+            yield name, value
 
 
 def sentence(error: ValidationError, *, known: Sequence[str]) -> str:

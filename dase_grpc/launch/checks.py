@@ -208,9 +208,13 @@ def require_memory(config: RunConfig, schema: TransitionSchema) -> None:
 
 def free_disk(path: Path) -> int:
     """Bytes that are free on the disk of a folder, which may not be there yet."""
-    existing = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
-    found = os.statvfs(existing)
+    found = os.statvfs(nearest_folder(path))
     return found.f_bavail * found.f_frsize
+
+
+def nearest_folder(path: Path) -> Path:
+    """The path itself if it is there, else the first of its parents that is."""
+    return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
 
 
 def free_memory(*, proc: Path = Path("/proc"), cgroups: Path = _CGROUPS) -> int:

@@ -16,10 +16,9 @@ import tomli_w
 
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import USAGE_CODE, DaseError, UsageError
-from dase_grpc.launch.processes import PROGRAM
+from dase_grpc.launch.processes import ERROR_PREFIX, PROGRAM
 from dase_grpc.process.containment import given_variables
 
-ERROR: Final = "error: "
 STOP_S: Final = 90.0
 """How long a run may take to keep its checkpoints; then it is killed."""
 
@@ -95,15 +94,11 @@ class ChildRun:
         self._reader.join()
         if code == 0:
             return
-        sentences = [line.removeprefix(ERROR) for line in self._said if line.startswith(ERROR)]
+        sentences = [line.removeprefix(ERROR_PREFIX) for line in self._said if line.startswith(ERROR_PREFIX)]
         if code == USAGE_CODE and sentences:
             raise UsageError(sentences[-1])
-        raise DaseError(sentences[-1] if sentences else f"the run ended with code {code}:\n{self.last_words}")
-
-    @property
-    def last_words(self) -> str:
-        """The end of what it said."""
-        return "\n".join(self._said)
+        said = "\n".join(self._said)
+        raise DaseError(sentences[-1] if sentences else f"the run ended with code {code}:\n{said}")
 
     def _read(self, say: Callable[[str], None]) -> None:
         assert self._process.stdout is not None

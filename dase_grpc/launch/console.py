@@ -5,18 +5,22 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, zip_longest
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from rich.console import Console
 from rich.text import Text
 
 if TYPE_CHECKING:
     from dase_grpc.runs.reports.html import Table
+
+Verdict = Literal["good", "note", "bad"]
+STYLES: Final[Mapping[Verdict, str]] = {"good": "green", "note": "yellow", "bad": "bold red"}
+"""How a table shows each verdict on what was looked at."""
 
 _GAP: Final = "  "
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -22,10 +22,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dase_grpc.launch.checks import free_disk, free_memory, shown_size
+from dase_grpc.launch.checks import free_disk, free_memory, nearest_folder, shown_size
+from dase_grpc.launch.console import STYLES, Verdict
 from dase_grpc.process.ends import MORE_FILES, too_few_files
-
-Verdict = Literal["good", "note", "bad"]
 
 PACKAGE: Final = "dase-grpc"
 SHARED_MEMORY: Final = Path("/dev/shm")
@@ -38,7 +37,6 @@ RUN_BYTES: Final = 256 * 2**20
 PROXIES: Final = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
 
 _GL: Final = "import mujoco; context = mujoco.GLContext(8, 8); context.make_current(); context.free()"
-_STYLES: Final[Mapping[Verdict, str]] = {"good": "green", "note": "yellow", "bad": "bold red"}
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ def doctor_here(runs: Path, console: Console, *, as_json: bool) -> int:
     else:
         table = Table("", "found", "what to do", box=None)
         for each in found:
-            table.add_row(Text(each.subject, style=_STYLES[each.verdict]), each.found, each.remedy)
+            table.add_row(Text(each.subject, style=STYLES[each.verdict]), each.found, each.remedy)
         console.print(table)
     return int(any(each.verdict == "bad" for each in found))
 
@@ -195,7 +193,7 @@ def proxies(environ: Mapping[str, str]) -> Iterator[Symptom]:
 
 def writing(runs: Path) -> Iterator[Symptom]:
     """Whether runs can be written, and whether their disk has this machine's time."""
-    existing = next(each for each in (runs.absolute(), *runs.absolute().parents) if each.exists())
+    existing = nearest_folder(runs)
     try:
         with tempfile.TemporaryFile(dir=existing) as file:
             file.write(b"\0")

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 from rich.console import Console
@@ -14,20 +14,17 @@ from dase_grpc.config.presets import layered
 from dase_grpc.config.sections import EnvConfig
 from dase_grpc.errors import EnvironmentSpecError
 from dase_grpc.launch.checks import end_hanging
+from dase_grpc.launch.console import STYLES, Verdict
 from dase_grpc.learning.envs.answers import ActionMap, summary, to_float32
 from dase_grpc.learning.envs.ids import resolve_id
 from dase_grpc.learning.envs.make import Environment, close_env, make_env, try_out
 from dase_grpc.process.watchdog import Watch, watchdog
 from dase_grpc.schema import Array, TransitionSchema
 
-Verdict = Literal["good", "note", "bad"]
-
 STEPS: Final = 200
 """Environment steps by random actions."""
 
 GOES_ON: Final = "goes on"
-
-_STYLES: Final = {"good": "green", "note": "yellow", "bad": "bold red"}
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ def check_env_here(env_id: str, assignments: Sequence[str], console: Console) ->
         rules = list(rules_of(config, watch))
     table = Table("rule", "is", "found", box=None)
     for rule in rules:
-        table.add_row(rule.name, Text(rule.verdict, style=_STYLES[rule.verdict]), rule.found)
+        table.add_row(rule.name, Text(rule.verdict, style=STYLES[rule.verdict]), rule.found)
     console.print(table)
     return int(any(rule.verdict == "bad" for rule in rules))
 

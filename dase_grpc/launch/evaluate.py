@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Final, Literal, get_args
 
@@ -17,7 +17,7 @@ from dase_grpc.learning.agents.ensemble import EnsemblePolicy
 from dase_grpc.learning.agents.registry import load_policy
 from dase_grpc.learning.envs.evaluation import Evaluation, Evaluator
 from dase_grpc.learning.envs.explorer import Policy
-from dase_grpc.learning.envs.make import close_env, make_env, require_same_environment, schema_of
+from dase_grpc.learning.envs.make import borrowed_env, require_same_environment, schema_of
 from dase_grpc.learning.envs.restarts import evaluation_env
 from dase_grpc.process.watchdog import Watch
 from dase_grpc.progress import number, several
@@ -89,8 +89,9 @@ class Contestant:
         """The environment steps of the agent that is least far."""
         return min(each.step for each in self.checkpoints)
 
+    @cached_property
     def policy(self) -> Policy:
-        """What acts.
+        """What acts; read once.
 
         Raises:
             RunDirectoryError: a checkpoint does not hold what its configuration describes.
@@ -161,7 +162,7 @@ def evaluate_checkpoint(
     elif agent == "best":
         _require_others(seed, episodes, first)
     if video is not None:  # so that what cannot be filmed is refused before any work
-        filmed(contestants[0].policy(), contestants[0].first, seed, max_episode_steps=0)
+        filmed(contestants[0].policy, contestants[0].first, seed, max_episode_steps=0)
     if agent == "best":
         contestants = [_chosen(contestants)]
     results = [_evaluate(each, episodes, seed=seed) for each in contestants]
@@ -178,7 +179,7 @@ def chosen_policy(target: Path, agent: int | Choice) -> tuple[Policy, Checkpoint
     """
     contestants = _contestants([load_checkpoint(path) for path in find_checkpoints(target)], target, agent)
     contestant = _chosen(contestants) if agent == "best" else contestants[0]
-    return contestant.policy(), contestant.first
+    return contestant.policy, contestant.first
 
 
 def _contestants(found: Sequence[Checkpoint], target: Path, agent: int | Choice | None) -> list[Contestant]:
@@ -286,7 +287,7 @@ def _folders_of(run: RunDirectory) -> list[Path]:
 
 def _evaluate(contestant: Contestant, episodes: int, *, seed: int) -> EvaluatedCheckpoint:
     checkpoint, config = contestant.first, contestant.first.config
-    policy = contestant.policy()
+    policy = contestant.policy
     evaluator = Evaluator(
         partial(evaluation_env, config.env, Watch("the evaluation")),
         checkpoint.schema,
@@ -308,12 +309,9 @@ def _evaluate(contestant: Contestant, episodes: int, *, seed: int) -> EvaluatedC
 
 
 def _require_environment(checkpoint: Checkpoint) -> None:
-    config = checkpoint.config
-    env = make_env(config.env.id, config.env.kwargs)
-    try:
-        require_same_environment(schema_of(env, config.env.id), checkpoint.schema)
-    finally:
-        close_env(env, owner="evaluation")
+    config = checkpoint.config.env
+    with borrowed_env(config, owner="evaluation") as env:
+        require_same_environment(schema_of(env, config.id), checkpoint.schema)
 
 
 def _highest(results: Sequence[EvaluatedCheckpoint]) -> int:
@@ -327,6 +325,6 @@ def _film_best(
 ) -> list[EvaluatedCheckpoint]:
     """Films the first episode of the best policy; the results, with the video where it belongs."""
     best = _highest(results)
-    frames, fps = filmed(contestants[best].policy(), contestants[best].first, results[best].seed)
+    frames, fps = filmed(contestants[best].policy, contestants[best].first, results[best].seed)
     write_video(here / video, frames, fps=fps)
     return [replace(each, video=video if i == best else None) for i, each in enumerate(results)]

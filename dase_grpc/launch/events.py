@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from dase_grpc.launch.child import ChildRun, configured
 from dase_grpc.launch.lockstep import open_lockstep, rounds
-from dase_grpc.launch.train import TrainOptions, new_run, run_name
+from dase_grpc.launch.train import TrainOptions, new_run, run_name, tried_names
 from dase_grpc.process.containment import left_as_found
 from dase_grpc.process.signals import interrupt_deferred
 from dase_grpc.runs.directory import RUN_FILE, AgentDirectory, RunDirectory, checkpoint_paths
@@ -157,18 +157,13 @@ def in_processes(options: TrainOptions, say: Callable[[str], None]) -> Iterator[
         DaseError: the run failed.
     """
     root = options.root.absolute()
-    name = options.name or _free_name(root, run_name(options.config))
+    name = options.name or next(
+        each for each in tried_names(run_name(options.config)) if not (root / each).exists()
+    )
     flags = [f"--runs={root}", f"--name={name}", *([] if options.gpu is None else [f"--gpu={options.gpu}"])]
     with configured(options.config) as file:
         arguments = ("train", "--stdin-is-leash", f"--config={file}", *flags)
         yield from followed(arguments, root / name, say)
-
-
-def _free_name(root: Path, name: str) -> str:
-    count = 1
-    while (root / (tried := name if count == 1 else f"{name}-{count}")).exists():
-        count += 1
-    return tried
 
 
 def followed(arguments: Sequence[str], path: Path, say: Callable[[str], None]) -> Iterator[Event]:

@@ -21,7 +21,7 @@ from dase_grpc.learning.agents.exported import (
 )
 from dase_grpc.learning.agents.policy import ActorPolicy
 from dase_grpc.learning.envs.answers import ActionMap
-from dase_grpc.learning.envs.make import close_env, make_env
+from dase_grpc.learning.envs.make import borrowed_env
 from dase_grpc.runs.checkpoint import Checkpoint
 from dase_grpc.schema import Array
 
@@ -53,13 +53,9 @@ def export_policy(target: Path, out: Path, *, agent: int | Choice = "best") -> P
         )
     policy, checkpoint = chosen_policy(target, agent)
     assert isinstance(policy, ActorPolicy)
-    env = make_env(checkpoint.config.env.id, checkpoint.config.env.kwargs)
-    try:
+    with borrowed_env(checkpoint.config.env, owner="the export") as env:
         space: Any = env.action_space
-        recipe = Recipe.of(policy, low=space.low, high=space.high)
-        to_env = ActionMap(space)
-    finally:
-        close_env(env, owner="the export")
+    recipe, to_env = Recipe.of(policy, low=space.low, high=space.high), ActionMap(space)
     write, read = _WAYS[out.suffix]
     try:
         with tempfile.TemporaryDirectory(dir=out.absolute().parent, prefix=".export-") as folder:

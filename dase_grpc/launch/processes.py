@@ -21,6 +21,9 @@ from dase_grpc.runs.files import end_of
 PROGRAM: Final = (sys.executable, "-m", "dase_grpc")
 """The command that is `dase`."""
 
+ERROR_PREFIX: Final = "error: "
+"""What the sentence begins with by which `dase` says why it ends."""
+
 ANY_PORT: Final = Address("127.0.0.1", 0)
 STOP_S: Final = 45.0
 SHOWN_LOG_LINES: Final = 100

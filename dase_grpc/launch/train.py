@@ -183,10 +183,16 @@ def run_name(config: RunConfig) -> str:
     return f"{env}-{'+'.join(config.algorithms)}-{method}-seed{config.train.seed}-{when}"
 
 
+def tried_names(name: str) -> Iterator[str]:
+    """The name, and with -2, -3, ... behind it what stands for it where it is taken."""
+    yield name
+    yield from (f"{name}-{count}" for count in range(2, SAME_SECOND + 1))
+
+
 def _new_directory(options: TrainOptions) -> RunDirectory:
     """The run's directory; where an automatic name is taken already, one with -2, -3, ... behind it."""
     name = run_name(options.config) if options.name is None else options.name
-    for tried in (name, *(f"{name}-{count}" for count in range(2, SAME_SECOND + 1))):
+    for tried in tried_names(name):
         try:
             return RunDirectory.create(
                 options.root, tried, options.config, mode=options.mode, command=options.command

@@ -1,6 +1,7 @@
 """`dase export`: a file that acts as the policy does, and is not kept where it does not."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def test_what_no_file_can_be_made_of_is_refused(pair, tmp_path, monkeypatch):
         export_policy(pair.path, tmp_path / "p.pt", agent="ensemble")
     with refuses(RunDirectoryError, "no checkpoint of agent 7"):
         export_policy(pair.path, tmp_path / "p.pt", agent=7)
-    monkeypatch.setitem(__import__("sys").modules, "onnx", None)
+    monkeypatch.setitem(sys.modules, "onnx", None)
     with refuses(ConfigError, 'ONNX needs the library onnx; run: pip install "dase-grpc[export]"'):
         export_policy(pair.path, tmp_path / "p.onnx")
     assert list(tmp_path.iterdir()) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from dase_grpc.config.presets import ALGORITHM
-from dase_grpc.config.resolve import setting_names, unknown_setting
+from dase_grpc.config.resolve import dotted, setting_names, unknown_setting
 from dase_grpc.config.texts import MAX_BYTES, names_a_folder, toml_file
 from dase_grpc.errors import ConfigError
 
@@ -133,20 +133,13 @@ def _settings(table_name: str, table: Any) -> dict[str, Any]:
     known = setting_names()
     found: dict[str, Any] = {}
 
-    def take(values: Mapping[str, Any], prefix: str) -> None:
-        for key, value in values.items():
-            given = f"{prefix}{key}"
-            if isinstance(value, Mapping) and given not in known:
-                take(value, f"{given}.")
-                continue
-            name = SHORT.get(given, given)
-            if name not in known and name not in (METHOD, PRESET):
-                raise ConfigError(f"[{table_name}]: {unknown_setting(given, value, [*SHORT, *known])}")
-            if name in found:
-                raise ConfigError(f"[{table_name}] sets {name} twice; leave one of them out")
-            found[name] = value
-
-    take(table, "")
+    for given, value in dotted(table, known):
+        name = SHORT.get(given, given)
+        if name not in known and name not in (METHOD, PRESET):
+            raise ConfigError(f"[{table_name}]: {unknown_setting(given, value, [*SHORT, *known])}")
+        if name in found:
+            raise ConfigError(f"[{table_name}] sets {name} twice; leave one of them out")
+        found[name] = value
     return found
 
 

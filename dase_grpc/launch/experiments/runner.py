@@ -21,7 +21,15 @@ from dase_grpc.launch.experiments.file import read_experiment
 from dase_grpc.launch.experiments.folder import ExperimentFolder
 from dase_grpc.launch.experiments.matrix import RunCell, cells_of
 from dase_grpc.launch.experiments.scoreboard import Outcome, Scoreboard, say_plan, say_results
-from dase_grpc.launch.processes import PROGRAM, STOP_S, end_nodes, exit_text, shortened, start_node
+from dase_grpc.launch.processes import (
+    ERROR_PREFIX,
+    PROGRAM,
+    STOP_S,
+    end_nodes,
+    exit_text,
+    shortened,
+    start_node,
+)
 from dase_grpc.process.lifecycle import stop_event
 from dase_grpc.process.tasks import first_cause, unless
 from dase_grpc.progress import several
@@ -38,7 +46,6 @@ STOP_CELL_S: Final = 2 * STOP_S + 10
 """A cluster stops its learners, then its replay, and has `STOP_S` for each."""
 
 LAST_LINE_LENGTH: Final = 200
-ERROR_PREFIX: Final = "error: "
 """How the sentence begins with which a process of ours ends."""
 
 

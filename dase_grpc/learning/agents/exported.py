@@ -94,15 +94,14 @@ def write_onnx(recipe: Recipe, path: Path, metadata: Mapping[str, Any]) -> None:
         ConfigError: the library is not installed.
     """
     onnx = export_library("onnx")
-    TensorProto, helper, numpy_helper = onnx.TensorProto, onnx.helper, onnx.numpy_helper  # noqa: N806
-    graph = _Graph(helper, numpy_helper)
-    value = graph.scaled(graph.acted(graph.normalised(OBSERVATION, recipe), recipe), recipe, TensorProto)
+    graph, helper = _Graph(onnx), onnx.helper
+    value = graph.scaled(graph.acted(graph.normalised(OBSERVATION, recipe), recipe), recipe)
     graph.node("Reshape", [value, graph.constant("shape", np.array([-1, *recipe.shape]))], output=ACTION)
     kind = helper.np_dtype_to_tensor_dtype(recipe.dtype)
     made = helper.make_graph(
         graph.nodes,
         "policy",
-        [helper.make_tensor_value_info(OBSERVATION, TensorProto.FLOAT, ["batch", recipe.size])],
+        [helper.make_tensor_value_info(OBSERVATION, onnx.TensorProto.FLOAT, ["batch", recipe.size])],
         [helper.make_tensor_value_info(ACTION, kind, ["batch", *recipe.shape])],
         graph.constants,
     )
@@ -178,20 +177,20 @@ class _Module(nn.Module):
 class _Graph:
     """Nodes and constants of an ONNX graph, as they are added."""
 
-    def __init__(self, helper: Any, numpy_helper: Any) -> None:
+    def __init__(self, onnx: Any) -> None:
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
-        self._helper, self._numpy = helper, numpy_helper
+        self._onnx = onnx
 
     def constant(self, name: str, values: npt.NDArray[Any]) -> str:
         """A constant by its name."""
-        self.constants.append(self._numpy.from_array(np.ascontiguousarray(values), name))
+        self.constants.append(self._onnx.numpy_helper.from_array(np.ascontiguousarray(values), name))
         return name
 
     def node(self, kind: str, inputs: list[str], *, output: str | None = None, **attributes: Any) -> str:
         """An operation; the name of what it gives."""
         name = output or f"{kind.lower()}_{len(self.nodes)}"
-        self.nodes.append(self._helper.make_node(kind, inputs, [name], **attributes))
+        self.nodes.append(self._onnx.helper.make_node(kind, inputs, [name], **attributes))
         return name
 
     def normalised(self, observation: str, recipe: Recipe) -> str:
@@ -199,11 +198,11 @@ class _Graph:
         if recipe.seen is None:
             return observation
         mean, deviation = recipe.seen
-        wide = self.node("Cast", [observation], to=11)  # double
+        wide = self.node("Cast", [observation], to=self._onnx.TensorProto.DOUBLE)
         centred = self.node("Sub", [wide, self.constant("mean", mean)])
         z = self.node("Div", [centred, self.constant("deviation", deviation)])
         bounds = [self.constant(name, np.array(value)) for name, value in (("least", -CLIP), ("most", CLIP))]
-        return self.node("Cast", [self.node("Clip", [z, *bounds])], to=1)  # float
+        return self.node("Cast", [self.node("Clip", [z, *bounds])], to=self._onnx.TensorProto.FLOAT)
 
     def acted(self, hidden: str, recipe: Recipe) -> str:
         """The action in [-1, 1]."""
@@ -214,16 +213,19 @@ class _Graph:
             hidden = self.node("Tanh" if index == last else "Relu", [hidden])
         return hidden
 
-    def scaled(self, action: str, recipe: Recipe, kinds: Any) -> str:
+    def scaled(self, action: str, recipe: Recipe) -> str:
         """The action in the environment's units and dtype."""
         low, high = self.constant("low", recipe.low), self.constant("high", recipe.high)
-        one, a = self.constant("one", np.array(1.0)), self.node("Cast", [action], to=kinds.DOUBLE)
+        one, a = (
+            self.constant("one", np.array(1.0)),
+            self.node("Cast", [action], to=self._onnx.TensorProto.DOUBLE),
+        )
         below = self.node("Mul", [self.node("Sub", [one, a]), self.constant("half_low", recipe.low / 2)])
         above = self.node("Mul", [self.node("Add", [one, a]), self.constant("half_high", recipe.high / 2)])
         values = self.node("Min", [self.node("Max", [self.node("Add", [below, above]), low]), high])
         if np.issubdtype(recipe.dtype, np.integer):
             values = self.node("Round", [values])
-        return self.node("Cast", [values], to=int(self._helper.np_dtype_to_tensor_dtype(recipe.dtype)))
+        return self.node("Cast", [values], to=int(self._onnx.helper.np_dtype_to_tensor_dtype(recipe.dtype)))
 
 
 def _array(tensor: Tensor) -> npt.NDArray[Any]:

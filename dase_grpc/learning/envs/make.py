@@ -78,6 +78,16 @@ def close_env(env: gymnasium.Env[Any, Any], *, owner: str) -> None:
         _log.warning("%s: closing the environment failed with %s", owner, summary(error))
 
 
+@contextmanager
+def borrowed_env(config: EnvConfig, *, owner: str) -> Iterator[Environment]:
+    """An environment to look at within the block; raises as `make_env`."""
+    env = make_env(config.id, config.kwargs)
+    try:
+        yield env
+    finally:
+        close_env(env, owner=owner)
+
+
 def schema_of(env: Environment, env_id: str) -> TransitionSchema:
     """The layout of the environment's transitions.
 

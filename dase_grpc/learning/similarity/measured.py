@@ -16,7 +16,7 @@ from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.envs.answers import RAISED, kind, summary
 from dase_grpc.learning.envs.imports import module_of, module_remedy, names_file
 from dase_grpc.learning.similarity import measures
-from dase_grpc.learning.similarity.measure import Similarity, measure
+from dase_grpc.learning.similarity.measure import PAPER, Similarity, measure
 from dase_grpc.learning.similarity.measures import Context, Measure, Policy, Q, Rows
 from dase_grpc.learning.similarity.weigher import Weigher, Weighing, external_rows, of_own
 from dase_grpc.schema import TransitionSchema
@@ -101,7 +101,7 @@ class MeasureWeigher(Weigher):
         agents = torch.arange(self._agents, device=batch.agent_id.device)
         member = batch.agent_id == agents[:, None]
         deviation = batch.action.detach().double() - policy_actions.detach().double()
-        terms = measure(deviation, member, DpsConfig())
+        terms = measure(deviation, member, PAPER)
         weight = torch.zeros_like(batch.reward) if self._weight is None else self._weight
         mean = torch.where(member, weight.double(), 0.0).sum(-1) / terms.count.clamp(min=1)
         found = Similarity(
