@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 from rich.console import Console
 
+from dase_grpc.config.gpus import Gpus
 from dase_grpc.errors import DaseError
 from dase_grpc.launch.checks import check
 from dase_grpc.launch.display import make_display
@@ -106,7 +107,11 @@ def run_processes(directory: RunDirectory, gpu: int | None, notes: Path | None) 
 
     async def run() -> None:
         cluster = LocalCluster(
-            directory.config, directory, Supervisor(directory, print), gpu=gpu, program=program
+            directory.config,
+            directory,
+            Supervisor(directory, print),
+            gpus=() if gpu is None else (gpu,),
+            program=program,
         )
         display = make_display(Console(quiet=True), directory.config)
         await run_cluster(cluster, stop=asyncio.Event(), display=display, say=print)
@@ -153,7 +158,8 @@ def main() -> None:
     given = parser.parse_args()
     try:
         directory = RunDirectory.open(given.run_dir)
-        check(directory.config, gpu=given.gpu)  # as `dase train` does, at the same cost
+        gpus = None if given.gpu is None else Gpus((given.gpu,))
+        check(directory.config, gpus=gpus)  # as `dase train` does, at the same cost
         VARIANTS[given.variant](directory, given.gpu, given.gpu_notes)
     except DaseError as error:
         sys.exit(str(error))

@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from dase_grpc.config.gpus import Gpus
 from dase_grpc.config.presets import ALGORITHM, layered
 from dase_grpc.config.resolve import RunConfig, dotted, setting_names, unknown_setting
 from dase_grpc.errors import ConfigError
@@ -64,6 +65,7 @@ __all__ = [
 
 Mode = Literal["processes", "lockstep", "stack"]
 MODES: Final[tuple[str, ...]] = get_args(Mode)
+Gpu = int | Sequence[int] | Literal["all"]
 Env = str | Callable[..., Any] | Mapping[str, Any]
 
 GIVEN: Final = "dase_given_env"
@@ -85,7 +87,7 @@ def train(
     mode: Mode = "processes",
     runs: str | Path = "runs",
     name: str | None = None,
-    gpu: int | None = None,
+    gpu: Gpu | None = None,
     verbose: bool = True,
     **settings: Any,
 ) -> "Run":
@@ -98,7 +100,8 @@ def train(
     environment; one that other processes cannot import needs a mode of one process. `mode` is "processes",
     one replay and a learner for each agent, "lockstep", all in this process and the same to the bit each
     time, or "stack", in this process and updated at once. `runs` and `name` say where the run's directory is
-    made, `gpu` where it trains, None for the CPU. A `verbose` run in other processes prints what it says.
+    made. `gpu` is a GPU's index, several, which learners in other processes take in turn, or "all"; None is
+    the CPU. A `verbose` run in other processes prints what it says.
     Further settings go by dotted names, as in `**{"agent.batch_size": 64}`, or by sections, as in
     `agent={"batch_size": 64}`.
 
@@ -128,7 +131,7 @@ def iterate(
     mode: Mode = "processes",
     runs: str | Path = "runs",
     name: str | None = None,
-    gpu: int | None = None,
+    gpu: Gpu | None = None,
     verbose: bool = False,
     **settings: Any,
 ) -> Iterator[Event]:
@@ -156,8 +159,9 @@ def iterate(
     given = {**named, **_by_name(settings)}
     config = layered(preset_name=preset, flags=given, method=method)
     root, told = Path(runs), ["dase.train"]
+    gpus = None if gpu is None else Gpus.parse(gpu)
     options = TrainOptions(
-        config, root, name=name, gpu=gpu, lockstep=mode == "lockstep", stack=mode == "stack", command=told
+        config, root, name=name, gpus=gpus, lockstep=mode == "lockstep", stack=mode == "stack", command=told
     )
     said = print if verbose else unheard
     return in_processes(options, said) if mode == "processes" else in_rounds(options)

@@ -132,11 +132,14 @@ def test_a_callable_that_others_cannot_import_trains_in_this_process_only(tmp_pa
         ({"agent.batch": 3}, ConfigError, "unknown setting agent.batch; did you mean agent.batch_size?"),
         ({"agent": {"hiden": [3]}}, ConfigError, "unknown setting agent.hiden; did you mean agent.hidden?"),
         ({"agnet": {"hidden": [3]}}, ConfigError, "unknown setting agnet.hidden"),
+        ({"gpu": "0 1"}, ConfigError, "--gpu '0 1' names no GPUs"),
+        ({"gpu": [0, 1], "mode": "stack"}, ConfigError, "--gpu 0,1 is for learners with processes"),
         ({"env": "Nope-v1", "mode": "lockstep"}, EnvironmentSpecError, "there is no environment 'Nope-v1'"),
         ({"env": worlds.PointGoal(), "mode": "lockstep"}, EnvironmentSpecError, "name a class or a function"),
         pytest.param(
             {"env": "Nope-v1"}, UsageError, "there is no environment 'Nope-v1'", marks=pytest.mark.slow
         ),
+        pytest.param({"gpu": (98, 99)}, UsageError, "--gpu 98: torch finds", marks=pytest.mark.slow),
     ],
 )
 def test_what_cannot_be_is_refused_as_on_the_command_line(tmp_path, given, error, said):

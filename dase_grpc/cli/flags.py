@@ -9,10 +9,11 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from dase_grpc.config.gpus import Gpus
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.config.sections import whole_number
 from dase_grpc.errors import ConfigError
-from dase_grpc.nodes.options import DEFAULT_ADDRESS, Flag, LearnerOptions, NodeOptions
+from dase_grpc.nodes.options import DEFAULT_ADDRESS, Flag, NodeOptions
 from dase_grpc.process.signals import end_with_launcher
 from dase_grpc.replay.security.identity import TOKEN_FILE_VARIABLE
 
@@ -112,7 +113,15 @@ SETTINGS: Final[Mapping[str, Any]] = {
 }
 """The flags of a run's settings, by the parameters of commands."""
 
-Gpu = Annotated[int | None, of(LearnerOptions.flags()["gpu"])]
+RunGpus = Annotated[
+    Gpus | None,
+    option(
+        "--gpu",
+        "CUDA device indices, as 0 or 0,1,2, which learners take in turn, or all; without it the CPU.",
+        parser=Gpus.parse,
+        metavar="N[,...]|all",
+    ),
+]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.", callback=_run)]
 PoliciesArgument = Annotated[
     Path,

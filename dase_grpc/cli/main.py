@@ -45,7 +45,7 @@ def options(
 def train(
     settings: RunConfig,
     *,
-    gpu: flags.Gpu = None,
+    gpu: flags.RunGpus = None,
     lockstep: Annotated[
         bool, flags.option("--lockstep", "One process, bit-for-bit reproducible from the seed.")
     ] = False,
@@ -69,7 +69,7 @@ def train(
             settings,
             runs,
             name=name,
-            gpu=gpu,
+            gpus=gpu,
             lockstep=lockstep,
             stack=stack,
             command=sys.argv,
@@ -156,7 +156,7 @@ def resume(
         int | None,
         flags.whole("--steps", "The new total of each agent's environment steps; else the run's own."),
     ] = None,
-    gpu: flags.Gpu = None,
+    gpu: flags.RunGpus = None,
     empty_buffer: Annotated[
         bool,
         flags.option("--empty-buffer", "Go on with an empty buffer; one that lies there is put aside."),
@@ -174,7 +174,7 @@ def resume(
         ResumeOptions(
             run,
             steps,
-            gpu=gpu,
+            gpus=gpu,
             empty_buffer=empty_buffer,
             command=sys.argv,
             stdin_is_leash=stdin_is_leash,

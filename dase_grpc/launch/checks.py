@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dase_grpc.config.gpus import Gpus
 from dase_grpc.config.resolve import RunConfig, require_capacity
 from dase_grpc.config.sections import EnvConfig
 from dase_grpc.config.texts import transitions
@@ -51,7 +52,7 @@ _LIMITS: Final = ("memory.max", "memory/memory.limit_in_bytes")
 # -- settings, device and environment -----------------------------------------------------------------
 
 
-def check(config: RunConfig, *, gpu: int | None = None, starts_actors: bool = False) -> TransitionSchema:
+def check(config: RunConfig, *, gpus: Gpus | None = None, starts_actors: bool = False) -> TransitionSchema:
     """Checks what can only be known with the environment and the machine at hand; returns the layout.
 
     `starts_actors` says whether the caller starts the actors that the settings ask for.
@@ -67,19 +68,32 @@ def check(config: RunConfig, *, gpu: int | None = None, starts_actors: bool = Fa
             else ", which neither --lockstep, --stack nor dase drill starts; leave it out"
         )
         raise ConfigError(f"train.explore = false leaves exploring to actor nodes{told}")
-    check_device(config, gpu)
+    check_devices(config, gpus)
     schema = probed(config.env)
     check_capacity(config, schema)
     check_measure(config, schema)
     return schema
 
 
-def check_device(config: RunConfig, gpu: int | None = None) -> None:
-    """Checks that the device can compute what the agents are to."""
-    if gpu is not None or any(agent.products != "float32" for agent in config.distinct_agents):
-        from dase_grpc.learning.agents.device import pick_device  # torch takes seconds to import
+def check_devices(config: RunConfig, gpus: Gpus | None = None) -> tuple[int, ...]:
+    """Checks that the devices can compute what the agents are to; the GPUs' indices, none for the CPU."""
+    if gpus is None and all(agent.products == "float32" for agent in config.distinct_agents):
+        return ()
+    from dase_grpc.learning.agents.device import gpu_indices, pick_device  # torch takes seconds to import
 
-        pick_device(gpu, config.distinct_agents)
+    indices = () if gpus is None else gpu_indices(gpus)
+    for index in indices or (None,):
+        pick_device(index, config.distinct_agents)
+    return indices
+
+
+def require_one_gpu(gpus: Gpus | None) -> None:
+    """Checks that a run in one process is given no more than one GPU, by its index."""
+    if gpus is not None and gpus.only is None:
+        raise ConfigError(
+            f"--gpu {gpus} is for learners with processes of their own; a run in one process (lockstep, "
+            f"stack) trains on one GPU, so name one"
+        )
 
 
 def check_measure(config: RunConfig, schema: TransitionSchema) -> None:

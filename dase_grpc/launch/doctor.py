@@ -125,7 +125,8 @@ def gpus() -> Iterator[Symptom]:
 def gpu(names: Sequence[str], driver: str | None) -> Symptom:
     """What there is to say of the GPUs that torch sees, and of the driver's version, None without one."""
     if names:
-        return Symptom("GPU", f"{', '.join(names)}; driver {driver or 'not known'}")
+        numbered = ", ".join(f"{index}: {name}" for index, name in enumerate(names))
+        return Symptom("GPU", f"{numbered}; driver {driver or 'not known'}")
     if driver is None:
         return Symptom("GPU", "none; agents train on the CPU")
     what = f"driver {driver}, but torch {importlib.metadata.version('torch')} sees no GPU"

@@ -160,9 +160,10 @@ def in_processes(options: TrainOptions, say: Callable[[str], None]) -> Iterator[
     name = options.name or next(
         each for each in tried_names(run_name(options.config)) if not (root / each).exists()
     )
-    flags = [f"--runs={root}", f"--name={name}", *([] if options.gpu is None else [f"--gpu={options.gpu}"])]
+    gpu = [] if options.gpus is None else [f"--gpu={options.gpus}"]
     with configured(options.config) as file:
-        arguments = ("train", "--stdin-is-leash", f"--config={file}", *flags)
+        flags = (f"--config={file}", f"--runs={root}", f"--name={name}", *gpu)
+        arguments = ("train", "--stdin-is-leash", *flags)
         yield from followed(arguments, root / name, say)
 
 

@@ -42,8 +42,8 @@ class LocalCluster:
     """The processes of one run, for the time of an `async with` block; none outlives it.
 
     Nor does any outlive this process, however it dies: a node whose leash closes drains and ends by
-    itself; in a `hurry` it has `timing.hurry_s` for it. `program` is the command that is `dase`. With
-    `resume` learners go on from their checkpoints.
+    itself; in a `hurry` it has `timing.hurry_s` for it. Learners take `gpus`, by index, in turn; without any
+    the CPU. `program` is the command that is `dase`. With `resume` learners go on from their checkpoints.
 
     A node that fails, or lives and is silent, is started again, the replay at the same address, a learner
     from its last checkpoint, an actor as a new one, while the others go on (supervision.py). Not so one that
@@ -53,7 +53,7 @@ class LocalCluster:
     config: RunConfig
     directory: RunDirectory
     supervisor: Supervisor
-    gpu: int | None = None
+    gpus: Sequence[int] = ()
     program: Sequence[str] = PROGRAM
     resume: bool = False
     timing: Timing = USUAL
@@ -191,7 +191,7 @@ class LocalCluster:
             config=self.directory.path / RUN_FILE,
             run_dir=self.directory.path,
             metrics_port=self._metrics_port(1 + agent_id),
-            gpu=self.gpu,
+            gpu=self.gpus[agent_id % len(self.gpus)] if self.gpus else None,
             resume=resume,
         )
         return await self._start(f"learner-{agent_id}", arguments, again=again)

@@ -45,13 +45,8 @@ def resume_here(options: ResumeOptions) -> None:
 def _resume(options: ResumeOptions, directory: RunDirectory) -> None:
     console = PatientConsole()
     config = _with_total(directory.config, options.steps)
-    mode = directory.run.get("mode")
-    if mode not in (*IN_ROUNDS, "cluster"):
-        raise ConfigError(
-            f"the learners of {options.path} were started one by one (mode = {mode!r}); start each again "
-            f"with its own command and --resume"
-        )
-    schema = checks.check(config, gpu=options.gpu, starts_actors=mode == "cluster")
+    mode = _mode(options, directory)
+    schema = checks.check(config, gpus=options.gpus, starts_actors=mode == "cluster")
     for agent in directory.agents():
         FolderLock.acquire(agent.path).close()
     note = changed_versions(directory.versions, versions())
@@ -59,7 +54,6 @@ def _resume(options: ResumeOptions, directory: RunDirectory) -> None:
         say(console, f"note: {note}")
     resumed = None
     if mode in IN_ROUNDS:
-        _refuse_in_one_process(options, mode)
         checks.require_memory(config, schema)
         resumed, steps = _resume_lockstep(directory, config, schema, console)
     else:
@@ -70,12 +64,23 @@ def _resume(options: ResumeOptions, directory: RunDirectory) -> None:
     run_here(options, directory, console, shown=options.path, resumed=resumed)
 
 
-def _refuse_in_one_process(options: ResumeOptions, mode: str) -> None:
-    """Refuses what is for a run with processes of its own."""
-    if options.empty_buffer:
-        raise ConfigError(f"--empty-buffer is for a run with processes of its own; {mode} keeps its buffer")
-    if options.max_restarts is not None:
-        raise ConfigError(f"--max-restarts is for a run with processes of its own; {mode} has none")
+def _mode(options: ResumeOptions, directory: RunDirectory) -> str:
+    """The run's mode; refuses one that does not go on as a whole, and options that are not for it."""
+    mode = str(directory.run.get("mode"))
+    if mode not in (*IN_ROUNDS, "cluster"):
+        raise ConfigError(
+            f"the learners of {options.path} were started one by one (mode = {mode!r}); start each again "
+            f"with its own command and --resume"
+        )
+    if mode in IN_ROUNDS:
+        checks.require_one_gpu(options.gpus)
+        if options.empty_buffer:
+            raise ConfigError(
+                f"--empty-buffer is for a run with processes of its own; {mode} keeps its buffer"
+            )
+        if options.max_restarts is not None:
+            raise ConfigError(f"--max-restarts is for a run with processes of its own; {mode} has none")
+    return mode
 
 
 def _with_total(config: RunConfig, steps: int | None) -> RunConfig:

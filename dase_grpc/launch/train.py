@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from rich.console import Console
 
+from dase_grpc.config.gpus import Gpus
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.config.texts import MAX_BYTES
 from dase_grpc.errors import ConfigError, DaseError, RunDirectoryError
@@ -61,10 +62,15 @@ BAD_WORLDS: Final = {
 class LaunchOptions:
     """What `dase train` and `dase resume` are told alike."""
 
-    gpu: int | None = None
+    gpus: Gpus | None = None
     command: Sequence[str] = ()
     stdin_is_leash: bool = False
     max_restarts: int | None = None
+
+    @property
+    def gpu(self) -> int | None:
+        """That of a run in one process; None for the CPU."""
+        return None if self.gpus is None else self.gpus.only
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ def new_run(options: TrainOptions) -> Iterator[tuple[TrainOptions, RunDirectory,
     in_rounds, buffer = options.mode in IN_ROUNDS, None
     if in_rounds:
         _require_one_process(options)
-    schema = checks.check(config, gpu=options.gpu, starts_actors=not in_rounds)
+    schema = checks.check(config, gpus=options.gpus, starts_actors=not in_rounds)
     if in_rounds:
         checks.require_memory(config, schema)
     else:
@@ -132,6 +138,7 @@ def _require_one_process(options: TrainOptions) -> None:
         raise ConfigError(f"eval.by = evaluator is for nodes; {flag} has none, so leave it out")
     if options.max_restarts is not None:
         raise ConfigError(f"--max-restarts is for nodes; {flag} has none, and its runs are resumed")
+    checks.require_one_gpu(options.gpus)
     if options.stack:
         checks.require_stackable(config)
 
@@ -238,7 +245,8 @@ async def _train_in_cluster(options: LaunchOptions, directory: RunDirectory, con
     tell, resume = partial(say, console), "resumed" in directory.run
     limit = MAX_RESTARTS if options.max_restarts is None else options.max_restarts
     supervisor = Supervisor(directory, tell, limit=limit)
-    cluster = LocalCluster(directory.config, directory, supervisor, gpu=options.gpu, resume=resume)
+    gpus = checks.check_devices(directory.config, options.gpus)
+    cluster = LocalCluster(directory.config, directory, supervisor, gpus=gpus, resume=resume)
     async with stop_event(
         stdin_is_leash=options.stdin_is_leash, on_second=partial(_kill_all, cluster)
     ) as stop:

@@ -58,7 +58,7 @@ def test_libraries_are_held_to_what_the_package_asks_for():
 @pytest.mark.parametrize(
     ("names", "driver", "verdict", "said"),
     [
-        (["H200"], "570.1", "good", "H200; driver 570.1"),
+        (["H200", "H200"], "570.1", "good", "0: H200, 1: H200; driver 570.1"),
         ([], None, "good", "none; agents train on the CPU"),
         ([], "570.1", "note", "sees no GPU"),
     ],

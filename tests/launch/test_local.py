@@ -32,7 +32,7 @@ async def test_a_run_ends_when_all_learners_have_ended_and_nobody_is_left(launch
 
 async def test_nodes_are_told_what_the_configuration_says(launch):
     cluster = launch(train__seed=3, train__threads=2, replay__capacity="1MiB", metrics__port=9_000)
-    await cluster.run(gpu=1)
+    await cluster.run(gpus=(1,))
     path = cluster.directory.path
     assert cluster.starts("replay") == [
         [
@@ -48,6 +48,22 @@ async def test_nodes_are_told_what_the_configuration_says(launch):
             *("--gpu=1", "OMP=2"),
         ]
     ]
+
+
+async def test_learners_take_the_gpus_in_turn_and_keep_theirs_when_they_are_started_again(fakes):
+    learners = {f"learner-{agent}": "end" for agent in range(3)} | {"learner-1": "be killed, end"}
+    cluster = fakes({"replay": "serve", **learners}, train__agents=3)
+    await cluster.run(gpus=(4, 2))
+    starts = {name: cluster.starts(name) for name in learners}
+    told = {
+        name: [flag for start in found for flag in start if flag.startswith("--gpu")]
+        for name, found in starts.items()
+    }
+    assert told == {
+        "learner-0": ["--gpu=4"],
+        "learner-1": ["--gpu=2", "--gpu=2"],
+        "learner-2": ["--gpu=4"],
+    }
 
 
 async def test_an_environment_that_prints_a_lot_blocks_nobody_and_lands_in_the_log(launch):

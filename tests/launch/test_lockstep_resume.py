@@ -24,6 +24,7 @@ from resuming import (
     train_until,
 )
 
+from dase_grpc.config.gpus import Gpus
 from dase_grpc.errors import (
     ConfigError,
     DivergedError,
@@ -408,9 +409,16 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_cannot_be_resumed(tmp
         resume(train_killed_after(tmp_path, config(), 29))
 
 
-def test_an_empty_buffer_makes_no_sense_in_lockstep(stopped):
-    with pytest.raises(ConfigError, match="lockstep keeps its buffer"):
-        resume_here(ResumeOptions(stopped.path, empty_buffer=True))
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"empty_buffer": True}, "lockstep keeps its buffer"),
+        ({"gpus": Gpus.parse("0,1")}, "--gpu 0,1 is for learners with processes of their own"),
+    ],
+)
+def test_what_is_for_processes_makes_no_sense_in_lockstep(stopped, given, said):
+    with pytest.raises(ConfigError, match=said):
+        resume_here(ResumeOptions(stopped.path, **given))
 
 
 def test_learners_that_were_started_one_by_one_are_resumed_so(tmp_path):

@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 from small import new_run, small_config
 
+from dase_grpc.config.gpus import Gpus
 from dase_grpc.config.resolve import resolve
 from dase_grpc.errors import (
     ConfigError,
@@ -57,14 +58,17 @@ def test_the_check_closes_the_environment_it_made_also_if_the_buffer_is_too_smal
 
 @pytest.mark.parametrize(
     ("settings", "gpu", "said"),
-    [({}, 99, None), ({"agent__products": "bfloat16"}, None, r"agent\.products = bfloat16: torch finds no")],
+    [
+        ({}, Gpus.parse("98,99"), "--gpu 98"),
+        ({"agent__products": "bfloat16"}, None, r"agent\.products = bfloat16: torch finds no"),
+    ],
 )
 def test_the_check_refuses_a_device_or_its_products_before_it_makes_the_environment(
     opened, monkeypatch, settings, gpu, said
 ):
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
     with pytest.raises(DeviceError, match=said):
-        check(small_config(**settings), gpu=gpu)
+        check(small_config(**settings), gpus=gpu)
     assert opened == []
 
 
@@ -72,6 +76,18 @@ def test_an_environment_that_no_agent_can_act_in_is_refused_and_nothing_is_writt
     with pytest.raises(EnvironmentSpecError, match="Discrete"):
         train_here(TrainOptions(small_config("worlds:DiscreteAction"), tmp_path / "runs"))
     assert not (tmp_path / "runs").exists()
+
+
+def test_all_gpus_of_the_machine_are_the_learners(tmp_path, monkeypatch):
+    given = []
+
+    async def note(cluster, **_):
+        given.append(cluster.gpus)
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(train, "run_cluster", note)
+    train_here(TrainOptions(small_config(), tmp_path, name="run", gpus=Gpus.parse("all")))
+    assert given == [(0, 1, 2, 3)]
 
 
 def test_where_the_run_lies_is_said_although_it_failed_before_it_began(tmp_path, capsys, monkeypatch):

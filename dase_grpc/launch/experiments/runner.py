@@ -103,7 +103,7 @@ def check_cells(cells: Sequence[RunCell]) -> dict[str, TransitionSchema]:
     for cell in cells:
         key = cell.config.env.model_dump_json()
         try:
-            checks.check_device(cell.config)
+            checks.check_devices(cell.config)
             found[cell.name] = tried[key] = tried.get(key) or checks.probed(cell.config.env)
             checks.check_capacity(cell.config, tried[key])
         except DaseError as error:

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from dase_grpc.config.algorithms import AgentConfig
+from dase_grpc.config.gpus import Gpus
 from dase_grpc.errors import DeviceError
+from dase_grpc.progress import several
 
 BFLOAT16_CAPABILITIES: Final = ("avx512_bf16", "amx_bf16", "bf16")
 """What torch calls the instructions that multiply bfloat16: of x86 vectors, x86 tiles and ARM."""
@@ -30,13 +32,29 @@ def pick_device(gpu: int | None, agents: Iterable[AgentConfig] = ()) -> torch.de
         return torch.device("cpu")
     count = torch.cuda.device_count()
     if not 0 <= gpu < count:
-        found = "no CUDA device" if count == 0 else f"CUDA devices 0..{count - 1}"
-        raise DeviceError(f"--gpu {gpu}: torch finds {found} on this machine; leave --gpu out to use the CPU")
+        raise _not_there(gpu, count)
     if rounds:
         raise DeviceError(
             f"--gpu {gpu}: agent.products = bfloat16 is for updates on a CPU; leave one of the two out"
         )
     return torch.device("cuda", gpu)
+
+
+def gpu_indices(gpus: Gpus) -> tuple[int, ...]:
+    """Those that are named, or all that torch finds. DeviceError where all are none."""
+    if gpus.indices is not None:
+        return gpus.indices
+    if not (count := torch.cuda.device_count()):
+        raise _not_there(gpus, count)
+    return tuple(range(count))
+
+
+def _not_there(asked: int | Gpus, count: int) -> DeviceError:
+    found = several(count, "CUDA device") if count else "no CUDA device"
+    numbered = ", numbered from 0" if count else ""
+    return DeviceError(
+        f"--gpu {asked}: torch finds {found} on this machine{numbered}; leave --gpu out to use the CPU"
+    )
 
 
 def _multiplies_bfloat16() -> bool:

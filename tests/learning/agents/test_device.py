@@ -1,9 +1,11 @@
 import pytest
 import torch
+from contracts.sentences import refuses
 
 from dase_grpc.config.algorithms import AgentConfig
+from dase_grpc.config.gpus import Gpus
 from dase_grpc.errors import DeviceError
-from dase_grpc.learning.agents.device import pick_device, use
+from dase_grpc.learning.agents.device import gpu_indices, pick_device, use
 
 
 def test_without_an_index_the_cpu_is_used_whatever_the_machine_has(monkeypatch):
@@ -18,9 +20,9 @@ def test_an_index_picks_that_gpu(monkeypatch, index):
 
 
 @pytest.mark.parametrize("index", [-1, 2, 9])
-def test_an_index_that_is_not_there_is_refused_and_says_which_are(monkeypatch, index):
+def test_an_index_that_is_not_there_is_refused_and_says_how_many_there_are(monkeypatch, index):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(DeviceError, match=rf"--gpu {index}: torch finds CUDA devices 0\.\.1 "):
+    with pytest.raises(DeviceError, match=f"--gpu {index}: torch finds 2 CUDA devices on this machine, "):
         pick_device(index)
 
 
@@ -28,6 +30,18 @@ def test_a_machine_without_a_gpu_is_no_silent_cpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(DeviceError, match="torch finds no CUDA device on this machine; leave --gpu out"):
         pick_device(0)
+
+
+def test_all_gpus_are_those_that_there_are_and_named_ones_are_left_to_pick(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert gpu_indices(Gpus.parse("all")) == (0, 1, 2)
+    assert gpu_indices(Gpus.parse("5,0")) == (5, 0)
+
+
+def test_all_gpus_of_a_machine_without_one_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with refuses(DeviceError, "--gpu all: torch finds no CUDA device on this machine; leave --gpu out"):
+        gpu_indices(Gpus.parse("all"))
 
 
 def test_a_gpu_is_made_the_current_one_and_a_cpu_changes_nothing(monkeypatch):
