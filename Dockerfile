@@ -52,7 +52,7 @@ WORKDIR /tmp
 USER 65532:65532
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["dase"]
-ARG VERSION=0.1.0
+ARG VERSION=0.2.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="DASE" \
       org.opencontainers.image.description="Deterministic actor-critic with shared experience over gRPC" \

@@ -6,7 +6,7 @@ AUDIT := .venv-audit
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help train test fast long lint check format protos docs dashboards pictures bench image audit sbom clean
+.PHONY: help train test fast long lint check format protos docs dashboards pictures bench dist image audit sbom clean
 
 help:  ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -68,6 +68,13 @@ bench: $(STAMP)  ## Measure everything, and write docs/performance.md
 	-$(BIN)/python benchmarks/gpu.py --results docs/results/gpu.csv
 	$(BIN)/python benchmarks/page.py
 
+# Of a tree of its own, so that nothing gets in that only lies here; the same commit makes the same wheel.
+dist: $(STAMP)  ## Make dist/, the wheel and the sdist of what is committed
+	rm -rf build dist
+	mkdir -p build/tree
+	git archive HEAD | tar -x -C build/tree
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --no-isolation --outdir dist build/tree
+
 # DOCKER=buildah and TARGET=replay work, too. The image is dase:VERSION, or dase:VERSION-replay.
 DOCKER ?= docker
 TARGET ?= full
@@ -93,4 +100,4 @@ sbom: $(STAMP) $(AUDIT)/.installed  ## Write sbom.json, the list of all that is 
 	$(AUDIT)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --of JSON -o sbom.json $(BIN)/python
 
 clean:  ## Remove what the targets made
-	rm -rf $(VENV) $(AUDIT) sbom.json .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(AUDIT) build dist sbom.json .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -42,6 +42,10 @@ def __getattr__(name: str) -> Any:
 
     Its types are in `__init__.pyi`.
     """
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("dase-grpc")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_PLACES.get(name, "dase_grpc.api")), name)

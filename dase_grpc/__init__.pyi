@@ -13,3 +13,4 @@ from dase_grpc.api import train as train
 from dase_grpc.replay.client.session import Session as Session
 
 __all__: list[str]
+__version__: str

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -50,6 +51,7 @@ def test_the_interface_is_what_it_says_and_loads_nothing_before_it_is_used():
     assert all(getattr(dase, name) is not None for name in dase.__all__)
     assert set(dase.__all__) <= set(dir(dase))
     assert set(api.__all__) == set(dase.__all__) - {"Session"}
+    assert dase.__version__ == version("dase-grpc")
     with pytest.raises(AttributeError, match="has no attribute 'trian'"):
         dase.trian  # noqa: B018
     code = "import sys, dase_grpc; sys.exit(bool({'torch', 'gymnasium', 'grpc'} & set(sys.modules)))"

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+import dase_grpc
 from dase_grpc.cli import certs, flags
 from dase_grpc.cli.node import node
 from dase_grpc.config.resolve import RunConfig
@@ -339,9 +340,7 @@ def check_env(
 @app.command()
 def version() -> None:
     """Prints the version."""
-    from importlib.metadata import version as installed
-
-    typer.echo(installed("dase-grpc"))
+    typer.echo(dase_grpc.__version__)
 
 
 def main() -> None:

@@ -1,12 +1,15 @@
 """The package's own source as syntax trees, for tests about how it is written."""
 
 import ast
+import tomllib
 from functools import cache
 from pathlib import Path
 
 import dase_grpc
 
 ROOT = Path(dase_grpc.__file__).parent
+PROJECT = ROOT.parent
+VERSION: str = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 GENERATED = "dase_grpc.replay.wire.v1"
 
 

@@ -62,7 +62,6 @@ def test_images_run_as_a_number_without_a_shell_and_leave_probing_to_probes():
     assert re.findall(r"^USER (.*)$", text, re.MULTILINE) == ["65532:65532"]
     assert re.findall(r"^ENTRYPOINT (.*)$", text, re.MULTILINE) == ['["dase"]']
     assert not re.search(r"^(HEALTHCHECK|CMD)", text, re.MULTILINE)
-    assert f"ARG VERSION={TABLES['project']['version']}\n" in text
 
 
 def test_only_what_is_copied_goes_to_the_builder():
