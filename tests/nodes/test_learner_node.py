@@ -100,7 +100,7 @@ async def test_stopping_in_the_middle_drains_keeps_a_checkpoint_and_leaves(servi
         await ended(task, stop)
     agent = (await service.client.status()).agents[0]
     steps = agent.progress.step
-    assert agent.reason == f"stopped after {steps} steps"
+    assert agent.reason == f"stopped after {steps:,} steps"
     assert checkpoint_step(tmp_path / "run") == steps
     assert service.run.store.traffic.inserted == {0: steps}
 

@@ -38,9 +38,9 @@ async def test_a_signal_ends_a_learner_and_then_the_replay_with_exit_code_0(numb
         learner.send(number)
         assert learner.exit_code() == 0, learner.log
         step = checkpoint_step(tmp_path / "run")
-        assert f"stopped after {step} steps" in learner.log
+        assert f"stopped after {step:,} steps" in learner.log
         agent = (await status_of(parse_address(address))).agents[0]
-        assert (agent.lease, agent.reason) == ("left", f"stopped after {step} steps")
+        assert (agent.lease, agent.reason) == ("left", f"stopped after {step:,} steps")
         replay.send(number)
         assert replay.exit_code() == 0
         assert "no agent was left" in replay.log

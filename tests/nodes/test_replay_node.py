@@ -115,7 +115,7 @@ async def test_a_writing_inserter_ends_with_draining(replay):
         await eventually(lambda: inserter.acknowledged_seq > 1_000)
         await replay.end()
         errors = await promptly(asyncio.gather(*tasks, return_exceptions=True))
-        assert {type(error) for error in errors} == {DrainingError}
+        assert {type(error) for error in errors} <= {DrainingError, UnreachableError}  # of a broken write
 
 
 async def test_other_peoples_open_streams_do_not_keep_the_node():
