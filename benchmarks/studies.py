@@ -4,10 +4,10 @@ python benchmarks/studies.py keep runs/own-share docs/results/own-share
 python benchmarks/studies.py restore docs/results/own-share runs/own-share
 python benchmarks/studies.py tables docs/results/own-share --reference single --at 8000
 
-`keep` copies, of each finished run that is not kept yet, its run.toml, finished.json and evaluations, and
-evaluates its last policies in episodes that training has not seen: each agent, the best of them, which is
-chosen by other episodes, and the ensemble (policies.csv). `restore` puts what is kept where `dase experiment`
-looks for it, which then runs none of these cells again.
+`keep` copies, of each finished run that is not kept yet, its evaluations, and run.toml and finished.json
+without the folders of this machine; and evaluates its last policies in episodes that training has not seen:
+each agent, the best of them, which is chosen by other episodes, and the ensemble (policies.csv). `restore`
+puts what is kept where `dase experiment` looks for it, which then runs none of these cells again.
 
 `tables` prints Markdown for each environment. The final score is the mean of the last 3 evaluations up to
 the step, over a run's agents; the area that under the mean curve, over its steps. Estimates are interquartile
@@ -15,6 +15,9 @@ means over runs with 95 % bootstrap intervals, as `dase compare` has them; diffe
 """
 
 import argparse
+import hashlib
+import json
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,6 +41,7 @@ from dase_grpc.seeding import Purpose, integer
 LAST: Final = 3
 EPISODES: Final = 10
 POLICIES_FILE: Final = "policies.csv"
+COMMAND_LINE: Final = rb"^command = .*$"
 MEAN, BEST, ENSEMBLE = "mean of agents", "best", "ensemble"
 
 
@@ -62,12 +66,21 @@ def keep(experiment: Path, kept: Path) -> list[Path]:
 
 def _keep(run: Path, place: Path) -> Path:
     scores = policy_scores(run)
-    for file in (run / RUN_FILE, run / FINISHED_FILE, *run.glob("agents/*/evaluations.csv")):
+    for file in run.glob("agents/*/evaluations.csv"):
         copy = place / file.relative_to(run)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
+    told = re.sub(COMMAND_LINE, _without_folders, (run / RUN_FILE).read_bytes(), flags=re.MULTILINE)
+    finished = json.loads((run / FINISHED_FILE).read_bytes())
+    finished["run_sha256"] = hashlib.sha256(told).hexdigest()
+    (place / RUN_FILE).write_bytes(told)
+    (place / FINISHED_FILE).write_text(f"{json.dumps(finished)}\n", encoding="utf-8")
     write_lines(place / POLICIES_FILE, list(PolicyScore.__annotations__), map(vars, scores))
     return place
+
+
+def _without_folders(command: re.Match[bytes]) -> bytes:
+    return re.sub(rb"(?<=[\s=\"])/[^\s\"]*/", b"", command[0])
 
 
 def restore(kept: Path, experiment: Path) -> list[Path]:

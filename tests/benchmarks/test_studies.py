@@ -67,6 +67,7 @@ def test_finished_runs_are_kept_once_and_are_not_run_again_elsewhere(studies, ru
     assert studies.keep(runs, kept) == []
     names = {path.name for path in kept.rglob("*") if path.is_file()}
     assert names == {RUN_FILE, FINISHED_FILE, "evaluations.csv", studies.POLICIES_FILE}
+    assert not [file for file in kept.rglob(RUN_FILE) if str(runs.parent) in file.read_text()]
     assert studies.main(["restore", str(kept), str(elsewhere)]) == 0
     shutil.copy(runs.parent / "tiny.toml", elsewhere.parent)
     assert "4 cells: 4 finished" in states(elsewhere)
