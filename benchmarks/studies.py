@@ -172,11 +172,11 @@ def score_table(rows: Sequence[Row], references: Sequence[Row]) -> str:
     body = []
     for row in sorted(rows, key=lambda row: -estimate([*row.final.values()]).iqm):
         cells = [row.label, f"{row.step:,}", str(len(row.final))]
-        cells += [_shown([*values.values()]) for values in (row.final, row.area)]
+        cells += [shown([*values.values()]) for values in (row.final, row.area)]
         for reference in references:
             cells += _against(row, reference)
         body.append(cells)
-    return _markdown(heads, body)
+    return markdown(heads, body)
 
 
 def _against(row: Row, reference: Row) -> list[str]:
@@ -184,15 +184,15 @@ def _against(row: Row, reference: Row) -> list[str]:
         return ["–", "–", "–"]
     chance = improvement([*row.final.values()], [*reference.final.values()])
     return [
-        _difference(row.final, reference.final),
-        _difference(row.area, reference.area),
+        shown(differences(row.final, reference.final)),
+        shown(differences(row.area, reference.area)),
         f"{chance.probability:.2f}",
     ]
 
 
-def _difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> str:
-    shared = sorted(ours.keys() & theirs.keys())
-    return _shown([ours[seed] - theirs[seed] for seed in shared]) if shared else "–"
+def differences(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
+    """By seed, over the seeds that both have."""
+    return [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
 
 
 def policy_table(rows: Sequence[Row]) -> str:
@@ -203,22 +203,26 @@ def policy_table(rows: Sequence[Row]) -> str:
             row.label,
             f"{row.step:,}",
             str(len(row.policies[MEAN])),
-            *(_shown(row.policies[kind]) for kind in kinds),
+            *(shown(row.policies[kind]) for kind in kinds),
         ]
         for row in rows
         if ENSEMBLE in row.policies
     ]
-    return _markdown(["trained", "steps", "runs", *kinds], body) if body else ""
+    return markdown(["trained", "steps", "runs", *kinds], body) if body else ""
 
 
-def _shown(values: Sequence[float]) -> str:
+def shown(values: Sequence[float]) -> str:
+    """The interquartile mean and its interval; a dash of no values."""
+    if not values:
+        return "–"
     found: Estimate = estimate(values)
     if found.interval is None:
         return f"{found.iqm:,.0f}"
     return f"{found.iqm:,.0f} [{found.interval.low:,.0f}, {found.interval.high:,.0f}]".replace("-", "−")
 
 
-def _markdown(heads: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+def markdown(heads: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    """A table."""
     lines = [heads, ["---"] * len(heads), *body]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -229,17 +233,24 @@ def tables(kept: Path, references: Sequence[str], at: Sequence[int]) -> str:
     Raises:
         DaseError: a reference names no row of an environment.
     """
-    runs, _ = read_runs(find_runs([kept]))
     parts = []
-    for environment in dict.fromkeys(group.environment for group in grouped(runs)):
-        groups = [group for group in grouped(runs) if group.environment == environment]
+    for environment, groups in environments(kept).items():
         rows = rows_of(groups, at)
-        chosen = [_named(rows, name, environment) for name in references]
+        chosen = [named(rows, name, environment) for name in references]
         parts += [f"### {environment}\n", score_table(rows, chosen), policy_table(rows)]
     return "\n".join(filter(None, parts))
 
 
-def _named(rows: Sequence[Row], name: str, environment: str) -> Row:
+def environments(kept: Path) -> dict[str, list[Group]]:
+    """What is kept, by environment."""
+    found: dict[str, list[Group]] = {}
+    for group in grouped(read_runs(find_runs([kept]))[0]):
+        found.setdefault(group.environment, []).append(group)
+    return found
+
+
+def named(rows: Sequence[Row], name: str, environment: str) -> Row:
+    """The first row of this label, or DaseError that says which there are."""
     for row in rows:
         if row.label == name:
             return row

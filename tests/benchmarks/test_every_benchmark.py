@@ -38,6 +38,7 @@ NOT_HERE = {
     "reverb_process": "needs Reverb",
     "stack": "test_gpu_benchmark.py runs it and looks at more",
     "studies": "test_studies.py runs it on an experiment",
+    "study_page": "test_studies.py runs it on what is kept of one",
     "tcp_gather": "against_reverb.py starts it",
 }
 

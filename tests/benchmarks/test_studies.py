@@ -122,3 +122,36 @@ def test_scores_of_policies_come_from_the_same_fresh_episodes(studies, runs):
     assert noted[-1]["return_mean"] == scores["ensemble"].return_mean
     (alone,) = [path for path in runs.iterdir() if path.name.startswith("seed-0_single")]
     assert [each.policy for each in studies.policy_scores(alone)] == ["0"]
+
+
+def test_a_page_is_filled_from_what_is_kept(studies, script, runs, tmp_path, capsys):
+    study_page = script("study_page")
+    kept = tmp_path / "results" / "tiny"
+    studies.keep(runs, kept)
+    parts = ("runs", "scores", "rule", "policies", "curves")
+    page = kept.with_suffix(".md")
+    page.write_text("".join(f"{part}:\n<!-- {part} -->\n<!-- end of {part} -->\n" for part in parts))
+    assert study_page.main([str(kept), "--at", "60", "--rival", "single"]) == 0
+    text = page.read_text()
+    assert "4 runs; seeds 0, 1; 360 environment steps" in text
+    assert "| at 60 steps | Pendulum-v1 |" in text
+    assert "| Pendulum-v1 | 2 | " in text
+    assert "../images/tiny-2-agents.png" in text
+    assert (tmp_path / "images" / "tiny-2-agents.png").stat().st_size > 1_000
+    assert study_page.main([str(kept), "--at", "60", "--rival", "nobody"]) == 1
+    assert "has no 'nobody'" in capsys.readouterr().err
+    assert page.read_text() == text
+
+
+def test_the_rule_asks_both_scores_against_every_rival(studies, script):
+    study_page = script("study_page")
+
+    def row(label, *, final, area):
+        by_seed = [dict(enumerate(np.add(value, np.arange(5)).tolist())) for value in (final, area)]
+        return studies.Row(label, 60, *by_seed, {})
+
+    rivals = [row("single", final=10, area=10), row("isolated", final=0, area=20)]
+    asked = {(11, 21): "above", (11, 20): "–", (9, 30): "below", (30, 19): "below", (10, 21): "–"}
+    for (final, area), verdict in asked.items():
+        assert study_page.asked(row("shared", final=final, area=area), rivals) == verdict
+    assert study_page.asked(studies.Row("one", 60, {0: 99.0}, {0: 99.0}, {}), rivals) == "–"

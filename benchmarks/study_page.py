@@ -1,0 +1,175 @@
+"""Fills a study's page from what is kept of its runs: what was run, scores, verdicts of a rule, curves.
+
+python benchmarks/study_page.py docs/results/sharing --at 60000 120000 300000 \
+  --rival single --rival "DASE K=2, divergence=isolated"
+
+The page is FOLDER.md, beside the folder. What lies in it between `<!-- runs -->` and its end is
+replaced, and so are scores, rule, policies and curves. Pictures go into images, beside the results' folder.
+
+The rule is asked at the first of the steps. A row is above if its final score and its area lie above those of
+every rival, each with an interval of the difference above 0; below if any of these intervals lies below 0.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from page import put
+from studies import (
+    BEST,
+    ENSEMBLE,
+    MEAN,
+    Row,
+    differences,
+    environments,
+    markdown,
+    named,
+    policy_table,
+    rows_of,
+    score_table,
+    shown,
+)
+
+from dase_grpc.config.texts import json_value
+from dase_grpc.errors import DaseError
+from dase_grpc.launch.experiments.folder import FINISHED_FILE
+from dase_grpc.runs.reports.compare import compare
+from dase_grpc.runs.reports.estimates import estimate
+from dase_grpc.runs.reports.figures import PRINT
+from dase_grpc.runs.reports.plots import comparison_sheet
+from dase_grpc.runs.reports.sources import Group, SourceRun
+
+ABOVE, BELOW, OPEN = "above", "below", "–"
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is kept of a study, and how it is looked at."""
+
+    kept: Mapping[str, list[Group]]
+    at: Sequence[int]
+    rivals: Sequence[str]
+
+    @property
+    def runs(self) -> list[SourceRun]:
+        """All of them."""
+        return [run for groups in self.kept.values() for group in groups for run in group.runs]
+
+    def rows(self, environment: str) -> list[Row]:
+        """The rows of one environment."""
+        return rows_of(self.kept[environment], self.at)
+
+
+def sections(study: Study, pictures: Sequence[Path]) -> dict[str, str]:
+    """The page's sections; the pictures lie in a folder beside that of the page."""
+    rows = {environment: study.rows(environment) for environment in study.kept}
+    rivals = {env: [named(found, name, env) for name in study.rivals] for env, found in rows.items()}
+    scores = [f"### {env}\n\n{score_table(found, rivals[env])}" for env, found in rows.items()]
+    policies = [f"### {env}\n\n{table}" for env, found in rows.items() if (table := policy_table(found))]
+    return {
+        "runs": provenance(study.runs),
+        "scores": "\n".join(scores),
+        "rule": rule_table(rows, rivals, study.at[0]),
+        "policies": "\n".join([gain_table(rows), *policies]),
+        "curves": "\n\n".join(f"![Learning curves](../{each.parent.name}/{each.name})" for each in pictures),
+    }
+
+
+def provenance(runs: Sequence[SourceRun]) -> str:
+    """How many runs of which seeds, by which commits, and how long they took."""
+    seconds = [json_value((run.path / FINISHED_FILE).read_text(encoding="utf-8"))["seconds"] for run in runs]
+    seeds = sorted({run.seed for run in runs})
+    steps = sum(run.agents * run.config.train.steps for run in runs)
+    commits = sorted({run.versions.get("git", "unknown")[:10] for run in runs})
+    return (
+        f"{len(runs)} runs; seeds {', '.join(map(str, seeds))}; {steps:,} environment steps; "
+        f"{sum(seconds) / 3600:.1f} hours of a core; commit {', '.join(commits)}."
+    )
+
+
+# -- the rule -----------------------------------------------------------------------------------------
+
+
+def rule_table(rows: Mapping[str, Sequence[Row]], rivals: Mapping[str, Sequence[Row]], step: int) -> str:
+    """The verdict on every row at a step that is no rival, in each environment, and their number of seeds."""
+    found: dict[str, dict[str, str]] = {}
+    for environment, all_rows in rows.items():
+        for row in all_rows:
+            if row.step == step and row.label not in {each.label for each in rivals[environment]}:
+                verdict = f"{asked(row, rivals[environment])} ({len(row.final)})"
+                found.setdefault(row.label, {})[environment] = verdict
+    body = [[label, *(verdicts.get(env, "") for env in rows)] for label, verdicts in found.items()]
+    return markdown([f"at {step:,} steps", *rows], body)
+
+
+def asked(row: Row, rivals: Sequence[Row]) -> str:
+    """Whether a row is above all rivals in both scores, below any in one, or neither has been shown."""
+    pairs = [differences(ours, theirs) for rival in rivals for ours, theirs in _scores(row, rival)]
+    intervals = [estimate(each).interval if each else None for each in pairs]
+    if any(each is not None and each.high < 0 for each in intervals):
+        return BELOW
+    return ABOVE if all(each is not None and each.low > 0 for each in intervals) else OPEN
+
+
+def _scores(row: Row, rival: Row) -> list[tuple[Mapping[int, float], Mapping[int, float]]]:
+    return [(row.final, rival.final), (row.area, rival.area)]
+
+
+# -- policies -----------------------------------------------------------------------------------------
+
+
+def gain_table(rows: Mapping[str, Sequence[Row]]) -> str:
+    """What the best agent and the ensemble gain over a run's mean agent, over all runs of an environment."""
+    body = []
+    for environment, found in rows.items():
+        policies = [row.policies for row in found if ENSEMBLE in row.policies]
+        mean, best, ensemble = (
+            np.array([value for each in policies for value in each[kind]]) for kind in (MEAN, BEST, ENSEMBLE)
+        )
+        if len(mean):
+            gains = [shown((kind - mean).tolist()) for kind in (best, ensemble)]
+            body.append([environment, str(len(mean)), *gains])
+    return markdown(["environment", "runs", f"{BEST} − {MEAN}", f"{ENSEMBLE} − {MEAN}"], body)
+
+
+# -- curves -------------------------------------------------------------------------------------------
+
+
+def draw(study: Study, folder: Path, name: str) -> list[Path]:
+    """A picture of one agent beside each number of agents: by steps of each, and of all together."""
+    paths = []
+    for agents in sorted({run.agents for run in study.runs} - {1}):
+        found = compare([run.path for run in study.runs if run.agents in (1, agents)])
+        paths.append(folder / f"{name}-{agents}-agents.png")
+        paths[-1].parent.mkdir(exist_ok=True)
+        paths[-1].write_bytes(comparison_sheet(found, inks=PRINT).png_file(dots_per_inch=110))
+    return paths
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Fills the page; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("kept", type=Path, metavar="FOLDER")
+    parser.add_argument("--at", type=int, nargs="+", required=True, metavar="STEP")
+    parser.add_argument("--rival", action="append", required=True, metavar="LABEL")
+    options = parser.parse_args(arguments)
+    kept: Path = options.kept
+    page = kept.with_suffix(".md")
+    try:
+        study = Study(environments(kept), options.at, options.rival)
+        pictures = draw(study, kept.parents[1] / "images", kept.name)
+        text = page.read_text(encoding="utf-8")
+        for name, content in sections(study, pictures).items():
+            text = put(text, name, content)
+        page.write_text(text, encoding="utf-8")
+    except (DaseError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
