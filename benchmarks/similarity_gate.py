@@ -17,7 +17,6 @@ three has not been run.
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -41,6 +40,7 @@ from similarity_measures import (
     number,
     read_rows,
     run_missing,
+    settings_of,
     short,
 )
 
@@ -139,7 +139,7 @@ class Cell:
 def configuration(cell: Cell) -> RunConfig:
     """The run's configuration."""
     train = {"agents": cell.agents, "steps": cell.steps, "seed": cell.seed}
-    return resolve(SETTINGS, {"dps": json.loads(cell.measure), "train": train})
+    return resolve(SETTINGS, settings_of(cell.measure), {"train": train})
 
 
 def play(cell: Cell) -> float:

@@ -26,6 +26,7 @@ SMALL_AGENT: Final[Mapping[str, Any]] = {
     "critic_lr": 1e-3,
     "start_steps": 1_000,
 }
+OWN_SHARE: Final = "own_share"
 NAMED: Final[Mapping[str, Mapping[str, Any]]] = {
     "isolated": {"divergence": "isolated"},
     "jeffreys": {},
@@ -47,16 +48,30 @@ NAMED: Final[Mapping[str, Mapping[str, Any]]] = {
     "relative+normalise": {"measure": "relative", "normalise": True},
     "relative_rows": {"measure": "relative_rows"},
     "advantage": {"measure": "advantage"},
+    "own_share": {OWN_SHARE: 0.5},
+    "none+own_share": {"divergence": "none", OWN_SHARE: 0.5},
+    "normalise+own_share": {"normalise": True, OWN_SHARE: 0.5},
 }
 """Measures that have a name, the `dps` settings of each; what is not said is the default."""
 
 
 def label(settings: Mapping[str, Any]) -> str:
-    """What tells a measure from others: its `dps` settings that are not the default, as JSON."""
-    chosen = resolve({"dps": dict(settings)}).dps.model_dump()
+    """What tells a measure from others, as JSON: `dps` settings that are no default, and an own share."""
+    share = {key: value for key, value in settings.items() if key == OWN_SHARE}
+    chosen = resolve({"dps": _without_share(settings)}).dps.model_dump()
     default = DpsConfig().model_dump()
     changed = {key: value for key, value in chosen.items() if value != default[key]}
-    return json.dumps({"divergence": chosen["divergence"], **changed})
+    return json.dumps({"divergence": chosen["divergence"], **changed, **share})
+
+
+def settings_of(measure: str) -> dict[str, dict[str, Any]]:
+    """The sections that a label stands for."""
+    told = json.loads(measure)
+    return {"dps": _without_share(told), "replay": {key: told[key] for key in told if key == OWN_SHARE}}
+
+
+def _without_share(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key != OWN_SHARE}
 
 
 def short(measure: str) -> str:

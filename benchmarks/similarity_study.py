@@ -11,7 +11,6 @@ line of the CSV file (--results), and what is there already is not run again.
 """
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from similarity_measures import (
     label,
     read_rows,
     run_missing,
+    settings_of,
     short,
     small,
     with_interval,
@@ -120,7 +120,7 @@ class Result:
 def configuration(cell: Cell) -> RunConfig:
     """The run's configuration."""
     train = {"agents": cell.agents, "steps": cell.steps, "seed": cell.seed}
-    return resolve(SETTINGS, {"env": {"id": cell.task}, "dps": json.loads(cell.measure), "train": train})
+    return resolve(SETTINGS, settings_of(cell.measure), {"env": {"id": cell.task}, "train": train})
 
 
 def play(cell: Cell) -> Result:
