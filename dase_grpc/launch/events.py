@@ -86,6 +86,7 @@ class RunFollower:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._run: tuple[int, RunDirectory] | None = None
         self._total = 0
         self._seen: dict[Path, tuple[int, int]] = {}
         self._kept: dict[int, set[int]] = {}
@@ -96,12 +97,19 @@ class RunFollower:
         before = dict(self._steps)
         if not self._path.exists():
             return
-        directory = RunDirectory.open(self._path)
+        directory = self._directory()
         self._total = directory.config.train.steps
         for agent in directory.agents():
             yield from self._of_agent(agent)
         if self._steps != before:
             yield Stepped(dict(sorted(self._steps.items())), self._total)
+
+    def _directory(self) -> RunDirectory:
+        """The run; run.toml is parsed again only where it was written anew, as for a run that is resumed."""
+        written = (self._path / RUN_FILE).stat().st_mtime_ns if (self._path / RUN_FILE).exists() else 0
+        if self._run is None or self._run[0] != written:
+            self._run = written, RunDirectory.open(self._path)
+        return self._run[1]
 
     def end(self) -> Ended:
         """The last event."""
