@@ -6,7 +6,7 @@ AUDIT := .venv-audit
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help train test fast long lint check format protos docs dashboards pictures bench dist image audit sbom clean
+.PHONY: help train test fast long lint check format protos docs site dashboards pictures bench dist image audit sbom clean
 
 help:  ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -45,9 +45,13 @@ format: $(STAMP)  ## Format the code
 protos: $(STAMP)  ## Generate dase_grpc/replay/wire/v1 from protos/
 	$(BIN)/python scripts/generate_protos.py
 
-docs: $(STAMP)  ## Generate docs/configuration.md and docs/metrics.md
+docs: $(STAMP)  ## Generate docs/cli.md, docs/configuration.md and docs/metrics.md
+	$(BIN)/python scripts/write_cli.py > docs/cli.md
 	$(BIN)/python scripts/write_configuration.py > docs/configuration.md
 	$(BIN)/python scripts/write_metrics.py > docs/metrics.md
+
+site: $(STAMP)  ## Build the documentation site in site/; a broken link or a page that is in no menu fails
+	$(BIN)/mkdocs build
 
 dashboards: $(STAMP)  ## Generate deploy/grafana/dashboards
 	$(BIN)/python scripts/write_dashboards.py
@@ -100,4 +104,4 @@ sbom: $(STAMP) $(AUDIT)/.installed  ## Write sbom.json, the list of all that is 
 	$(AUDIT)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --of JSON -o sbom.json $(BIN)/python
 
 clean:  ## Remove what the targets made
-	rm -rf $(VENV) $(AUDIT) build dist sbom.json .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(AUDIT) build dist site sbom.json .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -35,10 +35,10 @@ def test_every_command_explains_itself_and_the_flags_that_documents_name_but_no_
     assert "leash" not in out
 
 
-def test_how_another_packages_environment_is_written_stands_in_the_help_the_readme_and_the_settings(dase):
+def test_how_another_packages_environment_is_written_stands_in_the_help_and_on_two_pages(dase):
     _, out, _ = dase("train", "--help")
     root = Path(__file__).parents[2]
-    pages = [out, *((root / page).read_text() for page in ("README.md", "docs/configuration.md"))]
+    pages = [out, *((root / page).read_text() for page in ("docs/commands.md", "docs/configuration.md"))]
     assert ["package:Name-v0" in page for page in pages] == [True] * 3
 
 
