@@ -28,7 +28,7 @@ from dase_grpc.schema import Array
 CHECKED: Final = 1_000
 """Observations for which the file has to act as the policy does."""
 TOLERANCE: Final = 1e-6
-"""By so much of the action's range it may differ."""
+"""By so much of the action's range it may differ, beside what float32 rounds."""
 
 Acting = Callable[[Array], npt.NDArray[Any]]
 
@@ -96,9 +96,11 @@ def _require_alike(policy: Acting, file: Acting, recipe: Recipe) -> None:
     if expected.shape != found.shape or expected.dtype != found.dtype:
         raise DaseError(f"the file gives {found.dtype} of shape {found.shape[1:]}; it was not kept")
     width = np.broadcast_to(recipe.high - recipe.low, (CHECKED, len(recipe.low))).reshape(expected.shape)
-    worst = float((np.abs(expected.astype(np.float64) - found) / width).max())
-    if not worst <= TOLERANCE:
-        raise DaseError(f"the file's actions differ by {worst:.1e} of their range; it was not kept")
+    differences = np.abs(expected.astype(np.float64) - found) / width
+    if not (differences <= TOLERANCE + recipe.rounding(rows).reshape(expected.shape) / 2).all():
+        raise DaseError(
+            f"the file's actions differ by {differences.max():.1e} of their range; it was not kept"
+        )
 
 
 def _read_onnx(path: Path) -> Acting:

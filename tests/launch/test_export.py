@@ -17,7 +17,7 @@ from dase_grpc.cli.main import app
 from dase_grpc.errors import ConfigError, DaseError, RunDirectoryError
 from dase_grpc.launch import export
 from dase_grpc.launch.export import export_policy
-from dase_grpc.learning.agents.exported import EXTRA
+from dase_grpc.learning.agents.exported import EXTRA, Recipe, write_onnx
 from dase_grpc.runs.directory import RunDirectory
 
 ONNX = pytest.importorskip("onnxruntime")
@@ -81,6 +81,27 @@ def test_a_file_that_acts_otherwise_is_not_kept(pair, tmp_path, monkeypatch):
     with refuses(DaseError, "the file's actions differ by", "it was not kept"):
         export_policy(pair.path, tmp_path / "p.pt")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_float32_rounds_is_no_difference_and_more_is(tmp_path):
+    rng = np.random.default_rng(0)
+    sizes = [(64, 11), (64, 64), (1, 64)]  # and weights as large as those of a trained policy
+    layers = [(rng.normal(0, 0.4, size).astype(np.float32), np.zeros(size[0], np.float32)) for size in sizes]
+    recipe = Recipe(tuple(layers), None, -np.ones(1), np.ones(1), (1,), np.dtype(np.float32))
+
+    def exactly(rows: Any, error: float = 0.0) -> Any:
+        hidden = rows.astype(np.float64)
+        for weight, _ in layers[:-1]:
+            hidden = np.maximum(hidden @ weight.T, 0)
+        return (np.tanh(hidden @ layers[-1][0].T) + error).astype(np.float32)
+
+    write_onnx(recipe, tmp_path / "p.onnx", {})
+    file = export._read_onnx(tmp_path / "p.onnx")
+    rows = rng.normal(0, 30, (1_000, 11)).astype(np.float32)
+    assert np.abs(exactly(rows) - file(rows)).max() > 2 * export.TOLERANCE
+    export._require_alike(exactly, file, recipe)
+    with refuses(DaseError, "the file's actions differ by", "it was not kept"):
+        export._require_alike(lambda rows: exactly(rows, 1e-5), file, recipe)
 
 
 def test_what_no_file_can_be_made_of_is_refused(pair, tmp_path, monkeypatch):
