@@ -49,7 +49,7 @@ class Latest(NamedTuple):
 class Session:
     """A learner at its replay, for a program of its own, which needs neither asyncio nor torch.
 
-    It is a block::
+    It is a block:
 
         with Session("127.0.0.1:50051", schema=schema) as session:
             session.store(row)
