@@ -17,7 +17,10 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 # spin between two of them; read while numpy is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-_PLACES = {"Session": "dase_grpc.replay.client.session"}
+_PLACES = {
+    "PolicyClient": "dase_grpc.inference.client",
+    "Session": "dase_grpc.replay.client.session",
+}
 """Where a public name is, if not in api.py."""
 
 __all__ = [
@@ -26,6 +29,7 @@ __all__ = [
     "Evaluated",
     "Event",
     "Kept",
+    "PolicyClient",
     "Run",
     "Session",
     "Stepped",

@@ -10,6 +10,7 @@ from dase_grpc.api import Updated as Updated
 from dase_grpc.api import iterate as iterate
 from dase_grpc.api import load as load
 from dase_grpc.api import train as train
+from dase_grpc.inference.client import PolicyClient as PolicyClient
 from dase_grpc.replay.client.session import Session as Session
 
 __all__: list[str]

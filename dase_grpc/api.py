@@ -40,8 +40,8 @@ from dase_grpc.launch.events import (
 from dase_grpc.launch.train import TrainOptions
 from dase_grpc.learning.envs.answers import ActionMap, to_float32
 from dase_grpc.learning.envs.explorer import Policy as Acting
-from dase_grpc.learning.envs.flat import FlatObservation
-from dase_grpc.learning.envs.make import Environment, borrowed_env
+from dase_grpc.learning.envs.flat import raw_space
+from dase_grpc.learning.envs.make import borrowed_env
 from dase_grpc.progress import number, several
 from dase_grpc.runs.checkpoint import Checkpoint
 from dase_grpc.runs.directory import RunDirectory
@@ -312,7 +312,7 @@ class TrainedPolicy:
 
     def __init__(self, policy: Acting, checkpoint: Checkpoint) -> None:
         with borrowed_env(checkpoint.config.env, owner="the policy") as env:
-            self.observation_space, self._flat = _raw_space(env)
+            self.observation_space, self._flat = raw_space(env)
             self.action_space = env.action_space
         self._policy = policy
         self._size = checkpoint.schema.observation_size
@@ -331,23 +331,13 @@ class TrainedPolicy:
         shape = getattr(self.observation_space, "shape", None)
         single = not isinstance(observation, list) and (shape is None or np.ndim(observation) == len(shape))
         rows = np.stack([self._row(each) for each in ([observation] if single else observation)])
-        actions = np.stack([self._to_env(action) for action in self._policy.act(rows)])
+        actions = self._to_env(self._policy.act(rows))
         return actions[0] if single else actions
 
     def _row(self, observation: Any) -> npt.NDArray[np.float32]:
         if self._flat is not None:
             observation = self._flat.observation(observation)
         return to_float32(observation, self._size)
-
-
-def _raw_space(env: Environment) -> tuple[Any, FlatObservation | None]:
-    """The observation space as the user's environment has it, and what flattens its observations."""
-    layer: Any = env
-    while layer is not None:
-        if isinstance(layer, FlatObservation):
-            return layer.env.observation_space, layer
-        layer = getattr(layer, "env", None)
-    return env.observation_space, None
 
 
 def _columns(records: Sequence[Mapping[str, Any]]) -> dict[str, npt.NDArray[np.float64]]:

@@ -1,4 +1,4 @@
-"""Generates dase_grpc/replay/wire/v1 from protos/; run it after editing a .proto file.
+"""Generates the wire's code, in replay/wire/v1 and inference/v1, from protos/; run it after editing these.
 
 Usage: python scripts/generate_protos.py [--out DIRECTORY]
 """

@@ -16,7 +16,7 @@ app = typer.Typer(
 )
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The authority's folder.")]
-RoleOf = Annotated[str, option("--role", "replay, learner, actor, evaluator or observer.")]
+RoleOf = Annotated[str, option("--role", "replay, learner, actor, evaluator, observer or client.")]
 AgentOf = Annotated[
     int | None, option("--agent", "The only agent that a learner or actor acts as; else any.", min=0)
 ]

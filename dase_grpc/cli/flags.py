@@ -29,7 +29,7 @@ def of(flag: Flag) -> Any:
 
 
 def _run(path: Path) -> Path:
-    """Refuses what is no run, before anything large is imported; so do the next three."""
+    """Refuses what is no run, before anything large is imported; so do the next four."""
     from dase_grpc.runs.lookup import require_run
 
     require_run(path)
@@ -41,6 +41,10 @@ def _with_policies(path: Path) -> Path:
 
     require_policies(path)
     return path
+
+
+def _servable(path: Path) -> Path:
+    return path if path.suffix in (".onnx", ".pt") else _with_policies(path)
 
 
 def _folders(paths: list[Path]) -> list[Path]:
@@ -127,6 +131,21 @@ PoliciesArgument = Annotated[
     Path,
     typer.Argument(
         metavar="RUN_OR_CHECKPOINT", help="A run's folder or a checkpoint's.", callback=_with_policies
+    ),
+]
+ServedArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="TARGET", help="A run's folder, a checkpoint's, FILE.onnx or FILE.pt.", callback=_servable
+    ),
+]
+ServedAgent = Annotated[
+    str | None,
+    option(
+        "--agent",
+        "Of a run, whose policy: an agent's, the best's (the default), or the ensemble's, which acts by all "
+        "critics.",
+        metavar="N|best|ensemble",
     ),
 ]
 ExperimentArgument = Annotated[

@@ -11,7 +11,7 @@ import typer
 
 import dase_grpc
 from dase_grpc.cli import certs, flags
-from dase_grpc.cli.node import node
+from dase_grpc.cli.node import node, serve
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import DaseError
 from dase_grpc.nodes.options import DEFAULT_ADDRESS
@@ -278,6 +278,9 @@ def export(
     from dase_grpc.launch.export import export_policy
 
     typer.echo(export_policy(target, out, agent=agent_choice(agent) or 0))
+
+
+app.command("serve")(serve)
 
 
 @app.command()

@@ -1,8 +1,10 @@
-"""`dase node`: its flags, made of the options of each role, and what is started with them."""
+"""`dase node` and `dase serve`: their flags, made of the options of each role, and what they start."""
 
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -11,6 +13,7 @@ from dase_grpc.cli import flags
 from dase_grpc.cli.flags import parameter
 from dase_grpc.errors import ConfigError
 from dase_grpc.nodes.options import ActorOptions, EvaluatorOptions, Flag, LearnerOptions, NodeOptions
+from dase_grpc.nodes.policy_options import PolicyOptions
 from dase_grpc.nodes.replay_options import ReplayOptions
 
 ROLES: Final[Mapping[str, type[NodeOptions]]] = {
@@ -33,6 +36,9 @@ TAKES: Final = {
     for role, options in ROLES.items()
 }
 """The parameters of each role; a flag that others alone take is refused rather than ignored."""
+
+
+SERVE_FLAGS: Final = {name: replace(flag, panel=None) for name, flag in PolicyOptions.flags().items()}
 
 
 def _role(role: str) -> str:
@@ -86,6 +92,17 @@ def _main(role: str) -> Callable[..., int]:
     return evaluator_main
 
 
+def serve(*, target: Path, agent: str | None, stdin_is_leash: bool = False, **given: Any) -> None:
+    """Answers observations over gRPC with the actions of a trained policy, until it is stopped.
+
+    TARGET is a run, a checkpoint, or a file of `dase export`. What to call, and a client: docs/serving.md.
+    """
+    options = PolicyOptions.parse(**{name: given[flag.parameter] for name, flag in SERVE_FLAGS.items()})
+    from dase_grpc.launch.serve import serve_here
+
+    raise typer.Exit(serve_here(target, agent, options, stdin_is_leash=stdin_is_leash))
+
+
 def _parameter(name: str, flag: Flag) -> inspect.Parameter:
     if flag.kind is bool:
         return parameter(name, Annotated[bool, flags.of(flag)], default=False)
@@ -98,6 +115,16 @@ flags.take(
         parameter("role", Role, default=inspect.Parameter.empty),
         *(_parameter(name, flag) for name, flag in FLAGS.items()),
         *(parameter(name, flags.SETTINGS[name]) for name in SETTINGS),
+        parameter("stdin_is_leash", flags.Leash, default=False),
+    ],
+)
+
+flags.take(
+    serve,
+    [
+        parameter("target", flags.ServedArgument, default=inspect.Parameter.empty),
+        parameter("agent", flags.ServedAgent),
+        *(_parameter(flag.parameter, flag) for flag in SERVE_FLAGS.values()),
         parameter("stdin_is_leash", flags.Leash, default=False),
     ],
 )

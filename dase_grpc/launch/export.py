@@ -1,7 +1,7 @@
 """`dase export`: one file with a trained policy, checked against the policy before it is kept."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,19 +10,14 @@ import numpy.typing as npt
 
 from dase_grpc.errors import ConfigError, DaseError, UsageError
 from dase_grpc.launch.evaluate import Choice, chosen_policy
-from dase_grpc.learning.agents.exported import (
-    ACTION,
-    OBSERVATION,
-    Recipe,
-    export_library,
-    run_torchscript,
-    write_onnx,
-    write_torchscript,
-)
+from dase_grpc.learning.agents.exported import Recipe, write_onnx, write_torchscript
+from dase_grpc.learning.agents.model_files import ModelFile, read_onnx, read_torchscript
 from dase_grpc.learning.agents.policy import ActorPolicy
 from dase_grpc.learning.envs.answers import ActionMap
+from dase_grpc.learning.envs.flat import observation_shape
 from dase_grpc.learning.envs.make import borrowed_env
 from dase_grpc.runs.checkpoint import Checkpoint
+from dase_grpc.runs.directory import RUN_FILE, RunDirectory
 from dase_grpc.schema import Array
 
 CHECKED: Final = 1_000
@@ -55,37 +50,47 @@ def export_policy(target: Path, out: Path, *, agent: int | Choice = "best") -> P
     assert isinstance(policy, ActorPolicy)
     with borrowed_env(checkpoint.config.env, owner="the export") as env:
         space: Any = env.action_space
+        shape = observation_shape(env)
     recipe, to_env = Recipe.of(policy, low=space.low, high=space.high), ActionMap(space)
     write, read = _WAYS[out.suffix]
     try:
         with tempfile.TemporaryDirectory(dir=out.absolute().parent, prefix=".export-") as folder:
             file = Path(folder) / out.name
-            write(recipe, file, _metadata(checkpoint, agent))
-            _require_alike(
-                lambda rows: np.stack([to_env(each) for each in policy.act(rows)]), read(file), recipe
-            )
+            write(recipe, file, policy_metadata(checkpoint, agent, shape))
+            _require_alike(lambda rows: to_env(policy.act(rows)), read(file).act, recipe)
             file.replace(out)
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror or error}") from None
     return out
 
 
-def _metadata(checkpoint: Checkpoint, agent: int | Choice) -> dict[str, Any]:
+def policy_metadata(
+    checkpoint: Checkpoint, agent: int | Choice, observation_shape: Sequence[int]
+) -> dict[str, Any]:
+    """What is told of a policy, in a file and by a server."""
     config, schema = checkpoint.config, checkpoint.schema
     return {
         "environment": config.env.id,
         "environment_arguments": config.env.kwargs,
         "observation_size": schema.observation_size,
+        "observation_shape": list(observation_shape),
         "action_low": list(schema.action_low),
         "action_high": list(schema.action_high),
         "algorithm": config.agent.algorithm,
         "agent": checkpoint.agent_id,
         "chosen": str(agent),
         "step": checkpoint.step,
-        "scores": checkpoint.metadata.get("scores"),
+        "score": checkpoint.metadata.get("evaluation"),
+        "commit": _commit(checkpoint.path),
         "seed": config.train.seed,
         "checkpoint": checkpoint.seal,
     }
+
+
+def _commit(checkpoint: Path) -> str:
+    """The commit of the project that the run of a checkpoint was started from; "" where it is not known."""
+    run = next((folder for folder in checkpoint.parents if (folder / RUN_FILE).exists()), None)
+    return "" if run is None else RunDirectory.open(run).versions.get("git", "")
 
 
 def _require_alike(policy: Acting, file: Acting, recipe: Recipe) -> None:
@@ -103,19 +108,7 @@ def _require_alike(policy: Acting, file: Acting, recipe: Recipe) -> None:
         )
 
 
-def _read_onnx(path: Path) -> Acting:
-    onnxruntime = export_library("onnxruntime")
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-
-    def act(rows: Array) -> npt.NDArray[Any]:
-        (actions,) = session.run([ACTION], {OBSERVATION: rows})
-        found: npt.NDArray[Any] = actions
-        return found
-
-    return act
-
-
-_WAYS: Final[dict[str, tuple[Callable[..., None], Callable[[Path], Acting]]]] = {
-    ".onnx": (write_onnx, _read_onnx),
-    ".pt": (write_torchscript, run_torchscript),
+_WAYS: Final[dict[str, tuple[Callable[..., None], Callable[[Path], ModelFile]]]] = {
+    ".onnx": (write_onnx, read_onnx),
+    ".pt": (write_torchscript, read_torchscript),
 }

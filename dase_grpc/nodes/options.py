@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import ConfigError
-from dase_grpc.replay.security.identity import TLS_VARIABLE, TOKEN_FILE_VARIABLE
+from dase_grpc.replay.security.identity import TLS_VARIABLE, TOKEN_FILE_VARIABLE, TOKENS_VARIABLE
 from dase_grpc.replay.wire.addresses import REPLAY_TIMEOUT_S, Address, ReplayPlace
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from dase_grpc.replay.security.dialler import Credentials
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
+GRACE_S: Final = 2.0
+"""How long calls that do not end by themselves may go on once the node stops."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,6 @@ _client_flag = partial(flag, panel="Learner node")
 class NodeOptions:
     """What a node of any role is told on its command line."""
 
-    run_id: str = flag("", "--run-id", "The run's name; a learner without it joins whatever run it finds.")
     metrics_port: int = flag(
         0, "--metrics-port", "Prometheus endpoint; 0 is off, the default.", int, min=0, max=65_535
     )
@@ -136,6 +137,30 @@ class NodeOptions:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunNodeOptions(NodeOptions):
+    """What a node that is of a run is told."""
+
+    run_id: str = flag("", "--run-id", "The run's name; a learner without it joins whatever run it finds.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceOptions(NodeOptions):
+    """What a node that others call is told."""
+
+    listen: Address
+    tokens: Path | None = flag(
+        None,
+        "--tokens",
+        "With --tls, a file or folder of tokens; nodes then show a token instead of a certificate.",
+        Path,
+        panel="Replay node",
+        envvar=TOKENS_VARIABLE,
+        metavar="FILE",
+    )
+    grace_s: float = GRACE_S
+
+
 def _replay_timeout_s(seconds: float) -> float:
     if not seconds >= 0:
         raise ConfigError(f"--replay-timeout {seconds:g} is not a time; give seconds, 0 or more")
@@ -143,7 +168,7 @@ def _replay_timeout_s(seconds: float) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClientOptions(NodeOptions):
+class ClientOptions(RunNodeOptions):
     """What a node that needs a replay is told, beside the run's settings."""
 
     config: RunConfig

@@ -5,32 +5,29 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from dase_grpc.errors import AddressError
-from dase_grpc.metrics.endpoint import Contexts, Probes, metrics_endpoint
+from dase_grpc.nodes.listener import Announce, Listener, listener_main
 from dase_grpc.nodes.replay_options import ReplayOptions
-from dase_grpc.process.lifecycle import READY_PREFIX, is_orphaned, run_node
-from dase_grpc.process.tasks import loop_turns, watch_loop_lag
+from dase_grpc.process.lifecycle import is_orphaned
+from dase_grpc.process.tasks import watch_loop_lag
 from dase_grpc.progress import several
 from dase_grpc.replay.buffer.directory import note_settings
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.buffer.sharding import WHOLE
-from dase_grpc.replay.security.door import Door, door_of
 from dase_grpc.replay.service.cluster import ClusterServicer
 from dase_grpc.replay.service.monitor import LeaseWatch, ReplayMonitor
 from dase_grpc.replay.service.policies import PolicyServicer
-from dase_grpc.replay.service.server import ReplayServicer, add_replay, add_standard, bind, make_server
-from dase_grpc.replay.service.streams import Streams, calls_ended
-from dase_grpc.replay.wire.addresses import Address, require_private
+from dase_grpc.replay.service.server import ReplayServicer, add_replay, make_server
+from dase_grpc.replay.service.streams import Streams
 from dase_grpc.replay.wire.v1 import cluster_pb2, cluster_pb2_grpc, policy_pb2, policy_pb2_grpc, replay_pb2
 
 ORPHAN_LINGER_S: Final = 3.0
 """How long a replay whose launcher is gone lets its learners, who are told so too, send what is left."""
 
 ORPHAN_LOOK_S: Final = 0.1
-DOOR_LOOK_S: Final = 1.0
 DESCRIPTORS: Final = (
     replay_pb2.DESCRIPTOR.services_by_name["ReplayService"],
     cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"],
@@ -45,38 +42,20 @@ log = logging.getLogger("dase")
 
 def replay_main(options: ReplayOptions, *, stdin_is_leash: bool) -> int:
     """Runs a replay node as a process; prints its address on stdout once it answers."""
-
-    def announce(address: Address) -> None:
-        try:
-            print(f"{READY_PREFIX}{address}", flush=True)  # noqa: T201 - scripts and launchers read it
-        except OSError as error:
-            raise AddressError(f"cannot tell the address on stdout: {error.strerror or error}") from error
-        part = "" if options.shard == WHOLE else f", shard {options.shard}"
-        log.info("run %s, capacity %s%s", options.run_id, options.capacity, part)
-
-    async def main(stop: asyncio.Event) -> None:
-        try:
-            await run_replay(options, stop, announce)
-        finally:
-            await calls_ended()
-
-    return run_node("replay", main, stdin_is_leash=stdin_is_leash)
+    part = "" if options.shard == WHOLE else f", shard {options.shard}"
+    about = f"run {options.run_id}, capacity {options.capacity}{part}"
+    return listener_main("replay", partial(run_replay, options), about, stdin_is_leash=stdin_is_leash)
 
 
-async def run_replay(
-    options: ReplayOptions, stop: asyncio.Event, announce: Callable[[Address], None]
-) -> None:
+async def run_replay(options: ReplayOptions, stop: asyncio.Event, announce: Announce) -> None:
     """Serves the run until `stop`; then refuses new work, ends all streams and returns.
 
     `announce` is called with the real address once the service answers. AddressError if that is in use, or
     not private and neither `tls` nor `insecure` is set; or that of the Prometheus endpoint.
     """
-    door = door_of(options.tls, options.tokens)
-    if door is None:
-        require_private(options.listen, insecure=options.insecure)
-    metrics_tls = options.metrics_contexts()
+    listener = Listener.of(options)
     with shared_run(options) as run:
-        await _serve(run, options, stop, announce, door, metrics_tls=metrics_tls)
+        await _serve(run, options, stop, announce, listener)
     log.info("stopped; %s", _summary(run))
 
 
@@ -119,15 +98,9 @@ def boot_id() -> str:
 
 
 async def _serve(
-    run: SharedRun,
-    options: ReplayOptions,
-    stop: asyncio.Event,
-    announce: Callable[[Address], None],
-    door: Door | None,
-    *,
-    metrics_tls: Contexts | None,
+    run: SharedRun, options: ReplayOptions, stop: asyncio.Event, announce: Announce, listener: Listener
 ) -> None:
-    monitor = ReplayMonitor(run, DESCRIPTORS)
+    monitor, door = ReplayMonitor(run, DESCRIPTORS), listener.door
     server = make_server(monitor.calls, door)
     replay, policies = ReplayServicer(run, calls=monitor.calls), PolicyServicer(run)
     cluster = ClusterServicer(run, clock=time.monotonic, on_event=log.info, started_at=time.monotonic())
@@ -138,29 +111,20 @@ async def _serve(
     monitor.open_streams = lambda: streams[0].open_streams | streams[1].open_streams
     if door:
         monitor.denied = lambda: dict(door.denied)
-    health, probes = add_standard(server, SERVICES), Probes(loop_turns())
-    where = (options.metrics_host, options.metrics_port)
-    with metrics_endpoint(monitor.registry, *where, probes, tls=metrics_tls):
-        address = bind(server, options.listen, door.credentials() if door else None)
-        try:
-            await server.start()
-            await health.serving(SERVICES)
-            announce(address)
-            with probes.ready():
-                await _until(stop, run, [*_watches(run, options, streams, door, monitor)])
-        finally:
-            await health.enter_graceful_shutdown()
-            cluster.draining = True
-            for each in streams:
-                each.drain()
-            await server.stop(options.grace_s)
+
+    def drain() -> None:
+        cluster.draining = True
+        for each in streams:
+            each.drain()
+
+    async with listener.serving(server, SERVICES, monitor.registry, announce=announce, drain=drain):
+        await _until(stop, run, [listener.watch_door(), *_watches(run, options, streams, monitor)])
 
 
 def _watches(
     run: SharedRun,
     options: ReplayOptions,
     streams: Sequence[Streams],
-    door: Door | None,
     monitor: ReplayMonitor,
 ) -> Iterator[Coroutine[Any, Any, None]]:
     """What goes on beside the services."""
@@ -168,8 +132,6 @@ def _watches(
     yield watch_loop_lag(monitor.loop_lag.observe)
     if options.data_dir is not None:
         yield _sync(run, options.sync_every_s, monitor.synced)
-    if door:
-        yield _watch_door(door)
 
 
 async def _until(stop: asyncio.Event, run: SharedRun, jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
@@ -193,12 +155,6 @@ async def _watch_leases(run: SharedRun, streams: Sequence[Streams], options: Rep
             each.look()
         run.attendance.forget_silent(now)
         await asyncio.sleep(options.lease_check_s)
-
-
-async def _watch_door(door: Door) -> None:
-    while True:
-        door.look()
-        await asyncio.sleep(DOOR_LOOK_S)
 
 
 async def _all_have_left(run: SharedRun) -> None:

@@ -8,16 +8,12 @@ from typing import Any, Final, Self
 
 from dase_grpc.config.texts import names_a_folder, transitions
 from dase_grpc.errors import CapacityError, ConfigError
-from dase_grpc.nodes.options import DEFAULT_ADDRESS, NodeOptions, flag
+from dase_grpc.nodes.options import DEFAULT_ADDRESS, RunNodeOptions, ServiceOptions, flag
 from dase_grpc.replay.buffer.sharding import WHOLE, Shard
-from dase_grpc.replay.security.identity import TOKENS_VARIABLE
 from dase_grpc.replay.wire.addresses import Address, parse_address
 
 DEFAULT_CAPACITY: Final = "1000000"
 LEASE_TTL_S: Final = 10.0
-GRACE_S: Final = 2.0
-"""How long calls that do not end by themselves may go on once the node stops."""
-
 SYNC_EVERY_S: Final = 5.0
 
 _flag = partial(flag, panel="Replay node")
@@ -30,7 +26,7 @@ def _sync_every_s(seconds: float) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayOptions(NodeOptions):
+class ReplayOptions(RunNodeOptions, ServiceOptions):
     """What a replay node is told on its command line.
 
     A run that is not named, and a capacity and shard that are not given, are those in the data directory;
@@ -68,14 +64,6 @@ class ReplayOptions(NodeOptions):
         read=_sync_every_s,
         metavar="SECONDS",
     )
-    tokens: Path | None = _flag(
-        None,
-        "--tokens",
-        "With --tls, a file or folder of tokens; nodes then show a token instead of a certificate.",
-        Path,
-        envvar=TOKENS_VARIABLE,
-        metavar="FILE",
-    )
     shard: Shard = _flag(
         WHOLE,
         "--shard",
@@ -86,7 +74,6 @@ class ReplayOptions(NodeOptions):
     seed: int = 0
     lease_ttl_s: float = LEASE_TTL_S
     lease_check_s: float = 1.0
-    grace_s: float = GRACE_S
 
     @classmethod
     def parse(cls, **given: Any) -> Self:

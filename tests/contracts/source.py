@@ -10,7 +10,7 @@ import dase_grpc
 ROOT = Path(dase_grpc.__file__).parent
 PROJECT = ROOT.parent
 VERSION: str = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
-GENERATED = "dase_grpc.replay.wire.v1"
+GENERATED = ("dase_grpc.replay.wire.v1", "dase_grpc.inference.v1")
 
 
 @cache

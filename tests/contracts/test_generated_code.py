@@ -8,7 +8,7 @@ import pytest
 from patience import PATIENCE_S
 
 PROJECT = Path(__file__).resolve().parents[2]
-GENERATED = Path("dase_grpc/replay/wire/v1")
+GENERATED = ("dase_grpc/replay/wire/v1", "dase_grpc/inference/v1")
 
 
 def test_regenerating_the_wire_changes_not_a_byte(tmp_path):
@@ -20,8 +20,9 @@ def test_regenerating_the_wire_changes_not_a_byte(tmp_path):
         script, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env={"PATH": ""}
     )
     assert answer.returncode == 0, answer.stderr
-    fresh = {path.name: path.read_bytes() for path in (tmp_path / GENERATED).iterdir()}
-    kept = {path.name: path.read_bytes() for path in (PROJECT / GENERATED).iterdir() if path.is_file()}
-    assert kept.pop("__init__.py") == b""
-    assert sorted(fresh) == sorted(kept)
-    assert [name for name in fresh if fresh[name] != kept[name]] == []
+    for folder in GENERATED:
+        fresh = {path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()}
+        kept = {path.name: path.read_bytes() for path in (PROJECT / folder).iterdir() if path.is_file()}
+        assert kept.pop("__init__.py") == b""
+        assert sorted(fresh) == sorted(kept)
+        assert [name for name in fresh if fresh[name] != kept[name]] == []

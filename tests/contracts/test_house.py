@@ -49,6 +49,7 @@ ASYNCIO = (
     "replay.service",
     "replay.security",
     "replay.wire.addresses",  # asks the resolver
+    "inference",
     "observe",
     "nodes",
     "launch",

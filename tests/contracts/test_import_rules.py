@@ -101,7 +101,7 @@ def test_only_what_estimates_imports_scipy_and_only_when_it_does():
 
 
 REFUSED = [
-    *([command, "nowhere"] for command in ("resume", "verify", "evaluate", "report", "compare")),
+    *([command, "nowhere"] for command in ("resume", "verify", "evaluate", "serve", "report", "compare")),
     ["train", "--config", "nowhere.toml"],
     ["experiment", "nowhere.toml"],
     ["drill", "--set", "start_steps=1"],

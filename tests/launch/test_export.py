@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from dase_grpc.cli.main import app
 from dase_grpc.errors import ConfigError, DaseError, RunDirectoryError
 from dase_grpc.launch import export
 from dase_grpc.launch.export import export_policy
-from dase_grpc.learning.agents.exported import EXTRA, Recipe, write_onnx
+from dase_grpc.learning.agents.exported import Recipe, write_onnx
+from dase_grpc.learning.agents.model_files import EXTRA, ModelFile
 from dase_grpc.runs.directory import RunDirectory
 
 ONNX = pytest.importorskip("onnxruntime")
@@ -68,6 +70,7 @@ def test_the_metadata_say_whose_policy_it_is(run, tmp_path):
     assert of_onnx["environment"] == run.config.env.id
     assert (of_onnx["step"], of_onnx["chosen"], of_onnx["algorithm"]) == (60, "best", "td3")
     assert len(of_onnx["action_low"]) >= 1
+    assert of_onnx["score"] == pytest.approx(api.load(run.path).evaluations[of_onnx["agent"]].return_mean[-1])
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +80,12 @@ def pair(tmp_path_factory) -> RunDirectory:
 
 def test_a_file_that_acts_otherwise_is_not_kept(pair, tmp_path, monkeypatch):
     write, read = export._WAYS[".pt"]
-    monkeypatch.setitem(export._WAYS, ".pt", (write, lambda path: lambda rows: read(path)(rows) + 1e-3))
+
+    def off(path: Path) -> ModelFile:
+        file = read(path)
+        return replace(file, act=lambda rows: file.act(rows) + 1e-3)
+
+    monkeypatch.setitem(export._WAYS, ".pt", (write, off))
     with refuses(DaseError, "the file's actions differ by", "it was not kept"):
         export_policy(pair.path, tmp_path / "p.pt")
     assert list(tmp_path.iterdir()) == []
@@ -96,7 +104,7 @@ def test_what_float32_rounds_is_no_difference_and_more_is(tmp_path):
         return (np.tanh(hidden @ layers[-1][0].T) + error).astype(np.float32)
 
     write_onnx(recipe, tmp_path / "p.onnx", {})
-    file = export._read_onnx(tmp_path / "p.onnx")
+    file = export.read_onnx(tmp_path / "p.onnx").act
     rows = rng.normal(0, 30, (1_000, 11)).astype(np.float32)
     assert np.abs(exactly(rows) - file(rows)).max() > 2 * export.TOLERANCE
     export._require_alike(exactly, file, recipe)

@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dase_grpc.metrics.buffer import Calls, CallsCollector, Durations
+from dase_grpc.metrics.calls import Calls, CallsCollector, Durations
 
 
 def test_a_duration_counts_in_the_bucket_whose_bound_it_does_not_exceed():
@@ -26,7 +26,7 @@ def test_prometheus_sees_cumulative_buckets_their_count_and_their_sum():
     for seconds in (0.0001, 0.003, 99.0):
         calls.requests("Insert").observe(seconds)
     registry = CollectorRegistry()
-    registry.register(CallsCollector(calls))
+    registry.register(CallsCollector(calls, role="replay"))
     found = {
         (sample.name, sample.labels.get("le")): sample.value
         for family in text_string_to_metric_families(generate_latest(registry).decode())

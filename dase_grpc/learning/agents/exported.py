@@ -1,13 +1,10 @@
-"""Exported policies: all between an observation and an action in the environment's units, in one file.
+"""Exported policies, all between an observation and an action in the environment's units, in one file.
 
 The normaliser and the scaling of actions compute in float64, as training and evaluation do.
 """
 
-import importlib
 import json
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -17,14 +14,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from dase_grpc.errors import ConfigError
+from dase_grpc.learning.agents.model_files import ACTION, EXTRA, OBSERVATION, deprecated, export_library
 from dase_grpc.learning.agents.policy import CLIP, MIN_DEVIATION, ActorPolicy
 from dase_grpc.schema import Array
 
 OPSET: Final = 18
-OBSERVATION, ACTION = "observation", "action"
-EXTRA: Final = "metadata.json"
-"""The name of the metadata within a TorchScript file."""
 
 Doubles = npt.NDArray[np.float64]
 
@@ -82,22 +76,9 @@ class Recipe:
 def write_torchscript(recipe: Recipe, path: Path, metadata: Mapping[str, Any]) -> None:
     """Writes a module whose forward maps (B, m) float32 observations to (B, *shape) actions."""
     module = _Module(recipe).eval()
-    with _deprecated():
+    with deprecated():
         traced = torch.jit.trace(module, torch.zeros(2, recipe.size))  # type: ignore[no-untyped-call]  # torch's
         traced.save(str(path), _extra_files={EXTRA: json.dumps(metadata)})
-
-
-def run_torchscript(path: Path) -> Callable[[Array], npt.NDArray[Any]]:
-    """What a file that `write_torchscript` wrote computes."""
-    with _deprecated():
-        module = torch.jit.load(str(path))  # type: ignore[no-untyped-call]  # torch's
-
-    @torch.inference_mode()
-    def act(rows: Array) -> npt.NDArray[Any]:
-        actions: npt.NDArray[Any] = module(torch.from_numpy(rows)).numpy()
-        return actions
-
-    return act
 
 
 def write_onnx(recipe: Recipe, path: Path, metadata: Mapping[str, Any]) -> None:
@@ -122,26 +103,6 @@ def write_onnx(recipe: Recipe, path: Path, metadata: Mapping[str, Any]) -> None:
     helper.set_model_props(model, {key: json.dumps(value) for key, value in metadata.items()})
     onnx.checker.check_model(model)
     onnx.save(model, str(path))
-
-
-def export_library(name: str) -> Any:
-    """A library of the extra `export`.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise ConfigError(f'ONNX needs the library {name}; run: pip install "dase-grpc[export]"') from None
-
-
-@contextmanager
-def _deprecated() -> Iterator[None]:
-    """For calls that PyTorch advises against: TorchScript is what older runtimes read."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        yield
 
 
 class _Module(nn.Module):

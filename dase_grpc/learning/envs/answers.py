@@ -254,7 +254,7 @@ class ActionMap:
         self._ends = low, high
 
     def __call__(self, action: Array) -> npt.NDArray[Any]:
-        """(n,) normalised -> the Box's shape and dtype, always a new array.
+        """(..., n) normalised -> (..., *shape) of the Box's shape and dtype, always a new array.
 
         Out-of-range actions are clipped to the box; whole-number spaces get the nearest number.
         """
@@ -264,9 +264,10 @@ class ActionMap:
             # this form of low + (a + 1) / 2 * (high - low) has no rounding error at both ends
             values = (1.0 - action) * self._half_low + (1.0 + action) * self._half_high
         values = np.minimum(np.maximum(values, self._low), self._high)
+        shape = (*action.shape[:-1], *self._shape)
         if self._whole:
-            return self._rounded(values).reshape(self._shape)
-        return values.astype(self._dtype).reshape(self._shape)
+            return self._rounded(values).reshape(shape)
+        return values.astype(self._dtype).reshape(shape)
 
     def _rounded(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The nearest whole numbers; the bounds as they are, for float64 may not hold them (2^63 - 1)."""

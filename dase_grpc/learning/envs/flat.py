@@ -49,6 +49,23 @@ class FlatObservation(gymnasium.ObservationWrapper[Any, Any, Any]):
         return np.concatenate(flat)
 
 
+def raw_space(env: Any) -> tuple[Any, FlatObservation | None]:
+    """The observation space as the user's environment has it, and what flattens its observations."""
+    layer = env
+    while layer is not None:
+        if isinstance(layer, FlatObservation):
+            return layer.env.observation_space, layer
+        layer = getattr(layer, "env", None)
+    return env.observation_space, None
+
+
+def observation_shape(env: Any) -> tuple[int, ...]:
+    """The shape of an observation as the user's environment gives it; flat where that is no array."""
+    raw, _ = raw_space(env)
+    shape: tuple[int, ...] = raw.shape if isinstance(raw, spaces.Box) else env.observation_space.shape
+    return shape
+
+
 def unflattenable(space: object) -> str | None:
     """Which part of a space no flat array of numbers can hold, in words; None if all can be flattened."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):

@@ -11,13 +11,7 @@ from grpc.aio import Channel
 from dase_grpc.progress import Attendance, Attendant, Progress
 from dase_grpc.replay.client.streams import ClientStream
 from dase_grpc.replay.security.dialler import Credentials
-from dase_grpc.replay.wire.addresses import (
-    KEEPALIVE_TIME_MS,
-    KEEPALIVE_TIMEOUT_MS,
-    MAX_MESSAGE_BYTES,
-    Address,
-    ReplayPlace,
-)
+from dase_grpc.replay.wire.addresses import CLIENT_OPTIONS, Address, ReplayPlace
 from dase_grpc.replay.wire.messages import (
     Membership,
     attendance_to_proto,
@@ -31,25 +25,6 @@ from dase_grpc.replay.wire.v1 import cluster_pb2, cluster_pb2_grpc, replay_pb2
 from dase_grpc.schema import TransitionSchema
 
 UNARY_TIMEOUT_S: Final = 5.0
-
-RECONNECT_MS: Final = (100, 2_000)
-"""The first and the longest pause between attempts to connect."""
-
-CONNECT_MS: Final = 3_000
-"""How long one attempt may take: a lost packet must not keep a replay that is back away for long."""
-
-CLIENT_OPTIONS: Final = (
-    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # a probe under way takes the keepalive's place
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS[0]),
-    ("grpc.max_reconnect_backoff_ms", RECONNECT_MS[1]),
-    ("grpc.min_reconnect_backoff_ms", CONNECT_MS),
-)
 
 _SERVICE: Final = replay_pb2.DESCRIPTOR.services_by_name["ReplayService"].full_name
 

@@ -29,7 +29,7 @@ class Credentials:
         if self.tls is None:
             if self.token_file is not None:
                 raise CredentialsError(
-                    "--token-file needs --tls, so that nobody on the way can read it or pass for the replay"
+                    "--token-file needs --tls, so that nobody on the way can read it or pass for the service"
                 )
             return
         files = self._folder(self.tls).read()
@@ -50,6 +50,32 @@ class Credentials:
             live_files(self._folder(self.tls)),
             lambda files: grpc.aio.secure_channel(target, _composed(files, secret), options=list(options)),
         )
+
+    def blocking_channels(
+        self, target: str, options: Sequence[tuple[str, Any]]
+    ) -> Callable[[], grpc.Channel]:
+        """Gives the channel for the next call of a caller without an event loop; for any thread.
+
+        It is another one once the files have changed; calls on the one before go on, and end it.
+        """
+        if self.tls is None:
+            plain = grpc.insecure_channel(target, options=options)
+            return lambda: plain
+        secret = None if self.token_file is None else live_secret(self.token_file)
+        files = live_files(self._folder(self.tls))
+
+        def dial() -> grpc.Channel:
+            return grpc.secure_channel(target, _composed(files.value, secret), options=options)
+
+        channel = dial()
+
+        def latest() -> grpc.Channel:
+            nonlocal channel
+            if files.refresh():
+                channel = dial()
+            return channel
+
+        return latest
 
     async def require_let_in(self, host: str, port: int, server_name: str = "") -> None:
         """Asks a service that does not answer whether credentials are why; if so, an UnauthenticatedError."""

@@ -23,6 +23,8 @@ from dase_grpc.replay.wire.messages import shown
 from dase_grpc.replay.wire.status import Context
 
 EVERYBODY: Final = frozenset(Role)
+CLIENTS: Final = frozenset({Role.CLIENT})
+NODES: Final = EVERYBODY - CLIENTS
 LEARNERS: Final = frozenset({Role.LEARNER})
 EXPLORERS: Final = frozenset({Role.LEARNER, Role.ACTOR})
 ATTENDANTS: Final = frozenset({Role.ACTOR, Role.EVALUATOR})
@@ -36,9 +38,12 @@ PERMISSIONS: Final[Mapping[str, frozenset[Role]]] = {
     "/dase.v1.ClusterService/Heartbeat": LEARNERS,
     "/dase.v1.ClusterService/Leave": LEARNERS,
     "/dase.v1.ClusterService/Attend": ATTENDANTS,
-    "/dase.v1.ClusterService/Status": EVERYBODY,
+    "/dase.v1.ClusterService/Status": NODES,
     "/dase.v1.PolicyService/Publish": LEARNERS,
     "/dase.v1.PolicyService/Subscribe": READERS,
+    "/dase.inference.v1.InferenceService/Act": CLIENTS,
+    "/dase.inference.v1.InferenceService/ActStream": CLIENTS,
+    "/dase.inference.v1.InferenceService/DescribePolicy": CLIENTS | {Role.OBSERVER},
     "/grpc.health.v1.Health/Check": EVERYBODY,
     "/grpc.health.v1.Health/List": EVERYBODY,
     "/grpc.health.v1.Health/Watch": EVERYBODY,
@@ -259,7 +264,7 @@ class Door:
         if len(tokens) != 1 or not isinstance(tokens[0], str):
             raise BadToken(
                 Denial.NO_TOKEN,
-                "this replay service takes calls with a token only; give one with --token-file",
+                "this service takes calls with a token only; give one with --token-file",
             )
         return self._book.check(method, tokens[0])
 
@@ -279,7 +284,7 @@ def door_of(tls: Path | None, tokens: Path | None) -> Door | None:
     """The door that a service was told on its command line; None where it was told of neither file."""
     if tls is None and tokens is not None:
         raise CredentialsError(
-            "--tokens needs --tls, so that nobody on the way can read them or pass for the replay"
+            "--tokens needs --tls, so that nobody on the way can read them or pass for the service"
         )
     return None if tls is None else Door(tls, tokens)
 

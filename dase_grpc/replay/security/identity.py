@@ -27,6 +27,7 @@ class Role(StrEnum):
     ACTOR = "actor"
     EVALUATOR = "evaluator"
     OBSERVER = "observer"
+    CLIENT = "client"
 
 
 OF_AN_AGENT: Final = frozenset({Role.LEARNER, Role.ACTOR})

@@ -36,7 +36,7 @@ async def why_not(
     `tls` is the folder with the node's files; it shows a certificate of its own if `has_certificate`. That
     of the service must be of `server_name`, where that is not the host.
     """
-    where = f"the replay service at {host}:{port}"
+    where = f"the service at {host}:{port}"
     try:
         context = _as_node(tls, has_certificate=has_certificate)
     except (OSError, ValueError):

@@ -10,7 +10,7 @@ from typing import Final
 import grpc
 
 from dase_grpc.errors import MalformedError
-from dase_grpc.metrics.buffer import Calls
+from dase_grpc.metrics.calls import Calls
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.buffer.store import ReplayStore
 from dase_grpc.replay.service.interceptors import read, read_first

@@ -14,7 +14,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from dase_grpc.errors import MalformedError, OverloadedError
-from dase_grpc.metrics.buffer import Calls
+from dase_grpc.metrics.calls import Calls
 from dase_grpc.replay.security.door import Door
 from dase_grpc.replay.wire.status import Context, refusals
 

@@ -10,7 +10,8 @@ from typing import Final
 from google.protobuf.descriptor import ServiceDescriptor
 from prometheus_client import CollectorRegistry
 
-from dase_grpc.metrics.buffer import Calls, CallsCollector, ReplayCollector, ReplayCounts
+from dase_grpc.metrics.buffer import REPLAY_REQUEST, ReplayCollector, ReplayCounts
+from dase_grpc.metrics.calls import Calls, CallsCollector
 from dase_grpc.metrics.endpoint import loop_lag, make_registry
 from dase_grpc.progress import several
 from dase_grpc.replay.buffer.run import SharedRun
@@ -42,7 +43,7 @@ class ReplayMonitor:
         self._run = run
         self._last_sync: float | None = None
         self.registry.register(ReplayCollector(self.counts))
-        self.registry.register(CallsCollector(self.calls))
+        self.registry.register(CallsCollector(self.calls, role="replay", request=REPLAY_REQUEST))
 
     def synced(self) -> None:
         """Notes that the disk has all that was committed when this round of syncing began."""
@@ -59,6 +60,7 @@ class ReplayMonitor:
             leases={state: states[state] for state in LEASE_STATES},
             leases_granted={lease.agent_id: lease.epoch for lease in leases},
             last_sync=self._last_sync,
+            sample_wait=self.calls.sample_wait,
         )
         if not run.opened:
             return counts

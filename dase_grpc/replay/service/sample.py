@@ -14,7 +14,7 @@ import numpy as np
 
 from dase_grpc import seeding
 from dase_grpc.errors import MalformedError
-from dase_grpc.metrics.buffer import Calls
+from dase_grpc.metrics.calls import Calls
 from dase_grpc.pace import Pace, StepLimiter
 from dase_grpc.replay.buffer.priorities import Drawn, Prioritisation
 from dase_grpc.replay.buffer.run import SharedRun

@@ -12,7 +12,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from dase_grpc.errors import AddressError
-from dase_grpc.metrics.buffer import Calls
+from dase_grpc.metrics.calls import Calls
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.security.door import Door
 from dase_grpc.replay.service.insert import Inserts
@@ -42,6 +42,8 @@ HANDSHAKE_MS: Final = 10_000
 
 IDLE_MS: Final = 60_000
 """How long a connection may be without a call; a client makes a new one when it has one."""
+
+Server = grpc.aio.Server
 
 HEALTH: Final = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 REFLECTION_V1: Final = "grpc.reflection.v1.ServerReflection"

@@ -19,6 +19,25 @@ KEEPALIVE_TIME_MS: Final = 10_000
 KEEPALIVE_TIMEOUT_MS: Final = 5_000
 MAX_MESSAGE_BYTES: Final = 4 * 2**20
 
+RECONNECT_MS: Final = (100, 2_000)
+"""The first and the longest pause between attempts to connect."""
+
+CONNECT_MS: Final = 3_000
+"""How long one attempt may take: a lost packet must not keep a replay that is back away for long."""
+
+CLIENT_OPTIONS: Final = (
+    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # a probe under way takes the keepalive's place
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS[0]),
+    ("grpc.max_reconnect_backoff_ms", RECONNECT_MS[1]),
+    ("grpc.min_reconnect_backoff_ms", CONNECT_MS),
+)
+
 MAX_CHUNK_BYTES: Final = 2**20
 CHUNK_BYTES: Final = MAX_CHUNK_BYTES - 1024
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import grpc
 from grpc import StatusCode
-from grpc.aio import AioRpcError, ServicerContext
+from grpc.aio import ServicerContext
 
 from dase_grpc import errors
 from dase_grpc.errors import DaseError, RefusalError, UnreachableError
@@ -48,21 +48,24 @@ async def refusals(context: Context) -> AsyncIterator[None]:
         await context.abort(STATUS[type(error)], str(error), trailer)
 
 
+REPLAY: Final = "replay service"
+
+
 @contextmanager
-def service(address: str) -> Iterator[None]:
+def service(address: str, what: str = REPLAY) -> Iterator[None]:
     """Turns a failed call on the service at `address` into the error of ours that it stands for.
 
     That is the very refusal that the service raised, an UnreachableError where the call did not reach it or
-    was cut off, and a DaseError for any other status, i.e. a bug of the service.
+    was cut off, and a DaseError for any other status, i.e. a bug of the service. `what` names the service.
     """
     try:
         yield
-    except AioRpcError as error:
-        raise refusal_of(error, address) from error
+    except grpc.RpcError as error:  # of an event loop's call or a blocking one
+        raise refusal_of(error, address, what) from error
 
 
-def refusal_of(error: AioRpcError, address: str) -> DaseError:
-    """The error of ours that a failed call stands for."""
+def refusal_of(error: Any, address: str, what: str = REPLAY) -> DaseError:
+    """The error of ours that a failed call, a grpc.RpcError, stands for."""
     name = dict(error.trailing_metadata() or ()).get(REFUSAL_KEY)
     details = error.details() or "no details"
     if isinstance(name, str) and name in _BY_NAME:
@@ -70,7 +73,7 @@ def refusal_of(error: AioRpcError, address: str) -> DaseError:
     code: grpc.StatusCode = error.code()
     if code in _UNREACHABLE:
         return UnreachableError(
-            f"the replay service at {address} does not answer ({code.name}); see whether it still runs, and "
+            f"the {what} at {address} does not answer ({code.name}); see whether it still runs, and "
             f"whether this machine reaches it"
         )
-    return DaseError(f"the replay service at {address} failed ({code.name}: {details}); see its log")
+    return DaseError(f"the {what} at {address} failed ({code.name}: {details}); see its log")

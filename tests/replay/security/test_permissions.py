@@ -11,6 +11,7 @@ from replay.security.credentials import guarded, let_in
 from replay.wire.services import SCHEMA, promptly
 
 from dase_grpc.errors import CredentialsError, NotPermittedError
+from dase_grpc.inference.v1 import inference_pb2
 from dase_grpc.progress import Attendance, Attendant, Progress
 from dase_grpc.replay.client.cluster import StreamTarget
 from dase_grpc.replay.client.insert import Inserter
@@ -69,11 +70,13 @@ async def test_a_role_may_call_what_the_table_says_and_nothing_else(keyring, rol
         denied = {
             method
             for method in PERMISSIONS
-            if method.startswith("/dase.")
+            if method.startswith("/dase.v1.")
             and await promptly(outcome(caller.channel, method)) is grpc.StatusCode.PERMISSION_DENIED
         }
     assert denied == {
-        method for method, roles in PERMISSIONS.items() if method.startswith("/dase.") and role not in roles
+        method
+        for method, roles in PERMISSIONS.items()
+        if method.startswith("/dase.v1.") and role not in roles
     }
 
 
@@ -88,14 +91,15 @@ def test_the_table_gives_no_role_more_than_it_needs():
     }
     assert allowed[Role.ACTOR] == health | {"Insert", "Describe", "Attend", "Status", "Subscribe"}
     assert allowed[Role.EVALUATOR] == health | {"Describe", "Attend", "Status", "Subscribe"}
-    assert allowed[Role.OBSERVER] == health | {"Status", "ServerReflectionInfo"}
+    assert allowed[Role.OBSERVER] == health | {"Status", "DescribePolicy", "ServerReflectionInfo"}
+    assert allowed[Role.CLIENT] == health | {"Act", "ActStream", "DescribePolicy"}
     assert allowed[Role.REPLAY] == health | {"Status"}
 
 
 def test_every_method_of_every_service_is_in_the_table_and_nothing_else():
     services = [
         service
-        for module in (cluster_pb2, policy_pb2, replay_pb2, health_pb2, reflection_pb2)
+        for module in (cluster_pb2, inference_pb2, policy_pb2, replay_pb2, health_pb2, reflection_pb2)
         for service in module.DESCRIPTOR.services_by_name.values()
     ]
     methods = {f"/{service.full_name}/{method.name}" for service in services for method in service.methods}

@@ -8,7 +8,7 @@ import pytest
 from replay.wire.services import SCHEMA, insert, listening, rows_of
 
 from dase_grpc.errors import RunMismatchError, StaleLeaseError
-from dase_grpc.metrics.buffer import Calls
+from dase_grpc.metrics.calls import Calls
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget, open_channel
 from dase_grpc.replay.client.insert import Inserter

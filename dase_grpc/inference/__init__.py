@@ -1,0 +1,1 @@
+"""Inference: a trained policy behind a service, and the client of one."""

@@ -1,0 +1,132 @@
+"""Messages of InferenceService: observations and actions as packed rows, and the description of a policy."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from dase_grpc.errors import DaseError, EnvironmentSpecError, MalformedError
+from dase_grpc.inference.v1.inference_pb2 import ActRequest, ActResponse, DescribePolicyResponse
+from dase_grpc.progress import several
+from dase_grpc.replay.wire.addresses import MAX_MESSAGE_BYTES
+from dase_grpc.schema import Array
+
+ROWS_BYTES: Final = MAX_MESSAGE_BYTES - 1024
+"""Bytes of rows in a message, at most."""
+
+OBSERVATION: Final = np.dtype("<f4")
+
+Actions = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class PolicyDescription:
+    """Which policy it is, what it observes and how it acts; see the .proto file for each."""
+
+    environment: str
+    observation_shape: tuple[int, ...]
+    action_shape: tuple[int, ...]
+    action_dtype: np.dtype[Any]
+    action_low: tuple[float, ...]
+    action_high: tuple[float, ...]
+    max_rows: int
+    agent: str
+    algorithm: str
+    step: int
+    score: float | None = None
+    commit: str = ""
+
+    @property
+    def observation_size(self) -> int:
+        """Components of an observation."""
+        return math.prod(self.observation_shape)
+
+    def to_proto(self) -> DescribePolicyResponse:
+        """The message that states it."""
+        return DescribePolicyResponse(**{**vars(self), "action_dtype": self.action_dtype.name})
+
+    @classmethod
+    def from_proto(cls, message: DescribePolicyResponse) -> Self:
+        """What a message states."""
+        several = ("observation_shape", "action_shape", "action_low", "action_high")
+        stated: dict[str, Any] = {name: tuple(getattr(message, name)) for name in several}
+        for name in ("environment", "max_rows", "agent", "algorithm", "step", "commit"):
+            stated[name] = getattr(message, name)
+        score = message.score if message.HasField("score") else None
+        return cls(**stated, action_dtype=np.dtype(message.action_dtype), score=score)
+
+
+def rows_in_a_message(observation_size: int, action: Actions) -> int:
+    """How many observations fit into a message, and their actions, of which `action` is one, into another."""
+    return ROWS_BYTES // max(observation_size * OBSERVATION.itemsize, action.nbytes)
+
+
+def read_observations(request: ActRequest, policy: PolicyDescription) -> Array:
+    """The observations of a request, (B, m) float32.
+
+    Raises:
+        MalformedError: they are too many or too few, not this policy's, or not finite.
+    """
+    rows, size = request.rows, policy.observation_size
+    if not 1 <= rows <= policy.max_rows:
+        raise MalformedError(f"a request holds 1 to {policy.max_rows} observations (rows), not {rows}")
+    found, expected = len(request.observations), rows * size * OBSERVATION.itemsize
+    if found != expected:
+        hint = "; as float64 they would be twice as long" if found == 2 * expected else ""
+        raise MalformedError(
+            f"{several(rows, 'observation')} of {size} float32 components are {expected} bytes, not "
+            f"{found}{hint}"
+        )
+    observations: Array = np.frombuffer(request.observations, OBSERVATION).reshape(rows, size)
+    finite = np.isfinite(observations)
+    if not finite.all():
+        row, component = np.unravel_index(int(finite.argmin()), finite.shape)
+        raise MalformedError(
+            f"component {component} of observation {row} is {observations[row, component]}; every component "
+            f"has to be finite"
+        )
+    return observations
+
+
+def write_observations(observations: Sequence[Any] | Array, policy: PolicyDescription) -> ActRequest:
+    """The request for the actions of a sequence of observations, each of the policy's shape.
+
+    Raises:
+        EnvironmentSpecError: they are not, or they are none or too many.
+    """
+    try:
+        rows = np.asarray(observations, OBSERVATION)
+    except (TypeError, ValueError):
+        raise EnvironmentSpecError(
+            f"what was given is no array of numbers; of {policy.environment} each observation has the shape "
+            f"{policy.observation_shape}"
+        ) from None
+    if rows.shape[1:] != policy.observation_shape or not 1 <= len(rows) <= policy.max_rows:
+        raise EnvironmentSpecError(
+            f"observations of shape {rows.shape} were given; of {policy.environment} each has the shape "
+            f"{policy.observation_shape}, and up to {policy.max_rows} go at once"
+        )
+    return ActRequest(observations=rows.tobytes(), rows=len(rows))
+
+
+def write_actions(actions: Actions) -> ActResponse:
+    """The response that holds them."""
+    return ActResponse(actions=actions.astype(actions.dtype.newbyteorder("<"), copy=False).tobytes())
+
+
+def read_actions(response: ActResponse, rows: int, policy: PolicyDescription) -> Actions:
+    """The actions of a response, (rows, *action_shape), nobody else's.
+
+    Raises:
+        DaseError: they are not those of as many rows of this policy.
+    """
+    shape, dtype = (rows, *policy.action_shape), policy.action_dtype.newbyteorder("<")
+    if len(response.actions) != math.prod(shape) * dtype.itemsize:
+        raise DaseError(
+            f"{len(response.actions)} bytes of actions came for {several(rows, 'observation')}; another "
+            f"policy may be served there by now, so make a new client"
+        )
+    return np.frombuffer(response.actions, dtype).reshape(shape).astype(policy.action_dtype)

@@ -1,0 +1,148 @@
+"""`dase serve`: a policy server for a run's policy or a file that `dase export` wrote.
+
+A file needs neither its run nor its environment, and one in ONNX no torch.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from prometheus_client import CollectorRegistry
+
+from dase_grpc.errors import ConfigError, DivergedError, UsageError
+from dase_grpc.inference.service import Act, Batcher, BatchLimits, InferenceServicer
+from dase_grpc.inference.v1 import inference_pb2, inference_pb2_grpc
+from dase_grpc.inference.wire import PolicyDescription, rows_in_a_message
+from dase_grpc.learning.agents.model_files import READERS
+from dase_grpc.metrics.calls import Calls, CallsCollector
+from dase_grpc.metrics.endpoint import loop_lag, make_registry
+from dase_grpc.metrics.inference import ROLE, BatchCounts, InferenceCollector
+from dase_grpc.nodes.listener import Announce, Listener, listener_main
+from dase_grpc.nodes.policy_options import PolicyOptions
+from dase_grpc.process.tasks import watch_loop_lag
+from dase_grpc.progress import several
+from dase_grpc.replay.service.server import make_server
+
+SERVICE: Final = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
+
+log = logging.getLogger("dase")
+
+
+@dataclass(frozen=True)
+class ServedPolicy:
+    """A policy in the environment's units, and what is told of it."""
+
+    act: Act
+    description: PolicyDescription
+
+
+def serve_here(target: Path, agent: str | None, options: PolicyOptions, *, stdin_is_leash: bool) -> int:
+    """Runs a policy server as a process; prints its address on stdout once it answers.
+
+    Raises as `served_policy`.
+    """
+    policy = served_policy(target, agent)
+    told = policy.description
+    about = f"{told.agent} in {told.environment} after {several(told.step, 'step')}"
+    return listener_main("policy", partial(run_policy, options, policy), about, stdin_is_leash=stdin_is_leash)
+
+
+async def run_policy(
+    options: PolicyOptions, policy: ServedPolicy, stop: asyncio.Event, announce: Announce
+) -> None:
+    """Answers until `stop`; then refuses new calls, answers those that are open and returns.
+
+    `announce` is called with the real address once the service answers. AddressError as `run_replay`.
+    """
+    listener = Listener.of(options)
+    calls, counts, registry = Calls(method.name for method in SERVICE.methods), BatchCounts(), make_registry()
+    limits = BatchLimits(options.max_batch, options.max_delay_s, options.max_queue)
+    batcher = Batcher(policy.act, limits, counts)
+    server = make_server(calls, listener.door)
+    told = policy.description
+    servicer = InferenceServicer(batcher, replace(told, max_rows=min(told.max_rows, options.max_queue)))
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
+    _register(registry, calls, counts, listener)
+    beside = (batcher.run(), listener.watch_door(), watch_loop_lag(loop_lag(registry).observe))
+    async with asyncio.TaskGroup() as tasks:
+        jobs = [tasks.create_task(job) for job in beside]
+        async with listener.serving(
+            server, [SERVICE.full_name], registry, announce=announce, drain=servicer.drain
+        ):
+            await stop.wait()
+        for job in jobs:
+            job.cancel()
+    log.info("stopped; %s answered", several(counts.rows, "observation"))
+
+
+def _register(registry: CollectorRegistry, calls: Calls, counts: BatchCounts, listener: Listener) -> None:
+    door = listener.door
+    registry.register(InferenceCollector(counts, dict if door is None else lambda: dict(door.denied)))
+    registry.register(CallsCollector(calls, role=ROLE))
+
+
+def served_policy(target: Path, agent: str | None = None) -> ServedPolicy:
+    """The policy of a file, of a run's agent, or of all; `agent` as on the command line, else the best.
+
+    Raises:
+        UsageError: the file cannot be read, or an agent is chosen of one.
+        RunDirectoryError, EnvironmentSpecError: as `dase evaluate`.
+        DivergedError: it does not act.
+    """
+    if target.suffix not in READERS:
+        return _of_run(target, agent or "best")
+    if agent is not None:
+        raise ConfigError(f"{target} holds one policy; leave --agent {agent} out")
+    if not target.is_file():
+        raise UsageError(f"there is no file {target}; write it with `dase export`")
+    file = READERS[target.suffix](target)
+    if "observation_size" not in file.metadata:
+        raise UsageError(f"{target} does not say what it observes; write it with `dase export`")
+    return _served(file.act, file.metadata)
+
+
+def _of_run(target: Path, agent: str) -> ServedPolicy:
+    from dase_grpc.launch.evaluate import agent_choice, chosen_policy
+    from dase_grpc.launch.export import policy_metadata
+    from dase_grpc.learning.envs.answers import ActionMap
+    from dase_grpc.learning.envs.flat import observation_shape
+    from dase_grpc.learning.envs.make import borrowed_env
+
+    choice = agent_choice(agent) or 0
+    policy, checkpoint = chosen_policy(target, choice)
+    with borrowed_env(checkpoint.config.env, owner="the policy") as env:
+        to_env, shape = ActionMap(env.action_space), observation_shape(env)
+    return _served(lambda rows: to_env(policy.act(rows)), policy_metadata(checkpoint, choice, shape))
+
+
+def _served(act: Act, told: Mapping[str, Any]) -> ServedPolicy:
+    """The policy, which has acted once, and its description."""
+    first = act(np.zeros((1, told["observation_size"]), np.float32))
+    if not np.isfinite(first).all():
+        raise DivergedError("the policy's actions are not finite, so it cannot be served")
+    description = PolicyDescription(
+        environment=told["environment"],
+        observation_shape=tuple(told.get("observation_shape") or [told["observation_size"]]),
+        action_shape=first.shape[1:],
+        action_dtype=first.dtype,
+        action_low=tuple(told["action_low"]),
+        action_high=tuple(told["action_high"]),
+        max_rows=rows_in_a_message(told["observation_size"], first),
+        agent=_whose(told),
+        algorithm=told["algorithm"],
+        step=told["step"],
+        score=None if told["chosen"] == "ensemble" else told.get("score"),
+        commit=told.get("commit") or "",
+    )
+    return ServedPolicy(act, description)
+
+
+def _whose(told: Mapping[str, Any]) -> str:
+    if told["chosen"] == "ensemble":
+        return "the ensemble"
+    return f"agent {told['agent']}" + (", the best" if told["chosen"] == "best" else "")
