@@ -42,7 +42,7 @@ format: $(STAMP)  ## Format the code
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-protos: $(STAMP)  ## Generate dase_grpc/replay/wire/v1 from protos/
+protos: $(STAMP)  ## Generate the wire's code from protos/
 	$(BIN)/python scripts/generate_protos.py
 
 docs: $(STAMP)  ## Generate docs/cli.md, docs/configuration.md and docs/metrics.md
@@ -69,6 +69,7 @@ bench: $(STAMP)  ## Measure everything, and write docs/performance.md
 	$(BIN)/python benchmarks/update_floor.py --results docs/results/update_floor.csv \
 	  $(if $(AUTHORS),--authors "$(AUTHORS)") $(if $(CLEANRL),--cleanrl "$(CLEANRL)")
 	$(BIN)/python benchmarks/stack.py --results docs/results/stack.csv
+	$(BIN)/python benchmarks/serving.py --results docs/results/serving.csv
 	-$(BIN)/python benchmarks/gpu.py --results docs/results/gpu.csv
 	$(BIN)/python benchmarks/page.py
 

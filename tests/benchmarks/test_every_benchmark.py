@@ -18,6 +18,7 @@ TINY = {
     "replay": "--seconds=0.3 --rounds=2 --fill=500",
     "restart": "--sizes 1000",
     "run_time": "--quick --env=InvertedPendulum-v5 --warmup=20",
+    "serving": "--quick",
     "shards": "--shards 1 2 --clients=1 --rounds=1 --seconds=0.05",
     "similarity_gate": "--measure=jeffreys --half=random --seeds=0 --steps=60 --agents=2 --jobs=1",
     "similarity_study": "--measure=jeffreys --task=Hopper-v5 --seeds=0 --steps=90 --jobs=1",
