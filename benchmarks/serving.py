@@ -150,7 +150,7 @@ def measure(given: argparse.Namespace) -> list[Figure]:
         policies = {"run": served_policy(run.path, "0"), "ONNX": served_policy(file)}
         size = policies["run"].description.observation_size
         row = np.random.default_rng(0).standard_normal((1, size)).astype(np.float32)
-        request = write_observations(row, policies["run"].description)
+        request = write_observations(row)
         servers = {"run": stack.enter_context(serving(run.path)), "ONNX": stack.enter_context(serving(file))}
         for delay in given.delays:
             who = f"run, {delay:g} ms delay"

@@ -12,12 +12,11 @@ from queue import SimpleQueue
 from typing import Any, Final, Self
 
 import grpc
-import numpy as np
 
 from dase_grpc.errors import UnreachableError
 from dase_grpc.inference.v1.inference_pb2 import ActRequest, ActResponse, DescribePolicyRequest
 from dase_grpc.inference.v1.inference_pb2_grpc import InferenceServiceStub
-from dase_grpc.inference.wire import Actions, PolicyDescription, read_actions, write_observations
+from dase_grpc.inference.wire import Actions, PolicyDescription, read_actions, to_rows, write_observations
 from dase_grpc.replay.security.dialler import Credentials
 from dase_grpc.replay.wire.addresses import CLIENT_OPTIONS, parse_address
 from dase_grpc.replay.wire.status import service
@@ -63,8 +62,8 @@ class PolicyClient:
     def act(self, observation: Any) -> Actions:
         """The action without noise, of the action space's shape and dtype.
 
-        Of a batch, an array with one dimension more than the observation space's or a list of observations,
-        the actions of each, stacked. One of a Dict, Tuple or discrete space goes flat, as
+        Of a batch, an array with one dimension more than an observation's or a list of observations, the
+        actions of each, stacked. One of a Dict, Tuple or discrete space goes flat, as
         gymnasium.spaces.flatten gives it. Observations are sent as float32.
 
         Raises:
@@ -121,9 +120,8 @@ class PolicyClient:
 
     def _acted(self, observation: Any, ask: Callable[[ActRequest], ActResponse]) -> Actions:
         policy = self.description
-        single = not isinstance(observation, list) and np.ndim(observation) == len(policy.observation_shape)
-        request = write_observations([observation] if single else observation, policy)
-        actions = read_actions(ask(request), request.rows, policy)
+        rows, single = to_rows(observation, policy)
+        actions = read_actions(ask(write_observations(rows)), len(rows), policy)
         return actions[0] if single else actions
 
     def _call(self, method: str, request: Any) -> Any:

@@ -1,7 +1,6 @@
 """Messages of InferenceService: observations and actions as packed rows, and the description of a policy."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -91,24 +90,32 @@ def read_observations(request: ActRequest, policy: PolicyDescription) -> Array:
     return observations
 
 
-def write_observations(observations: Sequence[Any] | Array, policy: PolicyDescription) -> ActRequest:
-    """The request for the actions of a sequence of observations, each of the policy's shape.
+def to_rows(observation: Any, policy: PolicyDescription) -> tuple[Array, bool]:
+    """Observations as (B, *shape) float32, and whether one was given instead of several.
 
     Raises:
-        EnvironmentSpecError: they are not, or they are none or too many.
+        EnvironmentSpecError: they are not the policy's, or they are none or too many.
     """
+    shape = policy.observation_shape
     try:
-        rows = np.asarray(observations, OBSERVATION)
+        rows = np.asarray(observation, OBSERVATION)
     except (TypeError, ValueError):
         raise EnvironmentSpecError(
             f"what was given is no array of numbers; of {policy.environment} each observation has the shape "
-            f"{policy.observation_shape}"
+            f"{shape}"
         ) from None
-    if rows.shape[1:] != policy.observation_shape or not 1 <= len(rows) <= policy.max_rows:
+    if rows.shape == shape:
+        return rows[np.newaxis], True
+    if rows.shape[1:] != shape or not 1 <= len(rows) <= policy.max_rows:
         raise EnvironmentSpecError(
             f"observations of shape {rows.shape} were given; of {policy.environment} each has the shape "
-            f"{policy.observation_shape}, and up to {policy.max_rows} go at once"
+            f"{shape}, and up to {policy.max_rows} go at once"
         )
+    return rows, False
+
+
+def write_observations(rows: Array) -> ActRequest:
+    """The request for the actions of observations, a row of the first axis each."""
     return ActRequest(observations=rows.tobytes(), rows=len(rows))
 
 

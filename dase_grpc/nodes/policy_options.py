@@ -14,7 +14,7 @@ MAX_QUEUE: Final = 1_024
 
 def _delay_s(milliseconds: float) -> float:
     if not 0 <= milliseconds <= 10_000:
-        raise ConfigError(f"--max-delay-ms {milliseconds:g} is none; give milliseconds, 0 to 10000")
+        raise ConfigError(f"--max-delay-ms {milliseconds:g} is no delay; give milliseconds, 0 to 10000")
     return milliseconds / 1_000
 
 

@@ -16,6 +16,7 @@ from dase_grpc.inference.wire import (
     read_actions,
     read_observations,
     rows_in_a_message,
+    to_rows,
     write_actions,
     write_observations,
 )
@@ -32,12 +33,19 @@ def test_a_description_crosses_the_wire_as_it_is(policy):
 def test_observations_cross_the_wire_as_float32_in_c_order():
     pictures = replace(ABOUT, observation_shape=(2, 2))
     given = np.arange(12.0).reshape(3, 2, 2)
-    found = read_observations(write_observations(given, pictures), pictures)
+    rows, single = to_rows(given, pictures)
+    found = read_observations(write_observations(rows), pictures)
+    assert not single
     assert found.dtype == np.float32
     assert (found == given.reshape(3, 4)).all()
-    assert (
-        read_observations(write_observations([[[1, 2], [3, 4]]], pictures), pictures) == [1, 2, 3, 4]
-    ).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "count", "single"), [([[1, 2]], 1, False), ([1, 2], 1, True), (np.ones((3, 2)), 3, False)]
+)
+def test_one_observation_is_told_from_a_batch_by_its_shape(given, count, single):
+    rows, found = to_rows(given, replace(ABOUT, observation_shape=(2,)))
+    assert (rows.shape, rows.dtype, found) == ((count, 2), np.float32, single)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "uint8"])
@@ -54,7 +62,7 @@ def test_the_most_rows_fit_into_a_message_both_ways():
     for observation, action in (((3,), (2,)), ((3,), (100,)), ((300, 300), (2,))):
         most = rows_in_a_message(math.prod(observation), np.zeros(action))
         policy = replace(ABOUT, observation_shape=observation, action_shape=action, max_rows=most)
-        request = write_observations(np.zeros((most, *observation)), policy)
+        request = write_observations(to_rows(np.zeros((most, *observation)), policy)[0])
         actions = np.zeros((most, *action))
         sizes = request.ByteSize(), write_actions(actions).ByteSize()
         assert ROWS_BYTES - 400_000 < max(sizes) <= MAX_MESSAGE_BYTES
@@ -97,7 +105,7 @@ def test_what_are_no_observations_of_the_policy_is_refused_with_the_number_that_
 )
 def test_what_a_client_cannot_send_is_refused_before_it_is_sent(given, said):
     with refuses(EnvironmentSpecError, said):
-        write_observations(given, ABOUT)
+        to_rows(given, ABOUT)
 
 
 def test_actions_of_another_policy_are_refused():

@@ -50,6 +50,7 @@ async def test_a_client_gets_what_the_policy_answers_for_one_observation_and_for
             one = await called(client.act, rows(3)[0])
             several = await called(client.act, rows(1, 2, 3))
             listed = await called(client.act, [[1, 2, 3]])
+            assert (await called(client.act, [1, 2, 3])).tolist() == [6, 1]
             assert await called(lambda: client.description) == ABOUT
     async with policy_server(max_queue=2) as server:
         with client_of(server) as client, refuses(EnvironmentSpecError, "up to 2 go at once"):
