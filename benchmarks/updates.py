@@ -23,7 +23,7 @@ from dase_grpc.config.resolve import resolve
 from dase_grpc.learning.agents.actor_critic import ActorCritic
 from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.agents.optimiser import GuardedSteps
-from dase_grpc.learning.agents.registry import make_agent
+from dase_grpc.learning.agents.registry import as_actor_critic, make_agent
 from dase_grpc.schema import TransitionSchema
 
 UPDATES, ACTIONS = 20, 200
@@ -85,7 +85,8 @@ def main() -> None:
 
     def make(name: str) -> ActorCritic:
         config = resolve(preset(f"paper/{name}")).agent
-        return make_agent(config, schema, seed=0, agent_id=0, device=torch.device("cpu"))
+        agent = make_agent(config, schema, seed=0, agent_id=0, device=torch.device("cpu"))
+        return as_actor_critic(agent, use="this benchmark")
 
     if given.compare_guard:
         compare_guard(make, batch, weight, seconds=given.seconds)

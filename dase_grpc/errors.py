@@ -2,7 +2,8 @@
 
 DaseError
 ├── UsageError: what this machine's user asked for cannot be done
-│   ├── ConfigError, EnvironmentSpecError, MeasureError, DeviceError, AddressError, CredentialsError
+│   ├── ConfigError, EnvironmentSpecError, MeasureError, AlgorithmError
+│   ├── DeviceError, AddressError, CredentialsError
 │   ├── RunDirectoryError
 │   │   └── DiskFullError
 │   └── DataDirectoryError
@@ -51,6 +52,10 @@ class EnvironmentSpecError(UsageError):
 
 class MeasureError(UsageError):
     """A measure of similarity is missing, or does not give one weight for each external transition."""
+
+
+class AlgorithmError(UsageError):
+    """An algorithm of the user's is missing, breaks a promise of agents, or cannot do what is asked of it."""
 
 
 class DeviceError(UsageError):

@@ -105,8 +105,8 @@ SETTINGS: Final[Mapping[str, Any]] = {
     "algo": _setting(
         str,
         "--algo",
-        "td3, ddpg or sac (deterministic actor, no entropy term), with the paper's settings; several, as "
-        "td3,sac, for a mixed ensemble.",
+        "td3, ddpg or sac (deterministic actor, no entropy term), with the paper's settings, or your own as "
+        "module:Class, with TD3's; several, as td3,sac, for a mixed ensemble.",
     ),
     "method": _setting(
         str, "--method", "single (one agent), dase (shared experience, the default) or dpd (a pair)."

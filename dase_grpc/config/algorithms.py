@@ -7,8 +7,9 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from dase_grpc.config.sections import Section
 
-Algorithm = Literal["td3", "ddpg", "sac"]
-ALGORITHMS: Final[tuple[str, ...]] = get_args(Algorithm)
+ALGORITHMS: Final = ("td3", "ddpg", "sac")
+"""The algorithms that there are by name."""
+
 ProductsKind = Literal["float32", "bfloat16"]
 
 READ_BY_ONE: Final[Mapping[str, str]] = {
@@ -18,7 +19,10 @@ READ_BY_ONE: Final[Mapping[str, str]] = {
     "policy_noise": "sac",
     "policy_noise_clip": "sac",
 }
-"""The settings of `agent` that one algorithm alone reads; the others refuse a value but the default."""
+"""The settings of `agent` that one algorithm alone reads; the others refuse a value but the default.
+
+One of the user's own may read any.
+"""
 
 Divergence = Literal["jeffreys", "js", "kl", "none", "isolated"]
 Scope = Literal["pooled", "agent", "transition"]
@@ -42,11 +46,23 @@ LARGEST: Final = 1e30
 States = Literal["disadvantageous", "all"]
 
 
+def is_own(name: str) -> bool:
+    """Whether the name of an algorithm or a measure is an import path, of one of the user's."""
+    return ":" in name
+
+
+def algorithm_name(algorithm: str) -> str:
+    """What people call an algorithm: TD3, or one of the user's by its path."""
+    return algorithm if is_own(algorithm) else algorithm.upper()
+
+
 class AgentConfig(Section):
     """The learning algorithm; the defaults are the paper's for TD3, `--algo` brings the others'."""
 
-    algorithm: Algorithm = Field(
-        "td3", description="the learning algorithm; alone it changes no other setting, `--algo` does"
+    algorithm: str = Field(
+        "td3",
+        description="the learning algorithm: `td3`, `ddpg`, `sac`, or `package.module:Class` of your own "
+        "(docs/agents.md); alone it changes no other setting, `--algo` does",
     )
     hidden: tuple[PositiveInt, ...] = Field(
         (256, 256), min_length=1, description="units of the hidden layers"
@@ -99,6 +115,13 @@ class AgentConfig(Section):
 
     @model_validator(mode="after")
     def _sets_nothing_in_vain(self) -> Self:
+        if is_own(self.algorithm):
+            return self
+        if self.algorithm not in ALGORITHMS:
+            raise ValueError(
+                f"algorithm = {self.algorithm!r} is not one of {', '.join(ALGORITHMS)}; name one of these, "
+                f"or one of your own as package.module:Class"
+            )
         for key, reader in READ_BY_ONE.items():
             value, default = getattr(self, key), AgentConfig.model_fields[key].default
             if reader != self.algorithm and value != default:
@@ -154,7 +177,7 @@ class DpsConfig(Section):
     @model_validator(mode="after")
     def _sets_nothing_in_vain(self) -> Self:
         read = MEASURES.get(self.measure)
-        if read is None and ":" not in self.measure:
+        if read is None and not is_own(self.measure):
             raise ValueError(
                 f"measure = {self.measure!r} is not one of {', '.join(MEASURES)}; name one of these, or one "
                 f"of your own as package.module:name"

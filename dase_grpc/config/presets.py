@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from dase_grpc.config.algorithms import ALGORITHMS, READ_BY_ONE
+from dase_grpc.config.algorithms import ALGORITHMS, READ_BY_ONE, is_own
 from dase_grpc.config.resolve import (
     MEMBERS_DIFFER,
     RunConfig,
@@ -117,7 +117,12 @@ def preset(name: str) -> dict[str, Any]:
 
 
 def paper_preset(algorithm: str, env_id: str | None) -> str:
-    """The paper's preset for an algorithm, its own for an environment of the paper's in any version."""
+    """The paper's preset for an algorithm, its own for an environment of the paper's in any version.
+
+    For one of the user's it is that for TD3.
+    """
+    if is_own(algorithm):
+        algorithm = "td3"
     environment = str(env_id or "").partition("-v")[0]
     return f"paper/{algorithm}/{environment}" if environment in ENVIRONMENTS else f"paper/{algorithm}"
 
@@ -172,7 +177,10 @@ def _ensemble(algorithms: Sequence[str], env_id: str | None, agents: Any) -> dic
             f"--algo {','.join(algorithms)} names {len(algorithms)} algorithms for "
             f"{several(count, 'agent')}; give at least as many --agents"
         )
-    settings = [preset(paper_preset(algorithm, env_id))["agent"] for algorithm in algorithms]
+    settings = [
+        {**preset(paper_preset(algorithm, env_id))["agent"], "algorithm": algorithm}
+        for algorithm in algorithms
+    ]
     members = [settings[index % len(settings)] for index in range(count)]
     train = {**_SHARED["train"], "agents": count}  # a number that cannot be is `resolve`'s to refuse
     return {"agent": members[0], "train": train, "members": members}
@@ -203,9 +211,11 @@ def _said_of(
             f"agent.algorithm = {said['algorithm']} and a mixed ensemble contradict each other; "
             f"name the algorithm of each agent, as in --algo td3,sac"
         )
-    used = {each.get("algorithm") for each in members}
+    used, its = {each.get("algorithm") for each in members}, member.get("algorithm")
     unread = {
-        key for key, reader in READ_BY_ONE.items() if reader in used and reader != member.get("algorithm")
+        key
+        for key, reader in READ_BY_ONE.items()
+        if reader in used and reader != its and not is_own(str(its))
     }
     return {**member, **{key: value for key, value in said.items() if key not in unread}}
 
@@ -216,15 +226,16 @@ def _algorithms(flag: str | None, preset_name: str | None, method: str | None) -
         return []
     names = [name.strip() for name in flag.split(",")]
     if preset_name is not None:
+        own = f"{preset_name} --set {ALGORITHM}={names[0]}"
         raise ConfigError(
             f"--algo {flag} and --preset {preset_name} both choose the settings to start from; "
-            f"give one, e.g. --preset paper/{names[0]}"
+            f"give one, e.g. --preset {own if is_own(names[0]) else f'paper/{names[0]}'}"
         )
     for name in names:
-        if name not in ALGORITHMS:
+        if name not in ALGORITHMS and not is_own(name):
             raise ConfigError(
-                f"--algo {flag!r}: there is no algorithm {name!r}; there are {', '.join(ALGORITHMS)}, "
-                f"or several for a mixed ensemble, as in td3,sac"
+                f"--algo {flag!r}: there is no algorithm {name!r}; there are {', '.join(ALGORITHMS)}, your "
+                f"own as package.module:Class, or several for a mixed ensemble, as in td3,sac"
             )
     if len(names) > AGENTS_OF.get(str(method), len(names)):
         raise ConfigError(

@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from dase_grpc.config.algorithms import AgentConfig, DpdConfig, DpsConfig
+from dase_grpc.config.algorithms import AgentConfig, DpdConfig, DpsConfig, algorithm_name
 from dase_grpc.config.sections import (
     SINGLE,
     EnvConfig,
@@ -120,7 +120,7 @@ class RunConfig(Section):
         name = f"agent {agent_id}"
         if len(self.algorithms) < 2 or agent_id >= len(self.members):
             return name
-        return f"{name} ({self.members[agent_id].algorithm.upper()})"
+        return f"{name} ({algorithm_name(self.members[agent_id].algorithm)})"
 
     @property
     def collected_before_updates(self) -> int:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dase_grpc.config.algorithms import is_own
 from dase_grpc.config.gpus import Gpus
 from dase_grpc.config.resolve import RunConfig, require_capacity
 from dase_grpc.config.sections import EnvConfig
@@ -52,14 +53,17 @@ _LIMITS: Final = ("memory.max", "memory/memory.limit_in_bytes")
 # -- settings, device and environment -----------------------------------------------------------------
 
 
-def check(config: RunConfig, *, gpus: Gpus | None = None, starts_actors: bool = False) -> TransitionSchema:
+def check(
+    config: RunConfig, *, gpus: Gpus | None = None, starts_actors: bool = False, stacked: bool = False
+) -> TransitionSchema:
     """Checks what can only be known with the environment and the machine at hand; returns the layout.
 
-    `starts_actors` says whether the caller starts the actors that the settings ask for.
+    `starts_actors` says whether the caller starts the actors that the settings ask for, `stacked` whether the
+    agents are updated at once.
 
     Raises:
-        UsageError: the device, the environment, a measure or a capacity in bytes does not go together with
-            the settings.
+        UsageError: the device, the environment, an algorithm, a measure or a capacity in bytes does not go
+            together with the settings.
     """
     if not config.train.explore and not (starts_actors and config.train.actors):
         told = (
@@ -72,6 +76,7 @@ def check(config: RunConfig, *, gpus: Gpus | None = None, starts_actors: bool = 
     schema = probed(config.env)
     check_capacity(config, schema)
     check_measure(config, schema)
+    check_algorithms(config, schema, gpus=gpus, stacked=stacked)
     return schema
 
 
@@ -98,10 +103,20 @@ def require_one_gpu(gpus: Gpus | None) -> None:
 
 def check_measure(config: RunConfig, schema: TransitionSchema) -> None:
     """Tries out a measure of the user's, with made-up batches."""
-    if ":" in config.dps.measure:
+    if is_own(config.dps.measure):
         from dase_grpc.learning.similarity.measured import try_out  # torch takes seconds to import
 
         try_out(config.dps, schema, agents=config.train.agents)
+
+
+def check_algorithms(
+    config: RunConfig, schema: TransitionSchema, *, gpus: Gpus | None, stacked: bool
+) -> None:
+    """Tries out algorithms of the user's, with made-up batches."""
+    if any(map(is_own, config.algorithms)):
+        from dase_grpc.learning.agents.promises import try_out_agents  # torch takes seconds to import
+
+        try_out_agents(config, schema, stacked=stacked, on_cpu=gpus is None)
 
 
 def vain_products(config: RunConfig) -> str | None:

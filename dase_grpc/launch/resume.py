@@ -46,7 +46,7 @@ def _resume(options: ResumeOptions, directory: RunDirectory) -> None:
     console = PatientConsole()
     config = _with_total(directory.config, options.steps)
     mode = _mode(options, directory)
-    schema = checks.check(config, gpus=options.gpus, starts_actors=mode == "cluster")
+    schema = checks.check(config, gpus=options.gpus, starts_actors=mode == "cluster", stacked=mode == "stack")
     for agent in directory.agents():
         FolderLock.acquire(agent.path).close()
     note = changed_versions(directory.versions, versions())

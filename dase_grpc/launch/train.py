@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from rich.console import Console
 
+from dase_grpc.config.algorithms import algorithm_name
 from dase_grpc.config.gpus import Gpus
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.config.texts import MAX_BYTES
@@ -119,7 +120,7 @@ def new_run(options: TrainOptions) -> Iterator[tuple[TrainOptions, RunDirectory,
     in_rounds, buffer = options.mode in IN_ROUNDS, None
     if in_rounds:
         _require_one_process(options)
-    schema = checks.check(config, gpus=options.gpus, starts_actors=not in_rounds)
+    schema = checks.check(config, gpus=options.gpus, starts_actors=not in_rounds, stacked=options.stack)
     if in_rounds:
         checks.require_memory(config, schema)
     else:
@@ -183,11 +184,17 @@ def run_here(
 
 def run_name(config: RunConfig) -> str:
     """A folder name that says what the run is and when it began."""
-    env = "".join(c if c.isalnum() or c in "-_" else "-" for c in config.env.id)
-    env = env.encode()[: MAX_BYTES // 2].decode(errors="ignore")
+    env = _in_a_name(config.env.id, limit=MAX_BYTES // 2)
+    limit = MAX_BYTES // 4 // len(config.algorithms)
+    algorithms = "+".join(_in_a_name(each, limit=limit) for each in config.algorithms)
     when = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     method = "dpd" if config.method == "dpd" else f"k{config.train.agents}"
-    return f"{env}-{'+'.join(config.algorithms)}-{method}-seed{config.train.seed}-{when}"
+    return f"{env}-{algorithms}-{method}-seed{config.train.seed}-{when}"
+
+
+def _in_a_name(text: str, *, limit: int) -> str:
+    plain = "".join(c if c.isalnum() or c in "-_" else "-" for c in text)
+    return plain.encode()[:limit].decode(errors="ignore")
 
 
 def tried_names(name: str) -> Iterator[str]:
@@ -267,7 +274,7 @@ def _kill_all(cluster: LocalCluster) -> NoReturn:
 
 
 def _method(config: RunConfig) -> str:
-    names, agents = [name.upper() for name in config.algorithms], config.train.agents
+    names, agents = list(map(algorithm_name, config.algorithms)), config.train.agents
     if config.method == "single":
         return f"one {names[0]} agent"
     told = f"{agents} agents ({', '.join(names)})" if len(names) > 1 else f"{agents} {names[0]} agents"

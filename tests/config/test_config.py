@@ -175,7 +175,8 @@ WRONG = {
     "agent.n_step=1001": "agent.n_step = 1001 must be at most 1000",
     "agent.n_step=1.5": "agent.n_step = 1.5 must be a whole number",
     "agent.tau=0": "agent.tau = 0 must be greater than 0.0",
-    "agent.algorithm=ppo": "agent.algorithm = \"ppo\" must be 'td3', 'ddpg' or 'sac'",
+    "agent.algorithm=ppo": "agent.algorithm = 'ppo' is not one of td3, ddpg, sac; name one of these, or one "
+    "of your own as package.module:Class",
     "agent.reward_scale=0": "agent.reward_scale = 0 must be greater than 0",
     "agent.critic_weight_decay=-1": "agent.critic_weight_decay = -1 must be at least 0",
     "agent.normalise_observations=maybe": 'agent.normalise_observations = "maybe" must be true or false',

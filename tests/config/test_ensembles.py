@@ -117,6 +117,14 @@ def test_a_file_may_say_single_and_need_not_say_that_it_is_one_agent(tmp_path):
             layered(file=path, **options)
 
 
+def test_a_mixed_ensemble_may_have_algorithms_of_ones_own():
+    flags = {"agent.algorithm": "mine:Agent,sac", "train.agents": 3}
+    config = layered(flags=flags, assignments=["agent.policy_noise=0.2"])
+    assert [each.algorithm for each in config.members] == ["mine:Agent", "sac", "mine:Agent"]
+    assert [each.policy_noise for each in config.members] == [0.2, 0.2, 0.2]
+    assert [config.agent_name(agent) for agent in range(2)] == ["agent 0 (mine:Agent)", "agent 1 (SAC)"]
+
+
 def test_a_pair_needs_one_discount_factor():
     pair = {"train": {"method": "dpd"}, "members": [{"gamma": 0.9}, {"gamma": 0.99}]}
     with refuses(ConfigError, "gamma has to be the same for both", "0.9 and 0.99"):

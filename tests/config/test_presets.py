@@ -130,6 +130,21 @@ def test_an_algorithm_chooses_the_papers_preset_with_and_without_an_environment(
     assert layered(flags=flags) == resolve(preset(f"paper/{algorithm}/Humanoid"))
 
 
+def test_an_algorithm_of_ones_own_has_the_papers_settings_of_td3_or_those_of_a_preset_that_is_named():
+    own, humanoid = {"agent": {"algorithm": "mine:Agent"}}, {"env": {"id": "Humanoid-v5"}}
+    flags = {"agent.algorithm": "mine:Agent", "env.id": "Humanoid-v5"}
+    assert layered(flags=flags) == resolve(preset("paper/td3/Humanoid"), humanoid, own)
+    chosen = layered(preset_name="paper/sac", assignments=["agent.algorithm=mine:Agent"])
+    assert chosen == resolve(preset("paper/sac"), own)
+    with refuses(ConfigError, "e.g. --preset paper/sac --set agent.algorithm=mine:Agent"):
+        layered(preset_name="paper/sac", flags=flags)
+
+
+def test_an_algorithm_of_ones_own_may_read_what_one_alone_reads():
+    config = resolve({"agent": {"algorithm": "mine:Agent", "policy_delay": 3, "policy_noise": 0.3}})
+    assert (config.agent.policy_delay, config.agent.policy_noise) == (3, 0.3)
+
+
 @pytest.mark.parametrize("way", ["flags", "assignments", "file"])
 def test_the_environments_own_preset_is_found_however_the_environment_is_named(way, tmp_path):
     (tmp_path / "env.toml").write_text('[env]\nid = "Humanoid-v4"\n')

@@ -87,6 +87,18 @@ class Batch:
 _COPIED: Final = tuple(field.name for field in fields(Batch) if field.name not in ("observation", "action"))
 
 
+def made_up_rows(schema: TransitionSchema, count: int, rng: np.random.Generator) -> Array:
+    """Random transitions of agent 0 to try code out with, (count, width); each bootstraps."""
+    rows = schema.empty(count)
+    rows[:] = 0
+    columns = schema.named(rows)
+    for column in ("observation", "next_observation", "reward"):
+        columns[column] = rng.standard_normal(columns[column].shape)
+    columns["action"] = rng.uniform(-1, 1, columns["action"].shape)
+    columns["bootstrap"] = 1
+    return rows
+
+
 def counted(errors: Tensor, weight: Tensor) -> Tensor:
     """TD errors, (..., B), with 0 for rows whose weight does not count."""
     return errors * (weight > NEGLIGIBLE * weight.amax(-1, keepdim=True))

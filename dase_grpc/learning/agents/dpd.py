@@ -9,12 +9,13 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+from zlib import crc32
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dase_grpc.config.algorithms import ALGORITHMS, AgentConfig, DpdConfig
+from dase_grpc.config.algorithms import ALGORITHMS, AgentConfig, DpdConfig, is_own
 from dase_grpc.errors import ConfigError
 from dase_grpc.learning.agents.actor_critic import ActorCritic
 from dase_grpc.learning.agents.batch import Batch
@@ -207,8 +208,9 @@ class DPD:
 
 def terms(config: AgentConfig) -> dict[str, Tensor]:
     """What two agents have to agree on to compare values; travels with the networks, as terms.*."""
+    name = config.algorithm
     return {
-        "terms.algorithm": torch.tensor(ALGORITHMS.index(config.algorithm)),
+        "terms.algorithm": torch.tensor(crc32(name.encode()) if is_own(name) else ALGORITHMS.index(name)),
         "terms.gamma": torch.tensor(config.gamma, dtype=torch.float64),
         "terms.reward_scale": torch.tensor(config.reward_scale, dtype=torch.float64),
     }

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dase_grpc.config.algorithms import AgentConfig
 from dase_grpc.learning.agents.actor_critic import ActorCritic
-from dase_grpc.learning.agents.registry import make_agent
+from dase_grpc.learning.agents.registry import as_actor_critic, make_agent
 from dase_grpc.schema import Array, TransitionSchema
 
 
@@ -33,6 +33,7 @@ class EnsemblePolicy:
         """The policy out of what each agent's `state_dict` gave.
 
         Raises:
+            AlgorithmError: an algorithm of the user's is missing, or has no critics to ask.
             KeyError: a tensor is missing; a policy alone is not enough.
             ValueError: one too many, or one of another shape or dtype.
         """
@@ -40,7 +41,7 @@ class EnsemblePolicy:
         for config, state in states:
             agent = make_agent(config, schema, seed=0, agent_id=0, device=device)
             agent.load_state_dict(state)
-            agents.append(agent)
+            agents.append(as_actor_critic(agent, use="an ensemble"))
         return cls(agents)
 
     def act(self, observation: Array) -> Array:

@@ -1,12 +1,14 @@
-"""Agent, what the learner asks of a learning algorithm, and the table of those that there are."""
+"""Agent, what the learner asks of a learning algorithm; those that there are, and the user's own."""
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
 
-from dase_grpc.config.algorithms import AgentConfig
+from dase_grpc.config.algorithms import AgentConfig, is_own
+from dase_grpc.errors import AlgorithmError
 from dase_grpc.learning.agents.actor_critic import ActorCritic
 from dase_grpc.learning.agents.batch import Batch
 from dase_grpc.learning.agents.ddpg import DDPG
@@ -16,12 +18,20 @@ from dase_grpc.learning.agents.optimiser import Steps
 from dase_grpc.learning.agents.policy import ActorPolicy, policy_tensors
 from dase_grpc.learning.agents.sac import SAC
 from dase_grpc.learning.agents.td3 import TD3
+from dase_grpc.learning.envs.answers import kind
 from dase_grpc.learning.envs.explorer import Policy
+from dase_grpc.learning.envs.imports import named
+from dase_grpc.learning.envs.noise import Gaussian, Noise
 from dase_grpc.schema import TransitionSchema
 
 
 class Agent(Policy, Protocol):
-    """An actor-critic that learns from weighted batches; it never hears of other agents or of DPS."""
+    """An actor-critic that learns from weighted batches; it never hears of other agents or of DPS.
+
+    A class of such agents is called with (config, schema, *, seed, agent_id, device), an `ActorCritic` with
+    `memory` and `autograd` too. It may have a class or static method `exploration(config, schema)`, which
+    returns a new `Noise`. What each promises is tried by promises.py.
+    """
 
     @property
     def updates(self) -> int:
@@ -67,6 +77,20 @@ class Agent(Policy, Protocol):
 ALGORITHMS: Final[Mapping[str, type[ActorCritic]]] = {"td3": TD3, "ddpg": DDPG, "sac": SAC}
 
 
+def load_algorithm(name: str) -> type[Any]:
+    """The class of agents of a name, or of a path `package.module:Class`.
+
+    Raises:
+        AlgorithmError: there is none.
+    """
+    if not is_own(name):
+        return ALGORITHMS[name]
+    found = named(name, what="algorithm", wanted="a class", example="MyAgent", error=AlgorithmError)
+    if not inspect.isclass(found):
+        raise AlgorithmError(f"the algorithm {name!r} is {kind(found)}; name a class of agents")
+    return found
+
+
 def make_agent(
     config: AgentConfig,
     schema: TransitionSchema,
@@ -76,10 +100,51 @@ def make_agent(
     device: torch.device,
     memory: Memory = OWN,
     autograd: bool | None = None,
-) -> ActorCritic:
-    """A new agent of the configured algorithm; `seed` is the run's, agents differ by `agent_id`."""
-    make = ALGORITHMS[config.algorithm]
-    return make(config, schema, seed=seed, agent_id=agent_id, device=device, memory=memory, autograd=autograd)
+) -> Agent:
+    """A new agent of the configured algorithm; `seed` is the run's, agents differ by `agent_id`.
+
+    memory and autograd are for an `ActorCritic` only.
+    """
+    make = load_algorithm(config.algorithm)
+    more = {"memory": memory, "autograd": autograd} if issubclass(make, ActorCritic) else {}
+    agent: Agent = make(config, schema, seed=seed, agent_id=agent_id, device=device, **more)
+    return agent
+
+
+def as_actor_critic(agent: Agent, *, use: str) -> ActorCritic:
+    """The agent, if it is one; `use` says what only an `ActorCritic` can do.
+
+    Raises:
+        AlgorithmError: it is none.
+    """
+    if not isinstance(agent, ActorCritic):
+        raise AlgorithmError(
+            f"{use} needs values and passes of an ActorCritic, which {type(agent).__name__} is not; subclass "
+            f"ActorCritic, TD3, DDPG or SAC, or do without"
+        )
+    return agent
+
+
+def exploration(config: AgentConfig, schema: TransitionSchema) -> Noise:
+    """A new noise for one environment that an agent of the configured algorithm explores.
+
+    Raises:
+        AlgorithmError: the algorithm is missing, or what it gives is none.
+    """
+    return exploration_of(load_algorithm(config.algorithm), config, schema)
+
+
+def exploration_of(algorithm: type[Any], config: AgentConfig, schema: TransitionSchema) -> Noise:
+    """As `exploration`, of a class of agents."""
+    make = getattr(algorithm, "exploration", None)
+    if make is None:
+        return Gaussian(config.exploration_noise)
+    noise = make(config, schema)
+    if not isinstance(noise, Noise):
+        raise AlgorithmError(
+            f"exploration of the algorithm {config.algorithm!r} returned {kind(noise)}; return a new Noise"
+        )
+    return noise
 
 
 def load_policy(

@@ -12,6 +12,7 @@ from dase_grpc import seeding
 from dase_grpc.errors import DivergedError
 from dase_grpc.learning.envs.answers import ActionMap, coarsened, summary
 from dase_grpc.learning.envs.make import Environment
+from dase_grpc.learning.envs.noise import Gaussian, Noise, require_action
 from dase_grpc.learning.envs.restarts import EnvironmentBroke, RestartableEnv, reset, step
 from dase_grpc.learning.envs.steps import Episode, ExploredStep, NStep, Reason
 from dase_grpc.schema import Array, TransitionSchema
@@ -23,6 +24,7 @@ REPLAYED_STEPS: Final = 10_000
 """The longest episode that a resumed run goes on with; of a longer one the actions are not kept."""
 
 _HELD: Final = "held"
+_NOISE: Final = "noise."
 
 _log = logging.getLogger(__name__)
 
@@ -52,8 +54,8 @@ class Policy(Protocol):
 class Explorer:
     """Steps one environment with a noisy policy; one thread at a time.
 
-    The first `start_steps` actions are uniform in [-1, 1]; later ones are the policy's plus
-    N(0, noise), clipped to [-1, 1]. Where the current observation is not finite the action is uniform
+    The first `start_steps` actions are uniform in [-1, 1]; later ones are what `noise` makes of
+    the policy's, clipped to [-1, 1]. Where the current observation is not finite the action is uniform
     too, and where there is no policy. Episode number k, from 0, begins with a reset with the seed
     `episode_seed(k)`, so that it can be played again. The environment stays its maker's to close.
 
@@ -78,7 +80,7 @@ class Explorer:
         rng: np.random.Generator,
         episode_seed: Callable[[int], int],
         start_steps: int,
-        noise: float,
+        noise: Noise,
         n_step: int = 1,
         discount: float = 1.0,
     ) -> None:
@@ -89,6 +91,7 @@ class Explorer:
         self._rng = rng
         self._episode_seed = episode_seed
         self._start_steps, self._noise = start_steps, noise
+        self._looks_at_noise = type(noise) is not Gaussian
         self._returns = NStep(schema, n=n_step, discount=discount) if n_step > 1 else None
         self._to_env = ActionMap(env.action_space)
         self._steps, self._episodes = 0, 0
@@ -121,6 +124,7 @@ class Explorer:
 
         Raises:
             DivergedError: the policy gave an action that is not finite.
+            AlgorithmError: the noise did.
             EnvironmentSpecError: the first reset, or anything of an environment that cannot be made anew,
                 gave an observation of another shape than its space's, or a reward that is not one number.
             EnvironmentFailedError: it raised or gave such, and again each time it was made anew.
@@ -142,7 +146,7 @@ class Explorer:
 
     def _attempt(self, policy: Policy | None, version: int) -> ExploredStep:
         observation = self._reset() if self._observation is None else self._observation
-        action = self._choose(policy, observation)
+        action = self._choose(policy, version, observation)
         next_observation, reward, terminated, truncated = self._act(action)
         was_finite, self._finite = self._finite, bool(np.isfinite(next_observation).all())
         row = self._pack(observation, action, next_observation, reward, bootstrap=not terminated)
@@ -176,7 +180,7 @@ class Explorer:
         """All that exploring goes on from: what JSON can hold, and arrays.
 
         Of the environment, its episode's number, hence its seed, and the actions, up to `REPLAYED_STEPS`; and
-        the rows that are held back.
+        the rows that are held back; and what the noise remembers.
         """
         numbers = {
             "generator": seeding.generator_state(self._rng),
@@ -190,7 +194,9 @@ class Explorer:
         if self._restartable is not None:
             numbers["failures"] = self._restartable.failures
             numbers["good_steps"] = self._restartable.good_steps
-        held = {_HELD: self._returns.state()} if self._returns is not None and len(self._returns) else {}
+        held = {f"{_NOISE}{name}": each for name, each in self._noise.state_dict().items()}
+        if self._returns is not None and len(self._returns):
+            held[_HELD] = self._returns.state()
         if self._observation is None or self._length > REPLAYED_STEPS:
             return {**numbers, "within_episode": self._observation is not None}, held
         actions = np.array(self._actions, np.float32).reshape(-1, self._schema.action_size)
@@ -212,8 +218,10 @@ class Explorer:
             self._restartable.good_steps = int(numbers.get("good_steps", 0))
         if self._returns is not None:
             self._returns.resume(arrays.get(_HELD, self._schema.empty(0)))
+        noise = {name: each for name, each in arrays.items() if name.startswith(_NOISE)}
+        self._noise.load_state_dict({name.removeprefix(_NOISE): each for name, each in noise.items()})
         if numbers["within_episode"]:
-            kept = (arrays["actions"], arrays["observation"]) if arrays.keys() - {_HELD} else None
+            kept = (arrays["actions"], arrays["observation"]) if "actions" in arrays else None
             self._broken_off = kept, str(numbers["return"])
 
     def replay(self) -> bool:
@@ -301,14 +309,16 @@ class Explorer:
             found,
         )
 
-    def _choose(self, policy: Policy | None, observation: Array) -> Array:
+    def _choose(self, policy: Policy | None, version: int, observation: Array) -> Array:
         size = self._schema.action_size
         if policy is None or self._steps < self._start_steps or not self._finite:
             return self._rng.uniform(-1.0, 1.0, size).astype(np.float32)
         action = policy.act(observation[np.newaxis])[0]
         require_finite_action(action, of=f"agent {self._agent_id} at step {self._steps:,}")
-        noise = self._rng.standard_normal(size, np.float32) * np.float32(self._noise)
-        clipped: Array = np.minimum(np.maximum(action + noise, np.float32(-1)), np.float32(1))
+        noisy = self._noise(action, version=version, length=self._length, rng=self._rng)
+        if self._looks_at_noise:
+            noisy = require_action(noisy, size)
+        clipped: Array = np.minimum(np.maximum(noisy, np.float32(-1)), np.float32(1))
         return clipped
 
     def _pack(

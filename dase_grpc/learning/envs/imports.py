@@ -4,10 +4,29 @@ import importlib
 import sys
 from pathlib import Path, PurePosixPath
 from types import ModuleType
+from typing import Any
 
 from dase_grpc.errors import UsageError
 from dase_grpc.learning.envs.answers import RAISED, summary
 from dase_grpc.process.containment import kept_call
+
+
+def named(path: str, *, what: str, wanted: str, example: str, error: type[UsageError]) -> Any:
+    """What `package.module:Name` names, where it is neither an environment nor a file.
+
+    `what` says in messages what the path names, "measure" for one, `wanted` what to name, and `example` how
+    one may be called.
+
+    Raises:
+        UsageError: of the type `error`: the path is a file's, or there is nothing of that name.
+    """
+    if names_file(path):
+        raise error(module_remedy(path, what=what, name=example))
+    module, name = module_of(path, what=what, error=error), path.rpartition(":")[2]
+    found = getattr(module, name, None)
+    if found is None:
+        raise error(f"the module {module.__name__!r} has no {what} {name!r}; name {wanted}")
+    return found
 
 
 def module_of(path: str, *, what: str, error: type[UsageError]) -> ModuleType:

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dase_grpc.config.algorithms import LARGEST, DpsConfig
+from dase_grpc.config.algorithms import LARGEST, DpsConfig, is_own
 from dase_grpc.errors import MeasureError
-from dase_grpc.learning.agents.batch import Batch
+from dase_grpc.learning.agents.batch import Batch, made_up_rows
 from dase_grpc.learning.envs.answers import RAISED, kind, summary
-from dase_grpc.learning.envs.imports import module_of, module_remedy, names_file
+from dase_grpc.learning.envs.imports import named
 from dase_grpc.learning.similarity import measures
 from dase_grpc.learning.similarity.measure import PAPER, Similarity, measure
 from dase_grpc.learning.similarity.measures import Context, Measure, Policy, Q, Rows
@@ -173,18 +173,11 @@ def load_measure(name: str) -> Measure:
     Raises:
         MeasureError: there is none, or it cannot be called.
     """
-    if ":" not in name:
+    if not is_own(name):
         built_in: Measure = getattr(measures, name)
         return built_in
-    if names_file(name):
-        raise MeasureError(module_remedy(name, what="measure", name="my_measure"))
-    module = module_of(name, what="measure", error=MeasureError)
-    called = name.rpartition(":")[2]
-    found = getattr(module, called, None)
-    if found is None:
-        raise MeasureError(
-            f"the module {module.__name__!r} has no measure {called!r}; name a function or class"
-        )
+    wanted = "a function or class"
+    found = named(name, what="measure", wanted=wanted, example="my_measure", error=MeasureError)
     if inspect.isclass(found):
         found = _guarded(found, name=name)
     if not callable(found):
@@ -231,7 +224,7 @@ def try_out(options: DpsConfig, schema: TransitionSchema, *, agents: int) -> Non
     Raises:
         MeasureError: it raises, or its weights are not finite numbers ≥ 0, one for each external row.
     """
-    if ":" not in options.measure:
+    if not is_own(options.measure):
         return
     name = options.measure
     measure = load_measure(name)
@@ -260,15 +253,10 @@ def _guarded(call: Callable[[], Any], *, name: str) -> Any:
 def _made_up(options: DpsConfig, schema: TransitionSchema, *, agents: int, external: int) -> Context:
     """A batch of random rows of K agents, of which the first `external` are others'."""
     rng = np.random.default_rng(external)
-    rows = schema.empty(TRIED_ROWS)
-    named = schema.named(rows)
-    for column in ("observation", "next_observation"):
-        named[column] = rng.standard_normal(named[column].shape)
-    named["action"] = rng.uniform(-1, 1, named["action"].shape)
-    named["reward"] = rng.standard_normal(TRIED_ROWS)
-    named["bootstrap"] = 1
-    named["agent_id"] = np.where(np.arange(TRIED_ROWS) < external, rng.integers(1, agents, TRIED_ROWS), 0)
-    named["policy_version"] = rng.integers(0, 1_000, TRIED_ROWS)
+    rows = made_up_rows(schema, TRIED_ROWS, rng)
+    columns = schema.named(rows)
+    columns["agent_id"] = np.where(np.arange(TRIED_ROWS) < external, rng.integers(1, agents, TRIED_ROWS), 0)
+    columns["policy_version"] = rng.integers(0, 1_000, TRIED_ROWS)
     batch, index = Batch.from_rows(schema, torch.from_numpy(rows)), torch.arange(TRIED_ROWS)
 
     def policy(observation: Tensor) -> Tensor:

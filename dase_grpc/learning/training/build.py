@@ -11,12 +11,12 @@ import torch
 from dase_grpc import seeding
 from dase_grpc.config.algorithms import SIMILARITY
 from dase_grpc.config.resolve import RunConfig
-from dase_grpc.learning.agents.actor_critic import ActorCritic
 from dase_grpc.learning.agents.dpd import DPD, Pairing
 from dase_grpc.learning.agents.graphs import Recorder, recorder_for
 from dase_grpc.learning.agents.memory import OWN, Memory, StackedMemory
 from dase_grpc.learning.agents.policy import PeerPolicies
-from dase_grpc.learning.agents.registry import Agent, make_agent
+from dase_grpc.learning.agents.promises import try_out_agents
+from dase_grpc.learning.agents.registry import Agent, as_actor_critic, exploration, make_agent
 from dase_grpc.learning.agents.snapshots import LearnersGuide, Snapshots
 from dase_grpc.learning.envs.evaluation import Evaluator
 from dase_grpc.learning.envs.explorer import Explorer
@@ -125,25 +125,25 @@ def _weigher(
     schema: TransitionSchema,
     agent_id: int,
     *,
-    agent: ActorCritic | DPD,
+    agent: Agent,
     memory: Memory,
     metrics: LearnerMetrics,
 ) -> Weigher:
     """What weighs the agent's batches; a measure of a user's is tried out first."""
     options, agents = config.dps, config.train.agents
-    if agents > 1 and isinstance(agent, ActorCritic):
+    if agents > 1 and not isinstance(agent, DPD):
         metrics.measured_by(options.measure)
     if options.measure == SIMILARITY:
         return SimilarityWeigher(options, own_id=agent_id, agents=agents, memory=memory)
-    assert isinstance(agent, ActorCritic), "a pair that distils has no settings of dps"
+    asked = as_actor_critic(agent, use=f"dps.measure = {options.measure}")
     try_out(options, schema, agents=agents)
     return MeasureWeigher(
         options,
         own_id=agent_id,
         agents=agents,
-        policy=agent.policy_actions,
-        q=agent.value,
-        version=lambda: agent.updates,
+        policy=asked.policy_actions,
+        q=asked.value,
+        version=lambda: asked.updates,
     )
 
 
@@ -179,7 +179,7 @@ def _explorer(config: RunConfig, schema: TransitionSchema, env: Environment, age
         rng=seeding.generator(seed, purpose.EXPLORATION, agent_id),
         episode_seed=partial(seeding.integer, seed, purpose.ENVIRONMENT, agent_id),
         start_steps=config.agent.start_steps,
-        noise=config.agent.exploration_noise,
+        noise=exploration(config.agent, schema),
         n_step=config.agent.n_step,
         discount=config.agent.gamma,
     )
@@ -194,14 +194,16 @@ def _agent(
     pair: Pairing | None,
     metrics: LearnerMetrics,
     memory: Memory,
-) -> tuple[ActorCritic | DPD, Notes]:
-    """The agent, and what it adds to each line of metrics."""
+) -> tuple[Agent, Notes]:
+    """The agent, and what it adds to each line of metrics; an algorithm of a user's is tried out first."""
+    try_out_agents(config, schema, stacked=memory.stacked, on_cpu=device.type == "cpu")
     make = partial(make_agent, schema=schema, seed=config.train.seed, device=device)
     own = make(config.agent, agent_id=agent_id, memory=memory)
     if pair is None:
         return own, dict
     peer = make(pair.config, agent_id=pair.agent_id)
-    dpd = DPD(own, peer, pairing=pair, config=config.dpd)
+    first, second = (as_actor_critic(each, use="train.method = dpd") for each in (own, peer))
+    dpd = DPD(first, second, pairing=pair, config=config.dpd)
 
     def notes() -> Mapping[str, Any]:
         statistics = dpd.take_statistics()

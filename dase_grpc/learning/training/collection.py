@@ -18,6 +18,7 @@ import numpy as np
 from dase_grpc import seeding
 from dase_grpc.config.algorithms import AgentConfig
 from dase_grpc.errors import EnvironmentFailedError, Halted
+from dase_grpc.learning.agents.registry import exploration
 from dase_grpc.learning.agents.snapshots import Behaviour, Guide
 from dase_grpc.learning.envs.explorer import Explorer, Policy
 from dase_grpc.learning.envs.make import Environment
@@ -344,7 +345,7 @@ def actor_explorers(
             rng=seeding.generator(seed, purpose.ACTOR_EXPLORATION, agent_id, actor, index),
             episode_seed=partial(seeding.integer, seed, purpose.ACTOR_ENVIRONMENT, agent_id, actor, index),
             start_steps=0,
-            noise=config.exploration_noise,
+            noise=exploration(config, schema),
             n_step=config.n_step,
             discount=config.gamma,
         )

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import tomli_w
 
-from dase_grpc.config.algorithms import SIMILARITY
+from dase_grpc.config.algorithms import SIMILARITY, algorithm_name
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.progress import duration, several
@@ -90,7 +90,7 @@ def method(config: RunConfig) -> str:
 
 
 def _algorithms(config: RunConfig) -> str:
-    return ", ".join(name.upper() for name in config.algorithms)
+    return ", ".join(map(algorithm_name, config.algorithms))
 
 
 def _of_each(config: RunConfig, key: str) -> str:

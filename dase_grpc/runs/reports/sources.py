@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from dase_grpc.config.algorithms import algorithm_name
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.runs.curves import Series, returns, shared_curves
@@ -100,6 +101,11 @@ class Group:
     def algorithms(self) -> str:
         """Such as "td3", or "td3+sac" for a mixed ensemble, each once."""
         return str(self.settings[_ALGORITHMS])
+
+    @property
+    def algorithm_names(self) -> str:
+        """Such as "TD3" or "TD3+SAC"."""
+        return "+".join(map(algorithm_name, self.algorithms.split("+")))
 
     @property
     def method(self) -> str:
@@ -207,8 +213,7 @@ def labels(groups: Sequence[Group]) -> list[str]:
     """
     keys = _telling(groups)
     return [
-        _label(group, keys, groups) or f"{group.algorithms.upper()}, {_method_name(group)}"
-        for group in groups
+        _label(group, keys, groups) or f"{group.algorithm_names}, {_method_name(group)}" for group in groups
     ]
 
 
@@ -327,7 +332,7 @@ def _label(group: Group, keys: Sequence[str], groups: Sequence[Group]) -> str:
     """Algorithm, method and buffer if they tell any groups apart; the rest only where the group needs it."""
     parts = []
     if _ALGORITHMS in keys:
-        parts.append(group.algorithms.upper())
+        parts.append(group.algorithm_names)
     if _METHOD in keys or _AGENTS in keys:
         parts.append(_method_name(group))
     if _BUFFER in keys:

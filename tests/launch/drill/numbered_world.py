@@ -6,6 +6,7 @@ import numpy as np
 
 from dase_grpc.learning.envs.explorer import Explorer
 from dase_grpc.learning.envs.make import make_env, schema_of
+from dase_grpc.learning.envs.noise import Gaussian
 
 NUMBERED = "dase_grpc.launch.drill.evidence:Numbered"
 
@@ -28,7 +29,7 @@ def explore(ledger: Path, steps: int, *, agent_id: int, env_id: str = "worlds:Po
         rng=np.random.default_rng(agent_id),
         episode_seed=lambda episode: episode,
         start_steps=steps,
-        noise=0.0,
+        noise=Gaussian(0.0),
     )
     found = [row for _ in range(steps) for row in explorer.step(Unasked(), 0).rows]
     return np.array(found), env, schema

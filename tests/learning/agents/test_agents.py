@@ -10,7 +10,7 @@ from learning.td3_cases import (
     make,
 )
 
-from dase_grpc.config.algorithms import AgentConfig
+from dase_grpc.config import algorithms
 from dase_grpc.learning.agents.memory import Flat
 from dase_grpc.learning.agents.networks import Actor, Sizes, Start
 from dase_grpc.learning.agents.policy import ActorPolicy
@@ -18,8 +18,7 @@ from dase_grpc.learning.agents.registry import ALGORITHMS, load_policy
 
 
 def test_every_algorithm_of_the_configuration_is_in_the_table():
-    annotation = AgentConfig.model_fields["algorithm"].annotation
-    assert set(ALGORITHMS) == set(annotation.__args__)
+    assert set(ALGORITHMS) == set(algorithms.ALGORITHMS)
 
 
 def test_load_policy_refuses_another_size():

@@ -16,6 +16,7 @@ from dase_grpc.learning.envs.evaluation import Evaluator
 from dase_grpc.learning.envs.explorer import Explorer
 from dase_grpc.learning.envs.flat import FlatObservation
 from dase_grpc.learning.envs.make import schema_of
+from dase_grpc.learning.envs.noise import Gaussian
 from dase_grpc.learning.envs.restarts import (
     GOOD_STEPS,
     EnvironmentBroke,
@@ -90,7 +91,7 @@ def explorer(maker, *, max_restarts=5, pauses=None):
         rng=np.random.default_rng(0),
         episode_seed=lambda episode: 100 + 2 * episode,
         start_steps=0,
-        noise=0.0,
+        noise=Gaussian(0.0),
     )
     return exploring, env, schema
 

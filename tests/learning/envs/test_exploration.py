@@ -10,6 +10,7 @@ from gymnasium.spaces import Box
 from dase_grpc.errors import DivergedError
 from dase_grpc.learning.envs.explorer import Explorer
 from dase_grpc.learning.envs.make import schema_of
+from dase_grpc.learning.envs.noise import Gaussian
 from dase_grpc.learning.envs.steps import Episode
 from dase_grpc.schema import TransitionSchema
 
@@ -24,7 +25,7 @@ def explorer(env, *, seed=0, agent_id=0, first_seed=100, start_steps=0, noise=0.
         rng=np.random.default_rng(seed),
         episode_seed=lambda episode: first_seed + 2 * episode,
         start_steps=start_steps,
-        noise=noise,
+        noise=Gaussian(noise),
     )
 
 

@@ -13,6 +13,7 @@ from dase_grpc.errors import EnvironmentFailedError
 from dase_grpc.learning.agents.snapshots import Behaviour
 from dase_grpc.learning.envs.explorer import Explorer
 from dase_grpc.learning.envs.make import make_env, schema_of
+from dase_grpc.learning.envs.noise import Gaussian
 from dase_grpc.learning.envs.restarts import RestartableEnv
 from dase_grpc.learning.training.collection import Rollout, actor_explorers
 from dase_grpc.process.watchdog import Watch
@@ -31,7 +32,7 @@ def explorer(env, *, n_step=3, start_steps=0, noise=0.0) -> Explorer:
         rng=np.random.default_rng(4),
         episode_seed=lambda episode: 100 + 2 * episode,
         start_steps=start_steps,
-        noise=noise,
+        noise=Gaussian(noise),
         n_step=n_step,
         discount=HALF,
     )

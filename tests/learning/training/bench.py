@@ -13,6 +13,7 @@ from dase_grpc.learning.agents.snapshots import LearnersGuide
 from dase_grpc.learning.envs.evaluation import Evaluator
 from dase_grpc.learning.envs.explorer import Explorer
 from dase_grpc.learning.envs.make import schema_of
+from dase_grpc.learning.envs.noise import Gaussian
 from dase_grpc.learning.similarity.weigher import SimilarityWeigher
 from dase_grpc.learning.training.learner import Learner
 from dase_grpc.learning.training.parts import LearnerParts
@@ -175,7 +176,7 @@ class Bench:
                     rng=np.random.default_rng(0),
                     episode_seed=lambda episode: 2 + 2 * episode,
                     start_steps=config.agent.start_steps,
-                    noise=0.1,
+                    noise=Gaussian(0.1),
                 ),
                 evaluator=Evaluator(
                     self.make_evaluated,
