@@ -12,8 +12,8 @@ from contracts.source import imports, modules, sources
 MODULES_IN_A_ROOM = 25
 LINES_OF_A_PARAGRAPH = 100
 
-ROOT = {"__main__", "api", "errors", "pace", "progress", "schema", "seeding"}
-"""The nouns that every room may use, the public interface, and the process."""
+ROOT = {"__main__", "api", "errors", "pace", "progress", "schema", "seeding", "testing"}
+"""The nouns that every room may use, the public interface, what tests of users import, and the process."""
 
 PARAGRAPHS = {
     "cli.certs": "commands of their own, below `dase certs`",
@@ -40,6 +40,7 @@ GERUNDS = {
     "sharding": "the field's word",
     "training": "the field's word",
     "learning": "the field's word",
+    "testing": "as NumPy and torch name what tests of users import",
 }
 """Names of modules and rooms that say what is done, not what is there."""
 

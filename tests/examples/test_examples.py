@@ -39,6 +39,13 @@ def python(*arguments: object, folder: Path) -> str:
     return answer.stdout
 
 
+def assert_shown(example: str, page: str) -> None:
+    """The first code on a page is the example's."""
+    shown, *_ = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    lines = (EXAMPLES / example).read_text().splitlines()
+    assert [line for line in shown.splitlines() if line not in lines] == []
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> RunDirectory:
     """A short run in the example's environment."""
@@ -61,9 +68,17 @@ def test_the_own_measure_weighs_by_age_and_is_what_its_page_shows(tmp_path):
     (agent, *_) = RunDirectory.open(tmp_path / "runs" / "fresh").agents()
     weight = read_metrics(agent.metrics.path)[-1]["similarity_weight"]
     assert 2 ** (-120 / 1_000) < weight < 1  # of λ = 1, after 120 updates at most
-    (shown,) = re.findall(r"```python\n(.*?)```", (DOCS / "measures.md").read_text(), re.DOTALL)
-    text = (EXAMPLES / "my_measure.py").read_text()
-    assert [line for line in shown.splitlines() if line not in text.splitlines()] == []
+    assert_shown("my_measure.py", "measures.md")
+
+
+def test_the_own_agent_explores_otherwise_and_is_what_its_page_shows(tmp_path, run):
+    command = "-m", "dase_grpc", "train", "--lockstep", "--name=drift", *small_flags("my_env:Cart")
+    python(*command, "--set=agent.algorithm=my_agent:DriftingTD3", folder=tmp_path)
+    drifted = RunDirectory.open(tmp_path / "runs" / "drift")
+    ours, theirs = (read_metrics(each.agents()[0].metrics.path)[-1] for each in (drifted, run))
+    assert ours["updates"] == theirs["updates"]
+    assert ours["critic_loss"] != theirs["critic_loss"]
+    assert_shown("my_agent.py", "agents.md")
 
 
 def test_a_trained_policy_can_be_used(run):
