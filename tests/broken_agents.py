@@ -150,6 +150,13 @@ class Silent(TD3):
         return {}
 
 
+class Narrow(TD3):
+    """Does not hand on what an ActorCritic is made with."""
+
+    def __init__(self, config, schema, *, seed, agent_id, device):
+        super().__init__(config, schema, seed=seed, agent_id=agent_id, device=device)
+
+
 class Raising(TD3):
     def update(self, batch, weight, **given):
         raise ValueError("no such thing")

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from broken_agents import BROKEN, Plain, Raising
+from broken_agents import BROKEN, Narrow, Plain, Raising
 from contracts.sentences import refuses
 
 from dase_grpc.config.algorithms import AgentConfig
@@ -65,10 +65,14 @@ def test_each_promise_is_broken_by_somebody():
     assert {name for name, _ in BROKEN.values()} == {*PROMISES, *MORE}
 
 
-def test_what_an_agent_raises_is_said_and_kept_as_the_cause():
-    with pytest.raises(AlgorithmError, match="it failed with ValueError: no such thing") as caught:
-        check_agent(Raising)
-    assert isinstance(caught.value.__cause__, ValueError)
+@pytest.mark.parametrize(
+    ("agent", "cause", "said"),
+    [(Raising, ValueError, "no such thing"), (Narrow, TypeError, ".*unexpected keyword argument 'memory'")],
+)
+def test_what_an_agent_raises_is_said_and_kept_as_the_cause(agent, cause, said):
+    with pytest.raises(AlgorithmError, match=f"it failed with {cause.__name__}: {said}") as caught:
+        check_agent(agent)
+    assert isinstance(caught.value.__cause__, cause)
 
 
 def test_an_agent_that_shall_not_be_stacked_need_not_keep_that_promise():

@@ -105,9 +105,32 @@ def make_agent(
 
     memory and autograd are for an `ActorCritic` only.
     """
-    make = load_algorithm(config.algorithm)
-    more = {"memory": memory, "autograd": autograd} if issubclass(make, ActorCritic) else {}
-    agent: Agent = make(config, schema, seed=seed, agent_id=agent_id, device=device, **more)
+    return agent_of(
+        load_algorithm(config.algorithm),
+        config,
+        schema,
+        seed=seed,
+        agent_id=agent_id,
+        device=device,
+        memory=memory,
+        autograd=autograd,
+    )
+
+
+def agent_of(
+    algorithm: type[Any],
+    config: AgentConfig,
+    schema: TransitionSchema,
+    *,
+    seed: int,
+    agent_id: int,
+    device: torch.device,
+    memory: Memory = OWN,
+    autograd: bool | None = None,
+) -> Agent:
+    """As `make_agent`, of a class of agents."""
+    more = {"memory": memory, "autograd": autograd} if issubclass(algorithm, ActorCritic) else {}
+    agent: Agent = algorithm(config, schema, seed=seed, agent_id=agent_id, device=device, **more)
     return agent
 
 

@@ -12,7 +12,7 @@ from dase_grpc.config.algorithms import AgentConfig
 from dase_grpc.errors import AlgorithmError
 from dase_grpc.learning.agents.actor_critic import ActorCritic
 from dase_grpc.learning.agents.batch import Batch, made_up_rows
-from dase_grpc.learning.agents.registry import Agent
+from dase_grpc.learning.agents.registry import Agent, agent_of
 from dase_grpc.learning.envs.answers import kind
 from dase_grpc.schema import Array, TransitionSchema
 
@@ -40,10 +40,9 @@ class Trial:
 
     def make(self, *, seed: int = 1, agent_id: int = 0, **more: Any) -> Agent:
         """A new agent, on the CPU."""
-        agent: Agent = self.algorithm(
-            self.config, self.schema, seed=seed, agent_id=agent_id, device=CPU, **more
+        return agent_of(
+            self.algorithm, self.config, self.schema, seed=seed, agent_id=agent_id, device=CPU, **more
         )
-        return agent
 
     def batch(self, number: int = 0, **columns: Any) -> Batch:
         """A batch of that number, with other values in some columns."""
