@@ -8,7 +8,7 @@ from deploy.charts import CONFIG, VALUES, Rendered, Workload
 from dase_grpc import __main__
 from dase_grpc.cli.main import app
 from dase_grpc.metrics.endpoint import LIVE_PATH, READY_PATH
-from dase_grpc.nodes.replay_options import GRACE_S
+from dase_grpc.nodes.options import GRACE_S
 from dase_grpc.process.tasks import ANSWER_S
 from dase_grpc.replay.client.handoff import USUAL
 from dase_grpc.replay.client.membership import FAREWELL_S
