@@ -29,7 +29,7 @@ def of(flag: Flag) -> Any:
 
 
 def _run(path: Path) -> Path:
-    """Refuses what is no run, before anything large is imported; so do the next four."""
+    """Refuses what is no run, before anything large is imported; what follows does so for other arguments."""
     from dase_grpc.runs.lookup import require_run
 
     require_run(path)
@@ -44,7 +44,9 @@ def _with_policies(path: Path) -> Path:
 
 
 def _servable(path: Path) -> Path:
-    return path if path.suffix in (".onnx", ".pt") else _with_policies(path)
+    from dase_grpc.learning.agents.model_files import READERS
+
+    return path if path.suffix in READERS else _with_policies(path)
 
 
 def _folders(paths: list[Path]) -> list[Path]:

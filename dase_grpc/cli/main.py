@@ -256,7 +256,7 @@ def evaluate(
     """Evaluates the latest checkpoints of a run, or one checkpoint, without noise."""
     from dase_grpc.launch.evaluate import agent_choice, evaluate_checkpoint, note_on_film
 
-    chosen = agent_choice(agent)
+    chosen = None if agent is None else agent_choice(agent)
     results = evaluate_checkpoint(target, episodes=episodes, seed=seed, video=video, best=best, agent=chosen)
     for result in results:
         typer.echo(str(result))
@@ -277,7 +277,7 @@ def export(
     from dase_grpc.launch.evaluate import agent_choice
     from dase_grpc.launch.export import export_policy
 
-    typer.echo(export_policy(target, out, agent=agent_choice(agent) or 0))
+    typer.echo(export_policy(target, out, agent=agent_choice(agent)))
 
 
 app.command("serve")(serve)

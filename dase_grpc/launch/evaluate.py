@@ -111,14 +111,14 @@ class Contestant:
             ) from None
 
 
-def agent_choice(text: str | None) -> int | Choice | None:
+def agent_choice(text: str) -> int | Choice:
     """What `--agent` says: an agent's id, "best" or "ensemble".
 
     Raises:
         UsageError: it is none of these.
     """
-    if text is None or text.isdecimal():
-        return None if text is None else int(text)
+    if text.isdecimal():
+        return int(text)
     for choice in get_args(Choice):
         if text == choice:
             return choice  # type: ignore[no-any-return]  # one of the literals

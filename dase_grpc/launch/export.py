@@ -11,7 +11,7 @@ import numpy.typing as npt
 from dase_grpc.errors import ConfigError, DaseError, UsageError
 from dase_grpc.launch.evaluate import Choice, chosen_policy
 from dase_grpc.learning.agents.exported import Recipe, write_onnx, write_torchscript
-from dase_grpc.learning.agents.model_files import ModelFile, read_onnx, read_torchscript
+from dase_grpc.learning.agents.model_files import READERS
 from dase_grpc.learning.agents.policy import ActorPolicy
 from dase_grpc.learning.envs.answers import ActionMap
 from dase_grpc.learning.envs.flat import observation_shape
@@ -24,6 +24,9 @@ CHECKED: Final = 1_000
 """Observations for which the file has to act as the policy does."""
 TOLERANCE: Final = 1e-6
 """By so much of the action's range it may differ, beside what float32 rounds."""
+
+WRITERS: Final = {".onnx": write_onnx, ".pt": write_torchscript}
+"""What writes a file, by the end of its name."""
 
 Acting = Callable[[Array], npt.NDArray[Any]]
 
@@ -42,9 +45,9 @@ def export_policy(target: Path, out: Path, *, agent: int | Choice = "best") -> P
         raise ConfigError(
             "the ensemble acts by K policies and critics, which no one file holds; export the best"
         )
-    if out.suffix not in _WAYS:
+    if out.suffix not in WRITERS:
         raise ConfigError(
-            f"{out} ends in none of {', '.join(_WAYS)}, which says the format: ONNX or TorchScript"
+            f"{out} ends in none of {', '.join(WRITERS)}, which says the format: ONNX or TorchScript"
         )
     policy, checkpoint = chosen_policy(target, agent)
     assert isinstance(policy, ActorPolicy)
@@ -52,12 +55,11 @@ def export_policy(target: Path, out: Path, *, agent: int | Choice = "best") -> P
         space: Any = env.action_space
         shape = observation_shape(env)
     recipe, to_env = Recipe.of(policy, low=space.low, high=space.high), ActionMap(space)
-    write, read = _WAYS[out.suffix]
     try:
         with tempfile.TemporaryDirectory(dir=out.absolute().parent, prefix=".export-") as folder:
             file = Path(folder) / out.name
-            write(recipe, file, policy_metadata(checkpoint, agent, shape))
-            _require_alike(lambda rows: to_env(policy.act(rows)), read(file).act, recipe)
+            WRITERS[out.suffix](recipe, file, policy_metadata(checkpoint, agent, shape))
+            _require_alike(lambda rows: to_env(policy.act(rows)), READERS[out.suffix](file).act, recipe)
             file.replace(out)
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror or error}") from None
@@ -106,9 +108,3 @@ def _require_alike(policy: Acting, file: Acting, recipe: Recipe) -> None:
         raise DaseError(
             f"the file's actions differ by {differences.max():.1e} of their range; it was not kept"
         )
-
-
-_WAYS: Final[dict[str, tuple[Callable[..., None], Callable[[Path], ModelFile]]]] = {
-    ".onnx": (write_onnx, read_onnx),
-    ".pt": (write_torchscript, read_torchscript),
-}

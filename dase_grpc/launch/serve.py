@@ -113,7 +113,7 @@ def _of_run(target: Path, agent: str) -> ServedPolicy:
     from dase_grpc.learning.envs.flat import observation_shape
     from dase_grpc.learning.envs.make import borrowed_env
 
-    choice = agent_choice(agent) or 0
+    choice = agent_choice(agent)
     policy, checkpoint = chosen_policy(target, choice)
     with borrowed_env(checkpoint.config.env, owner="the policy") as env:
         to_env, shape = ActionMap(env.action_space), observation_shape(env)

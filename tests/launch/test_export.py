@@ -19,7 +19,7 @@ from dase_grpc.errors import ConfigError, DaseError, RunDirectoryError
 from dase_grpc.launch import export
 from dase_grpc.launch.export import export_policy
 from dase_grpc.learning.agents.exported import Recipe, write_onnx
-from dase_grpc.learning.agents.model_files import EXTRA, ModelFile
+from dase_grpc.learning.agents.model_files import EXTRA, ModelFile, read_onnx, read_torchscript
 from dase_grpc.runs.directory import RunDirectory
 
 ONNX = pytest.importorskip("onnxruntime")
@@ -79,13 +79,11 @@ def pair(tmp_path_factory) -> RunDirectory:
 
 
 def test_a_file_that_acts_otherwise_is_not_kept(pair, tmp_path, monkeypatch):
-    write, read = export._WAYS[".pt"]
-
     def off(path: Path) -> ModelFile:
-        file = read(path)
+        file = read_torchscript(path)
         return replace(file, act=lambda rows: file.act(rows) + 1e-3)
 
-    monkeypatch.setitem(export._WAYS, ".pt", (write, off))
+    monkeypatch.setitem(export.READERS, ".pt", off)
     with refuses(DaseError, "the file's actions differ by", "it was not kept"):
         export_policy(pair.path, tmp_path / "p.pt")
     assert list(tmp_path.iterdir()) == []
@@ -104,7 +102,7 @@ def test_what_float32_rounds_is_no_difference_and_more_is(tmp_path):
         return (np.tanh(hidden @ layers[-1][0].T) + error).astype(np.float32)
 
     write_onnx(recipe, tmp_path / "p.onnx", {})
-    file = export.read_onnx(tmp_path / "p.onnx").act
+    file = read_onnx(tmp_path / "p.onnx").act
     rows = rng.normal(0, 30, (1_000, 11)).astype(np.float32)
     assert np.abs(exactly(rows) - file(rows)).max() > 2 * export.TOLERANCE
     export._require_alike(exactly, file, recipe)
