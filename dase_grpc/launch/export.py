@@ -17,7 +17,8 @@ from dase_grpc.learning.envs.answers import ActionMap
 from dase_grpc.learning.envs.flat import observation_shape
 from dase_grpc.learning.envs.make import borrowed_env
 from dase_grpc.runs.checkpoint import Checkpoint
-from dase_grpc.runs.directory import RUN_FILE, RunDirectory
+from dase_grpc.runs.directory import RunDirectory
+from dase_grpc.runs.lookup import run_of
 from dase_grpc.schema import Array
 
 CHECKED: Final = 1_000
@@ -91,7 +92,7 @@ def policy_metadata(
 
 def _commit(checkpoint: Path) -> str:
     """The commit of the project that the run of a checkpoint was started from; "" where it is not known."""
-    run = next((folder for folder in checkpoint.parents if (folder / RUN_FILE).exists()), None)
+    run = run_of(checkpoint)
     return "" if run is None else RunDirectory.open(run).versions.get("git", "")
 
 

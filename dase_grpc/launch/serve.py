@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from prometheus_client import CollectorRegistry
 
 from dase_grpc.errors import ConfigError, DivergedError, UsageError
 from dase_grpc.inference.service import Act, Batcher, BatchLimits, InferenceServicer
@@ -67,7 +66,8 @@ async def run_policy(
     told = policy.description
     servicer = InferenceServicer(batcher, replace(told, max_rows=min(told.max_rows, options.max_queue)))
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
-    _register(registry, calls, counts, listener)
+    registry.register(InferenceCollector(counts, listener.denied))
+    registry.register(CallsCollector(calls, role=ROLE))
     beside = (batcher.run(), listener.watch_door(), watch_loop_lag(loop_lag(registry).observe))
     async with asyncio.TaskGroup() as tasks:
         jobs = [tasks.create_task(job) for job in beside]
@@ -78,12 +78,6 @@ async def run_policy(
         for job in jobs:
             job.cancel()
     log.info("stopped; %s answered", several(counts.rows, "observation"))
-
-
-def _register(registry: CollectorRegistry, calls: Calls, counts: BatchCounts, listener: Listener) -> None:
-    door = listener.door
-    registry.register(InferenceCollector(counts, dict if door is None else lambda: dict(door.denied)))
-    registry.register(CallsCollector(calls, role=ROLE))
 
 
 def served_policy(target: Path, agent: str | None = None) -> ServedPolicy:

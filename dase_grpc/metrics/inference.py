@@ -29,7 +29,7 @@ class BatchCounts:
 class InferenceCollector(Collector):
     """Reads what a policy server counts when scraped; `denied` are refused calls by reason."""
 
-    def __init__(self, counts: BatchCounts, denied: Callable[[], Mapping[str, int]] = dict) -> None:
+    def __init__(self, counts: BatchCounts, denied: Callable[[], Mapping[str, int]]) -> None:
         self._counts, self._denied = counts, denied
 
     def collect(self) -> Iterable[Metric]:

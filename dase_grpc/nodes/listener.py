@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -76,6 +76,10 @@ class Listener:
                 await health.enter_graceful_shutdown()
                 drain()
                 await server.stop(options.grace_s)
+
+    def denied(self) -> Mapping[str, int]:
+        """How often callers were refused, by reason; for any thread."""
+        return {} if self.door is None else dict(self.door.denied)
 
     async def watch_door(self) -> None:
         """Looks at the door again and again, until cancelled; returns where there is none."""

@@ -100,8 +100,8 @@ def boot_id() -> str:
 async def _serve(
     run: SharedRun, options: ReplayOptions, stop: asyncio.Event, announce: Announce, listener: Listener
 ) -> None:
-    monitor, door = ReplayMonitor(run, DESCRIPTORS), listener.door
-    server = make_server(monitor.calls, door)
+    monitor = ReplayMonitor(run, DESCRIPTORS)
+    server = make_server(monitor.calls, listener.door)
     replay, policies = ReplayServicer(run, calls=monitor.calls), PolicyServicer(run)
     cluster = ClusterServicer(run, clock=time.monotonic, on_event=log.info, started_at=time.monotonic())
     add_replay(replay, server)
@@ -109,8 +109,7 @@ async def _serve(
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(policies, server)
     streams = replay.streams, policies.streams
     monitor.open_streams = lambda: streams[0].open_streams | streams[1].open_streams
-    if door:
-        monitor.denied = lambda: dict(door.denied)
+    monitor.denied = listener.denied
 
     def drain() -> None:
         cluster.draining = True

@@ -31,7 +31,7 @@ def require_policies(path: Path) -> None:
     telling = (RUN_FILE, CHECKPOINT_FILE, "checkpoints")
     if any((path / name).exists() for name in telling) or any(path.glob("step-*")):
         return
-    if (path.is_dir() and _owner(path)) or (told := _elsewhere(path)) is None:
+    if (path.is_dir() and run_of(path)) or (told := _elsewhere(path)) is None:
         told = f"{path} is neither a run, an agent's directory nor a checkpoint"
     raise RunDirectoryError(told)
 
@@ -50,11 +50,17 @@ def runs_in(folder: Path) -> list[Path]:
     return _newest_first(file.parent for file in shown)
 
 
+def run_of(path: Path) -> Path | None:
+    """The run that a path lies in, absolute if the path is; None if it lies in none."""
+    run = next((each for each in path.resolve().parents if (each / RUN_FILE).is_file()), None)
+    return run if run is None or path.is_absolute() else Path(os.path.relpath(run))
+
+
 def _elsewhere(path: Path) -> str | None:
     """What `path` is, if it is no folder, or one where runs are near; None of any other folder."""
     if not path.is_dir():
         return _no_folder(path)
-    if owner := _owner(path):
+    if owner := run_of(path):
         return f"{path} is a part of a run, not a run; give the run's own folder, {owner}"
     if runs := runs_in(path):
         one = "the run in it is" if len(runs) == 1 else f"there are {len(runs)} runs in it, the newest"
@@ -78,12 +84,6 @@ def _no_folder(path: Path) -> str:
 def _named(runs: Sequence[Path]) -> str:
     more = len(runs) - SHOWN
     return ", ".join(map(str, runs[:SHOWN])) + (f" and {more} more" if more > 0 else "")
-
-
-def _owner(path: Path) -> Path | None:
-    """The run that a path lies in, absolute if the path is; None if it lies in none."""
-    owner = next((each for each in path.resolve().parents if (each / RUN_FILE).is_file()), None)
-    return owner if owner is None or path.is_absolute() else Path(os.path.relpath(owner))
 
 
 def _newest_first(runs: Iterable[Path]) -> list[Path]:
