@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 
 import grpc
 
-from dase_grpc.errors import UnreachableError
+from dase_grpc.errors import ConfigError, UnreachableError
 from dase_grpc.inference.v1.inference_pb2 import ActRequest, ActResponse, DescribePolicyRequest
 from dase_grpc.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from dase_grpc.inference.wire import Actions, PolicyDescription, read_actions, to_rows, write_observations
@@ -33,7 +33,7 @@ class PolicyClient:
     sent twice.
 
     Raises:
-        AddressError, CredentialsError: what was given cannot be used.
+        AddressError, CredentialsError, ConfigError: what was given cannot be used.
     """
 
     def __init__(
@@ -44,9 +44,12 @@ class PolicyClient:
         token_file: str | Path | None = None,
         timeout_s: float = CALL_S,
     ) -> None:
+        if not timeout_s > 0:
+            raise ConfigError(f"timeout_s = {timeout_s:g} leaves no time for an answer; give seconds above 0")
         self._address, self._timeout_s = parse_address(address), timeout_s
         self._credentials = Credentials(*(None if each is None else Path(each) for each in (tls, token_file)))
         self._credentials.require_usable()
+        self._channels = self._credentials.blocking_channels(self._address.target, CLIENT_OPTIONS)
         self._line: tuple[grpc.Channel, InferenceServiceStub] | None = None
         self._was_answered = False
 
@@ -77,7 +80,7 @@ class PolicyClient:
 
     @contextmanager
     def stream(self) -> Iterator[Callable[[Any], Actions]]:
-        """An `act` for one thread, whose calls share a stream and so take about half as long.
+        """An `act` for one thread, whose calls share a stream and so take about three quarters of the time.
 
         An error ends the stream, so begin another one after it.
         """
@@ -107,10 +110,6 @@ class PolicyClient:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @cached_property
-    def _channels(self) -> Callable[[], grpc.Channel]:
-        return self._credentials.blocking_channels(self._address.target, CLIENT_OPTIONS)
 
     def _stub(self) -> InferenceServiceStub:
         channel = self._channels()
