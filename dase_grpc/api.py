@@ -158,10 +158,14 @@ def iterate(
         named["env.id"] = _env_id(env, mode)
     given = {**named, **_by_name(settings)}
     config = layered(preset_name=preset, flags=given, method=method)
-    root, told = Path(runs), ["dase.train"]
-    gpus = None if gpu is None else Gpus.parse(gpu)
     options = TrainOptions(
-        config, root, name=name, gpus=gpus, lockstep=mode == "lockstep", stack=mode == "stack", command=told
+        config,
+        Path(runs),
+        name=name,
+        gpus=None if gpu is None else Gpus.parse(gpu),
+        lockstep=mode == "lockstep",
+        stack=mode == "stack",
+        command=["dase.train"],
     )
     said = print if verbose else unheard
     return in_processes(options, said) if mode == "processes" else in_rounds(options)

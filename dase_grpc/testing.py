@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from dase_grpc.config.algorithms import AgentConfig
 from dase_grpc.errors import AlgorithmError
-from dase_grpc.learning.agents.promises import MORE, PROMISES, STACK, keep
+from dase_grpc.learning.agents.promises import MORE, PROMISES, STACK, require_kept
 from dase_grpc.learning.agents.trial import Trial
 from dase_grpc.schema import TransitionSchema
 
@@ -31,7 +31,7 @@ def check_agent(
     """
     trial = _trial(agent, config, schema)
     for promise in _promises(trial, stacks=stacks):
-        keep(promise, trial)
+        require_kept(promise, trial)
 
 
 class AgentContract:
@@ -58,7 +58,7 @@ class AgentContract:
 
     def test_promise(self, promise: str) -> None:
         """One promise is kept."""
-        keep(promise, self._tried())
+        require_kept(promise, self._tried())
 
 
 def _trial(agent: type[Any], config: AgentConfig | None, schema: TransitionSchema | None) -> Trial:

@@ -211,12 +211,10 @@ def _said_of(
             f"agent.algorithm = {said['algorithm']} and a mixed ensemble contradict each other; "
             f"name the algorithm of each agent, as in --algo td3,sac"
         )
-    used, its = {each.get("algorithm") for each in members}, member.get("algorithm")
-    unread = {
-        key
-        for key, reader in READ_BY_ONE.items()
-        if reader in used and reader != its and not is_own(str(its))
-    }
+    algorithm, used = member.get("algorithm"), {each.get("algorithm") for each in members}
+    unread = {key for key, reader in READ_BY_ONE.items() if reader in used and reader != algorithm}
+    if is_own(str(algorithm)):
+        unread = set()
     return {**member, **{key: value for key, value in said.items() if key not in unread}}
 
 

@@ -95,7 +95,7 @@ class RunFollower:
     def news(self) -> Iterator[Event]:
         """What has come since the last call, agent by agent, and then how far they are, if that is new."""
         before = dict(self._steps)
-        if not self._path.exists():
+        if not (self._path / RUN_FILE).exists():
             return
         directory = self._directory()
         self._total = directory.config.train.steps
@@ -106,7 +106,7 @@ class RunFollower:
 
     def _directory(self) -> RunDirectory:
         """The run; run.toml is parsed again only where it was written anew, as for a run that is resumed."""
-        written = (self._path / RUN_FILE).stat().st_mtime_ns if (self._path / RUN_FILE).exists() else 0
+        written = (self._path / RUN_FILE).stat().st_mtime_ns
         if self._run is None or self._run[0] != written:
             self._run = written, RunDirectory.open(self._path)
         return self._run[1]

@@ -289,8 +289,8 @@ MORE: Final[Mapping[str, Promise]] = {
 """What an `ActorCritic` promises besides, where the settings ask for it."""
 
 
-def keep(name: str, trial: Trial) -> None:
-    """Tries one promise.
+def require_kept(name: str, trial: Trial) -> None:
+    """Checks that one promise is kept.
 
     Raises:
         AlgorithmError: it is broken; in one sentence that names it.
@@ -341,8 +341,8 @@ def try_out_agents(config: RunConfig, schema: TransitionSchema, *, stacked: bool
                 f"{agent.algorithm} does not; subclass one, or leave {asked} out"
             )
         for name in PROMISES:
-            keep(name, trial)
+            require_kept(name, trial)
         if trial.has_values and (stacked or not on_cpu):
-            keep(STACK, trial)
+            require_kept(STACK, trial)
         if config.replay.sampling == "prioritised":
-            keep(ERRORS, trial)
+            require_kept(ERRORS, trial)

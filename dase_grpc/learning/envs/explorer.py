@@ -179,8 +179,8 @@ class Explorer:
     def state(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """All that exploring goes on from: what JSON can hold, and arrays.
 
-        Of the environment, its episode's number, hence its seed, and the actions, up to `REPLAYED_STEPS`; and
-        the rows that are held back; and what the noise remembers.
+        Of the environment, its episode's number, hence its seed, and the actions, up to `REPLAYED_STEPS`; the
+        rows that are held back; what the noise remembers.
         """
         numbers = {
             "generator": seeding.generator_state(self._rng),
