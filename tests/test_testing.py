@@ -36,10 +36,6 @@ class TestSAC(AgentContract):
     schema = TransitionSchema("wide", 11, 1, (-2.0,), (2.0,))
 
 
-class TestPlain(AgentContract):
-    agent = Plain
-
-
 @pytest.mark.parametrize("agent", [TD3, DDPG, SAC, Plain])
 def test_the_agents_that_there_are_keep_what_they_promise(agent):
     check_agent(agent)

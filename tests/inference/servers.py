@@ -1,7 +1,6 @@
 """Policy servers in the test's own event loop, and clients on threads beside it."""
 
 import asyncio
-import socket
 import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -10,7 +9,7 @@ from typing import Any
 
 from inference.policies import ABOUT, HeldPolicy, policy_threads
 from patience import PATIENCE_S
-from replay.wire.services import LOOPBACK, promptly
+from replay.wire.services import LOOPBACK, free_port, promptly
 
 from dase_grpc.inference.client import PolicyClient
 from dase_grpc.launch.serve import ServedPolicy, run_policy
@@ -74,13 +73,6 @@ async def called(what: Callable[..., Any], *given: Any) -> Any:
 def client_of(server: RunningServer, **more: Any) -> PolicyClient:
     """A client of a server in this loop."""
     return PolicyClient(str(server.address), **more)
-
-
-def free_port() -> int:
-    """One that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def fetched(url: str) -> str:

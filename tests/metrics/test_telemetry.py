@@ -14,6 +14,7 @@ from contracts.sentences import refuses
 from patience import PATIENCE_S
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from replay.wire import services
 from write_metrics import DISTILLED, learner_registry, registries, replay_registry
 
 from dase_grpc.errors import AddressError
@@ -151,8 +152,7 @@ def test_registries_are_independent():
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    return services.free_port()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """A learner node on a replay of two shards: it joins both, goes on when one is away, and is one agent."""
 
 import asyncio
-import socket
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
@@ -12,7 +11,7 @@ from nodes.learning_cases import FOREVER, QUICK, learner_options, learning, stat
 from nodes.running import ended, replay_node
 from nodes.sharding_cases import shards_serving
 from patience import PATIENCE_S
-from replay.wire.services import eventually, promptly
+from replay.wire.services import eventually, free_port, promptly
 
 from dase_grpc.errors import AgentTakenError, ConfigError, UnreachableError
 from dase_grpc.progress import Progress
@@ -171,9 +170,3 @@ async def test_shards_behind_a_name_are_found_again_at_new_addresses(tmp_path, c
                 await until_further(moved.address, task, steps=50)
                 await ended(task, stop)
                 assert (await status_of(moved.address)).agents[0].lease == "left"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

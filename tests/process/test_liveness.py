@@ -2,21 +2,15 @@
 
 import asyncio
 import http.client
-import socket
 
 import pytest
 from nodes.learning_cases import FOREVER, learner_options, learning, until_trained
 from nodes.running import replay_node
 from patience import PATIENCE_S
-from replay.wire.services import promptly
+from replay.wire.services import free_port, promptly
 
 from dase_grpc.metrics.endpoint import LIVE_PATH, READY_PATH
 from dase_grpc.replay.wire.addresses import Address
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def asked(port: int, path: str) -> int:

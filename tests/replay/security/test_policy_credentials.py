@@ -1,5 +1,7 @@
 """A policy server with TLS or tokens, and clients that it lets in or not."""
 
+import shutil
+
 import pytest
 from contracts.sentences import refuses
 from inference.policies import acts, rows
@@ -57,19 +59,11 @@ async def test_tokens_let_in_whom_they_name(keyring):
 
 
 async def test_a_client_takes_renewed_files_into_use(keyring, tmp_path):
-    folder = tmp_path / "tls"
-    folder.mkdir()
-
-    def copy(source):
-        for name in ("ca.crt", "tls.crt", "tls.key"):
-            (folder / name).write_bytes((source / name).read_bytes())
-            (folder / name).chmod(0o600)
-
-    copy(keyring.folder("client"))
+    folder = shutil.copytree(keyring.folder("client"), tmp_path / "tls")
     async with policy_server(tls=keyring.folder("replay")) as server:
         with client_of(server, tls=folder) as client:
             await called(client.act, rows(1)[0])
-            copy(keyring.folder("learner/0"))
+            shutil.copytree(keyring.folder("learner/0"), folder, dirs_exist_ok=True)
             with pytest.raises(NotPermittedError):
                 await called(client.act, rows(1)[0])
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import socket
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -27,6 +28,12 @@ from dase_grpc.schema import Array, TransitionSchema
 SCHEMA = TransitionSchema("worlds:Small", 2, 1, (-1.0,), (1.0,))
 WIDE = TransitionSchema("worlds:Wide", 4_096, 2, (-1.0, -1.0), (1.0, 1.0))
 LOOPBACK = Address("127.0.0.1", 0)
+
+
+def free_port() -> int:
+    """One that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
 
 
 @dataclass
