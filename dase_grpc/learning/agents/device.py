@@ -41,12 +41,10 @@ def pick_device(gpu: int | None, agents: Iterable[AgentConfig] = ()) -> torch.de
 
 
 def gpu_indices(gpus: Gpus) -> tuple[int, ...]:
-    """Those that are named, or all that torch finds. DeviceError where all are none."""
-    if gpus.indices is not None:
-        return gpus.indices
+    """Those that are named, or all that torch finds. DeviceError where it finds none."""
     if not (count := torch.cuda.device_count()):
         raise _not_there(gpus, count)
-    return tuple(range(count))
+    return tuple(range(count)) if gpus.indices is None else gpus.indices
 
 
 def _not_there(asked: int | Gpus, count: int) -> DeviceError:

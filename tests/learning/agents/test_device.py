@@ -38,10 +38,11 @@ def test_all_gpus_are_those_that_there_are_and_named_ones_are_left_to_pick(monke
     assert gpu_indices(Gpus.parse("5,0")) == (5, 0)
 
 
-def test_all_gpus_of_a_machine_without_one_are_refused(monkeypatch):
+@pytest.mark.parametrize("asked", ["all", "0,1"])
+def test_gpus_of_a_machine_without_one_are_refused_as_they_were_asked_for(monkeypatch, asked):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with refuses(DeviceError, "--gpu all: torch finds no CUDA device on this machine; leave --gpu out"):
-        gpu_indices(Gpus.parse("all"))
+    with refuses(DeviceError, f"--gpu {asked}: torch finds no CUDA device on this machine; leave --gpu out"):
+        gpu_indices(Gpus.parse(asked))
 
 
 def test_a_gpu_is_made_the_current_one_and_a_cpu_changes_nothing(monkeypatch):
