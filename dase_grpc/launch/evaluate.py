@@ -199,7 +199,7 @@ def _chosen(contestants: Sequence[Contestant]) -> Contestant:
     seed = integer(config.train.seed, Purpose.EVALUATION)
     results = [_evaluate(each, config.eval.episodes, seed=seed) for each in contestants]
     chosen = contestants[_highest(results)]
-    return replace(chosen, name=f"{chosen.name}, the best of {len(contestants)},")
+    return replace(chosen, name=f"{chosen.name} (the best of {len(contestants)})")
 
 
 def _note_score(run: RunDirectory, policy: str, result: EvaluatedCheckpoint) -> None:

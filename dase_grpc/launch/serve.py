@@ -139,4 +139,4 @@ def _served(act: Act, told: Mapping[str, Any]) -> ServedPolicy:
 def _whose(told: Mapping[str, Any]) -> str:
     if told["chosen"] == "ensemble":
         return "the ensemble"
-    return f"agent {told['agent']}" + (", the best" if told["chosen"] == "best" else "")
+    return f"agent {told['agent']}" + (" (the best)" if told["chosen"] == "best" else "")

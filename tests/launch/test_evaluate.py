@@ -115,7 +115,7 @@ def test_the_best_agent_is_chosen_by_the_trainings_episodes_and_scored_by_others
     best = max(choosing, key=lambda result: result.evaluation.return_mean)
     (scored,) = evaluate_checkpoint(run.path, 3, agent="best")
     assert scored.agent_id == best.agent_id
-    assert scored.agent_name == f"agent {best.agent_id}, the best of 2,"
+    assert scored.agent_name == f"agent {best.agent_id} (the best of 2)"
     assert scored.seed == integer(3, Purpose.SCORE) != integer(3, Purpose.EVALUATION)
     (alone,) = evaluate_checkpoint(run.agent(best.agent_id).path, 3, seed=scored.seed)
     assert scored.evaluation == alone.evaluation
