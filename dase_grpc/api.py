@@ -2,7 +2,7 @@
 
     import dase_grpc as dase
 
-    run = dase.train(env="Hopper-v5", agents=2, steps=20_000, mode="lockstep")
+    run = dase.train(env="Hopper-v5", agents=2, steps=100_000, mode="lockstep")
     action = run.policy("best").act(observation)
 
 What is here stays as it is from version to version; other modules may change.
@@ -101,7 +101,8 @@ def train(
     one replay and a learner for each agent, "lockstep", all in this process and the same to the bit each
     time, or "stack", in this process and updated at once. `runs` and `name` say where the run's directory is
     made. `gpu` is a GPU's index, several, which learners in other processes take in turn, or "all"; None is
-    the CPU. A `verbose` run in other processes prints what it says.
+    the CPU. A `verbose` run in other processes prints what it says, one in this process what is odd about
+    its settings.
     Further settings go by dotted names, as in `**{"agent.batch_size": 64}`, or by sections, as in
     `agent={"batch_size": 64}`.
 
@@ -168,7 +169,7 @@ def iterate(
         command=["dase.train"],
     )
     said = print if verbose else unheard
-    return in_processes(options, said) if mode == "processes" else in_rounds(options)
+    return (in_processes if mode == "processes" else in_rounds)(options, said)
 
 
 def _by_name(settings: Mapping[str, Any]) -> dict[str, Any]:

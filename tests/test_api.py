@@ -75,6 +75,14 @@ def test_a_run_in_this_process_is_that_of_the_command_line_to_the_bit(tmp_path):
     assert_equal(expected, RunDirectory.open(found.path))
 
 
+@pytest.mark.parametrize("verbose", [True, False])
+def test_a_run_in_this_process_says_that_it_learns_nothing(tmp_path, capsys, verbose):
+    settings = {**SMALL, "steps": 20}
+    dase.train("worlds:PointGoal", mode="lockstep", runs=tmp_path, verbose=verbose, **settings)
+    note = "note: agent.start_steps = 20 covers the whole run, so hardly anything is learned\n"
+    assert capsys.readouterr().out == (note if verbose else "")
+
+
 @pytest.mark.parametrize("mode", ["lockstep", pytest.param("processes", marks=pytest.mark.slow)])
 def test_events_tell_of_the_run_in_order(tmp_path, monkeypatch, mode):
     monkeypatch.setenv("PYTHONPATH", importing(Path(worlds.__file__).parent)["PYTHONPATH"])

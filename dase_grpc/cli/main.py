@@ -60,8 +60,9 @@ def train(
 ) -> None:
     """Trains K agents on this machine: one replay service and K learner processes.
 
-    With no arguments it runs the quick start, one to two minutes on two cores. With --env or
-    --algo it uses the paper's settings, those for TD3 unless another algorithm is named.
+    With no arguments it runs the quick start, one to two minutes on two cores.
+
+    With --env or --algo: the paper's settings, 25,000 random steps first, for TD3 unless another is named.
     """
     from dase_grpc.launch.train import TrainOptions, train_here
 

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from dase_grpc.launch.child import ChildRun, configured
 from dase_grpc.launch.lockstep import open_lockstep, rounds
-from dase_grpc.launch.train import TrainOptions, new_run, run_name, tried_names
+from dase_grpc.launch.train import TrainOptions, new_run, notes, run_name, tried_names
 from dase_grpc.process.containment import left_as_found
 from dase_grpc.process.signals import interrupt_deferred
 from dase_grpc.runs.directory import RUN_FILE, AgentDirectory, RunDirectory, checkpoint_paths
@@ -191,8 +191,10 @@ def followed(arguments: Sequence[str], path: Path, say: Callable[[str], None]) -
     yield follower.end()
 
 
-def in_rounds(options: TrainOptions) -> Iterator[Event]:
+def in_rounds(options: TrainOptions, say: Callable[[str], None]) -> Iterator[Event]:
     """The events of a new run in this process, which trains only while the next one is awaited.
+
+    `say` gets the notes on its settings.
 
     Closed before its end, or interrupted by Ctrl-C, it keeps a checkpoint of each agent.
 
@@ -203,6 +205,8 @@ def in_rounds(options: TrainOptions) -> Iterator[Event]:
     with ExitStack() as stack:
         options, directory, _ = stack.enter_context(new_run(options))
         config = directory.config
+        for note in notes(config):
+            say(note)
         stack.enter_context(left_as_found())
         run = stack.enter_context(open_lockstep(config, directory, gpu=options.gpu, stacked=options.stack))
         follower, halt = RunFollower(directory.path), threading.Event()

@@ -151,12 +151,17 @@ def _say_begin(config: RunConfig, console: Console, *, buffer: str | None) -> No
     say(console, f"{_method(config)} on {config.env.id}, {steps}{each}, seed {config.train.seed}")
     if buffer is not None:
         say(console, buffer)
+    for note in notes(config):
+        say(console, note)
+
+
+def notes(config: RunConfig) -> Iterator[str]:
+    """What a look at the settings shows that is no error, yet hardly meant."""
     if config.train.steps <= config.start_steps:
         covers = f"agent.start_steps = {config.start_steps} covers the whole run"
-        say(console, f"note: {covers}, so hardly anything is learned")
-    vain = checks.vain_products(config)
-    if vain is not None:
-        say(console, f"note: {vain}")
+        yield f"note: {covers}, so hardly anything is learned"
+    if (vain := checks.vain_products(config)) is not None:
+        yield f"note: {vain}"
 
 
 def run_here(
