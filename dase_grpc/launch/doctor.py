@@ -208,7 +208,7 @@ def writing(runs: Path) -> Iterator[Symptom]:
     remedy = "synchronise both clocks, as by NTP" if off else ""
     yield Symptom(
         "clock",
-        f"{time.strftime('%Y-%m-%d %H:%M:%S %Z')}, the disk's {skew:+.1f} s",
+        f"{time.strftime('%Y-%m-%d %H:%M:%S %Z')}, the disk's {round(skew, 1) + 0.0:+.1f} s",
         "note" if off else "good",
         remedy,
     )

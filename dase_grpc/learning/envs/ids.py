@@ -91,7 +91,7 @@ def factory_of(env_id: str) -> Callable[..., object] | None:
         offered = [*_environments(module), *_functions(module), *gymnasium.registry]
         raise EnvironmentSpecError(
             f"the module {module_name!r} neither has {name!r} nor registers an environment of that name"
-            f"{_nearest(name, offered, cutoff=_CUTOFF_IN_MODULE)}; {_told(module)}"
+            f"; {_told(module)}{_nearest(name, offered, cutoff=_CUTOFF_IN_MODULE)}"
         )
     if isinstance(factory, gymnasium.Env) or not callable(factory):
         raise EnvironmentSpecError(
