@@ -59,7 +59,11 @@ async def test_what_is_served_acts_as_the_policy(held, run):
     assert (about.environment, about.step, about.algorithm) == ("worlds:MatrixAction", 60, "td3")
     assert about.action_high == pytest.approx(policy.action_space.high.ravel())
     expected_name = (
-        "the ensemble" if choice == "ensemble" else r"agent \d \(the best\)" if choice == "best" else "agent 1"
+        "the ensemble"
+        if choice == "ensemble"
+        else r"agent \d \(the best\)"
+        if choice == "best"
+        else "agent 1"
     )
     assert re.fullmatch(expected_name, about.agent)
     assert about.commit == run.versions.get("git", "")
