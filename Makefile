@@ -78,7 +78,7 @@ dist: $(STAMP)  ## Make dist/, the wheel and the sdist of what is committed
 	rm -rf build dist
 	mkdir -p build/tree
 	git archive HEAD | tar -x -C build/tree
-	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --no-isolation --outdir dist build/tree
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --quiet --no-isolation --outdir dist build/tree
 
 # DOCKER=buildah and TARGET=replay work, too. The image is dase:VERSION, or dase:VERSION-replay.
 DOCKER ?= docker

@@ -79,8 +79,8 @@ def test_a_run_in_this_process_is_that_of_the_command_line_to_the_bit(tmp_path):
 def test_a_run_in_this_process_says_that_it_learns_nothing(tmp_path, capsys, verbose):
     settings = {**SMALL, "steps": 20}
     dase.train("worlds:PointGoal", mode="lockstep", runs=tmp_path, verbose=verbose, **settings)
-    note = "note: agent.start_steps = 20 covers the whole run, so hardly anything is learned\n"
-    assert capsys.readouterr().out == (note if verbose else "")
+    said = capsys.readouterr().out
+    assert said.startswith("note: agent.start_steps = 20 covers the whole run") if verbose else not said
 
 
 @pytest.mark.parametrize("mode", ["lockstep", pytest.param("processes", marks=pytest.mark.slow)])

@@ -276,9 +276,10 @@ def export(
 ) -> None:
     """Writes a trained policy as one ONNX (.onnx) or TorchScript (.pt) file, for use without DASE."""
     from dase_grpc.launch.evaluate import agent_choice
-    from dase_grpc.launch.export import export_policy
+    from dase_grpc.launch.export import described, export_policy
 
-    typer.echo(export_policy(target, out, agent=agent_choice(agent)))
+    file = export_policy(target, out, agent=agent_choice(agent))
+    typer.echo(f"{file}: {described(file)}")
 
 
 app.command("serve")(serve)

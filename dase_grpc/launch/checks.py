@@ -259,7 +259,7 @@ def free_memory(*, proc: Path = Path("/proc"), cgroups: Path = _CGROUPS) -> int:
 
 def shown_size(count: int) -> str:
     """Bytes as people read them."""
-    return f"{count / 2**20:,.1f} MiB"
+    return f"{count / 2**20:,.1f} MiB" if count < 10 * 2**30 else f"{count / 2**30:,.1f} GiB"
 
 
 def _lines(file: Path) -> list[str]:

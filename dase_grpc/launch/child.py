@@ -104,7 +104,8 @@ class ChildRun:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self._said.append(line.rstrip("\n"))
-            say(line.rstrip("\n"))
+            if not line.startswith(ERROR_PREFIX):  # which is raised
+                say(line.rstrip("\n"))
 
 
 @contextlib.contextmanager

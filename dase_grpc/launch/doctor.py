@@ -1,6 +1,7 @@
 """`dase doctor`: what this machine can do and what will fail on it, each finding with its remedy."""
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -34,6 +35,14 @@ SKEW_S: Final = 2.0
 """By so much the clock of a file system may differ from this machine's."""
 MANY_FILES: Final = 1024
 RUN_BYTES: Final = 256 * 2**20
+EXTRAS: Final = {
+    "box2d": (["Box2D"], "Box2D's environments"),
+    "certs": (["cryptography"], "`dase certs`"),
+    "export": (["onnx", "onnxruntime"], "ONNX"),
+    "tensorboard": (["tensorboard"], "TensorBoard's files"),
+    "video": (["imageio", "imageio_ffmpeg"], "--video"),
+}
+"""Modules that each of the package's extras brings, and what they are for."""
 PROXIES: Final = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
 
 _GL: Final = "import mujoco; context = mujoco.GLContext(8, 8); context.make_current(); context.free()"
@@ -54,6 +63,7 @@ def examine(runs: Path, environ: Mapping[str, str] = os.environ) -> list[Symptom
     looks: list[Callable[[], Iterable[Symptom]]] = [
         python,
         packages,
+        extras,
         lambda: cores(environ),
         gpus,
         lambda: rendering(environ),
@@ -103,6 +113,14 @@ def packages(
             continue
         fits = requirement.specifier.contains(version, prereleases=True)
         yield Symptom(requirement.name, version, _good(fits), "" if fits else f'pip install "{wanted}"')
+
+
+def extras(find: Callable[[str], object] = importlib.util.find_spec) -> Iterator[Symptom]:
+    """Which of the package's extras are installed, and what the others would be for."""
+    lacking = [extra for extra, (modules, _) in EXTRAS.items() if not all(map(find, modules))]
+    there = ", ".join(extra for extra in EXTRAS if extra not in lacking) or "none"
+    remedy = "; ".join(f"for {EXTRAS[extra][1]} pip install '{PACKAGE}[{extra}]'" for extra in lacking)
+    yield Symptom("extras", there, "note" if lacking else "good", remedy)
 
 
 def cores(environ: Mapping[str, str]) -> Iterator[Symptom]:

@@ -35,7 +35,7 @@ Choice = Literal["best", "ensemble"]
 CHOICES: Final[tuple[str, ...]] = get_args(Choice)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EvaluatedCheckpoint:
     """One policy's evaluation; its episode i has `seed + 2 * i`, and the first may be filmed.
 
@@ -50,6 +50,9 @@ class EvaluatedCheckpoint:
     seed: int
     evaluation: Evaluation
     video: Path | None
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
 
     def __str__(self) -> str:
         """One line for a person to read."""

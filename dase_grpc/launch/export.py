@@ -16,6 +16,7 @@ from dase_grpc.learning.agents.policy import ActorPolicy
 from dase_grpc.learning.envs.answers import ActionMap
 from dase_grpc.learning.envs.flat import observation_shape
 from dase_grpc.learning.envs.make import borrowed_env
+from dase_grpc.progress import number, several
 from dase_grpc.runs.checkpoint import Checkpoint
 from dase_grpc.runs.directory import RunDirectory
 from dase_grpc.runs.lookup import run_of
@@ -65,6 +66,13 @@ def export_policy(target: Path, out: Path, *, agent: int | Choice = "best") -> P
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror or error}") from None
     return out
+
+
+def described(file: Path) -> str:
+    """Whose policy an exported file holds, in words."""
+    told = READERS[file.suffix](file).metadata
+    steps, score = several(told["step"], "step"), number(told["score"])
+    return f"agent {told['agent']} in {told['environment']} after {steps}, evaluated at {score}"
 
 
 def policy_metadata(

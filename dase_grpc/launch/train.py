@@ -159,7 +159,7 @@ def notes(config: RunConfig) -> Iterator[str]:
     """What a look at the settings shows that is no error, yet hardly meant."""
     if config.train.steps <= config.start_steps:
         covers = f"agent.start_steps = {config.start_steps} covers the whole run"
-        yield f"note: {covers}, so hardly anything is learned"
+        yield f"note: {covers}, so hardly anything is learned; lower it, or train longer"
     if (vain := checks.vain_products(config)) is not None:
         yield f"note: {vain}"
 

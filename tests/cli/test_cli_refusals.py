@@ -35,7 +35,7 @@ REFUSED = {
     "train --env no_such_package:Env-v0": "no module 'no_such_package'",
     "train --env lacking:Env": "needs 'robot_simulator', which is not installed",
     "train --env worlds:PointGoal --gpu 9": "--gpu 9: torch finds .* on this machine",
-    "train --env worlds:PointGoal --gpu 98,99": "--gpu 98: torch finds .* on this machine",
+    "train --env worlds:PointGoal --gpu 98,99": "--gpu 98,99: torch finds .* on this machine",
     "train --gpu -1": "--gpu '-1' names no GPUs; give indices from 0 on",
     "train --gpu 0,1,0": "--gpu 0,1,0 names 0 more than once",
     "train --lockstep --env worlds:PointGoal --gpu 0,1": (

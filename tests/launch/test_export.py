@@ -1,6 +1,7 @@
 """`dase export`: a file that acts as the policy does, and is not kept where it does not."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -131,4 +132,6 @@ def test_a_folder_that_is_not_there_is_one_sentence(pair, tmp_path):
 
 def test_the_command_names_what_it_wrote(pair, tmp_path):
     done = CliRunner().invoke(app, ["export", str(pair.path), str(tmp_path / "p.pt"), "--agent=0"])
-    assert (done.exit_code, done.output) == (0, f"{tmp_path / 'p.pt'}\n")
+    assert done.exit_code == 0
+    said = re.escape(f"{tmp_path / 'p.pt'}: agent 0 in {pair.config.env.id} after ")
+    assert re.fullmatch(rf"{said}[\d,]+ steps, evaluated at -?[\d,.]+\n", done.output)

@@ -186,7 +186,15 @@ def _nearest(
     matches = difflib.get_close_matches(wanted, known, n=1, cutoff=cutoff or 0.6)
     if not matches and (within or cutoff is None) and len(wanted) > 2:
         matches = sorted((key for key in known if wanted in key), reverse=True)
-    return f"; did you mean {known[matches[0]]!r}?" if matches else ""
+    return f"; did you mean {_newest(known[matches[0]], known.values())!r}?" if matches else ""
+
+
+def _newest(name: str, candidates: Iterable[str]) -> str:
+    """The latest version of an environment among the candidates, which are ids; other names as they are."""
+    base = name.rpartition("-v")[0]
+    split = {each: each.rpartition("-v") for each in candidates}
+    found = {int(tail): each for each, (head, _, tail) in split.items() if head == base and tail.isdecimal()}
+    return found[max(found)] if base and found else name
 
 
 @functools.cache
