@@ -10,6 +10,7 @@ beside the server's, on one connection; PolicyClient is a blocking one.
 
 import argparse
 import asyncio
+import os
 import subprocess
 import sys
 import tempfile
@@ -190,12 +191,8 @@ def _turns(rounds: Sequence[Play], turns: int, seconds: float) -> Iterator[Figur
     for turn in range(turns):
         first = turn % len(rounds)
         for subject, who, play in (*rounds[first:], *rounds[:first]):
-            busy = _load_average()
+            busy = os.getloadavg()[0]
             yield from figures(play(seconds), subject, who, turn, busy)
-
-
-def _load_average() -> float:
-    return float(Path("/proc/loadavg").read_text(encoding="ascii").split()[0])
 
 
 def tables(found: Sequence[Figure]) -> str:

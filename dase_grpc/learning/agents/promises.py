@@ -14,7 +14,7 @@ from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import AlgorithmError
 from dase_grpc.learning.agents.batch import made_up_rows
 from dase_grpc.learning.agents.policy import ActorPolicy, policy_tensors
-from dase_grpc.learning.agents.registry import Agent, exploration_of, load_algorithm, load_policy
+from dase_grpc.learning.agents.registry import Agent, load_algorithm, load_policy
 from dase_grpc.learning.agents.trial import (
     CPU,
     ROWS,
@@ -215,7 +215,7 @@ def _has_the_policy(trial: Trial) -> None:
 
 def _explores(trial: Trial) -> None:
     size = trial.schema.action_size
-    first, second = (exploration_of(trial.algorithm, trial.config, trial.schema) for _ in range(2))
+    first, second, third = (trial.noise() for _ in range(3))
 
     def act(noise: Any, calls: range, rng: np.random.Generator) -> list[Array]:
         still = np.zeros(size, np.float32)
@@ -227,7 +227,6 @@ def _explores(trial: Trial) -> None:
     rngs = [np.random.default_rng(7) for _ in range(2)]
     if not np.array_equal(act(first, range(6), rngs[0]), act(second, range(6), rngs[1])):
         broken("two noises with the same generator differ; draw from the `rng` that is given")
-    third = exploration_of(trial.algorithm, trial.config, trial.schema)
     third.load_state_dict({name: each.copy() for name, each in first.state_dict().items()})
     if not np.array_equal(act(first, range(6, 9), rngs[0]), act(third, range(6, 9), rngs[1])):
         broken("a noise that loaded another's state goes on otherwise; keep all that it remembers")

@@ -100,37 +100,19 @@ def make_agent(
     device: torch.device,
     memory: Memory = OWN,
     autograd: bool | None = None,
+    algorithm: type[Any] | None = None,
 ) -> Agent:
     """A new agent of the configured algorithm; `seed` is the run's, agents differ by `agent_id`.
 
-    memory and autograd are for an `ActorCritic` only.
+    memory and autograd are for an `ActorCritic` only. A class of agents given as `algorithm` takes the place
+    of the configured one.
+
+    Raises:
+        AlgorithmError: the algorithm is missing.
     """
-    return agent_of(
-        load_algorithm(config.algorithm),
-        config,
-        schema,
-        seed=seed,
-        agent_id=agent_id,
-        device=device,
-        memory=memory,
-        autograd=autograd,
-    )
-
-
-def agent_of(
-    algorithm: type[Any],
-    config: AgentConfig,
-    schema: TransitionSchema,
-    *,
-    seed: int,
-    agent_id: int,
-    device: torch.device,
-    memory: Memory = OWN,
-    autograd: bool | None = None,
-) -> Agent:
-    """As `make_agent`, of a class of agents."""
-    more = {"memory": memory, "autograd": autograd} if issubclass(algorithm, ActorCritic) else {}
-    agent: Agent = algorithm(config, schema, seed=seed, agent_id=agent_id, device=device, **more)
+    make = algorithm or load_algorithm(config.algorithm)
+    more = {"memory": memory, "autograd": autograd} if issubclass(make, ActorCritic) else {}
+    agent: Agent = make(config, schema, seed=seed, agent_id=agent_id, device=device, **more)
     return agent
 
 
@@ -148,18 +130,15 @@ def as_actor_critic(agent: Agent, *, use: str) -> ActorCritic:
     return agent
 
 
-def exploration(config: AgentConfig, schema: TransitionSchema) -> Noise:
-    """A new noise for one environment that an agent of the configured algorithm explores.
+def exploration(
+    config: AgentConfig, schema: TransitionSchema, *, algorithm: type[Any] | None = None
+) -> Noise:
+    """A new noise for one environment that an agent explores; `algorithm` as for `make_agent`.
 
     Raises:
         AlgorithmError: the algorithm is missing, or what it gives is none.
     """
-    return exploration_of(load_algorithm(config.algorithm), config, schema)
-
-
-def exploration_of(algorithm: type[Any], config: AgentConfig, schema: TransitionSchema) -> Noise:
-    """As `exploration`, of a class of agents."""
-    make = getattr(algorithm, "exploration", None)
+    make = getattr(algorithm or load_algorithm(config.algorithm), "exploration", None)
     if make is None:
         return Gaussian(config.exploration_noise)
     noise = make(config, schema)

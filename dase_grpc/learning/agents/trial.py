@@ -1,7 +1,7 @@
 """Trial of a class of agents: made-up batches, agents that have learned from them, and comparisons of two."""
 
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -12,8 +12,9 @@ from dase_grpc.config.algorithms import AgentConfig
 from dase_grpc.errors import AlgorithmError
 from dase_grpc.learning.agents.actor_critic import ActorCritic
 from dase_grpc.learning.agents.batch import Batch, made_up_rows
-from dase_grpc.learning.agents.registry import Agent, agent_of
+from dase_grpc.learning.agents.registry import Agent, exploration, make_agent
 from dase_grpc.learning.envs.answers import kind
+from dase_grpc.learning.envs.noise import Noise
 from dase_grpc.schema import Array, TransitionSchema
 
 ROWS: Final = 32
@@ -40,9 +41,12 @@ class Trial:
 
     def make(self, *, seed: int = 1, agent_id: int = 0, **more: Any) -> Agent:
         """A new agent, on the CPU."""
-        return agent_of(
-            self.algorithm, self.config, self.schema, seed=seed, agent_id=agent_id, device=CPU, **more
-        )
+        make = partial(make_agent, self.config, self.schema, algorithm=self.algorithm, device=CPU)
+        return make(seed=seed, agent_id=agent_id, **more)
+
+    def noise(self) -> Noise:
+        """A new noise of its agents' exploration."""
+        return exploration(self.config, self.schema, algorithm=self.algorithm)
 
     def batch(self, number: int = 0, **columns: Any) -> Batch:
         """A batch of that number, with other values in some columns."""
