@@ -239,6 +239,15 @@ def test_a_run_in_processes_that_fails_says_why(tmp_path, monkeypatch):
     assert str(failed.value)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["processes", "lockstep"])
+def test_a_folder_that_is_in_the_way_is_refused_as_on_the_command_line(tmp_path, mode):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").touch()
+    with refuses(UsageError, "mine exists and is not empty; choose another name or remove it"):
+        dase.train("Pendulum-v1", mode=mode, runs=tmp_path, name="mine", **SMALL)
+
+
 # -- a run that is there ------------------------------------------------------------------------------
 
 
