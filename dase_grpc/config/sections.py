@@ -223,6 +223,12 @@ class ReplayConfig(Section):
         "`dase node`, which has `--data-dir`",
     )
 
+    in_place: bool = Field(
+        True,
+        description="whether a learner on the replay's own machine, of the same user, reads rows from the "
+        "buffer in place instead of over the stream; lockstep does not read it",
+    )
+
     @field_validator("capacity")
     @classmethod
     def _capacity_is_readable(cls, value: int | str) -> int | str:

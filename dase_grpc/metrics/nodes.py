@@ -193,6 +193,14 @@ class LearnerMetrics(ExplorerMetrics):
         self.own_share = self._gauge(
             "dase_sample_own_share_ratio", "Share of a batch that is the agent's own transitions."
         )
+        self.in_place = self._gauge(
+            "dase_sample_in_place",
+            "1 while rows are read from the replay's ring on this machine, 0 while they come as a stream.",
+        )
+        self.overwritten = self._gauge(
+            "dase_sample_overwritten_batches",
+            "Batches drawn again because rows had been overwritten when they were read in place.",
+        )
         self.largest_priority = self._gauge(
             "dase_sample_priority_largest_mass", "The agent's largest mass so far; only with priorities."
         )

@@ -190,6 +190,8 @@ def put_together(
     link = _link(shards, frame.config, own=own, collected=collected, metrics=metrics)
     metrics.expect(streams=Stream, waits=WaitReason)
     metrics.prefetched.set_function(lambda: link.prefetched)
+    metrics.in_place.set_function(lambda: link.reads_in_place)
+    metrics.overwritten.set_function(lambda: link.overwritten)
     metrics.gpu_memory.set_function(partial(reserved_bytes, device))
     paired = not frame.config.shares_experience
     agent_id = joined.member.agent_id
@@ -236,6 +238,7 @@ def _link(
         sampling=Sampling.of(config),
         rng=seeding.generator(config.train.seed, seeding.Purpose.SHARDS, agent_id),
         collected=collected,
+        in_place=config.replay.in_place,
         count_acknowledged=metrics.acknowledged.inc,
     )
 

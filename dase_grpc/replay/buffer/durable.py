@@ -29,12 +29,9 @@ from dase_grpc.replay.buffer.directory import (
 )
 from dase_grpc.replay.buffer.ledger import FORGOTTEN, RETIRED, CommitFile, Committed
 from dase_grpc.replay.buffer.mapped import MappedFile
-from dase_grpc.replay.buffer.ring import Numbers, RingBuffer
+from dase_grpc.replay.buffer.mapping import MappedRing, spare_slots
 from dase_grpc.replay.buffer.store import MAX_WRITERS, NOT_FINITE, ReplayStore, WriterKey
 from dase_grpc.schema import Array, TransitionSchema
-
-SPARE_BYTES: Final = 4 * 2**20
-"""Room for as many uncommitted rows as one message can bring."""
 
 NO_LIMIT: Final = 2**62
 
@@ -54,46 +51,6 @@ class Recovery:
     writers: int
     machine_stopped: bool
     unsure: int = 0
-
-
-class MappedRing(RingBuffer):
-    """A ring whose slots are a file."""
-
-    def __init__(self, schema: TransitionSchema, capacity: int, file: MappedFile) -> None:
-        super().__init__(
-            schema, capacity, slots=np.frombuffer(file.bytes, np.float32).reshape(-1, schema.width)
-        )
-        self._file = file
-
-    def restore(self, state: Committed) -> None:
-        """Goes on from a commit."""
-        agents = len(state.present)
-        self.total, self._size = state.head.tolist()
-        self._present[:agents] = state.present
-        self._evicted[:agents] = state.inserted - state.present
-
-    def shorten(self, size: int) -> None:
-        """Lets the oldest go until `size` are left, whatever their slots hold. One pass over the rest."""
-        self._evicted += self._present
-        self._present[:] = 0
-        self._size = size
-        for part in self.slices():
-            self._add(part)
-        self._evicted -= self._present
-
-    def present(self, agents: int) -> Numbers:
-        """Transitions present of the first `agents` agent ids, a view."""
-        return self._present[:agents]
-
-    def _write(self, first: int, rows: Array) -> None:
-        if not len(rows):
-            return
-        start = first % len(self._slots) * self.schema.row_bytes
-        data = np.ascontiguousarray(rows).data.cast("B")
-        room = self._slots.nbytes - start
-        self._file.put(start, data[:room])
-        if len(data) > room:
-            self._file.put(0, data[room:])
 
 
 class DurableStore(ReplayStore):
@@ -201,7 +158,7 @@ class DurableStore(ReplayStore):
 
     def abandon(self) -> None:
         """Closes the files as they are, as the end of the process would."""
-        self._rows.close()
+        self._mapped.close()
         self._commits.close()
 
     def commit(self) -> None:
@@ -333,11 +290,6 @@ class DurableStore(ReplayStore):
         if sure < state.size:
             self._mapped.shorten(sure)
         self.recovery = Recovery(sure, len(self._committed), machine_stopped=True, unsure=state.size - sure)
-
-
-def spare_slots(schema: TransitionSchema) -> int:
-    """Rows that lie beside the capacity, for those that are not committed yet."""
-    return max(1, SPARE_BYTES // schema.row_bytes)
 
 
 def reserved_bytes(schema: TransitionSchema, capacity: int) -> int:

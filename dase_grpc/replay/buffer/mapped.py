@@ -1,8 +1,12 @@
 """A file of fixed size in memory: what is put into it outlives the process at once, and power once synced."""
 
+import fcntl
 import mmap
 import os
+import weakref
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
@@ -25,7 +29,25 @@ class MappedFile:
         with suppress(OSError):
             mapped.madvise(mmap.MADV_HUGEPAGE)
         self.bytes = memoryview(mapped)
-        self._descriptor = descriptor
+        self.descriptor = descriptor
+        self._close: Callable[[], object] = partial(os.close, descriptor)
+
+    @classmethod
+    def in_memory(cls, size: int) -> Self:
+        """A file of zeros that no disk holds, of a size that nobody can change; it ends with its last user.
+
+        Pages are taken as they are written to.
+        """
+        descriptor = os.memfd_create("dase", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(descriptor, size)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            file = cls(Path(f"/proc/{os.getpid()}/fd/{descriptor}"), descriptor, size)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        file._close = weakref.finalize(file, os.close, descriptor)
+        return file
 
     @classmethod
     def create(cls, path: Path, size: int) -> Self:
@@ -72,7 +94,7 @@ class MappedFile:
     def sync(self) -> None:
         """Returns once the disk has all that was put before the call, else a DataDirectoryError."""
         try:
-            os.fdatasync(self._descriptor)
+            os.fdatasync(self.descriptor)
         except OSError as error:
             raise DataDirectoryError(
                 f"{self.path} cannot be written to its disk ({error.strerror}); check the disk"
@@ -80,7 +102,7 @@ class MappedFile:
 
     def close(self) -> None:
         """Gives the descriptor back; the bytes stay mapped for as long as someone views them."""
-        os.close(self._descriptor)
+        self._close()
 
 
 def sync_directory(path: Path) -> None:

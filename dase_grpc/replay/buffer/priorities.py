@@ -235,7 +235,7 @@ class Priorities:
             slots[uniform] = self._uniform(side, len(uniform), rng)
         mass = tree.leaves[slots] / np.float32(tree.total)
         chance = (1 - self.how.uniform) * mass + np.float32(self.how.uniform / present)
-        return Drawn(slots, self._numbers(slots), chance.astype(np.float32), np.full(count, present))
+        return Drawn(slots, self._ring.numbers_at(slots), chance.astype(np.float32), np.full(count, present))
 
     def put(self, numbers: Numbers, errors: Array) -> None:
         """Sets the priorities of transitions by their TD errors, (B,) each; O(B).
@@ -312,7 +312,3 @@ class Priorities:
         if self._index is None:
             return (self._first + rng.integers(len(self._ring), size=count)) % self._ring.slots
         return self._index.own(count, rng) if side == OWN else self._index.others(count, rng)
-
-    def _numbers(self, slots: Slots) -> Numbers:
-        """Which transitions lie there: the youngest numbers that these slots can have."""
-        return slots + (self._end - 1 - slots) // self._ring.slots * self._ring.slots

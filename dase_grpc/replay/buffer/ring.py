@@ -100,9 +100,13 @@ class RingBuffer:
 
     def sample(self, count: int, rng: np.random.Generator, *, out: Array | None = None) -> Array:
         """Draws `count` transitions uniformly, with replacement: a new (count, width) array, or `out`."""
+        return self.rows_at(self.draw(count, rng) + self._oldest(), out=out)
+
+    def draw(self, count: int, rng: np.random.Generator) -> Numbers:
+        """What `sample` draws: the 0th, 1st, ... oldest transitions, as numbers from 0 to len."""
         if not self._size:
             raise IndexError("an empty ring cannot be sampled")
-        return self._take(rng.integers(self._size, size=count), out)
+        return rng.integers(self._size, size=count)
 
     def count_of(self, agent_id: int) -> int:
         """How many of the transitions present this agent collected."""
@@ -124,6 +128,10 @@ class RingBuffer:
         """Who collected what lies in these slots."""
         return self.schema.agent_ids(self._slots).take(slots, mode="wrap")
 
+    def numbers_at(self, slots: Numbers) -> Numbers:
+        """Which transitions lie in these slots: the youngest numbers that these can have."""
+        return slots + (self.total - 1 - slots) // len(self._slots) * len(self._slots)
+
     def rows_at(self, slots: Numbers, *, out: Array | None = None) -> Array:
         """Copies of the transitions in these slots; a new (len, width) array, or `out`."""
         rows: Array = self._slots.take(slots, axis=0, out=out, mode="wrap")
@@ -137,19 +145,22 @@ class RingBuffer:
         By rejection: draws from all and keeps those of the agent until there are enough, about
         len / count_of draws for each. O(count), or O(len) for an agent with hardly any.
         """
+        return self.rows_at(self.draw_of(agent_id, count, rng) + self._oldest(), out=out)
+
+    def draw_of(self, agent_id: int, count: int, rng: np.random.Generator) -> Numbers:
+        """What `sample_of` draws, as `draw` does."""
         present = self.count_of(agent_id)
         if not present:
             raise IndexError(f"the ring holds no transition of agent {agent_id}")
         if present * RARE < self._size:
             own = self._of(agent_id, np.arange(self._size))
-            kept = [own[rng.integers(len(own), size=count)]]
-        else:
-            kept, missing = [np.empty(0, np.int64)], count
-            while missing:
-                drawn = rng.integers(self._size, size=missing * self._size // present + 1)
-                kept.append(self._of(agent_id, drawn)[:missing])
-                missing -= len(kept[-1])
-        return self._take(np.concatenate(kept), out)
+            return own[rng.integers(len(own), size=count)]
+        kept, missing = [np.empty(0, np.int64)], count
+        while missing:
+            drawn = rng.integers(self._size, size=missing * self._size // present + 1)
+            kept.append(self._of(agent_id, drawn)[:missing])
+            missing -= len(kept[-1])
+        return np.concatenate(kept)
 
     def ordered(self) -> Array:
         """A copy of all transitions present, the oldest first, (len, width)."""
@@ -158,10 +169,6 @@ class RingBuffer:
     def slices(self) -> tuple[Array, Array]:
         """All transitions present, the oldest first, as two views which the next `append` changes."""
         return self._views(self.total - self._size, self._size)
-
-    def _take(self, drawn: Numbers, out: Array | None) -> Array:
-        """Copies of the transitions that are the 0th, 1st, ... oldest, as `drawn` says; new, or in `out`."""
-        return self.rows_at(drawn + self._oldest(), out=out)
 
     def _of(self, agent_id: int, drawn: Numbers) -> Numbers:
         """Those of `drawn` that are transitions of this agent."""

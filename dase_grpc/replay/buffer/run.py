@@ -1,6 +1,7 @@
 """One run's shared state: leases, policies, and the buffer that the first learner brings about."""
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,10 +19,11 @@ from dase_grpc.errors import (
 )
 from dase_grpc.pace import StepLimiter
 from dase_grpc.replay.buffer.directory import BufferIdentity, DataDirectory, LeaseFile
-from dase_grpc.replay.buffer.durable import WRITER_PLACES, DurableStore, Recovery, spare_slots
+from dase_grpc.replay.buffer.durable import WRITER_PLACES, DurableStore, Recovery
 from dase_grpc.replay.buffer.leases import AttendanceBook, Lease, LeaseTable
+from dase_grpc.replay.buffer.mapping import ring_in_memory, spare_slots
 from dase_grpc.replay.buffer.policies import PolicyBoard
-from dase_grpc.replay.buffer.ring import RingBuffer, transitions_in
+from dase_grpc.replay.buffer.ring import transitions_in
 from dase_grpc.replay.buffer.sharding import WHOLE, Shard
 from dase_grpc.replay.buffer.store import ReplayStore
 from dase_grpc.schema import TransitionSchema
@@ -43,6 +45,7 @@ class SharedRun:
     Attributes:
         incarnation: random, another one at each start.
         limiters: of the agents whose learners have said a pace.
+        in_place: how many streams of each agent read rows in place.
         shard: which part of a sharded replay it is; `capacity` is its own, `min_size` of all together.
     """
 
@@ -65,6 +68,7 @@ class SharedRun:
         self.attendance = AttendanceBook(ttl_s=ttl_s)
         self.policies = PolicyBoard()
         self.limiters: dict[int, StepLimiter] = {}
+        self.in_place: Counter[int] = Counter()
         self._capacity = capacity
         self._store: ReplayStore | None = None
         self._disk: _Disk | None = None
@@ -202,7 +206,7 @@ class SharedRun:
 
     def _make_store(self, schema: TransitionSchema) -> ReplayStore:
         if self._disk is None:
-            ring = RingBuffer(schema, self._capacity)
+            ring = ring_in_memory(schema, self._capacity)
             self._require_min_size(ring.capacity, schema)
             return ReplayStore(ring)
         capacity = transitions_in(self._capacity, row_bytes=schema.row_bytes)

@@ -7,7 +7,7 @@ import numpy as np
 
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.replay.buffer.priorities import Drawn, Priorities, Prioritisation
-from dase_grpc.replay.buffer.ring import RingBuffer
+from dase_grpc.replay.buffer.ring import Numbers, RingBuffer
 from dase_grpc.replay.buffer.shares import OwnShare
 from dase_grpc.replay.buffer.store import ReplayStore
 from dase_grpc.schema import Array
@@ -97,6 +97,25 @@ class Source:
             rows = self._ring.sample(count, rng, out=out)
         self._traffic.count_sampled(self._agent_id, self._ring.schema.agent_ids(rows))
         return rows, drawn
+
+    def draw_numbers(
+        self, batch_size: int, rng: np.random.Generator, *, batches: int = 1, own: int | None = None
+    ) -> tuple[Numbers, Drawn | None]:
+        """Draws what `draw` does, but gives the numbers of the transitions instead of their rows."""
+        ring, count, drawn = self._ring, batches * batch_size, None
+        if isinstance(self._chosen, Priorities):
+            drawn = self._chosen.draw(batches, batch_size, rng, own=own)
+            numbers = drawn.numbers
+        elif self._chosen is not None:
+            numbers = ring.numbers_at(self._chosen.draw(batches, batch_size, rng, own=own))
+        else:
+            oldest = ring.total - len(ring)
+            own_only = self._own_rows_only
+            numbers = oldest + (
+                ring.draw_of(self._agent_id, count, rng) if own_only else ring.draw(count, rng)
+            )
+        self._traffic.count_sampled(self._agent_id, ring.ids_at(numbers % ring.slots))
+        return numbers, drawn
 
 
 def shortage(ring: RingBuffer, min_size: int, *, agent_id: int, own_rows_only: bool) -> str | None:

@@ -243,7 +243,8 @@ class ReplayLink(RowLink):
     for as long as the queue of `store` has room. After `hold_batches` no batch is drawn either before the
     next is asked for. With `explores_first` it gives none while the buffer holds too little for a first one,
     either. With `collected` the agent's actors explore: batches come at the pace of their steps, and `next`
-    waits for them in any case. `rng` splits batches over shards.
+    waits for them in any case. `rng` splits batches over shards. With
+    `in_place` a learner on the replay's machine reads rows from its ring (in_place.py).
 
     Attributes:
         prioritised: how the last batch that `next` gave was drawn, if by priorities; the compute thread's.
@@ -260,6 +261,7 @@ class ReplayLink(RowLink):
         rng: np.random.Generator | None = None,
         collected: CollectedSteps | None = None,
         explores_first: bool = False,
+        in_place: bool = False,
         count_acknowledged: Callable[[int], None] = lambda rows: None,
     ) -> None:
         super().__init__(shards, writer_id=writer_id, count_acknowledged=count_acknowledged)
@@ -271,7 +273,9 @@ class ReplayLink(RowLink):
         self._fetcher: OneFetcher | ShardedFetcher
         if len(shards.connections) == 1:
             pacing = None if collected is None else collected.pacing
-            self._fetcher = OneFetcher(shards.first, self._batches, batch_size, sampling, pacing)
+            self._fetcher = OneFetcher(
+                shards.first, self._batches, batch_size, sampling, pacing, in_place=in_place
+            )
         else:
             self._fetcher = ShardedFetcher(
                 shards,
@@ -279,6 +283,7 @@ class ReplayLink(RowLink):
                 batch_size=batch_size,
                 sampling=sampling,
                 rng=rng or np.random.default_rng(),
+                in_place=in_place,
             )
         self._no_batch = Waited(self._timing)
         self.prioritised: Prioritised | None = None
@@ -304,6 +309,16 @@ class ReplayLink(RowLink):
     def prefetched(self) -> int:
         """Batches that are here and not used yet."""
         return len(self._batches)
+
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether rows are read from the replay's own ring, on this machine, and not from the stream."""
+        return self._fetcher.reads_in_place
+
+    @property
+    def overwritten(self) -> int:
+        """How many draws found rows overwritten when they were read in place, and were made again."""
+        return self._fetcher.overwritten
 
     @property
     def starved(self) -> bool:

@@ -1,14 +1,16 @@
 """Batches in from the replay: one Sample stream with bounded memory, and the queue that it fills ahead."""
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from dase_grpc.errors import DaseError, Halted
 from dase_grpc.pace import Pace
@@ -16,11 +18,14 @@ from dase_grpc.replay.buffer.sampling import UNIFORM, Sampling
 from dase_grpc.replay.client.cluster import UNARY_TIMEOUT_S, StreamTarget
 from dase_grpc.replay.client.connection import Connection, Stream
 from dase_grpc.replay.client.handoff import USUAL, Handoff, Times
+from dase_grpc.replay.client.in_place import GATHERED_BYTES, RingReader
 from dase_grpc.replay.client.priorities import Drawing, Prioritised, Told, prioritisation_message, taken
 from dase_grpc.replay.client.streams import OneStream, opened_in_time
 from dase_grpc.replay.wire.packed import Frame, Waiting, joined
 from dase_grpc.replay.wire.v1 import replay_pb2
 from dase_grpc.schema import Array
+
+log = logging.getLogger("dase")
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,13 @@ class Sampler(OneStream):
     All methods raise the refusals of errors.py when the stream breaks, and DaseError when the service
     sends more than was granted or another size of batch. As many as `batches_per_frame` that were granted at
     once may come, and be drawn, together.
+
+    With `in_place` the service is asked for its ring, and rows are read from there if it is on this machine.
+    A batch whose rows had been overwritten then is one without rows, and has to be asked for again.
+
+    Attributes:
+        waiting: what the service waits for, in a sentence; None if for nothing.
+        ring: what rows are read from; None while they come over the stream.
     """
 
     def __init__(
@@ -71,14 +83,18 @@ class Sampler(OneStream):
         batch_size: int,
         sampling: Sampling = UNIFORM,
         batches_per_frame: int = 1,
+        in_place: bool = False,
     ) -> None:
         self._target = target
+        self._in_place = in_place
         self._batch_size = batch_size
         self._sampling = sampling
         self._batches_per_frame = batches_per_frame
         self._owed: deque[tuple[int, int]] = deque()  # how many rows, at least and at most, come next
         self._here: deque[SampledBatch] = deque()
+        self._to_read: deque[_Portion] = deque()
         self.waiting: str | None = None
+        self.ring: RingReader | None = None
 
     async def open(self, *, credits: int, pacing: Pacing | None = None) -> Self:
         """Starts the stream and grants the first credits; with a pace, batches come at that."""
@@ -90,6 +106,7 @@ class Sampler(OneStream):
             prioritisation=prioritisation_message(self._sampling),
             batches_per_frame=self._batches_per_frame,
             pace=None if pacing is None else pacing.message(),
+            in_place=self._in_place,
         )
         self._stream = stream = self._target.sample_stream()
         async with opened_in_time(stream, self._target.address, UNARY_TIMEOUT_S):
@@ -98,10 +115,16 @@ class Sampler(OneStream):
         self._owed.extend([(self._batch_size, self._batch_size)] * credits)
         return self
 
-    async def grant(self, credits: int, *, used: int = 0) -> None:
-        """Lets the service send this many more batches; with a pace, `used` were taken since the last."""
-        self._owed.extend([(self._batch_size, self._batch_size)] * credits)
-        await self._opened.write(replay_pb2.SampleRequest(credits=credits, used=used))
+    async def grant(self, credits: int, *, used: int = 0, again: int = 0) -> None:
+        """Lets the service send this many more batches; with a pace, `used` were taken since the last.
+
+        `again` were overwritten: as many more come with their rows.
+        """
+        self._owed.extend([(self._batch_size, self._batch_size)] * (credits + again))
+        found = self.ring is not None
+        await self._opened.write(
+            replay_pb2.SampleRequest(credits=credits, used=used, in_place=found, again=again)
+        )
 
     async def ask(self, sizes: Sequence[int], *, own_rows: Sequence[int] = ()) -> None:
         """Has the service send a batch of each of these sizes, an empty one where it has nothing.
@@ -109,7 +132,8 @@ class Sampler(OneStream):
         With an own share `own_rows` says how many of each are the agent's own.
         """
         self._owed.extend((0, size) for size in sizes)
-        await self._opened.write(replay_pb2.SampleRequest(rows=sizes, own_rows=own_rows))
+        found = self.ring is not None
+        await self._opened.write(replay_pb2.SampleRequest(rows=sizes, own_rows=own_rows, in_place=found))
 
     async def tell(self, told: Told) -> None:
         """Gives the service the TD errors that are there."""
@@ -118,8 +142,11 @@ class Sampler(OneStream):
 
     async def next(self) -> SampledBatch:
         """The next batch; while it is not there, `waiting` says what the service waits for."""
-        if not self._here:
-            await self._receive()
+        while not self._here:
+            if self._to_read:
+                self._read(self._to_read.popleft())
+            else:
+                await self._receive()
         return self._here.popleft()
 
     async def _receive(self) -> None:
@@ -130,26 +157,71 @@ class Sampler(OneStream):
             if isinstance(answer, Waiting):
                 self.waiting = answer.reason
                 continue
+            if isinstance(answer, replay_pb2.Ring):
+                self._find(answer)
+                continue
             self.waiting = None
             pieces.append(answer)
-            received += len(answer.rows)
+            received += len(answer.rows) + len(answer.numbers) // 8 * self._target.schema.row_bytes
             if not (self._batches_in(received) if answer.last else self._may_go_on(received)):
                 raise DaseError(f"the replay service at {self._target.address} sent what was not asked for")
-        rows = np.frombuffer(joined(pieces), np.float32).reshape(-1, self._target.schema.width)
         batches, told = self._batches_in(received), pieces[-1]
-        drawing = self._drawn(rows, told)
+        if told.numbers:
+            self._to_read.extend(self._portions(told, batches))
+            return
+        rows = np.frombuffer(joined(pieces), np.float32).reshape(-1, self._target.schema.width)
+        self._take(rows, batches, told, slice(None))
+
+    def _take(self, rows: Array, batches: int, told: Frame, which: slice) -> None:
+        """Takes whole batches, which are these rows of a frame."""
+        drawing = self._drawn(rows, told, which)
         for number, batch in enumerate(np.split(rows, batches) if batches > 1 else (rows,)):
             self._owed.popleft()
-            which = slice(number * len(batch), (number + 1) * len(batch))
-            part = None if drawing is None else drawing.part(which)
+            its = slice(number * len(batch), (number + 1) * len(batch))
+            part = None if drawing is None else drawing.part(its)
             self._here.append(SampledBatch(batch, told.buffer_size, told.drawn_from, part))
 
-    def _drawn(self, rows: Array, told: Frame) -> Drawing | None:
-        """How rows were drawn by priorities; checks that they were drawn as the stream asked for."""
+    def _find(self, told: replay_pb2.Ring) -> None:
+        """Looks for the ring that the service offers; the next request says so where it is found."""
+        try:
+            self.ring = RingReader.find(told, self._target.schema)
+        except OSError as error:
+            log.info(
+                "batches come over the stream from %s: its ring cannot be read in place (%s)",
+                self._target.address,
+                error,
+            )
+        else:
+            log.info("batches are read in place from the ring of the replay at %s", self._target.address)
+
+    def _portions(self, told: Frame, batches: int) -> Iterator["_Portion"]:
+        """What of a frame of numbers is gathered together."""
+        numbers = np.frombuffer(told.numbers, "<i8")
+        size = len(numbers) // batches
+        together = max(1, GATHERED_BYTES // (size * self._target.schema.row_bytes))
+        for first in range(0, batches, together):
+            which = slice(first * size, min(first + together, batches) * size)
+            yield _Portion(told, which, numbers[which], (which.stop - which.start) // size)
+
+    def _read(self, portion: "_Portion") -> None:
+        """Reads batches in place; those of a portion of which a row had been overwritten have no rows."""
+        if self.ring is None:
+            raise DaseError(f"the replay service at {self._target.address} sent what was not asked for")
+        rows, told = self.ring.gather(portion.numbers), portion.frame
+        if rows is not None:
+            rows.flags.writeable = False
+            self._take(rows, portion.batches, told, portion.which)
+            return
+        for _ in range(portion.batches):
+            self._owed.popleft()
+            self._here.append(SampledBatch(self._target.schema.empty(0), told.buffer_size, told.drawn_from))
+
+    def _drawn(self, rows: Array, told: Frame, which: slice) -> Drawing | None:
+        """How these rows of a frame were drawn by priorities; checks that it was as the stream asked for."""
         sampling, target = self._sampling, self._target
         if not len(rows) or (sampling.own_share is None and sampling.prioritisation is None):
             return None
-        drawing = None if told.drawing is None else Drawing.read(told.drawing)
+        drawing = None if told.drawing is None else Drawing.read(told.drawing).part(which)
         as_asked = drawing is not None and drawing.fits(len(rows), 1 if sampling.own_share is None else 2)
         if sampling.prioritisation is None:  # then `drawn_from` counts the agent's own
             own = target.schema.agent_ids(rows) == target.member.agent_id
@@ -175,6 +247,15 @@ class Sampler(OneStream):
 
     def _may_go_on(self, received: int) -> bool:
         return bool(self._owed) and received <= self._owed[0][1] * self._target.schema.row_bytes
+
+
+class _Portion(NamedTuple):
+    """Batches that come next, whose rows are to be read in place: these numbers of a frame."""
+
+    frame: Frame
+    which: slice
+    numbers: npt.NDArray[np.int64]
+    batches: int
 
 
 class BatchQueue:
@@ -248,7 +329,11 @@ class OneFetcher:
     """Fills a BatchQueue over one Sample stream, which begins again when it breaks (connection.py).
 
     With `pacing`, which is asked when a stream begins (collected.py), batches come at an agent's pace; the
-    queue is a `one_by_one` then, for the service waits to hear which are used.
+    queue is a `one_by_one` then, for the service waits to hear which are used. With `in_place` rows are read
+    from the replay's own ring where that can be.
+
+    Attributes:
+        overwritten: batches that were drawn again, because rows read in place had been overwritten.
     """
 
     connection: Connection
@@ -256,13 +341,21 @@ class OneFetcher:
     batch_size: int
     sampling: Sampling
     pacing: Callable[[int, int], Pacing] | None
+    in_place: bool = False
+    overwritten: int = 0
     _sampler: Sampler | None = None
+    _again: int = 0  # batches that were overwritten and are not asked for again yet
     _told: Told = field(default_factory=deque)
 
     @property
     def waiting(self) -> str | None:
         """What the service waits for before it sends a batch, in a sentence; None if nothing is missing."""
         return None if self._sampler is None else self._sampler.waiting
+
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether rows are read from the replay's own ring now."""
+        return self._sampler is not None and self._sampler.ring is not None
 
     async def run(self) -> None:
         """Keeps batches drawn ahead, from the first one asked for; after a close until one more has come."""
@@ -274,7 +367,9 @@ class OneFetcher:
             batch_size=self.batch_size,
             sampling=self.sampling,
             batches_per_frame=self.queue.portion,
+            in_place=self.in_place,
         )
+        self._again = 0
         self._sampler = sampler
         try:
             used = self.queue.taken
@@ -287,6 +382,11 @@ class OneFetcher:
                 with suppress(Halted):
                     while True:
                         batch, prioritised = await sampler.next(), None
+                        if not len(batch.rows):
+                            self.overwritten += 1
+                            self._again += 1
+                            self.queue.moved.set()
+                            continue
                         if batch.drawing is not None:
                             own = target.schema.agent_ids(batch.rows) == target.member.agent_id
                             likelihood = batch.drawing.likelihood(own)
@@ -301,14 +401,15 @@ class OneFetcher:
         queue = self.queue
         granted = queue.delivered
         while True:
-            due = queue.due(granted)
-            if due >= queue.portion:
+            due = queue.due(granted) if queue.due(granted) >= queue.portion else 0
+            if due or self._again:
+                again, self._again = self._again, 0
                 now = queue.taken  # read once: the compute thread may take another batch at any time
                 used = now - told if self.pacing else 0
                 told = now
                 await sampler.tell(self._told)
-                await sampler.grant(due, used=used)
+                await sampler.grant(due, used=used, again=again)
                 granted += due
             queue.moved.clear()
-            if queue.due(granted) < queue.portion:
+            if queue.due(granted) < queue.portion and not self._again:
                 await queue.moved.wait()

@@ -82,6 +82,8 @@ class Session:
         own_rows_only: batches hold rows of this agent alone.
         own_share: this share of each batch is of this agent, the rest of others; None draws from all alike.
         follow: agents whose policies `latest` is asked for.
+        in_place: on the replay's own machine, where that can be, batches are read from its ring instead of
+            a stream.
         credentials: certificate or token, for a replay that asks for one.
         connect_timeout_s: how long a replay that has not answered yet is waited for.
         replay_timeout_s: how long one that has answered may be away.
@@ -103,6 +105,7 @@ class Session:
         own_rows_only: bool = False,
         own_share: float | None = None,
         follow: Collection[int] = (),
+        in_place: bool = True,
         credentials: Credentials = NO_CREDENTIALS,
         connect_timeout_s: float = 60.0,
         replay_timeout_s: float = REPLAY_TIMEOUT_S,
@@ -124,6 +127,7 @@ class Session:
         self._prefetch = prefetch
         self._sampling = Sampling(own_rows_only, own_share)
         self._follow = follow
+        self._in_place = in_place
         self._numbers: dict[str, Any] = {}
         self._stop, self._given_up = asyncio.Event(), asyncio.Event()
         self._loop: asyncio.AbstractEventLoop  # made with the block
@@ -194,6 +198,11 @@ class Session:
     def buffer_size(self) -> int:
         """Rows that the buffer held at the last heartbeat."""
         return self._streams.shards.buffer_size
+
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether batches are read from the replay's ring now, and not from the stream."""
+        return self._streams.link.reads_in_place
 
     @property
     def unacknowledged(self) -> int:
@@ -340,6 +349,7 @@ class Session:
             writer_id=f"learner-{joined.member.agent_id}",
             sampling=self._sampling,
             explores_first=True,
+            in_place=self._in_place,
         )
         exchange = PolicyExchange(shards.first, follow=self._follow, pack=_packed, unpack=_unpacked)
         exchange.steps = lambda: link.stored

@@ -38,7 +38,8 @@ class ShardedFetcher:
     order in which they arrived: losses and weights are sums over a batch, so that means nothing.
 
     A shard that is away counts as empty. The rows that it still owed are drawn anew from the others, as if
-    it had been empty when they were first drawn.
+    it had been empty when they were first drawn. So are rows that had been overwritten when they were read in
+    place.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class ShardedFetcher:
         batch_size: int,
         sampling: Sampling,
         rng: np.random.Generator,
+        in_place: bool = False,
     ) -> None:
         target = shards.first.target
         self._shards = shards
@@ -57,6 +59,8 @@ class ShardedFetcher:
         self._batch_shape = (batch_size, target.schema.width)
         self._sampling = sampling
         self._rng = rng
+        self._in_place = in_place
+        self.overwritten = 0
         self._min_size = target.member.min_size
         self._granted = 0
         self._to_draw: deque[tuple[_Filling, Counts]] = deque()
@@ -66,6 +70,12 @@ class ShardedFetcher:
     def waiting(self) -> str | None:
         """See OneFetcher."""
         return self._waiting
+
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether rows of every shard that serves are read from its own ring now."""
+        samplers = [part.sampler for part in self._parts if part.sampler is not None]
+        return bool(samplers) and all(each.ring is not None for each in samplers)
 
     async def run(self) -> None:
         """See OneFetcher."""
@@ -144,7 +154,9 @@ class ShardedFetcher:
         return None
 
     async def _fetch(self, part: "_Part", target: StreamTarget) -> None:
-        sampler = Sampler(target, batch_size=self._batch_shape[0], sampling=self._sampling)
+        sampler = Sampler(
+            target, batch_size=self._batch_shape[0], sampling=self._sampling, in_place=self._in_place
+        )
         try:
             await sampler.open(credits=0)
             part.connection.up(Stream.SAMPLE)
@@ -165,6 +177,7 @@ class ShardedFetcher:
         """Takes the rows that a shard has sent, which are as many as it was asked for, or none."""
         filling, count, scales = part.received(batch)
         if not len(batch.rows):
+            self.overwritten += part.sampler is not None and part.sampler.ring is not None
             self._to_draw.append((filling, count))
             self._queue.moved.set()
             return

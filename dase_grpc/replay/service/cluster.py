@@ -109,7 +109,12 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             run_id=self.run.run_id,
             buffer=buffer_to_proto(self.run),
             agents=[
-                _agent_status(lease, now, policy_version=versions.get(lease.agent_id))
+                _agent_status(
+                    lease,
+                    now,
+                    policy_version=versions.get(lease.agent_id),
+                    in_place=self.run.in_place[lease.agent_id] > 0,
+                )
                 for lease in self.run.leases.all()
             ],
             draining=self.draining,
@@ -170,7 +175,9 @@ def _node_status(seen: Presence, now: float) -> cluster_pb2.NodeStatus:
     )
 
 
-def _agent_status(lease: Lease, now: float, *, policy_version: int | None) -> cluster_pb2.AgentStatus:
+def _agent_status(
+    lease: Lease, now: float, *, policy_version: int | None, in_place: bool
+) -> cluster_pb2.AgentStatus:
     return cluster_pb2.AgentStatus(
         agent_id=lease.agent_id,
         epoch=lease.epoch,
@@ -180,4 +187,5 @@ def _agent_status(lease: Lease, now: float, *, policy_version: int | None) -> cl
         progress=progress_to_proto(lease.progress),
         reason=lease.left_because or "",
         policy_version=policy_version,
+        in_place=in_place,
     )

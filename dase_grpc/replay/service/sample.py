@@ -1,11 +1,10 @@
-"""Sample streams at the service: headers, credits, batches drawn right into the messages that carry them."""
+"""Sample streams at the service: headers, credits and paces."""
 
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from itertools import zip_longest
 from typing import Any, Final
 
@@ -16,26 +15,16 @@ from dase_grpc import seeding
 from dase_grpc.errors import MalformedError
 from dase_grpc.metrics.calls import Calls
 from dase_grpc.pace import Pace, StepLimiter
-from dase_grpc.replay.buffer.priorities import Drawn, Prioritisation
+from dase_grpc.replay.buffer.priorities import Prioritisation
 from dase_grpc.replay.buffer.run import SharedRun
-from dase_grpc.replay.buffer.sampling import Sampling, Source
+from dase_grpc.replay.buffer.sampling import Sampling
 from dase_grpc.replay.buffer.sharding import WHOLE
+from dase_grpc.replay.service.batches import NUMBER_BYTES, Batches
 from dase_grpc.replay.service.interceptors import read, read_first
 from dase_grpc.replay.service.streams import Admission, Change, Gate, Streams
-from dase_grpc.replay.wire.packed import (
-    FRAME_HEAD_BYTES,
-    ROWS_BYTES,
-    ReusedMemory,
-    frame_drawing,
-    frame_head,
-    write_frame,
-)
+from dase_grpc.replay.wire.packed import ROWS_BYTES
 from dase_grpc.replay.wire.status import Context
 from dase_grpc.replay.wire.v1 import replay_pb2
-from dase_grpc.schema import Array
-
-Draw = Callable[..., tuple[Array, Drawn | None]]
-"""Draws what was asked for into rows, `out`."""
 
 MAX_BATCH_SIZE: Final = 65_536
 MAX_BATCH_BYTES: Final = 64 * 2**20
@@ -63,17 +52,22 @@ class Samples:
         _require_batch_size(header.batch_size, row_bytes=row_bytes)
         sampling, paced = _sampling(header), header.HasField("pace")
         at_once = 1 if paced else _batches_per_frame(header, row_bytes)
-        with self._admission.stream(agent_id, held_bytes=at_once * header.batch_size * row_bytes):
+        with (
+            self._admission.stream(agent_id, held_bytes=at_once * header.batch_size * row_bytes),
+            ExitStack() as ending,
+        ):
             before, limiter = self._run.limiters.get(agent_id), _limiter(header) if paced else None
             batches = Batches(self._run, header, sampling, self._rng(agent_id), context, calls=self._calls)
+            ending.callback(batches.end)
             if limiter is not None:
                 self._run.limiters[agent_id] = limiter
             elif before is not None:
                 del self._run.limiters[agent_id]
             if limiter is not before:
                 self._changed.tell()
+            await batches.offer()
             if limiter is None:
-                await self._serve_credits(request, batches, at_once=at_once)
+                await self._serve_credits(request, batches, row_bytes=row_bytes)
             else:
                 await PacedBatches(batches, Gate(self._run, agent_id), limiter, self._changed).serve(request)
 
@@ -85,10 +79,11 @@ class Samples:
         self._opened[agent_id] += 1
         return seeding.generator(self._run.seed, seeding.Purpose.SAMPLING, *key)
 
-    async def _serve_credits(self, request: Any, batches: "Batches", *, at_once: int) -> None:
+    async def _serve_credits(self, request: Any, batches: Batches, *, row_bytes: int) -> None:
         size, clock, waited = batches.header.batch_size, self._calls.clock, self._calls.sample_wait.observe
         while request is not grpc.aio.EOF:
-            batches.take(request.priorities)
+            await batches.take(request)
+            at_once = _batches_per_frame(batches.header, NUMBER_BYTES if batches.in_place else row_bytes)
             _require_credits(request.credits)
             _require_sizes(request.rows, size)
             _require_own(request, has_share=batches.header.HasField("own_share"))
@@ -101,7 +96,7 @@ class Samples:
                 await batches.send(wanted, own=own)
             request = await _read_next(batches.context)
 
-    async def _wait_until_ready(self, batches: "Batches") -> None:
+    async def _wait_until_ready(self, batches: Batches) -> None:
         source, store, min_size = batches.source, self._run.store, self._run.min_size
         while (missing := source.shortage(min_size)) is not None:
             batches.require_valid()
@@ -113,112 +108,6 @@ class Samples:
                 async with asyncio.timeout(WAITING_EVERY_S):
                     while source.shortage(min_size) is not None:
                         await self._changed.next.wait()
-
-
-class Batches:
-    """Draws the batches of one stream and sends them; holds the memory of one frame.
-
-    How long each message takes is noted in `calls`.
-    """
-
-    def __init__(
-        self,
-        run: SharedRun,
-        header: replay_pb2.SampleHeader,
-        sampling: Sampling,
-        rng: np.random.Generator,
-        context: Context,
-        *,
-        calls: Calls,
-    ) -> None:
-        self.header, self.context = header, context
-        self._run, self._rng = run, rng
-        self._agent_id = header.stream.agent_id
-        self.source = Source(run.store, self._agent_id, sampling)
-        self._clock, self._took = calls.clock, calls.requests("Sample").observe
-        self._memory = ReusedMemory()
-
-    def require_valid(self) -> None:
-        """Checks the lease."""
-        self._run.leases.require(self._agent_id, self.header.stream.lease_epoch)
-        ours = self.source.priorities
-        if ours is not None and self._run.store.priorities.get(self._agent_id) is not ours:
-            raise MalformedError(
-                f"another Sample stream of agent {self._agent_id} draws in another way, so the priorities of "
-                f"this one are gone; close it and open another"
-            )
-
-    async def send(self, size: int, *, batches: int = 1, own: int | None = None) -> None:
-        """Sends batches of this many transitions, none where there is nothing to draw from.
-
-        With an own share `own` may say how many of each are the agent's own.
-        """
-        began, ring, source = self._clock(), self._run.store.ring, self.source
-        self.require_valid()
-        draw = partial(source.draw, size, self._rng, batches=batches, own=own)
-        count = batches * size if source.present else 0
-        small = source.priorities is None and count * ring.schema.row_bytes <= ROWS_BYTES
-        send = self._send_frame if small else self._send_pieces
-        await send(count, draw, buffer_size=len(ring), drawn_from=source.told)
-        self._took(self._clock() - began)
-
-    async def _send_frame(self, count: int, draw: Draw, *, buffer_size: int, drawn_from: int) -> None:
-        schema = self._run.store.schema
-        size_bytes = count * schema.row_bytes
-        head = frame_head(size_bytes, last=True, buffer_size=buffer_size, drawn_from=drawn_from)
-
-        def fill(message: memoryview) -> None:
-            message[:FRAME_HEAD_BYTES] = head
-            if count:
-                draw(out=schema.from_bytes(message[FRAME_HEAD_BYTES:]))
-
-        await self.context.write(self._memory.message(FRAME_HEAD_BYTES + size_bytes, fill))
-
-    async def _send_pieces(self, count: int, draw: Draw, *, buffer_size: int, drawn_from: int) -> None:
-        """Sends what is too large for one frame, and what says how it was drawn."""
-        rows = self._run.store.schema.empty(count)
-        drawn = draw(out=rows)[1] if count else None
-        drawing = b"" if drawn is None else frame_drawing(self._drawing(drawn))
-        data = rows.data.cast("B") if count else b""
-        for start in range(0, max(1, len(data)), ROWS_BYTES):
-            piece, last = data[start : start + ROWS_BYTES], start + ROWS_BYTES >= len(data)
-            frame = write_frame(piece, last=last, buffer_size=buffer_size, drawn_from=drawn_from)
-            await self.context.write(frame + drawing if last else frame)
-
-    def _drawing(self, drawn: Drawn) -> replay_pb2.Drawing:
-        priorities = self.source.priorities
-        assert priorities is not None
-        sides = priorities.sides()
-        return replay_pb2.Drawing(
-            numbers=drawn.numbers.tobytes(),
-            probabilities=drawn.probabilities.tobytes(),
-            present=[side.present for side in sides],
-            masses=[side.mass for side in sides],
-            incarnation=self._run.incarnation,
-            largest_mass=priorities.largest,
-            ignored=priorities.ignored.total(),
-        )
-
-    def take(self, told: Sequence[replay_pb2.Priorities]) -> None:
-        """Takes the TD errors of a request.
-
-        Raises:
-            MalformedError: the stream has no priorities, or there is not one error for each number.
-        """
-        if told:
-            self.require_valid()
-        for each in told:
-            numbers, errors = len(each.numbers) // 8, len(each.errors) // 4
-            priorities = self.source.priorities
-            if priorities is None or len(each.numbers) % 8 or len(each.errors) % 4 or numbers != errors:
-                raise MalformedError(
-                    "priorities are for a stream with a prioritisation, 8 bytes for each number and 4 for "
-                    f"its error; here are {len(each.numbers)} and {len(each.errors)}"
-                )
-            if each.incarnation != self._run.incarnation:
-                priorities.ignored["restart"] += numbers
-                continue
-            priorities.put(np.frombuffer(each.numbers, "<i8"), np.frombuffer(each.errors, "<f4"))
 
 
 class PacedBatches:
@@ -235,7 +124,7 @@ class PacedBatches:
     async def serve(self, request: Any) -> None:
         """Serves until the client has ended its side and every credit is used."""
         reading: asyncio.Future[Any] | None = None
-        self._take(request)
+        await self._take(request)
         ended = False
         try:
             while not ended or self._credits:
@@ -256,15 +145,15 @@ class PacedBatches:
                     request, reading = reading.result(), None
                     ended = request is grpc.aio.EOF
                     if not ended:
-                        self._take(request)
+                        await self._take(request)
         finally:
             if reading is not None:
                 reading.cancel()
                 with suppress(asyncio.CancelledError):
                     await reading
 
-    def _take(self, request: replay_pb2.SampleRequest) -> None:
-        self._batches.take(request.priorities)
+    async def _take(self, request: replay_pb2.SampleRequest) -> None:
+        await self._batches.take(request)
         _require_credits(request.credits)
         if request.rows or request.own_rows:
             raise MalformedError("a Sample stream with a pace gives batches for credits, not by size")
@@ -344,7 +233,7 @@ def _prioritisation(said: replay_pb2.Prioritisation) -> Prioritisation:
 
 
 def _batches_per_frame(header: replay_pb2.SampleHeader, row_bytes: int) -> int:
-    """How many batches a frame holds where as many credits are there."""
+    """How many batches a frame holds where as many credits are there, and a row takes so much of it."""
     if header.own_rows_only:  # what rejection draws depends on how many are drawn at once
         return 1
     fitting = ROWS_BYTES // (header.batch_size * row_bytes)

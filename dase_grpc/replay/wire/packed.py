@@ -98,13 +98,17 @@ def padded(number: int, length: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A batch, several, or a piece of one; `rows` are bytes of the message that it came in."""
+    """A batch, several, or a piece of one; `rows` are bytes of the message that it came in.
+
+    Where rows are read in place, `numbers` says which, and there are none.
+    """
 
     rows: memoryview
     last: bool
     buffer_size: int
     drawn_from: int
     drawing: replay_pb2.Drawing | None = None
+    numbers: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +137,17 @@ def frame_drawing(drawing: replay_pb2.Drawing) -> bytes:
     return replay_pb2.SampleResponse(frame=frame).SerializeToString()
 
 
-def read_response(data: bytes) -> Frame | Waiting:
+def numbers_frame(
+    numbers: bytes, drawing: replay_pb2.Drawing | None, *, buffer_size: int, drawn_from: int
+) -> bytes:
+    """A SampleResponse with the numbers of rows that are read in place."""
+    frame = replay_pb2.SampleFrame(
+        numbers=numbers, last=True, buffer_size=buffer_size, drawn_from=drawn_from, drawing=drawing
+    )
+    return replay_pb2.SampleResponse(frame=frame).SerializeToString()
+
+
+def read_response(data: bytes) -> Frame | Waiting | replay_pb2.Ring:
     """A SampleResponse; without a copy of the rows where its head is a `frame_head`. May be a DecodeError."""
     fields = _FRAME.fields(data)
     if fields is not None:
@@ -141,6 +155,8 @@ def read_response(data: bytes) -> Frame | Waiting:
     answer = replay_pb2.SampleResponse.FromString(data)
     if answer.HasField("frame"):
         return _frame(answer.frame, memoryview(answer.frame.rows))
+    if answer.HasField("ring"):
+        return answer.ring
     return Waiting(answer.waiting.reason)
 
 
@@ -151,7 +167,7 @@ def joined(pieces: Sequence[Frame]) -> memoryview | bytes:
 
 def _frame(head: replay_pb2.SampleFrame, rows: memoryview) -> Frame:
     drawing = head.drawing if head.HasField("drawing") else None
-    return Frame(rows, head.last, head.buffer_size, head.drawn_from, drawing)
+    return Frame(rows, head.last, head.buffer_size, head.drawn_from, drawing, head.numbers)
 
 
 @dataclass(frozen=True, slots=True)

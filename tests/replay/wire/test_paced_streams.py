@@ -189,8 +189,8 @@ class Interrupted:
     def require_valid(self):
         pass
 
-    def take(self, told):
-        assert not told
+    async def take(self, request):
+        assert not request.priorities
 
     async def send(self, _):
         self.drawn.set()

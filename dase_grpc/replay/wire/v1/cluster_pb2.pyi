@@ -558,6 +558,7 @@ class AgentStatus(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     POLICY_VERSION_FIELD_NUMBER: _builtins.int
+    IN_PLACE_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.int
     epoch: _builtins.int
     node_name: _builtins.str
@@ -568,6 +569,8 @@ class AgentStatus(_message.Message):
     """Why the node left, if it said so."""
     policy_version: _builtins.int
     """The version of the latest policy that was published for the agent; absent if none was."""
+    in_place: _builtins.bool
+    """Whether its batches come as numbers of rows that it reads in place."""
     @_builtins.property
     def progress(self) -> Global___Progress: ...
     def __init__(
@@ -581,10 +584,11 @@ class AgentStatus(_message.Message):
         progress: Global___Progress | None = ...,
         reason: _builtins.str = ...,
         policy_version: _builtins.int | None = ...,
+        in_place: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_policy_version", b"_policy_version", "policy_version", b"policy_version", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_policy_version", b"_policy_version", "agent_id", b"agent_id", "epoch", b"epoch", "lease", b"lease", "node_name", b"node_name", "policy_version", b"policy_version", "progress", b"progress", "reason", b"reason", "seconds_since_heartbeat", b"seconds_since_heartbeat"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_policy_version", b"_policy_version", "agent_id", b"agent_id", "epoch", b"epoch", "in_place", b"in_place", "lease", b"lease", "node_name", b"node_name", "policy_version", b"policy_version", "progress", b"progress", "reason", b"reason", "seconds_since_heartbeat", b"seconds_since_heartbeat"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__policy_version: _TypeAlias = _typing.Literal["policy_version"]  # noqa: Y015
     _WhichOneofArgType__policy_version: _TypeAlias = _typing.Literal["_policy_version", b"_policy_version"]  # noqa: Y015

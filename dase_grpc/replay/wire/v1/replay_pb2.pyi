@@ -247,10 +247,20 @@ class SampleRequest(_message.Message):
     USED_FIELD_NUMBER: _builtins.int
     OWN_ROWS_FIELD_NUMBER: _builtins.int
     PRIORITIES_FIELD_NUMBER: _builtins.int
+    IN_PLACE_FIELD_NUMBER: _builtins.int
+    AGAIN_FIELD_NUMBER: _builtins.int
     credits: _builtins.int
     """How many more batches the server may send."""
     used: _builtins.int
     """With a pace: how many of the batches that came since the last request updates have taken."""
+    in_place: _builtins.bool
+    """The client has found the ring that this stream offered (SampleResponse.ring): batches that are drawn from now
+    on come as numbers. Stays so to the end of the stream.
+    """
+    again: _builtins.int
+    """As many batches that came as numbers had been overwritten when they were read. As many more come, at once and
+    with their rows; they use no credits, and take nothing from a pace.
+    """
     @_builtins.property
     def header(self) -> Global___SampleHeader:
         """Only in the first request."""
@@ -279,10 +289,12 @@ class SampleRequest(_message.Message):
         used: _builtins.int = ...,
         own_rows: _abc.Iterable[_builtins.int] | None = ...,
         priorities: _abc.Iterable[Global___Priorities] | None = ...,
+        in_place: _builtins.bool = ...,
+        again: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credits", b"credits", "header", b"header", "own_rows", b"own_rows", "priorities", b"priorities", "rows", b"rows", "used", b"used"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["again", b"again", "credits", b"credits", "header", b"header", "in_place", b"in_place", "own_rows", b"own_rows", "priorities", b"priorities", "rows", b"rows", "used", b"used"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -330,6 +342,7 @@ class SampleHeader(_message.Message):
     PACE_FIELD_NUMBER: _builtins.int
     OWN_SHARE_FIELD_NUMBER: _builtins.int
     PRIORITISATION_FIELD_NUMBER: _builtins.int
+    IN_PLACE_FIELD_NUMBER: _builtins.int
     batch_size: _builtins.int
     own_rows_only: _builtins.bool
     """Draw only from what the stream's agent collected; else from the whole buffer."""
@@ -342,6 +355,8 @@ class SampleHeader(_message.Message):
     it is exact on average, and the rest from what all others did, each uniformly. Where one side is empty
     the other fills in. Absent: from all alike. Not with own_rows_only.
     """
+    in_place: _builtins.bool
+    """The client would read rows in place. The service then offers its ring, if it can be mapped."""
     @_builtins.property
     def stream(self) -> Global___StreamHeader: ...
     @_builtins.property
@@ -362,10 +377,11 @@ class SampleHeader(_message.Message):
         pace: Global___Pace | None = ...,
         own_share: _builtins.float | None = ...,
         prioritisation: Global___Prioritisation | None = ...,
+        in_place: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_own_share", b"_own_share", "own_share", b"own_share", "pace", b"pace", "prioritisation", b"prioritisation", "stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_own_share", b"_own_share", "batch_size", b"batch_size", "batches_per_frame", b"batches_per_frame", "own_rows_only", b"own_rows_only", "own_share", b"own_share", "pace", b"pace", "prioritisation", b"prioritisation", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_own_share", b"_own_share", "batch_size", b"batch_size", "batches_per_frame", b"batches_per_frame", "in_place", b"in_place", "own_rows_only", b"own_rows_only", "own_share", b"own_share", "pace", b"pace", "prioritisation", b"prioritisation", "stream", b"stream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__own_share: _TypeAlias = _typing.Literal["own_share"]  # noqa: Y015
     _WhichOneofArgType__own_share: _TypeAlias = _typing.Literal["_own_share", b"_own_share"]  # noqa: Y015
@@ -456,25 +472,71 @@ class SampleResponse(_message.Message):
 
     FRAME_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
+    RING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def frame(self) -> Global___SampleFrame: ...
     @_builtins.property
     def waiting(self) -> Global___SampleWaiting: ...
+    @_builtins.property
+    def ring(self) -> Global___Ring:
+        """Before all else, where the header asks for it; the client need not answer."""
+
     def __init__(
         self,
         *,
         frame: Global___SampleFrame | None = ...,
         waiting: Global___SampleWaiting | None = ...,
+        ring: Global___Ring | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "kind", b"kind", "waiting", b"waiting"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "kind", b"kind", "ring", b"ring", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "kind", b"kind", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "kind", b"kind", "ring", b"ring", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["frame", "waiting"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["frame", "waiting", "ring"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___SampleResponse: _TypeAlias = SampleResponse  # noqa: Y015
+
+@_typing.final
+class Ring(_message.Message):
+    """Where the rows lie, for a process of the same user on the same machine: files that this process holds open, as
+    /proc/PID/fd/N. docs/protocol.md says how they are read, and when what was read counts.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PID_FIELD_NUMBER: _builtins.int
+    STATE_FD_FIELD_NUMBER: _builtins.int
+    ROWS_FD_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    pid: _builtins.int
+    state_fd: _builtins.int
+    """16 bytes that the state begins with, then 48 that mean nothing, then an int64, little-endian: the rows before
+    this number may have been written, or be in writing.
+    """
+    rows_fd: _builtins.int
+    """Rows, back to back: number k in slot k modulo `slots`."""
+    nonce: _builtins.bytes
+    """Random, those 16 bytes: whoever finds them has the right file."""
+    slots: _builtins.int
+    def __init__(
+        self,
+        *,
+        pid: _builtins.int = ...,
+        state_fd: _builtins.int = ...,
+        rows_fd: _builtins.int = ...,
+        nonce: _builtins.bytes = ...,
+        slots: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nonce", b"nonce", "pid", b"pid", "rows_fd", b"rows_fd", "slots", b"slots", "state_fd", b"state_fd"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Ring: _TypeAlias = Ring  # noqa: Y015
 
 @_typing.final
 class SampleFrame(_message.Message):
@@ -487,6 +549,7 @@ class SampleFrame(_message.Message):
     BUFFER_SIZE_FIELD_NUMBER: _builtins.int
     DRAWN_FROM_FIELD_NUMBER: _builtins.int
     DRAWING_FIELD_NUMBER: _builtins.int
+    NUMBERS_FIELD_NUMBER: _builtins.int
     rows: _builtins.bytes
     last: _builtins.bool
     """Set on the last frame of a batch."""
@@ -494,6 +557,10 @@ class SampleFrame(_message.Message):
     """Transitions in the buffer when the batch was drawn."""
     drawn_from: _builtins.int
     """How many of these it was drawn from: all, or with own_rows_only the agent's own."""
+    numbers: _builtins.bytes
+    """In the place of rows on a stream that reads in place: the number of each row's transition, an int64,
+    little-endian.
+    """
     @_builtins.property
     def drawing(self) -> Global___Drawing:
         """On a stream with priorities, with the last frame of a batch."""
@@ -506,10 +573,11 @@ class SampleFrame(_message.Message):
         buffer_size: _builtins.int = ...,
         drawn_from: _builtins.int = ...,
         drawing: Global___Drawing | None = ...,
+        numbers: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["drawing", b"drawing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_size", b"buffer_size", "drawing", b"drawing", "drawn_from", b"drawn_from", "last", b"last", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_size", b"buffer_size", "drawing", b"drawing", "drawn_from", b"drawn_from", "last", b"last", "numbers", b"numbers", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

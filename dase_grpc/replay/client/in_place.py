@@ -1,0 +1,85 @@
+"""Rows read in place: the ring of a replay on this machine, mapped to be read, and what of it counts.
+
+Why a row that was gathered is whole and the right one: buffer/mapping.py.
+"""
+
+import mmap
+import os
+import stat
+from dataclasses import dataclass
+from typing import Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from dase_grpc.replay.buffer.mapping import BEGUN_AT, NONCE_BYTES, STATE_BYTES, fence
+from dase_grpc.replay.wire.v1 import replay_pb2
+from dase_grpc.schema import Array, TransitionSchema
+
+Numbers = npt.NDArray[np.int64]
+
+GATHERED_BYTES: Final = 256 * 2**10
+"""Small batches are gathered together up to this size, so that it is looked once what of them counts."""
+
+
+@dataclass(frozen=True)
+class RingReader:
+    """The rows of a ring that another process writes, (slots, width) and read-only. Any one thread's.
+
+    `state` is the path of its state under /proc, `identity` that file's device and inode.
+    """
+
+    rows: Array
+    begun: Numbers
+    state: str
+    identity: tuple[int, int]
+
+    @classmethod
+    def find(cls, told: replay_pb2.Ring, schema: TransitionSchema) -> Self:
+        """The ring that a service offers.
+
+        Nothing that the service says is opened but /proc/PID/fd/N, nothing is waited for, and what is mapped
+        are regular files of this user.
+
+        Raises:
+            OSError: it is not on this machine or in this container, is another user's, or cannot be mapped.
+        """
+        where = f"/proc/{told.pid:d}/fd"
+        state, identity = _mapped(f"{where}/{told.state_fd:d}", STATE_BYTES)
+        if len(told.nonce) != NONCE_BYTES or state[:NONCE_BYTES] != told.nonce:
+            raise OSError("what lies there is not its state, so it runs on another machine or in a container")
+        rows, _ = _mapped(f"{where}/{told.rows_fd:d}", told.slots * schema.row_bytes)
+        return cls(
+            np.frombuffer(rows, np.float32).reshape(told.slots, schema.width),
+            np.frombuffer(state, np.int64, 1, BEGUN_AT),
+            f"{where}/{told.state_fd:d}",
+            identity,
+        )
+
+    def gather(self, numbers: Numbers) -> Array | None:
+        """Copies of the rows of these transitions, (N, width); None where one may have been overwritten."""
+        slots = len(self.rows)
+        rows: Array = self.rows.take(numbers % slots, axis=0)
+        fence()
+        begun = int(self.begun[0])
+        whole = numbers.min() >= begun - slots and numbers.max() < begun
+        return rows if whole and self._is_kept() else None
+
+    def _is_kept(self) -> bool:
+        """Whether the service still holds its state, so that no other one writes to the rows."""
+        try:
+            found = os.stat(self.state)
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self.identity
+
+
+def _mapped(path: str, size: int) -> tuple[mmap.mmap, tuple[int, int]]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_size != size:
+            raise OSError("what lies there is not its file, so it runs on another machine or in a container")
+        return mmap.mmap(descriptor, size, prot=mmap.PROT_READ), (found.st_dev, found.st_ino)
+    finally:
+        os.close(descriptor)
