@@ -54,6 +54,7 @@ MEMORY, ALL_MEMORY = "bytes per transition", "bytes per transition, messages inc
 WAYS = "batches/s, by how they are drawn"
 SHARE, PRIORITIES = "DASE, own share 0.5", "DASE, prioritised, errors returned"
 BY_PRIORITY: Final = Sampling(prioritisation=Prioritisation(alpha=0.6, epsilon=1e-6, uniform=0.0))
+IN_PLACE, IN_PLACE_TWO = "DASE, in place", "DASE, in place, 2 readers"
 OURS, OURS_NAMED, TCP, ROW = "DASE", "DASE, from named columns", "bare TCP", "the row itself"
 FORMS: Final = {"named": "Reverb, named columns", "packed": "Reverb, packed by hand"}
 INSERT_METHODS: Final = ("structured", "writer")
@@ -67,6 +68,12 @@ ASKED: Final = {
     (LEARN, "wide"): {"named": 3.0, "packed": 3.0},
 }
 """How many times as fast as each of them the replay is meant to be."""
+
+ASKED_IN_PLACE: Final = {
+    "narrow": {(IN_PLACE, TCP): 0.9},
+    "wide": {(IN_PLACE, TCP): 3.0, (IN_PLACE_TWO, IN_PLACE): 1.7},
+}
+"""The same of learners on the replay's own machine."""
 
 
 def measure(
@@ -84,7 +91,9 @@ def measure(
         for who, filled in filling.items():
             yield from memory_of(filled, who, task, fill)
         tcp = started.enter_context(Tcp(m, n, fill))
+        one, two = (started.enter_context(ours.read_in_place_by(readers)) for readers in (1, 2))
         sampling = [Entry(OURS, ours.sample), Entry(TCP, tcp.sample)]
+        sampling += [Entry(IN_PLACE, one.sample), Entry(IN_PLACE_TWO, two.sample)]
         inserting = [Entry(OURS_NAMED, ours.insert_named), Entry(OURS, ours.insert_packed)]
         for form, reverb in reverbs.items():
             called = FORMS[form]
@@ -182,19 +191,27 @@ def comparison(figures: Sequence[Figure]) -> str:
     for (what, task), asked in ASKED.items():
         for rival, wanted in asked.items():
             its = best_of(figures, task, what, FORMS.get(rival, rival))
-            named = what == INSERT and rival == "named"
-            mine = values(figures, subject=task, what=what, who=OURS_NAMED if named else OURS)
-            if not its:
-                continue
-            wall = ratios(mine, its)
-            busy = (median(its, "client_us") + median(its, "server_us")) / (
-                median(mine, "client_us") + median(mine, "server_us")
-            )
-            told = mean_ratio(wall) if len(wall) > 1 else f"{wall[0]:.3f}"
-            met = "yes" if median_of(wall) >= wanted else "**no**"
-            rows.append((task, what, its[0].who, told, f"{busy:.2f}", f"{wanted:g}", met))
-    head = ("task", "what", "against", "times as fast", "CPU time of it over ours", "asked", "met")
+            who = OURS_NAMED if what == INSERT and rival == "named" else OURS
+            rows += compared(values(figures, subject=task, what=what, who=who), its, wanted)
+    for task, pairs in ASKED_IN_PLACE.items():
+        for (who, rival), wanted in pairs.items():
+            mine, its = (values(figures, subject=task, what=SAMPLE, who=each) for each in (who, rival))
+            rows += compared(mine, its, wanted)
+    head = ("task", "what", "who", "against", "times as fast", "CPU time of it over ours", "asked", "met")
     return markdown(head, rows)
+
+
+def compared(mine: Sequence[Figure], its: Sequence[Figure], wanted: float) -> list[tuple[str, ...]]:
+    """A line of that table; none where there are no figures of both."""
+    if not mine or not its:
+        return []
+    wall, first = ratios(mine, its), mine[0]
+    busy = (median(its, "client_us") + median(its, "server_us")) / (
+        median(mine, "client_us") + median(mine, "server_us")
+    )
+    told = mean_ratio(wall) if len(wall) > 1 else f"{wall[0]:.3f}"
+    met = "yes" if median_of(wall) >= wanted else "**no**"
+    return [(first.subject, first.what, first.who, its[0].who, told, f"{busy:.2f}", f"{wanted:g}", met)]
 
 
 def median_of(found: Sequence[float]) -> float:

@@ -134,7 +134,9 @@ def _members(cluster: ClusterView) -> str:
     agents, nodes, buffer = cluster.agents, Counter(node.role for node in cluster.nodes), cluster.buffer
     leases = f": {counted(agent.lease for agent in agents)}" if agents else ""
     others = "".join(f"; {several(count, role)}" for role, count in sorted(nodes.items()))
-    text = f"{several(len(agents), 'agent')}{leases}{others}"
+    reading = sum(agent.in_place for agent in agents)
+    in_place = f"; {reading:,} read{'s' * (reading == 1)} the buffer in place" if reading else ""
+    text = f"{several(len(agents), 'agent')}{leases}{in_place}{others}"
     if not buffer.size or not 1 < len(buffer.size_by_agent) <= SHOWN_SHARES:
         return text
     shares = (f"{agent}:{share(size, buffer.size)}" for agent, size in buffer.size_by_agent.items())

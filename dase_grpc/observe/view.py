@@ -29,7 +29,10 @@ SILENT_S: Final = 5.0
 
 @dataclass(frozen=True)
 class AgentView:
-    """A learner and its lease; lease is `live`, `left` or `expired`, reason why it left."""
+    """A learner and its lease; lease is `live`, `left` or `expired`, reason why it left.
+
+    in_place says whether it reads its batches from the buffer in place, and not from a stream.
+    """
 
     agent_id: int = 0
     node_name: str = ""
@@ -38,6 +41,7 @@ class AgentView:
     seconds_since_heartbeat: float = 0.0
     reason: str = ""
     policy_version: int | None = None
+    in_place: bool = False
     progress: Progress = field(default_factory=Progress)
 
     @property

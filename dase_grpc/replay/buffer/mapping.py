@@ -163,7 +163,11 @@ def ring_in_memory(schema: TransitionSchema, capacity: int | str) -> RingBuffer:
     require_reservable(capacity, row_bytes=schema.row_bytes)
     count = transitions_in(capacity, row_bytes=schema.row_bytes)
     slots = count + spare_slots(schema)
-    return MappedRing(schema, count, MappedFile.in_memory(slots * schema.row_bytes))
+    try:
+        file = MappedFile.in_memory(slots * schema.row_bytes)
+    except OSError:  # a sandbox without such files, or a limit on their size
+        return RingBuffer(schema, capacity)
+    return MappedRing(schema, count, file)
 
 
 def spare_slots(schema: TransitionSchema) -> int:
@@ -173,7 +177,12 @@ def spare_slots(schema: TransitionSchema) -> int:
 
 def handle_of(ring: RingBuffer) -> RingHandle | None:
     """What others need to read the rows of a ring in place; None where they cannot."""
-    return ring.handle() if isinstance(ring, MappedRing) and can_map() else None
+    if not isinstance(ring, MappedRing) or not can_map():
+        return None
+    try:
+        return ring.handle()
+    except OSError:  # see ring_in_memory
+        return None
 
 
 def can_map() -> bool:

@@ -174,12 +174,12 @@ class Sampler(OneStream):
 
     def _take(self, rows: Array, batches: int, told: Frame, which: slice) -> None:
         """Takes whole batches, which are these rows of a frame."""
-        drawing = self._drawn(rows, told, which)
-        for number, batch in enumerate(np.split(rows, batches) if batches > 1 else (rows,)):
+        drawing, size = self._drawn(rows, told, which), len(rows) // batches
+        for number in range(batches):
             self._owed.popleft()
-            its = slice(number * len(batch), (number + 1) * len(batch))
+            its = slice(number * size, (number + 1) * size)
             part = None if drawing is None else drawing.part(its)
-            self._here.append(SampledBatch(batch, told.buffer_size, told.drawn_from, part))
+            self._here.append(SampledBatch(rows[its], told.buffer_size, told.drawn_from, part))
 
     def _find(self, told: replay_pb2.Ring) -> None:
         """Looks for the ring that the service offers; the next request says so where it is found."""
