@@ -1,13 +1,14 @@
 """Readers of a small ring that fast writers overwrite all the time: no row that counts may be torn or wrong.
 
-Usage: python benchmarks/in_place_stress.py [--minutes 10] [--writers 4] [--readers 4] [--capacity 4096] [--disk]
+Usage: python benchmarks/in_place_stress.py [--minutes 10] [--writers 4] [--readers 4] [--capacity 4096]
+       [--disk]
 
-Writers and readers are processes of their own. A row carries its writer's number of it and a checksum of all its
-other bytes. A reader looks at every row that it is given: whether the checksum is right, and whether the rows of
-each writer have that writer's numbers in the order in which the ring numbers them, which an older or a newer row
-of the same slot would break. Batches that were overwritten before they were read are asked for again, and come
-over the stream; their share is printed. The exit code is 1 where a row is wrong, or where nothing was read in
-place.
+Writers and readers are processes of their own. A row carries its writer's number of it and a checksum of all
+its other bytes. A reader looks at every row that it is given: whether the checksum is right, and whether the
+rows of each writer have that writer's numbers in the order in which the ring numbers them, which an older or
+a newer row of the same slot would break. Batches that were overwritten before they were read are asked for
+again, and come over the stream; their share is printed. The exit code is 1 where a row is wrong, or where
+nothing was read in place.
 """
 
 import argparse
@@ -93,7 +94,7 @@ def wrong_rows(rows: Array, numbers: Numbers | None) -> int:
         its = np.flatnonzero(writers == agent_id)
         order = its[np.argsort(numbers[its], kind="stable")]
         apart, apart_own = np.diff(numbers[order]), np.diff(own[order])
-        # between two numbers of the ring lie at most as many rows of one writer, and of the same there are none
+        # between two numbers of the ring lie at most as many rows of one writer; the same one is one row
         wrong += int(np.count_nonzero((apart_own < np.minimum(apart, 1)) | (apart_own > apart)))
     return wrong
 

@@ -22,7 +22,7 @@ from dase_grpc.runs.logs import COLUMNS
 ASIDE: Final = "before-resume"
 
 MAY_DIFFER: Final = frozenset(
-    {"train.steps", "metrics.port", "replay.storage", "env.max_restarts", "env.timeout_s"}
+    {"train.steps", "metrics.port", "replay.storage", "replay.in_place", "env.max_restarts", "env.timeout_s"}
 )
 
 

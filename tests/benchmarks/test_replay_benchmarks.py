@@ -83,7 +83,7 @@ def test_the_comparison_is_with_the_fastest_way_to_use_reverb_turn_by_turn(measu
         for who, value, busy in ((against.OURS, 260, 1), (slow, 10, 9), (fast, 20, 7), (against.TCP, 2600, 1))
     ]
     rows = [line for line in against.comparison(found).splitlines() if "narrow" in line]
-    assert [line.strip("| ").split(" | ")[2:] for line in rows] == [
+    assert [line.strip("| ").split(" | ")[3:] for line in rows] == [
         [fast, "13.000 (13.000 to 13.000)", "4.00", "12", "yes"],
         [against.TCP, "0.100 (0.100 to 0.100)", "1.00", "0.25", "**no**"],
     ]

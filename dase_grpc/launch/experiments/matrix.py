@@ -67,8 +67,8 @@ class _Resolved:
 
 
 def identity(config: RunConfig, mode: str) -> str:
-    """A hash of everything that decides a run; where its buffer is kept does not."""
-    settings = config.model_dump(mode="json", exclude={"replay": {"storage"}})
+    """A hash of everything that decides a run; where its buffer is kept and how it is read do not."""
+    settings = config.model_dump(mode="json", exclude={"replay": {"storage", "in_place"}})
     text = json.dumps([mode, settings], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

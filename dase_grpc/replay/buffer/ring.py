@@ -125,8 +125,9 @@ class RingBuffer:
                 yield 0, start + count - len(self._slots)
 
     def ids_at(self, slots: Numbers) -> npt.NDArray[np.int32]:
-        """Who collected what lies in these slots."""
-        return self.schema.agent_ids(self._slots).take(slots, mode="wrap")
+        """Who collected what lies in these slots; numbers of transitions present are slots as well."""
+        # take() would copy the whole column first, which is not contiguous
+        return self.schema.agent_ids(self._slots)[slots % len(self._slots)]
 
     def numbers_at(self, slots: Numbers) -> Numbers:
         """Which transitions lie in these slots: the youngest numbers that these can have."""

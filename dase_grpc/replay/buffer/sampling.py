@@ -114,7 +114,7 @@ class Source:
             numbers = oldest + (
                 ring.draw_of(self._agent_id, count, rng) if own_only else ring.draw(count, rng)
             )
-        self._traffic.count_sampled(self._agent_id, ring.ids_at(numbers % ring.slots))
+        self._traffic.count_sampled(self._agent_id, ring.ids_at(numbers))
         return numbers, drawn
 
 

@@ -331,3 +331,17 @@ def test_a_program_with_a_session_loads_neither_torch_nor_gymnasium():
         env=importing(),
     )
     assert said.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+async def test_batches_are_read_in_place_on_the_replays_machine_unless_told_otherwise(service, in_place):
+    def program():
+        with session_at(service, **({} if in_place else {"in_place": False})) as session:
+            store_all(session, rows_of(1, 50))
+            batches = [session.next() for _ in range(20)]
+            return session.reads_in_place, [rows for rows, _ in filter(None, batches)]
+
+    reads_in_place, batches = await user(program)
+    assert reads_in_place == in_place
+    assert batches
+    assert all(set(serials_of(rows)) <= set(range(1, 51)) for rows in batches)
