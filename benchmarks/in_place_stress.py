@@ -29,8 +29,8 @@ from measuring import markdown
 from replay import replay_process
 
 from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget, open_channel
-from dase_grpc.replay.client.in_place import Numbers, RingReader
 from dase_grpc.replay.client.insert import Inserter
+from dase_grpc.replay.client.ring_reader import Numbers, RingReader
 from dase_grpc.replay.client.sample import Sampler
 from dase_grpc.replay.wire.addresses import Address
 from dase_grpc.schema import Array, TransitionSchema

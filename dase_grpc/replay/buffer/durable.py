@@ -29,7 +29,7 @@ from dase_grpc.replay.buffer.directory import (
 )
 from dase_grpc.replay.buffer.ledger import FORGOTTEN, RETIRED, CommitFile, Committed
 from dase_grpc.replay.buffer.mapped import MappedFile
-from dase_grpc.replay.buffer.mapping import MappedRing, spare_slots
+from dase_grpc.replay.buffer.ring_file import MappedRing, spare_slots
 from dase_grpc.replay.buffer.store import MAX_WRITERS, NOT_FINITE, ReplayStore, WriterKey
 from dase_grpc.schema import Array, TransitionSchema
 

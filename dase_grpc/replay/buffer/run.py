@@ -21,9 +21,9 @@ from dase_grpc.pace import StepLimiter
 from dase_grpc.replay.buffer.directory import BufferIdentity, DataDirectory, LeaseFile
 from dase_grpc.replay.buffer.durable import WRITER_PLACES, DurableStore, Recovery
 from dase_grpc.replay.buffer.leases import AttendanceBook, Lease, LeaseTable
-from dase_grpc.replay.buffer.mapping import ring_in_memory, spare_slots
 from dase_grpc.replay.buffer.policies import PolicyBoard
 from dase_grpc.replay.buffer.ring import transitions_in
+from dase_grpc.replay.buffer.ring_file import ring_in_memory, spare_slots
 from dase_grpc.replay.buffer.sharding import WHOLE, Shard
 from dase_grpc.replay.buffer.store import ReplayStore
 from dase_grpc.schema import TransitionSchema

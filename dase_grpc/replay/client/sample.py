@@ -1,16 +1,14 @@
 """Batches in from the replay: one Sample stream with bounded memory, and the queue that it fills ahead."""
 
 import asyncio
-import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
 from dase_grpc.errors import DaseError, Halted
 from dase_grpc.pace import Pace
@@ -18,14 +16,12 @@ from dase_grpc.replay.buffer.sampling import UNIFORM, Sampling
 from dase_grpc.replay.client.cluster import UNARY_TIMEOUT_S, StreamTarget
 from dase_grpc.replay.client.connection import Connection, Stream
 from dase_grpc.replay.client.handoff import USUAL, Handoff, Times
-from dase_grpc.replay.client.in_place import GATHERED_BYTES, RingReader
 from dase_grpc.replay.client.priorities import Drawing, Prioritised, Told, prioritisation_message, taken
+from dase_grpc.replay.client.ring_reader import Portion, RingReader, found_ring, portions
 from dase_grpc.replay.client.streams import OneStream, opened_in_time
-from dase_grpc.replay.wire.packed import Frame, Waiting, joined
+from dase_grpc.replay.wire.packed import NUMBER_BYTES, Frame, Waiting, joined
 from dase_grpc.replay.wire.v1 import replay_pb2
 from dase_grpc.schema import Array
-
-log = logging.getLogger("dase")
 
 
 @dataclass(frozen=True)
@@ -92,7 +88,7 @@ class Sampler(OneStream):
         self._batches_per_frame = batches_per_frame
         self._owed: deque[tuple[int, int]] = deque()  # how many rows, at least and at most, come next
         self._here: deque[SampledBatch] = deque()
-        self._to_read: deque[_Portion] = deque()
+        self._to_read: deque[Portion] = deque()
         self.waiting: str | None = None
         self.ring: RingReader | None = None
 
@@ -158,16 +154,16 @@ class Sampler(OneStream):
                 self.waiting = answer.reason
                 continue
             if isinstance(answer, replay_pb2.Ring):
-                self._find(answer)
+                self.ring = found_ring(answer, self._target.schema, address=self._target.address)
                 continue
             self.waiting = None
             pieces.append(answer)
-            received += len(answer.rows) + len(answer.numbers) // 8 * self._target.schema.row_bytes
+            received += len(answer.rows) + len(answer.numbers) // NUMBER_BYTES * self._target.schema.row_bytes
             if not (self._batches_in(received) if answer.last else self._may_go_on(received)):
                 raise DaseError(f"the replay service at {self._target.address} sent what was not asked for")
         batches, told = self._batches_in(received), pieces[-1]
         if told.numbers:
-            self._to_read.extend(self._portions(told, batches))
+            self._to_read.extend(portions(told, batches, row_bytes=self._target.schema.row_bytes))
             return
         rows = np.frombuffer(joined(pieces), np.float32).reshape(-1, self._target.schema.width)
         self._take(rows, batches, told, slice(None))
@@ -181,29 +177,7 @@ class Sampler(OneStream):
             part = None if drawing is None else drawing.part(its)
             self._here.append(SampledBatch(rows[its], told.buffer_size, told.drawn_from, part))
 
-    def _find(self, told: replay_pb2.Ring) -> None:
-        """Looks for the ring that the service offers; the next request says so where it is found."""
-        try:
-            self.ring = RingReader.find(told, self._target.schema)
-        except OSError as error:
-            log.info(
-                "batches come over the stream from %s: its ring cannot be read in place (%s)",
-                self._target.address,
-                error,
-            )
-        else:
-            log.info("batches are read in place from the ring of the replay at %s", self._target.address)
-
-    def _portions(self, told: Frame, batches: int) -> Iterator["_Portion"]:
-        """What of a frame of numbers is gathered together."""
-        numbers = np.frombuffer(told.numbers, "<i8")
-        size = len(numbers) // batches
-        together = max(1, GATHERED_BYTES // (size * self._target.schema.row_bytes))
-        for first in range(0, batches, together):
-            which = slice(first * size, min(first + together, batches) * size)
-            yield _Portion(told, which, numbers[which], (which.stop - which.start) // size)
-
-    def _read(self, portion: "_Portion") -> None:
+    def _read(self, portion: Portion) -> None:
         """Reads batches in place; those of a portion of which a row had been overwritten have no rows."""
         if self.ring is None:
             raise DaseError(f"the replay service at {self._target.address} sent what was not asked for")
@@ -247,15 +221,6 @@ class Sampler(OneStream):
 
     def _may_go_on(self, received: int) -> bool:
         return bool(self._owed) and received <= self._owed[0][1] * self._target.schema.row_bytes
-
-
-class _Portion(NamedTuple):
-    """Batches that come next, whose rows are to be read in place: these numbers of a frame."""
-
-    frame: Frame
-    which: slice
-    numbers: npt.NDArray[np.int64]
-    batches: int
 
 
 class BatchQueue:

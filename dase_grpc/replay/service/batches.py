@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from dase_grpc.errors import MalformedError
 from dase_grpc.metrics.buffer import Calls
-from dase_grpc.replay.buffer.mapping import handle_of
 from dase_grpc.replay.buffer.priorities import Drawn
+from dase_grpc.replay.buffer.ring_file import handle_of
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.buffer.sampling import Sampling, Source
 from dase_grpc.replay.wire.packed import (
@@ -27,8 +27,6 @@ from dase_grpc.schema import Array
 
 Draw = Callable[..., tuple[Array, Drawn | None]]
 """Draws what was asked for into rows, `out`."""
-
-NUMBER_BYTES: Final = 8
 
 
 class Batches:

@@ -19,10 +19,10 @@ from dase_grpc.replay.buffer.priorities import Prioritisation
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.buffer.sampling import Sampling
 from dase_grpc.replay.buffer.sharding import WHOLE
-from dase_grpc.replay.service.batches import NUMBER_BYTES, Batches
+from dase_grpc.replay.service.batches import Batches
 from dase_grpc.replay.service.interceptors import read, read_first
 from dase_grpc.replay.service.streams import Admission, Change, Gate, Streams
-from dase_grpc.replay.wire.packed import ROWS_BYTES
+from dase_grpc.replay.wire.packed import NUMBER_BYTES, ROWS_BYTES
 from dase_grpc.replay.wire.status import Context
 from dase_grpc.replay.wire.v1 import replay_pb2
 

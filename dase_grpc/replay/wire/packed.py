@@ -15,6 +15,9 @@ from dase_grpc.replay.wire.v1 import replay_pb2
 ROWS_BYTES: Final = 2**20 - 1024
 """Bytes of rows in a message, at most; what is larger is cut."""
 
+NUMBER_BYTES: Final = 8
+"""Of the number of a transition."""
+
 _LAST: Final = (b"\x10\x00", b"\x10\x01")  # field 2 of SampleFrame, false and true
 _BUFFER_SIZE: Final = b"\x18"  # field 3, a number
 _DRAWN_FROM: Final = b"\x20"  # field 4, a number

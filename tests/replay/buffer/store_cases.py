@@ -10,8 +10,8 @@ import numpy as np
 from dase_grpc.replay.buffer.directory import BufferIdentity, DataDirectory
 from dase_grpc.replay.buffer.durable import DurableStore
 from dase_grpc.replay.buffer.mapped import MappedFile
-from dase_grpc.replay.buffer.mapping import MappedRing
 from dase_grpc.replay.buffer.ring import RingBuffer
+from dase_grpc.replay.buffer.ring_file import MappedRing
 from dase_grpc.replay.buffer.store import ReplayStore
 from dase_grpc.schema import Array, TransitionSchema
 

@@ -17,10 +17,10 @@ from replay.wire.services import (
 
 from dase_grpc.errors import MalformedError
 from dase_grpc.pace import Pace
-from dase_grpc.replay.buffer import mapping
+from dase_grpc.replay.buffer import ring_file
 from dase_grpc.replay.buffer.priorities import Prioritisation
 from dase_grpc.replay.buffer.sampling import Sampling
-from dase_grpc.replay.client.in_place import RingReader
+from dase_grpc.replay.client.ring_reader import RingReader
 from dase_grpc.replay.client.sample import Pacing, Sampler
 from dase_grpc.replay.wire.v1 import replay_pb2
 
@@ -86,7 +86,7 @@ async def test_a_stream_that_does_not_ask_for_it_is_sent_rows_and_no_ring(servic
 
 async def test_rows_come_over_the_stream_where_the_ring_is_not_found(service, monkeypatch, caplog):
     caplog.set_level("INFO", "dase")
-    handle = mapping.RingHandle
+    handle = ring_file.RingHandle
     monkeypatch.setattr(handle, "state_fd", property(lambda self: 2**20))
     target = await service.target()
     service.fill(10)
@@ -99,7 +99,7 @@ async def test_rows_come_over_the_stream_where_the_ring_is_not_found(service, mo
 
 
 async def test_rows_come_over_the_stream_where_the_service_has_no_ring_to_offer(monkeypatch):
-    monkeypatch.setattr(mapping, "can_map", lambda: False)
+    monkeypatch.setattr(ring_file, "can_map", lambda: False)
     async with serving() as service:
         target = await service.target()
         service.fill(10)

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from replay.wire.services import SCHEMA, rows_of, serials_of
 
-from dase_grpc.replay.buffer import mapping
+from dase_grpc.replay.buffer import ring_file
 from dase_grpc.replay.buffer.mapped import MappedFile
-from dase_grpc.replay.buffer.mapping import MappedRing, handle_of, ring_in_memory, spare_slots
 from dase_grpc.replay.buffer.ring import RingBuffer
+from dase_grpc.replay.buffer.ring_file import MappedRing, handle_of, ring_in_memory, spare_slots
 from dase_grpc.replay.buffer.run import SharedRun
-from dase_grpc.replay.client.in_place import RingReader
+from dase_grpc.replay.client.ring_reader import RingReader
 from dase_grpc.replay.wire.v1 import replay_pb2
 
 SLOTS = 8
@@ -203,6 +203,6 @@ def test_another_users_file_is_not_mapped(ring, monkeypatch):
 def test_a_ring_that_is_no_file_has_no_handle(ring, monkeypatch):
     assert handle_of(RingBuffer(SCHEMA, 5)) is None
     assert handle_of(ring) is ring.handle()
-    monkeypatch.setattr(mapping, "can_map", lambda: False)
+    monkeypatch.setattr(ring_file, "can_map", lambda: False)
     assert handle_of(ring) is None
     assert type(ring_in_memory(SCHEMA, 5)) is RingBuffer

@@ -1,18 +1,21 @@
-"""Rows read in place: the ring of a replay on this machine, mapped to be read, and what of it counts.
+"""Ring reader: the ring of a replay on this machine, mapped to be read in place, and what of it counts.
 
-Why a row that was gathered is whole and the right one: buffer/mapping.py.
+Why a row that was gathered is whole and the right one: replay/buffer/ring_file.py.
 """
 
+import logging
 import mmap
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from dase_grpc.replay.buffer.mapping import BEGUN_AT, NONCE_BYTES, STATE_BYTES, fence
+from dase_grpc.replay.buffer.ring_file import BEGUN_AT, NONCE_BYTES, STATE_BYTES, fence
+from dase_grpc.replay.wire.packed import Frame
 from dase_grpc.replay.wire.v1 import replay_pb2
 from dase_grpc.schema import Array, TransitionSchema
 
@@ -20,6 +23,8 @@ Numbers = npt.NDArray[np.int64]
 
 GATHERED_BYTES: Final = 256 * 2**10
 """Small batches are gathered together up to this size, so that it is looked once what of them counts."""
+
+log = logging.getLogger("dase")
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,39 @@ class RingReader:
         except OSError:
             return False
         return (found.st_dev, found.st_ino) == self.identity
+
+
+def found_ring(told: replay_pb2.Ring, schema: TransitionSchema, *, address: str) -> RingReader | None:
+    """The ring that the service at an address offers, if it can be read here; the log says which."""
+    try:
+        ring = RingReader.find(told, schema)
+    except OSError as error:
+        log.info(
+            "batches come over the stream from %s: its ring cannot be read in place (%s)", address, error
+        )
+        return None
+    log.info("batches are read in place from the ring of the replay at %s", address)
+    return ring
+
+
+class Portion(NamedTuple):
+    """Batches of a frame whose rows are gathered together: `which` of all its numbers."""
+
+    frame: Frame
+    which: slice
+    numbers: Numbers
+    batches: int
+
+
+def portions(frame: Frame, batches: int, *, row_bytes: int) -> Iterator[Portion]:
+    """A frame of numbers of so many batches, cut into what is gathered together."""
+    numbers = np.frombuffer(frame.numbers, "<i8")
+    size = len(numbers) // batches
+    together = max(1, GATHERED_BYTES // (size * row_bytes))
+    for first in range(0, batches, together):
+        count = min(together, batches - first)
+        which = slice(first * size, (first + count) * size)
+        yield Portion(frame, which, numbers[which], count)
 
 
 def _mapped(path: str, size: int) -> tuple[mmap.mmap, tuple[int, int]]:
