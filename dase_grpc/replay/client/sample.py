@@ -366,7 +366,9 @@ class OneFetcher:
         queue = self.queue
         granted = queue.delivered
         while True:
-            due = queue.due(granted) if queue.due(granted) >= queue.portion else 0
+            due = queue.due(granted)
+            if due < queue.portion:
+                due = 0
             if due or self._again:
                 again, self._again = self._again, 0
                 now = queue.taken  # read once: the compute thread may take another batch at any time

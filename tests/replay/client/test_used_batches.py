@@ -39,7 +39,7 @@ async def test_each_batch_that_was_used_is_told_once_though_the_thread_takes_mor
     async def tell(errors):
         pass
 
-    async def grant(credits, *, used):
+    async def grant(credits, *, used, again):
         told.append(used)
         if len(told) == GRANTS:
             raise Halted
