@@ -148,7 +148,7 @@ async def _read(address: Address, agent_id: int, until: float) -> Seen:
                 batch = await sampler.next()
                 seen.batches += 1
                 seen.rows += len(batch.rows)
-                lost += not len(batch.rows)
+                lost += batch.overwritten
                 if sampler.ring is not None and type(sampler.ring) is RingReader:
                     sampler.ring = Watched(**vars(sampler.ring), seen=seen)
                 elif len(batch.rows):

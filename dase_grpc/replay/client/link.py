@@ -243,8 +243,8 @@ class ReplayLink(RowLink):
     for as long as the queue of `store` has room. After `hold_batches` no batch is drawn either before the
     next is asked for. With `explores_first` it gives none while the buffer holds too little for a first one,
     either. With `collected` the agent's actors explore: batches come at the pace of their steps, and `next`
-    waits for them in any case. `rng` splits batches over shards. With
-    `in_place` a learner on the replay's machine reads rows from its ring (ring_reader.py).
+    waits for them in any case. `rng` splits batches over shards. With `in_place` a learner on the replay's
+    machine reads rows from its ring (ring_reader.py).
 
     Attributes:
         prioritised: how the last batch that `next` gave was drawn, if by priorities; the compute thread's.

@@ -28,13 +28,15 @@ from dase_grpc.schema import Array
 class SampledBatch:
     """(B, width) packed rows, read-only, how many rows the buffer held, and of how many they were drawn.
 
-    `drawing` says how, where that was by priorities.
+    `drawing` says how, where that was by priorities. One that is `overwritten` was to be read in place, and
+    has no rows.
     """
 
     rows: Array
     buffer_size: int
     drawn_from: int
     drawing: Drawing | None = None
+    overwritten: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Sampler(OneStream):
     once may come, and be drawn, together.
 
     With `in_place` the service is asked for its ring, and rows are read from there if it is on this machine.
-    A batch whose rows had been overwritten then is one without rows, and has to be asked for again.
+    A batch whose rows had been overwritten then is said to be, and has to be asked for again.
 
     Attributes:
         waiting: what the service waits for, in a sentence; None if for nothing.
@@ -186,9 +188,10 @@ class Sampler(OneStream):
             rows.flags.writeable = False
             self._take(rows, portion.batches, told, portion.which)
             return
+        nothing = self._target.schema.empty(0)
         for _ in range(portion.batches):
             self._owed.popleft()
-            self._here.append(SampledBatch(self._target.schema.empty(0), told.buffer_size, told.drawn_from))
+            self._here.append(SampledBatch(nothing, told.buffer_size, told.drawn_from, overwritten=True))
 
     def _drawn(self, rows: Array, told: Frame, which: slice) -> Drawing | None:
         """How these rows of a frame were drawn by priorities; checks that it was as the stream asked for."""
@@ -347,7 +350,7 @@ class OneFetcher:
                 with suppress(Halted):
                     while True:
                         batch, prioritised = await sampler.next(), None
-                        if not len(batch.rows):
+                        if batch.overwritten:
                             self.overwritten += 1
                             self._again += 1
                             self.queue.moved.set()

@@ -177,7 +177,7 @@ class ShardedFetcher:
         """Takes the rows that a shard has sent, which are as many as it was asked for, or none."""
         filling, count, scales = part.received(batch)
         if not len(batch.rows):
-            self.overwritten += part.sampler is not None and part.sampler.ring is not None
+            self.overwritten += batch.overwritten
             self._to_draw.append((filling, count))
             self._queue.moved.set()
             return
