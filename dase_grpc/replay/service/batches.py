@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dase_grpc.errors import MalformedError
-from dase_grpc.metrics.buffer import Calls
+from dase_grpc.metrics.calls import Calls
 from dase_grpc.replay.buffer.priorities import Drawn
 from dase_grpc.replay.buffer.ring_file import handle_of
 from dase_grpc.replay.buffer.run import SharedRun
