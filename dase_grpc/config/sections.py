@@ -1,9 +1,11 @@
 """The sections env, train, replay, eval, policy and metrics, and what all sections share."""
 
 import math
+import reprlib
 from collections.abc import Mapping
 from typing import Any, Final, Literal, Self
 
+import tomli_w
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -17,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from dase_grpc.config.texts import INTEGER_LIMIT, leaves, transitions
+from dase_grpc.config.texts import INTEGER_LIMIT, leaves, toml_tables, transitions
 from dase_grpc.pace import deadlock
 
 Method = Literal["dase", "dpd"]
@@ -191,6 +193,13 @@ class EnvConfig(Section):
                 raise ValueError("NaN equals nothing, not even itself; give a number")
             if isinstance(leaf, str) and leaf.encode(errors="ignore").decode() != leaf:
                 raise ValueError(f"{leaf!r} cannot be written as UTF-8; give another text")
+        try:
+            toml_tables(tomli_w.dumps(value))
+        except (TypeError, AttributeError, ValueError):
+            raise ValueError(
+                f"{reprlib.repr(value)} cannot be kept in run.toml; give texts, true and false, numbers of "
+                f"at most 64 bits, and lists and tables of these"
+            ) from None
         return value
 
 

@@ -5,7 +5,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from dase_grpc.config.resolve import RunConfig
+from dase_grpc.config.resolve import RunConfig, resolve
 from dase_grpc.errors import ConfigError, RunDirectoryError
 from dase_grpc.launch import checks
 from dase_grpc.launch.console import PatientConsole, say
@@ -88,7 +88,7 @@ def _with_total(config: RunConfig, steps: int | None) -> RunConfig:
         return config
     if steps < 1:
         raise ConfigError(f"--steps {steps} is not a number of steps; give the new total of each agent")
-    return config.model_copy(update={"train": config.train.model_copy(update={"steps": steps})})
+    return resolve(config.model_dump(mode="json"), {"train": {"steps": steps}})
 
 
 def _resume_lockstep(

@@ -393,12 +393,14 @@ def test_an_environment_that_has_changed_is_refused_with_both_values(stopped, mo
 
 
 @pytest.mark.parametrize(
-    ("steps", "said"), [(40, "40 steps are done already"), (39, "the total is 39"), (0, "--steps 0")]
+    ("steps", "said"),
+    [(40, "40 steps are done already"), (39, "the total is 39"), (0, "--steps 0"), (2**70, "64 bits")],
 )
 def test_a_total_that_is_no_more_than_what_is_done_is_refused(stopped, steps, said):
     with pytest.raises(ConfigError) as refusal:
         resume(stopped, steps=steps)
-    assert_one_sentence(refusal.value, said, "total")
+    assert_one_sentence(refusal.value, said, "total" if steps < 2**64 else "train.steps")
+    assert RunDirectory.open(stopped.path).config == stopped.config
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_cannot_be_resumed(tmp_path):
