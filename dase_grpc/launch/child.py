@@ -101,11 +101,20 @@ class ChildRun:
         raise DaseError(sentences[-1] if sentences else f"the run ended with code {code}:\n{said}")
 
     def _read(self, say: Callable[[str], None]) -> None:
+        lines = self._lines()
+        try:
+            for line in lines:
+                if not line.startswith(ERROR_PREFIX):  # which is raised
+                    with contextlib.suppress(OSError, ValueError):  # nobody reads it, or cannot show it
+                        say(line)
+        finally:  # a pipe that is full would stop the run
+            deque(lines, maxlen=0)
+
+    def _lines(self) -> Iterator[str]:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self._said.append(line.rstrip("\n"))
-            if not line.startswith(ERROR_PREFIX):  # which is raised
-                say(line.rstrip("\n"))
+            yield self._said[-1]
 
 
 @contextlib.contextmanager

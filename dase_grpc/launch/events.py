@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from dase_grpc.errors import UsageError
 from dase_grpc.launch.child import ChildRun, configured
 from dase_grpc.launch.lockstep import open_lockstep, rounds
 from dase_grpc.launch.train import TrainOptions, new_run, notes, run_name, tried_names
@@ -165,26 +166,45 @@ def in_processes(options: TrainOptions, say: Callable[[str], None]) -> Iterator[
         DaseError: the run failed.
     """
     root = options.root.absolute()
-    name = options.name or next(
-        each for each in tried_names(run_name(options.config)) if not (root / each).exists()
-    )
     gpu = [] if options.gpus is None else [f"--gpu={options.gpus}"]
     with configured(options.config) as file:
-        flags = (f"--config={file}", f"--runs={root}", f"--name={name}", *gpu)
-        arguments = ("train", "--stdin-is-leash", *flags)
-        yield from followed(arguments, root / name, say)
+        flags = (f"--config={file}", f"--runs={root}", *gpu)
+        for name in [options.name] if options.name is not None else tried_names(run_name(options.config)):
+            path = root / name
+            if options.name is None and path.exists():
+                continue
+            arguments = ("train", "--stdin-is-leash", *flags, f"--name={name}")
+            try:
+                yield from followed(arguments, path, say, command=file.parent.name)
+            except UsageError:
+                # another run that began in the same second has had the name
+                if options.name is not None or not path.exists() or _is_of(path, file.parent.name):
+                    raise
+            else:
+                return
 
 
-def followed(arguments: Sequence[str], path: Path, say: Callable[[str], None]) -> Iterator[Event]:
-    """The events, from now on, of the run in `path` that `dase` trains with these arguments; raises alike."""
+def _is_of(path: Path, command: str) -> bool:
+    """Whether the run there is one whose command held these words."""
+    return (path / RUN_FILE).exists() and command in str(RunDirectory.open(path).run.get("command"))
+
+
+def followed(
+    arguments: Sequence[str], path: Path, say: Callable[[str], None], *, command: str = ""
+) -> Iterator[Event]:
+    """The events, from now on, of the run in `path` that `dase` trains with these arguments; raises alike.
+
+    A run whose own command does not hold the words `command` is another, and is not told of.
+    """
     follower, begun = RunFollower(path), False
     with ChildRun(arguments, say=say) as child:
         while True:
             ended = child.wait(POLL_S)
-            if not begun and (path / RUN_FILE).exists():
+            if not begun and _is_of(path, command):
                 begun = True
                 yield Began(path)
-            yield from follower.news()
+            if begun:
+                yield from follower.news()
             if ended:
                 break
         child.require_success()
