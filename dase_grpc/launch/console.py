@@ -5,7 +5,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, zip_longest
 from pathlib import Path
@@ -13,10 +13,11 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Final, Literal
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from dase_grpc.runs.reports.html import Table
+    from dase_grpc.runs.reports.html import Table as Compared
 
 Verdict = Literal["good", "note", "bad"]
 STYLES: Final[Mapping[Verdict, str]] = {"good": "green", "note": "yellow", "bad": "bold red"}
@@ -34,6 +35,14 @@ class PatientConsole(Console):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
+
+
+def plain_table(*columns: str, rows: Iterable[Sequence[str | Text]]) -> Table:
+    """A table without lines; nothing in a cell is markup."""
+    table = Table(*columns, box=None)
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    return table
 
 
 def say(console: Console, text: str) -> None:
@@ -94,7 +103,7 @@ def compare_here(
 _words_wrapped = partial(wrap, break_long_words=False, break_on_hyphens=False)
 
 
-def lines(table: "Table", width: int) -> Iterator[str]:
+def lines(table: "Compared", width: int) -> Iterator[str]:
     """The table in lines of at most `width` characters; only a single word that is longer stands out.
 
     Columns for which there is no room follow below, beside the first column once more.

@@ -20,11 +20,10 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from dase_grpc.launch.checks import free_disk, free_memory, nearest_folder, shown_size
-from dase_grpc.launch.console import STYLES, Verdict
+from dase_grpc.launch.console import STYLES, Verdict, plain_table
 from dase_grpc.process.ends import MORE_FILES, too_few_files
 
 PACKAGE: Final = "dase-grpc"
@@ -82,10 +81,8 @@ def doctor_here(runs: Path, console: Console, *, as_json: bool) -> int:
     if as_json:
         console.print_json(json.dumps([asdict(each) for each in found]))
     else:
-        table = Table("", "found", "what to do", box=None)
-        for each in found:
-            table.add_row(Text(each.subject, style=STYLES[each.verdict]), each.found, each.remedy)
-        console.print(table)
+        rows = ((Text(each.subject, STYLES[each.verdict]), each.found, each.remedy) for each in found)
+        console.print(plain_table("", "found", "what to do", rows=rows))
     return int(any(each.verdict == "bad" for each in found))
 
 

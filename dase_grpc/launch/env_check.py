@@ -7,14 +7,13 @@ from typing import Final
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from dase_grpc.config.presets import layered
 from dase_grpc.config.sections import EnvConfig
 from dase_grpc.errors import EnvironmentSpecError
 from dase_grpc.launch.checks import end_hanging
-from dase_grpc.launch.console import STYLES, Verdict
+from dase_grpc.launch.console import STYLES, Verdict, plain_table
 from dase_grpc.learning.envs.answers import ActionMap, summary, to_float32
 from dase_grpc.learning.envs.ids import resolve_id
 from dase_grpc.learning.envs.make import Environment, close_env, make_env, try_out
@@ -48,10 +47,8 @@ def check_env_here(env_id: str, assignments: Sequence[str], console: Console) ->
     watch = Watch("the environment that is checked")
     with watchdog([watch], timeout_s=config.timeout_s, on_hang=end_hanging):
         rules = list(rules_of(config, watch))
-    table = Table("rule", "is", "found", box=None)
-    for rule in rules:
-        table.add_row(rule.name, Text(rule.verdict, style=STYLES[rule.verdict]), rule.found)
-    console.print(table)
+    cells = ((rule.name, Text(rule.verdict, STYLES[rule.verdict]), rule.found) for rule in rules)
+    console.print(plain_table("rule", "is", "found", rows=cells))
     return int(any(rule.verdict == "bad" for rule in rules))
 
 

@@ -45,3 +45,9 @@ def test_the_command_prints_a_table_and_says_by_its_code_whether_agents_can_trai
     assert done.exit_code == code, done.output
     assert "rule" in done.output
     assert "Traceback" not in done.output
+
+
+def test_nothing_in_the_table_is_markup():
+    done = CliRunner().invoke(app, ["check-env", "[/x]:y"])
+    assert done.exit_code == 1, done.output
+    assert "[/x]" in done.output
