@@ -13,15 +13,16 @@ from typing import Any, Final, Self
 
 import grpc
 
-from dase_grpc.errors import ConfigError, UnreachableError
+from dase_grpc.errors import ConfigError, UnreachableError, UsageError
 from dase_grpc.inference.v1.inference_pb2 import ActRequest, ActResponse, DescribePolicyRequest
 from dase_grpc.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from dase_grpc.inference.wire import Actions, PolicyDescription, read_actions, to_rows, write_observations
-from dase_grpc.replay.security.dialler import Credentials
+from dase_grpc.replay.security.dialler import Credentials, require_not_forked
 from dase_grpc.replay.wire.addresses import CLIENT_OPTIONS, parse_address
 from dase_grpc.replay.wire.status import service
 
 CALL_S: Final = 5.0
+LONGEST_S: Final = 86_400
 
 
 class PolicyClient:
@@ -44,14 +45,17 @@ class PolicyClient:
         token_file: str | Path | None = None,
         timeout_s: float = CALL_S,
     ) -> None:
-        if not timeout_s > 0:
-            raise ConfigError(f"timeout_s = {timeout_s:g} leaves no time for an answer; give seconds above 0")
+        if not 0 < timeout_s <= LONGEST_S:  # NaN is neither
+            raise ConfigError(
+                f"timeout_s = {timeout_s:g} is no time limit of an answer; give seconds above 0, up to "
+                f"{LONGEST_S:,}"
+            )
         self._address, self._timeout_s = parse_address(address), timeout_s
         self._credentials = Credentials(*(None if each is None else Path(each) for each in (tls, token_file)))
         self._credentials.require_usable()
         self._channels = self._credentials.blocking_channels(self._address.target, CLIENT_OPTIONS)
         self._line: tuple[grpc.Channel, InferenceServiceStub] | None = None
-        self._was_answered = False
+        self._was_answered = self._is_closed = False
 
     @cached_property
     def description(self) -> PolicyDescription:
@@ -75,21 +79,22 @@ class PolicyClient:
             OverloadedError: the service has too much to do.
             UnreachableError: it does not answer.
             UnauthenticatedError, NotPermittedError: it does not let this client in.
+            UsageError: the client was closed, or this process was forked from one that has called.
         """
         return self._acted(observation, partial(self._call, "Act"))
 
     @contextmanager
     def stream(self) -> Iterator[Callable[[Any], Actions]]:
-        """An `act` for one thread, whose calls share a stream and so take about three quarters of the time.
+        """An `act` whose calls share a stream and so take about three quarters of the time; threads take turns.
 
         An error ends the stream, so begin another one after it.
         """
         requests: SimpleQueue[ActRequest | None] = SimpleQueue()
         call = self._stub().ActStream(iter(requests.get, None))
-        limit = _TimeLimit(call, self._timeout_s)
+        limit, turn = _TimeLimit(call, self._timeout_s), threading.Lock()
 
         def asked(request: ActRequest) -> ActResponse:
-            with self._failures(), limit.asking():
+            with turn, self._failures(), limit.asking():
                 requests.put(request)
                 return next(call)
 
@@ -101,7 +106,8 @@ class PolicyClient:
             call.cancel()
 
     def close(self) -> None:
-        """Ends the connection; calls that are open fail."""
+        """Ends the connection; calls that are open fail, and so does each one after it."""
+        self._is_closed = True
         if self._line is not None:
             self._line[0].close()
 
@@ -112,6 +118,9 @@ class PolicyClient:
         self.close()
 
     def _stub(self) -> InferenceServiceStub:
+        require_not_forked()
+        if self._is_closed:
+            raise UsageError(f"this client of {self._address} is closed; make another one")
         channel = self._channels()
         if self._line is None or self._line[0] is not channel:
             self._line = channel, InferenceServiceStub(channel)

@@ -80,14 +80,19 @@ def read_observations(request: ActRequest, policy: PolicyDescription) -> Array:
             f"{found}{hint}"
         )
     observations: Array = np.frombuffer(request.observations, OBSERVATION).reshape(rows, size)
-    finite = np.isfinite(observations)
-    if not finite.all():
-        row, component = np.unravel_index(int(finite.argmin()), finite.shape)
-        raise MalformedError(
-            f"component {component} of observation {row} is {observations[row, component]}; every component "
-            f"has to be finite"
-        )
+    if (problem := not_finite(observations)) is not None:
+        raise MalformedError(problem)
     return observations
+
+
+def not_finite(observations: Array) -> str | None:
+    """The first component of (B, m) observations that is not finite, in words; None where all are."""
+    finite = np.isfinite(observations)
+    if finite.all():
+        return None
+    row, component = np.unravel_index(int(finite.argmin()), finite.shape)
+    found = observations[row, component]
+    return f"component {component} of observation {row} is {found}; every component has to be finite"
 
 
 def to_rows(observation: Any, policy: PolicyDescription) -> tuple[Array, bool]:
@@ -96,20 +101,30 @@ def to_rows(observation: Any, policy: PolicyDescription) -> tuple[Array, bool]:
     Raises:
         EnvironmentSpecError: they are not the policy's, or they are none or too many.
     """
-    shape = policy.observation_shape
+    return rows_of(observation, policy.observation_shape, policy.environment, most=policy.max_rows)
+
+
+def rows_of(
+    observation: Any, shape: tuple[int, ...], environment: str, *, most: int | None = None
+) -> tuple[Array, bool]:
+    """As `to_rows`, of a shape; too large a number becomes ±inf."""
     try:
-        rows = np.asarray(observation, OBSERVATION)
-    except (TypeError, ValueError):
+        given = np.asarray(observation)
+        if given.dtype.kind not in "fiubO":
+            raise TypeError
+        with np.errstate(over="ignore"):
+            rows = given.astype(OBSERVATION)
+    except (TypeError, ValueError, OverflowError):
         raise EnvironmentSpecError(
-            f"what was given is no array of numbers; of {policy.environment} each observation has the shape "
-            f"{shape}"
+            f"what was given is no array of numbers; of {environment} each observation has the shape {shape}"
         ) from None
     if rows.shape == shape:
         return rows[np.newaxis], True
-    if rows.shape[1:] != shape or not 1 <= len(rows) <= policy.max_rows:
+    if rows.shape[1:] != shape or not 1 <= len(rows) <= (most or len(rows)):
+        limit = "" if most is None else f", and up to {most} go at once"
         raise EnvironmentSpecError(
-            f"observations of shape {rows.shape} were given; of {policy.environment} each has the shape "
-            f"{shape}, and up to {policy.max_rows} go at once"
+            f"observations of shape {rows.shape} were given; of {environment} each has the shape "
+            f"{shape}{limit}"
         )
     return rows, False
 

@@ -5,6 +5,7 @@ A file needs neither its run nor its environment, and one in ONNX no torch.
 
 import asyncio
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +18,7 @@ from dase_grpc.errors import ConfigError, DivergedError, UsageError
 from dase_grpc.inference.service import Act, Batcher, BatchLimits, InferenceServicer
 from dase_grpc.inference.v1 import inference_pb2, inference_pb2_grpc
 from dase_grpc.inference.wire import PolicyDescription, rows_in_a_message
-from dase_grpc.learning.agents.model_files import READERS
+from dase_grpc.learning.agents.model_files import READERS, as_usage
 from dase_grpc.metrics.calls import Calls, CallsCollector
 from dase_grpc.metrics.endpoint import loop_lag, make_registry
 from dase_grpc.metrics.inference import ROLE, BatchCounts, InferenceCollector
@@ -97,7 +98,8 @@ def served_policy(target: Path, agent: str | None = None) -> ServedPolicy:
     file = READERS[target.suffix](target)
     if "observation_size" not in file.metadata:
         raise UsageError(f"{target} does not say what it observes; write it with `dase export`")
-    return _served(file.act, file.metadata)
+    with as_usage(target, "the policy that its metadata describes"):
+        return _served(file.act, file.metadata)
 
 
 def _of_run(target: Path, agent: str) -> ServedPolicy:
@@ -119,9 +121,12 @@ def _served(act: Act, told: Mapping[str, Any]) -> ServedPolicy:
     first = act(np.zeros((1, told["observation_size"]), np.float32))
     if not np.isfinite(first).all():
         raise DivergedError("the policy's actions are not finite, so it cannot be served")
+    shape = tuple(told.get("observation_shape") or [told["observation_size"]])
+    if math.prod(shape) != told["observation_size"]:
+        raise ValueError(f"{shape} holds another number of components than {told['observation_size']}")
     description = PolicyDescription(
         environment=told["environment"],
-        observation_shape=tuple(told.get("observation_shape") or [told["observation_size"]]),
+        observation_shape=shape,
         action_shape=first.shape[1:],
         action_dtype=first.dtype,
         action_low=tuple(told["action_low"]),
@@ -129,7 +134,7 @@ def _served(act: Act, told: Mapping[str, Any]) -> ServedPolicy:
         max_rows=rows_in_a_message(told["observation_size"], first),
         agent=_whose(told),
         algorithm=told["algorithm"],
-        step=told["step"],
+        step=int(told["step"]),
         score=None if told["chosen"] == "ensemble" else told.get("score"),
         commit=told.get("commit") or "",
     )

@@ -100,6 +100,8 @@ def test_what_are_no_observations_of_the_policy_is_refused_with_the_number_that_
         ([], "observations of shape (0,) were given"),
         ([[1, 2, 3], [1]], "what was given is no array of numbers; of worlds:Small each"),
         ([{"position": 1}], "what was given is no array of numbers"),
+        (np.zeros(3, complex), "what was given is no array of numbers"),
+        (np.zeros(3, "S1"), "what was given is no array of numbers"),
         (np.zeros((1_001, 3)), "up to 1000 go at once"),
     ],
 )

@@ -1,11 +1,13 @@
 """The policy server and its client: answers, refusals, health, metrics, and an end that answers first."""
 
 import asyncio
+import sys
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from children import ran
 from contracts.sentences import refuses
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -24,6 +26,7 @@ from dase_grpc.errors import (
     MalformedError,
     OverloadedError,
     UnreachableError,
+    UsageError,
 )
 from dase_grpc.inference.client import PolicyClient
 from dase_grpc.launch.serve import SERVICE, ServedPolicy
@@ -248,6 +251,56 @@ async def test_a_client_of_a_policy_that_was_replaced_by_another_says_so():
     async with policy_server(other, listen=server.address):
         with client, refuses(DaseError, "4 bytes of actions came", "make a new client"):
             await called(client.act, rows(1)[0])
+
+
+async def test_a_client_that_was_closed_says_so_however_often():
+    async with policy_server() as server:
+        client = client_of(server)
+        await called(client.act, rows(1)[0])
+        for _ in range(2):
+            client.close()
+            with refuses(UsageError, "is closed; make another one"):
+                await called(client.act, rows(1)[0])
+            with refuses(UsageError, "is closed; make another one"), client.stream():
+                pass
+
+
+async def test_a_stream_gives_each_of_several_threads_its_own_answer():
+    async with policy_server() as server:
+        with client_of(server) as client, client.stream() as act:
+            given = [np.full(3, float(index)) for index in range(200)]
+            found = await asyncio.gather(*(called(act, each) for each in given))
+            expected = [await called(client.act, each) for each in given]
+    assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, np.nan, np.inf, 1e30])
+def test_a_time_limit_that_is_none_is_refused(seconds):
+    with refuses(ConfigError, "timeout_s = ", "is no time limit"):
+        PolicyClient("127.0.0.1:1", timeout_s=seconds)
+
+
+def test_a_client_in_a_forked_process_is_refused_at_once():
+    code = """
+import os, sys, dase_grpc
+from dase_grpc.errors import UsageError
+client = dase_grpc.PolicyClient("127.0.0.1:1")
+try:
+    client.act([0.0])
+except dase_grpc.errors.UnreachableError:
+    pass
+if os.fork() == 0:
+    for call in (lambda: client.act([0.0]), lambda: dase_grpc.PolicyClient("127.0.0.1:1").act([0.0])):
+        try:
+            call()
+        except UsageError as error:
+            print(error, flush=True)
+    os._exit(0)
+os.wait()
+"""
+    done = ran(sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert [line[:32] for line in done.stdout.splitlines()] == ["this process was forked from one"] * 2
 
 
 def test_a_client_without_a_server_says_that_it_does_not_answer():

@@ -118,6 +118,39 @@ def test_a_file_of_someone_elses_does_not_say_what_it_observes(tmp_path):
         served_policy(tmp_path / "other.pt")
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"observation_size": "4"},
+        {"observation_size": "0"},
+        {"observation_size": '"x"'},
+        {"observation_shape": "[2, 5]"},
+        {"action_low": "null"},
+        {"step": '"x"'},
+        {"environment": None},
+    ],
+)
+def test_a_file_whose_metadata_is_another_ones_is_refused(run, tmp_path, changed):
+    import onnx
+
+    model = onnx.load(export_policy(run.path, tmp_path / "p.onnx", agent=0))
+    told = {each.key: each.value for each in model.metadata_props} | changed
+    del model.metadata_props[:]
+    onnx.helper.set_model_props(model, {key: value for key, value in told.items() if value is not None})
+    onnx.save(model, tmp_path / "p.onnx")
+    with refuses(UsageError, "p.onnx cannot be read as the policy that its metadata describes"):
+        served_policy(tmp_path / "p.onnx")
+
+
+def test_a_torchscript_file_whose_metadata_is_damaged_is_refused(tmp_path):
+    import torch
+
+    traced = torch.jit.trace(torch.nn.Linear(3, 1), torch.zeros(1, 3))
+    torch.jit.save(traced, str(tmp_path / "p.pt"), _extra_files={"metadata.json": "{"})
+    with refuses(UsageError, "p.pt cannot be read as TorchScript"):
+        served_policy(tmp_path / "p.pt")
+
+
 def test_a_policy_whose_actions_are_not_finite_is_not_served():
     with refuses(DivergedError, "not finite"):
         _served(lambda rows: np.full((len(rows), 1), np.nan), {"observation_size": 2})

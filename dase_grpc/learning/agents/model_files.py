@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy.typing as npt
 
-from dase_grpc.errors import ConfigError, UsageError
+from dase_grpc.errors import ConfigError, DaseError, UsageError
 from dase_grpc.schema import Array
 
 OBSERVATION, ACTION = "observation", "action"
@@ -36,15 +36,16 @@ def read_torchscript(path: Path) -> ModelFile:
     import torch
 
     extra = {EXTRA: ""}
-    with deprecated(), _as_usage(path, "TorchScript"):
+    with deprecated(), as_usage(path, "TorchScript"):
         module = torch.jit.load(str(path), _extra_files=extra)  # type: ignore[no-untyped-call]  # torch's
+        metadata = json.loads(extra[EXTRA] or "{}")
 
     @torch.inference_mode()
     def act(rows: Array) -> npt.NDArray[Any]:
         actions: npt.NDArray[Any] = module(torch.from_numpy(rows)).numpy()
         return actions
 
-    return ModelFile(act, json.loads(extra[EXTRA] or "{}"))
+    return ModelFile(act, metadata)
 
 
 def read_onnx(path: Path) -> ModelFile:
@@ -57,7 +58,7 @@ def read_onnx(path: Path) -> ModelFile:
     onnxruntime = export_library("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1  # others would spin between two batches
-    with _as_usage(path, "ONNX"):
+    with as_usage(path, "ONNX"):
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         told = session.get_modelmeta().custom_metadata_map
         metadata = {key: json.loads(value) for key, value in told.items()}
@@ -95,8 +96,11 @@ def deprecated() -> Iterator[None]:
 
 
 @contextmanager
-def _as_usage(path: Path, kind: str) -> Iterator[None]:
+def as_usage(path: Path, kind: str) -> Iterator[None]:
+    """A block that reads a file as what it should be; that it is none is a UsageError, which says so."""
     try:
         yield
+    except DaseError:
+        raise
     except Exception as error:  # each library raises its own
         raise UsageError(f"{path} cannot be read as {kind}; write it with `dase export`") from error

@@ -1,20 +1,41 @@
 """A caller's side of security: channels with TLS, made anew when files change, and signed calls."""
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Self
 
 import grpc
 
-from dase_grpc.errors import CredentialsError, UnauthenticatedError
+from dase_grpc.errors import CredentialsError, UnauthenticatedError, UsageError
 from dase_grpc.replay.security.folders import Live, TlsFiles, TlsFolder, live_files
 from dase_grpc.replay.security.selfcheck import require_accepted, why_not
 from dase_grpc.replay.security.tokens import TOKEN_KEY, Secret, live_secret, sign
 
 Call = Any  # grpc.aio's calls, of four kinds
+
+
+@cache
+def _dialled_in() -> int:
+    """The process that made the first channel: this one, or the one it was forked from."""
+    return os.getpid()
+
+
+def require_not_forked() -> None:
+    """Checks that gRPC's threads, which no fork takes along, are here: a call would wait for them for ever.
+
+    Raises:
+        UsageError: they are in the process that this one was forked from.
+    """
+    if _dialled_in() != os.getpid():
+        raise UsageError(
+            "this process was forked from one that has connected already, which gRPC cannot go on from; "
+            'start processes by "spawn", or connect for the first time after the fork'
+        )
 
 
 @dataclass(frozen=True)
@@ -42,7 +63,12 @@ class Credentials:
         return TlsFolder(tls, has_certificate=self.token_file is None)
 
     def channel(self, target: str, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
-        """A channel to an address, if the files are fit for use; connects when first used."""
+        """A channel to an address, if the files are fit for use; connects when first used.
+
+        Raises:
+            UsageError: this process was forked from one that has made channels.
+        """
+        require_not_forked()
         if self.tls is None:
             return grpc.aio.insecure_channel(target, options=list(options))
         secret = None if self.token_file is None else live_secret(self.token_file)
@@ -56,8 +82,10 @@ class Credentials:
     ) -> Callable[[], grpc.Channel]:
         """Gives the channel for the next call of a caller without an event loop; for any thread.
 
-        It is another one once the files have changed; calls on the one before go on, and end it.
+        It is another one once the files have changed; calls on the one before go on, and end it. Raises as
+        `channel`.
         """
+        require_not_forked()
         if self.tls is None:
             plain = grpc.insecure_channel(target, options=options)
             return lambda: plain
