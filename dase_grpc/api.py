@@ -10,6 +10,8 @@ What is here stays as it is from version to version; other modules may change.
 
 import html
 import importlib
+import itertools
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,11 +20,13 @@ from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+from gymnasium.spaces import Box
 
 from dase_grpc.config.gpus import Gpus
 from dase_grpc.config.presets import ALGORITHM, layered
 from dase_grpc.config.resolve import RunConfig, dotted, setting_names, unknown_setting
-from dase_grpc.errors import ConfigError
+from dase_grpc.errors import ConfigError, EnvironmentSpecError
+from dase_grpc.inference.wire import not_finite, rows_of
 from dase_grpc.launch.evaluate import Choice, EvaluatedCheckpoint, chosen_policy, evaluate_checkpoint
 from dase_grpc.launch.events import (
     Began,
@@ -38,7 +42,7 @@ from dase_grpc.launch.events import (
     unheard,
 )
 from dase_grpc.launch.train import TrainOptions
-from dase_grpc.learning.envs.answers import ActionMap, to_float32
+from dase_grpc.learning.envs.answers import SHOWN, ActionMap, kind, text, to_float32
 from dase_grpc.learning.envs.explorer import Policy as Acting
 from dase_grpc.learning.envs.flat import raw_space
 from dase_grpc.learning.envs.make import borrowed_env
@@ -159,9 +163,11 @@ def iterate(
         named["env.id"] = _env_id(env, mode)
     given = {**named, **_by_name(settings)}
     config = layered(preset_name=preset, flags=given, method=method)
+    if not isinstance(name, str | None):
+        raise ConfigError(f"name = {name!r} is no text")
     options = TrainOptions(
         config,
-        Path(runs),
+        _path("runs", runs),
         name=name,
         gpus=None if gpu is None else Gpus.parse(gpu),
         lockstep=mode == "lockstep",
@@ -170,6 +176,12 @@ def iterate(
     )
     said = print if verbose else unheard
     return (in_processes if mode == "processes" else in_rounds)(options, said)
+
+
+def _path(what: str, given: Any) -> Path:
+    if not isinstance(given, (str, os.PathLike)) or "\0" in str(given):
+        raise ConfigError(f"{what} = {given!r} is no path")
+    return Path(given)
 
 
 def _by_name(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,10 +206,16 @@ def _env_id(env: str | Callable[..., Any], mode: Mode) -> str:
             f"env = {name or env!r} cannot be imported by other processes; put it into a module and name it "
             f"as package.module:Name, or choose mode = 'lockstep' or 'stack'"
         )
-    place = sys.modules.setdefault(GIVEN, ModuleType(GIVEN))
-    name = name if name.isidentifier() else "env"
-    setattr(place, name, env)
+    place = vars(sys.modules.setdefault(GIVEN, ModuleType(GIVEN)))
+    stem = name if name.isidentifier() else "env"
+    name = next(each for each in _numbered(stem) if place.get(each, env) is env)  # runs before keep theirs
+    place[name] = env
     return f"{GIVEN}:{name}"
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    yield from (f"{name}_{count}" for count in itertools.count(2))
 
 
 # -- a run that is there ------------------------------------------------------------------------------
@@ -209,7 +227,7 @@ def load(path: str | Path) -> "Run":
     Raises:
         RunDirectoryError: there is none, or it is damaged.
     """
-    return Run(Path(path))
+    return Run(_path("path", path))
 
 
 class Run:
@@ -319,6 +337,7 @@ class TrainedPolicy:
         with borrowed_env(checkpoint.config.env, owner="the policy") as env:
             self.observation_space, self._flat = raw_space(env)
             self.action_space = env.action_space
+        self._environment = checkpoint.config.env.id
         self._policy = policy
         self._size = checkpoint.schema.observation_size
         self._to_env = ActionMap(self.action_space)
@@ -331,18 +350,29 @@ class TrainedPolicy:
         the actions of each, stacked.
 
         Raises:
-            EnvironmentSpecError: the observation is not one of the space.
+            EnvironmentSpecError: the observation is not one of the space, or not finite.
         """
-        shape = getattr(self.observation_space, "shape", None)
-        single = not isinstance(observation, list) and (shape is None or np.ndim(observation) == len(shape))
-        rows = np.stack([self._row(each) for each in ([observation] if single else observation)])
+        if isinstance(self.observation_space, Box):
+            rows, single = rows_of(observation, self.observation_space.shape, self._environment)
+            rows = rows.reshape(len(rows), -1)
+        else:
+            rows, single = self._flattened(observation)
+        if (problem := not_finite(rows)) is not None:
+            raise EnvironmentSpecError(problem)
         actions = self._to_env(self._policy.act(rows))
         return actions[0] if single else actions
 
-    def _row(self, observation: Any) -> npt.NDArray[np.float32]:
-        if self._flat is not None:
-            observation = self._flat.observation(observation)
-        return to_float32(observation, self._size)
+    def _flattened(self, observation: Any) -> tuple[npt.NDArray[np.float32], bool]:
+        shape = self.observation_space.shape
+        single = not isinstance(observation, list) and (shape is None or np.ndim(observation) == len(shape))
+        given = [observation] if single else observation
+        if not isinstance(given, (list, np.ndarray)) or len(given) == 0:
+            raise EnvironmentSpecError(
+                f"{kind(observation)} was given; of {self._environment} each observation is one of "
+                f"{text(self.observation_space)[:SHOWN]}, and several are a list of at least one"
+            )
+        assert self._flat is not None  # whose space is no Box
+        return np.stack([to_float32(self._flat.observation(each), self._size) for each in given]), single
 
 
 def _columns(records: Sequence[Mapping[str, Any]]) -> dict[str, npt.NDArray[np.float64]]:

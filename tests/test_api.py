@@ -144,6 +144,11 @@ def test_a_callable_that_others_cannot_import_trains_in_this_process_only(tmp_pa
         ({"agnet": {"hidden": [3]}}, ConfigError, "unknown setting agnet.hidden"),
         ({"gpu": "0 1"}, ConfigError, "--gpu '0 1' names no GPUs"),
         ({"gpu": [0, 1], "mode": "stack"}, ConfigError, "--gpu 0,1 is for learners with processes"),
+        ({"algo": ["td3"]}, ConfigError, "--algo ['td3'] is no text"),
+        ({"preset": ["paper/td3"]}, ConfigError, "there is no preset ['paper/td3']"),
+        ({"name": 5}, ConfigError, "name = 5 is no text"),
+        ({"env": {"kwargs": {"a": None}}}, ConfigError, "env.kwargs: {'a': None} cannot be kept in run.toml"),
+        ({"env": {"kwargs": {"a": 2**70}}}, ConfigError, "numbers of at most 64 bits"),
         ({"env": "Nope-v1", "mode": "lockstep"}, EnvironmentSpecError, "there is no environment 'Nope-v1'"),
         ({"env": worlds.PointGoal(), "mode": "lockstep"}, EnvironmentSpecError, "name a class or a function"),
         pytest.param(
@@ -251,6 +256,35 @@ def test_a_folder_that_is_in_the_way_is_refused_as_on_the_command_line(tmp_path,
 # -- a run that is there ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+def test_a_run_that_is_there_already_is_refused_and_not_told_of(run, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", importing(Path(worlds.__file__).parent)["PYTHONPATH"])
+    events = []
+    with refuses(UsageError, "exists and is not empty; choose another name"):
+        events.extend(dase.iterate("worlds:PointGoal", runs=run.path.parent, name="r", **SMALL))
+    assert events == []
+
+
+@pytest.mark.slow
+def test_two_runs_that_begin_at_once_have_a_directory_each(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", importing(Path(worlds.__file__).parent)["PYTHONPATH"])
+    monkeypatch.setattr("dase_grpc.launch.events.run_name", lambda config: "same")
+    streams = [dase.iterate("worlds:PointGoal", runs=tmp_path, **SMALL) for _ in range(2)]
+    found: dict[int, list[dase.Event]] = {}
+
+    def taken(index: int) -> None:
+        found[index] = list(streams[index])
+
+    threads = [threading.Thread(target=taken, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    began = [each for index in range(2) for each in found[index] if isinstance(each, dase.Began)]
+    assert sorted(each.path.name for each in began) == ["same", "same-2"]
+    assert all(found[index][-1] == dase.Ended({0: 120, 1: 120}, finished=True) for index in range(2))
+
+
 def test_evaluations_and_metrics_are_arrays(run):
     assert run.evaluations[0].step.tolist() == [0, 60, 120]
     assert run.metrics[1]["step"].tolist() == [30, 60, 90, 120]
@@ -301,6 +335,42 @@ def test_a_policy_acts_in_the_environments_own_shapes_and_units(run):
     assert policy.observation_space == env.observation_space
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (np.zeros(3), "observations of shape (3,) were given; of worlds:PointGoal each has the shape (1,)"),
+        ([], "observations of shape (0,) were given"),
+        (None, "observations of shape () were given"),
+        ("up", "what was given is no array of numbers"),
+        ([np.nan], "component 0 of observation 0 is nan; every component has to be finite"),
+        ([[0.0], [1e300]], "component 0 of observation 1 is inf"),
+    ],
+)
+def test_what_is_no_observation_is_refused_in_the_callers_words(run, given, said):
+    with refuses(EnvironmentSpecError, said):
+        run.policy().act(given)
+    assert run.policy().act([0.5]).shape == run.policy().act(np.array([0.5])).shape
+
+
+def test_what_cannot_be_asked_of_a_run_is_refused(run):
+    with refuses(UsageError, "episodes = 0 has to be a whole number of at least 1"):
+        run.evaluate(0)
+    with refuses(UsageError, "seed = -1 has to be a whole number of at least 0"):
+        run.evaluate(1, seed=-1)
+    for given in (None, 5, "a\0b"):
+        with refuses(ConfigError, f"path = {given!r} is no path"):
+            dase.load(given)
+
+
+def test_environments_that_were_given_alike_are_told_apart_later(tmp_path):
+    ways = {worlds.PointGoal: (1,), worlds.PictureObservation: (2, 2, 3)}
+    options = {"mode": "lockstep", "runs": tmp_path, **SMALL, "agents": 1, "steps": 40}
+    runs = [dase.train(lambda made=made: made(), name=made.__name__, **options) for made in ways]
+    assert [run.policy().observation_space.shape for run in runs] == list(ways.values())
+    again = dase.train(world, name="again", **options)
+    assert again.config.env.id == dase.train(world, name="more", **options).config.env.id
+
+
 def test_a_policy_takes_observations_that_are_flattened_in_training(tmp_path):
     settings = {**SMALL, "agents": 1, "steps": 40}
     run = dase.train("worlds:DictObservation", mode="lockstep", runs=tmp_path, **settings)
@@ -308,6 +378,9 @@ def test_a_policy_takes_observations_that_are_flattened_in_training(tmp_path):
     observation, _ = env.reset(seed=1)
     assert isinstance(policy.observation_space, gymnasium.spaces.Dict)
     assert np.array_equal(policy.act([observation, observation])[1], policy.act(observation))
+    for given in ([], None, 3.0):
+        with pytest.raises(EnvironmentSpecError):
+            policy.act(given)
 
 
 def test_a_run_is_evaluated_reported_and_shown(run):

@@ -108,7 +108,7 @@ PRESETS: Final[Mapping[str, dict[str, Any]]] = {
 
 def preset(name: str) -> dict[str, Any]:
     """The settings of a named preset; another name is a ConfigError."""
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         raise ConfigError(
             f"there is no preset {name!r}; there are {', '.join(sorted(BASE_PRESETS))} and, for the paper's "
             f"environments, paper/ALGO/ENV with ENV one of {', '.join(sorted(ENVIRONMENTS))}"
@@ -222,6 +222,8 @@ def _algorithms(flag: str | None, preset_name: str | None, method: str | None) -
     """The algorithms that `--algo` names, which a preset does as well and a method may limit in number."""
     if flag is None:
         return []
+    if not isinstance(flag, str):
+        raise ConfigError(f"--algo {flag!r} is no text; name algorithms as in td3,sac")
     names = [name.strip() for name in flag.split(",")]
     if preset_name is not None:
         own = f"{preset_name} --set {ALGORITHM}={names[0]}"

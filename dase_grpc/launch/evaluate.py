@@ -153,6 +153,9 @@ def evaluate_checkpoint(
         EnvironmentSpecError: the environment is missing, has changed, or cannot be drawn here.
         UsageError: the video cannot be written, or `seed` would report what the best was chosen by.
     """
+    _require_whole("episodes", episodes, least=1)
+    if seed is not None:
+        _require_whole("seed", seed, least=0)
     here = Path.cwd()  # before there is an environment, which may move
     if video is not None:
         prepare_video(video)
@@ -183,6 +186,11 @@ def chosen_policy(target: Path, agent: int | Choice) -> tuple[Policy, Checkpoint
     contestants = _contestants([load_checkpoint(path) for path in find_checkpoints(target)], target, agent)
     contestant = _chosen(contestants) if agent == "best" else contestants[0]
     return contestant.policy, contestant.first
+
+
+def _require_whole(name: str, value: object, *, least: int) -> None:
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
+        raise UsageError(f"{name} = {value!r} has to be a whole number of at least {least}")
 
 
 def _contestants(found: Sequence[Checkpoint], target: Path, agent: int | Choice | None) -> list[Contestant]:

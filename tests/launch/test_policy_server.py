@@ -311,9 +311,3 @@ def test_a_client_without_a_server_says_that_it_does_not_answer():
         client.act([1.0, 2.0, 3.0])
     with pytest.raises(AddressError):
         PolicyClient("nowhere")
-
-
-@pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])
-def test_a_client_needs_time_for_an_answer(seconds):
-    with refuses(ConfigError, "leaves no time for an answer; give seconds above 0"):
-        PolicyClient("127.0.0.1:1", timeout_s=seconds)

@@ -78,7 +78,8 @@ def write_torchscript(recipe: Recipe, path: Path, metadata: Mapping[str, Any]) -
     module = _Module(recipe).eval()
     with deprecated():
         traced = torch.jit.trace(module, torch.zeros(2, recipe.size))  # type: ignore[no-untyped-call]  # torch's
-        traced.save(str(path), _extra_files={EXTRA: json.dumps(metadata)})
+        # written by torch, a disk that is full would abort the process
+        path.write_bytes(traced.save_to_buffer(_extra_files={EXTRA: json.dumps(metadata)}))
 
 
 def write_onnx(recipe: Recipe, path: Path, metadata: Mapping[str, Any]) -> None:
