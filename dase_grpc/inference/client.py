@@ -85,7 +85,7 @@ class PolicyClient:
 
     @contextmanager
     def stream(self) -> Iterator[Callable[[Any], Actions]]:
-        """An `act` whose calls share a stream and so take about three quarters of the time; threads take turns.
+        """An `act` whose calls share a stream and so take three quarters of the time; threads take turns.
 
         An error ends the stream, so begin another one after it.
         """

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from children import importing, ran
 from contracts.sentences import assert_one_sentence, refuses
 from launch.resuming import config, train
 from typer.testing import CliRunner
@@ -135,3 +136,22 @@ def test_the_command_names_what_it_wrote(pair, tmp_path):
     assert done.exit_code == 0
     said = re.escape(f"{tmp_path / 'p.pt'}: agent 0 in {pair.config.env.id} after ")
     assert re.fullmatch(rf"{said}[\d,]+ steps, evaluated at -?[\d,.]+\n", done.output)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [".onnx", ".pt"])
+def test_a_disk_that_is_full_is_said_and_nothing_is_left(tmp_path, ending):
+    trained = train(tmp_path / "runs", config("worlds:PointGoal", train__steps=40, train__agents=1))
+    (tmp_path / "out").mkdir()
+    file = tmp_path / "out" / f"policy{ending}"
+    code = """
+import resource
+from dase_grpc.cli.main import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
+main()
+"""
+    tests = importing(Path(__file__).parents[1])
+    done = ran(sys.executable, "-c", code, "export", trained.path, file, "--agent=0", env=tests)
+    assert done.returncode == 2, done.stderr
+    assert f"error: cannot write {file}" in done.stderr
+    assert list(file.parent.iterdir()) == []
