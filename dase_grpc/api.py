@@ -20,7 +20,6 @@ from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium.spaces import Box
 
 from dase_grpc.config.gpus import Gpus
 from dase_grpc.config.presets import ALGORITHM, layered
@@ -44,7 +43,7 @@ from dase_grpc.launch.events import (
 from dase_grpc.launch.train import TrainOptions
 from dase_grpc.learning.envs.answers import SHOWN, ActionMap, kind, text, to_float32
 from dase_grpc.learning.envs.explorer import Policy as Acting
-from dase_grpc.learning.envs.flat import raw_space
+from dase_grpc.learning.envs.flat import box_shape, raw_space
 from dase_grpc.learning.envs.make import borrowed_env
 from dase_grpc.progress import number, several
 from dase_grpc.runs.checkpoint import Checkpoint
@@ -163,12 +162,10 @@ def iterate(
         named["env.id"] = _env_id(env, mode)
     given = {**named, **_by_name(settings)}
     config = layered(preset_name=preset, flags=given, method=method)
-    if not isinstance(name, str | None):
-        raise ConfigError(f"name = {name!r} is no text")
     options = TrainOptions(
         config,
         _path("runs", runs),
-        name=name,
+        name=_name(name),
         gpus=None if gpu is None else Gpus.parse(gpu),
         lockstep=mode == "lockstep",
         stack=mode == "stack",
@@ -182,6 +179,12 @@ def _path(what: str, given: Any) -> Path:
     if not isinstance(given, (str, os.PathLike)) or "\0" in str(given):
         raise ConfigError(f"{what} = {given!r} is no path")
     return Path(given)
+
+
+def _name(given: object) -> str | None:
+    if given is None or isinstance(given, str):
+        return given
+    raise ConfigError(f"name = {given!r} is no text")
 
 
 def _by_name(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -352,8 +355,9 @@ class TrainedPolicy:
         Raises:
             EnvironmentSpecError: the observation is not one of the space, or not finite.
         """
-        if isinstance(self.observation_space, Box):
-            rows, single = rows_of(observation, self.observation_space.shape, self._environment)
+        shape = box_shape(self.observation_space)
+        if shape is not None:
+            rows, single = rows_of(observation, shape, self._environment)
             rows = rows.reshape(len(rows), -1)
         else:
             rows, single = self._flattened(observation)

@@ -62,8 +62,13 @@ def raw_space(env: Any) -> tuple[Any, FlatObservation | None]:
 def observation_shape(env: Any) -> tuple[int, ...]:
     """The shape of an observation as the user's environment gives it; flat where that is no array."""
     raw, _ = raw_space(env)
-    shape: tuple[int, ...] = raw.shape if isinstance(raw, spaces.Box) else env.observation_space.shape
+    shape: tuple[int, ...] = env.observation_space.shape if (own := box_shape(raw)) is None else own
     return shape
+
+
+def box_shape(space: object) -> tuple[int, ...] | None:
+    """The shape of the space's arrays; None of a space that is no Box."""
+    return space.shape if isinstance(space, spaces.Box) else None
 
 
 def unflattenable(space: object) -> str | None:
