@@ -154,7 +154,7 @@ def test_a_callable_that_others_cannot_import_trains_in_this_process_only(tmp_pa
         pytest.param(
             {"env": "Nope-v1"}, UsageError, "there is no environment 'Nope-v1'", marks=pytest.mark.slow
         ),
-        pytest.param({"gpu": (98, 99)}, UsageError, "--gpu 98: torch finds", marks=pytest.mark.slow),
+        pytest.param({"gpu": (98, 99)}, UsageError, "--gpu 98,99: torch finds", marks=pytest.mark.slow),
     ],
 )
 def test_what_cannot_be_is_refused_as_on_the_command_line(tmp_path, given, error, said):
