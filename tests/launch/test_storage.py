@@ -53,7 +53,7 @@ def test_a_disk_that_is_too_small_is_refused_with_both_sizes(tmp_path, monkeypat
     told = reserve(small_config(replay__storage="memory"), SCHEMA, tmp_path)
     assert told == "buffer in memory: it ends with the replay's process"
     monkeypatch.undo()
-    with pytest.raises(ConfigError, match=r"the buffer takes [\d,.]+ MiB of disk in"):  # than any disk
+    with pytest.raises(ConfigError, match=r"the buffer takes [\d,.]+ [MG]iB of disk in"):  # than any disk
         reserve(small_config(replay__capacity=10**15), SCHEMA, tmp_path)
 
 

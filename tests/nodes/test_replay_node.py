@@ -8,6 +8,7 @@ import socket
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from logged import errors_in
 from nodes.processes import replay_process
 from nodes.running import joined, replay_node
 from nodes.test_standard_services import Health, health_of
@@ -196,7 +197,7 @@ async def test_a_client_that_vanishes_leaves_the_node_serving_and_its_log_clean(
     async with open_channel(replay.address) as channel:
         assert await health_of(channel) == Health.SERVING
     await replay.end()
-    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+    assert errors_in(caplog) == []
 
 
 async def test_a_draining_node_refuses_to_be_joined():

@@ -5,6 +5,7 @@ import pytest
 from google.protobuf import descriptor_pool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from logged import errors_in
 from patience import PATIENCE_S
 from replay.wire.services import promptly
 
@@ -38,7 +39,7 @@ async def test_health_lists_the_node_and_each_of_its_services(replay, caplog):
     assert {name: each.status for name, each in answer.statuses.items()} == dict.fromkeys(
         ("", *SERVICES), Health.SERVING
     )
-    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+    assert errors_in(caplog) == []
 
 
 async def test_every_service_that_reflection_lists_implements_each_of_its_methods(replay, caplog):
@@ -60,7 +61,7 @@ async def test_every_service_that_reflection_lists_implements_each_of_its_method
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await promptly(broken.read())
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT, method
-    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+    assert errors_in(caplog) == []
 
 
 @pytest.mark.parametrize(

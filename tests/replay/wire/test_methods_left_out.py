@@ -2,6 +2,7 @@
 
 import grpc
 import pytest
+from logged import errors_in
 from replay.wire.services import listening, promptly
 
 from dase_grpc.replay.client.cluster import open_channel
@@ -30,4 +31,4 @@ async def test_a_method_that_its_servicer_leaves_out_is_unimplemented_without_a_
         with pytest.raises(grpc.aio.AioRpcError, match=f"does not implement /dase.v1.{method}") as caught:
             await promptly(answer_to_nothing(call))
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+    assert errors_in(caplog) == []

@@ -5,6 +5,7 @@ import gc
 
 import grpc
 import pytest
+from logged import errors_in
 from replay.wire.policy_streams import BIG, half_way, header, piece, stub_of, subscribed, subscriber_of
 from replay.wire.services import SCHEMA, eventually, grown, promptly, sent, serving
 
@@ -29,7 +30,7 @@ async def test_a_publisher_that_breaks_off_half_way_changes_nothing_and_leaves_n
     assert service.run.policies.latest(0).payload == b"before"
     await eventually(lambda: len(asyncio.all_tasks()) <= before)
     assert await PolicyPublisher(target).publish(2, b"again") == 2
-    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+    assert errors_in(caplog) == []
 
 
 async def test_publishing_that_is_cancelled_ends_its_stream(service):
