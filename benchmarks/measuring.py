@@ -124,16 +124,12 @@ def mean_ratio(found: Sequence[float]) -> str:
 
 
 def write_figures(path: Path, figures: Iterable[Figure]) -> None:
-    """Writes a CSV file, one line for each.
+    """Writes a CSV file, one line for each, that gives the same numbers again to the last digit.
 
     Raises:
         ResultsError: it cannot be written.
     """
-    write_lines(path, [field.name for field in fields(Figure)], map(_rounded, figures))
-
-
-def _rounded(figure: Figure) -> dict[str, Any]:
-    return {k: f"{v:.9g}" if isinstance(v, float) else v for k, v in asdict(figure).items()}
+    write_lines(path, [field.name for field in fields(Figure)], map(asdict, figures))
 
 
 def read_figures(path: Path) -> list[Figure]:
