@@ -34,7 +34,9 @@ def test_what_lies_outside_docs_is_a_page_of_its_own_kind():
     assert site_pages.uri(ROOT / "deploy" / "systemd") == "deploy/systemd/index.md"
     assert site_pages.place(DOCS / "hosts.md", "../deploy/slurm") == ROOT / "deploy" / "slurm" / "README.md"
     assert site_pages.place(DOCS / "hosts.md", "../../elsewhere.md") is None
-    assert "````python\nimport sys\n" in site_pages.text(ROOT / "examples" / "first_run.ipynb")
+    assert "````python\n%matplotlib inline\nimport sys\n" in site_pages.text(
+        ROOT / "examples" / "first_run.ipynb"
+    )
     assert "- [dase-replay.service](dase-replay.service)" in site_pages.text(ROOT / "deploy" / "systemd")
 
 
