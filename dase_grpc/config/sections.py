@@ -5,7 +5,6 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any, Final, Literal, Self
 
-import tomli_w
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -188,6 +187,8 @@ class EnvConfig(Section):
     @classmethod
     def _kwargs_can_be_kept(cls, value: dict[str, Any]) -> dict[str, Any]:
         """They are compared, and written into run.toml."""
+        import tomli_w  # which the image of a replay is without, and needs no environment
+
         for leaf in leaves(value):
             if isinstance(leaf, float) and math.isnan(leaf):
                 raise ValueError("NaN equals nothing, not even itself; give a number")

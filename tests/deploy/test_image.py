@@ -1,5 +1,6 @@
 """The Dockerfile: what hadolint says, pins that fit the dependencies, and images that run without rights."""
 
+import importlib.metadata
 import json
 import re
 import shutil
@@ -19,6 +20,7 @@ from deploy.deployed import PROJECT
 from deploy.imaging import BASE, Builder, missing_tools, sandboxed
 from deploy.servers import ASKED_AGAIN_S, free_ports
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from patience import PATIENCE_S
 
 PINS = PROJECT / "deploy" / "image"
@@ -54,6 +56,17 @@ def test_the_replay_needs_some_of_the_dependencies_at_the_very_same_versions():
     full, replay = pinned("full.txt"), pinned("replay.txt")
     assert replay.items() <= full.items()
     assert not {"torch", "gymnasium", "mujoco", "matplotlib", "scipy"} & set(replay)
+
+
+def test_a_replay_imports_nothing_that_its_image_is_without():
+    names = "{name.partition('.')[0] for name in sys.modules.keys() - before}"
+    imported = "import dase_grpc.cli.main, dase_grpc.nodes.replay"
+    code = f"import sys; before = set(sys.modules); {imported}; print(*{names})"
+    without = pinned("full.txt").keys() - pinned("replay.txt").keys()
+    whose = importlib.metadata.packages_distributions()
+    loaded = ran(sys.executable, "-c", code, check=True).stdout.split()
+    found = {name: {canonicalize_name(each) for each in whose[name]} for name in loaded if name in whose}
+    assert [name for name, distributions in found.items() if distributions <= without] == []
 
 
 def test_images_run_as_a_number_without_a_shell_and_leave_probing_to_probes():
