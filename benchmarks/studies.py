@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from measuring import markdown
 from results_files import read_lines, write_lines
 
 from dase_grpc.errors import DaseError
@@ -221,12 +222,6 @@ def shown(values: Sequence[float]) -> str:
     return f"{found.iqm:,.0f} [{found.interval.low:,.0f}, {found.interval.high:,.0f}]".replace("-", "−")
 
 
-def markdown(heads: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    """A table."""
-    lines = [heads, ["---"] * len(heads), *body]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
 def tables(kept: Path, references: Sequence[str], at: Sequence[int]) -> str:
     """The tables of every environment, as Markdown.
 
@@ -237,8 +232,8 @@ def tables(kept: Path, references: Sequence[str], at: Sequence[int]) -> str:
     for environment, groups in environments(kept).items():
         rows = rows_of(groups, at)
         chosen = [named(rows, name, environment) for name in references]
-        parts += [f"### {environment}\n", score_table(rows, chosen), policy_table(rows)]
-    return "\n".join(filter(None, parts))
+        parts += [f"### {environment}", score_table(rows, chosen), policy_table(rows)]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def environments(kept: Path) -> dict[str, list[Group]]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from measuring import markdown
 from page import put
 from studies import (
     BEST,
@@ -25,7 +26,6 @@ from studies import (
     Row,
     differences,
     environments,
-    markdown,
     named,
     policy_table,
     rows_of,
@@ -71,9 +71,9 @@ def sections(study: Study, pictures: Sequence[Path]) -> dict[str, str]:
     policies = [f"### {env}\n\n{table}" for env, found in rows.items() if (table := policy_table(found))]
     return {
         "runs": provenance(study.runs),
-        "scores": "\n".join(scores),
+        "scores": "\n\n".join(scores),
         "rule": rule_table(rows, rivals, study.at[0]),
-        "policies": "\n".join([gain_table(rows), *policies]),
+        "policies": "\n\n".join([gain_table(rows), *policies]),
         "curves": "\n\n".join(f"![Learning curves](../{each.parent.name}/{each.name})" for each in pictures),
     }
 

@@ -218,8 +218,9 @@ class Explorer:
             self._restartable.good_steps = int(numbers.get("good_steps", 0))
         if self._returns is not None:
             self._returns.resume(arrays.get(_HELD, self._schema.empty(0)))
-        noise = {name: each for name, each in arrays.items() if name.startswith(_NOISE)}
-        self._noise.load_state_dict({name.removeprefix(_NOISE): each for name, each in noise.items()})
+        self._noise.load_state_dict(
+            {name.removeprefix(_NOISE): arrays[name] for name in arrays if name.startswith(_NOISE)}
+        )
         if numbers["within_episode"]:
             kept = (arrays["actions"], arrays["observation"]) if "actions" in arrays else None
             self._broken_off = kept, str(numbers["return"])
