@@ -276,10 +276,9 @@ def export(
 ) -> None:
     """Writes a trained policy as one ONNX (.onnx) or TorchScript (.pt) file, for use without DASE."""
     from dase_grpc.launch.evaluate import agent_choice
-    from dase_grpc.launch.export import described, export_policy
+    from dase_grpc.launch.export import export_policy
 
-    file = export_policy(target, out, agent=agent_choice(agent))
-    typer.echo(f"{file}: {described(file)}")
+    export_policy(target, out, agent=agent_choice(agent), say=typer.echo)
 
 
 app.command("serve")(serve)

@@ -33,10 +33,13 @@ WRITERS: Final = {".onnx": write_onnx, ".pt": write_torchscript}
 Acting = Callable[[Array], npt.NDArray[Any]]
 
 
-def export_policy(target: Path, out: Path, *, agent: int | Choice = "best") -> Path:
+def export_policy(
+    target: Path, out: Path, *, agent: int | Choice = "best", say: Callable[[str], None] = lambda line: None
+) -> Path:
     """Writes the policy of an agent, or of the best one, with all between observation and action.
 
-    What was written is read again and compared on 1 000 observations; only then it appears under its name.
+    What was written is read again and compared on 1 000 observations; only then it appears under its name,
+    and `say` gets whose policy it holds.
 
     Raises:
         RunDirectoryError, EnvironmentSpecError: there is no such policy, or its environment is missing here.
@@ -57,22 +60,18 @@ def export_policy(target: Path, out: Path, *, agent: int | Choice = "best") -> P
         space: Any = env.action_space
         shape = observation_shape(env)
     recipe, to_env = Recipe.of(policy, low=space.low, high=space.high), ActionMap(space)
+    told = policy_metadata(checkpoint, agent, shape)
     try:
         with tempfile.TemporaryDirectory(dir=out.absolute().parent, prefix=".export-") as folder:
             file = Path(folder) / out.name
-            WRITERS[out.suffix](recipe, file, policy_metadata(checkpoint, agent, shape))
+            WRITERS[out.suffix](recipe, file, told)
             _require_alike(lambda rows: to_env(policy.act(rows)), READERS[out.suffix](file).act, recipe)
             file.replace(out)
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror or error}") from None
+    steps, score = several(checkpoint.step, "step"), number(told["score"])
+    say(f"{out}: agent {checkpoint.agent_id} in {told['environment']} after {steps}, evaluated at {score}")
     return out
-
-
-def described(file: Path) -> str:
-    """Whose policy an exported file holds, in words."""
-    told = READERS[file.suffix](file).metadata
-    steps, score = several(told["step"], "step"), number(told["score"])
-    return f"agent {told['agent']} in {told['environment']} after {steps}, evaluated at {score}"
 
 
 def policy_metadata(
