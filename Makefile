@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 AUDIT := .venv-audit
 STAMP := $(VENV)/.installed
 
+# Some containers set it. Each of the hundreds of processes that the tests start would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help train test fast long lint check format protos docs site dashboards pictures bench dist image audit sbom clean
 
