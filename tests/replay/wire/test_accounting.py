@@ -1,10 +1,12 @@
 """What a server's calls have been is counted: how they ended, their bytes, and how long they took."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import grpc
 import pytest
+from patience import PATIENCE_S
 from replay.wire.services import SCHEMA, insert, listening, rows_of
 
 from dase_grpc.errors import RunMismatchError, StaleLeaseError
@@ -37,8 +39,9 @@ async def store(target: StreamTarget, rows: int) -> None:
 
 async def counts(calls: Calls, client: ClusterClient, *key: str) -> int:
     """How often that was counted; waits for the first time, for a client may see a status before that."""
-    while not calls.handled[key]:
-        await client.status()
+    async with asyncio.timeout(PATIENCE_S):
+        while not calls.handled[key]:
+            await client.status()
     return calls.handled[key]
 
 
@@ -82,10 +85,10 @@ async def test_a_stream_that_is_refused_and_one_that_is_cancelled_count_as_such(
         sampler = await Sampler(target, batch_size=4).open(credits=0)
         await client.status()
         sampler.cancel()
+        assert await counts(calls, client, "Sample", "bidi_stream", "CANCELLED") == 1
         await client.leave(target.member, reason="done")
         with pytest.raises(StaleLeaseError):
             await Inserter(target, writer_id="w").open()
-        assert await counts(calls, client, "Sample", "bidi_stream", "CANCELLED") == 1
         assert await counts(calls, client, "Insert", "bidi_stream", "ABORTED") == 1
 
 
