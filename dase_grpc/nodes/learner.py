@@ -44,6 +44,8 @@ from dase_grpc.replay.client.handoff import Standstill, WaitReason
 from dase_grpc.replay.client.link import ReplayLink
 from dase_grpc.replay.client.membership import LearnerConnection
 from dase_grpc.replay.client.policies import PolicyExchange
+from dase_grpc.runs.directory import agent_directory
+from dase_grpc.runs.lease_note import ended_node_id
 
 log = logging.getLogger("dase")
 
@@ -69,7 +71,9 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> bool:
     device = pick_device(options.gpu, options.config.distinct_agents)
     owner = "this learner" if options.agent_id is None else f"agent {options.agent_id}"
     async with framed(options, stop, owner, make=exploring_env) as frame:
-        asking = join_all(frame.lines, options.wanted(secrets.token_hex(8)), frame.schema)
+        wanted = options.wanted(secrets.token_hex(8))
+        wanted = replace(wanted, ended_node_id=_ended_before(options, frame.here))
+        asking = join_all(frame.lines, wanted, frame.schema)
         joined = await frame.unless_stopped(asking, before="joining")
         if joined is None:
             return False
@@ -82,10 +86,23 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> bool:
             results = open_results(
                 path, frame.config, member, frame.schema, command=options.command, resume=options.resume
             )
-            frame.cleanup.enter_context(closing(results.journal))
+            frame.cleanup.enter_context(closing(results))
             training = put_together(frame, joined, path=path, results=results, device=device)
             with frame.health.ready():
                 return await training.run(farewell)
+
+
+def _ended_before(options: LearnerOptions, here: Path) -> str:
+    """The node id of the agent's learner before this one, where that has certainly ended; else empty."""
+    if options.agent_id is None or options.run_dir is None:
+        return ""
+    directory = agent_directory(here / options.run_dir, options.agent_id)
+    node_id = ended_node_id(directory.lease_note)
+    if node_id:
+        log.info(
+            "the learner of agent %d before this one has ended; its lease is not waited for", options.agent_id
+        )
+    return node_id
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from dase_grpc.nodes.listener import Announce, Listener, listener_main
 from dase_grpc.nodes.replay_options import ReplayOptions
+from dase_grpc.process.ends import boot_id
 from dase_grpc.process.lifecycle import is_orphaned
 from dase_grpc.process.tasks import watch_loop_lag
 from dase_grpc.progress import several
@@ -34,8 +35,6 @@ DESCRIPTORS: Final = (
     policy_pb2.DESCRIPTOR.services_by_name["PolicyService"],
 )
 SERVICES: Final = tuple(service.full_name for service in DESCRIPTORS)
-
-BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 log = logging.getLogger("dase")
 
@@ -87,14 +86,6 @@ def shared_run(options: ReplayOptions) -> Iterator[SharedRun]:
         yield run
     finally:
         run.close()
-
-
-def boot_id() -> str:
-    """Names the time since this machine was started; empty where the kernel does not tell."""
-    try:
-        return BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
 
 
 async def _serve(

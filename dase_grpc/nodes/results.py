@@ -17,6 +17,7 @@ from dase_grpc.replay.wire.v1.replay_pb2 import BufferState
 from dase_grpc.runs.checkpoint import newest_sound
 from dase_grpc.runs.directory import EVALUATOR_MODE, RUN_FILE, AgentDirectory, RunDirectory, checkpoint_paths
 from dase_grpc.runs.journal import AgentJournal, EvaluationJournal
+from dase_grpc.runs.lease_note import LeaseNote
 from dase_grpc.runs.rewind import require_same_settings, rewind
 from dase_grpc.schema import TransitionSchema
 
@@ -39,10 +40,16 @@ class Resumed:
 
 @dataclass(frozen=True)
 class Results:
-    """Where an agent's results go, and what it goes on from, if it does."""
+    """Where an agent's results go, what it goes on from, if it does, and the note of who writes them."""
 
     journal: AgentJournal
     resumed: Resumed | None
+    note: LeaseNote
+
+    def close(self) -> None:
+        """Lets another process write them."""
+        self.journal.close()
+        self.note.close()
 
 
 def results_path(run_dir: Path | None, *, run_id: str, here: Path) -> Path:
@@ -86,9 +93,10 @@ def open_results(
         )
     with ExitStack() as failing:
         journal = failing.enter_context(closing(AgentJournal.open(directory, config=config, schema=schema)))
+        note = failing.enter_context(closing(LeaseNote.keep(directory.lease_note, member.node_id)))
         resumed = _resume(directory, config, schema) if resume else None
         failing.pop_all()
-    return Results(journal, resumed)
+    return Results(journal, resumed, note)
 
 
 def _ensured(path: Path, config: RunConfig, *, command: Sequence[str]) -> RunDirectory:

@@ -21,6 +21,8 @@ LEAST_OPEN_FILES: Final = 64
 MORE_FILES: Final = "raise the limit with ulimit -n 1024, or where the process is started"
 """What helps where files run out."""
 
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _LARGEST_MESSAGE_BYTES: Final = 16 * 2**20
@@ -110,6 +112,14 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_MESSAGE_BYTES)
         libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+def boot_id() -> str:
+    """Names the time since this machine was started; empty where the kernel does not tell."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 class Held(Protocol):

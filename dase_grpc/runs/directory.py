@@ -91,9 +91,19 @@ class AgentDirectory:
         return self.path / "evaluator"
 
     @property
+    def lease_note(self) -> Path:
+        """By which process the agent's lease is held (lease_note.py)."""
+        return self.path / "lease.json"
+
+    @property
     def tensorboard(self) -> Path:
         """The folder of TensorBoard's event files."""
         return self.path / "tensorboard"
+
+
+def agent_directory(run: Path, agent_id: int) -> AgentDirectory:
+    """The files of one agent of the run at a path, whether there yet or not."""
+    return AgentDirectory(run / "agents" / str(agent_id))
 
 
 @dataclass(frozen=True)
@@ -257,7 +267,7 @@ class RunDirectory:
 
     def agent(self, agent_id: int) -> AgentDirectory:
         """The files of one agent, whether there yet or not."""
-        return AgentDirectory(self.path / "agents" / str(agent_id))
+        return agent_directory(self.path, agent_id)
 
     def agents(self) -> list[AgentDirectory]:
         """The agents that have a directory, by id."""

@@ -233,15 +233,40 @@ def json_text(document: Mapping[str, Any]) -> str:
     return json.dumps(document, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
 
-class FolderLock:
-    """An advisory lock on a folder (flock): no file, and it ends with its owner, however that ends.
+class FileLock:
+    """An advisory lock (flock) on an open file, which it owns; it ends with its owner, however that ends.
 
-    What the owner forks does not hold it. On a file system that knows no locks it holds nothing.
+    What the owner forks does not hold it.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
         closed_in_forks(self)
+
+    @property
+    def descriptor(self) -> int:
+        """The open file; a ValueError once it was closed."""
+        if self._descriptor is None:
+            raise ValueError("the lock was closed")
+        return self._descriptor
+
+    def take(self) -> bool:
+        """Locks the file unless another has; never waits. An OSError on a file system without locks."""
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Lets others have the file; may be called twice."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class FolderLock(FileLock):
+    """A lock on a folder, without a file. On a file system that knows no locks it holds nothing."""
 
     @classmethod
     def acquire(cls, folder: Path) -> Self:
@@ -257,18 +282,13 @@ class FolderLock:
             raise RunDirectoryError(f"cannot open {folder}: {error.strerror or error}") from None
         lock = cls(descriptor)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            taken = lock.take()
+        except OSError:  # a file system without locks, where nothing can be said about others
+            lock.close()
+            return lock
+        if not taken:
             lock.close()
             raise RunDirectoryError(
                 f"another process is still writing to {folder}; stop it, or wait until it has ended"
-            ) from None
-        except OSError:  # a file system without locks, where nothing can be said about others
-            lock.close()
+            )
         return lock
-
-    def close(self) -> None:
-        """Lets others have the folder; may be called twice."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None

@@ -13,7 +13,7 @@ from nodes.processes import NodeProcess, replay_process
 from patience import PATIENCE_S
 from replay.wire.services import SCHEMA, rows_of, serials_of
 
-from dase_grpc.nodes.replay import boot_id
+from dase_grpc.process.ends import boot_id
 from dase_grpc.progress import Progress
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget, open_channel

@@ -12,7 +12,7 @@ from patience import PATIENCE_S
 from small import small_flags
 
 from dase_grpc.errors import DaseError
-from dase_grpc.nodes.replay import boot_id
+from dase_grpc.process.ends import boot_id
 from dase_grpc.replay.buffer.directory import DataDirectory
 from dase_grpc.replay.buffer.durable import inspect
 from dase_grpc.runs.checkpoint import latest, load_checkpoint

@@ -92,9 +92,7 @@ async def _kill_learner(cluster: DrillCluster, fault: Fault) -> FaultOutcome:
     await _kill(cluster.learners[agent_id].node)
     await cluster.start_learner(agent_id)
     took_s = await cluster.until_training(fault.agents, epochs={agent_id: epochs[agent_id] + 1}, since=began)
-    return FaultOutcome(
-        fault.kind, fault.agents, 0.0, took_s, "kill", "resumed once the dead one's lease had ended"
-    )
+    return FaultOutcome(fault.kind, fault.agents, 0.0, took_s, "kill", "resumed under the next lease")
 
 
 async def _freeze_and_replace(cluster: DrillCluster, fault: Fault) -> FaultOutcome:

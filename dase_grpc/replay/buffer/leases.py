@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from hmac import compare_digest
 from typing import Final
 
 from dase_grpc.errors import AgentTakenError, MalformedError, OverloadedError, StaleLeaseError
@@ -35,6 +36,10 @@ class Lease:
             return "left"
         return "live" if now - self.renewed_at <= self.ttl_s else "expired"
 
+    def is_of(self, node_id: str) -> bool:
+        """Whether it is this node's, whose id is a secret: a wrong one takes as long to compare."""
+        return bool(node_id) and compare_digest(self.node_id.encode(), node_id.encode())
+
 
 class LeaseTable:
     """The leases of all agents of a run; `now` is a monotonic clock's reading in seconds.
@@ -60,11 +65,15 @@ class LeaseTable:
         self._leases = {lease.agent_id: lease for lease in restored}
         self._keep = keep
 
-    def join(self, node_name: str, wanted: int | None, now: float, *, node_id: str = "") -> Lease:
+    def join(
+        self, node_name: str, wanted: int | None, now: float, *, node_id: str = "", ended: str = ""
+    ) -> Lease:
         """Leases the agent id asked for, or the lowest one that no live node holds.
 
         A node that holds a live lease already, of the id asked for or of any, is given that one again: it
-        has not heard the answer. An AgentTakenError where a live node holds the id, or all are taken.
+        has not heard the answer. `ended` is the id of a node whose process the caller has seen end: the
+        lease of the id asked for need not run out if it is that node's; of any other node's it says nothing.
+        An AgentTakenError where a live node holds the id, or all are taken.
         """
         mine = self._held_by(node_id, wanted, now)
         if mine is not None:
@@ -74,7 +83,7 @@ class LeaseTable:
         if not 0 <= agent_id < self._max_agents:
             raise MalformedError(f"agent id {agent_id} is outside 0..{self._max_agents - 1}")
         held = self._leases.get(agent_id)
-        if held is not None and held.state(now) == "live":
+        if held is not None and held.state(now) == "live" and not held.is_of(ended):
             raise AgentTakenError(
                 f"agent {agent_id} is held by the live node {held.node_name!r}; "
                 f"choose another --agent, or wait up to {held.ttl_s:g} s if that node is gone"

@@ -147,16 +147,17 @@ class SharedRun:
         schema: TransitionSchema,
         now: float,
         node_id: str = "",
+        ended: str = "",
     ) -> Lease:
         """Leases an agent id, see LeaseTable.join; the first to join opens the buffer with its schema."""
         if run_id:
             self.require_run(run_id)
         if self._store is not None:
             self._store.schema.require_equal(schema)
-            return self.leases.join(node_name, wanted, now, node_id=node_id)
+            return self.leases.join(node_name, wanted, now, node_id=node_id, ended=ended)
         store = self._make_store(schema)
         try:
-            lease = self.leases.join(node_name, wanted, now, node_id=node_id)
+            lease = self.leases.join(node_name, wanted, now, node_id=node_id, ended=ended)
         except DaseError:  # a node that is refused must not decide the schema
             self._discard(store)
             raise

@@ -132,9 +132,9 @@ def _require_one_replay(members: list[Membership]) -> None:
 async def join(cluster: ClusterClient, wanted: Wanted, schema: TransitionSchema) -> Membership:
     """Joins the run; says so when it has to wait.
 
-    Where the agent id that is asked for is held by a node that has fallen silent, waits for that lease to
-    end, so that whoever takes the place of a dead learner can be started at once. AgentTakenError if the
-    holder lives.
+    Where the agent id that is asked for is held by a node that has fallen silent, and is not known to have
+    ended, waits for that lease to end, so that whoever takes the place of a dead learner can be started at
+    once. AgentTakenError if the holder lives.
     """
 
     def ask(timeout_s: float) -> Coroutine[Any, Any, Membership]:
@@ -144,6 +144,7 @@ async def join(cluster: ClusterClient, wanted: Wanted, schema: TransitionSchema)
             agent_id=wanted.agent_id,
             run_id=wanted.run_id,
             node_id=wanted.node_id,
+            ended_node_id=wanted.ended_node_id,
             timeout_s=timeout_s,
         )
 

@@ -75,9 +75,13 @@ class ClusterClient:
         run_id: str = "",
         lost_buffer_id: str = "",
         node_id: str = "",
+        ended_node_id: str = "",
         timeout_s: float = UNARY_TIMEOUT_S,
     ) -> Membership:
-        """Leases an agent id; waits for the service. Safe to repeat with the same, random `node_id`."""
+        """Leases an agent id; waits for the service. Safe to repeat with the same, random `node_id`.
+
+        `ended_node_id` is of the node before, whose process has certainly ended: its lease is not waited for.
+        """
         request = cluster_pb2.JoinRequest(
             node_name=node_name,
             run_id=run_id,
@@ -85,6 +89,7 @@ class ClusterClient:
             schema=schema_to_proto(schema),
             lost_buffer_id=lost_buffer_id,
             node_id=node_id,
+            ended_node_id=ended_node_id,
         )
         with service(self._address):
             answer = await self._stub.Join(request, timeout=timeout_s, wait_for_ready=True)

@@ -33,7 +33,8 @@ class Wanted:
     """What a node asks for: an agent id (None for the next free) of a run ("" for any) at a replay.
 
     A replay is waited for for `timeout_s` if it has not answered yet, and for `away_s` if it has, if only
-    that it does not serve just now.
+    that it does not serve just now. `ended_node_id` is the agent's node before this one, if that has
+    certainly ended.
     """
 
     replay: Address
@@ -44,6 +45,7 @@ class Wanted:
     away_s: float
     credentials: Credentials = NO_CREDENTIALS
     timing: Times = USUAL
+    ended_node_id: str = ""
 
 
 async def patiently(ask: Callable[[float], Awaitable[T]], wanted: Wanted) -> T:

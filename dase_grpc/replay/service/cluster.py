@@ -47,20 +47,23 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             raise DrainingError("the replay service is shutting down and takes no new nodes")
         if len(request.node_id) > MAX_NODE_ID:
             raise MalformedError(f"a node id has up to {MAX_NODE_ID} characters, not {len(request.node_id)}")
+        now, before = self.clock(), {lease.agent_id: lease for lease in self.run.leases.all()}
         lease = self.run.join(
             shown(request.node_name),
             wanted=agent_to_join(request.agent_id if request.HasField("agent_id") else None),
             run_id=request.run_id,
             schema=schema_from_proto(request.schema),
-            now=self.clock(),
+            now=now,
             node_id=request.node_id,
+            ended=request.ended_node_id,
         )
-        lost = (
-            f"; it comes from buffer {shown(request.lost_buffer_id)}, whose transitions are not here any more"
-            if request.lost_buffer_id
-            else ""
-        )
-        self.on_event(f"{lease.node_name} joined as agent {lease.agent_id} (epoch {lease.epoch}){lost}")
+        told = f"{lease.node_name} joined as agent {lease.agent_id} (epoch {lease.epoch})"
+        held = before.get(lease.agent_id)
+        if held is not None and held.epoch < lease.epoch and held.state(now) == "live":
+            told += f", whose node of epoch {held.epoch} has ended"
+        if lost := shown(request.lost_buffer_id):
+            told += f"; it comes from buffer {lost}, whose transitions are not here any more"
+        self.on_event(told)
         return cluster_pb2.JoinResponse(
             run_id=self.run.run_id, lease=_lease(lease), buffer=buffer_to_proto(self.run)
         )

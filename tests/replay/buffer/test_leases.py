@@ -117,6 +117,40 @@ def test_a_lease_that_has_ended_or_was_given_back_is_leased_anew_to_the_same_nod
     assert table.join("n", 0, 50.0, node_id="a").epoch == 3
 
 
+def test_the_lease_of_a_node_that_has_ended_is_leased_at_once_and_its_epoch_fenced_off(table):
+    table.join("n", 0, 0.0, node_id="dead")
+    lease = table.join("n", 0, 1.0, node_id="next", ended="dead")
+    assert (lease.epoch, lease.node_id, lease.renewed_at) == (2, "next", 1.0)
+    with refuses(StaleLeaseError, "agent 0", "epoch 1", "epoch 2"):
+        table.require(0, 1)
+    again = table.join("n", 0, 2.0, node_id="next", ended="dead")  # whose answer was lost
+    assert again.epoch == 2
+
+
+@pytest.mark.parametrize("claimed", ["before", "other", "", "livin", "living2", "liv\u00efng"])
+def test_a_wrong_claim_that_the_holder_has_ended_changes_nothing(table, claimed):
+    table.join("n", 0, 0.0, node_id="before")
+    table.join("n", 0, 1.0, node_id="living", ended="before")
+    table.renew(0, 2, 2.0, progress=Progress(step=7))
+    held = table.all()
+    with refuses(AgentTakenError, "agent 0", "'n'"):
+        table.join("m", 0, 3.0, node_id="third", ended=claimed)
+    assert table.all() == held
+    table.renew(0, 2, 4.0, progress=Progress(step=8))
+    assert table.require(0, 2).progress.step == 8
+
+
+def test_a_claim_says_nothing_of_a_node_without_an_id_of_other_agents_and_of_the_next_free_id(table):
+    table.join("n", 0, 0.0)
+    with pytest.raises(AgentTakenError):
+        table.join("m", 0, 1.0, ended="")
+    table.join("n", 1, 0.0, node_id="dead")
+    with pytest.raises(AgentTakenError):
+        table.join("m", 0, 1.0, ended="dead")
+    assert table.join("m", None, 1.0, node_id="m", ended="dead").agent_id == 2
+    assert [lease.epoch for lease in table.all()] == [1, 1, 1]
+
+
 def test_epochs_of_one_id_only_grow(table):
     epochs = []
     for turn in range(4):

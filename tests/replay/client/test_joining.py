@@ -82,6 +82,14 @@ async def test_a_replay_that_does_not_serve_just_now_is_asked_again_as_the_same_
     assert [each["node_id"] for each in replay.asked] == ["this node"] * (len(errors) + 1)
 
 
+async def test_a_node_that_has_ended_is_named_each_time_and_another_holder_is_waited_for(clock):
+    silent = cluster_pb2.StatusResponse()
+    replay = Scripted(TAKEN, TAKEN, MEMBER, statuses=[silent])
+    assert await replay.joined(ended_node_id="the node before") == MEMBER
+    assert [each["ended_node_id"] for each in replay.asked] == ["the node before"] * 3
+    assert clock.now > 0
+
+
 @pytest.mark.parametrize("error", [OVERLOADED, DRAINING])
 async def test_one_that_answers_is_given_up_when_it_has_not_served_for_as_long_as_it_may_be_away(
     clock, error, caplog

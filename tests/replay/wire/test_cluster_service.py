@@ -8,7 +8,16 @@ from functools import partial
 import grpc
 import pytest
 from replay.wire.policy_streams import subscribed
-from replay.wire.services import SCHEMA, eventually
+from replay.wire.services import (
+    SCHEMA,
+    acknowledged,
+    chunk,
+    eventually,
+    insert_header,
+    refusal,
+    rows_of,
+    sent,
+)
 
 from dase_grpc.errors import (
     AgentTakenError,
@@ -21,7 +30,7 @@ from dase_grpc.errors import (
 )
 from dase_grpc.progress import Progress
 from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
-from dase_grpc.replay.client.cluster import ClusterClient, open_channel
+from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget, open_channel
 from dase_grpc.replay.service.cluster import MAX_NODE_ID
 from dase_grpc.replay.wire.addresses import Address
 from dase_grpc.replay.wire.messages import (
@@ -75,6 +84,38 @@ async def test_a_lease_that_expired_is_replaced_with_a_higher_epoch_and_fences_i
     with pytest.raises(StaleLeaseError, match=r"epoch 1 is not valid.*; another node acts as the agent"):
         await service.client.heartbeat(first, Progress())
     await service.client.heartbeat(second, Progress())
+
+
+async def test_the_node_after_one_that_has_ended_does_not_wait_and_what_still_comes_of_that_is_refused(
+    service,
+):
+    named = {"node_name": "n", "schema": SCHEMA, "agent_id": 0}
+    dead = await service.client.join(**named, node_id="dead")
+    target = StreamTarget(service.channel, str(service.address), dead, SCHEMA)
+    late = await sent(service.stub.Insert(), insert_header(target), chunk(1, rows_of(1, 3)))
+    await acknowledged(late, 3)
+    member = await service.client.join(**named, node_id="next", ended_node_id="dead")
+    assert (dead.epoch, member.epoch) == (1, 2)
+    assert service.events[-1] == "n joined as agent 0 (epoch 2), whose node of epoch 1 has ended"
+    await late.write(chunk(4, rows_of(4, 9)))
+    code, why = await refusal(late)
+    assert (code, service.stored()) == (grpc.StatusCode.ABORTED, [1, 2, 3])
+    assert "another node acts as the agent" in why
+    with pytest.raises(StaleLeaseError, match=r"epoch 1 is not valid"):
+        await service.client.heartbeat(dead, Progress())
+    await service.client.heartbeat(member, Progress())
+
+
+async def test_a_wrong_claim_does_not_unseat_a_living_node(service):
+    named = {"node_name": "n", "schema": SCHEMA, "agent_id": 0}
+    before = await service.client.join(**named, node_id="before")
+    await service.client.leave(before, reason="done")
+    living = await service.client.join(**named, node_id="living")
+    for claimed in ("before", "guessed", ""):
+        with pytest.raises(AgentTakenError):
+            await service.client.join(**named, node_id="third", ended_node_id=claimed)
+        await service.client.heartbeat(living, Progress())
+    assert service.events[-1] == "n joined as agent 0 (epoch 2)"
 
 
 async def test_a_heartbeat_keeps_a_lease_alive(service):

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from dase_grpc.replay.wire.v1 import replay_pb2 as dase__grpc_dot_replay_dot_wire_dot_v1_dot_replay__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&dase_grpc/replay/wire/v1/cluster.proto\x12\x07\x64\x61se.v1\x1a%dase_grpc/replay/wire/v1/replay.proto\"\x9e\x01\n\x0bJoinRequest\x12\x11\n\tnode_name\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x15\n\x08\x61gent_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x1f\n\x06schema\x18\x04 \x01(\x0b\x32\x0f.dase.v1.Schema\x12\x16\n\x0elost_buffer_id\x18\x05 \x01(\t\x12\x0f\n\x07node_id\x18\x06 \x01(\tB\x0b\n\t_agent_id\"c\n\x0cJoinResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x1d\n\x05lease\x18\x02 \x01(\x0b\x32\x0e.dase.v1.Lease\x12$\n\x06\x62uffer\x18\x03 \x01(\x0b\x32\x14.dase.v1.BufferState\"=\n\x05Lease\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x13\n\x0bttl_seconds\x18\x03 \x01(\x01\"{\n\x10HeartbeatRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12#\n\x08progress\x18\x04 \x01(\x0b\x32\x11.dase.v1.Progress\x12\x11\n\tbuffer_id\x18\x05 \x01(\t\"L\n\x11HeartbeatResponse\x12$\n\x06\x62uffer\x18\x01 \x01(\x0b\x32\x14.dase.v1.BufferState\x12\x11\n\tfollowers\x18\x02 \x01(\r\"\xcb\x01\n\rAttendRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x11\n\tnode_name\x18\x03 \x01(\t\x12\x0c\n\x04role\x18\x04 \x01(\t\x12\x15\n\x08\x61gent_id\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x1a\n\x12schema_fingerprint\x18\x06 \x01(\t\x12\'\n\nattendance\x18\x07 \x01(\x0b\x32\x13.dase.v1.Attendance\x12\x0f\n\x07leaving\x18\x08 \x01(\x08\x42\x0b\n\t_agent_id\"\xc2\x01\n\nAttendance\x12\x0c\n\x04\x65nvs\x18\x01 \x01(\r\x12\x11\n\tenv_steps\x18\x02 \x01(\x04\x12\x1c\n\x14\x65nv_steps_per_second\x18\x03 \x01(\x01\x12\x1b\n\x0epolicy_version\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x1f\n\x12policy_lag_updates\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05state\x18\x06 \x01(\tB\x11\n\x0f_policy_versionB\x15\n\x13_policy_lag_updates\"\xba\x01\n\x0e\x41ttendResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\"\n\x05lease\x18\x02 \x01(\x0b\x32\x0e.dase.v1.LeaseH\x00\x88\x01\x01\x12$\n\x06\x62uffer\x18\x03 \x01(\x0b\x32\x14.dase.v1.BufferState\x12\x13\n\x0bttl_seconds\x18\x04 \x01(\x01\x12\x17\n\x0flearner_updates\x18\x05 \x01(\x04\x12\x16\n\x0e\x61gent_finished\x18\x06 \x01(\x08\x42\x08\n\x06_lease\"\xb1\x03\n\x08Progress\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x13\n\x0btotal_steps\x18\x02 \x01(\x04\x12\x0f\n\x07updates\x18\x03 \x01(\x04\x12\x1a\n\x12updates_per_second\x18\x04 \x01(\x01\x12\x1b\n\x0e\x65pisode_return\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x1e\n\x11\x65valuation_return\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12$\n\x17\x66irst_evaluation_return\x18\x07 \x01(\x01H\x02\x88\x01\x01\x12\x35\n\nsimilarity\x18\x08 \x03(\x0b\x32!.dase.v1.Progress.SimilarityEntry\x12\r\n\x05state\x18\t \x01(\t\x12\x1e\n\x11similarity_weight\x18\n \x01(\x01H\x03\x88\x01\x01\x1a\x31\n\x0fSimilarityEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x11\n\x0f_episode_returnB\x14\n\x12_evaluation_returnB\x1a\n\x18_first_evaluation_returnB\x14\n\x12_similarity_weight\"b\n\x0cLeaveRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x11\n\tbuffer_id\x18\x05 \x01(\t\"\x0f\n\rLeaveResponse\"\x0f\n\rStatusRequest\"\xe7\x01\n\x0eStatusResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12$\n\x06\x62uffer\x18\x02 \x01(\x0b\x32\x14.dase.v1.BufferState\x12$\n\x06\x61gents\x18\x03 \x03(\x0b\x32\x14.dase.v1.AgentStatus\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12\x13\n\x0b\x65nvironment\x18\x05 \x01(\t\x12\"\n\x05nodes\x18\x06 \x03(\x0b\x32\x13.dase.v1.NodeStatus\x12\x1b\n\x0euptime_seconds\x18\x07 \x01(\x01H\x00\x88\x01\x01\x42\x11\n\x0f_uptime_seconds\"\x9c\x01\n\nNodeStatus\x12\x11\n\tnode_name\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x15\n\x08\x61gent_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12 \n\x18seconds_since_attendance\x18\x04 \x01(\x01\x12\'\n\nattendance\x18\x05 \x01(\x0b\x32\x13.dase.v1.AttendanceB\x0b\n\t_agent_id\"\xe8\x01\n\x0b\x41gentStatus\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tnode_name\x18\x03 \x01(\t\x12\r\n\x05lease\x18\x04 \x01(\t\x12\x1f\n\x17seconds_since_heartbeat\x18\x05 \x01(\x01\x12#\n\x08progress\x18\x06 \x01(\x0b\x32\x11.dase.v1.Progress\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x1b\n\x0epolicy_version\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x08in_place\x18\t \x01(\x08\x42\x11\n\x0f_policy_version2\xb7\x02\n\x0e\x43lusterService\x12\x33\n\x04Join\x12\x14.dase.v1.JoinRequest\x1a\x15.dase.v1.JoinResponse\x12\x42\n\tHeartbeat\x12\x19.dase.v1.HeartbeatRequest\x1a\x1a.dase.v1.HeartbeatResponse\x12\x36\n\x05Leave\x12\x15.dase.v1.LeaveRequest\x1a\x16.dase.v1.LeaveResponse\x12\x39\n\x06\x41ttend\x12\x16.dase.v1.AttendRequest\x1a\x17.dase.v1.AttendResponse\x12\x39\n\x06Status\x12\x16.dase.v1.StatusRequest\x1a\x17.dase.v1.StatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&dase_grpc/replay/wire/v1/cluster.proto\x12\x07\x64\x61se.v1\x1a%dase_grpc/replay/wire/v1/replay.proto\"\xb5\x01\n\x0bJoinRequest\x12\x11\n\tnode_name\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x15\n\x08\x61gent_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x1f\n\x06schema\x18\x04 \x01(\x0b\x32\x0f.dase.v1.Schema\x12\x16\n\x0elost_buffer_id\x18\x05 \x01(\t\x12\x0f\n\x07node_id\x18\x06 \x01(\t\x12\x15\n\rended_node_id\x18\x07 \x01(\tB\x0b\n\t_agent_id\"c\n\x0cJoinResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x1d\n\x05lease\x18\x02 \x01(\x0b\x32\x0e.dase.v1.Lease\x12$\n\x06\x62uffer\x18\x03 \x01(\x0b\x32\x14.dase.v1.BufferState\"=\n\x05Lease\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x13\n\x0bttl_seconds\x18\x03 \x01(\x01\"{\n\x10HeartbeatRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12#\n\x08progress\x18\x04 \x01(\x0b\x32\x11.dase.v1.Progress\x12\x11\n\tbuffer_id\x18\x05 \x01(\t\"L\n\x11HeartbeatResponse\x12$\n\x06\x62uffer\x18\x01 \x01(\x0b\x32\x14.dase.v1.BufferState\x12\x11\n\tfollowers\x18\x02 \x01(\r\"\xcb\x01\n\rAttendRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x11\n\tnode_name\x18\x03 \x01(\t\x12\x0c\n\x04role\x18\x04 \x01(\t\x12\x15\n\x08\x61gent_id\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x1a\n\x12schema_fingerprint\x18\x06 \x01(\t\x12\'\n\nattendance\x18\x07 \x01(\x0b\x32\x13.dase.v1.Attendance\x12\x0f\n\x07leaving\x18\x08 \x01(\x08\x42\x0b\n\t_agent_id\"\xc2\x01\n\nAttendance\x12\x0c\n\x04\x65nvs\x18\x01 \x01(\r\x12\x11\n\tenv_steps\x18\x02 \x01(\x04\x12\x1c\n\x14\x65nv_steps_per_second\x18\x03 \x01(\x01\x12\x1b\n\x0epolicy_version\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x1f\n\x12policy_lag_updates\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05state\x18\x06 \x01(\tB\x11\n\x0f_policy_versionB\x15\n\x13_policy_lag_updates\"\xba\x01\n\x0e\x41ttendResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\"\n\x05lease\x18\x02 \x01(\x0b\x32\x0e.dase.v1.LeaseH\x00\x88\x01\x01\x12$\n\x06\x62uffer\x18\x03 \x01(\x0b\x32\x14.dase.v1.BufferState\x12\x13\n\x0bttl_seconds\x18\x04 \x01(\x01\x12\x17\n\x0flearner_updates\x18\x05 \x01(\x04\x12\x16\n\x0e\x61gent_finished\x18\x06 \x01(\x08\x42\x08\n\x06_lease\"\xb1\x03\n\x08Progress\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x13\n\x0btotal_steps\x18\x02 \x01(\x04\x12\x0f\n\x07updates\x18\x03 \x01(\x04\x12\x1a\n\x12updates_per_second\x18\x04 \x01(\x01\x12\x1b\n\x0e\x65pisode_return\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x1e\n\x11\x65valuation_return\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12$\n\x17\x66irst_evaluation_return\x18\x07 \x01(\x01H\x02\x88\x01\x01\x12\x35\n\nsimilarity\x18\x08 \x03(\x0b\x32!.dase.v1.Progress.SimilarityEntry\x12\r\n\x05state\x18\t \x01(\t\x12\x1e\n\x11similarity_weight\x18\n \x01(\x01H\x03\x88\x01\x01\x1a\x31\n\x0fSimilarityEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x11\n\x0f_episode_returnB\x14\n\x12_evaluation_returnB\x1a\n\x18_first_evaluation_returnB\x14\n\x12_similarity_weight\"b\n\x0cLeaveRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x11\n\tbuffer_id\x18\x05 \x01(\t\"\x0f\n\rLeaveResponse\"\x0f\n\rStatusRequest\"\xe7\x01\n\x0eStatusResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12$\n\x06\x62uffer\x18\x02 \x01(\x0b\x32\x14.dase.v1.BufferState\x12$\n\x06\x61gents\x18\x03 \x03(\x0b\x32\x14.dase.v1.AgentStatus\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12\x13\n\x0b\x65nvironment\x18\x05 \x01(\t\x12\"\n\x05nodes\x18\x06 \x03(\x0b\x32\x13.dase.v1.NodeStatus\x12\x1b\n\x0euptime_seconds\x18\x07 \x01(\x01H\x00\x88\x01\x01\x42\x11\n\x0f_uptime_seconds\"\x9c\x01\n\nNodeStatus\x12\x11\n\tnode_name\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x15\n\x08\x61gent_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12 \n\x18seconds_since_attendance\x18\x04 \x01(\x01\x12\'\n\nattendance\x18\x05 \x01(\x0b\x32\x13.dase.v1.AttendanceB\x0b\n\t_agent_id\"\xe8\x01\n\x0b\x41gentStatus\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tnode_name\x18\x03 \x01(\t\x12\r\n\x05lease\x18\x04 \x01(\t\x12\x1f\n\x17seconds_since_heartbeat\x18\x05 \x01(\x01\x12#\n\x08progress\x18\x06 \x01(\x0b\x32\x11.dase.v1.Progress\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x1b\n\x0epolicy_version\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x08in_place\x18\t \x01(\x08\x42\x11\n\x0f_policy_version2\xb7\x02\n\x0e\x43lusterService\x12\x33\n\x04Join\x12\x14.dase.v1.JoinRequest\x1a\x15.dase.v1.JoinResponse\x12\x42\n\tHeartbeat\x12\x19.dase.v1.HeartbeatRequest\x1a\x1a.dase.v1.HeartbeatResponse\x12\x36\n\x05Leave\x12\x15.dase.v1.LeaveRequest\x1a\x16.dase.v1.LeaveResponse\x12\x39\n\x06\x41ttend\x12\x16.dase.v1.AttendRequest\x1a\x17.dase.v1.AttendResponse\x12\x39\n\x06Status\x12\x16.dase.v1.StatusRequest\x1a\x17.dase.v1.StatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,37 +35,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROGRESS_SIMILARITYENTRY']._loaded_options = None
   _globals['_PROGRESS_SIMILARITYENTRY']._serialized_options = b'8\001'
   _globals['_JOINREQUEST']._serialized_start=91
-  _globals['_JOINREQUEST']._serialized_end=249
-  _globals['_JOINRESPONSE']._serialized_start=251
-  _globals['_JOINRESPONSE']._serialized_end=350
-  _globals['_LEASE']._serialized_start=352
-  _globals['_LEASE']._serialized_end=413
-  _globals['_HEARTBEATREQUEST']._serialized_start=415
-  _globals['_HEARTBEATREQUEST']._serialized_end=538
-  _globals['_HEARTBEATRESPONSE']._serialized_start=540
-  _globals['_HEARTBEATRESPONSE']._serialized_end=616
-  _globals['_ATTENDREQUEST']._serialized_start=619
-  _globals['_ATTENDREQUEST']._serialized_end=822
-  _globals['_ATTENDANCE']._serialized_start=825
-  _globals['_ATTENDANCE']._serialized_end=1019
-  _globals['_ATTENDRESPONSE']._serialized_start=1022
-  _globals['_ATTENDRESPONSE']._serialized_end=1208
-  _globals['_PROGRESS']._serialized_start=1211
-  _globals['_PROGRESS']._serialized_end=1644
-  _globals['_PROGRESS_SIMILARITYENTRY']._serialized_start=1504
-  _globals['_PROGRESS_SIMILARITYENTRY']._serialized_end=1553
-  _globals['_LEAVEREQUEST']._serialized_start=1646
-  _globals['_LEAVEREQUEST']._serialized_end=1744
-  _globals['_LEAVERESPONSE']._serialized_start=1746
-  _globals['_LEAVERESPONSE']._serialized_end=1761
-  _globals['_STATUSREQUEST']._serialized_start=1763
-  _globals['_STATUSREQUEST']._serialized_end=1778
-  _globals['_STATUSRESPONSE']._serialized_start=1781
-  _globals['_STATUSRESPONSE']._serialized_end=2012
-  _globals['_NODESTATUS']._serialized_start=2015
-  _globals['_NODESTATUS']._serialized_end=2171
-  _globals['_AGENTSTATUS']._serialized_start=2174
-  _globals['_AGENTSTATUS']._serialized_end=2406
-  _globals['_CLUSTERSERVICE']._serialized_start=2409
-  _globals['_CLUSTERSERVICE']._serialized_end=2720
+  _globals['_JOINREQUEST']._serialized_end=272
+  _globals['_JOINRESPONSE']._serialized_start=274
+  _globals['_JOINRESPONSE']._serialized_end=373
+  _globals['_LEASE']._serialized_start=375
+  _globals['_LEASE']._serialized_end=436
+  _globals['_HEARTBEATREQUEST']._serialized_start=438
+  _globals['_HEARTBEATREQUEST']._serialized_end=561
+  _globals['_HEARTBEATRESPONSE']._serialized_start=563
+  _globals['_HEARTBEATRESPONSE']._serialized_end=639
+  _globals['_ATTENDREQUEST']._serialized_start=642
+  _globals['_ATTENDREQUEST']._serialized_end=845
+  _globals['_ATTENDANCE']._serialized_start=848
+  _globals['_ATTENDANCE']._serialized_end=1042
+  _globals['_ATTENDRESPONSE']._serialized_start=1045
+  _globals['_ATTENDRESPONSE']._serialized_end=1231
+  _globals['_PROGRESS']._serialized_start=1234
+  _globals['_PROGRESS']._serialized_end=1667
+  _globals['_PROGRESS_SIMILARITYENTRY']._serialized_start=1527
+  _globals['_PROGRESS_SIMILARITYENTRY']._serialized_end=1576
+  _globals['_LEAVEREQUEST']._serialized_start=1669
+  _globals['_LEAVEREQUEST']._serialized_end=1767
+  _globals['_LEAVERESPONSE']._serialized_start=1769
+  _globals['_LEAVERESPONSE']._serialized_end=1784
+  _globals['_STATUSREQUEST']._serialized_start=1786
+  _globals['_STATUSREQUEST']._serialized_end=1801
+  _globals['_STATUSRESPONSE']._serialized_start=1804
+  _globals['_STATUSRESPONSE']._serialized_end=2035
+  _globals['_NODESTATUS']._serialized_start=2038
+  _globals['_NODESTATUS']._serialized_end=2194
+  _globals['_AGENTSTATUS']._serialized_start=2197
+  _globals['_AGENTSTATUS']._serialized_end=2429
+  _globals['_CLUSTERSERVICE']._serialized_start=2432
+  _globals['_CLUSTERSERVICE']._serialized_end=2743
 # @@protoc_insertion_point(module_scope)

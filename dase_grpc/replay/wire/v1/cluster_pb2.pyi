@@ -29,6 +29,7 @@ class JoinRequest(_message.Message):
     SCHEMA_FIELD_NUMBER: _builtins.int
     LOST_BUFFER_ID_FIELD_NUMBER: _builtins.int
     NODE_ID_FIELD_NUMBER: _builtins.int
+    ENDED_NODE_ID_FIELD_NUMBER: _builtins.int
     node_name: _builtins.str
     """The node's name in logs and in Status."""
     run_id: _builtins.str
@@ -42,6 +43,10 @@ class JoinRequest(_message.Message):
     given to is given it again, so that a node whose answer was lost may ask again. Empty: every call counts
     as another node's.
     """
+    ended_node_id: _builtins.str
+    """The node_id of a node whose process the caller knows to have ended. Where that node holds the agent id asked
+    for, its lease ends at once, as if it had run out; where another does, or none is asked for, this changes nothing.
+    """
     @_builtins.property
     def schema(self) -> _replay_pb2.Schema: ...
     def __init__(
@@ -53,10 +58,11 @@ class JoinRequest(_message.Message):
         schema: _replay_pb2.Schema | None = ...,
         lost_buffer_id: _builtins.str = ...,
         node_id: _builtins.str = ...,
+        ended_node_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_agent_id", b"_agent_id", "agent_id", b"agent_id", "schema", b"schema"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_agent_id", b"_agent_id", "agent_id", b"agent_id", "lost_buffer_id", b"lost_buffer_id", "node_id", b"node_id", "node_name", b"node_name", "run_id", b"run_id", "schema", b"schema"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_agent_id", b"_agent_id", "agent_id", b"agent_id", "ended_node_id", b"ended_node_id", "lost_buffer_id", b"lost_buffer_id", "node_id", b"node_id", "node_name", b"node_name", "run_id", b"run_id", "schema", b"schema"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__agent_id: _TypeAlias = _typing.Literal["agent_id"]  # noqa: Y015
     _WhichOneofArgType__agent_id: _TypeAlias = _typing.Literal["_agent_id", b"_agent_id"]  # noqa: Y015
