@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dase_grpc.nodes.replay import boot_id
+from dase_grpc.process.ends import boot_id
 from dase_grpc.replay.buffer.directory import BufferIdentity, DataDirectory
 from dase_grpc.replay.buffer.durable import DurableStore
 from dase_grpc.schema import TransitionSchema

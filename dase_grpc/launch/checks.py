@@ -24,8 +24,7 @@ from dase_grpc.errors import (
 )
 from dase_grpc.launch.console import say
 from dase_grpc.learning.envs.make import tried_out
-from dase_grpc.nodes.replay import boot_id
-from dase_grpc.process.ends import end_now
+from dase_grpc.process.ends import boot_id, end_now
 from dase_grpc.process.watchdog import Watch, say_where, watchdog
 from dase_grpc.progress import several
 from dase_grpc.replay.buffer.directory import DataDirectory

@@ -23,7 +23,7 @@ from gymnasium.spaces import Box
 from dase_grpc.errors import DataDirectoryError
 from dase_grpc.learning.envs.answers import ActionMap, parts, to_float32, to_reward
 from dase_grpc.learning.envs.make import Environment, make_env, schema_of
-from dase_grpc.nodes.replay import boot_id
+from dase_grpc.process.ends import boot_id
 from dase_grpc.progress import several
 from dase_grpc.replay.buffer.directory import DataDirectory
 from dase_grpc.replay.buffer.durable import DurableStore
