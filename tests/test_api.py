@@ -68,6 +68,7 @@ def test_everything_public_says_what_it_does():
 # -- training -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_in_this_process_is_that_of_the_command_line_to_the_bit(tmp_path):
     expected = train_lockstep(tmp_path, config(), "expected")
     given = config().model_dump(mode="json", exclude={"members"})
@@ -75,6 +76,7 @@ def test_a_run_in_this_process_is_that_of_the_command_line_to_the_bit(tmp_path):
     assert_equal(expected, RunDirectory.open(found.path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verbose", [True, False])
 def test_a_run_in_this_process_says_that_it_learns_nothing(tmp_path, capsys, verbose):
     settings = {**SMALL, "steps": 20}
@@ -123,6 +125,7 @@ def test_an_exception_in_the_loop_keeps_a_checkpoint_too(tmp_path):
     assert (tmp_path / "left" / "agents" / "0" / "checkpoints" / "step-000000030").is_dir()
 
 
+@pytest.mark.slow
 def test_a_callable_that_others_cannot_import_trains_in_this_process_only(tmp_path):
     def inner() -> gymnasium.Env[Any, Any]:
         return worlds.PointGoal()
@@ -285,6 +288,7 @@ def test_two_runs_that_begin_at_once_have_a_directory_each(tmp_path, monkeypatch
     assert all(found[index][-1] == dase.Ended({0: 120, 1: 120}, finished=True) for index in range(2))
 
 
+@pytest.mark.slow
 def test_evaluations_and_metrics_are_arrays(run):
     assert run.evaluations[0].step.tolist() == [0, 60, 120]
     assert run.metrics[1]["step"].tolist() == [30, 60, 90, 120]
@@ -362,6 +366,7 @@ def test_what_cannot_be_asked_of_a_run_is_refused(run):
             dase.load(given)
 
 
+@pytest.mark.slow
 def test_environments_that_were_given_alike_are_told_apart_later(tmp_path):
     ways = {worlds.PointGoal: (1,), worlds.PictureObservation: (2, 2, 3)}
     options = {"mode": "lockstep", "runs": tmp_path, **SMALL, "agents": 1, "steps": 40}
@@ -383,6 +388,7 @@ def test_a_policy_takes_observations_that_are_flattened_in_training(tmp_path):
             policy.act(given)
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_reported_and_shown(run):
     (best,) = run.evaluate(2, agent="best")
     assert best.evaluation.episodes == 2

@@ -79,6 +79,7 @@ def test_an_ended_process_has_no_memory(tree):
     assert tree.read_memory(ended.pid) is None
 
 
+@pytest.mark.slow
 def test_a_tree_sees_children_and_remembers_the_time_of_those_that_ended(tree):
     inner = "data = b'x' * (64 << 20); print('ready', flush=True); input()"
     outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}, 'inner']); input()"

@@ -44,6 +44,7 @@ def test_a_measure_is_named_by_what_differs_from_the_default(gate):
         gate.label({"scope": "everyone"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("half", ["flip", "random"])
 def test_each_half_plays_and_scores_a_short_run(gate, half, monkeypatch):
     monkeypatch.setitem(gate.SETTINGS, "eval", {"every": 20, "episodes": 1, "max_episode_steps": 10})

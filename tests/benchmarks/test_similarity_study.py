@@ -140,6 +140,7 @@ def test_intervals_are_scipy_s_and_none_where_there_is_nothing_to_resample(study
     assert interval([1.0, 2.0, -math.inf]) is None
 
 
+@pytest.mark.slow
 def test_a_short_run_is_played_and_scored(study, monkeypatch):
     monkeypatch.setitem(study.SETTINGS, "eval", {"every": 30, "episodes": 1, "max_episode_steps": 5})
     monkeypatch.setitem(study.SETTINGS, "train", {"log_every": 30, "threads": 1})

@@ -13,6 +13,7 @@ def counted(agent, weight):
     return counter.get_total_flops()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["td3", "ddpg", "sac"])
 @pytest.mark.parametrize("hidden", [(8, 8), (6, 5, 4)])
 def test_the_operations_counted_are_those_of_the_products_called(script, algorithm, hidden):
@@ -22,6 +23,7 @@ def test_the_operations_counted_are_those_of_the_products_called(script, algorit
     assert counted(make(config), (torch.arange(B) < 4).float()) == flops(config, SCHEMA, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["td3", "ddpg", "sac"])
 def test_the_reference_twin_calls_as_many_but_for_inputs_that_are_no_action_and_heads(script, algorithm):
     flops = script("update_flops").update_flops

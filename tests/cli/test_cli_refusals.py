@@ -210,6 +210,7 @@ def test_a_port_in_use_is_told_in_one_sentence():
         assert f"error: cannot listen on {address} (in use" in refusal_of_a_replay("--listen", address)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

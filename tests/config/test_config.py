@@ -87,6 +87,7 @@ def path(tmp_path_factory):
     return tmp_path_factory.mktemp("toml") / "run.toml"
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(values=configurations)
 def test_a_configuration_survives_a_toml_file(path, values):
@@ -277,6 +278,7 @@ def test_the_last_combinations_that_work_are_accepted(assignments):
     assert resolve(parse_assignments(assignments.split()))
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     st.sampled_from(setting_names()).filter(lambda name: name != "env.kwargs"),

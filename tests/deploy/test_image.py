@@ -58,6 +58,7 @@ def test_the_replay_needs_some_of_the_dependencies_at_the_very_same_versions():
     assert not {"torch", "gymnasium", "mujoco", "matplotlib", "scipy"} & set(replay)
 
 
+@pytest.mark.slow
 def test_a_replay_imports_nothing_that_its_image_is_without():
     names = "{name.partition('.')[0] for name in sys.modules.keys() - before}"
     imported = "import dase_grpc.cli.main, dase_grpc.nodes.replay"

@@ -360,6 +360,7 @@ def test_a_disk_that_refuses_the_video_is_one_sentence(run, tmp_path):
         evaluate_checkpoint(run.path, 1, video=tmp_path / "film.gif")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_GL, reason="needs libEGL")
 def test_mujoco_is_filmed_without_a_display(tmp_path, monkeypatch):
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):

@@ -81,6 +81,7 @@ def test_a_line_that_found_no_room_is_said_and_the_next_follows_the_last_whole_o
     assert [each["step"] for each in read_metrics(log.path)] == [*range(kept + 1)]
 
 
+@pytest.mark.slow
 def test_a_full_disk_lets_no_run_be_resumed_loses_nothing_and_is_no_refusal_of_the_run(small_disk, straight):
     killed = train_killed_after(small_disk, config(), 85)
     before, settings = everything(killed.path / "agents"), (killed.path / RUN_FILE).read_bytes()
@@ -95,6 +96,7 @@ def test_a_full_disk_lets_no_run_be_resumed_loses_nothing_and_is_no_refusal_of_t
     assert_equal(straight, resume(killed))
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_while_the_second_agent_is_rewound_loses_nothing(
     small_disk, straight, monkeypatch
 ):

@@ -144,6 +144,7 @@ async def test_a_learner_that_fails_again_and_again_is_given_up_and_the_other_tr
     assert cluster.said[2].startswith(f"learner-1 is given up ({BROKE}); its log is")
 
 
+@pytest.mark.slow
 async def test_a_learner_that_gets_on_between_its_failures_is_given_up_too_in_the_end(launch):
     cluster = launch(first="fail a checkpoint later each time", second="end")
     with pytest.raises(NodeFailedError, match="learner-0 ended again after 20 restarts and is given up"):
@@ -184,6 +185,7 @@ GIVEN_UP = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("behaviours", "limit", "sentence"), GIVEN_UP.values(), ids=GIVEN_UP.keys())
 async def test_who_is_given_up_is_named_at_the_end_and_nobody_is_left(launch, behaviours, limit, sentence):
     cluster = launch(**behaviours)

@@ -62,6 +62,7 @@ def test_products_of_bfloat16_numbers_give_the_same_files_to_the_last_bit_too(tm
     assert state(first, 0) != state(train(tmp_path, small_config(**wide), "exact"), 0)
 
 
+@pytest.mark.slow
 def test_another_seed_gives_other_curves_networks_and_transitions(finished, tmp_path):
     other = train(tmp_path, small_config(train__seed=1))
     for agent_id in (0, 1):
@@ -133,6 +134,7 @@ def test_a_lone_agent_trains_too(tmp_path):
     assert len(buffer(directory)) == 120
 
 
+@pytest.mark.slow
 def test_where_the_buffer_must_be_fuller_than_one_agent_fills_it_the_first_update_waits_a_round(tmp_path):
     directory = train(tmp_path, small_config(replay__min_size=40))
     first, second = (records(directory.agent(agent_id))[-1] for agent_id in (0, 1))

@@ -57,6 +57,7 @@ def test_the_same_seed_gives_the_same_files_to_the_last_bit(case, tmp_path):
     assert (directory.replay / BUFFER_FILE).read_bytes() == (again.replay / BUFFER_FILE).read_bytes()
 
 
+@pytest.mark.slow
 def test_each_agent_learns_from_its_own_transitions_alone(case):
     config, directory, sampled = case
     updates = config.train.steps - config.agent.start_steps + 1

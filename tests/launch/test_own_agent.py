@@ -58,12 +58,14 @@ def learned(run: RunDirectory) -> list:
     return [(curve(agent), records(agent), each) for agent, each in zip(run.agents(), numbers, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "name"), [("lockstep", "Again"), ("stack", "Again"), ("lockstep", "Plain")])
 def test_a_class_that_repeats_the_built_in_one_gives_its_numbers_to_the_bit(mine, tmp_path, mode, name):
     built_in = train(tmp_path, config(), "built-in", mode=mode)
     assert learned(train(tmp_path, own(name), "own", mode=mode)) == learned(built_in)
 
 
+@pytest.mark.slow
 def test_a_pair_that_distils_may_be_of_ones_own(mine, tmp_path):
     settings = {"train__method": "dpd", "dpd__publish_every": 7}
     runs = [
@@ -84,6 +86,7 @@ def test_a_run_goes_on_with_what_its_noise_remembers(mine, tmp_path, mode):
     assert records(straight.agent(0)) != records(train(tmp_path, config(), mode=mode).agent(0))
 
 
+@pytest.mark.slow
 def test_the_policy_is_evaluated_and_exported_without_the_module_and_its_critics_with_it(mine, tmp_path):
     run = train(tmp_path, own("Again"))
     ensemble = evaluate_checkpoint(run.path, 2, agent="ensemble")
@@ -96,6 +99,7 @@ def test_the_policy_is_evaluated_and_exported_without_the_module_and_its_critics
         evaluate_checkpoint(run.path, 2, agent="ensemble")
 
 
+@pytest.mark.slow
 def test_files_reports_and_folders_name_it(mine, tmp_path):
     run = train(tmp_path, own("Again", train__agents=1))
     assert 'algorithm = "agents_of_mine:Again"' in (run.path / "run.toml").read_text()
@@ -128,6 +132,7 @@ def test_what_only_an_actor_critic_can_do_is_refused_for_others(asked):
     assert_one_sentence(error, f"{asked} needs an algorithm that subclasses ActorCritic", "leave")
 
 
+@pytest.mark.slow
 def test_an_ensemble_by_values_needs_them(mine, tmp_path):
     run = train(tmp_path, own("Plain"))
     with refuses(AlgorithmError, "an ensemble needs values and passes of an ActorCritic, which Plain is not"):
@@ -139,6 +144,7 @@ def test_one_that_breaks_a_promise_is_refused_before_anything_is_made(mode):
     assert_one_sentence(refused("--algo=broken_agents:Noisy", mode), "broken_agents:Noisy breaks the promise")
 
 
+@pytest.mark.slow
 def test_promises_of_an_actor_critic_are_asked_where_they_are_needed(tmp_path):
     names = {name: agent.__name__ for agent, (name, _) in BROKEN.items()}
     scaled, silent = (f"--algo=broken_agents:{names[promise]}" for promise in ("stack", "errors"))

@@ -59,6 +59,7 @@ def learned(run: RunDirectory) -> list[dict]:
     return [{key: record[key] for key in kept} for agent in run.agents() for record in records(agent)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", ["pooled", "transition"])
 @pytest.mark.parametrize("mode", ["lockstep", "stack"])
 def test_a_measure_that_repeats_the_built_in_one_gives_its_numbers(mine, tmp_path, mode, scope):
@@ -70,6 +71,7 @@ def test_a_measure_that_repeats_the_built_in_one_gives_its_numbers(mine, tmp_pat
         assert found.return_mean.tolist() == expected.return_mean.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["lockstep", "stack"])
 @pytest.mark.parametrize("algorithm", ["td3", "sac", "ddpg"])
 def test_a_measure_may_ask_for_values_and_changes_nothing_by_that(
@@ -89,6 +91,7 @@ def test_a_measure_may_ask_for_values_and_changes_nothing_by_that(
     assert learned(runs[1]) == learned(runs[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["lockstep", "stack"])
 def test_a_run_goes_on_with_what_its_measure_remembers(mine, tmp_path, mode):
     settings = config(dps__measure="measures_of_mine:Fading")
@@ -97,6 +100,7 @@ def test_a_run_goes_on_with_what_its_measure_remembers(mine, tmp_path, mode):
     assert_equal(straight, resume(stopped))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measure", ["relative", "relative_rows", "advantage", "measures_of_mine:worth"])
 def test_weights_are_written_under_the_measures_name(mine, tmp_path, measure):
     run = train(tmp_path, config(dps__measure=measure))

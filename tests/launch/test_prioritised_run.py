@@ -17,6 +17,7 @@ def test_importance_is_the_likelihood_to_the_minus_beta_over_the_largest():
     assert importance(likelihood, 1.0) == pytest.approx([1.0, 0.25, 0.0625])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["lockstep", "stack"])
 def test_every_batchs_errors_are_told_and_weights_follow_beta_over_the_run(tmp_path, monkeypatch, mode):
     told, betas = [], []
@@ -45,11 +46,13 @@ def test_every_batchs_errors_are_told_and_weights_follow_beta_over_the_run(tmp_p
     assert last["priorities_ignored"] == 0
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_each_time(tmp_path):
     runs = [train(tmp_path, config(**SETTINGS, replay__own_share=0.25), name) for name in ("one", "two")]
     assert_equal(*runs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["lockstep", "stack"])
 def test_rows_that_weigh_nothing_do_not_stay_the_likeliest(tmp_path, mode):
     """Else an agent that shares nothing would draw others' new transitions again and again."""
@@ -58,6 +61,7 @@ def test_rows_that_weigh_nothing_do_not_stay_the_likeliest(tmp_path, mode):
     assert shares[-1] > 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["lockstep", "stack"])
 def test_losses_are_weighed_by_importance(tmp_path, monkeypatch, mode):
     """A weight that is the same for every row changes nothing, and one that is not does."""

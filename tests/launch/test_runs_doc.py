@@ -60,6 +60,7 @@ def test_the_documented_keys_are_those_of_metrics_jsonl(run):
     assert f"every {DIAGNOSE_EVERY}th of its updates" in TEXT
 
 
+@pytest.mark.slow
 def test_the_documented_keys_of_a_pair_that_distils_come_after_those(tmp_path):
     run = new_run(tmp_path, small_config(train__method="dpd"))
     with open_lockstep(run.config, run) as lockstep:
@@ -125,6 +126,7 @@ def test_the_documented_code_runs(run, monkeypatch):
     assert set(scope["named"]["agent_id"].tolist()) == {0, 1}
 
 
+@pytest.mark.slow
 def test_two_lockstep_runs_differ_where_the_page_says_so(run, tmp_path):
     other = train(tmp_path)
     equal = {row[0]: row[1:] for row in tables("Which files are equal in two lockstep runs")[0][2:]}

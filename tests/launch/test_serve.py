@@ -43,6 +43,7 @@ def held(request, run, tmp_path_factory):
     return export_policy(run.path, file, agent=1), None, 1
 
 
+@pytest.mark.slow
 async def test_what_is_served_acts_as_the_policy(held, run):
     target, agent, choice = held
     policy = api.load(run.path).policy(choice)
@@ -156,6 +157,7 @@ def test_a_policy_whose_actions_are_not_finite_is_not_served():
         _served(lambda rows: np.full((len(rows), 1), np.nan), {"observation_size": 2})
 
 
+@pytest.mark.slow
 def test_a_file_in_onnx_is_served_and_a_policy_asked_without_torch_or_gymnasium(run, tmp_path):
     export_policy(run.path, tmp_path / "p.onnx", agent=0)
     code = """

@@ -46,6 +46,7 @@ def test_each_agent_updates_after_each_of_its_steps_and_writes_what_it_always_do
     assert all(similarity["1"] == 1.0 and 0 <= similarity.get("0", 0) <= 1 for similarity in looks)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_files_to_the_last_bit(straight, tmp_path):
     assert_equal(straight, train(tmp_path, config(), mode="stack"))
 

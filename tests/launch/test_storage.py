@@ -110,6 +110,7 @@ def test_a_buffer_with_a_damaged_file_is_refused_by_its_name_and_the_way_on_is_s
     assert put_buffer_aside(directory) is not None
 
 
+@pytest.mark.slow
 def test_a_run_with_a_damaged_buffer_is_not_resumed_and_nothing_of_it_changes(tmp_path):
     settings = small_config(train__agents=1, train__checkpoint_every=60)
     directory = RunDirectory.create(tmp_path, "run", settings, mode="cluster")

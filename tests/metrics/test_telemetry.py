@@ -118,6 +118,7 @@ def test_what_has_not_happened_has_no_time():
     assert [series(registry, name) for name in names] == [{("1",): 12.5}, {("1",): 12.5}]
 
 
+@pytest.mark.slow
 def test_no_number_of_agents_makes_more_than_64_by_64_series_of_pairs():
     agents = range(200)
     pairs = {(agent, source): 1 for agent in agents for source in agents}

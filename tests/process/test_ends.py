@@ -149,6 +149,7 @@ print([line for line in generate_latest(registry).decode().splitlines() if line.
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"])
 def test_metrics_begin_at_zero_whatever_folder_prometheus_is_told_to_share(name, tmp_path):
     for folder in (tmp_path / "missing", tmp_path):

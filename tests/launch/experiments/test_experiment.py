@@ -114,6 +114,7 @@ def test_where_all_is_finished_nothing_is_started(file, capsys, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_a_dry_run_tells_the_state_of_each_cell(file, capsys):
     folder = finish(file, first=1)
     cell = cells_of(read_experiment(file)).cells[1]

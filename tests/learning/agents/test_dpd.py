@@ -95,6 +95,7 @@ def test_a_peer_that_is_the_agent_itself_is_nowhere_better(config):
     assert_same(own.judgement, before)
 
 
+@pytest.mark.slow
 def test_every_state_is_distilled_on_where_the_peer_is_everywhere_better(config):
     agent, _, peer, board = pair_of(config, lr_factor=0.1)
     board.show(raised(peer, config, 1e6))

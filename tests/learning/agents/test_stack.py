@@ -79,6 +79,7 @@ def test_stacked_agents_begin_as_they_would_by_themselves(config):
         assert_same(agent.state_dict(), twin.state_dict())
 
 
+@pytest.mark.slow
 def test_in_float64_many_updates_at_once_are_those_of_each_by_itself(config):
     pair = Pair(config)
     for step in range(50):
@@ -88,6 +89,7 @@ def test_in_float64_many_updates_at_once_are_those_of_each_by_itself(config):
     pair.assert_near()
 
 
+@pytest.mark.slow
 def test_in_float32_many_updates_stay_by_those_of_each_by_itself_as_rounding_allows(config):
     small = config.model_copy(update={"actor_lr": 1e-4, "critic_lr": 1e-4, "critic_weight_decay": 0.0})
     pair = Pair(small, torch.float32)

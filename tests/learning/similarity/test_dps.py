@@ -235,6 +235,7 @@ def test_weights_never_synchronise_with_the_host(kind, unread):
 EVERYTHING = {"floor": True, "shrinkage": 0.2, "debias": True, "normalise": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "more"), [*((kind, {}) for kind in DIVERGENCES), ("jeffreys", EVERYTHING)])
 def test_one_graph_holds_the_whole_computation(kind, more):
     """No data-dependent branch or shape: the tracer needs a single graph and it gives the same numbers."""

@@ -120,6 +120,7 @@ def test_a_peer_that_acts_otherwise_no_longer_lowers_the_others():
     assert float(weights[ids == 3].max()) < float(weights[ids == 0].min()) / 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MEASURED)
 @pytest.mark.parametrize("scope", SCOPES)
 @quick

@@ -111,6 +111,7 @@ def test_no_advantage_is_known_without_own_rows():
     assert not advantage(context_of(actions, policy, np.where(ids == OWN, 0, ids))).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scope", "options"), EVERY, ids=str)
 def test_similarity_is_what_the_weigher_of_the_default_finds(scope, options):
     actions, policy, ids = rows(7)
@@ -120,6 +121,7 @@ def test_similarity_is_what_the_weigher_of_the_default_finds(scope, options):
     torch.testing.assert_close(similarity(context).float(), weight, rtol=1e-6, atol=0)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 6), each=st.integers(1, 20))
 def test_no_measure_is_ever_negative_or_not_finite(seed, n, each):
     context = context_of(*rows(seed, n=n, each=each))

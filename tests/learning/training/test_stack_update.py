@@ -233,6 +233,7 @@ def test_a_recorded_agent_goes_on_bit_for_bit_after_a_load_and_so_does_one_made_
     alone.step(mixed(20))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measure", MEASURES)
 def test_every_measure_of_similarity_can_be_recorded(measure):
     weigher = SimilarityWeigher(MEASURES[measure], own_id=1, agents=K, masked=True)
@@ -272,6 +273,7 @@ def nowhere(monkeypatch):
     kernels._destroy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ALONE)
 def test_an_update_stays_on_its_device_and_reads_nothing_of_it(case, nowhere):
     config, options = ALONE[case]

@@ -172,6 +172,7 @@ def test_a_node_that_is_refused_leaves_no_buffer_behind(runs):
     assert run.store.schema == WIDER
 
 
+@pytest.mark.slow
 def test_a_start_that_was_killed_while_it_made_the_buffer_does_not_block_the_next(runs):
     runs.killed()
     (runs.path / "buffer.json").rename(runs.path / "buffer.json.new")  # as before the last step

@@ -170,6 +170,7 @@ class Machine:
         assert self.store.ring.evicted_by_agent == dict(inserted - present)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spare", [1, 3, 10, 100])
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_reached_the_disk_what_is_found_was_synced_and_is_whole(tmp_path, seed, spare):

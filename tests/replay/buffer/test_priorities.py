@@ -122,6 +122,7 @@ def worn(ring: RingBuffer, priorities: Priorities, *, steps: int) -> None:
         priorities.put(numbers, rng.exponential(size=16).astype(np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [PLAIN, MIXED])
 @pytest.mark.parametrize("share", [None, 0.5])
 @pytest.mark.parametrize("steps", [0, 10_000])

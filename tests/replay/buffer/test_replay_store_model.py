@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 from disks import Died, dying, watched_disk
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -146,4 +147,4 @@ def machine(cls: type[Writers], *, examples: int) -> type:
 
 
 TestInMemory = machine(Writers, examples=60)
-TestOnDisk = machine(WritersOnDisk, examples=60)
+TestOnDisk = pytest.mark.slow(machine(WritersOnDisk, examples=60))

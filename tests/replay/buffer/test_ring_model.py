@@ -20,6 +20,7 @@ def appends(draw: st.DrawFn) -> tuple[int, list[list[int]]]:
     return capacity, draw(st.lists(agents, max_size=10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @settings(max_examples=100)
 @given(case=appends())

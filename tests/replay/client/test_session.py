@@ -241,6 +241,7 @@ async def test_each_row_is_stored_once_although_the_replay_is_started_again_and_
         assert serials_of(store.ring.ordered(), SCHEMA) == list(range(1, 6_001))
 
 
+@pytest.mark.slow
 async def test_while_the_replay_is_away_there_is_no_batch_but_rows_are_taken(tmp_path):
     data = {"data_dir": tmp_path / "data"}
     began, away, back = (threading.Event() for _ in range(3))

@@ -103,6 +103,7 @@ def test_a_full_run_shows_curves_scores_similarity_and_throughput_and_the_same_a
     assert not list(run.path.glob(".staging*"))
 
 
+@pytest.mark.slow
 def test_a_pair_that_distils_shows_its_distillation_and_no_similarity(tmp_path):
     run = make_run(tmp_path, {"train": {"method": "dpd"}, "dpd": {"distil_every": 2}}, (3, 2), (3, 2))
     distilled = {"step": 3000, "distilled_share": 0.5, "confidence": 2.0, "similarity": {}}
