@@ -17,7 +17,7 @@ from typing import Final
 
 PROJECT: Final = Path(__file__).resolve().parent.parent
 FOLDER: Final = PROJECT / "deploy" / "image"
-EXTRAS: Final = "box2d,tensorboard"
+EXTRAS: Final = "box2d,certs,tensorboard"
 WANTED: Final[dict[str, Sequence[str]]] = {
     "build.txt": ("pip>=25.1", "setuptools>=77"),
     "replay.txt": ("--group", f"{PROJECT / 'pyproject.toml'}:replay"),

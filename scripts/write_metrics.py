@@ -11,7 +11,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 
 from dase_grpc.metrics.buffer import REPLAY_REQUEST, ReplayCollector, ReplayCounts
-from dase_grpc.metrics.calls import Calls, CallsCollector
+from dase_grpc.metrics.calls import Calls, CallsCollector, DoorState
 from dase_grpc.metrics.endpoint import MAX_PAIRED_AGENTS, loop_lag, make_registry
 from dase_grpc.metrics.inference import ROLE, BatchCounts, InferenceCollector
 from dase_grpc.metrics.nodes import ActorMetrics, EvaluatorMetrics, LearnerMetrics
@@ -23,6 +23,7 @@ DISTILLED: Final = {
     "undistilled_updates": 3,
     "refused_policies": 1,
 }
+DOOR: Final = DoorState(denied={"agent": 3}, lists_until=1_800_000_000.5, lists_unfit=True)
 COUNTS: Final = ReplayCounts(
     capacity=10,
     buffer_bytes=480,
@@ -36,7 +37,7 @@ COUNTS: Final = ReplayCounts(
     leases={"live": 1, "left": 0, "expired": 1},
     leases_granted={0: 1, 70: 3},
     last_sync=1_700_000_000.5,
-    denied={"agent": 3},
+    door=DOOR,
 )
 _PAIRS: Final = MAX_PAIRED_AGENTS
 INTRODUCTION: Final = f"""\
@@ -120,7 +121,7 @@ def policy_server_registry() -> CollectorRegistry:
     loop_lag(registry)
     calls.handled["Act", "unary", "OK"] += 1
     calls.requests("Act").observe(0.003)
-    registry.register(InferenceCollector(BatchCounts(rows=3, batches=2), lambda: {"role": 1}))
+    registry.register(InferenceCollector(BatchCounts(rows=3, batches=2), lambda: DOOR))
     registry.register(CallsCollector(calls, role=ROLE))
     return registry
 

@@ -57,6 +57,28 @@ def issue(
 
 
 @app.command()
+def revoke(
+    directory: Directory,
+    *,
+    role: Annotated[str | None, option("--role", "Withdraw all certificates of a node of this role.")] = None,
+    agent: Annotated[
+        int | None, option("--agent", "The agent of that node, as it was issued.", min=0)
+    ] = None,
+    certificate: Annotated[
+        list[Path] | None,
+        option("--certificate", "Withdraw the certificate in this file; may be repeated.", metavar="FILE"),
+    ] = None,
+    days: Annotated[int, option("--days", "How long the list is valid; else 365.", min=1)] = 365,
+) -> None:
+    """Withdraws certificates: signs DIR/ca.crl, for --crl, anew; with none named, for longer."""
+    from dase_grpc.replay.security.certificates import revoke as revoke_certificates
+
+    identity = None if role is None and agent is None else Identity.of(role or "", agent)
+    now = datetime.now(UTC)
+    typer.echo(revoke_certificates(directory, identity, certificate or (), now=now, days=days).line())
+
+
+@app.command()
 def token(directory: Directory, *, role: RoleOf, agent: AgentOf = None, replace: Replace = False) -> None:
     """Makes a token for --token-file, DIR/ROLE-AGENT.token; DIR itself is what --tokens takes."""
     from dase_grpc.replay.security.tokens import make_token

@@ -67,7 +67,7 @@ async def run_policy(
     told = policy.description
     servicer = InferenceServicer(batcher, replace(told, max_rows=min(told.max_rows, options.max_queue)))
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
-    registry.register(InferenceCollector(counts, listener.denied))
+    registry.register(InferenceCollector(counts, listener.door_state))
     registry.register(CallsCollector(calls, role=ROLE))
     beside = (batcher.run(), listener.watch_door(), watch_loop_lag(loop_lag(registry).observe))
     async with asyncio.TaskGroup() as tasks:

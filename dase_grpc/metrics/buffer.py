@@ -7,7 +7,15 @@ from typing import Final
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dase_grpc.metrics.calls import WAIT_SECONDS, Durations, counter, denied_calls, gauge, histogram
+from dase_grpc.metrics.calls import (
+    WAIT_SECONDS,
+    DoorState,
+    Durations,
+    counter,
+    door_metrics,
+    gauge,
+    histogram,
+)
 from dase_grpc.metrics.endpoint import MAX_PAIRED_AGENTS
 
 NOT_FINITE: Final = "not_finite"
@@ -38,7 +46,7 @@ class ReplayCounts:
     leases: Mapping[str, int] = field(default_factory=dict)
     leases_granted: Mapping[int, int] = field(default_factory=dict)
     last_sync: float | None = None
-    denied: Mapping[str, int] = field(default_factory=dict)
+    door: DoorState = field(default_factory=DoorState)
     sample_wait: Durations = field(default_factory=lambda: Durations(WAIT_SECONDS))
 
 
@@ -115,4 +123,4 @@ def _members(now: ReplayCounts) -> Iterator[Metric]:
         "agent_id",
         now.leases_granted,
     )
-    yield denied_calls("replay", now.denied)
+    yield from door_metrics("replay", now.door)

@@ -7,7 +7,8 @@ batch. All that is counted of a batch takes it 0.7 µs.
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Final
 
@@ -94,13 +95,41 @@ class CallsCollector(Collector):
         yield histogram(f"{prefix}_request_duration_seconds", text, "rpc", calls.timed)
 
 
-def denied_calls(role: str, denied: Mapping[str, int]) -> Metric:
-    """How often a service's door has refused callers, by reason."""
-    return counter(
+@dataclass(frozen=True)
+class DoorState:
+    """What a service's door shows: how often callers were refused, by reason, and its revocation lists.
+
+    Attributes:
+        lists_until: when the first of the lists in use ends, in seconds since 1970; None without lists.
+        lists_unfit: whether those that lie there cannot be used, or have ended.
+    """
+
+    denied: Mapping[str, int] = field(default_factory=dict)
+    lists_until: float | None = None
+    lists_unfit: bool = False
+
+
+def door_metrics(role: str, door: DoorState) -> Iterator[Metric]:
+    """One family per metric of a service's door."""
+    yield counter(
         f"dase_{role}_denied_calls",
         "Calls refused for want of credentials or permission; connections that brought none (handshake).",
         "reason",
-        denied,
+        door.denied,
+    )
+    listed = door.lists_until is not None
+    yield gauge(
+        f"dase_{role}_revocation_lists_end_timestamp_seconds",
+        "Until when the revocation lists in use count, in seconds since 1970; nothing without --crl.",
+        (),
+        {(): door.lists_until} if door.lists_until is not None else {},
+    )
+    yield gauge(
+        f"dase_{role}_revocation_lists_unfit",
+        "1 where the revocation lists that lie there cannot be used or have ended, so that those from before "
+        "are still in use; nothing without --crl.",
+        (),
+        {(): float(door.lists_unfit)} if listed else {},
     )
 
 

@@ -1,13 +1,21 @@
 """The policy server's Prometheus metrics: what it counts of its batches, read when scraped."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from dase_grpc.metrics.calls import REQUEST_SECONDS, Durations, counter, denied_calls, gauge, histogram
+from dase_grpc.metrics.calls import (
+    REQUEST_SECONDS,
+    DoorState,
+    Durations,
+    counter,
+    door_metrics,
+    gauge,
+    histogram,
+)
 
 ROLE: Final = "inference"
 
@@ -27,10 +35,10 @@ class BatchCounts:
 
 
 class InferenceCollector(Collector):
-    """Reads what a policy server counts when scraped; `denied` are refused calls by reason."""
+    """Reads what a policy server and its door count when scraped."""
 
-    def __init__(self, counts: BatchCounts, denied: Callable[[], Mapping[str, int]]) -> None:
-        self._counts, self._denied = counts, denied
+    def __init__(self, counts: BatchCounts, door: Callable[[], DoorState]) -> None:
+        self._counts, self._door = counts, door
 
     def collect(self) -> Iterable[Metric]:
         """One family per metric."""
@@ -43,4 +51,4 @@ class InferenceCollector(Collector):
         yield histogram(f"{own}_wait_seconds", text, (), {(): now.waited})
         text = "How long the policy took for a batch."
         yield histogram(f"{own}_batch_duration_seconds", text, (), {(): now.took})
-        yield denied_calls(ROLE, self._denied())
+        yield from door_metrics(ROLE, self._door())

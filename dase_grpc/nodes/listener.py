@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -10,6 +10,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 
 from dase_grpc.errors import AddressError
+from dase_grpc.metrics.calls import DoorState
 from dase_grpc.metrics.endpoint import Contexts, Probes, metrics_endpoint
 from dase_grpc.nodes.options import ServiceOptions
 from dase_grpc.process.lifecycle import READY_PREFIX, run_node
@@ -41,7 +42,7 @@ class Listener:
             AddressError: an address is not private and neither TLS nor `insecure` is set.
             CredentialsError: a file of credentials cannot be used.
         """
-        door = door_of(options.tls, options.tokens)
+        door = door_of(options.tls, options.tokens, options.crl)
         if door is None:
             require_private(options.listen, insecure=options.insecure)
         return cls(options, door, options.metrics_contexts())
@@ -77,9 +78,9 @@ class Listener:
                 drain()
                 await server.stop(options.grace_s)
 
-    def denied(self) -> Mapping[str, int]:
-        """How often callers were refused, by reason; for any thread."""
-        return {} if self.door is None else dict(self.door.denied)
+    def door_state(self) -> DoorState:
+        """How often callers were refused, and the state of the revocation lists; for any thread."""
+        return DoorState() if self.door is None else self.door.state
 
     async def watch_door(self) -> None:
         """Looks at the door again and again, until cancelled; returns where there is none."""

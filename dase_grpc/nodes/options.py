@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import ConfigError
-from dase_grpc.replay.security.identity import TLS_VARIABLE, TOKEN_FILE_VARIABLE, TOKENS_VARIABLE
+from dase_grpc.replay.security.identity import (
+    CRL_VARIABLE,
+    TLS_VARIABLE,
+    TOKEN_FILE_VARIABLE,
+    TOKENS_VARIABLE,
+)
 from dase_grpc.replay.wire.addresses import REPLAY_TIMEOUT_S, Address, ReplayPlace
 
 if TYPE_CHECKING:
@@ -156,6 +161,17 @@ class ServiceOptions(NodeOptions):
         Path,
         panel="Replay node",
         envvar=TOKENS_VARIABLE,
+        metavar="FILE",
+    )
+    crl: Path | None = flag(
+        None,
+        "--crl",
+        "With --tls, a file of revocation lists (`dase certs revoke`), which is read again when it changes: "
+        "certificates that are on it are refused.",
+        Path,
+        read=_from_here,
+        panel="Replay node",
+        envvar=CRL_VARIABLE,
         metavar="FILE",
     )
     grace_s: float = GRACE_S

@@ -100,7 +100,7 @@ async def _serve(
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(policies, server)
     streams = replay.streams, policies.streams
     monitor.open_streams = lambda: streams[0].open_streams | streams[1].open_streams
-    monitor.denied = listener.denied
+    monitor.door_state = listener.door_state
 
     def drain() -> None:
         cluster.draining = True

@@ -86,6 +86,68 @@ def test_what_cannot_be_issued_is_refused_in_one_sentence(dase, tmp_path, argume
     assert not [file for file in tmp_path.iterdir() if file.is_dir()]
 
 
+def test_revoke_withdraws_what_was_issued_to_an_identity_and_show_says_so(dase, tmp_path):
+    dase("certs", "init", tmp_path)
+    dase("certs", "issue", tmp_path, "--role", "learner", "--agent", 3)
+    dase("certs", "issue", tmp_path, "--role", "learner", "--agent", 3, "--replace")
+    dase("certs", "issue", tmp_path, "--role", "learner", "--agent", 4)
+    code, out, _ = dase("certs", "revoke", tmp_path)
+    assert code == 0
+    assert out.startswith(f"{tmp_path / 'ca.crl'}: withdrawn nothing; 0 in all, valid until ")
+    code, out, _ = dase("certs", "revoke", tmp_path, "--role", "learner", "--agent", 3)
+    assert code == 0
+    assert "; 2 in all" in out  # the one before the renewal, too
+    lines = {line.split(": ")[0]: line for line in dase("certs", "show", tmp_path)[1].splitlines()}
+    assert "learner/3, REVOKED" in lines[f"{tmp_path}/learner-3/tls.crt"]
+    assert "learner/4, valid until" in lines[f"{tmp_path}/learner-4/tls.crt"]
+    code, out, _ = dase("certs", "revoke", tmp_path, "--certificate", tmp_path / "learner-4" / "tls.crt")
+    assert "; 3 in all" in out
+    assert "withdrawn nothing" in dase("certs", "revoke", tmp_path, "--role", "learner", "--agent", 3)[1]
+
+
+def test_a_certificate_from_before_there_was_a_record_is_withdrawn_by_its_folder(dase, tmp_path):
+    dase("certs", "init", tmp_path)
+    dase("certs", "issue", tmp_path, "--role", "learner")
+    (tmp_path / "issued.txt").unlink()
+    assert "; 1 in all" in dase("certs", "revoke", tmp_path, "--role", "learner")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--role", "learner", "--agent", 9), "has no certificate of learner/9 to withdraw"),
+        (("--role", "king"), "the roles are replay"),
+        (("--agent", 3), "the roles are replay"),
+        (("--certificate", "ca.key"), "is no certificate"),
+        (("--certificate", "other/ca.crt"), "is not a certificate of this authority"),
+    ],
+)
+def test_what_cannot_be_withdrawn_is_refused_and_no_list_is_made(dase, tmp_path, arguments, says):
+    make_authority(tmp_path, now=datetime.now(UTC))
+    make_authority(tmp_path / "other", now=datetime.now(UTC))
+    given = [tmp_path / each if "." in str(each) else each for each in arguments]
+    code, _, err = dase("certs", "revoke", tmp_path, *given)
+    assert code == 2
+    assert says in err
+    assert not (tmp_path / "ca.crl").exists()
+
+
+@pytest.mark.parametrize("text", ["", "half a li"])
+def test_a_list_or_a_record_that_is_damaged_is_not_written_over(dase, tmp_path, text):
+    dase("certs", "init", tmp_path)
+    dase("certs", "issue", tmp_path, "--role", "learner")
+    (tmp_path / "ca.crl").write_text(text)
+    code, _, err = dase("certs", "revoke", tmp_path, "--role", "learner")
+    assert code == 2
+    assert "is damaged" in err
+    assert (tmp_path / "ca.crl").read_text() == text
+    (tmp_path / "ca.crl").unlink()
+    (tmp_path / "issued.txt").write_text("one two")
+    code, _, err = dase("certs", "revoke", tmp_path, "--role", "learner")
+    assert code == 2
+    assert "issued.txt is damaged" in err
+
+
 def test_without_an_authority_nothing_is_issued(dase, tmp_path):
     code, _, err = dase("certs", "issue", tmp_path, "--role", "learner")
     assert code == 2

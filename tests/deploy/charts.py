@@ -22,7 +22,7 @@ VALUES: Mapping[str, tuple[str, ...]] = {
         "replay.shards=3,replay.pdb.enabled=true,replay.capacity=500000",
         "learners.count=2,learners.explore=false,learners.gpu.count=1,learners.gpu.runtimeClassName=nvidia",
         "actors.perAgent=2,actors.envs=4,actors.autoscaling.enabled=true,evaluator.enabled=true",
-        "tls.certManager.enabled=true,run.id=study-1,run.preset=paper/td3",
+        "tls.certManager.enabled=true,tls.crlConfigMap=withdrawn,run.id=study-1,run.preset=paper/td3",
         "extraEnv.GRPC_VERBOSITY=INFO,imagePullSecrets[0].name=pull",
         f"image.digest=sha256:{'ab' * 32},replay.image.repository=registry.example/dase-replay",
         "networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.team=monitoring",
@@ -105,6 +105,11 @@ class Workload:
     def container(self) -> dict[str, Any]:
         (only,) = self.spec["containers"]
         return dict(only)
+
+    @property
+    def sidecars(self) -> list[dict[str, Any]]:
+        """Containers that start before the node and end after it."""
+        return list(self.spec.get("initContainers", []))
 
     @property
     def variables(self) -> set[str]:

@@ -1,6 +1,8 @@
 """The Helm chart: valid for several Kubernetes versions, refuses nonsense, and hangs together."""
 
 import json
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,10 @@ from children import ran
 from deploy.charts import CHART, CONFIG, VALUES, VARIABLE, Helm, Rendered
 from deploy.conftest import fetched
 from deploy.deployed import DASHBOARDS, PROJECT, RULES
+from patience import PATIENCE_S
 
 VERSIONS = ("1.31.0", "1.34.0", "1.36.0", "1.37.0")
+FILES = ("ca.crt", "tls.crt", "tls.key")
 CUSTOM = {"PodMonitor", "PrometheusRule", "Certificate"}
 
 for_all_values = pytest.mark.parametrize("values", VALUES)
@@ -76,7 +80,7 @@ def test_names_are_unique_and_whoever_is_referred_to_is_there(made):
     for workload in made.workloads:
         assert ("ServiceAccount", workload.spec["serviceAccountName"]) in names
         for volume in workload.spec["volumes"]:
-            if "configMap" in volume:
+            if "configMap" in volume and volume["name"] != "crl":  # which is made by hand
                 assert ("ConfigMap", volume["configMap"]["name"]) in names
             if "persistentVolumeClaim" in volume:
                 assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in names
@@ -110,29 +114,92 @@ def test_nodes_dial_the_replays_pods_by_the_names_that_its_service_gives_them(ma
 
 def test_every_variable_that_is_used_is_declared(made):
     for workload in made.workloads:
-        container = workload.container
-        mounts = [each.get("subPathExpr", "") for each in container["volumeMounts"]]
-        used = {name for text in [*container["args"], *mounts] for name in VARIABLE.findall(text)}
-        assert used <= workload.variables
+        containers = [workload.container, *workload.sidecars]
+        for container in containers:
+            used = {name for text in container["args"] for name in VARIABLE.findall(text)}
+            assert used <= {each["name"] for each in container.get("env", [])}
         volumes = {volume["name"] for volume in workload.spec["volumes"]}
         claimed = workload.manifest["spec"].get("volumeClaimTemplates", [])
         volumes |= {each["metadata"]["name"] for each in claimed}
-        assert {each["name"] for each in container["volumeMounts"]} == volumes
+        mounted = {each["name"] for container in containers for each in container["volumeMounts"]}
+        assert mounted == volumes
 
 
 def test_a_learner_sees_the_certificate_of_its_own_agent_alone(whole):
     (learner,) = whole.role("learner")
     (mount,) = (each for each in learner.container["volumeMounts"] if each["name"] == "tls")
-    assert mount["subPathExpr"] == "$(DASE_AGENT)"
-    (volume,) = (each for each in learner.spec["volumes"] if each["name"] == "tls")
+    assert mount == {"name": "tls", "mountPath": "/etc/dase/tls", "readOnly": True}
+    assert "agents" not in {each["name"] for each in learner.container["volumeMounts"]}
+    volumes = {each["name"]: each for each in learner.spec["volumes"]}
+    assert volumes["tls"]["emptyDir"]["medium"] == "Memory"
+    (sidecar,) = learner.sidecars
+    assert sidecar["restartPolicy"] == "Always"  # else the learner would wait for its end
+    _, _, *folders, every_s = sidecar["args"]
+    assert folders == ["/agents/$(DASE_AGENT)", "/own"]
+    assert int(every_s) <= 5
+    assert {each["mountPath"] for each in sidecar["volumeMounts"]} == {"/agents", "/own"}
+    assert not [each for each in sidecar["volumeMounts"] if "subPathExpr" in each]  # it would not be renewed
+    volume = volumes["agents"]
     assert volume["projected"]["defaultMode"] == 0o440
     lie = {
         item["path"]: each["secret"]["name"]
         for each in volume["projected"]["sources"]
         for item in each["secret"]["items"]
     }
-    files = ("ca.crt", "tls.crt", "tls.key")
-    assert lie == {f"{agent}/{file}": f"dase-tls-learner-{agent}" for agent in (0, 1) for file in files}
+    assert lie == {f"{agent}/{file}": f"dase-tls-learner-{agent}" for agent in (0, 1) for file in FILES}
+
+
+def test_a_renewed_certificate_reaches_the_learner_which_reads_its_own_alone(whole, tmp_path):
+    """The sidecar's script, on folders as the kubelet makes them: a link changes all files at once."""
+    (learner,) = whole.role("learner")
+    (sidecar,) = learner.sidecars
+    script, name, *_ = sidecar["args"]
+    agents, own = tmp_path / "agents", tmp_path / "own"
+    own.mkdir()
+    projected(agents, "first")
+    command = [*sidecar["command"], script, name, agents / "1", own, "0.01"]
+    with subprocess.Popen(command) as copying:
+        until(lambda: held(own) == ["first 1"] * 3)
+        assert all(file.stat().st_mode & 0o077 == 0 for file in own.iterdir())
+        projected(agents, "second")
+        until(lambda: held(own) == ["second 1"] * 3)
+        assert sorted(file.name for file in own.iterdir()) == ["ca.crt", "tls.crt", "tls.key"]
+        copying.terminate()
+        assert copying.wait(PATIENCE_S) == 0
+
+
+def projected(folder, text):
+    """A projected volume of two agents' certificates."""
+    data = folder / f"..{text}"
+    for agent in ("0", "1"):
+        (data / agent).mkdir(parents=True)
+        for file in FILES:
+            (data / agent / file).write_text(f"{text} {agent}")
+        if not (folder / agent).is_symlink():
+            (folder / agent).symlink_to(f"..data/{agent}")
+    (folder / "..new").symlink_to(data.name)
+    (folder / "..new").replace(folder / "..data")
+
+
+def held(folder):
+    """What the files of a certificate hold, of those that are there."""
+    return [(folder / file).read_text() for file in FILES if (folder / file).exists()]
+
+
+def until(holds):
+    limit = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+def test_the_replay_reads_the_list_of_withdrawn_certificates_from_a_folder_that_is_renewed(whole, rendered):
+    (replay,) = whole.role("replay")
+    assert "--crl=/etc/dase/crl/ca.crl" in replay.container["args"]
+    (mount,) = (each for each in replay.container["volumeMounts"] if each["name"] == "crl")
+    assert mount == {"name": "crl", "mountPath": "/etc/dase/crl", "readOnly": True}
+    (plain,) = rendered["as it is"].role("replay")
+    assert not [each for each in plain.container["args"] if each.startswith("--crl")]
 
 
 def test_cert_manager_is_asked_for_every_certificate_that_is_mounted_and_for_what_docs_say_of_it(whole):

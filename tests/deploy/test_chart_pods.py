@@ -34,13 +34,13 @@ def test_pods_have_no_rights(pods):
         assert security["runAsUser"] == security["fsGroup"] == 65532
         assert security["seccompProfile"] == {"type": "RuntimeDefault"}
         assert pod.spec["automountServiceAccountToken"] is False
-        assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & set(pod.spec)
-        container = pod.container["securityContext"]
-        assert container == {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        }
+        assert not {"hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"} & set(pod.spec)
+        for container in (pod.container, *pod.sidecars):
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
         assert all("hostPath" not in volume for volume in pod.spec["volumes"])
 
 

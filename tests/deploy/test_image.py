@@ -25,7 +25,7 @@ from patience import PATIENCE_S
 
 PINS = PROJECT / "deploy" / "image"
 TABLES = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
-EVERYTHING = TABLES["project"]["dependencies"]
+EVERYTHING = TABLES["project"]["dependencies"] + TABLES["project"]["optional-dependencies"]["certs"]
 REPLAY = TABLES["dependency-groups"]["replay"]
 TINY = "--agents=1 --steps=300 --set agent.start_steps=100 --set eval.every=300 --set eval.episodes=1"
 

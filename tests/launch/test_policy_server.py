@@ -2,7 +2,9 @@
 
 import asyncio
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -25,12 +27,16 @@ from dase_grpc.errors import (
     EnvironmentSpecError,
     MalformedError,
     OverloadedError,
+    UnauthenticatedError,
     UnreachableError,
     UsageError,
 )
 from dase_grpc.inference.client import PolicyClient
 from dase_grpc.launch.serve import SERVICE, ServedPolicy
+from dase_grpc.nodes import listener
 from dase_grpc.replay.client.cluster import open_channel
+from dase_grpc.replay.security.certificates import issue, make_authority, revoke
+from dase_grpc.replay.security.identity import Identity
 from dase_grpc.replay.wire.addresses import Address
 
 
@@ -311,3 +317,26 @@ def test_a_client_without_a_server_says_that_it_does_not_answer():
         client.act([1.0, 2.0, 3.0])
     with pytest.raises(AddressError):
         PolicyClient("nowhere")
+
+
+async def test_a_client_whose_certificate_is_withdrawn_is_refused_and_its_stream_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(listener, "DOOR_LOOK_S", 0.01)
+    now = datetime.now(UTC)
+    make_authority(tmp_path, now=now)
+    own = issue(tmp_path, Identity.parse("client"), [], now=now)
+    server_files = issue(tmp_path, Identity.parse("replay"), ["127.0.0.1"], now=now)
+    crl = revoke(tmp_path, now=now).file
+    async with policy_server(tls=server_files, crl=crl) as server:
+        with PolicyClient(str(server.address), tls=own) as client, ExitStack() as open_now:
+            ask = await called(open_now.enter_context, client.stream())
+            await called(ask, rows(1))
+            revoke(tmp_path, Identity.parse("client"), now=now)
+            async with asyncio.timeout(PATIENCE_S):
+                while 'denied_calls_total{reason="revoked"}' not in await server.shows():
+                    pass
+            for act in (ask, client.act):
+                with refuses(UnauthenticatedError, "is withdrawn"):
+                    await called(act, rows(1))
+        shown = await server.shows()
+    assert 'dase_inference_denied_calls_total{reason="revoked"} 2.0' in shown
+    assert "dase_inference_revocation_lists_unfit 0.0" in shown

@@ -3,20 +3,23 @@
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
 from dase_grpc.errors import CredentialsError
-from dase_grpc.replay.security.folders import put, refuse_existing, writing_into
+from dase_grpc.replay.security.folders import CA, CRL, put, refuse_existing, writing_into
 from dase_grpc.replay.security.identity import PREFIX, Identity, Role
 
 try:
     from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+    from dase_grpc.replay.security.revocation import Certificate, is_signed_by, read_lists
 except ModuleNotFoundError as error:
     raise CredentialsError(
         "`dase certs` needs the cryptography library; install it with pip install 'dase-grpc[certs]'"
@@ -24,6 +27,10 @@ except ModuleNotFoundError as error:
 
 CA_DAYS: Final = 365
 NODE_DAYS: Final = 30
+LIST_DAYS: Final = 365
+ISSUED: Final = "issued.txt"
+"""The authority's record: a line for each certificate, with its serial number, its identity and its end."""
+
 BACKDATED: Final = timedelta(minutes=5)
 """How long before now a certificate is valid, for machines whose clocks are behind."""
 
@@ -37,6 +44,7 @@ class Shown:
     hosts: Sequence[str]
     not_before: datetime
     not_after: datetime
+    revoked: bool = False
 
     def line(self, now: datetime) -> str:
         """All of it, for people."""
@@ -44,6 +52,8 @@ class Shown:
         until = f"valid until {self.not_after:%Y-%m-%d %H:%M} UTC"
         if left < timedelta(0):
             until = f"EXPIRED on {self.not_after:%Y-%m-%d %H:%M} UTC"
+        elif self.revoked:
+            until = f"REVOKED, otherwise {until}"
         elif now < self.not_before:
             until = f"NOT YET VALID, from {self.not_before:%Y-%m-%d %H:%M} UTC"
         hosts = f", hosts {', '.join(self.hosts)}" if self.hosts else ""
@@ -92,12 +102,73 @@ def issue(
         )
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = _node_certificate(key, identity, hosts, issuer=authority, now=now, days=days)
+    signed = certificate.sign(authority_key, hashes.SHA256())
     with writing_into(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        _record(directory, identity, signed)  # first, so that none is out that cannot be withdrawn
         put(folder / "ca.crt", _pem(authority))
         put(folder / "tls.key", _key_pem(key), private=True)
-        put(folder / "tls.crt", _pem(certificate.sign(authority_key, hashes.SHA256())))
+        put(folder / "tls.crt", _pem(signed))
     return folder
+
+
+@dataclass(frozen=True)
+class Withdrawn:
+    """A revocation list: its file, the serial numbers that are new on it, of how many, and its end."""
+
+    file: Path
+    added: Sequence[int]
+    count: int
+    until: datetime
+
+    def line(self) -> str:
+        """All of it, for people."""
+        new = ", ".join(f"{serial:x}" for serial in self.added) or "nothing"
+        return (
+            f"{self.file}: withdrawn {new}; {self.count} in all, valid until {self.until:%Y-%m-%d %H:%M} UTC"
+        )
+
+
+def revoke(
+    directory: Path,
+    identity: Identity | None = None,
+    files: Sequence[Path] = (),
+    *,
+    now: datetime,
+    days: int = LIST_DAYS,
+) -> Withdrawn:
+    """Signs the authority's revocation list anew, `ca.crl`, with more certificates on it than before.
+
+    Those are all that were issued to an identity, and are still valid, and those in files. With neither, the
+    list is only made, or made valid for longer. A CredentialsError where there is nothing to withdraw.
+    """
+    authority, key = _authority(directory)
+    serials = {_own_serial(file, authority) for file in files}
+    if identity is not None:
+        serials |= _issued_to(directory, identity, authority, now)
+    before = _list_of(directory, authority)
+    known = {each.serial_number for each in before or ()}
+    until = now + timedelta(days=days)
+    made = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(authority.subject)
+        .last_update(now - BACKDATED)
+        .next_update(until)
+        .add_extension(x509.CRLNumber(_number_of(before) + 1), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()),  # type: ignore[arg-type]
+            critical=False,
+        )
+    )
+    for each in before or ():
+        made = made.add_revoked_certificate(each)
+    for serial in sorted(serials - known):
+        entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now)
+        made = made.add_revoked_certificate(entry.build())
+    with writing_into(directory):
+        content = made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        put(directory / CRL, content)
+    return Withdrawn(directory / CRL, sorted(serials - known), len(serials | known), until)
 
 
 def certificates_in(directory: Path) -> list[Shown]:
@@ -107,7 +178,8 @@ def certificates_in(directory: Path) -> list[Shown]:
         raise CredentialsError(
             f"{directory} holds no certificate; make some with `dase certs init {directory}`"
         )
-    return [_shown(file) for file in files]
+    revoked = _revoked_in(directory)
+    return [_shown(file, revoked) for file in files]
 
 
 def _node_certificate(
@@ -182,11 +254,82 @@ def _authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePriva
     return certificate, key
 
 
-def _shown(file: Path) -> Shown:
+def _record(directory: Path, identity: Identity, certificate: x509.Certificate) -> None:
+    """Adds a certificate to the authority's record."""
+    line = f"{certificate.serial_number:x} {identity} {certificate.not_valid_after_utc:%Y-%m-%dT%H:%M:%SZ}\n"
+    file = directory / ISSUED
+    put(file, (file.read_bytes() if file.exists() else b"") + line.encode())
+
+
+def _issued_to(directory: Path, identity: Identity, authority: x509.Certificate, now: datetime) -> set[int]:
+    """The serial numbers of an identity's certificates; of those from before there was a record, the last."""
+    latest = directory / str(identity).replace("/", "-") / "tls.crt"
+    found = {_own_serial(latest, authority)} if latest.exists() else set()
+    record = directory / ISSUED
     try:
-        certificate = x509.load_pem_x509_certificate(file.read_bytes())
+        for line in record.read_text(encoding="ascii").splitlines() if record.exists() else ():
+            serial, holder, end = line.split()
+            if holder == str(identity) and datetime.fromisoformat(end) > now:
+                found.add(int(serial, 16))
+    except (OSError, ValueError) as error:
+        raise CredentialsError(
+            f"{record} is damaged; name the certificates themselves with --certificate"
+        ) from error
+    if not found:
+        raise CredentialsError(
+            f"{directory} has no certificate of {identity} to withdraw; name its file with --certificate"
+        )
+    return found
+
+
+def _own_serial(file: Path, authority: x509.Certificate) -> int:
+    certificate = _read(file)
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature) as error:
+        raise CredentialsError(
+            f"{file} is not a certificate of this authority, which cannot withdraw it"
+        ) from error
+    return certificate.serial_number
+
+
+def _list_of(directory: Path, authority: x509.Certificate) -> x509.CertificateRevocationList | None:
+    """The authority's revocation list, if it has one; whoever lost it would let in again who is on it."""
+    file = directory / CRL
+    if not file.exists():
+        return None
+    try:
+        found = x509.load_pem_x509_crl(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise CredentialsError(f"{file} is damaged; copy it back from where it is in use") from error
+    if not is_signed_by(found, authority):
+        raise CredentialsError(f"{file} is not signed by {directory / CA}; move it away, or back")
+    return found
+
+
+def _number_of(found: x509.CertificateRevocationList | None) -> int:
+    if found is None:
+        return 0
+    return found.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+
+
+def _revoked_in(directory: Path) -> frozenset[Certificate]:
+    """Who is on the revocation list in a folder, expired or not."""
+    file = directory / CRL
+    if not file.exists():
+        return frozenset()
+    return read_lists(file, directory / CA, now=datetime.fromtimestamp(0, UTC)).revoked
+
+
+def _read(file: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(file.read_bytes())
     except (OSError, ValueError) as error:
         raise CredentialsError(f"{file} is no certificate that can be read") from error
+
+
+def _shown(file: Path, revoked: frozenset[Certificate]) -> Shown:
+    certificate = _read(file)
     try:
         names = list(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
     except x509.ExtensionNotFound:
@@ -200,6 +343,8 @@ def _shown(file: Path) -> Shown:
         [str(name.value) for name in names if isinstance(name, x509.DNSName | x509.IPAddress)],
         certificate.not_valid_before_utc,
         certificate.not_valid_after_utc,
+        revoked=(certificate.issuer.public_bytes(serialization.Encoding.DER), certificate.serial_number)
+        in revoked,
     )
 
 

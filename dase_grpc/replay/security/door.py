@@ -4,23 +4,27 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import grpc
 
 from dase_grpc.errors import CredentialsError, NotPermittedError, OverloadedError, UnauthenticatedError
+from dase_grpc.metrics.calls import DoorState
 from dase_grpc.progress import several
-from dase_grpc.replay.security.folders import Live, TlsFiles, TlsFolder, live_files
+from dase_grpc.replay.security.folders import CA, Live, TlsFiles, TlsFolder, live_files
 from dase_grpc.replay.security.identity import PREFIX, Identity, Role
 from dase_grpc.replay.security.selfcheck import require_accepted
 from dase_grpc.replay.security.tokens import TOKEN_KEY, BadToken, Secret, TokenBook, live_secrets
 from dase_grpc.replay.wire.messages import shown
 from dase_grpc.replay.wire.status import Context
+
+if TYPE_CHECKING:
+    from dase_grpc.replay.security.revocation import Revocation
 
 EVERYBODY: Final = frozenset(Role)
 CLIENTS: Final = frozenset({Role.CLIENT})
@@ -79,6 +83,7 @@ class Denial(StrEnum):
     TOO_MANY_TOKENS = "too_many_tokens"
     ROLE = "role"
     AGENT = "agent"
+    REVOKED = "revoked"
 
 
 def require_agent(agent_id: int) -> None:
@@ -173,10 +178,12 @@ class Door:
     """Lets calls in, or refuses, counts and logs them. Lives on one event loop, but for what gRPC asks for.
 
     Callers show certificates or, where the service has tokens, tokens alone. Files are read at once, and
-    again when they change: those of TLS at each new connection, tokens when `look` is called.
+    again when they change: those of TLS at each new connection, tokens and revocation lists when `look` is
+    called, which ends the open calls of whoever is on a new list.
 
     Args:
         tokens: a file or folder of tokens (replay/security/tokens.py); clients then show no certificates.
+        crl: a file of revocation lists (replay/security/revocation.py); without it all certificates count.
         wall_clock: Unix seconds, which tokens are compared with; `clock` is monotonic.
 
     Attributes:
@@ -188,6 +195,7 @@ class Door:
         tls: Path,
         tokens: Path | None = None,
         *,
+        crl: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -196,6 +204,7 @@ class Door:
         require_accepted(self._files.value, where=tls, as_server=True)
         self._secrets: Live[list[Secret]] | None = None if tokens is None else live_secrets(tokens)
         self._book = TokenBook(self._secrets.value if self._secrets else [], clock=wall_clock)
+        self._revocation = None if crl is None else _revocation(crl, tls, wall_clock)
         self._handshakes = Handshakes(clock=clock)
         self._clock = clock
         self._said: dict[str, tuple[float, int]] = {}
@@ -208,8 +217,18 @@ class Door:
             require_client_authentication=self._secrets is None,
         )
 
+    @property
+    def state(self) -> DoorState:
+        """What metrics show; for any thread."""
+        denied, lists = dict(self.denied), self._revocation
+        if lists is None:
+            return DoorState(denied)
+        return DoorState(denied, lists_until=lists.until.timestamp(), lists_unfit=lists.unfit)
+
     def look(self) -> None:
-        """Takes tokens that have changed into use, and counts connections that came to nothing."""
+        """Takes tokens and lists that have changed into use, and counts connections that came to nothing."""
+        if self._revocation is not None:
+            self._revocation.look()
         if self._secrets is not None and self._secrets.refresh():
             self._book.replace(self._secrets.value)
         if count := self._handshakes.failed():
@@ -224,9 +243,19 @@ class Door:
     @contextmanager
     def call(self, method: str, context: Context) -> Iterator[None]:
         """Lets a call in for as long as the block runs; in it, `require_agent` knows the caller."""
-        with self._handshakes.call(context.peer()):
+        with self._handshakes.call(context.peer()), self._unless_revoked(context):
             _CALLER.set(self._admitted(method, context))
             yield
+
+    @contextmanager
+    def _unless_revoked(self, context: Context) -> Iterator[None]:
+        """The block of a call, which does not begin, or ends, where its caller's certificate is withdrawn."""
+        try:
+            with nullcontext() if self._revocation is None else self._revocation.call(context):
+                yield
+        except BadToken as error:
+            self.deny(Denial(error.reason), str(error), _stated(context))
+            raise UnauthenticatedError(str(error)) from None
 
     def deny(self, reason: Denial, sentence: str, peer: str, *, count: int = 1) -> None:
         """Counts refused callers and says so, unless that was said for another one just now."""
@@ -280,13 +309,24 @@ class Door:
         )
 
 
-def door_of(tls: Path | None, tokens: Path | None) -> Door | None:
-    """The door that a service was told on its command line; None where it was told of neither file."""
+def door_of(tls: Path | None, tokens: Path | None, crl: Path | None = None) -> Door | None:
+    """The door that a service was told on its command line; None where it was told of no file."""
     if tls is None and tokens is not None:
         raise CredentialsError(
             "--tokens needs --tls, so that nobody on the way can read them or pass for the service"
         )
-    return None if tls is None else Door(tls, tokens)
+    if crl is not None and (tls is None or tokens is not None):
+        raise CredentialsError(
+            "--crl withdraws certificates, so it needs --tls, and no --tokens, which are withdrawn by taking "
+            "them out of their file"
+        )
+    return None if tls is None else Door(tls, tokens, crl=crl)
+
+
+def _revocation(crl: Path, tls: Path, clock: Callable[[], float]) -> "Revocation":
+    from dase_grpc.replay.security.revocation import Revocation
+
+    return Revocation(crl, tls / CA, clock=clock)
 
 
 def _by_certificate(context: Context) -> Identity:
@@ -303,6 +343,12 @@ def _by_certificate(context: Context) -> Identity:
         f"the certificate of this node does not say who it is: it needs one URI such as {PREFIX}learner/3 "
         f"among its alternative names; issue it with `dase certs issue`",
     )
+
+
+def _stated(context: Context) -> str:
+    """Who a caller says that it is, for the log."""
+    uris = context.auth_context().get("peer_uri", ())
+    return f"{b', '.join(uris).decode(errors='replace')} at {context.peer()}"
 
 
 @dataclass(frozen=True)

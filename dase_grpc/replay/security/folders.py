@@ -16,6 +16,7 @@ from dase_grpc.errors import CredentialsError
 CA: Final = "ca.crt"
 CERTIFICATE: Final = "tls.crt"
 KEY: Final = "tls.key"
+CRL: Final = "ca.crl"
 
 Stamp = tuple[tuple[int, int, int] | None, ...]
 """What tells one state of some files from another: when changed, how long, and which file."""
@@ -116,6 +117,11 @@ class Live(Generic[T]):
     def value(self) -> T:
         """The contents, as `refresh` last found them."""
         return self._value
+
+    @property
+    def unfit(self) -> bool:
+        """Whether the files that `refresh` found last cannot be used, so that those before still are."""
+        return bool(self._complaint)
 
     def refresh(self) -> bool:
         """Looks at the files; whether there are new contents.

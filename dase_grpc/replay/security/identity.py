@@ -13,7 +13,8 @@ PREFIX: Final = "spiffe://dase/"
 TLS_VARIABLE: Final = "DASE_TLS"
 TOKENS_VARIABLE: Final = "DASE_TOKENS"
 TOKEN_FILE_VARIABLE: Final = "DASE_TOKEN_FILE"
-VARIABLES: Final = (TLS_VARIABLE, TOKENS_VARIABLE, TOKEN_FILE_VARIABLE)
+CRL_VARIABLE: Final = "DASE_CRL"
+VARIABLES: Final = (TLS_VARIABLE, TOKENS_VARIABLE, TOKEN_FILE_VARIABLE, CRL_VARIABLE)
 """Of the environment: where a node's credentials lie, if its command line does not say."""
 
 _IDENTITY: Final = re.compile(r"(?P<role>[a-z]+)(?:/(?P<agent>0|[1-9][0-9]{0,3}))?")

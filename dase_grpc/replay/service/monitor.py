@@ -11,7 +11,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from prometheus_client import CollectorRegistry
 
 from dase_grpc.metrics.buffer import REPLAY_REQUEST, ReplayCollector, ReplayCounts
-from dase_grpc.metrics.calls import Calls, CallsCollector
+from dase_grpc.metrics.calls import Calls, CallsCollector, DoorState
 from dase_grpc.metrics.endpoint import loop_lag, make_registry
 from dase_grpc.progress import several
 from dase_grpc.replay.buffer.run import SharedRun
@@ -33,13 +33,13 @@ class ReplayMonitor:
         services: tuple[ServiceDescriptor, ...],
         *,
         open_streams: Callable[[], Mapping[str, int]] = dict,
-        denied: Callable[[], Mapping[str, int]] = dict,
+        door_state: Callable[[], DoorState] = DoorState,
     ) -> None:
         self.calls = Calls(method.name for service in services for method in service.methods)
         self.registry: CollectorRegistry = make_registry()
         self.loop_lag = loop_lag(self.registry)
         self.open_streams = open_streams
-        self.denied = denied
+        self.door_state = door_state
         self._run = run
         self._last_sync: float | None = None
         self.registry.register(ReplayCollector(self.counts))
@@ -56,7 +56,7 @@ class ReplayMonitor:
         states = Counter(lease.state(now) for lease in leases)
         counts = ReplayCounts(
             open_streams=self.open_streams(),
-            denied=self.denied(),
+            door=self.door_state(),
             leases={state: states[state] for state in LEASE_STATES},
             leases_granted={lease.agent_id: lease.epoch for lease in leases},
             last_sync=self._last_sync,

@@ -18,7 +18,7 @@ from dase_grpc.replay.security.identity import Identity
 from dase_grpc.replay.security.tokens import make_token
 from dase_grpc.replay.service.cluster import ClusterServicer
 from dase_grpc.replay.service.policies import PolicyServicer
-from dase_grpc.replay.service.server import ReplayServicer, make_server
+from dase_grpc.replay.service.server import ReplayServicer, add_standard, make_server
 from dase_grpc.replay.wire.addresses import Address
 from dase_grpc.replay.wire.messages import Membership
 
@@ -116,15 +116,16 @@ class Caller:
 
 @asynccontextmanager
 async def guarded(
-    tls: Path, tokens: Path | None = None, *, now: float | None = None
+    tls: Path, tokens: Path | None = None, *, crl: Path | None = None, now: float | None = None
 ) -> AsyncIterator[Guarded]:
     """A replay service with TLS on a free port; its wall clock stands still at `now` (Unix seconds)."""
     clock, wall = Clock(1_000.0), Clock(datetime.now(UTC).timestamp() if now is None else now)
-    door = Door(tls, tokens, clock=clock, wall_clock=wall)
+    door = Door(tls, tokens, crl=crl, clock=clock, wall_clock=wall)
     run = SharedRun("the-run", capacity=1_000, min_size=1, seed=7, ttl_s=10.0)
     replay, policies = ReplayServicer(run), PolicyServicer(run)
     cluster = ClusterServicer(run, clock=clock, on_event=lambda event: None)
     server, secrets = make_server(door=door), door.credentials()
+    add_standard(server, ())
     async with listening(replay, cluster, policies, server=server, credentials=secrets) as (_, address):
         yield Guarded(run, address, door, clock, wall)
         replay.streams.drain()

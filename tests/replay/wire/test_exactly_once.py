@@ -8,7 +8,7 @@ import pytest
 from nodes.running import joined, replay_node
 from replay.wire.services import END, acknowledged, chunk, insert_header, refusal, rows_of, sent, serials_of
 
-from dase_grpc.nodes.replay import boot_id
+from dase_grpc.process.ends import boot_id
 from dase_grpc.replay.buffer.directory import DataDirectory
 from dase_grpc.replay.buffer.durable import DurableStore
 from dase_grpc.replay.wire.v1 import replay_pb2_grpc

@@ -1,5 +1,13 @@
 {{/* The pod of a learner, the same in a Job and in a StatefulSet. Its agent is its index. */}}
 
+{{/* Of whether the learners are a Job: the index of the pod, which is its agent. */}}
+{{- define "dase.agentEnv" -}}
+- name: DASE_AGENT
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.{{ ternary "annotations['batch.kubernetes.io/job-completion-index']" "labels['apps.kubernetes.io/pod-index']" . }}
+{{- end -}}
+
 {{- define "dase.learnerTemplate" -}}
 {{- $learners := .Values.learners -}}
 {{- $about := dict "root" . "component" "learner" "values" $learners -}}
@@ -11,13 +19,42 @@ spec:
   {{- if $isJob }}
   restartPolicy: Never
   {{- end }}
+  {{- if .Values.tls.enabled }}
+  initContainers:
+    # All pods have one template, so the kubelet mounts the certificates of all agents; only this container sees
+    # them. It hands on its own agent's, so that the learner can be no other agent, and follows renewals, which a
+    # mount of a part of a volume (subPath) would not. It starts before the learner and ends after it.
+    - name: certificate
+      image: {{ include "dase.image" $about | quote }}
+      imagePullPolicy: {{ .Values.image.pullPolicy }}
+      restartPolicy: Always
+      securityContext:
+        {{- include "dase.containerSecurity" $about | nindent 8 }}
+      resources:
+        requests: {cpu: 1m, memory: 8Mi}
+        limits: {memory: 32Mi}
+      env:
+        {{- include "dase.agentEnv" $isJob | nindent 8 }}
+      command: [/bin/sh, -c]
+      args:
+        - |
+          {{- .Files.Get "files/own_certificate.sh" | trim | nindent 10 }}
+        - own-certificate
+        - /agents/$(DASE_AGENT)
+        - /own
+        - "5"
+      startupProbe:
+        exec: {command: [test, -s, /own/tls.crt]}
+        periodSeconds: 1
+        failureThreshold: 60
+      volumeMounts:
+        - {name: agents, mountPath: /agents, readOnly: true}
+        - {name: tls, mountPath: /own}
+  {{- end }}
   containers:
     - {{- include "dase.container" $about | nindent 6 }}
       env:
-        - name: DASE_AGENT
-          valueFrom:
-            fieldRef:
-              fieldPath: metadata.{{ ternary "annotations['batch.kubernetes.io/job-completion-index']" "labels['apps.kubernetes.io/pod-index']" $isJob }}
+        {{- include "dase.agentEnv" $isJob | nindent 8 }}
         {{- include "dase.extraEnv" $about | nindent 8 }}
       args:
         - node
@@ -42,8 +79,7 @@ spec:
         {{- include "dase.commonMounts" $about | nindent 8 }}
         - {name: results, mountPath: /runs}
         {{- if .Values.tls.enabled }}
-        # Of the agents' certificates a learner sees its own alone, so it can be no other agent.
-        - {name: tls, mountPath: /etc/dase/tls, subPathExpr: $(DASE_AGENT), readOnly: true}
+        - {name: tls, mountPath: /etc/dase/tls, readOnly: true}
         {{- end }}
   volumes:
     {{- include "dase.commonVolumes" $about | nindent 4 }}
@@ -53,6 +89,8 @@ spec:
     {{- end }}
     {{- if .Values.tls.enabled }}
     - name: tls
+      emptyDir: {medium: Memory, sizeLimit: 1Mi}
+    - name: agents
       projected:
         defaultMode: 0440
         sources:

@@ -1,0 +1,206 @@
+"""Revocation: certificates that their authority has withdrawn, and calls that end because of it."""
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from dase_grpc.errors import CredentialsError
+from dase_grpc.replay.security.folders import CA, Live, read_public, stamp_of
+from dase_grpc.replay.security.tokens import BadToken
+from dase_grpc.replay.wire.status import Context
+
+try:
+    from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import Encoding
+except ModuleNotFoundError as error:
+    raise CredentialsError(
+        "--crl needs the cryptography library; install it with pip install 'dase-grpc[certs]'"
+    ) from error
+
+REVOKED: Final = "revoked"
+_LIST: Final = re.compile(rb"-----BEGIN X509 CRL-----.+?-----END X509 CRL-----", re.DOTALL)
+
+Certificate = tuple[bytes, int]
+"""What names one certificate: its issuer, in DER, and its serial number."""
+
+log = logging.getLogger("dase")
+
+
+@dataclass(frozen=True)
+class RevocationLists:
+    """What a file of revocation lists says: who is withdrawn, and until when the first list counts."""
+
+    revoked: frozenset[Certificate]
+    until: datetime
+
+
+@lru_cache(maxsize=4_096)
+def certificate_of(pem: bytes) -> Certificate:
+    """The certificate in a PEM text; a ValueError where that is none."""
+    found = x509.load_pem_x509_certificate(pem)
+    return found.issuer.public_bytes(Encoding.DER), found.serial_number
+
+
+def read_lists(file: Path, authority: Path, *, now: datetime) -> RevocationLists:
+    """The revocation lists in a PEM file, one of each authority; several as those of a chain of renewals.
+
+    Raises:
+        CredentialsError: there is none, or one is damaged, expired, or not signed by an authority whose
+            certificate is in the file `authority`.
+    """
+    blocks = _LIST.findall(read_public(file))
+    if not blocks:
+        raise CredentialsError(
+            f"{file} holds no revocation list in PEM form; make one with `dase certs revoke`"
+        )
+    try:
+        authorities = x509.load_pem_x509_certificates(read_public(authority))
+    except ValueError as error:
+        raise CredentialsError(f"{authority} holds no certificate in PEM form") from error
+    lists = [_checked(file, block, authorities, now) for block in blocks]
+    revoked = {(each.issuer.public_bytes(Encoding.DER), one.serial_number) for each in lists for one in each}
+    return RevocationLists(frozenset(revoked), min(_end(each) for each in lists))
+
+
+def _checked(
+    file: Path, block: bytes, authorities: Sequence[x509.Certificate], now: datetime
+) -> x509.CertificateRevocationList:
+    try:
+        found = x509.load_pem_x509_crl(block)
+        critical = any(extension.critical for extension in found.extensions)
+    except ValueError as error:
+        raise CredentialsError(f"the revocation list in {file} is damaged; copy it there again") from error
+    if not any(is_signed_by(found, each) for each in authorities):
+        raise CredentialsError(
+            f"the revocation list in {file} is not signed by an authority whose certificate is in {CA}; copy "
+            f"the one that `dase certs revoke` has made there"
+        )
+    if critical:
+        raise CredentialsError(f"the revocation list in {file} is a part of one; put the whole list there")
+    if _end(found) < now:
+        raise CredentialsError(
+            f"the revocation list in {file} has expired, on {_end(found):%Y-%m-%d %H:%M} UTC; sign it again "
+            f"with `dase certs revoke`, and copy it there"
+        )
+    return found
+
+
+def is_signed_by(found: x509.CertificateRevocationList, authority: x509.Certificate) -> bool:
+    """Whether a list is an authority's own."""
+    try:
+        return found.issuer == authority.subject and found.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
+    except (TypeError, ValueError, UnsupportedAlgorithm):  # a key of a kind that signs no lists
+        return False
+
+
+def _end(found: x509.CertificateRevocationList) -> datetime:
+    """When a list ends; one that does not say has ended long ago."""
+    return found.next_update_utc or datetime.fromtimestamp(0, UTC)
+
+
+@dataclass(eq=False)
+class _OpenCall:
+    """A call that is being answered, by a task."""
+
+    certificate: Certificate
+    task: "asyncio.Task[object]"
+    refusal: BadToken | None = None
+
+
+class Revocation:
+    """Refuses callers whose certificates are withdrawn, and ends the calls that they have open.
+
+    Lives on one event loop. The file is read at once, and again when it or the authority's changes; a list
+    that is not fit then leaves the one before in use, which is logged.
+
+    Args:
+        file: one or more revocation lists; `authority` has the certificates of those who may sign them.
+        clock: Unix seconds.
+    """
+
+    def __init__(self, file: Path, authority: Path, *, clock: Callable[[], float]) -> None:
+        def read() -> RevocationLists:
+            return read_lists(file, authority, now=self._now())
+
+        self._clock, self._file = clock, file
+        self._lists = Live(f"revocation lists of {file}", lambda: stamp_of(file, authority), read)
+        self._open: set[_OpenCall] = set()
+        self._said_ended: datetime | None = None
+
+    @property
+    def until(self) -> datetime:
+        """When the first of the lists in use ends."""
+        return self._lists.value.until
+
+    @property
+    def unfit(self) -> bool:
+        """Whether the lists that lie there cannot be used, or those in use have ended."""
+        return self._lists.unfit or self.until < self._now()
+
+    @contextmanager
+    def call(self, context: Context) -> Iterator[None]:
+        """Lets a call in for as long as the block runs, in the call's own task.
+
+        Raises:
+            BadToken: the caller's certificate is withdrawn, be it while the block waits.
+        """
+        call = _OpenCall(_shown(context), _this_task())
+        if call.certificate in self._lists.value.revoked:
+            raise _refusal(call.certificate)
+        self._open.add(call)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if call.refusal is None or call.task.uncancel():  # somebody else has cancelled it, too
+                raise
+            raise call.refusal from None
+        finally:
+            self._open.discard(call)
+
+    def look(self) -> None:
+        """Takes a list that has changed into use, and ends the open calls of whoever is on it."""
+        if self._lists.refresh():
+            for call in self._open:
+                if call.certificate in self._lists.value.revoked and call.refusal is None:
+                    call.refusal = _refusal(call.certificate)
+                    call.task.cancel()
+        if self.until < self._now() and self.until != self._said_ended:
+            self._said_ended = self.until
+            log.warning("%s has expired and is still in use; sign it again, and copy it there", self._file)
+
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self._clock(), UTC)
+
+
+def _refusal(certificate: Certificate) -> BadToken:
+    return BadToken(
+        REVOKED,
+        f"the certificate of this node (serial number {certificate[1]:x}) is withdrawn; if the node is to go "
+        f"on, give it a new one with `dase certs issue --replace`",
+    )
+
+
+def _shown(context: Context) -> Certificate:
+    """The certificate that the caller has shown in its handshake."""
+    (pem,) = context.auth_context().get("x509_pem_cert") or (b"",)
+    try:
+        return certificate_of(pem)
+    except ValueError:
+        raise BadToken(
+            REVOKED, "the certificate of this node cannot be read, so nobody knows whether it is withdrawn"
+        ) from None
+
+
+def _this_task() -> "asyncio.Task[object]":
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("a call is answered in a task")
+    return task

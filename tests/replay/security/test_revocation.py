@@ -1,0 +1,276 @@
+"""Certificates that are withdrawn: refused in every role, their open calls ended, others left alone."""
+
+import asyncio
+import shutil
+import sys
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime, timedelta
+
+import grpc
+import pytest
+from contracts.sentences import assert_one_sentence, refuses
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from replay.security.credentials import guarded, make_keyring
+from replay.wire.policy_streams import subscriber_of
+from replay.wire.services import SCHEMA, promptly
+
+from dase_grpc.errors import CredentialsError, UnauthenticatedError
+from dase_grpc.nodes.listener import DOOR_LOOK_S
+from dase_grpc.progress import Progress
+from dase_grpc.replay.client.cluster import StreamTarget
+from dase_grpc.replay.client.insert import Inserter
+from dase_grpc.replay.client.sample import Sampler
+from dase_grpc.replay.security.certificates import issue, revoke
+from dase_grpc.replay.security.dialler import Credentials
+from dase_grpc.replay.security.door import Door, door_of
+from dase_grpc.replay.security.identity import Identity, Role
+from dase_grpc.replay.security.revocation import read_lists
+
+NOBODY_OF_A_RUN = Role.CLIENT
+"""Who may call a policy server alone, see tests/inference/test_policy_server_security.py."""
+
+
+@pytest.fixture
+def ring(tmp_path):
+    """An authority of the test's own, whose list is empty."""
+    made = make_keyring(tmp_path / "keyring")
+    withdraw(made)
+    return made
+
+
+def withdraw(ring, identity=None, *files, authority="ca", **changes):
+    """Signs the authority's list anew, with an identity's certificates on it."""
+    held = None if identity is None else Identity.parse(identity)
+    return revoke(ring.root / authority, held, files, **{"now": datetime.now(UTC), **changes})
+
+
+@asynccontextmanager
+async def listed(ring, **changes):
+    """A service that reads the authority's list."""
+    async with guarded(ring.folder("replay"), crl=ring.authority / "ca.crl", **changes) as guard:
+        yield guard
+
+
+async def refused(call, guard, count):
+    """Whether a call is refused because its certificate is withdrawn, and counted."""
+    with refuses(UnauthenticatedError, "is withdrawn", "dase certs issue"):
+        await promptly(call)
+    assert guard.door.denied == {"revoked": count}
+
+
+@pytest.mark.parametrize("role", sorted(set(Role) - {NOBODY_OF_A_RUN}))
+async def test_a_node_of_every_role_is_refused_from_the_next_look_on(ring, role, caplog):
+    async with listed(ring) as guard, guard.as_caller(ring.with_certificate(role)) as caller:
+        await caller.cluster.status()
+        withdraw(ring, role)
+        guard.door.look()
+        await refused(caller.cluster.status(), guard, 1)
+        async with guard.as_caller(ring.with_certificate(role)) as again:  # on a connection of its own
+            await refused(again.cluster.status(), guard, 2)
+    assert f"denied (revoked): spiffe://dase/{role} at" in caplog.text
+
+
+async def test_health_is_refused_too(ring):
+    async with listed(ring) as guard, guard.as_caller(ring.with_certificate("client")) as caller:
+        health = health_pb2_grpc.HealthStub(caller.channel)
+        await health.Check(health_pb2.HealthCheckRequest())
+        withdraw(ring, "client")
+        guard.door.look()
+        with pytest.raises(grpc.aio.AioRpcError, match="is withdrawn") as caught:
+            await health.Check(health_pb2.HealthCheckRequest())
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_streams_that_are_open_and_idle_end_and_those_of_others_go_on(ring):
+    async with AsyncExitStack() as open_now:
+        guard = await open_now.enter_async_context(listed(ring))
+        enter = open_now.enter_async_context
+        callers = [await enter(guard.as_caller(ring.with_certificate(f"learner/{each}"))) for each in (3, 4)]
+        inserting, sampling = [], []
+        for agent_id, caller in zip((3, 4), callers, strict=True):
+            target = StreamTarget(caller.channel, caller.address, await caller.join(agent_id), SCHEMA)
+            inserting.append(await Inserter(target, writer_id="w").open())
+            sampling.append(await Sampler(target, batch_size=1).open(credits=0))
+        withdraw(ring, "learner/3")
+        guard.door.look()
+        for ended in (inserting[0].receive(), sampling[0].next()):
+            with refuses(UnauthenticatedError, "is withdrawn"):
+                await promptly(ended)
+        assert guard.door.denied == {"revoked": 2}
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(inserting[1].receive())
+            rows = SCHEMA.empty(1)
+            rows[:] = 0
+            SCHEMA.agent_ids(rows)[:] = 4
+            await inserting[1].append(rows)
+            await promptly(inserting[1].finish())
+        assert inserting[1].acknowledged_seq == 1
+        sampling[1].cancel()
+
+
+async def test_a_subscription_and_a_watch_that_only_wait_end(ring):
+    async with listed(ring) as guard, guard.as_caller(ring.with_certificate("learner/0")) as learner:
+        await learner.join(0)
+        async with guard.as_caller(ring.with_certificate("evaluator")) as caller:
+            subscriber = await subscriber_of(caller).open()
+            health = health_pb2_grpc.HealthStub(caller.channel).Watch(health_pb2.HealthCheckRequest())
+            await promptly(health.read())
+            withdraw(ring, "evaluator")
+            guard.door.look()
+            with refuses(UnauthenticatedError, "is withdrawn"):
+                await promptly(subscriber.next())
+            with pytest.raises(grpc.aio.AioRpcError, match="is withdrawn"):
+                await promptly(health.read())
+        await learner.cluster.status()
+
+
+async def test_a_node_with_a_new_certificate_goes_on_where_the_old_one_was_withdrawn(ring, tmp_path):
+    folder = shutil.copytree(ring.folder("learner/3"), tmp_path / "own")
+    async with listed(ring) as guard, guard.as_caller(Credentials(folder)) as caller:
+        member = await caller.join(3)
+        withdraw(ring, "learner/3")
+        guard.door.look()
+        await refused(caller.cluster.heartbeat(member, Progress()), guard, 1)
+        new = issue(ring.authority, Identity.parse("learner/3"), [], now=datetime.now(UTC), replace=True)
+        shutil.copytree(new, folder, dirs_exist_ok=True)
+        await caller.cluster.heartbeat(member, Progress())
+
+
+async def test_every_certificate_of_an_identity_is_withdrawn_those_before_its_renewal_too(ring, tmp_path):
+    stolen = shutil.copytree(ring.folder("learner/3"), tmp_path / "stolen")
+    ring.folder("learner/3", replace=True)
+    withdraw(ring, "learner/3")
+    async with listed(ring) as guard, guard.as_caller(Credentials(stolen)) as caller:
+        await refused(caller.cluster.status(), guard, 1)
+
+
+def unsigned(ring, tmp_path):
+    withdraw(ring, authority="other")
+    return ring.root / "other" / "ca.crl"
+
+
+def forged(ring, tmp_path):
+    """A list in the authority's name that another has signed."""
+    own = x509.load_pem_x509_certificate((ring.authority / "ca.crt").read_bytes())
+    key = serialization.load_pem_private_key((ring.root / "other" / "ca.key").read_bytes(), None)
+    return written(tmp_path, listing(own.subject), key)
+
+
+def a_part(ring, tmp_path):
+    """A list of what has changed since another, which only who knows that other one can use."""
+    own = x509.load_pem_x509_certificate((ring.authority / "ca.crt").read_bytes())
+    key = serialization.load_pem_private_key((ring.authority / "ca.key").read_bytes(), None)
+    return written(tmp_path, listing(own.subject).add_extension(x509.DeltaCRLIndicator(1), True), key)
+
+
+def expired(ring, tmp_path):
+    withdraw(ring, now=datetime.now(UTC) - timedelta(days=9), days=2)
+    return ring.authority / "ca.crl"
+
+
+def damaged(ring, tmp_path):
+    whole = (ring.authority / "ca.crl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "list").write_bytes(b"".join([*whole[:2], *whole[3:]]))
+    return tmp_path / "list"
+
+
+def listing(issuer):
+    now = datetime.now(UTC)
+    made = x509.CertificateRevocationListBuilder().issuer_name(issuer).last_update(now)
+    return made.next_update(now + timedelta(days=1))
+
+
+def written(folder, made, key):
+    content = made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    (folder / "list").write_bytes(content)
+    return folder / "list"
+
+
+UNFIT = {
+    "missing": (lambda ring, tmp_path: tmp_path / "none", "cannot read"),
+    "empty": (lambda ring, tmp_path: ring.authority / "ca.crt", "holds no revocation list"),
+    "damaged": (damaged, "is damaged"),
+    "of another authority": (unsigned, "is not signed by an authority"),
+    "forged": (forged, "is not signed by an authority"),
+    "a part": (a_part, "is a part of one"),
+    "expired": (expired, "has expired"),
+}
+
+
+@pytest.mark.parametrize(("make", "says"), UNFIT.values(), ids=UNFIT)
+def test_a_service_does_not_start_with_a_list_that_is_not_fit(ring, tmp_path, make, says):
+    with refuses(CredentialsError, says):
+        Door(ring.folder("replay"), crl=make(ring, tmp_path))
+
+
+@pytest.mark.parametrize(("make", "says"), list(UNFIT.values())[1:], ids=list(UNFIT)[1:])
+async def test_a_running_service_keeps_the_last_good_list_and_says_so(ring, tmp_path, make, says, caplog):
+    used = tmp_path / "used.crl"
+    ring.folder("observer")
+    withdraw(ring, "observer")
+    shutil.copy(ring.authority / "ca.crl", used)
+    async with guarded(ring.folder("replay"), crl=used) as guard:
+        assert not guard.door.state.lists_unfit
+        shutil.copy(make(ring, tmp_path), used)
+        for _ in range(3):
+            guard.door.look()
+        assert guard.door.state.lists_unfit
+        async with guard.as_caller(ring.with_certificate("observer")) as caller:
+            await refused(caller.cluster.status(), guard, 1)
+        withdraw(ring)
+        shutil.copy(ring.authority / "ca.crl", used)
+        guard.door.look()
+        assert not guard.door.state.lists_unfit
+    said = [record for record in caplog.records if "still in use" in record.getMessage()]
+    assert len(said) == 1
+    assert says in said[0].getMessage()
+
+
+async def test_a_list_that_is_taken_away_or_ends_while_the_service_runs_stays_in_use(ring, caplog):
+    ring.folder("observer")
+    withdraw(ring, "observer")
+    async with listed(ring) as guard, guard.as_caller(ring.with_certificate("observer")) as caller:
+        (ring.authority / "ca.crl").unlink()
+        guard.door.look()
+        await refused(caller.cluster.status(), guard, 1)
+        guard.wall.now += timedelta(days=400).total_seconds()
+        guard.door.look()
+        guard.door.look()
+        assert guard.door.state.lists_unfit
+        assert guard.door.state.lists_until < guard.wall.now
+    assert caplog.text.count("has expired and is still in use") == 1
+
+
+def test_lists_of_both_authorities_count_while_one_follows_the_other(ring, tmp_path):
+    found = set()
+    for authority in ("ca", "other"):
+        folder = ring.folder("learner/3", authority=authority)
+        withdraw(ring, "learner/3", authority=authority)
+        found.add(x509.load_pem_x509_certificate((folder / "tls.crt").read_bytes()).serial_number)
+    for name in ("ca.crt", "ca.crl"):
+        both = b"".join((ring.root / each / name).read_bytes() for each in ("ca", "other"))
+        (tmp_path / name).write_bytes(both)
+    lists = read_lists(tmp_path / "ca.crl", tmp_path / "ca.crt", now=datetime.now(UTC))
+    assert {serial for _, serial in lists.revoked} == found
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+def test_a_list_without_certificates_is_refused(ring, tokens):
+    with refuses(CredentialsError, "--crl withdraws certificates"):
+        door_of(
+            ring.folder("replay") if tokens else None, ring.token("learner/0") if tokens else None, ring.root
+        )
+
+
+def test_whoever_is_withdrawn_is_refused_within_5_seconds_as_the_page_says():
+    assert DOOR_LOOK_S < 5
+
+
+def test_without_the_cryptography_library_a_service_says_how_to_get_it(ring, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    monkeypatch.delitem(sys.modules, "dase_grpc.replay.security.revocation", raising=False)
+    with pytest.raises(CredentialsError) as caught:
+        Door(ring.folder("replay"), crl=ring.authority / "ca.crl")
+    assert_one_sentence(caught.value, "--crl needs the cryptography library", "dase-grpc[certs]")
