@@ -1,12 +1,14 @@
 """Nodes with --tls: what they listen on, what they tell, and a learner that trains to its end."""
 
 import os
+import signal
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from nodes.processes import learner_arguments, process, replay_process
 from nodes.running import replay_node
-from replay.security.credentials import Caller
+from replay.security.credentials import Caller, make_keyring
 from replay.wire.services import promptly
 
 from dase_grpc.cli.main import main
@@ -14,6 +16,8 @@ from dase_grpc.errors import AddressError, CredentialsError, NotPermittedError
 from dase_grpc.launch.processes import _environment
 from dase_grpc.metrics.buffer import ReplayCollector, ReplayCounts
 from dase_grpc.replay.client.cluster import open_channel
+from dase_grpc.replay.security.certificates import revoke
+from dase_grpc.replay.security.identity import Identity
 from dase_grpc.replay.service import monitor
 from dase_grpc.replay.wire.addresses import Address
 
@@ -62,11 +66,11 @@ async def test_a_replay_node_counts_whom_it_refuses(keyring, monkeypatch):
     assert [(sample.name, sample.labels, sample.value) for sample in samples] == [
         ("dase_replay_denied_calls_total", {"reason": "agent"}, 1)
     ]
-    assert ReplayCounts().denied == {}
+    assert ReplayCounts().door.denied == {}
 
 
 def test_the_nodes_of_one_machine_do_not_inherit_credentials(monkeypatch, tmp_path):
-    for name in ("DASE_TLS", "DASE_TOKENS", "DASE_TOKEN_FILE"):
+    for name in ("DASE_TLS", "DASE_TOKENS", "DASE_TOKEN_FILE", "DASE_CRL"):
         monkeypatch.setenv(name, str(tmp_path))
         assert name not in _environment()
     assert _environment().items() <= os.environ.items()
@@ -77,6 +81,7 @@ def test_the_nodes_of_one_machine_do_not_inherit_credentials(monkeypatch, tmp_pa
     [
         (("--role=learner", "--tokens=t"), "--tokens is not for --role learner"),
         (("--role=replay", "--token-file=t"), "--token-file is not for --role replay"),
+        (("--role=learner", "--crl=c"), "--crl is not for --role learner"),
     ],
 )
 def test_credentials_for_another_role_are_refused(monkeypatch, capsys, arguments, says):
@@ -105,3 +110,26 @@ def test_a_learner_trains_to_its_end_with_its_certificate_and_a_stranger_ends_fo
         replay.until_says("denied (handshake)")
         assert "Handshake failed" not in replay.log
         assert "PRIVATE" not in replay.log + learner.log + stranger.log
+
+
+@pytest.mark.slow
+def test_a_learner_whose_certificate_is_withdrawn_ends_and_goes_on_with_a_new_one(tmp_path, monkeypatch):
+    ring, identity = make_keyring(tmp_path / "keyring"), Identity.parse("learner/0")
+    crl = revoke(ring.authority, now=datetime.now(UTC)).file
+    monkeypatch.setenv("DASE_TLS", str(ring.folder("learner/0")))
+    with replay_process(f"--tls={ring.folder('replay')}", f"--crl={crl}") as (replay, address):
+        arguments = [*learner_arguments(address, tmp_path / "run"), "--agent=0"]
+        with process(*arguments) as learner:
+            learner.until_says("evaluation")
+            revoke(ring.authority, identity, now=datetime.now(UTC))
+            assert learner.exit_code() == 3, learner.log
+        assert "is withdrawn; if the node is to go on" in learner.log
+        assert "is kept in" in learner.log
+        assert "Traceback" not in learner.log
+        replay.until_says("denied (revoked): spiffe://dase/learner/0 at")
+        ring.folder("learner/0", replace=True)
+        with process(*arguments, "--resume") as renewed:
+            renewed.until_says("resuming from")
+            renewed.send(signal.SIGTERM)
+            assert renewed.exit_code() == 0, renewed.log
+        assert "Traceback" not in replay.log + renewed.log
