@@ -50,7 +50,7 @@ def certificate_of(pem: bytes) -> Certificate:
 
 
 def read_lists(file: Path, authority: Path, *, now: datetime) -> RevocationLists:
-    """The revocation lists in a PEM file, one of each authority; several as those of a chain of renewals.
+    """The revocation lists in a PEM file, several where one authority follows another.
 
     Raises:
         CredentialsError: there is none, or one is damaged, expired, or not signed by an authority whose
@@ -167,11 +167,11 @@ class Revocation:
 
     def look(self) -> None:
         """Takes a list that has changed into use, and ends the open calls of whoever is on it."""
-        if self._lists.refresh():
-            for call in self._open:
-                if call.certificate in self._lists.value.revoked and call.refusal is None:
-                    call.refusal = _refusal(call.certificate)
-                    call.task.cancel()
+        self._lists.refresh()
+        for call in self._open:
+            if call.certificate in self._lists.value.revoked:  # again, where it went on all the same
+                call.refusal = _refusal(call.certificate)
+                call.task.cancel()
         if self.until < self._now() and self.until != self._said_ended:
             self._said_ended = self.until
             log.warning("%s has expired and is still in use; sign it again, and copy it there", self._file)
