@@ -14,6 +14,7 @@ from dase_grpc.cli import certs, flags
 from dase_grpc.cli.node import node, serve
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import DaseError
+from dase_grpc.launch.experiments.sites import Place
 from dase_grpc.nodes.options import DEFAULT_ADDRESS
 
 app = typer.Typer(
@@ -94,11 +95,38 @@ def experiment(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the cells and their states; start nothing.")
     ] = False,
+    place: Annotated[
+        Place, flags.option("--on", "Where cells run: here, or by jobs of a cluster.")
+    ] = "local",
+    wait: Annotated[
+        bool,
+        typer.Option("--wait/--no-wait", help="Wait for what is queued on Slurm, or leave it to itself."),
+    ] = True,
+    cell: Annotated[
+        str | None, flags.option("--cell", "Run this cell alone, here, while others may run the others.")
+    ] = None,
+    gpu: Annotated[
+        str | None, flags.option("--gpu", "GPUs for --cell, as of dase train.", metavar="N[,...]|all")
+    ] = None,
 ) -> None:
     """Trains every cell of a matrix that has not finished yet, several at a time."""
-    from dase_grpc.launch.experiments.runner import ExperimentOptions, experiment_here
+    from dase_grpc.launch.experiments.experiment import ExperimentOptions, experiment_here
 
-    raise typer.Exit(experiment_here(ExperimentOptions(file, runs, jobs, dry_run, command=sys.argv)))
+    raise typer.Exit(
+        experiment_here(
+            ExperimentOptions(
+                file,
+                runs,
+                jobs,
+                dry_run=dry_run,
+                command=sys.argv,
+                place=place,
+                wait=wait,
+                cell=cell,
+                gpu=gpu,
+            )
+        )
+    )
 
 
 app.command("node")(node)

@@ -82,17 +82,25 @@ def transitions(capacity: int | str, *, row_bytes: int) -> int:
     if _COUNT.fullmatch(text):
         count = int(text)
     else:
-        match = _SIZE.fullmatch(text)
-        if match is None:
+        try:
+            count = size_bytes(text) // row_bytes
+        except ValueError:
             raise ValueError(
                 f'{reprlib.repr(text)} is neither a number of transitions nor a size such as "512MiB"'
-            )
-        power = _PREFIXES.index(match[2].lower()) + 1 if match[2] else 0
-        count = int(Fraction(match[1]) * (1024 if match[3] else 1000) ** power) // row_bytes
+            ) from None
     if count < 1:
         size = f" of {row_bytes} bytes" if row_bytes > 1 else ""
         raise ValueError(f"a capacity of {text} has no room for one transition{size}")
     return count
+
+
+def size_bytes(text: str) -> int:
+    """The bytes that a size such as "512MiB" or "1.5 GB" is; what is none is a ValueError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f'{reprlib.repr(text)} is not a size such as "512MiB"')
+    power = _PREFIXES.index(match[2].lower()) + 1 if match[2] else 0
+    return int(Fraction(match[1]) * (1024 if match[3] else 1000) ** power)
 
 
 def names_a_folder(name: str) -> bool:

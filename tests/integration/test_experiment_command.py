@@ -17,7 +17,7 @@ from small import SETTINGS
 
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.launch.experiments.folder import FINISHED_FILE, ExperimentFolder
-from dase_grpc.launch.experiments.runner import STOPPED
+from dase_grpc.launch.experiments.task import STOPPED
 from dase_grpc.runs.directory import RunDirectory, round_paths
 from dase_grpc.runs.logs import read_evaluations
 
@@ -217,7 +217,7 @@ def test_a_signal_stops_all_keeps_checkpoints_and_says_how_to_go_on(experiment, 
     command.until(lambda: one.trains("seed-0") and one.trains("seed-1"))
     with (
         pytest.raises(RunDirectoryError, match=rf"another dase experiment runs in .*{one.name}; wait for"),
-        ExperimentFolder(one.path).locked(print),
+        ExperimentFolder(one.path).locks.all_cells(print),
     ):
         pass
     assert command.end(told) == STOPPED

@@ -3,16 +3,16 @@
 import difflib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, get_args
 
 from dase_grpc.config.presets import ALGORITHM
 from dase_grpc.config.resolve import dotted, setting_names, unknown_setting
 from dase_grpc.config.texts import MAX_BYTES, names_a_folder, toml_file
 from dase_grpc.errors import ConfigError
+from dase_grpc.launch.experiments.sites import KubernetesSite, Mode, SlurmSite, read_site
 
-Mode = Literal["lockstep", "cluster"]
 MODES: Final[tuple[str, ...]] = get_args(Mode)
 
 METHOD, PRESET, SEED = "method", "preset", "train.seed"
@@ -30,7 +30,8 @@ SHORT: Final[Mapping[str, str]] = {
 SEEDS: Final = "seeds"
 MAX_CELLS: Final = 10_000
 """Combinations of a matrix; each is resolved before anything starts."""
-_KEYS: Final = ("name", "mode", "keep_buffers", "set", "matrix", "variant", "exclude", "include")
+_SITES: Final = ("slurm", "kubernetes")
+_KEYS: Final = ("name", "mode", "keep_buffers", "set", "matrix", "variant", "exclude", "include", *_SITES)
 
 Settings = Mapping[str, Any]
 """Values by `section.key`, or by `method` and `preset`."""
@@ -40,7 +41,8 @@ Settings = Mapping[str, Any]
 class ExperimentFile:
     """What the file says: common settings, axes in its order, combinations left out, further single cells.
 
-    Each of `variants` is crossed with the axes, and may set what the common settings do.
+    Each of `variants` is crossed with the axes, and may set what the common settings do. Where cells run
+    decides nothing about them.
     """
 
     name: str
@@ -51,6 +53,8 @@ class ExperimentFile:
     include: Sequence[Settings]
     variants: Sequence[Settings] = ()
     keep_buffers: bool = False
+    slurm: SlurmSite = field(default_factory=SlurmSite)
+    kubernetes: KubernetesSite | None = None
 
 
 def read_experiment(path: Path) -> ExperimentFile:
@@ -101,7 +105,13 @@ def parse_experiment(tables: Mapping[str, Any], *, name: str) -> ExperimentFile:
     _require_size(axes, len(variants))
     if not axes and not variants and not include:
         raise ConfigError("there are no cells: give a [matrix] of lists, or an [[include]] for each cell")
-    return ExperimentFile(name, mode, common, axes, exclude, include, variants, keep_buffers)
+    slurm = read_site(SlurmSite, "slurm", tables.get("slurm", {}), mode=mode)
+    kubernetes = None
+    if "kubernetes" in tables:
+        kubernetes = read_site(KubernetesSite, "kubernetes", tables["kubernetes"], mode=mode)
+    return ExperimentFile(
+        name, mode, common, axes, exclude, include, variants, keep_buffers, slurm=slurm, kubernetes=kubernetes
+    )
 
 
 def _axes(table: Any) -> dict[str, Sequence[Any]]:

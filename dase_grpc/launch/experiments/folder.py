@@ -1,19 +1,18 @@
 """An experiment on disk: one run directory for each cell, what has become of it, and who may write there.
 
 <cell>/                      the cell's run directory; `finished.json` in it says that it is complete
-.experiment/lock             held by the one `dase experiment` that runs here
-.experiment/cells.lock       held by it and by its children: free once none of them writes any more
+.experiment/lock, .experiment/cells.lock, .experiment/locks/                                     who runs what
 .experiment/configs/         what each child is told        .experiment/logs/     what each child said
 .experiment/failed/          why a cell failed              .experiment/set-aside/  runs that were begun
+.experiment/slurm/           what was queued
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
+import os
 import shutil
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,8 +22,8 @@ import tomli_w
 
 from dase_grpc.config.texts import json_value
 from dase_grpc.errors import RunDirectoryError
+from dase_grpc.launch.experiments.locks import ExperimentLocks
 from dase_grpc.launch.experiments.matrix import RunCell, identity
-from dase_grpc.process.signals import LEASHLESS_S
 from dase_grpc.replay.buffer.directory import BUFFER
 from dase_grpc.runs.curves import AgentFiles, final_score, returns, status
 from dase_grpc.runs.directory import (
@@ -42,17 +41,16 @@ from dase_grpc.runs.rewind import changed_versions
 
 FINISHED_FILE: Final = "finished.json"
 OWN_FOLDER: Final = ".experiment"
-ORPHANS_S: Final = LEASHLESS_S + 10
-"""How long the children of a `dase experiment` that was killed may still write."""
-
-_POLL_S: Final = 0.1
 
 
 @dataclass(frozen=True)
 class State:
-    """What has become of a cell: never begun, begun and not finished, failed, or finished in `path`."""
+    """What has become of a cell: never begun, begun and not finished, failed, or finished in `path`.
 
-    kind: Literal["waiting", "unfinished", "failed", "finished"]
+    It is queued where a job of a cluster is to run it, or does.
+    """
+
+    kind: Literal["waiting", "queued", "unfinished", "failed", "finished"]
     path: Path
     text: str = ""
 
@@ -75,6 +73,7 @@ class ExperimentFolder:
         self.path = path
         self._keep_buffers = keep_buffers
         self._own = path / OWN_FOLDER
+        self.locks = ExperimentLocks(self._own)
 
     def run(self, cell: RunCell) -> Path:
         """The cell's run, whether it is there or not."""
@@ -88,33 +87,10 @@ class ExperimentFolder:
         """What the cell's latest process has said."""
         return self._own / "logs" / f"{cell.name}.log"
 
-    @contextlib.contextmanager
-    def locked(self, say: Callable[[str], None]) -> Iterator[int]:
-        """Makes the folder and keeps every other `dase experiment` out of it for the block.
-
-        Gives a file descriptor that children keep open: where the parent is killed, the next one waits
-        until they have ended, and `say` tells so.
-        """
-        with contextlib.ExitStack() as stack:
-            with self._writing():
-                self._own.mkdir(parents=True, exist_ok=True)
-                lock, cells = (
-                    stack.enter_context((self._own / name).open("ab")) for name in ("lock", "cells.lock")
-                )
-                alone = _lock(lock.fileno())
-                free = alone and _lock(cells.fileno())
-            if not alone:
-                raise RunDirectoryError(
-                    f"another dase experiment runs in {self.path}; wait for its end, or choose another name"
-                )
-            if not free:
-                say("waiting for the processes of an experiment that was killed here")
-                if not _lock(cells.fileno(), within_s=ORPHANS_S):
-                    raise RunDirectoryError(
-                        f"processes of an experiment that was killed still write to {self.path} after "
-                        f"{ORPHANS_S:g} s; end them"
-                    )
-            yield cells.fileno()
+    @property
+    def queue(self) -> Path:
+        """Where it is kept what was given to a cluster's queue."""
+        return self._own / "slurm"
 
     def states(self, cells: Sequence[RunCell]) -> dict[str, State]:
         """The state of each cell by its name.
@@ -188,6 +164,23 @@ class ExperimentFolder:
             shutil.rmtree(run.replay, ignore_errors=True)
         return None
 
+    def ended(self, cell: RunCell) -> State | None:
+        """How a cell ended that others run; None while it is neither finished nor failed.
+
+        Both folders are listed, for what is not there NFS may remember for a while.
+        """
+        marks = ((self.run(cell), FINISHED_FILE), (self._failure(cell).parent, self._failure(cell).name))
+        finished, failed = (name in _names_in(folder) for folder, name in marks)
+        if finished:
+            return State("finished", self.run(cell))
+        return self._state(cell, None) if failed else None
+
+    def took_s(self, cell: RunCell) -> float:
+        """How long the process ran that finished a cell, in seconds."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return float(json_value((self.run(cell) / FINISHED_FILE).read_text(encoding="utf-8"))["seconds"])
+        return 0.0
+
     def reading(self, cell: RunCell) -> Reading:
         """How far a run in progress is; without reading run.toml, since this is asked every second."""
         folders = (self.run(cell) / "agents" / str(agent) for agent in range(cell.config.train.agents))
@@ -257,17 +250,11 @@ def score(path: Path) -> float | None:
     return sum(found) / len(found) if found else None
 
 
-def _lock(descriptor: int, *, within_s: float = 0.0) -> bool:
-    limit = time.monotonic() + within_s
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= limit:
-                return False
-            time.sleep(_POLL_S)
-        else:
-            return True
+def _names_in(folder: Path) -> set[str]:
+    try:
+        return set(os.listdir(folder))
+    except FileNotFoundError:
+        return set()
 
 
 def _require_complete(path: Path) -> None:

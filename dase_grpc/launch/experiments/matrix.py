@@ -12,7 +12,8 @@ from typing import Any, Final
 from dase_grpc.config.presets import AGENTS_OF, ALGORITHM, layered
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import ConfigError, DaseError
-from dase_grpc.launch.experiments.file import METHOD, PRESET, ExperimentFile, Mode, Settings
+from dase_grpc.launch.experiments.file import METHOD, PRESET, ExperimentFile, Settings
+from dase_grpc.launch.experiments.sites import Mode
 from dase_grpc.learning.envs.ids import with_resolved_id
 from dase_grpc.progress import several
 

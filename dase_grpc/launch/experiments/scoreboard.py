@@ -242,11 +242,11 @@ def say_plan(
     console: Console,
     cells: Sequence[RunCell],
     states: Mapping[str, State],
-    jobs: int,
+    where: str,
     *,
     listed: bool = True,
 ) -> None:
-    """What the cells are and how each stands, if that is to be `listed`; and all in one line."""
+    """What the cells are and how each stands, if that is to be `listed`; and all, and where, in one line."""
     width = max(len(cell.name) for cell in cells)
     for cell in cells if listed else ():
         state = states[cell.name]
@@ -255,7 +255,7 @@ def say_plan(
     kinds = Counter(states[cell.name].kind for cell in cells)
     counted = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     steps = sum(cell.steps for cell in cells if states[cell.name].kind != "finished")
-    to_go = f"{several(steps, 'environment step')} to go on {several(jobs, 'core')}"
+    to_go = f"{several(steps, 'environment step')} to go {where}"
     say(console, f"{several(len(cells), 'cell')}: {counted}; {to_go}")
 
 

@@ -39,7 +39,7 @@ class Bench:
             self.folder,
             self.board,
             jobs=jobs,
-            lock=self.lock,
+            locks=(self.lock,),
             program=(sys.executable, "-S", str(FAKE), str(self.pids)),
         )
 

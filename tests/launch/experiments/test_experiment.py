@@ -7,22 +7,24 @@ from pathlib import Path
 import pytest
 import tomli_w
 import torch
+from contracts.sentences import assert_one_sentence
 from launch.experiment_cases import small_cells, trained
+from launch.experiments.test_slurm import FakeSlurm
 from small import SETTINGS
 
 from dase_grpc.errors import ConfigError, DeviceError, EnvironmentSpecError
 from dase_grpc.launch import checks
 from dase_grpc.launch.checks import probed
-from dase_grpc.launch.experiments import runner
-from dase_grpc.launch.experiments.file import read_experiment
-from dase_grpc.launch.experiments.folder import ExperimentFolder
-from dase_grpc.launch.experiments.matrix import cells_of
-from dase_grpc.launch.experiments.runner import (
+from dase_grpc.launch.experiments import experiment
+from dase_grpc.launch.experiments.experiment import (
     ExperimentOptions,
     check_cells,
     experiment_here,
     usable_cores,
 )
+from dase_grpc.launch.experiments.file import read_experiment
+from dase_grpc.launch.experiments.folder import ExperimentFolder
+from dase_grpc.launch.experiments.matrix import cells_of
 
 
 @pytest.fixture
@@ -101,7 +103,7 @@ def finish(file: Path, *, first: int = 2) -> ExperimentFolder:
 
 def test_where_all_is_finished_nothing_is_started(file, capsys, monkeypatch):
     finish(file)
-    monkeypatch.setattr(runner.asyncio, "run", None)
+    monkeypatch.setattr(experiment.asyncio, "run", None)
     assert run(file, capsys) == (
         0,
         [
@@ -136,3 +138,69 @@ def test_the_folder_is_the_same_after_an_environment_has_left_it(file, capsys):
     before = Path.cwd()
     assert run(file, capsys, dry_run=True)[0] == 0
     assert Path.cwd() == before
+
+
+# -- one cell, and cells that are queued --------------------------------------------------------------
+
+
+SENSELESS = {
+    "a cell elsewhere": ({"cell": "seed-0", "place": "slurm"}, "--cell runs one cell here"),
+    "a cell among many": ({"cell": "seed-0", "jobs": 2}, "--cell runs one cell here"),
+    "a GPU for all": ({"gpu": "0"}, "--gpu is for one cell, beside --cell"),
+    "cores of a cluster": ({"place": "slurm", "jobs": 2}, "--jobs counts cores of this machine"),
+    "not to wait here": ({"wait": False}, "--no-wait leaves what is queued to itself"),
+    "a cell that is none": (
+        {"cell": "seed-2"},
+        "--cell 'seed-2' is no cell of the experiment; did you mean seed-",
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "said"), SENSELESS.values(), ids=SENSELESS.keys())
+def test_flags_that_mean_nothing_beside_each_other_are_refused(file, options, said):
+    with pytest.raises(ConfigError) as refused:
+        experiment_here(ExperimentOptions(file, Path("runs"), command=sys.argv, **options))
+    assert_one_sentence(refused.value, said)
+
+
+def test_a_cell_that_has_finished_is_left_as_it_is(file, capsys, monkeypatch):
+    finish(file)
+    monkeypatch.setattr(experiment.asyncio, "run", None)
+    assert run(file, capsys, cell="seed-1") == (0, ["seed-1 is finished already"])
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    fake = FakeSlurm(tmp_path)
+    monkeypatch.setenv("PATH", f"{fake.programs}:/usr/bin:/bin")
+    return fake
+
+
+def test_only_what_is_missing_and_not_queued_yet_is_queued(file, slurm, capsys):
+    finish(file, first=1)
+    code, said = run(file, capsys, place="slurm", wait=False)
+    assert (code, said[0]) == (
+        0,
+        "2 cells: 1 finished, 1 waiting; 240 environment steps to go by jobs of Slurm, at most 16 at once",
+    )
+    assert said[1].startswith("1 cell queued as e-")
+    assert said[2:] == ["not waited for; the same command without --no-wait follows what is queued"]
+    assert run(file, capsys, place="slurm", wait=False)[1] == [
+        "2 cells: 1 finished, 1 queued; 240 environment steps to go by jobs of Slurm, at most 16 at once",
+        *said[2:],
+    ]
+    assert len(slurm.lines()) == 1
+    assert run(file, capsys, place="slurm", dry_run=True)[1] == [
+        "seed-0            240 steps  finished",
+        "seed-1            240 steps  queued: job 100 is pending",
+        "2 cells: 1 finished, 1 queued; 240 environment steps to go by jobs of Slurm, at most 16 at once",
+    ]
+    slurm.set_queue("")  # somebody has cancelled it
+    assert "1 cell queued as" in run(file, capsys, place="slurm", wait=False)[1][1]
+
+
+def test_once_all_are_finished_nothing_is_queued_and_the_table_is_shown(file, slurm, capsys):
+    finish(file)
+    code, said = run(file, capsys, place="slurm")
+    assert (code, said[-1]) == (0, "all cells are finished; next: dase compare runs/e")
+    assert slurm.lines() == []

@@ -7,7 +7,7 @@ from replay.buffer.store_cases import SCHEMA
 
 from dase_grpc.errors import ConfigError
 from dase_grpc.launch import checks
-from dase_grpc.launch.experiments.runner import require_disk
+from dase_grpc.launch.experiments.experiment import cells_at_once, require_disk
 from dase_grpc.replay.buffer.durable import reserved_bytes
 
 SIZE = reserved_bytes(SCHEMA, 1_000)
@@ -20,7 +20,14 @@ def fits(monkeypatch, tmp_path):
     def fits(cells, *, buffers: float, jobs: int = 6, kept: bool = False) -> bool:
         monkeypatch.setattr(checks, "free_disk", lambda path: int(buffers * SIZE))
         try:
-            require_disk(cells, {each.name: SCHEMA for each in cells}, tmp_path, jobs=jobs, kept=kept)
+            require_disk(
+                cells,
+                {each.name: SCHEMA for each in cells},
+                tmp_path,
+                at_once=cells_at_once(cells, jobs),
+                kept=kept,
+                limit="--jobs",
+            )
         except ConfigError as error:
             assert_one_sentence(error, "are free; free space there", str(tmp_path))
             return False

@@ -19,6 +19,7 @@ from dase_grpc.config.presets import layered
 from dase_grpc.config.resolve import read_toml, resolve
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.launch.experiments import folder as experiments_folder
+from dase_grpc.launch.experiments import locks
 from dase_grpc.launch.experiments.file import parse_experiment
 from dase_grpc.launch.experiments.folder import FINISHED_FILE, OWN_FOLDER, ExperimentFolder, Reading, score
 from dase_grpc.launch.experiments.matrix import cells_of
@@ -284,14 +285,14 @@ def test_a_score_is_the_mean_of_all_agents_last_evaluations(folder, cell):
 
 
 def test_a_second_experiment_is_kept_out(folder):
-    with folder.locked(print):
+    with folder.locks.all_cells(print):
         with (
             pytest.raises(RunDirectoryError) as refused,
-            ExperimentFolder(folder.path).locked(print),
+            ExperimentFolder(folder.path).locks.all_cells(print),
         ):
             pass
         assert_one_sentence(refused.value, "another dase experiment runs in")
-    with folder.locked(print):
+    with folder.locks.all_cells(print):
         pass
 
 
@@ -325,21 +326,24 @@ def test_the_next_experiment_waits_for_the_children_of_a_killed_one(folder, orph
         orphan.stdin.close()  # now it ends
         orphan.stdin = None
 
-    with folder.locked(say):
+    with folder.locks.all_cells(say):
         assert orphan.wait(PATIENCE_S) == 0
     assert said == ["waiting for the processes of an experiment that was killed here"]
 
 
 def test_children_that_do_not_end_are_told(folder, orphan, monkeypatch):
-    monkeypatch.setattr(experiments_folder, "ORPHANS_S", 0.2)
-    with pytest.raises(RunDirectoryError) as refused, folder.locked(lambda _: None):
+    monkeypatch.setattr(locks, "ORPHANS_S", 0.2)
+    with pytest.raises(RunDirectoryError) as refused, folder.locks.all_cells(lambda _: None):
         pass
     assert_one_sentence(refused.value, "still write to", "after 0.2 s; end them")
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(RunDirectoryError) as refused, ExperimentFolder(tmp_path / "file").locked(print):
+    with (
+        pytest.raises(RunDirectoryError) as refused,
+        ExperimentFolder(tmp_path / "file").locks.all_cells(print),
+    ):
         pass
     assert_one_sentence(refused.value, "cannot write to")
 

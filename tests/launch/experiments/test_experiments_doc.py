@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 from typing import get_args, get_type_hints
 
-from dase_grpc.launch.experiments import runner
+from dase_grpc.launch.experiments import task
 from dase_grpc.launch.experiments.file import SHORT, parse_experiment
 from dase_grpc.launch.experiments.folder import FINISHED_FILE, OWN_FOLDER, State
 from dase_grpc.launch.experiments.matrix import cells_of
@@ -45,7 +45,7 @@ def test_the_documented_states_are_all():
 
 
 def test_the_documented_exit_codes_are_those_of_the_program():
-    codes = [runner.ALL_FINISHED, runner.SOME_FAILED, 2, runner.STOPPED]
+    codes = [task.ALL_FINISHED, task.SOME_FAILED, 2, task.NOTHING_KEPT, task.STOPPED]
     assert first_column("exit code") == [str(code) for code in codes]
 
 

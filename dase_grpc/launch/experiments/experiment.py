@@ -1,0 +1,288 @@
+"""`dase experiment`: checks the cells, has those that are missing run, says what came of it."""
+
+import asyncio
+import contextlib
+import difflib
+import os
+import shlex
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from dase_grpc.config.gpus import Gpus
+from dase_grpc.errors import ConfigError, DaseError
+from dase_grpc.launch import checks
+from dase_grpc.launch.console import PatientConsole, pasted, program, say
+from dase_grpc.launch.experiments.file import ExperimentFile, read_experiment
+from dase_grpc.launch.experiments.folder import ExperimentFolder, State
+from dase_grpc.launch.experiments.matrix import RunCell, cells_of
+from dase_grpc.launch.experiments.queued import QueuedCells, states_beside
+from dase_grpc.launch.experiments.runner import CellRunner
+from dase_grpc.launch.experiments.scoreboard import Outcome, Scoreboard, say_plan, say_results
+from dase_grpc.launch.experiments.sites import Place
+from dase_grpc.launch.experiments.slurm import SlurmQueue, require_slurm
+from dase_grpc.launch.experiments.task import ALL_FINISHED, NOTHING_KEPT, SOME_FAILED, STOPPED
+from dase_grpc.launch.processes import PROGRAM
+from dase_grpc.process.lifecycle import stop_event
+from dase_grpc.progress import several
+from dase_grpc.replay.buffer.directory import ROWS
+from dase_grpc.schema import TransitionSchema
+
+
+@dataclass(frozen=True)
+class ExperimentOptions:
+    """What `dase experiment` is told besides the file.
+
+    jobs is how many cores it may keep busy on this machine; cell the one that alone is run here, on `gpu`.
+    A cluster's queue is left to itself where it is not to `wait`.
+    """
+
+    file: Path
+    root: Path
+    jobs: int | None = None
+    dry_run: bool = False
+    command: Sequence[str] = ()
+    place: Place = "local"
+    wait: bool = True
+    cell: str | None = None
+    gpu: str | None = None
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """An experiment whose cells can all be run."""
+
+    options: ExperimentOptions
+    experiment: ExperimentFile
+    cells: Sequence[RunCell]
+    schemas: Mapping[str, TransitionSchema]
+    folder: ExperimentFolder
+    console: PatientConsole
+
+    def require_disk(self, cells: Sequence[RunCell], *, at_once: int, limit: str) -> None:
+        """Checks that the buffers of `cells` find room (`require_disk`)."""
+        kept = self.experiment.keep_buffers
+        require_disk(cells, self.schemas, self.folder.path, at_once=at_once, kept=kept, limit=limit)
+
+
+def experiment_here(options: ExperimentOptions) -> int:
+    """Has what is missing of an experiment run, here or by a cluster's jobs; returns the exit code.
+
+    Before anything starts it refuses what is wrong in the file, of a cell, or in the folder.
+    """
+    _require_sense(options)
+    checked = _checked(options)
+    if options.cell is not None:
+        return _run_one(checked, checked.cells[0])
+    if options.place == "slurm":
+        return _run_on_slurm(checked)
+    return _run_here(checked)
+
+
+def _require_sense(options: ExperimentOptions) -> None:
+    """Checks that flags mean something beside each other."""
+    if options.cell is not None and (options.place != "local" or options.jobs or options.dry_run):
+        raise ConfigError("--cell runs one cell here; leave --on, --jobs and --dry-run out")
+    if options.gpu is not None and options.cell is None:
+        raise ConfigError("--gpu is for one cell, beside --cell; an experiment here trains on the CPU")
+    if options.place != "local" and options.jobs is not None:
+        raise ConfigError(
+            f"--jobs counts cores of this machine; how many cells --on {options.place} runs at once is "
+            f"at_once in [{options.place}] of the file"
+        )
+    if options.place != "slurm" and not options.wait:
+        raise ConfigError("--no-wait leaves what is queued to itself; it is for --on slurm")
+
+
+def _checked(options: ExperimentOptions) -> _Checked:
+    """Reads the file and tries everything out that does not depend on the folder."""
+    console, experiment = PatientConsole(), read_experiment(options.file)
+    with contextlib.chdir("."):  # an environment may change the folder
+        matrix = cells_of(experiment)
+        cells = matrix.cells if options.cell is None else [_named(options.cell, matrix.cells)]
+        schemas = check_cells(cells, gpus=None if options.gpu is None else Gpus.parse(options.gpu))
+    for note in matrix.notes if options.cell is None else ():
+        say(console, f"note: {note}")
+    folder = ExperimentFolder(options.root / experiment.name, keep_buffers=experiment.keep_buffers)
+    return _Checked(options, experiment, cells, schemas, folder, console)
+
+
+def _named(name: str, cells: Sequence[RunCell]) -> RunCell:
+    for cell in cells:
+        if cell.name == name:
+            return cell
+    near = difflib.get_close_matches(name, [cell.name for cell in cells], n=1)
+    hint = f"did you mean {near[0]}?" if near else "--dry-run lists them"
+    raise ConfigError(f"--cell {name!r} is no cell of the experiment; {hint}")
+
+
+def _run_here(checked: _Checked) -> int:
+    """Runs all that is missing on this machine."""
+    console, folder, cells = checked.console, checked.folder, checked.cells
+    jobs = checked.options.jobs or usable_cores()
+    where = f"on {several(jobs, 'core')}"
+    if checked.options.dry_run:
+        say_plan(console, cells, folder.states(cells), where)
+        return ALL_FINISHED
+    with folder.locks.all_cells(partial(say, console)) as lock:
+        states = folder.states(cells)
+        todo = _unfinished(cells, states)
+        board = Scoreboard(console, todo, done=len(cells) - len(todo), read=folder.reading)
+        checked.require_disk(todo, at_once=cells_at_once(todo, jobs), limit="--jobs")
+        if todo:
+            say_plan(console, cells, states, where, listed=False)
+            runner = CellRunner(folder, board, jobs=jobs, locks=(lock,))
+            asyncio.run(_shown(partial(runner.run, todo), board))
+        say_results(console, cells, folder.states(cells), board.outcomes)
+        return _conclude(checked, todo, board.outcomes)
+
+
+def _run_one(checked: _Checked, cell: RunCell) -> int:
+    """Runs one cell on this machine, while others may run the others; says how it ended."""
+    console, folder = checked.console, checked.folder
+    with folder.locks.one_cell(cell.name, partial(say, console)) as locks:
+        if folder.states([cell])[cell.name].kind == "finished":
+            say(console, f"{cell.name} is finished already")
+            return ALL_FINISHED
+        checked.require_disk([cell], at_once=1, limit="at_once")
+        board = Scoreboard(console, [cell], done=0, read=folder.reading)
+        runner = CellRunner(folder, board, jobs=cell.weight, locks=locks, gpu=checked.options.gpu)
+        before = folder.resumable(cell) or 0
+        asyncio.run(_shown(partial(runner.run, [cell]), board))
+        outcome = board.outcomes.get(cell.name)
+        if outcome is None or outcome.kind == "stopped":
+            return STOPPED if (folder.resumable(cell) or 0) > before else NOTHING_KEPT
+        return ALL_FINISHED if outcome.kind == "finished" else SOME_FAILED
+
+
+def _run_on_slurm(checked: _Checked) -> int:
+    """Queues all that is missing and not queued yet, and waits for it where that is asked for."""
+    require_slurm()
+    console, folder, cells = checked.console, checked.folder, checked.cells
+    queue = SlurmQueue(folder.queue)
+    where = f"by jobs of Slurm, at most {checked.experiment.slurm.at_once} at once"
+    if checked.options.dry_run:
+        say_plan(console, cells, states_beside(folder, cells, queue.tasks()), where)
+        return ALL_FINISHED
+    with folder.locks.queueing():
+        states = states_beside(folder, cells, queue.tasks())
+        todo = _unfinished(cells, states)
+        if todo:
+            say_plan(console, cells, states, where, listed=False)
+            _queue(checked, [cell for cell in todo if states[cell.name].kind != "queued"], queue)
+            if not checked.options.wait:
+                say(console, "not waited for; the same command without --no-wait follows what is queued")
+                return ALL_FINISHED
+        return _follow(checked, todo, queue)
+
+
+def _queue(checked: _Checked, cells: Sequence[RunCell], queue: SlurmQueue) -> None:
+    """Gives cells to Slurm, if there are any."""
+    site, name = checked.experiment.slurm, checked.experiment.name
+    checked.require_disk(cells, at_once=site.at_once, limit="slurm.at_once")
+    if cells:
+        job_name = queue.submit(checked.options.file, cells, site, name=name, command=PROGRAM)
+        say(checked.console, f"{several(len(cells), 'cell')} queued as {job_name}")
+
+
+def _follow(checked: _Checked, todo: Sequence[RunCell], queue: SlurmQueue) -> int:
+    """Shows how queued cells get on until all have ended, or a signal comes, which leaves them queued."""
+    console, folder, cells = checked.console, checked.folder, checked.cells
+    board = Scoreboard(console, todo, done=len(cells) - len(todo), read=folder.reading)
+    if todo:
+        asyncio.run(_shown(partial(QueuedCells(folder, board, queue.tasks).follow, todo), board))
+    tasks = {} if len(board.outcomes) == len(todo) else queue.tasks()
+    say_results(console, cells, states_beside(folder, cells, tasks), board.outcomes)
+    if tasks:
+        jobs = sorted({task.job.partition("_")[0] for task in tasks.values()})
+        say(console, f"what is queued stays queued; to end it: scancel {' '.join(jobs)}")
+    return _conclude(checked, todo, board.outcomes)
+
+
+def _unfinished(cells: Sequence[RunCell], states: Mapping[str, State]) -> list[RunCell]:
+    return [cell for cell in cells if states[cell.name].kind != "finished"]
+
+
+async def _shown(work: Callable[[asyncio.Event], Awaitable[None]], board: Scoreboard) -> None:
+    """Works until the end or a signal, with the scoreboard on the screen."""
+    async with stop_event(stdin_is_leash=False) as stop:
+        with board:
+            await work(stop)
+
+
+def usable_cores() -> int:
+    """The cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def check_cells(cells: Sequence[RunCell], gpus: Gpus | None = None) -> dict[str, TransitionSchema]:
+    """Tries each environment out once, and checks each buffer's size; the layouts by the cells' names."""
+    tried: dict[str, TransitionSchema] = {}
+    found: dict[str, TransitionSchema] = {}
+    for cell in cells:
+        key = cell.config.env.model_dump_json()
+        try:
+            checks.check_devices(cell.config, gpus)
+            found[cell.name] = tried[key] = tried.get(key) or checks.probed(cell.config.env)
+            checks.check_capacity(cell.config, tried[key])
+        except DaseError as error:
+            raise type(error)(f"cell {cell.name}: {error}") from None
+    return found
+
+
+def _conclude(checked: _Checked, todo: Sequence[RunCell], outcomes: Mapping[str, Outcome]) -> int:
+    """Says how to go on; the exit code."""
+    console, folder, command = checked.console, checked.folder, checked.options.command
+    called = program(command)
+    failed = [name for name, outcome in outcomes.items() if outcome.kind == "failed"]
+    for name in failed:
+        say(console, f"failed: {name}: {outcomes[name].text}")
+    say(console, f"results: {folder.path}")
+    again = f"{called} {shlex.join(command[1:])}"
+    if any(cell.name not in outcomes or outcomes[cell.name].kind == "stopped" for cell in todo):
+        say(console, f"stopped before the end; to go on: {again}")
+        return STOPPED
+    if failed:
+        say(console, f"{len(failed)} of {several(len(todo), 'cell')} failed; to try again: {again}")
+        return SOME_FAILED
+    say(console, f"all cells are finished; next: {called} compare {pasted(folder.path)}")
+    return ALL_FINISHED
+
+
+def cells_at_once(cells: Sequence[RunCell], jobs: int) -> int:
+    """How many of the cells run at once, at most, on so many cores; one that needs more runs alone."""
+    return max(1, jobs // min((cell.weight for cell in cells), default=1))
+
+
+def require_disk(
+    cells: Sequence[RunCell],
+    schemas: Mapping[str, TransitionSchema],
+    root: Path,
+    *,
+    at_once: int,
+    kept: bool,
+    limit: str,
+) -> None:
+    """Checks that the buffers of the clusters among `cells`, which are still to run, find room below `root`.
+
+    Each takes its whole size from its start on; one that is there already takes nothing more. Those that
+    may run `at_once` count, the largest ones, or all where finished cells keep theirs (`kept`). `schemas` are
+    the layouts of the cells' transitions, by name, `limit` what is to be lowered for fewer at once.
+    """
+    waiting = [cell for cell in cells if cell.mode == "cluster" and checks.keeps_on_disk(cell.config)]
+    if not waiting:
+        return
+    at_once = len(waiting) if kept else at_once
+    missing = [cell for cell in waiting if not (root / cell.name / "replay" / ROWS).exists()]
+    sizes = (checks.disk_bytes(cell.config, schemas[cell.name]) for cell in missing)
+    wanted, free = sum(sorted(sizes, reverse=True)[:at_once]), checks.free_disk(root)
+    if wanted > free:
+        why = "cells that finish keep theirs" if kept else f"up to {min(at_once, len(waiting))} run at once"
+        shown, left = checks.shown_size(wanted), checks.shown_size(free)
+        raise ConfigError(
+            f"the cells' buffers take {shown} of disk in {root} ({why}), and {left} are free; free space "
+            f"there, lower replay.capacity or {limit}, or set replay.storage = 'memory'"
+        )

@@ -1,0 +1,178 @@
+"""A Slurm's queue: cells are given to it as one job array, and it is asked which of them it still has.
+
+What was queued is noted before it is: a folder for each submission, whose job has a name of its own by which
+Slurm is asked. So whoever comes next, on whatever host, knows of a job although its submitter was killed.
+"""
+
+import re
+import secrets
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from dase_grpc.errors import ConfigError, DaseError, RunDirectoryError
+from dase_grpc.launch.experiments.matrix import RunCell
+from dase_grpc.launch.experiments.sites import SlurmSite
+from dase_grpc.launch.experiments.task import CellTask
+from dase_grpc.runs.files import json_text, read_document, replace_file, require_seal, sealed, written
+
+SUBMISSION_FILE: Final = "submission.json"
+ANSWER_S: Final = 60.0
+"""How long a command of Slurm's may take to answer."""
+
+ENDLESS: Final = 1_000_000
+"""How often submitit may queue a task again: as often as its cell gets on."""
+
+
+class SlurmError(DaseError):
+    """Slurm does not answer, or refuses a job."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of an array that Slurm still has: it waits, runs or ends. `log` is what it says."""
+
+    job: str
+    state: str
+    identity: str
+    log: Path
+
+    @property
+    def runs(self) -> bool:
+        """Whether its processes have been started and have not ended."""
+        return self.state in ("RUNNING", "SUSPENDED", "STOPPED", "COMPLETING")
+
+
+@dataclass(frozen=True)
+class SlurmQueue:
+    """The jobs of one experiment, whose submissions are noted below `folder`."""
+
+    folder: Path
+
+    def tasks(self) -> dict[str, Task]:
+        """What Slurm still has of the experiment, by the cells' names.
+
+        Raises:
+            SlurmError: it does not answer.
+            RunDirectoryError: a note of what was queued is damaged.
+        """
+        noted = dict(map(_read_submission, sorted(self.folder.glob(f"*/{SUBMISSION_FILE}"))))
+        if not noted:
+            return {}
+        asked = ("squeue", "--noheader", "--array", f"--name={','.join(noted)}", "--format=%j|%F|%K|%T")
+        found: dict[str, Task] = {}
+        for line in _told(*asked).splitlines():
+            name, job, index, state = line.strip().split("|")
+            cells, alone = noted[name], not index.isdecimal()  # one cell is no array
+            job = job if alone else f"{job}_{index}"
+            cell, identity = cells[0 if alone else int(index)]
+            if cell not in found or not found[cell].runs:
+                log = self.folder / name.rpartition("-")[2] / f"{job}_0_log.out"
+                found[cell] = Task(job, state, identity, log)
+        return found
+
+    def submit(
+        self, file: Path, cells: Sequence[RunCell], site: SlurmSite, *, name: str, command: Sequence[str]
+    ) -> str:
+        """Queues a task for each cell, in order; the job's name.
+
+        `command` is `dase`, `file` what the experiment's file is, which may change afterwards, and `name` the
+        experiment's.
+
+        Raises:
+            ConfigError: submitit is not installed.
+            SlurmError: Slurm refuses the job.
+        """
+        token = secrets.token_hex(4)
+        folder = (self.folder / token).absolute()
+        job_name = f"{re.sub(r'[^A-Za-z0-9_.+]+', '_', name)}-{token}"
+        noted = {"job_name": job_name, "cells": [[cell.name, cell.identity] for cell in cells]}
+        copy = folder / f"{name}.toml"
+        with written(folder):
+            folder.mkdir(parents=True)
+            shutil.copyfile(file, copy)
+            replace_file(folder / SUBMISSION_FILE, json_text(sealed(noted)).encode())
+        root = self.folder.absolute().parents[2]
+        task = CellTask(
+            (*command, "experiment", str(copy), f"--runs={root}", *_gpu(site, cells)), str(Path.cwd())
+        )
+        _submit(folder, task, cells, {**_parameters(site, cells), "job_name": job_name})
+        return job_name
+
+
+def require_slurm() -> None:
+    """Checks that there is what submits jobs, and what asks for them."""
+    missing = [name for name in ("sbatch", "srun", "squeue") if shutil.which(name) is None]
+    if missing:
+        raise ConfigError(
+            f"--on slurm finds no {', '.join(missing)} in the PATH; run it on a login node of the cluster"
+        )
+    try:
+        import submitit  # noqa: F401
+    except ImportError:
+        raise ConfigError('--on slurm needs submitit, so run: pip install "dase-grpc[slurm]"') from None
+
+
+def _gpu(site: SlurmSite, cells: Sequence[RunCell]) -> Iterator[str]:
+    if (flag := site.gpu_flag(cells[0].mode)) is not None:
+        yield f"--gpu={flag}"
+
+
+def _parameters(site: SlurmSite, cells: Sequence[RunCell]) -> Mapping[str, Any]:
+    """What submitit is told of a task; all tasks of an array are given the same."""
+    return {
+        "partition": site.partition,
+        "time": site.time_minutes,
+        "signal_delay_s": site.stop_s,
+        "array_parallelism": site.at_once,
+        "cpus_per_task": site.cpus or max(cell.weight for cell in cells),
+        "mem": f"{site.memory_mib}M",
+        "gpus_per_node": site.gpus or None,
+        "setup": list(site.setup) or None,
+        "stderr_to_stdout": True,
+        "wckey": None,
+        "additional_parameters": {"requeue": True, **site.sbatch},
+    }
+
+
+def _submit(folder: Path, task: CellTask, cells: Sequence[RunCell], parameters: Mapping[str, Any]) -> None:
+    import submitit
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+    executor = submitit.SlurmExecutor(folder, max_num_timeout=ENDLESS)
+    executor.update_parameters(**parameters)
+    try:
+        executor.map_array(task, [cell.name for cell in cells])
+    except (FailedJobError, FailedSubmissionError, OSError) as error:
+        raise SlurmError(
+            f"Slurm refuses the job: {_last_line(str(error))}; see [slurm] in the file"
+        ) from None
+
+
+def _read_submission(path: Path) -> tuple[str, list[tuple[str, str]]]:
+    """The job's name, and the names and identities of its cells by their index in the array."""
+    document = read_document(path)
+    require_seal(document, str(path))
+    try:
+        return str(document["job_name"]), [(str(name), str(known)) for name, known in document["cells"]]
+    except (KeyError, TypeError, ValueError):
+        raise RunDirectoryError(f"{path} is damaged; see what is queued, and delete its folder") from None
+
+
+def _told(*command: str) -> str:
+    """What a command of Slurm's prints."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SlurmError(f"{command[0]} does not answer: {error}") from None
+    if done.returncode:
+        raise SlurmError(f"{command[0]} does not answer: {_last_line(done.stderr)}")
+    return done.stdout
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "without a word"

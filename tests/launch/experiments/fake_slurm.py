@@ -1,0 +1,46 @@
+"""Stands for sbatch, srun, squeue and scontrol in tests: a queue that is a folder, whose tasks never start.
+
+The folder is that of this program. `queue.txt` in it holds what squeue shows, a line for each task:
+name|job|index|state. `refuses.txt` holds what sbatch says instead of taking a job, or squeue of an answer.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+FOLDER = Path(sys.argv[0]).parent
+QUEUE, REFUSES = FOLDER / "queue.txt", FOLDER / "refuses.txt"
+
+
+def flags(script: str) -> dict[str, str]:
+    """What a job script asks for."""
+    found = re.findall(r"^#SBATCH --([a-z-]+)(?:=(.*))?$", script, re.MULTILINE)
+    return {flag: value.strip("'") for flag, value in found}
+
+
+def sbatch() -> None:
+    asked = flags(Path(sys.argv[1]).read_text())
+    first = QUEUE.read_text().splitlines() if QUEUE.exists() else []
+    job = 100 + len(first)
+    last = re.match(r"0-(\d+)%", asked.get("array", ""))
+    indices = ["N/A"] if last is None else list(map(str, range(int(last[1]) + 1)))
+    lines = [f"{asked['job-name']}|{job}|{index}|PENDING" for index in indices]
+    QUEUE.write_text("\n".join([*first, *lines, ""]))
+    sys.stdout.write(f"Submitted batch job {job}\n")
+
+
+def squeue() -> None:
+    (names,) = (part.removeprefix("--name=") for part in sys.argv if part.startswith("--name="))
+    for line in QUEUE.read_text().splitlines() if QUEUE.exists() else ():
+        if line.split("|")[0] in names.split(","):
+            sys.stdout.write(f"{line}\n")
+
+
+def main() -> None:
+    if REFUSES.exists():
+        sys.exit(REFUSES.read_text())
+    {"sbatch": sbatch, "squeue": squeue}[Path(sys.argv[0]).name]()
+
+
+if __name__ == "__main__":
+    main()
