@@ -7,7 +7,8 @@ DaseError
 │   ├── RunDirectoryError
 │   │   └── DiskFullError
 │   └── DataDirectoryError
-├── NodeFailedError, WaitedTooLongError, DivergedError, EnvironmentFailedError, EnvironmentHangsError
+├── NodeFailedError, SlurmError
+├── WaitedTooLongError, DivergedError, EnvironmentFailedError, EnvironmentHangsError
 └── RefusalError: what the service answers instead of doing it (replay/wire/status.py)
     ├── UnauthenticatedError, NotPermittedError, MalformedError
     ├── SchemaMismatchError, RunMismatchError, NotJoinedError, BufferGoneError, CapacityError
@@ -92,6 +93,10 @@ class NodeFailedError(DaseError):
         self.code = code
         if code == DISK_FULL_CODE:  # then the run can be gone on with
             self.exit_code = DISK_FULL_CODE
+
+
+class SlurmError(DaseError):
+    """Slurm does not answer, or refuses a job."""
 
 
 class WaitedTooLongError(DaseError):

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from dase_grpc.errors import ConfigError
+from dase_grpc.errors import ConfigError, SlurmError
 from dase_grpc.launch.experiments.folder import ExperimentFolder, State
 from dase_grpc.launch.experiments.matrix import RunCell
 from dase_grpc.launch.experiments.runner import last_words
 from dase_grpc.launch.experiments.scoreboard import Outcome, Scoreboard
-from dase_grpc.launch.experiments.slurm import SlurmError, Task
+from dase_grpc.launch.experiments.slurm import Task
 from dase_grpc.process.tasks import first_cause, unless
 
 ASK_EVERY_S: Final = 10.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dase_grpc.errors import ConfigError, DaseError, RunDirectoryError
+from dase_grpc.errors import ConfigError, RunDirectoryError, SlurmError
 from dase_grpc.launch.experiments.matrix import RunCell
 from dase_grpc.launch.experiments.sites import SlurmSite
 from dase_grpc.launch.experiments.task import CellTask
@@ -25,10 +25,6 @@ ANSWER_S: Final = 60.0
 
 ENDLESS: Final = 1_000_000
 """How often submitit may queue a task again: as often as its cell gets on."""
-
-
-class SlurmError(DaseError):
-    """Slurm does not answer, or refuses a job."""
 
 
 @dataclass(frozen=True)

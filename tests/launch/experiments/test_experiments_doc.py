@@ -9,6 +9,7 @@ from dase_grpc.launch.experiments import task
 from dase_grpc.launch.experiments.file import SHORT, parse_experiment
 from dase_grpc.launch.experiments.folder import FINISHED_FILE, OWN_FOLDER, State
 from dase_grpc.launch.experiments.matrix import cells_of
+from dase_grpc.launch.experiments.sites import SlurmSite
 
 TEXT = (Path(__file__).parents[3] / "docs" / "experiments.md").read_text(encoding="utf-8")
 
@@ -20,7 +21,7 @@ def first_column(heading: str) -> list[str]:
 
 
 def test_the_documented_file_is_an_experiment_with_the_documented_names():
-    block, variants = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
+    block, variants, _ = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
     assert len(cells_of(parse_experiment(tomllib.loads(variants), name="e")).cells) == 2
     matrix = cells_of(parse_experiment(tomllib.loads(block), name="e"))
     names = [cell.name for cell in matrix.cells]
@@ -28,6 +29,14 @@ def test_the_documented_file_is_an_experiment_with_the_documented_names():
     assert names[-1] == "td3_dase_Ant-v5_agents-5"
     # td3 and sac with the small buffer, td3 with the large one: single and two divergences, 2 envs, 5 seeds
     assert len(names) == 3 * 3 * 2 * 5 + 1
+
+
+def test_the_documented_table_of_slurm_has_every_key():
+    *_, block = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
+    table = tomllib.loads(block)["slurm"]
+    assert set(table) == set(SlurmSite.model_fields)
+    site = parse_experiment({"matrix": {"seeds": 1}, "slurm": table}, name="e").slurm
+    assert (site.at_once, site.memory_mib, site.sbatch["qos"]) == (8, 4096, "normal")
 
 
 def test_the_documented_duplicates_are_six_cells():
@@ -51,4 +60,6 @@ def test_the_documented_exit_codes_are_those_of_the_program():
 
 def test_the_documented_files_have_their_names():
     assert f"`{FINISHED_FILE}`" in TEXT
-    assert f"`{OWN_FOLDER}/lock`, `{OWN_FOLDER}/cells.lock`" in first_column("path in `runs/<experiment>`")
+    assert f"`{OWN_FOLDER}/lock`, `{OWN_FOLDER}/cells.lock`, `{OWN_FOLDER}/locks/`" in first_column(
+        "path in `runs/<experiment>`"
+    )

@@ -10,11 +10,11 @@ from launch.experiment_cases import small_cells, trained
 from patience import PATIENCE_S
 from rich.console import Console
 
-from dase_grpc.errors import ConfigError
+from dase_grpc.errors import ConfigError, SlurmError
 from dase_grpc.launch.experiments.folder import ExperimentFolder
 from dase_grpc.launch.experiments.queued import QueuedCells, states_beside
 from dase_grpc.launch.experiments.scoreboard import Scoreboard
-from dase_grpc.launch.experiments.slurm import SlurmError, Task
+from dase_grpc.launch.experiments.slurm import Task
 
 
 class Site:

@@ -13,10 +13,10 @@ from launch.experiment_cases import small_cells
 from launch.experiments import fake_slurm
 from patience import PATIENCE_S
 
-from dase_grpc.errors import ConfigError, RunDirectoryError
+from dase_grpc.errors import ConfigError, RunDirectoryError, SlurmError
 from dase_grpc.launch.experiments import task as task_module
 from dase_grpc.launch.experiments.sites import SlurmSite
-from dase_grpc.launch.experiments.slurm import SUBMISSION_FILE, SlurmError, SlurmQueue, require_slurm
+from dase_grpc.launch.experiments.slurm import SUBMISSION_FILE, SlurmQueue, require_slurm
 from dase_grpc.launch.experiments.task import IN_VAIN, NOTHING_KEPT, STOPPED, CellTask
 
 submitit = pytest.importorskip("submitit")
