@@ -7,7 +7,7 @@ DaseError
 │   ├── RunDirectoryError
 │   │   └── DiskFullError
 │   └── DataDirectoryError
-├── NodeFailedError, SlurmError
+├── NodeFailedError, SchedulerError
 ├── WaitedTooLongError, DivergedError, EnvironmentFailedError, EnvironmentHangsError
 └── RefusalError: what the service answers instead of doing it (replay/wire/status.py)
     ├── UnauthenticatedError, NotPermittedError, MalformedError
@@ -95,8 +95,8 @@ class NodeFailedError(DaseError):
             self.exit_code = DISK_FULL_CODE
 
 
-class SlurmError(DaseError):
-    """Slurm does not answer, or refuses a job."""
+class SchedulerError(DaseError):
+    """A cluster's scheduler, Slurm or Kubernetes, does not answer, or refuses a job."""
 
 
 class WaitedTooLongError(DaseError):

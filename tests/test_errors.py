@@ -44,7 +44,7 @@ def test_users_nodes_networks_and_services_are_different_things_to_blame():
     branches = DaseError.__subclasses__()
     assert {branch.__name__ for branch in branches} == {
         *("UsageError", "NodeFailedError", "DivergedError", "WaitedTooLongError", "RefusalError"),
-        *("EnvironmentFailedError", "EnvironmentHangsError", "SlurmError"),
+        *("EnvironmentFailedError", "EnvironmentHangsError", "SchedulerError"),
     }
     for cls in CLASSES.values():
         assert sum(issubclass(cls, branch) for branch in branches) == (cls is not DaseError)

@@ -102,8 +102,17 @@ def experiment(
         bool,
         typer.Option("--wait/--no-wait", help="Wait for what is queued on Slurm, or leave it to itself."),
     ] = True,
+    apply: Annotated[
+        bool, flags.option("--apply", "Give the Job to Kubernetes by kubectl; else it is printed.")
+    ] = False,
     cell: Annotated[
-        str | None, flags.option("--cell", "Run this cell alone, here, while others may run the others.")
+        str | None,
+        flags.option(
+            "--cell",
+            "Run this cell alone, here, while others may run the others; @FILE:N is the name in a file's "
+            "line N.",
+            metavar="NAME",
+        ),
     ] = None,
     gpu: Annotated[
         str | None, flags.option("--gpu", "GPUs for --cell, as of dase train.", metavar="N[,...]|all")
@@ -122,6 +131,7 @@ def experiment(
                 command=sys.argv,
                 place=place,
                 wait=wait,
+                apply=apply,
                 cell=cell,
                 gpu=gpu,
             )

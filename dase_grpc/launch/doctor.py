@@ -38,6 +38,7 @@ EXTRAS: Final = {
     "box2d": (["Box2D"], "Box2D's environments"),
     "certs": (["cryptography"], "`dase certs`"),
     "export": (["onnx", "onnxruntime"], "ONNX"),
+    "kubernetes": (["yaml"], "`dase experiment --on kubernetes`"),
     "slurm": (["submitit"], "`dase experiment --on slurm`"),
     "tensorboard": (["tensorboard"], "TensorBoard's files"),
     "video": (["imageio", "imageio_ffmpeg"], "--video"),

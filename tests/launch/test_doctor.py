@@ -57,10 +57,10 @@ def test_libraries_are_held_to_what_the_package_asks_for():
 
 def test_extras_that_are_not_there_are_named_with_what_they_are_for():
     (found,) = doctor.extras(lambda module: None if module == "imageio_ffmpeg" else object())
-    assert (found.found, found.verdict) == ("box2d, certs, export, slurm, tensorboard", "note")
+    assert (found.found, found.verdict) == ("box2d, certs, export, kubernetes, slurm, tensorboard", "note")
     assert found.remedy == "for --video pip install 'dase-grpc[video]'"
     assert next(doctor.extras(lambda module: module)) == Symptom(
-        "extras", "box2d, certs, export, slurm, tensorboard, video"
+        "extras", "box2d, certs, export, kubernetes, slurm, tensorboard, video"
     )
 
 

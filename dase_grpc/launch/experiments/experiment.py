@@ -5,6 +5,7 @@ import contextlib
 import difflib
 import os
 import shlex
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from dase_grpc.launch import checks
 from dase_grpc.launch.console import PatientConsole, pasted, program, say
 from dase_grpc.launch.experiments.file import ExperimentFile, read_experiment
 from dase_grpc.launch.experiments.folder import ExperimentFolder, State
+from dase_grpc.launch.experiments.kubernetes import CellsJob, apply, yaml_text
 from dase_grpc.launch.experiments.matrix import RunCell, cells_of
 from dase_grpc.launch.experiments.queued import QueuedCells, states_beside
 from dase_grpc.launch.experiments.runner import CellRunner
@@ -35,7 +37,8 @@ class ExperimentOptions:
     """What `dase experiment` is told besides the file.
 
     jobs is how many cores it may keep busy on this machine; cell the one that alone is run here, on `gpu`.
-    A cluster's queue is left to itself where it is not to `wait`.
+    Slurm's queue is left to itself where it is not to `wait`; a Job of Kubernetes is printed, or given to the
+    cluster where it is to `apply`.
     """
 
     file: Path
@@ -45,6 +48,7 @@ class ExperimentOptions:
     command: Sequence[str] = ()
     place: Place = "local"
     wait: bool = True
+    apply: bool = False
     cell: str | None = None
     gpu: str | None = None
 
@@ -77,6 +81,8 @@ def experiment_here(options: ExperimentOptions) -> int:
         return _run_one(checked, checked.cells[0])
     if options.place == "slurm":
         return _run_on_slurm(checked)
+    if options.place == "kubernetes":
+        return _run_on_kubernetes(checked)
     return _run_here(checked)
 
 
@@ -93,11 +99,14 @@ def _require_sense(options: ExperimentOptions) -> None:
         )
     if options.place != "slurm" and not options.wait:
         raise ConfigError("--no-wait leaves what is queued to itself; it is for --on slurm")
+    if options.place != "kubernetes" and options.apply:
+        raise ConfigError("--apply gives a Job to a cluster; it is for --on kubernetes")
 
 
 def _checked(options: ExperimentOptions) -> _Checked:
     """Reads the file and tries everything out that does not depend on the folder."""
-    console, experiment = PatientConsole(), read_experiment(options.file)
+    console = PatientConsole(stderr=options.place == "kubernetes")  # stdout is for the manifest
+    experiment = read_experiment(options.file)
     with contextlib.chdir("."):  # an environment may change the folder
         matrix = cells_of(experiment)
         cells = matrix.cells if options.cell is None else [_named(options.cell, matrix.cells)]
@@ -108,13 +117,25 @@ def _checked(options: ExperimentOptions) -> _Checked:
     return _Checked(options, experiment, cells, schemas, folder, console)
 
 
-def _named(name: str, cells: Sequence[RunCell]) -> RunCell:
+def _named(given: str, cells: Sequence[RunCell]) -> RunCell:
+    name = _name_in_list(given) if given.startswith("@") else given
     for cell in cells:
         if cell.name == name:
             return cell
     near = difflib.get_close_matches(name, [cell.name for cell in cells], n=1)
     hint = f"did you mean {near[0]}?" if near else "--dry-run lists them"
     raise ConfigError(f"--cell {name!r} is no cell of the experiment; {hint}")
+
+
+def _name_in_list(given: str) -> str:
+    """The name that `@FILE:N` stands for: that in line N, from 0 on, of a file."""
+    path, _, number = given.removeprefix("@").rpartition(":")
+    try:
+        return Path(path).read_text(encoding="utf-8").splitlines()[int(number)]
+    except OSError as error:
+        raise ConfigError(f"--cell {given}: cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, IndexError):
+        raise ConfigError(f"--cell {given} is no line of a file; write @FILE:N, with N from 0 on") from None
 
 
 def _run_here(checked: _Checked) -> int:
@@ -198,6 +219,29 @@ def _follow(checked: _Checked, todo: Sequence[RunCell], queue: SlurmQueue) -> in
         jobs = sorted({task.job.partition("_")[0] for task in tasks.values()})
         say(console, f"what is queued stays queued; to end it: scancel {' '.join(jobs)}")
     return _conclude(checked, todo, board.outcomes)
+
+
+def _run_on_kubernetes(checked: _Checked) -> int:
+    """Prints the Job of all that is missing, or gives it to the cluster."""
+    console, site, options = checked.console, checked.experiment.kubernetes, checked.options
+    if site is None:
+        raise ConfigError(
+            f"--on kubernetes needs a table [kubernetes] in {options.file}, with image and claim at least"
+        )
+    states = checked.folder.states(checked.cells)
+    where = f"by a Job of Kubernetes, at most {site.at_once} cells at once"
+    say_plan(console, checked.cells, states, where, listed=options.dry_run)
+    todo = _unfinished(checked.cells, states)
+    if options.dry_run or not todo:
+        return ALL_FINISHED
+    job = CellsJob(checked.experiment.name, options.file.read_text(encoding="utf-8"), todo, site)
+    if not options.apply:
+        sys.stdout.write(yaml_text(job.manifests()))
+        return ALL_FINISHED
+    apply(job)
+    follow = f"kubectl --namespace={site.namespace} get job {job.job_name}"
+    say(console, f"{several(len(todo), 'cell')} are given to job {job.job_name}; to follow it: {follow}")
+    return ALL_FINISHED
 
 
 def _unfinished(cells: Sequence[RunCell], states: Mapping[str, State]) -> list[RunCell]:

@@ -11,7 +11,7 @@ from dase_grpc.config.presets import ALGORITHM
 from dase_grpc.config.resolve import dotted, setting_names, unknown_setting
 from dase_grpc.config.texts import MAX_BYTES, names_a_folder, toml_file
 from dase_grpc.errors import ConfigError
-from dase_grpc.launch.experiments.sites import Mode, SlurmSite, read_site
+from dase_grpc.launch.experiments.sites import KubernetesSite, Mode, SlurmSite, read_site
 
 MODES: Final[tuple[str, ...]] = get_args(Mode)
 
@@ -30,7 +30,8 @@ SHORT: Final[Mapping[str, str]] = {
 SEEDS: Final = "seeds"
 MAX_CELLS: Final = 10_000
 """Combinations of a matrix; each is resolved before anything starts."""
-_KEYS: Final = ("name", "mode", "keep_buffers", "set", "matrix", "variant", "exclude", "include", "slurm")
+_SITES: Final = ("slurm", "kubernetes")
+_KEYS: Final = ("name", "mode", "keep_buffers", "set", "matrix", "variant", "exclude", "include", *_SITES)
 
 Settings = Mapping[str, Any]
 """Values by `section.key`, or by `method` and `preset`."""
@@ -53,6 +54,7 @@ class ExperimentFile:
     variants: Sequence[Settings] = ()
     keep_buffers: bool = False
     slurm: SlurmSite = field(default_factory=SlurmSite)
+    kubernetes: KubernetesSite | None = None
 
 
 def read_experiment(path: Path) -> ExperimentFile:
@@ -104,7 +106,12 @@ def parse_experiment(tables: Mapping[str, Any], *, name: str) -> ExperimentFile:
     if not axes and not variants and not include:
         raise ConfigError("there are no cells: give a [matrix] of lists, or an [[include]] for each cell")
     slurm = read_site(SlurmSite, "slurm", tables.get("slurm", {}), mode=mode)
-    return ExperimentFile(name, mode, common, axes, exclude, include, variants, keep_buffers, slurm=slurm)
+    kubernetes = None
+    if "kubernetes" in tables:
+        kubernetes = read_site(KubernetesSite, "kubernetes", tables["kubernetes"], mode=mode)
+    return ExperimentFile(
+        name, mode, common, axes, exclude, include, variants, keep_buffers, slurm=slurm, kubernetes=kubernetes
+    )
 
 
 def _axes(table: Any) -> dict[str, Sequence[Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from dase_grpc.errors import ConfigError, SlurmError
+from dase_grpc.errors import ConfigError, SchedulerError
 from dase_grpc.launch.experiments.folder import ExperimentFolder, State
 from dase_grpc.launch.experiments.matrix import RunCell
 from dase_grpc.launch.experiments.runner import last_words
@@ -77,7 +77,7 @@ class QueuedCells:
         """What has a task; None where that is not told."""
         try:
             queued = self.ask()
-        except SlurmError as error:
+        except SchedulerError as error:
             if self._answers:
                 self.board.say(f"note: {error}; it is asked again every {self.ask_every_s:g} s")
             self._answers = False

@@ -1,4 +1,4 @@
-"""Sites: where the cells of an experiment run besides this machine, the table [slurm]."""
+"""Sites: where the cells of an experiment run besides this machine, the tables [slurm] and [kubernetes]."""
 
 import re
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from dase_grpc.config.texts import size_bytes
 from dase_grpc.errors import ConfigError
 
 Mode = Literal["lockstep", "cluster"]
-Place = Literal["local", "slurm"]
+Place = Literal["local", "slurm", "kubernetes"]
 
 SIGNALLED_EARLIER_S: Final = 60
 """So much earlier than asked Slurm may send a signal."""
@@ -121,6 +121,16 @@ class SlurmSite(_Site):
                 f"to {self.stop_s + SIGNALLED_EARLIER_S} s earlier; raise it, or lower stop_s"
             )
         return self
+
+
+class KubernetesSite(_Site):
+    """The table [kubernetes]: what each pod of the Job is given."""
+
+    image: Line = Field(description="the image of the pods, which has this version of DASE")
+    claim: Line = Field(description="the PersistentVolumeClaim with the runs, which many nodes write at once")
+    namespace: Line = Field("default", description="where the Job is made")
+    retries: NonNegativeInt = Field(3, description="how often the pod of a cell that failed is tried again")
+    node_selector: dict[str, Line] = Field({}, description="labels of the nodes that cells may run on")
 
 
 Chosen = TypeVar("Chosen", bound=_Site)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dase_grpc.errors import ConfigError, RunDirectoryError, SlurmError
+from dase_grpc.errors import ConfigError, RunDirectoryError, SchedulerError
 from dase_grpc.launch.experiments.matrix import RunCell
 from dase_grpc.launch.experiments.sites import SlurmSite
 from dase_grpc.launch.experiments.task import CellTask
@@ -52,7 +52,7 @@ class SlurmQueue:
         """What Slurm still has of the experiment, by the cells' names.
 
         Raises:
-            SlurmError: it does not answer.
+            SchedulerError: it does not answer.
             RunDirectoryError: a note of what was queued is damaged.
         """
         noted = dict(map(_read_submission, sorted(self.folder.glob(f"*/{SUBMISSION_FILE}"))))
@@ -80,7 +80,7 @@ class SlurmQueue:
 
         Raises:
             ConfigError: submitit is not installed.
-            SlurmError: Slurm refuses the job.
+            SchedulerError: Slurm refuses the job.
         """
         token = secrets.token_hex(4)
         folder = (self.folder / token).absolute()
@@ -143,7 +143,7 @@ def _submit(folder: Path, task: CellTask, cells: Sequence[RunCell], parameters: 
     try:
         executor.map_array(task, [cell.name for cell in cells])
     except (FailedJobError, FailedSubmissionError, OSError) as error:
-        raise SlurmError(
+        raise SchedulerError(
             f"Slurm refuses the job: {_last_line(str(error))}; see [slurm] in the file"
         ) from None
 
@@ -163,9 +163,9 @@ def _told(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SlurmError(f"{command[0]} does not answer: {error}") from None
+        raise SchedulerError(f"{command[0]} does not answer: {error}") from None
     if done.returncode:
-        raise SlurmError(f"{command[0]} does not answer: {_last_line(done.stderr)}")
+        raise SchedulerError(f"{command[0]} does not answer: {_last_line(done.stderr)}")
     return done.stdout
 
 

@@ -9,7 +9,7 @@ from dase_grpc.launch.experiments import task
 from dase_grpc.launch.experiments.file import SHORT, parse_experiment
 from dase_grpc.launch.experiments.folder import FINISHED_FILE, OWN_FOLDER, State
 from dase_grpc.launch.experiments.matrix import cells_of
-from dase_grpc.launch.experiments.sites import SlurmSite
+from dase_grpc.launch.experiments.sites import KubernetesSite, SlurmSite
 
 TEXT = (Path(__file__).parents[3] / "docs" / "experiments.md").read_text(encoding="utf-8")
 
@@ -21,7 +21,7 @@ def first_column(heading: str) -> list[str]:
 
 
 def test_the_documented_file_is_an_experiment_with_the_documented_names():
-    block, variants, _ = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
+    block, variants, *_ = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
     assert len(cells_of(parse_experiment(tomllib.loads(variants), name="e")).cells) == 2
     matrix = cells_of(parse_experiment(tomllib.loads(block), name="e"))
     names = [cell.name for cell in matrix.cells]
@@ -31,12 +31,15 @@ def test_the_documented_file_is_an_experiment_with_the_documented_names():
     assert len(names) == 3 * 3 * 2 * 5 + 1
 
 
-def test_the_documented_table_of_slurm_has_every_key():
-    *_, block = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
-    table = tomllib.loads(block)["slurm"]
-    assert set(table) == set(SlurmSite.model_fields)
-    site = parse_experiment({"matrix": {"seeds": 1}, "slurm": table}, name="e").slurm
-    assert (site.at_once, site.memory_mib, site.sbatch["qos"]) == (8, 4096, "normal")
+def test_the_documented_tables_of_clusters_have_every_key():
+    *_, slurm, kubernetes = (
+        tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
+    )
+    assert set(slurm["slurm"]) == set(SlurmSite.model_fields)
+    assert set(kubernetes["kubernetes"]) == set(KubernetesSite.model_fields)
+    experiment = parse_experiment({"matrix": {"seeds": 1}, **slurm, **kubernetes}, name="e")
+    assert (experiment.slurm.at_once, experiment.slurm.sbatch["qos"]) == (8, "normal")
+    assert experiment.kubernetes is not None
 
 
 def test_the_documented_duplicates_are_six_cells():

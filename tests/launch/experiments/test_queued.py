@@ -10,7 +10,7 @@ from launch.experiment_cases import small_cells, trained
 from patience import PATIENCE_S
 from rich.console import Console
 
-from dase_grpc.errors import ConfigError, SlurmError
+from dase_grpc.errors import ConfigError, SchedulerError
 from dase_grpc.launch.experiments.folder import ExperimentFolder
 from dase_grpc.launch.experiments.queued import QueuedCells, states_beside
 from dase_grpc.launch.experiments.scoreboard import Scoreboard
@@ -123,7 +123,7 @@ async def test_the_failure_of_an_earlier_try_is_none_while_the_cell_is_queued_ag
 
 
 async def test_a_queue_that_does_not_answer_ends_nothing_and_is_told_once(site):
-    silent = SlurmError("squeue does not answer: it is started anew")
+    silent = SchedulerError("squeue does not answer: it is started anew")
 
     def later() -> dict[str, Task]:
         for each in site.cells:

@@ -1,4 +1,4 @@
-"""The table [slurm] of an experiment's file: what it says, and mistakes."""
+"""The tables [slurm] and [kubernetes] of an experiment's file: what they say, and mistakes."""
 
 import pytest
 from contracts.sentences import assert_one_sentence
@@ -8,21 +8,23 @@ from dase_grpc.launch.experiments.file import parse_experiment
 from dase_grpc.launch.experiments.matrix import cells_of
 
 ONE = {"seeds": 1}
+POD = {"image": "ours/dase:0.2", "claim": "runs"}
 
 
 def parsed(**tables):
     return parse_experiment({"matrix": ONE, **tables}, name="e")
 
 
-def test_without_a_table_slurm_has_defaults():
+def test_without_a_table_slurm_has_defaults_and_kubernetes_nothing():
     experiment = parsed()
     site = experiment.slurm
     assert (site.at_once, site.partition, site.time_minutes, site.stop_s) == (16, None, 240, 120)
     assert (site.memory_mib, site.cpus, site.gpus) == (4096, None, 0)
+    assert experiment.kubernetes is None
 
 
 def test_where_cells_run_does_not_change_what_they_are():
-    alone, there = parsed(), parsed(slurm={"gpus": 1, "memory": "9GB"})
+    alone, there = parsed(), parsed(slurm={"gpus": 1, "memory": "9GB"}, kubernetes=POD)
     assert [cell.identity for cell in cells_of(alone).cells] == [
         cell.identity for cell in cells_of(there).cells
     ]
@@ -50,6 +52,7 @@ REFUSED = {
     "a flag of ours": ({"slurm": {"sbatch": {"array": "0-9"}}}, "array is not yours to set here"),
     "a flag that is a list": ({"slurm": {"sbatch": {"qos": ["a"]}}}, "qos = ['a'] is neither true nor"),
     "several GPUs in one process": ({"slurm": {"gpus": 2}}, "[slurm]: gpus = 2, and a cell in lockstep"),
+    "no image": ({"kubernetes": {"claim": "c"}}, "[kubernetes] needs image: the image of the pods"),
 }
 
 

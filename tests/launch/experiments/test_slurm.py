@@ -13,7 +13,7 @@ from launch.experiment_cases import small_cells
 from launch.experiments import fake_slurm
 from patience import PATIENCE_S
 
-from dase_grpc.errors import ConfigError, RunDirectoryError, SlurmError
+from dase_grpc.errors import ConfigError, RunDirectoryError, SchedulerError
 from dase_grpc.launch.experiments import task as task_module
 from dase_grpc.launch.experiments.sites import SlurmSite
 from dase_grpc.launch.experiments.slurm import SUBMISSION_FILE, SlurmQueue, require_slurm
@@ -157,7 +157,7 @@ def test_of_a_cell_that_is_queued_twice_the_task_that_runs_counts(slurm):
 
 def test_a_refusal_of_slurm_is_one_sentence(slurm):
     slurm.refuse("sbatch: error: invalid partition specified: fast\n")
-    with pytest.raises(SlurmError) as refused:
+    with pytest.raises(SchedulerError) as refused:
         slurm.submit(small_cells(seed=[0, 1]))
     assert_one_sentence(
         refused.value, "Slurm refuses the job", "invalid partition specified: fast", "[slurm]"
@@ -167,7 +167,7 @@ def test_a_refusal_of_slurm_is_one_sentence(slurm):
 def test_a_queue_that_does_not_answer_is_told(slurm):
     slurm.submit(small_cells(seed=[0, 1]))
     slurm.refuse("slurm_load_jobs error: Unable to contact slurm controller\n")
-    with pytest.raises(SlurmError) as refused:
+    with pytest.raises(SchedulerError) as refused:
         slurm.queue.tasks()
     assert_one_sentence(refused.value, "squeue does not answer", "Unable to contact slurm controller")
 
