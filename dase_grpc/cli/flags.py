@@ -13,6 +13,7 @@ from dase_grpc.config.gpus import Gpus
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.config.sections import whole_number
 from dase_grpc.errors import ConfigError
+from dase_grpc.launch.experiments.sites import Place
 from dase_grpc.nodes.options import DEFAULT_ADDRESS, Flag, NodeOptions
 from dase_grpc.process.signals import end_with_launcher
 from dase_grpc.replay.security.identity import TOKEN_FILE_VARIABLE
@@ -154,6 +155,20 @@ ExperimentArgument = Annotated[
     Path,
     typer.Argument(metavar="FILE.toml", help="The experiment, docs/experiments.md.", callback=_experiment),
 ]
+OnPlace = Annotated[Place, option("--on", "Where cells run: here, or by jobs of a cluster.")]
+Wait = Annotated[
+    bool, typer.Option("--wait/--no-wait", help="Wait for what is queued on Slurm, or leave it to itself.")
+]
+Apply = Annotated[bool, option("--apply", "Give the Job to Kubernetes by kubectl; else it is printed.")]
+Cell = Annotated[
+    str | None,
+    option(
+        "--cell",
+        "Run this cell alone, here, while others may run the others; @FILE:N is the name in a file's line N.",
+        metavar="NAME",
+    ),
+]
+CellGpus = Annotated[str | None, option("--gpu", "GPUs for --cell, as of dase train.", metavar="N[,...]|all")]
 RunsArgument = Annotated[
     list[Path],
     typer.Argument(

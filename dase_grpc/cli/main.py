@@ -14,7 +14,6 @@ from dase_grpc.cli import certs, flags
 from dase_grpc.cli.node import node, serve
 from dase_grpc.config.resolve import RunConfig
 from dase_grpc.errors import DaseError
-from dase_grpc.launch.experiments.sites import Place
 from dase_grpc.nodes.options import DEFAULT_ADDRESS
 
 app = typer.Typer(
@@ -95,28 +94,11 @@ def experiment(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the cells and their states; start nothing.")
     ] = False,
-    place: Annotated[
-        Place, flags.option("--on", "Where cells run: here, or by jobs of a cluster.")
-    ] = "local",
-    wait: Annotated[
-        bool,
-        typer.Option("--wait/--no-wait", help="Wait for what is queued on Slurm, or leave it to itself."),
-    ] = True,
-    apply: Annotated[
-        bool, flags.option("--apply", "Give the Job to Kubernetes by kubectl; else it is printed.")
-    ] = False,
-    cell: Annotated[
-        str | None,
-        flags.option(
-            "--cell",
-            "Run this cell alone, here, while others may run the others; @FILE:N is the name in a file's "
-            "line N.",
-            metavar="NAME",
-        ),
-    ] = None,
-    gpu: Annotated[
-        str | None, flags.option("--gpu", "GPUs for --cell, as of dase train.", metavar="N[,...]|all")
-    ] = None,
+    place: flags.OnPlace = "local",
+    wait: flags.Wait = True,
+    apply: flags.Apply = False,
+    cell: flags.Cell = None,
+    gpu: flags.CellGpus = None,
 ) -> None:
     """Trains every cell of a matrix that has not finished yet, several at a time."""
     from dase_grpc.launch.experiments.experiment import ExperimentOptions, experiment_here
