@@ -17,7 +17,7 @@ from small import SETTINGS
 
 from dase_grpc.errors import RunDirectoryError
 from dase_grpc.launch.experiments.folder import FINISHED_FILE, ExperimentFolder
-from dase_grpc.launch.experiments.task import STOPPED
+from dase_grpc.launch.experiments.task import NOTHING_KEPT, STOPPED
 from dase_grpc.runs.directory import RunDirectory, round_paths
 from dase_grpc.runs.logs import read_evaluations
 
@@ -146,6 +146,19 @@ def test_cells_may_be_clusters(experiment):
     run = RunDirectory.open(one.path / "agents-2")
     assert (run.run["mode"], len(run.agents())) == ("cluster", 2)
     assert not run.replay.exists()
+
+
+def test_one_cell_is_run_alone_and_goes_on_after_a_stop(experiment):
+    one = experiment(settings={"train.steps": ENDLESS, "train.checkpoint_every": 50}, matrix={"seed": [0, 1]})
+    replay = one.path / "seed-1" / "replay"
+    command = one.start("--cell", "seed-1")
+    command.until(lambda: replay.is_dir() and bool(round_paths(replay)))
+    assert command.end(signal.SIGTERM) == STOPPED
+    assert not (one.path / "seed-0").exists()
+    again = one.start("--cell", "seed-1")
+    again.until(lambda: "seed-1 goes on from step " in again.output)
+    assert again.end(signal.SIGTERM) in (STOPPED, NOTHING_KEPT)
+    assert not (one.path / ".experiment" / "set-aside").exists()
 
 
 # -- the other ends -----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import tomli_w
 import torch
 from contracts.sentences import assert_one_sentence
 from launch.experiment_cases import small_cells, trained
-from launch.experiments.test_slurm import FakeSlurm
+from launch.experiments.slurm_cases import FakeSlurm
 from small import SETTINGS
 
 from dase_grpc.errors import ConfigError, DeviceError, EnvironmentSpecError
