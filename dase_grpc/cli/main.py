@@ -64,21 +64,26 @@ def train(
 
     With --env or --algo: the paper's settings, 25,000 random steps first, for TD3 unless another is named.
     """
-    from dase_grpc.launch.train import TrainOptions, train_here
+    from dase_grpc.launch.forks import fork_server
 
-    train_here(
-        TrainOptions(
-            settings,
-            runs,
-            name=name,
-            gpus=gpu,
-            lockstep=lockstep,
-            stack=stack,
-            command=sys.argv,
-            stdin_is_leash=stdin_is_leash,
-            max_restarts=max_restarts,
+    in_processes = not (lockstep or stack)
+    with fork_server(threads=settings.train.threads, wanted=in_processes and gpu is None) as forks:
+        from dase_grpc.launch.train import TrainOptions, train_here
+
+        train_here(
+            TrainOptions(
+                settings,
+                runs,
+                name=name,
+                gpus=gpu,
+                lockstep=lockstep,
+                stack=stack,
+                command=sys.argv,
+                stdin_is_leash=stdin_is_leash,
+                max_restarts=max_restarts,
+                forks=forks,
+            )
         )
-    )
 
 
 @app.command()

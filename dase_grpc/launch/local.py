@@ -14,6 +14,7 @@ from dase_grpc.errors import DaseError, NodeFailedError, UnreachableError
 from dase_grpc.launch.checks import keeps_on_disk
 from dase_grpc.launch.console import pasted
 from dase_grpc.launch.display import Display, Snapshot
+from dase_grpc.launch.forks import ForkServer
 from dase_grpc.launch.processes import (
     ANY_PORT,
     PROGRAM,
@@ -43,7 +44,8 @@ class LocalCluster:
 
     Nor does any outlive this process, however it dies: a node whose leash closes drains and ends by
     itself; in a `hurry` it has `timing.hurry_s` for it. Learners take `gpus`, by index, in turn; without any
-    the CPU. `program` is the command that is `dase`. With `resume` learners go on from their checkpoints.
+    the CPU. `program` is the command that is `dase`; where that is `PROGRAM`, all that start with the run but
+    the replay are made by `forks`, which end then. With `resume` learners go on from their checkpoints.
 
     A node that fails, or lives and is silent, is started again, the replay at the same address, a learner
     from its last checkpoint, an actor as a new one, while the others go on (supervision.py). Not so one that
@@ -55,6 +57,7 @@ class LocalCluster:
     supervisor: Supervisor
     gpus: Sequence[int] = ()
     program: Sequence[str] = PROGRAM
+    forks: ForkServer | None = None
     resume: bool = False
     timing: Timing = USUAL
     hurry: bool = field(default=False, init=False)
@@ -80,6 +83,8 @@ class LocalCluster:
             self.learners.append(await self._start_learner(agent_id, resume=self.resume))
         for actor in product(range(self.config.train.agents), range(self.config.train.actors)):
             self.actors[actor] = await self._start_actor(actor)
+        if self.forks is not None:
+            self.forks.close()
         return self._address
 
     async def wait(self) -> None:
@@ -221,6 +226,7 @@ class LocalCluster:
             threads=self.config.train.threads,
             read_stdout=read_stdout,
             again=again,
+            forks=None if read_stdout or again else self.forks,
         )
 
     async def _rest(self, node: Node, code: int, *, what: str = "ended", agent_id: int | None = None) -> bool:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from dase_grpc.errors import NodeFailedError
+from dase_grpc.launch.forks import ForkedProcess, ForkServer, node_variables
 from dase_grpc.process.containment import given_variables
 from dase_grpc.process.lifecycle import READY_PREFIX
-from dase_grpc.replay.security.identity import VARIABLES
 from dase_grpc.replay.wire.addresses import Address, parse_address
 from dase_grpc.runs.files import end_of
 
@@ -41,7 +41,7 @@ class Node:
     """
 
     name: str
-    process: Process
+    process: Process | ForkedProcess
     log: Path
     started_s: float = 0.0
     again: bool = False
@@ -130,33 +130,28 @@ async def start_node(
     read_stdout: bool = False,
     again: bool = False,
     keeps_open: Sequence[int] = (),
+    forks: ForkServer | None = None,
 ) -> Node:
     """Starts a process in a session of its own, so that the terminal's Ctrl-C does not reach it.
 
     stderr goes to `log`, and stdout too unless the caller reads it; after what is there where the node is
-    started `again`. The file descriptors in `keeps_open` stay open in the process until it ends. Cancelled,
-    it leaves no process behind.
+    started `again`. The file descriptors in `keeps_open` stay open in the process until it ends. `forks` are
+    asked for it first, if the command is `PROGRAM`. Cancelled, it leaves no process behind.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab" if again else "wb") as file:
-        process = await asyncio.create_subprocess_exec(
+        forked = None if forks is None else await forks.start(command[len(PROGRAM) :], file)
+        process = forked or await asyncio.create_subprocess_exec(
             *command,
             stdin=PIPE,
             stdout=PIPE if read_stdout else file,
             stderr=file,
-            env=_environment() | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads)),
+            # what an environment has set while it was tried out is for itself; in a node it does so again
+            env=node_variables(given_variables(), threads=threads),
             start_new_session=True,
             pass_fds=keeps_open,
         )
     return Node(name, process, log, asyncio.get_running_loop().time(), again)
-
-
-def _environment() -> dict[str, str]:
-    """What this process was given, without credentials: nodes of one machine talk on loopback, without TLS.
-
-    What an environment has set while it was tried out is for itself; in a node it does so again.
-    """
-    return {name: value for name, value in given_variables().items() if name not in VARIABLES}
 
 
 async def end_nodes(nodes: Sequence[Node], *, within_s: float = STOP_S) -> None:

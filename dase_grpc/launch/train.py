@@ -23,6 +23,7 @@ from dase_grpc.errors import ConfigError, DaseError, RunDirectoryError
 from dase_grpc.launch import checks
 from dase_grpc.launch.console import PatientConsole, pasted, program, say
 from dase_grpc.launch.display import Snapshot, make_display
+from dase_grpc.launch.forks import ForkServer
 from dase_grpc.launch.local import LocalCluster, run_cluster
 from dase_grpc.launch.supervision import MAX_RESTARTS, Supervisor
 from dase_grpc.learning.envs.ids import with_resolved_id
@@ -32,7 +33,6 @@ from dase_grpc.progress import number, several
 from dase_grpc.runs.directory import IN_ROUNDS, AgentDirectory, RunDirectory, checkpoint_paths
 from dase_grpc.runs.files import FolderLock, whole_lines
 from dase_grpc.runs.logs import read_evaluations, read_metrics, read_restarts, told
-from dase_grpc.runs.reports.report import write_report
 
 if TYPE_CHECKING:
     from dase_grpc.launch.lockstep import ResumedRound  # torch takes seconds to import
@@ -67,6 +67,7 @@ class LaunchOptions:
     command: Sequence[str] = ()
     stdin_is_leash: bool = False
     max_restarts: int | None = None
+    forks: ForkServer | None = None
 
     @property
     def gpu(self) -> int | None:
@@ -258,7 +259,9 @@ async def _train_in_cluster(options: LaunchOptions, directory: RunDirectory, con
     limit = MAX_RESTARTS if options.max_restarts is None else options.max_restarts
     supervisor = Supervisor(directory, tell, limit=limit)
     gpus = checks.check_devices(directory.config, options.gpus)
-    cluster = LocalCluster(directory.config, directory, supervisor, gpus=gpus, resume=resume)
+    cluster = LocalCluster(
+        directory.config, directory, supervisor, gpus=gpus, forks=options.forks, resume=resume
+    )
     async with stop_event(
         stdin_is_leash=options.stdin_is_leash, on_second=partial(_kill_all, cluster)
     ) as stop:
@@ -300,6 +303,8 @@ def _say_restarts(directory: RunDirectory, console: Console, *, first: int) -> N
 
 def _say_results(directory: RunDirectory, console: Console, *, shown: Path, program: str) -> None:
     """Says how the agents did and where everything is; whatever cannot be read is said too."""
+    from dase_grpc.runs.reports.report import write_report  # Matplotlib takes half a second to import
+
     agents, found = directory.agents(), [f"results: {shown}"]
     try:
         for agent in agents:

@@ -10,6 +10,8 @@ from children import importing
 from contracts.source import importers, modules, reached_from
 from patience import PATIENCE_S
 
+from dase_grpc.launch.forks import IMPORTED
+
 PROJECT = Path(__file__).resolve().parents[2]
 
 LEARNING = {"torch", "safetensors", "gymnasium", "mujoco", "matplotlib", "tensorboard", "PIL", "scipy"}
@@ -98,6 +100,12 @@ def test_only_what_estimates_imports_scipy_and_only_when_it_does():
     assert "scipy" not in libraries_after(
         "import dase_grpc.runs.reports.compare, dase_grpc.runs.reports.report"
     )
+
+
+def test_a_fork_server_imports_torch_and_neither_grpc_nor_what_an_environment_may_choose_the_renderer_of():
+    found = libraries_after(f"import {', '.join(IMPORTED)}")
+    assert "torch" in found
+    assert not found & (NETWORK | {"mujoco"})
 
 
 REFUSED = [

@@ -2,6 +2,7 @@
 
 import re
 import reprlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Self
@@ -33,6 +34,11 @@ class Role(StrEnum):
 
 OF_AN_AGENT: Final = frozenset({Role.LEARNER, Role.ACTOR})
 """The roles that act as an agent."""
+
+
+def without_credentials(variables: Mapping[str, str]) -> dict[str, str]:
+    """An environment for a process that shall show none."""
+    return {name: value for name, value in variables.items() if name not in VARIABLES}
 
 
 @dataclass(frozen=True)
