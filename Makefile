@@ -69,6 +69,7 @@ bench: $(STAMP)  ## Measure everything, and write docs/performance.md
 	$(BIN)/python benchmarks/against_reverb.py --results docs/results/against_reverb.csv
 	$(BIN)/python benchmarks/growth.py --results docs/results/growth.csv
 	$(BIN)/python benchmarks/run_time.py --results docs/results/run_time.csv $(if $(AUTHORS),--authors "$(AUTHORS)")
+	$(BIN)/python benchmarks/startup.py --results docs/results/startup.csv $(if $(BEFORE),--against "$(BEFORE)")
 	$(BIN)/python benchmarks/update_floor.py --results docs/results/update_floor.csv \
 	  $(if $(AUTHORS),--authors "$(AUTHORS)") $(if $(CLEANRL),--cleanrl "$(CLEANRL)")
 	$(BIN)/python benchmarks/stack.py --results docs/results/stack.csv

@@ -17,7 +17,16 @@ from dase_grpc.errors import DaseError
 ROOT: Final = Path(__file__).parents[1]
 RESULTS: Final = ROOT / "docs/results"
 PAGE: Final = ROOT / "docs/performance.md"
-SECTIONS: Final = ("against_reverb", "growth", "run_time", "update_floor", "stack", "gpu", "serving")
+SECTIONS: Final = (
+    "against_reverb",
+    "growth",
+    "run_time",
+    "startup",
+    "update_floor",
+    "stack",
+    "gpu",
+    "serving",
+)
 
 
 class PageError(DaseError):

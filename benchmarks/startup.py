@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from operator import itemgetter
 from pathlib import Path
 from typing import Final
@@ -116,18 +117,18 @@ class Checkout:
         )
 
 
-def commands(agents: int) -> Mapping[str, Callable[[Checkout], Times]]:
+def commands(agents: Sequence[int]) -> Mapping[str, Callable[[Checkout], Times]]:
     """What is measured, by what it is called."""
     return {
         "dase --help": Checkout.help,
         "dase node --role replay": Checkout.replay,
-        f"dase train, K = {agents}": partial(Checkout.train, agents=agents),
-        f"dase train --lockstep, K = {agents}": lambda checkout: checkout.train(agents, "--lockstep"),
+        **{f"dase train, K = {count}": partial(Checkout.train, agents=count) for count in agents},
+        f"dase train --lockstep, K = {agents[0]}": lambda each: each.train(agents[0], "--lockstep"),
     }
 
 
 def measure(given: argparse.Namespace) -> list[Figure]:
-    """All rounds; checkouts take turns, and the first round of each, which is not kept, warms up."""
+    """All rounds, in which checkouts take turns."""
     roots = {NOW: HERE.parent, **({BEFORE: given.against} if given.against else {})}
     found = []
     with ExitStack() as stack:
@@ -135,11 +136,12 @@ def measure(given: argparse.Namespace) -> list[Figure]:
             who: Checkout(root, Path(stack.enter_context(tempfile.TemporaryDirectory())))
             for who, root in roots.items()
         }
-        for subject, command in commands(given.agents).items():
-            for turn in range(0 if given.quick else -1, 1 if given.quick else given.turns):
-                for who in sorted(checkouts, reverse=turn % 2 == 0):
-                    figures = list(_figures(subject, who, turn, partial(command, checkouts[who])))
-                    found += figures if turn >= 0 else []
+        for each in checkouts.values():  # compiles what has no bytecode yet
+            each.train(1)
+        every, turns = commands(given.agents), 1 if given.quick else given.turns
+        for turn, (subject, command) in product(range(turns), every.items()):
+            for who in sorted(checkouts, reverse=turn % 2 == 0):
+                found += _figures(subject, who, turn, partial(command, checkouts[who]))
     return found
 
 
@@ -180,7 +182,7 @@ def main() -> None:
     """Measures, or shows what was measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another revision, to take turns")
-    parser.add_argument("--agents", type=int, default=2, metavar="K")
+    parser.add_argument("--agents", type=int, nargs="+", default=[2, 4], metavar="K")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one turn, to see that it works")
     answer(parser, measure, tables)

@@ -24,6 +24,7 @@ TINY = {
     "similarity_gate": "--measure=jeffreys --half=random --seeds=0 --steps=60 --agents=2 --jobs=1",
     "similarity_study": "--measure=jeffreys --task=Hopper-v5 --seeds=0 --steps=90 --jobs=1",
     "soak": "--csv=out.csv --minutes=0.1 --learners=1 --warm-up=0 --every=0.5",
+    "startup": "--quick --agents 1",
     "storm": "--kills=1 --writers=1 --capacity=1000 --every=0.2",
     "update_floor": "--quick",
     "updates": "--seconds=0.05",

@@ -19,7 +19,7 @@ from dase_grpc.runs.logs import MetricsLog, read_metrics
 
 @pytest.fixture(autouse=True)
 def no_report(monkeypatch):
-    monkeypatch.setattr("dase_grpc.launch.train.write_report", lambda run: run.report)
+    monkeypatch.setattr("dase_grpc.runs.reports.report.write_report", lambda run: run.report)
 
 
 @pytest.fixture(scope="module")
