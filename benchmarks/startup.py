@@ -130,7 +130,7 @@ def commands(agents: Sequence[int]) -> Mapping[str, Callable[[Checkout], Times]]
 def measure(given: argparse.Namespace) -> list[Figure]:
     """All rounds, in which checkouts take turns."""
     roots = {NOW: HERE.parent, **({BEFORE: given.against} if given.against else {})}
-    found = []
+    found: list[Figure] = []
     with ExitStack() as stack:
         checkouts = {
             who: Checkout(root, Path(stack.enter_context(tempfile.TemporaryDirectory())))
