@@ -114,8 +114,8 @@ def test_every_cell_finishes_once_whoever_goes_on_and_the_table_is_that_of_one_m
     first = cluster.start("--on", "slurm")
     try:
         cluster.until(lambda: cluster.has_kept(LONG))
-        # as --signal=USR2@120 does before the limit
-        slurm.run("scancel", "--signal=USR2", job_of(slurm, 0), timeout_s=PATIENCE_S)
+        # As --signal=USR2@120 before the limit; of a whole task of an array scancel tries it ten times over.
+        slurm.run("scancel", "--signal=USR2", f"{job_of(slurm, 0)}.0")
         cluster.until(lambda: cluster.finished() >= 3)
     finally:
         first.kill()
