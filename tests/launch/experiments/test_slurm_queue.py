@@ -174,6 +174,11 @@ while True:
 """
 
 
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch):
+    monkeypatch.setattr(task_module, "LOOK_EVERY_S", 0.01)
+
+
 def task(program: str, folder: Path, *, in_vain: int = 0) -> CellTask:
     return CellTask((sys.executable, "-S", "-c", program), str(folder), in_vain)
 
