@@ -59,6 +59,8 @@ class CellTask:
         """
         from submitit.core.utils import DelayedSubmission
 
+        # Slurm may send it twice; the second would find submitit in the middle of writing.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
         code, in_vain = STOPPED, self.in_vain
         if self._process is not None:
             self._process.terminate()

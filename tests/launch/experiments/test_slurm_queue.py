@@ -231,6 +231,7 @@ def signalled(code: int, folder: Path, monkeypatch, *, in_vain: int = 0) -> Cell
     finally:
         sender.join()
         signal.signal(signal.SIGUSR2, before)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
     (again,) = queued
     assert again.args == ("seed-0",)
     assert again.function.command == running.command
@@ -256,4 +257,6 @@ def test_a_cell_that_ends_while_it_is_told_to_stop_is_not_queued_again(tmp_path,
 
 def test_a_task_that_has_not_begun_is_queued_again(tmp_path):
     again = task(ENDS.format(code=0), tmp_path).checkpoint("seed-0")
+    blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
+    assert signal.SIGUSR2 in blocked  # the same signal once more would find it in the middle of this
     assert (again.args, again.function.in_vain) == (("seed-0",), 0)
