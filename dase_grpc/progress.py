@@ -7,6 +7,9 @@ from typing import Final
 FINISHED: Final = "finished"
 """The state of a learner that has done all its steps."""
 
+MAX_PAIRED_AGENTS: Final = 64
+"""What there is for each pair of agents is told of the first of them alone, so it does not grow with K²."""
+
 LOWEST_WEIGHT: Final = 1e-9
 """Smaller similarity weights are shown as that: they cannot change a float32 sum."""
 

@@ -16,7 +16,7 @@ from dase_grpc.metrics.calls import (
     gauge,
     histogram,
 )
-from dase_grpc.metrics.endpoint import MAX_PAIRED_AGENTS
+from dase_grpc.progress import MAX_PAIRED_AGENTS
 
 NOT_FINITE: Final = "not_finite"
 
@@ -93,7 +93,7 @@ def _traffic(now: ReplayCounts) -> Iterator[Metric]:
         "dase_replay_sampled_transitions",
         f"Transitions sent in batches, for agents below {MAX_PAIRED_AGENTS}.",
         ("agent_id", "source_agent_id"),
-        {pair: count for pair, count in now.sampled.items() if max(pair) < MAX_PAIRED_AGENTS},
+        now.sampled,
     )
     yield histogram(
         "dase_replay_sample_wait_seconds",

@@ -28,9 +28,6 @@ from prometheus_client import (
 from dase_grpc.errors import AddressError
 from dase_grpc.process.ends import closed_in_forks
 
-MAX_PAIRED_AGENTS: Final = 64
-"""Agents below this number have series for each pair of them: 64 x 64 at most."""
-
 _LAG_SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 PATIENCE_S: Final = 10.0

@@ -6,7 +6,8 @@ from typing import ClassVar, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from dase_grpc.metrics.endpoint import MAX_PAIRED_AGENTS, loop_lag
+from dase_grpc.metrics.endpoint import loop_lag
+from dase_grpc.progress import MAX_PAIRED_AGENTS
 
 SKIP_REASONS: Final = ("no_batch", "no_weight", "critic_not_finite", "actor_not_finite")
 STAGES: Final = ("sample", "update", "load", "weigh", "learn")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from typing import get_args
 
+import numpy as np
 import pytest
 from children import forked
 from contracts.sentences import refuses
@@ -22,13 +23,14 @@ from dase_grpc.learning.envs.steps import Reason
 from dase_grpc.metrics.buffer import ReplayCollector, ReplayCounts
 from dase_grpc.metrics.endpoint import (
     LIVE_PATH,
-    MAX_PAIRED_AGENTS,
     READY_PATH,
     Probes,
     make_registry,
     metrics_endpoint,
 )
 from dase_grpc.metrics.nodes import RESTART_REASONS, SKIP_REASONS, STAGES, LearnerMetrics
+from dase_grpc.progress import MAX_PAIRED_AGENTS
+from dase_grpc.replay.buffer.store import Traffic
 from dase_grpc.replay.client.connection import Stream
 from dase_grpc.replay.client.handoff import WaitReason
 
@@ -120,10 +122,12 @@ def test_what_has_not_happened_has_no_time():
 
 @pytest.mark.slow
 def test_no_number_of_agents_makes_more_than_64_by_64_series_of_pairs():
-    agents = range(200)
-    pairs = {(agent, source): 1 for agent in agents for source in agents}
+    traffic, owners = Traffic(), np.arange(200, dtype=np.int32)
+    for agent in owners.tolist():
+        traffic.count_sampled(agent, owners)
+    assert traffic.sampled_total == 200 * 200
     registry = make_registry()
-    registry.register(ReplayCollector(lambda: ReplayCounts(sampled=pairs)))
+    registry.register(ReplayCollector(lambda: ReplayCounts(sampled=traffic.sampled)))
     assert len(series(registry, "dase_replay_sampled_transitions_total")) == 64 * 64
 
 

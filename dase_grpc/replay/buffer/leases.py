@@ -1,5 +1,6 @@
 """Leases: who may act as which agent, with a time to live and an epoch; and who attends without one."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from hmac import compare_digest
@@ -8,6 +9,9 @@ from typing import Final
 from dase_grpc.errors import AgentTakenError, MalformedError, OverloadedError, StaleLeaseError
 from dase_grpc.progress import FINISHED, Attendance, Attendant, Progress
 from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
+
+ATTENDING_ROLES: Final = ("actor", "evaluator")
+"""Of nodes that hold no lease."""
 
 MAX_ATTENDANTS: Final = 4_096
 MAX_AGENT_ATTENDANTS: Final = 512
@@ -64,6 +68,10 @@ class LeaseTable:
         self._max_agents = max_agents
         self._leases = {lease.agent_id: lease for lease in restored}
         self._keep = keep
+
+    def __len__(self) -> int:
+        """Agent ids that have had a lease."""
+        return len(self._leases)
 
     def join(
         self, node_name: str, wanted: int | None, now: float, *, node_id: str = "", ended: str = ""
@@ -171,6 +179,11 @@ class AttendanceBook:
     max_nodes: int = MAX_ATTENDANTS
     max_of_agent: int = MAX_AGENT_ATTENDANTS
     _seen: dict[str, Presence] = field(default_factory=dict, init=False)
+    _of_agent: Counter[tuple[str, int | None]] = field(default_factory=Counter, init=False)  # role, agent
+
+    def __len__(self) -> int:
+        """Nodes that were heard of and not forgotten since."""
+        return len(self._seen)
 
     def note(self, node: Attendant, attendance: Attendance, now: float) -> bool:
         """Notes what a node says; returns whether it is new here. Too many are an OverloadedError."""
@@ -182,17 +195,20 @@ class AttendanceBook:
                     f"as many actors and evaluators attend already as are taken, {self.max_nodes}, and of "
                     f"one agent {self.max_of_agent}; stop some of them"
                 )
+        self.leave(node.node_id)
         self._seen[node.node_id] = Presence(node, attendance, now)
+        self._of_agent[node.role, node.agent_id] += 1
         return new
 
     def leave(self, node_id: str) -> None:
         """Forgets a node, if it is here."""
-        self._seen.pop(node_id, None)
+        seen = self._seen.pop(node_id, None)
+        if seen is not None:
+            self._of_agent[seen.node.role, seen.node.agent_id] -= 1
 
     def has_actor(self, agent_id: int) -> bool:
-        """Whether an actor of this agent has been heard of and not been forgotten since."""
-        actors = (seen.node.agent_id for seen in self._seen.values() if seen.node.role == "actor")
-        return agent_id in actors
+        """Whether an actor of this agent has been heard of and not been forgotten since; O(1)."""
+        return self._of_agent["actor", agent_id] > 0
 
     def all(self, now: float) -> list[Presence]:
         """The nodes that are not silent, by role, agent and name."""
@@ -201,12 +217,13 @@ class AttendanceBook:
 
     def forget_silent(self, now: float) -> None:
         """Forgets who has said nothing for longer than `ttl_s`; to be called now and then."""
-        self._seen = {key: seen for key, seen in self._seen.items() if now - seen.at <= self.ttl_s}
+        for node_id in [key for key, seen in self._seen.items() if now - seen.at > self.ttl_s]:
+            self.leave(node_id)
 
     def _is_full(self, agent_id: int | None) -> bool:
         if len(self._seen) >= self.max_nodes:
             return True
-        of_agent = sum(seen.node.agent_id == agent_id for seen in self._seen.values())
+        of_agent = sum(self._of_agent[role, agent_id] for role in ATTENDING_ROLES)
         return agent_id is not None and of_agent >= self.max_of_agent
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dase_grpc.errors import MalformedError, SequenceGapError, TooManyWritersError, WriterForgottenError
+from dase_grpc.progress import MAX_PAIRED_AGENTS
 from dase_grpc.replay.buffer.priorities import Priorities, Prioritisation
 from dase_grpc.replay.buffer.ring import MAX_AGENT_ID, RingBuffer
 from dase_grpc.schema import Array, TransitionSchema
@@ -33,7 +34,8 @@ GONE_AFTER_S: Final = 900.0
 class Traffic:
     """Running totals by collecting agent, and over all agents, so that nobody has to sum K² pairs.
 
-    Keys of `refused` are (agent, reason), of `sampled` (sampling agent, collecting agent).
+    Keys of `refused` are (agent, reason), of `sampled` (sampling agent, collecting agent), both below
+    MAX_PAIRED_AGENTS.
     """
 
     inserted: Counter[int] = field(default_factory=Counter)
@@ -45,10 +47,12 @@ class Traffic:
 
     def count_sampled(self, agent_id: int, owners: npt.NDArray[np.int32]) -> None:
         """Counts transitions drawn for an agent, by who collected them."""
-        for source, drawn in enumerate(np.bincount(owners).tolist()):
+        self.sampled_total += len(owners)
+        if agent_id >= MAX_PAIRED_AGENTS:
+            return
+        for source, drawn in enumerate(np.bincount(owners)[:MAX_PAIRED_AGENTS].tolist()):
             if drawn:
                 self.sampled[agent_id, source] += drawn
-        self.sampled_total += len(owners)
 
     def restore(self, inserted: Sequence[int], refused: Sequence[int]) -> None:
         """Goes on from these totals by agent id; what was sampled is counted from each start."""

@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from dase_grpc.config.resolve import RunConfig, require_capacity
 from dase_grpc.errors import (
@@ -19,6 +20,7 @@ from dase_grpc.errors import (
     StaleLeaseError,
     UnreachableError,
 )
+from dase_grpc.pace import Backoff
 from dase_grpc.progress import Attendance, Attendant, Progress, several
 from dase_grpc.replay.buffer.sharding import WHOLE
 from dase_grpc.replay.client.cluster import ClusterClient, Lines, StreamTarget, require_let_in
@@ -30,8 +32,6 @@ from dase_grpc.replay.wire.addresses import Address
 from dase_grpc.replay.wire.messages import Membership
 from dase_grpc.replay.wire.v1 import cluster_pb2
 from dase_grpc.schema import TransitionSchema
-
-HOLDER_POLL_S: Final = 0.5
 
 C = TypeVar("C", bound=Connection)
 
@@ -148,26 +148,37 @@ async def join(cluster: ClusterClient, wanted: Wanted, schema: TransitionSchema)
             timeout_s=timeout_s,
         )
 
-    refused_at: float | None = None
     while True:
         try:
             return await patiently(ask, wanted)
-        except AgentTakenError:
+        except AgentTakenError as taken:
             if wanted.agent_id is None:
                 raise
-            first = refused_at is None
-            refused_at = time.monotonic() if refused_at is None else refused_at
-            await asyncio.sleep(wanted.timing.holder_look_s if first else HOLDER_POLL_S)
-            status = await patiently(lambda timeout_s: cluster.status(timeout_s=timeout_s), wanted)
-            if _has_beaten(status, wanted.agent_id, within_s=time.monotonic() - refused_at):
-                raise
-            if first:
-                log.info("agent %d's holder is silent: waiting for its lease to end", wanted.agent_id)
+            await _until_free(cluster, wanted, wanted.agent_id, taken)
 
 
-def _has_beaten(status: cluster_pb2.StatusResponse, agent_id: int, *, within_s: float) -> bool:
-    holder = {agent.agent_id: agent for agent in status.agents}.get(agent_id)
-    return holder is not None and holder.lease == "live" and holder.seconds_since_heartbeat < within_s
+async def _until_free(cluster: ClusterClient, wanted: Wanted, agent_id: int, taken: AgentTakenError) -> None:
+    """Returns when the lease of the agent's holder has ended, who is silent; raises `taken` if it is not."""
+    refused_at, backoff, said = time.monotonic(), Backoff(random.Random()), False
+    await asyncio.sleep(wanted.timing.holder_look_s)
+    while True:
+        status = await patiently(partial(_look, cluster, agent_id), wanted)
+        held = next((each for each in status.agents if each.agent_id == agent_id), None)
+        if held is None or held.lease != "live":
+            return
+        if held.seconds_since_heartbeat < time.monotonic() - refused_at:
+            raise taken
+        if not said:
+            log.info("agent %d's holder is silent: waiting for its lease to end", agent_id)
+            said = True
+        await asyncio.sleep(backoff.next_s())
+
+
+def _look(
+    cluster: ClusterClient, agent_id: int, timeout_s: float
+) -> Coroutine[Any, Any, cluster_pb2.StatusResponse]:
+    """Asks for the one agent alone, for many nodes may ask at the same time."""
+    return cluster.status(agent_ids=(agent_id,), timeout_s=timeout_s)
 
 
 async def attend(

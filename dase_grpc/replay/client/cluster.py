@@ -1,6 +1,6 @@
 """The channels of one node by address, and its calls over them: ClusterService, and where streams begin."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Final
@@ -96,10 +96,20 @@ class ClusterClient:
         return Membership.of(answer, ttl_s=answer.lease.ttl_seconds, node_id=node_id)
 
     async def heartbeat(
-        self, member: Membership, progress: Progress, *, timeout_s: float = UNARY_TIMEOUT_S
+        self,
+        member: Membership,
+        progress: Progress,
+        *,
+        own_counts: bool = False,
+        timeout_s: float = UNARY_TIMEOUT_S,
     ) -> cluster_pb2.HeartbeatResponse:
-        """Renews the lease and reports progress; returns what the buffer holds, and how many follow."""
-        request = cluster_pb2.HeartbeatRequest(**_lease(member), progress=progress_to_proto(progress))
+        """Renews the lease and reports progress; returns what the buffer holds, and how many follow.
+
+        With `own_counts` it is told how many transitions are this agent's, and not of others.
+        """
+        request = cluster_pb2.HeartbeatRequest(
+            **_lease(member), progress=progress_to_proto(progress), own_counts=own_counts
+        )
         with service(self._address):
             return await self._stub.Heartbeat(request, timeout=timeout_s)
 
@@ -120,7 +130,7 @@ class ClusterClient:
         timeout_s: float = UNARY_TIMEOUT_S,
         wait_for_ready: bool = False,
     ) -> cluster_pb2.AttendResponse:
-        """Announces a node that holds no lease, or says that it leaves."""
+        """Announces a node that holds no lease, or says that it leaves; is told counts of its agent alone."""
         request = cluster_pb2.AttendRequest(
             run_id=run_id,
             node_id=node.node_id,
@@ -130,16 +140,18 @@ class ClusterClient:
             schema_fingerprint=fingerprint,
             attendance=attendance_to_proto(attendance),
             leaving=leaving,
+            own_counts=True,
         )
         with service(self._address):
             return await self._stub.Attend(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
 
-    async def status(self, *, timeout_s: float = UNARY_TIMEOUT_S) -> cluster_pb2.StatusResponse:
-        """The run's agents and buffer."""
+    async def status(
+        self, *, agent_ids: Collection[int] = (), timeout_s: float = UNARY_TIMEOUT_S
+    ) -> cluster_pb2.StatusResponse:
+        """The run's nodes and buffer; of some agents alone, where named."""
+        request = cluster_pb2.StatusRequest(agent_ids=agent_ids)
         with service(self._address):
-            return await self._stub.Status(
-                cluster_pb2.StatusRequest(), timeout=timeout_s, wait_for_ready=True
-            )
+            return await self._stub.Status(request, timeout=timeout_s, wait_for_ready=True)
 
 
 def _lease(member: Membership) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -95,6 +95,7 @@ class Connection:
         stopping: the node is to end, so the replay is waited for only briefly.
         losses: how often the replay came back without transitions it had.
         buffer: what was last heard of it; another object whenever something was heard.
+        inserted_by_agent: transitions of each agent that were ever stored, where the node asks for that.
         needed: whether the node cannot go on without it, so that waiting for it has a limit.
         followers: how many wanted the agent's policy then.
     """
@@ -118,6 +119,7 @@ class Connection:
         self.incarnation = target.member.incarnation
         self.buffer_size = target.member.buffer_size
         self.buffer = target.member.buffer
+        self.inserted_by_agent: Mapping[int, int] = {}
         self.needed: Callable[[], bool] = lambda: True
         self._timeout_s = timeout_s
         self._metrics = metrics
@@ -191,6 +193,10 @@ class Connection:
         """Reports again and again what the node does: a learner's Progress, the Attendance of others."""
         await self.keep(Stream.HEARTBEAT, partial(self._beat, say))
 
+    def beat_s(self, asked_s: float) -> float:
+        """How long the next heartbeat waits, for which the replay has asked that long or longer."""
+        return min(max(self.timing.beat_s, asked_s), self.target.member.ttl_s / 4)
+
     def lost(self, sentence: str) -> None:
         """Notes that the replay came back without transitions it had."""
         self.losses += 1
@@ -203,7 +209,7 @@ class Connection:
             answer = await self._report(say())
             self.up(Stream.HEARTBEAT)
             self._heard(answer)
-            await asyncio.sleep(min(self.timing.beat_s, self.target.member.ttl_s / 4))
+            await asyncio.sleep(self.beat_s(answer.beat_seconds))
 
     async def _report(self, said: Any) -> Any:
         """Reports what the node does, and returns what `_heard` takes."""

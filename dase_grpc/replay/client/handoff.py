@@ -22,7 +22,8 @@ class Times:
     """All in seconds.
 
     Attributes:
-        beat_s: between two reports of what a node does, and two looks whether it is stuck.
+        beat_s: between two reports of what a node does, where its replay does not ask for fewer, and two
+            looks whether it is stuck.
         gather_s: how long rows wait for more before they are sent. A message for each row would cost both
             sides as much time as an update of a small network; what nobody has acknowledged is kept, and a
             batch misses some steps of a thousand.

@@ -25,6 +25,10 @@ from dase_grpc.replay.wire.v1 import cluster_pb2
 FAREWELL_S: Final = 2.0
 """How long a replay may take for each call of a node that leaves."""
 
+FEW_AGENTS: Final = 64
+ASK_OF_ALL_EVERY: Final = 10
+"""Heartbeats, of which one asks for the counts of all agents where these are more than few."""
+
 log = logging.getLogger("dase")
 
 
@@ -34,6 +38,9 @@ class LearnerConnection(Connection):
     If the replay came back without its data, the learner joins again under the same agent id, once for all
     its streams, and `accept` raises where the new membership of all shards does not fit. If another node has
     the id, the learner is fenced off: StaleLeaseError, for good.
+
+    With `asks_of_all` some heartbeats are answered with how many transitions each agent has ever stored,
+    which is then `inserted_by_agent`: all of them while the agents are few.
     """
 
     def __init__(
@@ -41,14 +48,25 @@ class LearnerConnection(Connection):
         target: StreamTarget,
         *,
         accept: Callable[[Membership], None] = lambda member: None,
+        asks_of_all: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(target, **options)
         self._accept = accept
         self._rejoining = asyncio.Lock()
+        self._asks_of_all = asks_of_all
+        self._beats = 0
+        self.inserted_by_agent = dict(self.buffer.inserted_by_agent)
 
     async def _report(self, said: Progress) -> cluster_pb2.HeartbeatResponse:
-        return await self.target.cluster.heartbeat(self.target.member, said)
+        few = len(self.inserted_by_agent) <= FEW_AGENTS
+        of_all = self._asks_of_all and (few or self._beats % ASK_OF_ALL_EVERY == 0)
+        target = self.target
+        answer = await target.cluster.heartbeat(target.member, said, own_counts=not of_all)
+        self._beats += 1
+        if of_all:
+            self.inserted_by_agent = dict(answer.buffer.inserted_by_agent)
+        return answer
 
     def _heard(self, answer: cluster_pb2.HeartbeatResponse) -> None:
         self.followers = answer.followers

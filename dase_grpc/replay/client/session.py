@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
@@ -187,12 +188,14 @@ class Session:
 
     @property
     def agents(self) -> dict[int, int]:
-        """How many rows each agent that has any has ever stored, as of the last heartbeat."""
-        stored: dict[int, int] = {}
+        """How many rows each agent that has any has ever stored.
+
+        As of the last heartbeat, or among more than 64 agents of one of the last ten.
+        """
+        stored = Counter[int]()
         for each in self._streams.shards.connections:
-            for agent, rows in each.buffer.inserted_by_agent.items():
-                stored[agent] = stored.get(agent, 0) + rows
-        return stored
+            stored.update(each.inserted_by_agent)
+        return dict(stored)
 
     @property
     def buffer_size(self) -> int:
@@ -340,7 +343,7 @@ class Session:
 
     def _opened(self, joined: Joined, lines: Lines) -> LearnerStreams:
         wanted = self._wanted
-        named = partial(LearnerConnection, timeout_s=wanted.away_s, timing=wanted.timing)
+        named = partial(LearnerConnection, asks_of_all=True, timeout_s=wanted.away_s, timing=wanted.timing)
         shards = Shards(joined.connected(lines, named))
         link = ReplayLink(
             shards,

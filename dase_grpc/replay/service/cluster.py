@@ -1,12 +1,13 @@
 """ClusterService: Join, Heartbeat, Leave, Attend and Status over a SharedRun."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from dase_grpc.errors import DrainingError, MalformedError
 from dase_grpc.progress import Attendant
-from dase_grpc.replay.buffer.leases import Lease, Presence
+from dase_grpc.replay.buffer.leases import ATTENDING_ROLES, Lease, Presence
 from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.security.door import agent_to_join, require_agent, require_role
@@ -25,7 +26,11 @@ from dase_grpc.replay.wire.v1 import cluster_pb2, cluster_pb2_grpc
 MAX_NODE_ID: Final = 128
 """Characters."""
 
-ATTENDING_ROLES: Final = ("actor", "evaluator")
+BEATS_PER_S: Final = 500
+"""Heartbeats of all nodes together that are asked for; with fewer nodes each beats twice a second."""
+
+AGENTS_AT_ONCE: Final = 32
+"""Of which Status tells before it lets others go on."""
 
 
 @dataclass(eq=False)
@@ -47,7 +52,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             raise DrainingError("the replay service is shutting down and takes no new nodes")
         if len(request.node_id) > MAX_NODE_ID:
             raise MalformedError(f"a node id has up to {MAX_NODE_ID} characters, not {len(request.node_id)}")
-        now, before = self.clock(), {lease.agent_id: lease for lease in self.run.leases.all()}
+        now = self.clock()
+        held = self.run.leases.held(request.agent_id) if request.HasField("agent_id") else None
         lease = self.run.join(
             shown(request.node_name),
             wanted=agent_to_join(request.agent_id if request.HasField("agent_id") else None),
@@ -58,15 +64,13 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             ended=request.ended_node_id,
         )
         told = f"{lease.node_name} joined as agent {lease.agent_id} (epoch {lease.epoch})"
-        held = before.get(lease.agent_id)
         if held is not None and held.epoch < lease.epoch and held.state(now) == "live":
             told += f", whose node of epoch {held.epoch} has ended"
         if lost := shown(request.lost_buffer_id):
             told += f"; it comes from buffer {lost}, whose transitions are not here any more"
         self.on_event(told)
-        return cluster_pb2.JoinResponse(
-            run_id=self.run.run_id, lease=_lease(lease), buffer=buffer_to_proto(self.run)
-        )
+        buffer = buffer_to_proto(self.run, counts_of=(lease.agent_id,))
+        return cluster_pb2.JoinResponse(run_id=self.run.run_id, lease=_lease(lease), buffer=buffer)
 
     async def Heartbeat(
         self, request: cluster_pb2.HeartbeatRequest, context: Context
@@ -75,7 +79,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         progress = progress_from_proto(request.progress)
         self.run.leases.renew(request.agent_id, request.epoch, self.clock(), progress=progress)
         followers = self.run.policies.followers(request.agent_id)
-        return cluster_pb2.HeartbeatResponse(buffer=buffer_to_proto(self.run), followers=followers)
+        buffer = buffer_to_proto(self.run, counts_of=(request.agent_id,) if request.own_counts else None)
+        return cluster_pb2.HeartbeatResponse(buffer=buffer, followers=followers, beat_seconds=self._beat_s)
 
     async def Leave(self, request: cluster_pb2.LeaveRequest, context: Context) -> cluster_pb2.LeaveResponse:
         self._require_here(request)
@@ -95,36 +100,45 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             run.require_reader(run_id=run.run_id, fingerprint=request.schema_fingerprint)
         self._note(node, request)
         lease = None if node.agent_id is None else run.leases.held(node.agent_id)
+        own = () if node.agent_id is None else (node.agent_id,)
         return cluster_pb2.AttendResponse(
             run_id=run.run_id,
             lease=None if lease is None else _lease(lease),
-            buffer=buffer_to_proto(run),
+            buffer=buffer_to_proto(run, counts_of=own if request.own_counts else None),
             ttl_seconds=run.attendance.ttl_s,
             learner_updates=0 if lease is None else lease.progress.updates,
             agent_finished=node.agent_id is not None and run.leases.finished(node.agent_id),
+            beat_seconds=self._beat_s,
         )
 
     async def Status(
         self, request: cluster_pb2.StatusRequest, context: Context
     ) -> cluster_pb2.StatusResponse:
-        now, versions = self.clock(), self.run.policies.versions
+        now, wanted = self.clock(), frozenset(request.agent_ids)
         return cluster_pb2.StatusResponse(
             run_id=self.run.run_id,
-            buffer=buffer_to_proto(self.run),
-            agents=[
-                _agent_status(
-                    lease,
-                    now,
-                    policy_version=versions.get(lease.agent_id),
-                    in_place=self.run.in_place[lease.agent_id] > 0,
-                )
-                for lease in self.run.leases.all()
-            ],
+            buffer=buffer_to_proto(self.run, counts_of=wanted or None),
+            agents=[status async for status in self._agents(now, wanted)],
             draining=self.draining,
             environment=self.run.store.schema.environment if self.run.opened else "",
-            nodes=[_node_status(seen, now) for seen in self.run.attendance.all(now)],
+            nodes=[_node_status(seen, now) for seen in self.run.attendance.all(now) if not wanted],
             uptime_seconds=now - self.started_at,
         )
+
+    async def _agents(self, now: float, wanted: Collection[int]) -> AsyncIterator[cluster_pb2.AgentStatus]:
+        """The agents that are wanted, or all; lets streams go on in between, for many take a while."""
+        run, versions = self.run, self.run.policies.versions
+        leases = [lease for lease in run.leases.all() if not wanted or lease.agent_id in wanted]
+        for told, lease in enumerate(leases, start=1):
+            version, in_place = versions.get(lease.agent_id), run.in_place[lease.agent_id] > 0
+            yield _agent_status(lease, now, policy_version=version, in_place=in_place)
+            if told % AGENTS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    @property
+    def _beat_s(self) -> float:
+        """How far apart a node's heartbeats are to be, so that all of them are not too many."""
+        return (len(self.run.leases) + len(self.run.attendance)) / BEATS_PER_S
 
     def _require_here(self, request: cluster_pb2.HeartbeatRequest | cluster_pb2.LeaveRequest) -> None:
         """Checks that the caller may act as the agent, and means what is held here."""

@@ -14,10 +14,11 @@ from dase_grpc.metrics.calls import Calls
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.buffer.store import ReplayStore
 from dase_grpc.replay.service.interceptors import read, read_first
-from dase_grpc.replay.service.streams import Admission, Change, Gate, Streams
+from dase_grpc.replay.service.streams import Admission, Changes, Gate, Streams
 from dase_grpc.replay.wire.packed import Chunk
 from dase_grpc.replay.wire.status import Context
 from dase_grpc.replay.wire.v1 import replay_pb2
+from dase_grpc.schema import Array
 
 MAX_WRITER_ID: Final = 128
 WAITING_EVERY_S: Final = 1.0
@@ -37,7 +38,7 @@ class Inserts:
     run: SharedRun
     streams: Streams
     _: KW_ONLY
-    changed: Change
+    changed: Changes
     calls: Calls
     clock: Callable[[], float] = time.monotonic
     admission: Admission = field(default_factory=lambda: Admission("Insert"))
@@ -77,7 +78,7 @@ class _Insert:
         header: replay_pb2.InsertHeader,
         context: Context,
         *,
-        changed: Change,
+        changed: Changes,
         calls: Calls,
     ) -> None:
         self._run, self._store, self._context, self._changed = run, run.store, context, changed
@@ -122,13 +123,20 @@ class _Insert:
             if not count:
                 began = self._clock()
                 continue
-            refused = self._store.append(
-                self._writer, first_seq, rows[:count], agent_id=self._agent_id, commit=False
-            )
-            self._acks.stored(self._committed(), refused=refused)
+            self._append(first_seq, rows[:count])
             first_seq, rows = first_seq + count, rows[count:]
-            self._changed.tell()
         self._took(self._clock() - began)
+
+    def _append(self, first_seq: int, rows: Array) -> None:
+        """Stores rows, and wakes who waits for them: everybody where batches can be drawn from now on."""
+        store, enough = self._store, self._run.min_size
+        short = len(store.ring) < enough
+        refused = store.append(self._writer, first_seq, rows, agent_id=self._agent_id, commit=False)
+        self._acks.stored(self._committed(), refused=refused)
+        if short and len(store.ring) >= enough:
+            self._changed.tell_all()
+        else:
+            self._changed.tell(self._agent_id)
 
     async def _room_for(self, first_seq: int, count: int) -> int:
         """How many of the next rows may be stored now; 0 after having waited for a change."""
@@ -141,9 +149,9 @@ class _Insert:
         if known or room:
             return min(count, known + room)
         self._acks.waiting(f"waiting for {self._gate.why_full()}")
-        with suppress(TimeoutError):
+        with self._changed.of({self._agent_id}) as changed, suppress(TimeoutError):
             async with asyncio.timeout(WAITING_EVERY_S):
-                await self._changed.next.wait()
+                await changed.wait()
         return 0
 
 

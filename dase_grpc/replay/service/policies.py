@@ -13,7 +13,7 @@ from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.security.door import require_policies
 from dase_grpc.replay.service.interceptors import read, read_first
-from dase_grpc.replay.service.streams import Change, Streams
+from dase_grpc.replay.service.streams import Changes, Streams
 from dase_grpc.replay.wire.addresses import CHUNK_BYTES, MAX_CHUNK_BYTES
 from dase_grpc.replay.wire.status import Context
 from dase_grpc.replay.wire.v1 import policy_pb2, policy_pb2_grpc
@@ -35,7 +35,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         self.streams = Streams(run, "Publish", "Subscribe")
         self._run = run
         self.idle_s = PUBLISH_IDLE_S
-        self._published = Change()
+        self._published = Changes()
 
     async def Publish(
         self, request_iterator: AsyncIterator[policy_pb2.PublishRequest], context: Context
@@ -76,7 +76,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             require_valid()
             policy = incoming.finish()
         if self._run.policies.publish(policy):
-            self._published.tell()
+            self._published.tell(policy.agent_id)
         return policy_pb2.PublishResponse(latest_version=policy.version)
 
     async def _take_piece(self, context: Context, incoming: IncomingPolicy) -> bool:
@@ -108,9 +108,9 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         if wanted and max(wanted) > MAX_AGENT_ID:
             raise MalformedError(f"agent id {max(wanted)} is outside 0..{MAX_AGENT_ID}")
         sent: dict[int, tuple[int, int, int]] = {}
-        with self._run.policies.following(wanted):
+        with self._run.policies.following(wanted), self._published.of(wanted) as published:
             while True:
-                published = self._published.next  # before the look, so that nothing is missed in between
+                published.clear()  # before the look, so that nothing is missed in between
                 for agent_id in sorted(wanted) or self._run.policies.agents():  # each in turn: none starves
                     await self._send_if_newer(context, agent_id, sent)
                 await published.wait()

@@ -21,7 +21,7 @@ from dase_grpc.replay.buffer.sampling import Sampling
 from dase_grpc.replay.buffer.sharding import WHOLE
 from dase_grpc.replay.service.batches import Batches
 from dase_grpc.replay.service.interceptors import read, read_first
-from dase_grpc.replay.service.streams import Admission, Change, Gate, Streams
+from dase_grpc.replay.service.streams import Admission, Changes, Gate, Streams
 from dase_grpc.replay.wire.packed import NUMBER_BYTES, ROWS_BYTES
 from dase_grpc.replay.wire.status import Context
 from dase_grpc.replay.wire.v1 import replay_pb2
@@ -35,7 +35,7 @@ WAITING_EVERY_S: Final = 1.0
 class Samples:
     """The Sample streams of a service."""
 
-    def __init__(self, run: SharedRun, streams: Streams, *, changed: Change, calls: Calls) -> None:
+    def __init__(self, run: SharedRun, streams: Streams, *, changed: Changes, calls: Calls) -> None:
         self._run, self._streams, self._changed, self._calls = run, streams, changed, calls
         self._opened: Counter[int] = Counter()
         self._admission = Admission("Sample")
@@ -64,7 +64,7 @@ class Samples:
             elif before is not None:
                 del self._run.limiters[agent_id]
             if limiter is not before:
-                self._changed.tell()
+                self._changed.tell(agent_id)
             await batches.offer()
             if limiter is None:
                 await self._serve_credits(request, batches, row_bytes=row_bytes)
@@ -104,10 +104,12 @@ class Samples:
             answer.waiting.size, answer.waiting.min_size = len(store.ring), min_size
             answer.waiting.reason = f"waiting for {missing}"
             await batches.context.write(answer)
-            with suppress(TimeoutError):
+            agent_id = batches.header.stream.agent_id
+            with self._changed.of({agent_id}) as changed, suppress(TimeoutError):
                 async with asyncio.timeout(WAITING_EVERY_S):
                     while source.shortage(min_size) is not None:
-                        await self._changed.next.wait()
+                        changed.clear()
+                        await changed.wait()
 
 
 class PacedBatches:
@@ -116,19 +118,23 @@ class PacedBatches:
     Requests are read while batches wait, for they say which updates were made.
     """
 
-    def __init__(self, batches: Batches, gate: Gate, limiter: StepLimiter, changed: Change) -> None:
+    def __init__(self, batches: Batches, gate: Gate, limiter: StepLimiter, changed: Changes) -> None:
         self._batches, self._gate, self._limiter, self._changed = batches, gate, limiter, changed
         self._credits = 0
         self._said_at = -WAITING_EVERY_S
 
     async def serve(self, request: Any) -> None:
         """Serves until the client has ended its side and every credit is used."""
+        with self._changed.of({self._gate.agent_id}) as changed:
+            await self._serve(request, changed)
+
+    async def _serve(self, request: Any, changed: asyncio.Event) -> None:
         reading: asyncio.Future[Any] | None = None
         await self._take(request)
         ended = False
         try:
             while not ended or self._credits:
-                change = self._changed.next
+                changed.clear()
                 why = self._gate.why_no_batch(self._limiter) if self._credits else "no credit"
                 if why is None:
                     self._limiter.draw()
@@ -139,7 +145,7 @@ class PacedBatches:
                     reading = asyncio.ensure_future(_read_next(self._batches.context))
                 if self._credits:
                     await self._say(why)
-                await self._until_moved(reading, change)
+                await self._until_moved(reading, changed)
                 self._batches.require_valid()
                 if reading is not None and reading.done():
                     request, reading = reading.result(), None
@@ -160,15 +166,15 @@ class PacedBatches:
         self._credits += request.credits
         if request.used:
             self._limiter.charge(request.used)
-            self._changed.tell()
+            self._changed.tell(self._gate.agent_id)
 
-    async def _until_moved(self, reading: "asyncio.Future[Any] | None", change: asyncio.Event) -> None:
-        """Returns when a request has come or, while a batch is due, at the change."""
+    async def _until_moved(self, reading: "asyncio.Future[Any] | None", changed: asyncio.Event) -> None:
+        """Returns when a request has come or, while a batch is due, at a change."""
         waiting: set[asyncio.Future[Any]] = set() if reading is None else {reading}
         if not self._credits:
             await asyncio.wait(waiting)
             return
-        moved = asyncio.ensure_future(change.wait())
+        moved = asyncio.ensure_future(changed.wait())
         try:
             await asyncio.wait(
                 {*waiting, moved}, timeout=WAITING_EVERY_S, return_when=asyncio.FIRST_COMPLETED

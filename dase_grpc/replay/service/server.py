@@ -18,7 +18,7 @@ from dase_grpc.replay.security.door import Door
 from dase_grpc.replay.service.insert import Inserts
 from dase_grpc.replay.service.interceptors import Accounting, Guard
 from dase_grpc.replay.service.sample import Samples
-from dase_grpc.replay.service.streams import Change, Streams
+from dase_grpc.replay.service.streams import Changes, Streams
 from dase_grpc.replay.wire.addresses import (
     KEEPALIVE_TIME_MS,
     KEEPALIVE_TIMEOUT_MS,
@@ -138,7 +138,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     ) -> None:
         self.streams = Streams(run, "Insert", "Sample")
         self._run = run
-        calls, changed = Calls() if calls is None else calls, Change()
+        calls, changed = Calls() if calls is None else calls, Changes()
         self._inserts = Inserts(run, self.streams, changed=changed, calls=calls, clock=clock)
         self._samples = Samples(run, self.streams, changed=changed, calls=calls)
 

@@ -1,11 +1,12 @@
 """Streams of a service: how many are open, what they wait for, and how they end."""
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, Final, TypeVar
 
 from dase_grpc.errors import DrainingError, OverloadedError, RefusalError
@@ -172,20 +173,41 @@ class Admission:
                 )
 
 
-class Change:
-    """Something that streams wait for has changed; each waits for the next change after its look.
+class Changes:
+    """What streams wait for changes, of one agent or of all; each wakes at changes of its own agents alone.
 
-    Attributes:
-        next: set at the next change; whoever lets others run between its look and its wait takes it before.
+    Every agent's streams tell of changes and wait for some, so to wake all of them each time would be K².
     """
 
     def __init__(self) -> None:
-        self.next = asyncio.Event()
+        self._of: defaultdict[int, set[asyncio.Event]] = defaultdict(set)
+        self._of_any: set[asyncio.Event] = set()
 
-    def tell(self) -> None:
+    @contextmanager
+    def of(self, agent_ids: Collection[int]) -> Iterator[asyncio.Event]:
+        """An event that each change of these agents sets, or of any where none is named, within the block.
+
+        Whoever waits clears it before the look that the wait follows.
+        """
+        changed = asyncio.Event()
+        kept = [self._of[agent_id] for agent_id in agent_ids] or [self._of_any]
+        for waiting in kept:
+            waiting.add(changed)
+        try:
+            yield changed
+        finally:
+            for waiting in kept:
+                waiting.discard(changed)
+
+    def tell(self, agent_id: int) -> None:
+        """Wakes everybody who waits for a change of this agent."""
+        for changed in (*self._of[agent_id], *self._of_any):
+            changed.set()
+
+    def tell_all(self) -> None:
         """Wakes everybody who waits."""
-        self.next.set()
-        self.next = asyncio.Event()
+        for changed in chain(self._of_any, *self._of.values()):
+            changed.set()
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ CLIENT_OPTIONS: Final = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),  # nodes of one process would share a connection, and its limits
     ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS[0]),
     ("grpc.max_reconnect_backoff_ms", RECONNECT_MS[1]),
     ("grpc.min_reconnect_backoff_ms", CONNECT_MS),

@@ -1,13 +1,12 @@
 """Conversions between the wire's messages and the plain objects they carry."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from dase_grpc.errors import MalformedError
-from dase_grpc.progress import Attendance, Progress
-from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
+from dase_grpc.progress import MAX_PAIRED_AGENTS, Attendance, Progress
 from dase_grpc.replay.buffer.run import SharedRun
 from dase_grpc.replay.buffer.sharding import WHOLE, Shard
 from dase_grpc.replay.wire.v1 import cluster_pb2, replay_pb2
@@ -68,14 +67,16 @@ def schema_from_proto(message: replay_pb2.Schema) -> TransitionSchema:
 
 
 def progress_to_proto(progress: Progress) -> cluster_pb2.Progress:
-    """The message that carries a learner's progress; numbers that are not finite are left out."""
-    return cluster_pb2.Progress(**_finite(vars(progress)) | {"similarity": _finite(progress.similarity)})
+    """The message that carries a learner's progress.
+
+    Numbers that are not finite are left out, and similarities of agents from MAX_PAIRED_AGENTS on.
+    """
+    return cluster_pb2.Progress(**_finite(vars(progress)) | {"similarity": _paired(progress.similarity)})
 
 
 def progress_from_proto(message: cluster_pb2.Progress) -> Progress:
-    """The progress that a message carries; numbers that are not finite are left out."""
-    known_agents = {agent: value for agent, value in message.similarity.items() if agent <= MAX_AGENT_ID}
-    told = {"similarity": _finite(known_agents), "state": shown(message.state)}
+    """The progress that a message carries, without what `progress_to_proto` leaves out."""
+    told = {"similarity": _paired(message.similarity), "state": shown(message.state)}
     return Progress(**stated(message) | told)
 
 
@@ -94,14 +95,21 @@ def stated(message: Stated) -> dict[str, Any]:
     return _finite({field.name: value for field, value in message.ListFields()})
 
 
+def _paired(similarity: Mapping[int, float]) -> dict[int, float]:
+    return _finite({agent: value for agent, value in similarity.items() if agent < MAX_PAIRED_AGENTS})
+
+
 def _finite(fields: Mapping[Any, Any]) -> dict[Any, Any]:
     return {
         name: value for name, value in fields.items() if not isinstance(value, float) or math.isfinite(value)
     }
 
 
-def buffer_to_proto(run: SharedRun) -> replay_pb2.BufferState:
-    """What the buffer holds, and which it is; the latter alone before the first learner has joined."""
+def buffer_to_proto(run: SharedRun, *, counts_of: Iterable[int] | None = None) -> replay_pb2.BufferState:
+    """What the buffer holds, and which it is; the latter alone before the first learner has joined.
+
+    It has the counts of all agents, which takes O(K), or those of the ones named.
+    """
     state = replay_pb2.BufferState(
         min_size=run.min_size,
         incarnation=run.incarnation,
@@ -114,8 +122,14 @@ def buffer_to_proto(run: SharedRun) -> replay_pb2.BufferState:
         state.capacity, state.size = ring.capacity, len(ring)
         state.inserted_total, state.sampled_total = traffic.inserted_total, traffic.sampled_total
         state.refused_total = traffic.refused_total
-        state.size_by_agent.update(ring.size_by_agent)
-        state.inserted_by_agent.update(traffic.inserted)
+        if counts_of is None:
+            state.size_by_agent.update(ring.size_by_agent)
+            state.inserted_by_agent.update(traffic.inserted)
+        for agent_id in counts_of or ():
+            if inserted := traffic.inserted.get(agent_id):
+                state.inserted_by_agent[agent_id] = inserted
+            if present := ring.count_of(agent_id):
+                state.size_by_agent[agent_id] = present
     return state
 
 

@@ -28,8 +28,7 @@ from dase_grpc.errors import (
     StaleLeaseError,
     UnreachableError,
 )
-from dase_grpc.progress import Progress
-from dase_grpc.replay.buffer.ring import MAX_AGENT_ID
+from dase_grpc.progress import MAX_PAIRED_AGENTS, Progress
 from dase_grpc.replay.client.cluster import ClusterClient, StreamTarget, open_channel
 from dase_grpc.replay.service.cluster import MAX_NODE_ID
 from dase_grpc.replay.wire.addresses import Address
@@ -209,11 +208,17 @@ async def test_an_environment_with_an_endless_name_is_refused(service):
     await service.join(0, schema=longest)
 
 
-async def test_similarity_of_agents_that_cannot_exist_is_dropped(service):
-    member = await service.join(0)
-    await service.client.heartbeat(member, Progress(similarity={1: 0.5, MAX_AGENT_ID: 0.25, 4_000_000: 1.0}))
+async def test_similarity_is_kept_of_the_first_agents_alone_whatever_a_node_tells(service):
+    member, last = await service.join(0), MAX_PAIRED_AGENTS - 1
+    told = {1: 0.5, last: 0.25, last + 1: 0.125, 4_000_000: 1.0}
+    progress = cluster_pb2.Progress(similarity=told)
+    request = cluster_pb2.HeartbeatRequest(
+        run_id="the-run", agent_id=0, epoch=member.epoch, progress=progress
+    )
+    await cluster_pb2_grpc.ClusterServiceStub(service.channel).Heartbeat(request)
     shown = progress_from_proto((await service.client.status()).agents[0].progress)
-    assert shown.similarity == {1: 0.5, MAX_AGENT_ID: 0.25}
+    assert shown.similarity == {1: 0.5, last: 0.25}
+    assert set(progress_to_proto(Progress(similarity=told)).similarity) == {1, last}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from dase_grpc.pace import Pace, StepLimiter
 from dase_grpc.progress import Attendance, Attendant
 from dase_grpc.replay.client.sample import Pacing, Sampler
 from dase_grpc.replay.service.sample import PacedBatches
-from dase_grpc.replay.service.streams import Change
+from dase_grpc.replay.service.streams import Changes
 from dase_grpc.replay.wire.v1 import replay_pb2
 
 
@@ -168,16 +168,17 @@ class Interrupted:
     """A stream on which steps come in while the service says that it waits for them."""
 
     header = replay_pb2.SampleHeader(batch_size=2)
+    agent_id = 3
 
     def __init__(self):
         self.context = self
-        self.changed = Change()
+        self.changed = Changes()
         self.enough = False
         self.drawn = asyncio.Event()
 
     async def write(self, _):
         self.enough = True
-        self.changed.tell()
+        self.changed.tell(self.agent_id)
         await asyncio.sleep(0)
 
     async def read(self):

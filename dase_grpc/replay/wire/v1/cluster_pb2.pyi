@@ -81,7 +81,9 @@ class JoinResponse(_message.Message):
     @_builtins.property
     def lease(self) -> Global___Lease: ...
     @_builtins.property
-    def buffer(self) -> _replay_pb2.BufferState: ...
+    def buffer(self) -> _replay_pb2.BufferState:
+        """Of the counts by agent it has those of this agent alone."""
+
     def __init__(
         self,
         *,
@@ -133,11 +135,14 @@ class HeartbeatRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     BUFFER_ID_FIELD_NUMBER: _builtins.int
+    OWN_COUNTS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     agent_id: _builtins.int
     epoch: _builtins.int
     buffer_id: _builtins.str
     """See StreamHeader."""
+    own_counts: _builtins.bool
+    """Of the counts by agent the answer's buffer has those of this agent alone."""
     @_builtins.property
     def progress(self) -> Global___Progress: ...
     def __init__(
@@ -148,10 +153,11 @@ class HeartbeatRequest(_message.Message):
         epoch: _builtins.int = ...,
         progress: Global___Progress | None = ...,
         buffer_id: _builtins.str = ...,
+        own_counts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "buffer_id", b"buffer_id", "epoch", b"epoch", "progress", b"progress", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "buffer_id", b"buffer_id", "epoch", b"epoch", "own_counts", b"own_counts", "progress", b"progress", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -163,8 +169,11 @@ class HeartbeatResponse(_message.Message):
 
     BUFFER_FIELD_NUMBER: _builtins.int
     FOLLOWERS_FIELD_NUMBER: _builtins.int
+    BEAT_SECONDS_FIELD_NUMBER: _builtins.int
     followers: _builtins.int
     """Open Subscribe streams that this agent's policy goes to. With none there is no need to publish it."""
+    beat_seconds: _builtins.float
+    """The next heartbeat is wanted after so many seconds or, where that is later, when the node likes."""
     @_builtins.property
     def buffer(self) -> _replay_pb2.BufferState: ...
     def __init__(
@@ -172,10 +181,11 @@ class HeartbeatResponse(_message.Message):
         *,
         buffer: _replay_pb2.BufferState | None = ...,
         followers: _builtins.int = ...,
+        beat_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["buffer", b"buffer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer", b"buffer", "followers", b"followers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat_seconds", b"beat_seconds", "buffer", b"buffer", "followers", b"followers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -193,6 +203,7 @@ class AttendRequest(_message.Message):
     SCHEMA_FINGERPRINT_FIELD_NUMBER: _builtins.int
     ATTENDANCE_FIELD_NUMBER: _builtins.int
     LEAVING_FIELD_NUMBER: _builtins.int
+    OWN_COUNTS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run; empty for whatever run the service holds."""
     node_id: _builtins.str
@@ -207,6 +218,8 @@ class AttendRequest(_message.Message):
     """Hex digest of the schema; another one is refused with FAILED_PRECONDITION. Empty: not known yet."""
     leaving: _builtins.bool
     """The node ends: it is forgotten at once. Its writer, `actor-NODE_ID`, sends nothing more, so its place may be given to another."""
+    own_counts: _builtins.bool
+    """Of the counts by agent the answer's buffer has those of `agent_id` alone."""
     @_builtins.property
     def attendance(self) -> Global___Attendance: ...
     def __init__(
@@ -220,10 +233,11 @@ class AttendRequest(_message.Message):
         schema_fingerprint: _builtins.str = ...,
         attendance: Global___Attendance | None = ...,
         leaving: _builtins.bool = ...,
+        own_counts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_agent_id", b"_agent_id", "agent_id", b"agent_id", "attendance", b"attendance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_agent_id", b"_agent_id", "agent_id", b"agent_id", "attendance", b"attendance", "leaving", b"leaving", "node_id", b"node_id", "node_name", b"node_name", "role", b"role", "run_id", b"run_id", "schema_fingerprint", b"schema_fingerprint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_agent_id", b"_agent_id", "agent_id", b"agent_id", "attendance", b"attendance", "leaving", b"leaving", "node_id", b"node_id", "node_name", b"node_name", "own_counts", b"own_counts", "role", b"role", "run_id", b"run_id", "schema_fingerprint", b"schema_fingerprint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__agent_id: _TypeAlias = _typing.Literal["agent_id"]  # noqa: Y015
     _WhichOneofArgType__agent_id: _TypeAlias = _typing.Literal["_agent_id", b"_agent_id"]  # noqa: Y015
@@ -288,6 +302,7 @@ class AttendResponse(_message.Message):
     TTL_SECONDS_FIELD_NUMBER: _builtins.int
     LEARNER_UPDATES_FIELD_NUMBER: _builtins.int
     AGENT_FINISHED_FIELD_NUMBER: _builtins.int
+    BEAT_SECONDS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     ttl_seconds: _builtins.float
     """Seconds of silence after which the node is forgotten."""
@@ -295,6 +310,8 @@ class AttendResponse(_message.Message):
     """Updates that the agent's learner has made, as it said last; 0 where it has said nothing."""
     agent_finished: _builtins.bool
     """The agent's learner has done all its steps and left, so no more transitions are needed."""
+    beat_seconds: _builtins.float
+    """See HeartbeatResponse."""
     @_builtins.property
     def lease(self) -> Global___Lease:
         """The lease of the agent, whose epoch an actor's streams carry; absent while no learner has had one."""
@@ -310,10 +327,11 @@ class AttendResponse(_message.Message):
         ttl_seconds: _builtins.float = ...,
         learner_updates: _builtins.int = ...,
         agent_finished: _builtins.bool = ...,
+        beat_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_lease", b"_lease", "buffer", b"buffer", "lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lease", b"_lease", "agent_finished", b"agent_finished", "buffer", b"buffer", "learner_updates", b"learner_updates", "lease", b"lease", "run_id", b"run_id", "ttl_seconds", b"ttl_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lease", b"_lease", "agent_finished", b"agent_finished", "beat_seconds", b"beat_seconds", "buffer", b"buffer", "learner_updates", b"learner_updates", "lease", b"lease", "run_id", b"run_id", "ttl_seconds", b"ttl_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__lease: _TypeAlias = _typing.Literal["lease"]  # noqa: Y015
     _WhichOneofArgType__lease: _TypeAlias = _typing.Literal["_lease", b"_lease"]  # noqa: Y015
@@ -370,7 +388,9 @@ class Progress(_message.Message):
     """The weight that all external transitions of the latest batch looked at had."""
     @_builtins.property
     def similarity(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
-        """Similarity of each collecting agent's transitions by themselves, a diagnostic that weighs nothing."""
+        """Similarity of each collecting agent's transitions by themselves, a diagnostic that weighs nothing. Of agents from
+        64 on the service keeps none.
+        """
 
     def __init__(
         self,
@@ -461,12 +481,19 @@ Global___LeaveResponse: _TypeAlias = LeaveResponse  # noqa: Y015
 class StatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    AGENT_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def agent_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tells of these agents alone, and of no nodes without a lease; empty for all."""
+
     def __init__(
         self,
+        *,
+        agent_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_ids", b"agent_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
