@@ -1,14 +1,15 @@
-"""Puts the tables of committed results into docs/performance.md.
+"""Puts the tables of committed results into docs/performance.md and docs/scale.md.
 
-python benchmarks/page.py [--results FOLDER] [--page FILE.md]
+python benchmarks/page.py [--results FOLDER] [--docs FOLDER]
 
-Each section of the page between `<!-- NAME -->` and `<!-- end of NAME -->` is what that benchmark's `--show`
-prints of FOLDER/NAME.csv; one without results stays as it is.
+Each section of a page between `<!-- NAME -->` and `<!-- end of NAME -->` is what that benchmark's `--show`
+prints of NAME.csv among the results; one without results stays as it is.
 """
 
 import argparse
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -16,17 +17,21 @@ from dase_grpc.errors import DaseError
 
 ROOT: Final = Path(__file__).parents[1]
 RESULTS: Final = ROOT / "docs/results"
-PAGE: Final = ROOT / "docs/performance.md"
-SECTIONS: Final = (
-    "against_reverb",
-    "growth",
-    "run_time",
-    "startup",
-    "update_floor",
-    "stack",
-    "gpu",
-    "serving",
-)
+DOCS: Final = ROOT / "docs"
+PAGES: Final[Mapping[str, Sequence[str]]] = {
+    "performance.md": (
+        "against_reverb",
+        "growth",
+        "run_time",
+        "startup",
+        "update_floor",
+        "stack",
+        "gpu",
+        "serving",
+    ),
+    "scale.md": ("scale",),
+}
+"""The sections of each page."""
 
 
 class PageError(DaseError):
@@ -62,21 +67,32 @@ def shown(name: str, results: Path) -> str:
     return done.stdout
 
 
+def filled(page: str, names: Sequence[str], results: Path) -> str:
+    """The page with the tables of those of its sections that there are results for.
+
+    Raises:
+        PageError: it lacks a section, or results cannot be read.
+    """
+    for name in names:
+        found = results / f"{name}.csv"
+        if found.exists():
+            page = put(page, name, shown(name, found))
+    return page
+
+
 def main() -> None:
-    """Writes the page."""
+    """Writes the pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
-    parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE.md")
+    parser.add_argument("--docs", type=Path, default=DOCS, metavar="FOLDER")
     given = parser.parse_args()
     try:
-        text = given.page.read_text(encoding="utf-8")
-        for name in SECTIONS:
-            results = given.results / f"{name}.csv"
-            if results.exists():
-                text = put(text, name, shown(name, results))
+        for name, sections in PAGES.items():
+            page: Path = given.docs / name
+            text = filled(page.read_text(encoding="utf-8"), sections, given.results)
+            page.write_text(text, encoding="utf-8")
     except (DaseError, OSError) as error:
         sys.exit(str(error))
-    given.page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

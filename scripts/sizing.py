@@ -20,6 +20,7 @@ from typing import Final
 
 from dase_grpc.config.sections import PolicyConfig
 from dase_grpc.replay.client.handoff import USUAL
+from dase_grpc.replay.service.cluster import BEATS_PER_S
 from dase_grpc.schema import TransitionSchema
 
 RESULTS: Final = Path(__file__).parents[1] / "docs" / "results"
@@ -220,7 +221,11 @@ def thousand(costs: Costs, updates: float) -> Iterator[str]:
             ("cores for rows", f"{each} x {costs.message_s * 1e6:.0f} µs", f"{total * costs.message_s:.1f}"),
             ("shards", f"{load.cores:.1f} cores / {BUSY}", f"{load.shards}"),
             ("a shard's link", f"{gbit:.1f} Gbit/s / {load.shards}", f"{gbit / load.shards:.2f} Gbit/s"),
-            ("heartbeats", f"{agents:,} / {USUAL.beat_s:g} s", f"{agents / USUAL.beat_s:,.0f}/s"),
+            (
+                "heartbeats, to each shard",
+                f"{agents:,} / {USUAL.beat_s:g} s, or {BEATS_PER_S} as it asks for",
+                f"{min(agents / USUAL.beat_s, BEATS_PER_S):,.0f}/s",
+            ),
             ("a policy", f"two layers of {HIDDEN}, float32", f"{policy / 1e3:.0f} kB"),
             (
                 "policies, if all are followed",

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from dase_grpc.nodes.listener import Announce, Listener, listener_main
 from dase_grpc.nodes.replay_options import ReplayOptions
-from dase_grpc.process.ends import boot_id
+from dase_grpc.process.ends import boot_id, files_short_of
 from dase_grpc.process.lifecycle import is_orphaned
 from dase_grpc.process.tasks import watch_loop_lag
 from dase_grpc.progress import several
@@ -21,7 +21,7 @@ from dase_grpc.replay.buffer.sharding import WHOLE
 from dase_grpc.replay.service.cluster import ClusterServicer
 from dase_grpc.replay.service.monitor import LeaseWatch, ReplayMonitor
 from dase_grpc.replay.service.policies import PolicyServicer
-from dase_grpc.replay.service.server import ReplayServicer, add_replay, make_server
+from dase_grpc.replay.service.server import MAX_CONNECTIONS, ReplayServicer, add_replay, make_server
 from dase_grpc.replay.service.streams import Streams
 from dase_grpc.replay.wire.v1 import cluster_pb2, cluster_pb2_grpc, policy_pb2, policy_pb2_grpc, replay_pb2
 
@@ -35,6 +35,9 @@ DESCRIPTORS: Final = (
     policy_pb2.DESCRIPTOR.services_by_name["PolicyService"],
 )
 SERVICES: Final = tuple(service.full_name for service in DESCRIPTORS)
+
+FILES_BESIDE: Final = 100
+"""That a replay has open beside its connections, and more than these."""
 
 log = logging.getLogger("dase")
 
@@ -91,6 +94,8 @@ def shared_run(options: ReplayOptions) -> Iterator[SharedRun]:
 async def _serve(
     run: SharedRun, options: ReplayOptions, stop: asyncio.Event, announce: Announce, listener: Listener
 ) -> None:
+    if (few := files_short_of(MAX_CONNECTIONS + FILES_BESIDE)) is not None:
+        log.warning("%s: nodes beyond that cannot connect", few)
     monitor = ReplayMonitor(run, DESCRIPTORS)
     server = make_server(monitor.calls, listener.door)
     replay, policies = ReplayServicer(run, calls=monitor.calls), PolicyServicer(run)

@@ -54,6 +54,17 @@ def too_few_files() -> str | None:
     return f"this process may have {limit} files open, and needs at least {LEAST_OPEN_FILES}; {MORE_FILES}"
 
 
+def files_short_of(wanted: int) -> str | None:
+    """Says that this process may not open as many files as it may want one day; None where it may."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY or limit >= wanted:
+        return None
+    return (
+        f"this process may have {limit} files open, and wants {wanted}; raise the limit with "
+        f"ulimit -n {wanted}"
+    )
+
+
 def _open_standard_streams() -> None:
     """Opens those that are closed on nothing, else the next file or connection would get their numbers."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):

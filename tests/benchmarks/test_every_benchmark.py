@@ -14,11 +14,12 @@ TINY = {
     "checkpoints": "--env=InvertedPendulum-v5 --capacity=26000 --every=500",
     "growth": "--quick",
     "in_place_stress": "--minutes=0.05",
-    "page": "--results=none --page=page.md",
+    "page": "--results=none --docs=.",
     "recovery": "--csv=out.csv --kills=1 --freezes=0 --partitions=0",
     "replay": "--seconds=0.3 --rounds=2 --fill=500",
     "restart": "--sizes 1000",
     "run_time": "--quick --env=InvertedPendulum-v5 --warmup=20",
+    "scale": "--quick",
     "serving": "--quick",
     "shards": "--shards 1 2 --clients=1 --rounds=1 --seconds=0.05",
     "similarity_gate": "--measure=jeffreys --half=random --seeds=0 --steps=60 --agents=2 --jobs=1",
@@ -29,6 +30,7 @@ TINY = {
     "update_floor": "--quick",
     "updates": "--seconds=0.05",
 }
+PAGES = ("performance.md", "scale.md")
 TOO_SHORT = {"soak": "looks at replay after the warm-up are too few; run longer"}
 """What looks at a buffer that was written round has nothing to say of a moment."""
 NOT_HERE = {
@@ -39,6 +41,7 @@ NOT_HERE = {
     "distance": "needs the right to shape the network's traffic",
     "gpu": "test_gpu_benchmark.py runs it and looks at more",
     "reverb_process": "needs Reverb",
+    "scale_clients": "scale.py starts it",
     "stack": "test_gpu_benchmark.py runs it and looks at more",
     "studies": "test_studies.py runs it on an experiment",
     "study_page": "test_studies.py runs it on what is kept of one",
@@ -59,9 +62,10 @@ def test_every_benchmark_is_run_here_or_says_why_not():
     "name", [pytest.param(name, marks=[pytest.mark.long] if name == "run_time" else []) for name in TINY]
 )
 def test_a_benchmark_runs(name, tmp_path):
-    (tmp_path / "page.md").write_text("page 1, without sections\n")
+    for page in PAGES:
+        (tmp_path / page).write_text("page 1, without sections\n")
     program = FOLDER / f"{name}.py"
     done = ran(sys.executable, program, *TINY[name].split(), cwd=tmp_path, env=importing(ROOT))
     assert done.returncode == 0 or TOO_SHORT.get(name, "\0") in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
-    assert re.search(r"\d", done.stdout + (tmp_path / "page.md").read_text())
+    assert re.search(r"\d", done.stdout + (tmp_path / PAGES[0]).read_text())

@@ -117,14 +117,11 @@ def test_a_section_of_the_page_is_replaced_and_a_missing_one_named(page):
 
 
 @pytest.mark.slow
-def test_the_page_has_the_tables_of_the_committed_results(page):
-    text = page.PAGE.read_text(encoding="utf-8")
-    for name in page.SECTIONS:
-        results = page.RESULTS / f"{name}.csv"
-        if results.exists():
-            assert page.put(text, name, page.shown(name, results)) == text
-        else:
-            assert f"<!-- {name} -->" in text
+def test_the_pages_have_the_tables_of_the_committed_results(page):
+    for name, sections in page.PAGES.items():
+        text = (page.DOCS / name).read_text(encoding="utf-8")
+        assert page.filled(text, sections, page.RESULTS) == text
+        assert all(f"<!-- {section} -->" in text for section in sections)
 
 
 def test_run_times_are_compared_by_turns_and_by_the_agents_that_share_a_core(script, tmp_path):

@@ -57,6 +57,14 @@ def test_as_many_files_may_be_opened_as_are_needed_and_allowed(files_allowed, mo
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, hard)
 
 
+def test_a_process_that_may_open_fewer_files_than_it_may_want_says_so(files_allowed):
+    files_allowed(256)
+    assert ends.files_short_of(256) is None
+    assert ends.files_short_of(4_196) == (
+        "this process may have 256 files open, and wants 4196; raise the limit with ulimit -n 4196"
+    )
+
+
 def test_a_process_that_may_open_hardly_any_file_is_refused_with_both_numbers_and_the_remedy():
     ended = started("from dase_grpc.__main__ import run; run()", limit=32)
     assert ended.returncode == 2

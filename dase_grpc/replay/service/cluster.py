@@ -53,10 +53,11 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         if len(request.node_id) > MAX_NODE_ID:
             raise MalformedError(f"a node id has up to {MAX_NODE_ID} characters, not {len(request.node_id)}")
         now = self.clock()
-        held = self.run.leases.held(request.agent_id) if request.HasField("agent_id") else None
+        wanted = agent_to_join(request.agent_id if request.HasField("agent_id") else None)
+        held = None if wanted is None else self.run.leases.held(wanted)
         lease = self.run.join(
             shown(request.node_name),
-            wanted=agent_to_join(request.agent_id if request.HasField("agent_id") else None),
+            wanted=wanted,
             run_id=request.run_id,
             schema=schema_from_proto(request.schema),
             now=now,
