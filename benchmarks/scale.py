@@ -122,6 +122,7 @@ class Scene:
                 began = time.monotonic()
                 note("all joined, s", max((await clients.tell("join"))["at"]) - began)
                 note("cores of the replay while they join", self.replays.cores(began))
+                await asyncio.sleep(self.options.seconds)  # until all streams are open
                 note("cores, standing by", await self._busy())
                 note("KiB of it for a light node", (self.replays.resident() - before) / KIB / crowd.nodes)
                 await self._watched()
