@@ -49,17 +49,18 @@ class Shard:
 
     async def start(self) -> None:
         """Returns once it answers."""
-        log = (self.data_dir.parent / f"{self.data_dir.name}.log").open("ab")
-        with log:
+        log = self.data_dir.with_suffix(".log")
+        with log.open("ab") as said:
             self.process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "dase_grpc", "node", "--role=replay", f"--listen={self.address}"),
                 *(f"--data-dir={self.data_dir}", f"--metrics-port={self.metrics_port}", *self.arguments),
                 stdout=asyncio.subprocess.PIPE,
-                stderr=log,
+                stderr=said,
             )
         line = await self.process.stdout.readline() if self.process.stdout else b""
         if not line.decode().startswith(READY_PREFIX):
-            raise Lost(f"the replay at {self.address} did not come up: {line!r}")
+            why = log.read_text(encoding="utf-8").strip().rpartition("\n")[2]
+            raise Lost(f"the replay at {self.address} did not come up: {why}")
         self.seen = [(time.monotonic(), cpu_s(self.pid))]
 
     async def end(self, *, kill: bool) -> None:
