@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import random
+import socket
 import sys
 import time
 from collections import Counter
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from measuring import cpu_s, resident_bytes
-from storm import Lost, free_address, read_files
+from storm import Lost, read_files
 
 from dase_grpc.process.lifecycle import READY_PREFIX
 from dase_grpc.replay.wire.addresses import Address, ReplayPlace
@@ -22,6 +24,9 @@ CLIENTS: Final = Path(__file__).with_name("scale_clients.py")
 LOOK_S: Final = 0.25
 PEAK_S: Final = 1.0
 """A peak of processor time is that of the busiest stretch of so many seconds."""
+
+LISTENING: Final = (10_000, 30_000)
+"""Ports below those that Linux gives to connections."""
 
 LONGEST_LINE: Final = 2**24
 
@@ -102,8 +107,8 @@ class Replays:
         for index in range(count):
             arguments = ["--run-id=scale", f"--capacity={capacity // count}"]
             arguments += [f"--shard={index}/{count}"] if count > 1 else []
-            ports = free_address(), free_address().port
-            shards.append(Shard(*ports, folder / f"replay-{index}", tuple(arguments)))
+            address = Address("127.0.0.1", _free_port())
+            shards.append(Shard(address, _free_port(), folder / f"replay-{index}", tuple(arguments)))
         return cls(shards)
 
     @property
@@ -156,6 +161,15 @@ class Replays:
             await asyncio.sleep(LOOK_S)
             for each in self.shards:
                 each.look()
+
+
+def _free_port() -> int:
+    """A port that no connection of these crowds is given before a replay listens, or while it is away."""
+    while True:
+        port = random.randrange(*LISTENING)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _keys(rows: Array) -> list[tuple[int, int, int, int]]:
