@@ -22,10 +22,11 @@ def replay_with(processes, *shards):
 def test_cores_are_those_of_the_busiest_shard_as_a_mean_and_in_the_busiest_second(processes):
     calm = [(second / 4, second / 40) for second in range(40)]
     burst = [(at, cpu + (0.8 if at >= 5 else 0.0)) for at, cpu in calm]
+    second = 1.0
     replay = replay_with(processes, calm, burst)
     assert replay.cores(0.0) == pytest.approx(burst[-1][1] / burst[-1][0])
-    assert replay.cores(0.0, within_s=1.0) == pytest.approx(0.9)
-    assert replay.cores(6.0, within_s=1.0) == pytest.approx(0.1)
+    assert replay.cores(0.0, within_s=second) == pytest.approx(0.9)
+    assert replay.cores(6.0, within_s=second) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("numbers", [[1, 2, 3, 3], [1, 2], [1, 2, 3, 4]])
