@@ -14,7 +14,7 @@ from dase_grpc.learning.agents.equations import TD_ERROR, NoiseStream, td_error
 from dase_grpc.learning.agents.memory import OWN, Flat, Memory, StackedMemory
 from dase_grpc.learning.agents.networks import Actor, LateActionCritic, Sizes, Start, TwinCritic, restore
 from dase_grpc.learning.agents.optimiser import GuardedSteps, Steps
-from dase_grpc.learning.agents.passes import PRODUCTS, ActorPass
+from dase_grpc.learning.agents.passes import PRODUCTS, ActorPass, Buffers
 from dase_grpc.learning.agents.policy import ActorPolicy, Normaliser
 from dase_grpc.learning.agents.stack import Kind, Stack
 from dase_grpc.schema import Array, TransitionSchema
@@ -86,9 +86,10 @@ class ActorCritic(ABC):
         self.updates = 0
         self._tensors = self._state_tensors(networks)
         self._products = PRODUCTS[config.products]
-        self._actor_pass = ActorPass(self._actor, gradients=self._products)
-        # apart, for the one in the actor's loss is kept
-        self._target_actor_pass = ActorPass(self._target_actor, values=self._products)
+        # apart, for the one in the actor's loss is kept; that of the target is over before the critics' begin
+        self._actor_pass = ActorPass(self._actor, Buffers.of(self._actor), gradients=self._products)
+        self._room = Buffers.of(self._critic)
+        self._target_actor_pass = ActorPass(self._target_actor, self._room, values=self._products)
         self._write_out()
         self._alone = None if alone is None else self.stack_of(alone)
         self._turn = torch.ones(1, dtype=torch.bool, device=device)
@@ -164,7 +165,8 @@ class ActorCritic(ABC):
         with torch.no_grad():
             rows, whole = that_count(weight), weight
             if rows is not None:
-                batch, weight, noise = batch.at(rows), weight[rows], tuple(drawn[rows] for drawn in noise)
+                batch, weight = batch.at(rows), weight.index_select(0, rows)
+                noise = tuple(drawn.index_select(0, rows) for drawn in noise)
             if self._normaliser is not None:
                 batch = self._normaliser.learned(batch, weight)
                 actions = None  # they answer to observations as they were seen before
@@ -217,7 +219,6 @@ class ActorCritic(ABC):
         if self._moves_actor(self.updates):
             self._actor_steps.count()
 
-    @torch.no_grad()
     def _follow(self) -> None:
         """Target networks: θ' ← τ θ + (1 − τ) θ'."""
         for target, online in self._followed:
@@ -236,7 +237,7 @@ class ActorCritic(ABC):
 
     @abstractmethod
     def _write_out(self) -> None:
-        """Makes the critics' passes."""
+        """Makes the critics' passes, in `_room`."""
 
     @abstractmethod
     def _q(self, observation: Tensor, action: Tensor) -> Tensor:

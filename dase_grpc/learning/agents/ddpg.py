@@ -23,7 +23,7 @@ from dase_grpc.learning.agents.equations import (
     td_error,
 )
 from dase_grpc.learning.agents.networks import LateActionCritic
-from dase_grpc.learning.agents.passes import ActorPass, Buffers, LatePass
+from dase_grpc.learning.agents.passes import ActorPass, LatePass
 from dase_grpc.learning.agents.stack import Kind, Moves, Networks, StackedActor, StackedLate
 
 
@@ -63,10 +63,9 @@ class DDPG(ActorCritic):
     _target_critic: LateActionCritic
 
     def _write_out(self) -> None:
-        room = Buffers.of(self._critic)
-        self._exact_critic = LatePass(self._critic, room)
-        self._critic_pass = LatePass(self._critic, room, products=self._products)
-        self._target_critic_pass = LatePass(self._target_critic, room, products=self._products)
+        self._exact_critic = LatePass(self._critic, self._room)
+        self._critic_pass = LatePass(self._critic, self._room, products=self._products)
+        self._target_critic_pass = LatePass(self._target_critic, self._room, products=self._products)
 
     def _q(self, observation: Tensor, action: Tensor) -> Tensor:
         return self._exact_critic.value(observation, action)

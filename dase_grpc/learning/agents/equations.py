@@ -20,7 +20,8 @@ TD_ERROR: Final = "td_error"
 
 def bellman(batch: Batch, next_value: Tensor, *, config: AgentConfig) -> Tensor:
     """The target y = scale · r + γ · bootstrap · V(s'); next_value and result are (B,)."""
-    return config.reward_scale * batch.reward + config.gamma * batch.bootstrap * next_value
+    reward = batch.reward if config.reward_scale == 1 else config.reward_scale * batch.reward
+    return reward + config.gamma * batch.bootstrap * next_value
 
 
 def mean(values: Tensor, share: Tensor) -> Tensor:
@@ -30,13 +31,15 @@ def mean(values: Tensor, share: Tensor) -> Tensor:
 
 def critic_loss(values: Tensor, target: Tensor, share: Tensor) -> Tensor:
     """Σ share · (Q − y)², summed over the critics; values is (B,), or (2, B) for twins, target (B,)."""
-    loss = mean((values - target).square(), share)
+    error = values - target
+    loss = mean(error * error, share)
     return loss.sum(0) if values.ndim > share.ndim else loss
 
 
 def critic_gradient(values: Tensor, target: Tensor, share: Tensor) -> Tensor:
     """The gradient of `critic_loss` in the values, 2 share · (Q − y); in their shape."""
-    return (values - target).mul_(share).mul_(2)
+    half = (values - target).mul_(share)
+    return half.add_(half)
 
 
 def td_error(values: Tensor, target: Tensor) -> Tensor:

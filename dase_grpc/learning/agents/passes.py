@@ -6,7 +6,7 @@ sums; with bfloat16 products large layers are rounded. One thread at a time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol, Self
 
 import torch
@@ -60,20 +60,29 @@ ROUNDED: Final = Products(_rounded, _rounded_added)
 PRODUCTS: Final[Mapping[ProductsKind, Products]] = {"float32": EXACT, "bfloat16": ROUNDED}
 
 
+_THROUGH_RELU: Final = torch.ops.aten.threshold_backward.grad_input
+
+
 class Buffers:
-    """Room for what the hidden layers give and for the gradients there, for any number of rows.
+    """Room for what the hidden layers give, for any number of rows; their gradients take its place.
 
     Stacks of the same sizes may share it: it holds the activations of whichever was forward last, so
-    a stack's backward pass has to come before another's forward pass.
+    a stack's backward pass has to come before another's forward pass. The less room, the more of it stays
+    in a core's cache.
+
+    Attributes:
+        activations: what each hidden layer gives, (B, width).
+        incoming: for each hidden layer a (B, width) place for a gradient that comes to it; all are one memory.
     """
 
     def __init__(self, widths: Sequence[int], like: Tensor) -> None:
         self._widths = tuple(widths)
         self._like = like
         self._room: list[Tensor] = []
+        self._passing = like.new_empty(0)
         self._rows = -1
         self.activations: list[Tensor] = []
-        self.gradients: list[Tensor] = []
+        self.incoming: list[Tensor] = []
 
     @classmethod
     def of(cls, network: Actor | TwinCritic | LateActionCritic) -> Self:
@@ -86,9 +95,10 @@ class Buffers:
         if rows == self._rows:
             return
         if not self._room or self._room[0].shape[0] < rows:
-            self._room = [self._like.new_empty(rows, width) for width in self._widths * 2]
-        views = [room[:rows] for room in self._room]
-        self.activations, self.gradients = views[: len(self._widths)], views[len(self._widths) :]
+            self._room = [self._like.new_empty(rows, width) for width in self._widths]
+            self._passing = self._like.new_empty(rows * max(self._widths, default=0))
+        self.activations = [room[:rows] for room in self._room]
+        self.incoming = [self._passing[: rows * width].view(rows, width) for width in self._widths]
         self._rows = rows
 
 
@@ -97,7 +107,7 @@ class Linear:
     """One layer: x @ weight + bias, with weight (in, out) and bias (out,), and where their gradients go.
 
     Views of any strides; without gradients where nothing learns. `values` multiplies on the way forward,
-    but in the last layer of a stack, and `gradients` on the way back.
+    but in the last layer of a stack, and `gradients` on the way back, where the weight is `back`, (out, in).
     """
 
     weight: Tensor
@@ -106,6 +116,10 @@ class Linear:
     bias_gradient: Tensor | None = None
     values: Products = EXACT
     gradients: Products = EXACT
+    back: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "back", self.weight.T)
 
 
 class Dense:
@@ -133,7 +147,8 @@ class Dense:
     def backward(self, gradient: Tensor, *, watch: int = 0) -> Tensor:
         """Writes the parameters' gradients, for the (B, out) gradient of the last `forward`'s result.
 
-        Returns the gradient of what layer `watch` gives, before its ReLU: a buffer, as in `gradient_at`.
+        Each forward pass has one backward, this or `gradient_at`. Returns the gradient of what layer `watch`
+        gives, before its ReLU: a buffer, as in `gradient_at`.
         """
         watched = gradient
         for index in reversed(range(len(self.layers))):
@@ -163,12 +178,10 @@ class Dense:
         self.buffers.fit(x.shape[0])
 
     def _through(self, index: int, gradient: Tensor) -> Tensor:
-        """From the gradient of what layer `index` gives to that of what the layer below gives."""
-        below, layer = self.buffers.gradients[index - 1], self.layers[index]
-        layer.gradients.plain(gradient, layer.weight.T, out=below)
-        result: Tensor = torch.ops.aten.threshold_backward.grad_input(
-            below, self._inputs[index], 0, grad_input=below
-        )
+        """From the gradient of what layer `index` gives to that of what the layer below gives, in its place."""
+        below, layer = self._inputs[index], self.layers[index]
+        incoming = layer.gradients.plain(gradient, layer.back, out=self.buffers.incoming[index - 1])
+        result: Tensor = _THROUGH_RELU(incoming, below, 0, grad_input=below)
         return result
 
 
@@ -201,8 +214,10 @@ def _dense(
 class ActorPass:
     """π(s); the last pass is kept for the backward one. values and gradients multiply there and back."""
 
-    def __init__(self, actor: Actor, *, values: Products = EXACT, gradients: Products = EXACT) -> None:
-        self._dense = _dense(actor, Buffers.of(actor), values=values, gradients=gradients, weight=torch.t)
+    def __init__(
+        self, actor: Actor, buffers: Buffers, *, values: Products = EXACT, gradients: Products = EXACT
+    ) -> None:
+        self._dense = _dense(actor, buffers, values=values, gradients=gradients, weight=torch.t)
         self._actions: Tensor | None = None
 
     def actions(self, observation: Tensor) -> Tensor:
@@ -220,7 +235,7 @@ class ActorPass:
             return self.actions(observation)
         if rows is not None:
             self._dense.narrow(rows, observation)
-            self._actions = actions[rows]
+            self._actions = actions.index_select(0, rows)
         return self._actions
 
     def forget(self) -> None:
@@ -273,6 +288,10 @@ class TwinPass:
     def both(self, state_action: Tensor) -> Tensor:
         """Both values; (B, m + n) -> (2, B)."""
         return torch.stack((self.first.value(state_action), self.second.value(state_action)))
+
+    def lowest(self, state_action: Tensor) -> Tensor:
+        """The lower of both values; (B, m + n) -> (B,)."""
+        return torch.minimum(self.first.value(state_action), self.second.value(state_action))
 
     def lowest_action_gradient(self, both: Tensor, gradient: Tensor, size: int) -> Tensor:
         """The (B, n) gradient of the actions, for the (B,) one of the lower value; half from each if equal.

@@ -46,8 +46,8 @@ def target_value(actor: Actors, critic: Twins, batch: Batch, noise: Tensor, *, c
     critic is the target network, actor the agent's own.
     """
     action = sample(actor, batch.next_observation, noise, config=config)
-    both = critic.both(torch.cat((batch.next_observation, action), dim=-1))
-    return bellman(batch, both.amin(dim=0), config=config)
+    lowest = critic.lowest(torch.cat((batch.next_observation, action), dim=-1))
+    return bellman(batch, lowest, config=config)
 
 
 def actor_loss(
@@ -87,7 +87,7 @@ class SAC(ActorCritic):
     _target_critic: TwinCritic
 
     def _write_out(self) -> None:
-        room = Buffers.of(self._critic), Buffers.of(self._critic)
+        room = self._room, Buffers.of(self._critic)
         self._exact_critic = of_one(StackedTwins, self._critic)
         self._critic_pass = TwinPass(self._critic, *room, products=self._products)
         self._target_critic_pass = TwinPass(self._target_critic, *room, products=self._products)

@@ -19,7 +19,7 @@ from dase_grpc.learning.agents.equations import (
     td_error,
 )
 from dase_grpc.learning.agents.networks import TwinCritic
-from dase_grpc.learning.agents.passes import ActorPass, Buffers, TwinPass
+from dase_grpc.learning.agents.passes import ActorPass, TwinPass
 from dase_grpc.learning.agents.stack import Kind, Moves, Networks, StackedActor, StackedTwins
 
 Actors = ActorPass | StackedActor
@@ -33,8 +33,8 @@ def target_value(actor: Actors, critic: Twins, batch: Batch, noise: Tensor, *, c
     actor and critic are the target networks; noise ε is (B, n) and not clipped yet.
     """
     action = perturbed(actor.actions(batch.next_observation), noise, limit=config.target_noise_clip)
-    both = critic.both(torch.cat((batch.next_observation, action), dim=-1))
-    return bellman(batch, both.amin(dim=0), config=config)
+    lowest = critic.lowest(torch.cat((batch.next_observation, action), dim=-1))
+    return bellman(batch, lowest, config=config)
 
 
 def actor_loss(actor: StackedActor, critic: StackedTwins, observation: Tensor, share: Tensor) -> Tensor:
@@ -68,10 +68,9 @@ class TD3(ActorCritic):
     _target_critic: TwinCritic
 
     def _write_out(self) -> None:
-        room = Buffers.of(self._critic)
-        self._exact_critic = TwinPass(self._critic, room)
-        self._critic_pass = TwinPass(self._critic, room, products=self._products)
-        self._target_critic_pass = TwinPass(self._target_critic, room, products=self._products)
+        self._exact_critic = TwinPass(self._critic, self._room)
+        self._critic_pass = TwinPass(self._critic, self._room, products=self._products)
+        self._target_critic_pass = TwinPass(self._target_critic, self._room, products=self._products)
 
     @property
     def _noise_scales(self) -> tuple[float, ...]:

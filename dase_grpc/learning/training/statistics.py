@@ -96,10 +96,13 @@ class DeviceTotals:
 
     def add(self, weighing: Weighing, *, live: Tensor | None = None) -> None:
         """Counts one weighed batch; of a stack, those for which `live` is true. Never waits for the host."""
-        counts = 1 if live is None else live
-        self._held["similarity"] += weighing.similarity * counts
-        self._held["weighed"] += (weighing.external > 0) * counts
-        self._held["degenerate"] += weighing.degenerate * counts
+        new = (
+            ("similarity", weighing.similarity),
+            ("weighed", weighing.external > 0),
+            ("degenerate", weighing.degenerate),
+        )
+        for name, value in new:
+            self._held[name] += value if live is None else value * live
 
     def take(self) -> tuple[float | None, int]:
         """The mean λ over batches with external rows, and how many were degenerate; starts afresh."""
