@@ -86,9 +86,9 @@ class ActorCritic(ABC):
         self.updates = 0
         self._tensors = self._state_tensors(networks)
         self._products = PRODUCTS[config.products]
-        # apart, for the one in the actor's loss is kept; that of the target is over before the critics' begin
+        self._room = Buffers.of(self._critic)  # of each pass that is over before the next begins
+        # apart, for the one in the actor's loss is kept
         self._actor_pass = ActorPass(self._actor, Buffers.of(self._actor), gradients=self._products)
-        self._room = Buffers.of(self._critic)
         self._target_actor_pass = ActorPass(self._target_actor, self._room, values=self._products)
         self._write_out()
         self._alone = None if alone is None else self.stack_of(alone)

@@ -22,7 +22,7 @@ Beyond it a gradient's square may be too large for Adam's second moment, which w
 """
 
 SURELY_SMALL: Final = 1e30
-"""A loss below it is of no more than that share, whatever the rounding."""
+"""A loss below it is within that share, whatever the rounding."""
 
 
 def fused_adam(
@@ -103,7 +103,7 @@ class GuardedSteps:
     def step(self, loss: Tensor, *, skip: Tensor | None = None) -> None:
         """One step along the gradient that is there, the one of `loss`; none where the float `skip` is 1.
 
-        Call it without gradients, as torch says it.
+        Called under `torch.no_grad`.
         """
         if skip is None and self._surely_sound(loss):
             self._adam(None)
@@ -115,9 +115,9 @@ class GuardedSteps:
         self._adam(bad if skip is None else torch.maximum(bad, skip))
 
     def _surely_sound(self, loss: Tensor) -> bool:
-        """Whether the host can tell, at a third of the full check's cost: a finite sum has only finite terms.
+        """Whether a look at the sum says so, for a third of the check's time: a finite one has finite terms.
 
-        False on other devices, where asking would wait, and where the sum of a sound gradient overflows.
+        False where looking would wait for the device, and where a sound gradient's sum overflows.
         """
         if loss.device.type != "cpu" or not abs(float(loss)) < SURELY_SMALL:
             return False

@@ -59,7 +59,6 @@ EXACT: Final = Products(torch.mm, torch.addmm)
 ROUNDED: Final = Products(_rounded, _rounded_added)
 PRODUCTS: Final[Mapping[ProductsKind, Products]] = {"float32": EXACT, "bfloat16": ROUNDED}
 
-
 _THROUGH_RELU: Final = torch.ops.aten.threshold_backward.grad_input
 
 
@@ -67,12 +66,12 @@ class Buffers:
     """Room for what the hidden layers give, for any number of rows; their gradients take its place.
 
     Stacks of the same sizes may share it: it holds the activations of whichever was forward last, so
-    a stack's backward pass has to come before another's forward pass. The less room, the more of it stays
-    in a core's cache.
+    a stack's backward pass has to come before another's forward pass. There is as little of it as will do,
+    so that more stays in a core's cache.
 
     Attributes:
-        activations: what each hidden layer gives, (B, width).
-        incoming: for each hidden layer a (B, width) place for a gradient that comes to it; all are one memory.
+        activations: what each hidden layer gives, (B, width) each.
+        incoming: a place for the gradient that comes to each hidden layer, (B, width) each; all overlap.
     """
 
     def __init__(self, widths: Sequence[int], like: Tensor) -> None:
@@ -178,7 +177,7 @@ class Dense:
         self.buffers.fit(x.shape[0])
 
     def _through(self, index: int, gradient: Tensor) -> Tensor:
-        """From the gradient of what layer `index` gives to that of what the layer below gives, in its place."""
+        """From the gradient of what layer `index` gives to that of what the layer below gave, in its place."""
         below, layer = self._inputs[index], self.layers[index]
         incoming = layer.gradients.plain(gradient, layer.back, out=self.buffers.incoming[index - 1])
         result: Tensor = _THROUGH_RELU(incoming, below, 0, grad_input=below)
@@ -245,7 +244,7 @@ class ActorPass:
     def backward(self, gradient: Tensor) -> None:
         """Writes the parameters' gradients, for the (B, n) gradient of the last pass's actions."""
         assert self._actions is not None
-        self._dense.backward(gradient * (1 - self._actions.square()))
+        self._dense.backward(gradient * (1 - self._actions * self._actions))
 
 
 class CriticPass:

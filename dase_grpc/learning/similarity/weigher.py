@@ -199,15 +199,16 @@ class SimilarityWeigher(Weigher):
         similarity = math.exp(-rho)
         weight = np.ones(len(batch.agent_id), np.float32)
         weight[rows.numpy()] = similarity
-        scalars = torch.tensor((similarity, rho, covariance_term, mean_term), dtype=torch.float64).unbind()
+        # out of NumPy, for torch.tensor takes twice as long
+        scalars = torch.from_numpy(np.array((similarity, rho, covariance_term, mean_term))).unbind()
         return Weighing(
             weight=torch.from_numpy(weight),
             similarity=scalars[0],
             rho=scalars[1],
             covariance_term=scalars[2],
             mean_term=scalars[3],
-            count=torch.tensor(len(rows)),
-            degenerate=torch.tensor(len(rows) > 0 and math.isinf(rho)),
+            count=torch.from_numpy(np.array(len(rows))),
+            degenerate=torch.from_numpy(np.array(len(rows) > 0 and math.isinf(rho))),
         )
 
     def by_source(self, batch: Batch, policy_actions: Tensor) -> Similarity:

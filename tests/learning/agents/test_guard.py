@@ -117,6 +117,16 @@ def test_a_finite_step_is_that_of_torchs_adam_to_the_last_bit():
     assert all(torch.equal(state[f"of.0.{key}"], value) for key, value in plain.state[other].items())
 
 
+def test_a_step_is_taken_whose_gradient_is_finite_though_its_sum_is_not():
+    weight, guarded = optimised()
+    guarded.count()
+    weight.grad.fill_(HUGE)
+    with torch.no_grad():
+        guarded.step(torch.zeros(()))
+    assert guarded.take() == Steps(1, 0)
+    assert dict(guarded.named_tensors("of"))["of.0.step"] == 1
+
+
 def test_a_step_that_the_caller_skips_is_not_counted_as_left_out():
     weight, guarded = optimised()
     guarded.count()
