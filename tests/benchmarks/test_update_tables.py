@@ -25,7 +25,7 @@ def test_times_become_ratios_of_rounds_and_of_the_best_round(floor, tmp_path):
     subjects = subjects_of(floor, beside=["authors td3"])
     times = {subject.name: [10.0, 10.0, 10.0] for subject in subjects}
     times["td3 passes"] = [48.0, 60.0, 64.0]  # the floor is 4 products
-    times["td3 bfloat16"] = [26.0, 60.0, 16.0]
+    times["td3 bfloat16"] = [24.0, 60.0, 16.0]
     times["authors td3"] = [104.0, 90.0, 64.0]
     found = floor.figures(subjects, times, 0.25)
     passes = next(each for each in found if each.what == "td3 passes")
