@@ -177,7 +177,7 @@ class Dense:
         self.buffers.fit(x.shape[0])
 
     def _through(self, index: int, gradient: Tensor) -> Tensor:
-        """From the gradient of what layer `index` gives to that of what the layer below gave, in its place."""
+        """From the gradient of what layer `index` gives to that of its input, in the place of the input."""
         below, layer = self._inputs[index], self.layers[index]
         incoming = layer.gradients.plain(gradient, layer.back, out=self.buffers.incoming[index - 1])
         result: Tensor = _THROUGH_RELU(incoming, below, 0, grad_input=below)
