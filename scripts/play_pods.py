@@ -1,0 +1,97 @@
+"""Runs the chart on one machine without a cluster: its pods as podman's, until the run ends.
+
+helm template rl deploy/helm/dase --set image.repository=localhost/dase > run.yaml
+kubectl create secret generic dase-tls-replay --from-file=certs/replay --dry-run=client -o yaml > secrets.yaml
+sudo python3 scripts/play_pods.py run.yaml secrets.yaml
+
+StatefulSets, Indexed Jobs, Deployments and headless Services are worked out as their controllers would,
+probes are asked, what ends is started again or replaced, Secrets and ConfigMaps are mounted as a kubelet does
+it. The run is over when its Job is, or with Ctrl-C, which ends all pods in order, as `helm uninstall` does;
+volumes of claims stay (`podman volume ls`). Not done: network policies, autoscaling, disruption budgets,
+scheduling. Logs and manifests as played lie in --folder. Needs root, PyYAML and podman
+(scripts/get_podman.sh).
+"""
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+from typing import Final
+
+import yaml
+from pods.machine import Machine
+from pods.podman import Podman, PodmanError
+from pods.translation import NotPlayable, Release
+
+EVERY_S: Final = 1.0
+UNFINISHED: Final = 1
+
+
+def read_release(files: list[Path]) -> Release:
+    """All manifests in these files; raises NotPlayable for a file that has none."""
+    manifests = []
+    for file in files:
+        try:
+            found = [each for each in yaml.safe_load_all(file.read_text(encoding="utf-8")) if each]
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise NotPlayable(f"{file} cannot be read as YAML: {error}") from None
+        if not all(isinstance(each, dict) and "kind" in each and "metadata" in each for each in found):
+            raise NotPlayable(f"{file} holds something that is no manifest; give what `helm template` prints")
+        manifests += found
+    return Release(tuple(manifests))
+
+
+def run(machine: Machine, release: Release, stop: Event) -> int:
+    """Plays all pods until their Jobs are complete or `stop`; returns once none is left. The exit code."""
+    try:
+        for pod in release.pods():
+            machine.play(pod)
+        _until(machine, lambda: stop.is_set() or machine.complete, stop)
+    finally:
+        machine.close()
+        _until(machine, lambda: not machine.lives, Event())
+    return 0 if machine.complete and not machine.given_up else UNFINISHED
+
+
+def _until(machine: Machine, holds: Callable[[], bool], stop: Event) -> None:
+    while not holds():
+        machine.step()
+        stop.wait(EVERY_S)
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def main() -> int:
+    """Runs a release from files; see the module."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", nargs="+", type=Path, help="what `helm template` printed, and Secrets")
+    parser.add_argument("--folder", type=Path, default=Path("pods"), help="for logs, volumes and manifests")
+    parser.add_argument(
+        "--network", default="dase-pods", help="podman's network for the pods; made if needed"
+    )
+    options = parser.parse_args()
+    folder, stop = options.folder.resolve(), Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        if os.geteuid() != 0:
+            raise PodmanError("this needs root: volumes belong to root and are read by the pods' group")
+        release = read_release(options.files)
+        podman = Podman(folder / "played", options.network)
+        podman.prepare()
+        return run(Machine(release, podman, folder, say=_say), release, stop)
+    except (NotPlayable, PodmanError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

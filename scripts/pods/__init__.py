@@ -1,0 +1,1 @@
+"""A rendered chart as real containers on one machine, without a cluster."""

@@ -1,0 +1,135 @@
+"""Podman, as far as it is needed to play pods on a network of their own."""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+CALL_S: Final = 120.0
+"""A call that takes longer has failed; none of these waits for what runs in a container."""
+
+MOST: Final = 16_384
+"""Open files, and processes, of a container at most: podman itself has no more than 32,768 to hand on."""
+
+_ENDED: Final = {"exited", "stopped"}
+
+
+class PodmanError(Exception):
+    """Podman is not there, or refuses; says what it was asked and what it said."""
+
+
+@dataclass(frozen=True)
+class State:
+    """A container as podman has it; `exit_code` says something once it has ended, `pid` before."""
+
+    ended: bool
+    exit_code: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class Podman:
+    """Calls podman.
+
+    Attributes:
+        folder: for what it is told: its configuration, and each manifest that it plays.
+        network: the network that pods are on, with names; made where it is not there.
+        storage: options that say where images are, if not where podman has them by itself.
+    """
+
+    folder: Path
+    network: str
+    storage: tuple[str, ...] = ()
+
+    def prepare(self) -> None:
+        """Writes the configuration and makes the network.
+
+        Raises:
+            PodmanError: podman is not there, or this user or machine may not.
+        """
+        if shutil.which("podman") is None:
+            raise PodmanError("there is no podman here; scripts/get_podman.sh installs it")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._configuration.write_text(_configuration(), encoding="utf-8")
+        if self.network not in self.run("network", "ls", "--format={{.Name}}").split():
+            self.run("network", "create", self.network)
+
+    def run(self, *words: str) -> str:
+        """What podman prints; raises PodmanError where it fails."""
+        environment = {**os.environ, "CONTAINERS_CONF": str(self._configuration)}
+        command = ["podman", *self.storage, *words]
+        try:
+            done = subprocess.run(
+                command, check=False, capture_output=True, text=True, timeout=CALL_S, env=environment
+            )
+        except subprocess.TimeoutExpired:
+            raise PodmanError(f"`podman {' '.join(words)}` has not ended after {CALL_S:g} s") from None
+        if done.returncode:
+            raise PodmanError(f"`podman {' '.join(words)}` failed: {done.stderr.strip()[-500:]}")
+        return done.stdout
+
+    def play(self, manifest: Mapping[str, Any], aliases: Sequence[str]) -> str:
+        """Starts a pod, which others find under these names too; returns its address."""
+        name = manifest["metadata"]["name"]
+        file = self.folder / f"{name}.yaml"
+        file.write_text(yaml.safe_dump(dict(manifest)), encoding="utf-8")
+        options = ",".join(f"alias={alias}" for alias in aliases)
+        self.run("kube", "play", f"--network={self.network}{':' if options else ''}{options}", str(file))
+        return self.address(name)
+
+    def address(self, pod: str) -> str:
+        """Where a pod that runs is on the network."""
+        infra = json.loads(self.run("pod", "inspect", pod))["InfraContainerID"]
+        (inspected,) = json.loads(self.run("container", "inspect", infra))
+        return str(inspected["NetworkSettings"]["Networks"][self.network]["IPAddress"])
+
+    def states(self) -> dict[str, State]:
+        """All containers, by name."""
+        return {
+            each["Names"][0]: State(each["State"] in _ENDED, each["ExitCode"], each["Pid"])
+            for each in json.loads(self.run("ps", "--all", "--format=json"))
+        }
+
+    def start(self, pod: str) -> str:
+        """Starts a pod again whose container has ended; returns its address, which may be another."""
+        self.run("pod", "start", pod)
+        return self.address(pod)
+
+    def send(self, container: str, signal: str) -> None:
+        """Sends a signal to a container's first process."""
+        self.run("kill", f"--signal={signal}", container)
+
+    def logs(self, container: str) -> str:
+        """What a container has written so far, since it was made."""
+        command = ["podman", *self.storage, "logs", container]
+        both = subprocess.run(
+            command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=CALL_S
+        )
+        return both.stdout.decode(errors="replace")
+
+    def remove(self, pod: str) -> None:
+        """Kills what runs of a pod, and forgets it; its claims' volumes stay."""
+        self.run("pod", "rm", "--force", "--time=0", pod)
+
+    @property
+    def _configuration(self) -> Path:
+        return self.folder / "containers.conf"
+
+
+def _configuration() -> str:
+    """Limits that a process may hand on which may not raise its own; runc where crun refuses the cgroups."""
+    limits = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
+    hard = {name: resource.getrlimit(number)[1] for name, number in limits.items()}
+    most = {
+        name: MOST if limit == resource.RLIM_INFINITY else min(limit, MOST) for name, limit in hard.items()
+    }
+    text = f"[containers]\ndefault_ulimits = {[f'{name}={limit}:{limit}' for name, limit in most.items()]}\n"
+    unified = Path("/sys/fs/cgroup/cgroup.controllers").exists()
+    return text if unified else f'{text}[engine]\nruntime = "runc"\n'

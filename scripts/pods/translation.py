@@ -1,0 +1,297 @@
+"""Pods of a rendered chart: what controllers would make of its workloads, in terms that podman knows.
+
+Podman plays Pods. It knows no StatefulSet, no Indexed Job and no headless Service, takes a Deployment for one
+pod, publishes every port on the host, expands no `$(NAME)`, and mounts neither projected volumes nor parts of
+volumes. What those mean is worked out here; nothing is started, read or written.
+"""
+
+import base64
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+Manifest = Mapping[str, Any]
+
+HOOK: Final = "helm.sh/hook"
+JOB_INDEX: Final = "batch.kubernetes.io/job-completion-index"
+POD_INDEX: Final = "apps.kubernetes.io/pod-index"
+PROBES: Final = ("startupProbe", "livenessProbe", "readinessProbe")
+SECONDS_OF_GRACE: Final = 30
+"""What Kubernetes gives a pod that says nothing about it."""
+
+_VARIABLE: Final = re.compile(r"\$\(([A-Za-z_]\w*)\)")
+_FIELD: Final = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
+_NOT_PODMANS: Final = {"ports", "lifecycle", *PROBES}
+"""What is done for a container from outside of it, here by `machine.Machine`."""
+
+
+class NotPlayable(Exception):
+    """A manifest asks for something that is not done here; says what and where."""
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One pod as its controller makes it.
+
+    Attributes:
+        name: its own.
+        owner: what replaces it, as "Job/NAME"; "" for a pod that nothing replaces.
+        index: which of its owner's pods it is.
+        metadata, spec: as in Kubernetes, volumes of claims included.
+        aliases: names under which headless Services let others find it.
+    """
+
+    name: str
+    owner: str
+    index: int
+    metadata: Manifest
+    spec: Manifest
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def container(self) -> Manifest:
+        """The one that it has."""
+        return dict(self.spec["containers"][0])
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Those that selectors go by."""
+        return dict(self.metadata.get("labels", {}))
+
+    @property
+    def always(self) -> bool:
+        """Whether its container is started again however it ends."""
+        return bool(self.spec.get("restartPolicy", "Always") == "Always")
+
+    @property
+    def grace_s(self) -> float:
+        """How long it may take to end, `on_duty_s` included."""
+        return float(self.spec.get("terminationGracePeriodSeconds", SECONDS_OF_GRACE))
+
+    @property
+    def on_duty_s(self) -> float:
+        """How long it serves on once its end is decided, before it is told."""
+        before = self.container.get("lifecycle", {}).get("preStop", {})
+        return float(before.get("sleep", {}).get("seconds", 0))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What its container finds there, fields of the pod worked out.
+
+        Raises:
+            NotPlayable: a value comes from elsewhere.
+        """
+        given: dict[str, str] = {}
+        for each in self.container.get("env", []):
+            given[each["name"]] = _expanded(self._value(each), given)
+        return given
+
+    def _value(self, variable: Manifest) -> str:
+        if "valueFrom" not in variable:
+            return str(variable.get("value", ""))
+        path = variable["valueFrom"].get("fieldRef", {}).get("fieldPath", "")
+        if path == "metadata.name":
+            return self.name
+        found = _FIELD.fullmatch(path)
+        if found is None or found[2] not in self.metadata.get(found[1], {}):
+            raise NotPlayable(
+                f"pod {self.name}: no value for the variable {variable['name']}; it is no label"
+            )
+        return str(self.metadata[found[1]][found[2]])
+
+
+@dataclass(frozen=True)
+class Release:
+    """All manifests of one rendered chart, and of the secrets that it needs."""
+
+    manifests: tuple[Manifest, ...]
+
+    def of(self, kind: str) -> list[Manifest]:
+        """The manifests of a kind."""
+        return [each for each in self.manifests if each["kind"] == kind]
+
+    def named(self, kind: str, name: str) -> Manifest:
+        """One manifest; raises NotPlayable where it is not there."""
+        for each in self.of(kind):
+            if each["metadata"]["name"] == name:
+                return each
+        raise NotPlayable(f"the {kind} {name} is in none of the files that were given")
+
+    def pods(self) -> list[Pod]:
+        """All pods that controllers would make at first, and those that stand alone; hooks of helm apart.
+
+        Raises:
+            NotPlayable: a workload asks for something that is not done here.
+        """
+        return [pod for each in self.manifests if HOOK not in _annotations(each) for pod in self._made(each)]
+
+    def tests(self) -> list[Pod]:
+        """The pods that `helm test` would start."""
+        return [
+            pod
+            for each in self.manifests
+            if _annotations(each).get(HOOK) == "test"
+            for pod in self._made(each)
+        ]
+
+    def _made(self, manifest: Manifest) -> Iterator[Pod]:
+        make = _CONTROLLERS.get(manifest["kind"])
+        for pod in make(manifest) if make else ():
+            _check(pod)
+            yield Pod(**{**vars(pod), "aliases": tuple(self._aliases(pod))})
+
+    def _aliases(self, pod: Pod) -> Iterator[str]:
+        """Names that headless Services give it: theirs, and in a StatefulSet its own in front of that."""
+        for service in self.of("Service"):
+            name, spec = service["metadata"]["name"], service["spec"]
+            if spec.get("clusterIP") == "None" and spec["selector"].items() <= pod.labels.items():
+                yield name
+                if pod.spec.get("subdomain") == name:
+                    yield f"{pod.spec['hostname']}.{name}"
+
+
+@dataclass(frozen=True)
+class Files:
+    """What a volume of Secrets or ConfigMaps holds, by path, and how it may be opened."""
+
+    contents: Mapping[str, bytes]
+    mode: int = 0o644
+
+
+def files_of(volume: Manifest, release: Release) -> Files | None:
+    """The files of a volume; None for one that podman makes by itself, empty or of a claim.
+
+    Raises:
+        NotPlayable: a volume of another kind, or of a Secret or ConfigMap that is not there.
+    """
+    if {"emptyDir", "persistentVolumeClaim"} & set(volume):
+        return None
+    for kind in ("secret", "configMap", "projected"):
+        if kind in volume:
+            source = volume[kind]
+            parts = source["sources"] if kind == "projected" else [{kind: source}]
+            contents = {path: data for part in parts for path, data in _contents(part, release)}
+            return Files(contents, source.get("defaultMode", Files.mode))
+    raise NotPlayable(f"volume {volume['name']} is none of a claim, emptyDir, Secret, ConfigMap or projected")
+
+
+def _contents(part: Manifest, release: Release) -> Iterator[tuple[str, bytes]]:
+    ((kind, source),) = part.items()
+    if kind == "secret":
+        manifest = release.named("Secret", source.get("secretName") or source["name"])
+        data = {key: base64.b64decode(text) for key, text in manifest.get("data", {}).items()}
+        data |= {key: text.encode() for key, text in manifest.get("stringData", {}).items()}
+    elif kind == "configMap":
+        found = release.named("ConfigMap", source["name"])
+        data = {key: text.encode() for key, text in found.get("data", {}).items()}
+    else:
+        raise NotPlayable(f"a projected volume of {kind} is not made here")
+    items = source.get("items") or [{"key": key, "path": key} for key in data]
+    for item in items:
+        if item["key"] not in data:
+            raise NotPlayable(f"{kind} {source}: it has no key {item['key']}")
+        yield item["path"], data[item["key"]]
+
+
+def playable(pod: Pod, folders: Mapping[str, Path]) -> dict[str, Any]:
+    """The manifest that podman plays: the pod without what is done for it from outside.
+
+    `folders` are where volumes of files lie on this machine, by the volume's name; the part that a container
+    mounts becomes a volume of its own. The container is not started again by podman.
+    """
+    environment, container = pod.environment, dict(pod.container)
+    mounts, volumes = [], [each for each in pod.spec.get("volumes", []) if each["name"] not in folders]
+    for number, mount in enumerate(container.get("volumeMounts", [])):
+        if mount["name"] not in folders:
+            mounts.append(mount)
+            continue
+        part = _expanded(mount.get("subPathExpr", mount.get("subPath", "")), environment)
+        own = f"{mount['name']}-{number}"
+        volumes.append({"name": own, "hostPath": {"path": str((folders[mount["name"]] / part).resolve())}})
+        mounts.append({"name": own, "mountPath": mount["mountPath"], "readOnly": True})
+    container |= {
+        key: [_expanded(each, environment) for each in container.get(key, [])] for key in _words(container)
+    }
+    container["env"] = [{"name": name, "value": value} for name, value in environment.items()]
+    container = {key: value for key, value in container.items() if key not in _NOT_PODMANS}
+    spec = {**pod.spec, "volumes": volumes, "restartPolicy": "Never"}
+    spec["containers"] = [{**container, "volumeMounts": mounts}]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {**pod.metadata, "name": pod.name}, "spec": spec}
+
+
+def _words(container: Manifest) -> list[str]:
+    return [key for key in ("command", "args") if key in container]
+
+
+def _expanded(text: str, environment: Mapping[str, str]) -> str:
+    """A text in which each $(NAME) that is known is what it says, as in Kubernetes."""
+    return _VARIABLE.sub(lambda found: environment.get(found[1], found[0]), text)
+
+
+def _annotations(manifest: Manifest) -> Mapping[str, str]:
+    return dict(manifest["metadata"].get("annotations") or {})
+
+
+def _check(pod: Pod) -> None:
+    """Raises NotPlayable for what a pod must not ask for here."""
+    if len(pod.spec["containers"]) != 1 or pod.spec.get("initContainers"):
+        raise NotPlayable(f"pod {pod.name} has more than one container, and this plays one")
+    for kind in PROBES:
+        if kind in pod.container and "httpGet" not in pod.container[kind]:
+            raise NotPlayable(f"pod {pod.name}: its {kind} is no httpGet, and no other kind is asked here")
+
+
+def _alone(manifest: Manifest) -> Iterator[Pod]:
+    yield Pod(manifest["metadata"]["name"], "", 0, manifest["metadata"], manifest["spec"])
+
+
+def _stateful(manifest: Manifest) -> Iterator[Pod]:
+    name, of = manifest["metadata"]["name"], manifest["spec"]
+    for index in range(of.get("replicas", 1)):
+        own, metadata, spec = _template(manifest, f"{name}-{index}")
+        metadata["labels"] |= {"statefulset.kubernetes.io/pod-name": own, POD_INDEX: str(index)}
+        spec |= {"hostname": own, "subdomain": of["serviceName"]}
+        claims = [each["metadata"]["name"] for each in of.get("volumeClaimTemplates", [])]
+        spec["volumes"] = spec.get("volumes", []) + [
+            {"name": claim, "persistentVolumeClaim": {"claimName": f"{claim}-{own}"}} for claim in claims
+        ]
+        yield Pod(own, f"StatefulSet/{name}", index, metadata, spec)
+
+
+def _indexed(manifest: Manifest) -> Iterator[Pod]:
+    name, of = manifest["metadata"]["name"], manifest["spec"]
+    if of.get("completionMode") != "Indexed" or of["parallelism"] != of["completions"]:
+        raise NotPlayable(f"Job {name} is not one that is Indexed and starts all its pods at once")
+    for index in range(of["completions"]):
+        own, metadata, spec = _template(manifest, f"{name}-{index}")
+        metadata["labels"] |= {"batch.kubernetes.io/job-name": name, JOB_INDEX: str(index)}
+        metadata["annotations"] |= {JOB_INDEX: str(index)}
+        spec["hostname"] = own
+        variable = {"name": "JOB_COMPLETION_INDEX", "value": str(index)}
+        spec["containers"][0]["env"] = [*spec["containers"][0].get("env", []), variable]
+        yield Pod(own, f"Job/{name}", index, metadata, spec)
+
+
+def _deployed(manifest: Manifest) -> Iterator[Pod]:
+    name = manifest["metadata"]["name"]
+    for index in range(manifest["spec"].get("replicas", 1)):
+        own, metadata, spec = _template(manifest, f"{name}-{index}")
+        yield Pod(own, f"Deployment/{name}", index, metadata, spec)
+
+
+def _template(manifest: Manifest, name: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """A pod's name, and metadata and spec of its own."""
+    template = deepcopy(manifest["spec"]["template"])
+    metadata = {"labels": {}, "annotations": {}, **template["metadata"]}
+    return name, metadata, template["spec"]
+
+
+_CONTROLLERS: Final[Mapping[str, Callable[[Manifest], Iterable[Pod]]]] = {
+    "Pod": _alone,
+    "StatefulSet": _stateful,
+    "Job": _indexed,
+    "Deployment": _deployed,
+}
