@@ -37,7 +37,10 @@ def actor_main(options: ActorOptions, *, stdin_is_leash: bool) -> int:
 
 
 async def run_actor(options: ActorOptions, stop: asyncio.Event) -> None:
-    """Explores until `stop` or until the agent has finished; every transition is acknowledged then."""
+    """Explores until `stop` or until the agent has finished; every transition is acknowledged then.
+
+    With --stay it returns at `stop` only.
+    """
     owner = f"an actor of agent {options.agent_id}"
     async with framed(options, stop, owner, make=exploring_env, envs=options.envs) as frame:
         node = attendant("actor", options.agent_id)
@@ -47,6 +50,7 @@ async def run_actor(options: ActorOptions, stop: asyncio.Event) -> None:
             joined = await frame.unless_stopped(asking, before="exploring")
         except AgentFinished as finished:
             log.info("%s, so this actor ends; resume its learner before you start one", finished)
+            await frame.stay()
             return
         if joined is None:
             return
@@ -55,6 +59,7 @@ async def run_actor(options: ActorOptions, stop: asyncio.Event) -> None:
         exploration = Exploration.of(frame, joined, node)
         with frame.health.ready():
             await exploration.run()
+        await frame.stay()
 
 
 @dataclass(frozen=True)

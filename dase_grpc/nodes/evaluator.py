@@ -50,7 +50,7 @@ def evaluator_main(options: EvaluatorOptions, *, stdin_is_leash: bool) -> int:
 async def run_evaluator(options: EvaluatorOptions, stop: asyncio.Event) -> None:
     """Evaluates until each agent has ended and its last policy is evaluated, or until `stop`.
 
-    An evaluation that is under way at `stop` is dropped.
+    An evaluation that is under way at `stop` is dropped. With --stay it returns at `stop` only.
     """
     agents = options.evaluated
     async with framed(options, stop, "this evaluator", make=evaluation_env, keeps_envs=False) as frame:
@@ -76,6 +76,7 @@ async def run_evaluator(options: EvaluatorOptions, stop: asyncio.Event) -> None:
                 await work.run()
         finally:
             await work.leave()
+        await frame.stay()
 
 
 class EvaluatorNode:

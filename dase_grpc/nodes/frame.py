@@ -63,6 +63,13 @@ class NodeFrame(Generic[E]):
             log.info("stopped before %s", before)
         return found
 
+    async def stay(self) -> None:
+        """Waits, with --stay, until the node is to stop; it is ready meanwhile, having done its work."""
+        if self.options.stay and not self.stop.is_set():
+            log.info("stays until it is stopped")
+            with self.health.ready():
+                await self.stop.wait()
+
     def connected(self, joined: Joined, connect: Callable[..., C], **options: Any) -> list[C]:
         """Connections to the shards that have let the node in; see `Joined.connected`."""
         node = self.options

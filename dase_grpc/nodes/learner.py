@@ -66,7 +66,7 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> bool:
     """Trains until the budget is spent or `stop`; returns once every transition is acknowledged.
 
     Returns whether the budget is spent. Leaves a final checkpoint behind, also when the replay is lost, and
-    gives the lease back.
+    gives the lease back. With --stay it returns at `stop` only.
     """
     device = pick_device(options.gpu, options.config.distinct_agents)
     owner = "this learner" if options.agent_id is None else f"agent {options.agent_id}"
@@ -89,7 +89,9 @@ async def run_learner(options: LearnerOptions, stop: asyncio.Event) -> bool:
             frame.cleanup.enter_context(closing(results))
             training = put_together(frame, joined, path=path, results=results, device=device)
             with frame.health.ready():
-                return await training.run(farewell)
+                finished = await training.run(farewell)
+        await frame.stay()
+        return finished
 
 
 def _ended_before(options: LearnerOptions, here: Path) -> str:

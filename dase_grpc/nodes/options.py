@@ -214,6 +214,12 @@ class ClientOptions(RunNodeOptions):
         envvar=TOKEN_FILE_VARIABLE,
         metavar="FILE",
     )
+    stay: bool = _client_flag(
+        False,
+        "--stay",
+        "Once it has finished, wait to be stopped instead of ending: where whatever ends is started again.",
+        bool,
+    )
     connect_timeout_s: float = 60.0
     timing: "Times | None" = None
 

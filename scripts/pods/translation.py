@@ -162,12 +162,12 @@ class Files:
 
 
 def files_of(volume: Manifest, release: Release) -> Files | None:
-    """The files of a volume; None for one that podman makes by itself, empty or of a claim.
+    """The files of a volume; None for one that podman mounts by itself: empty, of a claim, of this machine.
 
     Raises:
         NotPlayable: a volume of another kind, or of a Secret or ConfigMap that is not there.
     """
-    if {"emptyDir", "persistentVolumeClaim"} & set(volume):
+    if {"emptyDir", "hostPath", "persistentVolumeClaim"} & set(volume):
         return None
     for kind in ("secret", "configMap", "projected"):
         if kind in volume:
@@ -175,7 +175,7 @@ def files_of(volume: Manifest, release: Release) -> Files | None:
             parts = source["sources"] if kind == "projected" else [{kind: source}]
             contents = {path: data for part in parts for path, data in _contents(part, release)}
             return Files(contents, source.get("defaultMode", Files.mode))
-    raise NotPlayable(f"volume {volume['name']} is none of a claim, emptyDir, Secret, ConfigMap or projected")
+    raise NotPlayable(f"volume {volume['name']} is of a kind that is not made here")
 
 
 def _contents(part: Manifest, release: Release) -> Iterator[tuple[str, bytes]]:

@@ -13,6 +13,7 @@ import pytest
 from children import ran
 from deploy.charts import CONFIG, VALUES, Helm, Rendered
 from deploy.deployed import PROJECT
+from deploy.imaging import Builder, missing_tools
 
 CACHE = PROJECT / ".cache" / "prometheus"
 
@@ -61,6 +62,14 @@ def rendered(helm: Helm) -> dict[str, Rendered]:
         name: helm.rendered(*values, config=CONFIG if name == "everything" else "")
         for name, values in VALUES.items()
     }
+
+
+@pytest.fixture(scope="session")
+def builder() -> Builder:
+    """Builds images, in a storage that is kept; skips where it cannot be had."""
+    if missing := missing_tools():
+        pytest.skip(f"{', '.join(missing)} not installed; run scripts/get_image_tools.sh")
+    return Builder(PROJECT / ".cache" / "images")
 
 
 def monitoring_folder(*programs: str) -> Path:

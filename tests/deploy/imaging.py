@@ -1,5 +1,6 @@
 """Builds the images without a registry, and runs them as a cluster would: read-only, as nobody special."""
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -24,35 +25,48 @@ def missing_tools() -> list[str]:
 
 @dataclass(frozen=True)
 class Builder:
-    """buildah with a storage of its own in a folder."""
+    """buildah with a storage of its own in a folder, which tests share: what is there is not built again."""
 
     folder: Path
 
-    def buildah(self, *arguments: object, timeout_s: float = 900.0) -> str:
-        """Runs buildah; returns what it printed."""
-        command = [
-            "buildah",
+    @property
+    def storage(self) -> tuple[str, ...]:
+        """The options of buildah and podman that say where images are."""
+        return (
             f"--root={self.folder / 'storage'}",
             f"--runroot={self.folder / 'run'}",
             "--storage-driver=overlay",
-            *map(str, arguments),
-        ]
+        )
+
+    def buildah(self, *arguments: object, timeout_s: float = 900.0) -> str:
+        """Runs buildah; returns what it printed."""
+        command = ["buildah", *self.storage, *map(str, arguments)]
         isolated = {**os.environ, "BUILDAH_ISOLATION": "chroot"}
         done = ran(*command, cwd=PROJECT, env=isolated, timeout=timeout_s)
         assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         return done.stdout.strip()
 
-    def make_base(self) -> None:
+    def build(self, target: str) -> str:
+        """Builds a target of the project's Dockerfile as far as it has changed; returns the image's name."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "lock").open("w") as lock:  # tests run side by side
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if BASE not in self.buildah("images", "--format={{.Name}}:{{.Tag}}").splitlines():
+                self._make_base()
+            return self._build(target)
+
+    def _make_base(self) -> None:
         """A stand-in under the very name in the Dockerfile: Debian's Python instead of Docker's."""
         folder = self.folder / "base"
-        folder.mkdir(parents=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
         debian = ["--variant=minbase", f"--include={PACKAGES}", "bookworm", str(folder / "base.tar")]
         subprocess.run(["mmdebstrap", "--quiet", *debian], check=True, timeout=600)
         (folder / "Dockerfile").write_text('FROM scratch\nADD base.tar /\nCMD ["python3"]\n')
         self.buildah("bud", "--tag", BASE, folder)
+        shutil.rmtree(folder)
 
-    def build(self, target: str) -> str:
-        """Builds a target of the project's Dockerfile; returns the image's name."""
+    def _build(self, target: str) -> str:
         config = self.folder / "pip.conf"
         config.write_text(_pip_configuration())
         volumes = [f"--volume={path}:{path}:ro" for path in CONFIGURED if Path(path).exists()]

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from children import ran
 from deploy.deployed import PROJECT
-from deploy.imaging import BASE, Builder, missing_tools, sandboxed
+from deploy.imaging import BASE, Builder, sandboxed
 from deploy.servers import ASKED_AGAIN_S, free_ports
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -110,21 +110,11 @@ class Image:
         return ran(*sandboxed(self.root, self.environment, "python", "-c", code))
 
 
-@pytest.fixture(scope="module")
-def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
-    if missing := missing_tools():
-        pytest.skip(f"{', '.join(missing)} not installed; run scripts/get_image_tools.sh")
-    builder = Builder(tmp_path_factory.mktemp("images"))
-    builder.make_base()
-    yield builder
-    builder.buildah("rm", "--all")
-    builder.buildah("rmi", "--all", "--force")
-    shutil.rmtree(builder.folder, ignore_errors=True)
-
-
 @pytest.fixture(scope="module", params=["replay", "full"])
-def image(builder: Builder, request: pytest.FixtureRequest) -> Image:
-    return Image(builder, builder.build(request.param))
+def image(builder: Builder, request: pytest.FixtureRequest) -> Iterator[Image]:
+    image = Image(builder, builder.build(request.param))
+    yield image
+    builder.buildah("rm", image.container)
 
 
 @contextmanager

@@ -25,6 +25,9 @@ RECONNECT_MS: Final = (100, 2_000)
 CONNECT_MS: Final = 3_000
 """How long one attempt may take: a lost packet must not keep a replay that is back away for long."""
 
+RESOLVE_AGAIN_MS: Final = 1_000
+"""How soon a name may be looked up again: a replay's pod that was moved is at another address (gRPC: 30 s)."""
+
 CLIENT_OPTIONS: Final = (
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
@@ -37,6 +40,7 @@ CLIENT_OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS[0]),
     ("grpc.max_reconnect_backoff_ms", RECONNECT_MS[1]),
     ("grpc.min_reconnect_backoff_ms", CONNECT_MS),
+    ("grpc.dns_min_time_between_resolutions_ms", RESOLVE_AGAIN_MS),
 )
 
 MAX_CHUNK_BYTES: Final = 2**20

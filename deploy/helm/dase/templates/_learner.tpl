@@ -64,6 +64,8 @@ spec:
         - --resume
         {{- if $isJob }}
         - --unfinished-code=75
+        {{- else }}
+        - --stay
         {{- end }}
         {{- if not $learners.explore }}
         - --explore=false

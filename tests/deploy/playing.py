@@ -1,0 +1,185 @@
+"""A release of the chart in pods on this machine, watched by a Prometheus, and what its buffer must hold."""
+
+import base64
+import json
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from deploy.monitor import write_found
+from deploy.servers import ASKED_AGAIN_S, asked
+from patience import PATIENCE_S
+from pods.machine import Machine
+from pods.podman import Podman
+from pods.translation import Files, Release
+from pods.volumes import write_volume
+from prometheus_client.parser import text_string_to_metric_families
+
+from dase_grpc.launch.drill.evidence import read_buffer, read_ledger, read_marks
+from dase_grpc.learning.envs.make import make_env
+from dase_grpc.replay.security.certificates import issue, make_authority
+from dase_grpc.replay.security.identity import Identity
+
+GROUP = 65_532
+LEDGER = "/ledger"
+ACKNOWLEDGED = "dase_explorer_acknowledged_transitions"
+
+
+def secrets(folder: Path, prefix: str, hosts: Mapping[str, Iterable[str]]) -> list[dict[str, Any]]:
+    """A Secret for each node, as `kubectl create secret generic PREFIX-NODE --from-file` makes them."""
+    made, now = [], datetime.now(UTC)
+    make_authority(folder, now=now)
+    for node, names in hosts.items():
+        files = issue(folder, Identity.parse(node.replace("-", "/")), list(names), now=now)
+        data = {file.name: base64.b64encode(file.read_bytes()).decode() for file in files.iterdir()}
+        made.append({"kind": "Secret", "metadata": {"name": f"{prefix}-{node}"}, "data": data})
+    return made
+
+
+def with_ledger(manifest: dict[str, Any], ledger: Path) -> dict[str, Any]:
+    """A workload whose pods count their environments' steps in a folder of this machine besides."""
+    spec = deepcopy(manifest)["spec"]
+    if manifest["kind"] in ("Job", "Deployment"):
+        pod = spec["template"]["spec"]
+        pod["volumes"].append({"name": "ledger", "hostPath": {"path": str(ledger)}})
+        pod["containers"][0]["volumeMounts"].append({"name": "ledger", "mountPath": LEDGER})
+    return {**manifest, "spec": spec}
+
+
+@dataclass
+class Played:
+    """Pods that run.
+
+    `acknowledged` is what environments, by their numbers in the ledger, were last seen to know of as
+    committed; `lossy` are those that were killed, or that may drop what nobody needs.
+    """
+
+    machine: Machine
+    podman: Podman
+    folder: Path
+    prometheus: str
+    acknowledged: dict[int, int] = field(default_factory=dict)
+    lossy: set[int] = field(default_factory=set)
+
+    def until(self, holds: Callable[[], bool], what: str) -> None:
+        """Lets the machine run until something holds; says so with all logs if that does not come."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not holds():
+            assert time.monotonic() < deadline, f"{what}\n{self.said()}"
+            assert not self.machine.given_up, self.said()
+            self.machine.step()
+            write_found(self.folder, self.machine.lives.values())
+            time.sleep(0.5)
+
+    def until_ready(self, *names: str) -> None:
+        """Waits until these pods are there and ready."""
+        lives = self.machine.lives
+        self.until(lambda: all(name in lives and lives[name].ready for name in names), f"{names} ready")
+
+    def until_series(self, expression: str) -> None:
+        """Waits until Prometheus has series for an expression."""
+        self.until(lambda: bool(self.series(expression)), f"{expression} has no series")
+
+    def series(self, expression: str) -> list[Any]:
+        """What Prometheus answers; nothing while it does not."""
+        try:
+            return list(asked(self.prometheus, "query", timeout_s=ASKED_AGAIN_S, query=expression)["result"])
+        except (urllib.error.URLError, TimeoutError, ConnectionError):
+            return []
+
+    def by(self, label: str, expression: str) -> dict[str, float]:
+        """The values of an expression's series, by one of their labels."""
+        return {each["metric"][label]: float(each["value"][1]) for each in self.series(expression)}
+
+    def note(self, name: str, *, lossy: bool = False) -> None:
+        """Notes how many transitions a pod that explores knows to be committed by now."""
+        life = self.machine.lives[name]
+        (number,) = _environments(self.podman.states()[life.container].pid)
+        self.acknowledged[number] = max(self.acknowledged.get(number, 0), _acknowledged(life.address))
+        self.lossy |= {number} if lossy else set()
+
+    def status(self, replay: str) -> dict[str, Any]:
+        """What `dase status` says of the replay at an address, from within the pods' network."""
+        tls = self.folder / "volumes" / "observer" / "tls"
+        network, mounted = f"--network={self.podman.network}", f"--volume={tls}:/tls:ro"
+        command = ("status", "--json", "--tls=/tls", f"--replay={replay}")
+        return dict(json.loads(self.podman.run("run", "--rm", network, mounted, "dase:replay", *command)))
+
+    def said(self) -> str:
+        """What all pods have written."""
+        names = sorted({*self.machine.lives, *(path.stem for path in (self.folder / "logs").glob("*"))})
+        return "\n".join(f"== {name}\n{self.machine.log(name)[-3000:]}" for name in names)
+
+    def claim(self, name: str) -> Path:
+        """Where the volume of a claim lies."""
+        return Path(self.podman.run("volume", "inspect", "--format={{.Mountpoint}}", name).strip())
+
+
+def observer(certificates: Path, folder: Path) -> None:
+    """Puts an observer's certificate where `Played.status` mounts it from."""
+    files = issue(certificates, Identity.parse("observer"), [], now=datetime.now(UTC))
+    held = Files({file.name: file.read_bytes() for file in files.iterdir()}, mode=0o440)
+    write_volume(folder / "volumes" / "observer" / "tls", held, group=GROUP)
+
+
+def _environments(pid: int) -> set[int]:
+    """The numbers of a process's environments: their entries in the ledger are mapped into its memory."""
+    maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
+    return {int(number) for number in re.findall(r"/(\d+)$", maps, re.MULTILINE)}
+
+
+def _acknowledged(address: str) -> int:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"http://{address}:9500/metrics", timeout=PATIENCE_S) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        samples = [sample for each in families if each.name == ACKNOWLEDGED for sample in each.samples]
+        return int(sum(each.value for each in samples if each.name.endswith("_total")))
+
+
+def wrong(data: Path, ledger: Path, played: Played, *, agents: int) -> list[str]:
+    """What is wrong with the buffer when all pods have ended; nothing if all is right.
+
+    The steps of each environment are there once, whole and in order: those that were acknowledged at least,
+    and all where the pod has ended in order.
+    """
+    stored, found = read_buffer(data, agents=agents), []
+    taken = {entry.number: entry for entry in read_ledger(ledger)}
+    env = make_env("Pendulum-v1", {})
+    numbers = _numbers(stored)
+    if len(stored.rows) != stored.total:
+        found.append(f"{stored.total} transitions were stored, and {len(stored.rows)} are there")
+    for number in np.unique(numbers).tolist():
+        marks = read_marks(stored.rows[numbers == number], stored.schema, env)
+        first, last = int(marks.step[0]), int(marks.step[-1])
+        if not marks.whole.all() or not np.array_equal(marks.step, np.arange(first, last + 1)):
+            found.append(f"environment {number}: steps {first} to {last} are not there once, whole, in order")
+        if first not in (1, taken[number].before_second_reset + 1):
+            found.append(f"environment {number}: its first steps, up to {first}, are lost")
+        if number not in played.lossy and last != taken[number].steps:
+            found.append(f"environment {number} took {taken[number].steps} steps, and {last} are there")
+        if last - first + 1 < played.acknowledged.get(number, 0):
+            found.append(f"environment {number}: {played.acknowledged[number]} steps were acknowledged")
+    if missing := set(played.acknowledged) - set(numbers.tolist()):
+        found.append(f"nothing is there of environments {missing}")
+    env.close()
+    return found
+
+
+def _numbers(stored: Any) -> Any:
+    """The environment that each row was collected in."""
+    schema = stored.schema
+    column = 2 * schema.observation_size + schema.action_size - 3
+    return np.rint(stored.rows[:, column] * 2.0**24).astype(int)
+
+
+def release_of(manifests: Iterable[dict[str, Any]], more: Iterable[dict[str, Any]], ledger: Path) -> Release:
+    """The manifests of a chart, with a ledger for those who explore, and others."""
+    return Release((*(with_ledger(each, ledger) if "spec" in each else each for each in manifests), *more))

@@ -1,0 +1,308 @@
+"""Pods without a cluster: how workloads become pods that podman plays, and what becomes of these."""
+
+import base64
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+from deploy.charts import Rendered
+from play_pods import read_release
+from pods.machine import BACK_OFF_S, Machine
+from pods.podman import State
+from pods.translation import Files, NotPlayable, Pod, Release, files_of, playable
+from pods.volumes import write_volume
+
+TLS = {key: base64.b64encode(key.encode()).decode() for key in ("ca.crt", "tls.crt", "tls.key")}
+
+
+def secret(name: str) -> dict[str, object]:
+    return {"kind": "Secret", "metadata": {"name": f"dase-tls-{name}"}, "data": TLS}
+
+
+def release(rendered: Rendered) -> Release:
+    nodes = (
+        "replay",
+        "evaluator",
+        *(f"{role}-{agent}" for role in ("learner", "actor") for agent in range(4)),
+    )
+    return Release((*rendered.manifests, *map(secret, nodes)))
+
+
+@pytest.fixture
+def whole(rendered: dict[str, Rendered]) -> Release:
+    return release(rendered["everything"])
+
+
+@pytest.fixture
+def endless(rendered: dict[str, Rendered]) -> Release:
+    return release(rendered["own volumes"])
+
+
+def named(made: Release, name: str) -> Pod:
+    (pod,) = (each for each in made.pods() if name in each.name)
+    return pod
+
+
+def test_every_workload_becomes_its_pods(whole, endless):
+    job = whole.of("Job")[0]["metadata"]["name"]
+    assert sorted(pod.name for pod in whole.pods()) == sorted(
+        [f"run-dase-replay-{shard}" for shard in range(3)]
+        + [f"{job}-{agent}" for agent in range(2)]
+        + [f"run-dase-actor-{agent}-{number}" for agent in range(2) for number in range(1)]
+        + ["run-dase-evaluator-0"]
+    )
+    assert [pod.name for pod in whole.tests()] == ["run-dase-test-replay"]
+    assert {pod.name for pod in endless.pods()} >= {"run-dase-learner-0", "run-dase-learner-1"}
+
+
+def test_a_stateful_pod_has_its_index_its_volume_and_the_names_that_its_service_gives_it(whole, endless):
+    replay = named(whole, "replay-1")
+    assert replay.environment["DASE_SHARD"] == "1"
+    assert "--shard=1/3" in playable(replay, {})["spec"]["containers"][0]["args"]
+    assert set(replay.aliases) == {"run-dase-replay", "run-dase-replay-1.run-dase-replay"}
+    claims = {volume["name"]: volume.get("persistentVolumeClaim") for volume in replay.spec["volumes"]}
+    assert claims["data"] == {"claimName": "data-run-dase-replay-1"}
+    learner = named(endless, "learner-1")
+    assert learner.environment["DASE_AGENT"] == "1"
+    assert {"name": "results", "persistentVolumeClaim": {"claimName": "results-run-dase-learner-1"}} in (
+        learner.spec["volumes"]
+    )
+
+
+def test_a_pod_of_an_indexed_job_is_told_its_index_and_is_not_started_again_by_podman(whole):
+    learner = named(whole, f"{whole.of('Job')[0]['metadata']['name']}-1")
+    played = playable(learner, {})
+    (container,) = played["spec"]["containers"]
+    given = {each["name"]: each["value"] for each in container["env"]}
+    assert given["DASE_AGENT"] == given["JOB_COMPLETION_INDEX"] == "1"
+    assert "--agent=1" in container["args"]
+    assert played["spec"]["restartPolicy"] == "Never"
+    assert not {"ports", "lifecycle", "startupProbe", "livenessProbe", "readinessProbe"} & set(container)
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+
+
+def test_a_learner_is_mounted_the_part_with_its_own_certificate_alone(whole, tmp_path):
+    job = whole.of("Job")[0]["metadata"]["name"]
+    learner = named(whole, f"{job}-1")
+    (volume,) = (each for each in learner.spec["volumes"] if each["name"] == "tls")
+    files = files_of(volume, whole)
+    assert files is not None
+    assert files.mode == 0o440
+    folder = write_volume(tmp_path / "tls", files, group=None)
+    assert sorted(files.contents) == [f"{agent}/{key}" for agent in (0, 1) for key in TLS]
+    spec = playable(learner, {"tls": folder})["spec"]
+    (mount,) = (
+        each for each in spec["containers"][0]["volumeMounts"] if each["mountPath"] == "/etc/dase/tls"
+    )
+    (mounted,) = (each for each in spec["volumes"] if each["name"] == mount["name"])
+    place = Path(mounted["hostPath"]["path"])
+    assert sorted(path.name for path in place.iterdir()) == sorted(TLS)
+    assert place.name == "1"
+    assert mount["readOnly"]
+
+
+def test_files_of_a_volume_change_all_at_once(tmp_path):
+    write_volume(tmp_path / "tls", Files({"tls.crt": b"old", "tls.key": b"old"}, mode=0o400), group=None)
+    seen = (tmp_path / "tls" / "..data").resolve()
+    write_volume(tmp_path / "tls", Files({"tls.crt": b"new", "tls.key": b"new"}, mode=0o400), group=None)
+    assert not seen.exists()
+    assert {path.read_bytes() for path in (tmp_path / "tls").glob("tls.*")} == {b"new"}
+    assert (tmp_path / "tls" / "tls.key").stat().st_mode & 0o777 == 0o400
+
+
+def test_what_is_not_there_or_not_done_is_said(whole, tmp_path):
+    with pytest.raises(NotPlayable, match="the Secret dase-tls-x is in none of the files"):
+        files_of({"name": "tls", "secret": {"secretName": "dase-tls-x"}}, whole)
+    with pytest.raises(NotPlayable, match="volume data is of a kind"):
+        files_of({"name": "data", "nfs": {}}, whole)
+    two = {"kind": "Pod", "metadata": {"name": "two"}, "spec": {"containers": [{}, {}]}}
+    with pytest.raises(NotPlayable, match="more than one container"):
+        Release((two,)).pods()
+    (tmp_path / "notes.yaml").write_text("Run run: 2 learners\n")
+    with pytest.raises(NotPlayable, match=r"notes\.yaml holds something that is no manifest"):
+        read_release([tmp_path / "notes.yaml"])
+    (tmp_path / "broken.yaml").write_text("a: [")
+    with pytest.raises(NotPlayable, match=r"broken\.yaml cannot be read"):
+        read_release([tmp_path / "broken.yaml"])
+
+
+class FakePodman:
+    """Containers that end when they are told to, and that answer probes unless they are said not to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.codes: dict[str, int | None] = {}
+        self.sent: list[tuple[str, str]] = []
+        self.dumb: set[str] = set()
+        self.deaf: set[str] = set()
+
+    def play(self, manifest, aliases) -> str:
+        (container,) = manifest["spec"]["containers"]
+        name = manifest["metadata"]["name"]
+        self.codes[f"{name}-{container['name']}"] = None
+        return name
+
+    def states(self) -> Mapping[str, State]:
+        return {name: State(code is not None, code or 0, 1) for name, code in self.codes.items()}
+
+    def start(self, pod: str) -> str:
+        (container,) = (name for name in self.codes if name.startswith(pod))
+        self.codes[container] = None
+        return pod
+
+    def send(self, container: str, signal: str) -> None:
+        self.sent.append((container, signal))
+        if signal == "KILL":
+            self.codes[container] = 137
+        elif container not in self.deaf:
+            self.codes[container] = 75 if "learner" in container else 0
+
+    def logs(self, container: str) -> str:
+        return f"{container} wrote\n"
+
+    def remove(self, pod: str) -> None:
+        self.codes = {name: code for name, code in self.codes.items() if not name.startswith(pod)}
+
+    def answers(self, url: str, timeout_s: float) -> bool:
+        return not any(name in url for name in self.dumb)
+
+
+@pytest.fixture
+def podman() -> FakePodman:
+    return FakePodman()
+
+
+@pytest.fixture
+def machine(podman: FakePodman, rendered: dict[str, Rendered], tmp_path: Path) -> Machine:
+    made = release(rendered["plain"])
+    machine = Machine(
+        made, podman, tmp_path, say=lambda text: None, clock=lambda: podman.now, answers=podman.answers
+    )
+    for pod in made.pods():
+        machine.play(pod)
+    return machine
+
+
+def after(machine: Machine, podman: FakePodman, seconds: float) -> None:
+    podman.now += seconds
+    machine.step()
+    machine.step()
+
+
+REPLAY = "run-dase-replay-0"
+
+
+def learner(machine: Machine, agent: int = 0) -> str:
+    (name,) = (
+        each for each in [*machine.lives, *machine.codes] if "learner" in each and each.endswith(f"-{agent}")
+    )
+    return name
+
+
+def end(machine: Machine, podman: FakePodman, name: str, code: int) -> None:
+    podman.codes[machine.lives[name].container] = code
+    machine.step()
+
+
+def test_a_pod_is_ready_once_its_probes_of_start_and_readiness_have_passed(machine, podman):
+    podman.dumb = {"/readyz"}
+    after(machine, podman, 5)
+    after(machine, podman, 5)
+    assert machine.lives[REPLAY].probes["startupProbe"].passed
+    assert not machine.lives[REPLAY].ready
+    podman.dumb = set()
+    after(machine, podman, 5)
+    assert machine.lives[REPLAY].ready
+
+
+def test_a_pod_whose_liveness_fails_too_often_is_told_to_end_and_started_again(machine, podman):
+    after(machine, podman, 5)
+    podman.dumb = {f"{REPLAY}:9500/healthz"}
+    for _ in range(8):
+        after(machine, podman, 15)
+    after(machine, podman, 20)
+    assert (f"{REPLAY}-replay", "TERM") in podman.sent
+    after(machine, podman, 0)
+    assert podman.codes[f"{REPLAY}-replay"] is None
+    assert not machine.lives[REPLAY].ready
+
+
+def test_a_drained_replay_serves_on_for_its_time_and_comes_back_under_its_name(machine, podman):
+    machine.drain(REPLAY)
+    after(machine, podman, 19)
+    assert podman.sent == []
+    after(machine, podman, 1)
+    assert podman.sent == [(f"{REPLAY}-replay", "TERM")]
+    after(machine, podman, 0)
+    assert machine.lives[REPLAY].kill_at is None
+    assert machine.log(REPLAY) == 2 * f"{REPLAY}-replay wrote\n"
+
+
+def test_what_does_not_end_within_its_grace_is_killed_once(machine, podman):
+    podman.deaf = {f"{REPLAY}-replay"}
+    machine.drain(REPLAY)
+    after(machine, podman, 89)
+    assert podman.sent == [(f"{REPLAY}-replay", "TERM")]
+    after(machine, podman, 1)
+    assert podman.sent == [(f"{REPLAY}-replay", "TERM"), (f"{REPLAY}-replay", "KILL")]
+
+
+def test_what_crashes_again_and_again_is_started_again_ever_later(machine, podman):
+    for pause in (0, BACK_OFF_S, 2 * BACK_OFF_S):
+        end(machine, podman, REPLAY, 1)
+        after(machine, podman, pause - 1)
+        assert (podman.codes[f"{REPLAY}-replay"] is None) == (pause == 0)
+        after(machine, podman, 1)
+        assert podman.codes[f"{REPLAY}-replay"] is None
+
+
+def test_a_job_is_complete_when_each_learner_has_ended_well(machine, podman):
+    for agent in (0, 1):
+        assert not machine.complete
+        end(machine, podman, learner(machine, agent), 0)
+    assert machine.complete
+    assert not machine.given_up
+
+
+def test_a_stopped_learner_is_replaced_however_often_and_one_that_fails_is_given_up(machine, podman):
+    for _ in range(9):
+        end(machine, podman, learner(machine), 75)
+        after(machine, podman, 0)
+    failing = learner(machine, 1)
+    for _ in range(6):
+        end(machine, podman, failing, 1)
+        after(machine, podman, 400)
+    assert not machine.given_up
+    end(machine, podman, failing, 1)
+    assert machine.given_up == {failing}
+    assert machine.codes == {failing: 1}
+
+
+def test_a_learner_that_is_drained_and_killed_has_not_failed(machine, podman):
+    name = learner(machine)
+    podman.deaf = {machine.lives[name].container}
+    for _ in range(9):
+        machine.drain(name)
+        after(machine, podman, 0)
+        after(machine, podman, 150)
+        after(machine, podman, 0)
+        assert name in machine.lives
+    assert not machine.given_up
+
+
+def test_when_the_release_is_closed_all_leave_and_nobody_comes_back(machine, podman):
+    machine.close()
+    after(machine, podman, 0)
+    assert list(machine.lives) == [REPLAY]
+    after(machine, podman, 20)
+    assert machine.lives == {}
+    assert machine.codes[REPLAY] == 0
+
+
+def test_the_manifests_that_are_read_are_those_that_helm_prints(rendered, tmp_path):
+    manifests = rendered["plain"].manifests
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump_all(manifests))
+    (tmp_path / "secrets.yaml").write_text(yaml.safe_dump(secret("replay")))
+    read = read_release([tmp_path / "run.yaml", tmp_path / "secrets.yaml"])
+    assert len(read.manifests) == len(manifests) + 1
